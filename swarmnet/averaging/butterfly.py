@@ -317,7 +317,7 @@ class Butterfly:
 
     # ------------------------------------------------------------ serving
 
-    async def serve(self, request: Part) -> AsyncGenerator[Answer, None]:
+    async def serve(self, request: Part, caller: PeerId | None = None) -> AsyncGenerator[Answer, None]:
         """Stream the chunks of [start, stop), of my own accumulator or of what I reduce; losses come with the first."""
         loop = asyncio.get_running_loop()
         serve = self._serve_contribution if request.kind == "contribution" else self._serve_reduced

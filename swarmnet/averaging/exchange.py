@@ -24,7 +24,8 @@ from swarmnet.averaging.replay_log import ReplayLog
 from swarmnet.averaging.watch import allowance_s, needs_s
 from swarmnet.bounds import Recent
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode, leaves
-from swarmnet.fetch.driver import PieceFetch, expect
+from swarmnet.fetch.driver import PieceFetch, expect, loop_time
+from swarmnet.fetch.plan import Holders
 from swarmnet.ids import PeerId, RoundId, Signer
 from swarmnet.messages import (
     NONE,
@@ -61,9 +62,6 @@ _CHECKS_OF_STEPS = 4
 
 SILENT_S = 1.0
 """A holder of a finished sum that shows no sign of life for so long is passed over; twice as long in the next turn."""
-
-ASIDE_S = 60.0
-"""A silent holder is asked last for so long: one that cannot be called costs time once a minute, not once a step."""
 
 
 def pieces(start: int, stop: int, size: int = PIECE_ELEMENTS) -> list[tuple[int, int]]:
@@ -122,7 +120,7 @@ class Exchange:
         self._held: tuple[Stamp, Finished] | None = None
         self._open: tuple[Butterfly, ...] = ()
         self._opened = asyncio.Event()
-        self._silent_until: dict[PeerId, float] = {}
+        self._holders = Holders()
         self._held_elements = self._sent_bytes = 0  # _held_elements: how long the sum in the buffer is
         self.collected_bytes = self._last_bytes = 0  # of sums that were fetched: of all, and of the last one
         self.replay_log = ReplayLog(sums, lambda: pieces(0, self._held_elements, piece_elements))
@@ -233,20 +231,20 @@ class Exchange:
             return self._hold(current, mine[0])
         if not current.holders:
             raise Refused(RejectCode.NOT_FOUND, "nobody has that sum")
-        clock, patience_s = asyncio.get_running_loop().time, SILENT_S
+        patience_s = SILENT_S
         while True:
-            for holder in sorted(current.holders, key=lambda holder: self._silent_until.get(holder, 0.0) > clock()):
+            usual = self._holders.to_ask(current.holders, now=loop_time())
+            for holder in dict.fromkeys((*usual, *current.holders)):
                 try:
                     finished = await self.collect_from(current, digest, holder, patience_s=patience_s)
-                except (PeerGone, PeerTimeout) as error:
-                    # Silence costs time, a refused connection does not.
-                    if isinstance(error, PeerTimeout):
-                        self._silent_until[holder] = clock() + ASIDE_S
+                # Silence costs time, a refused connection does not.
+                except PeerTimeout:
+                    self._holders.was_late(holder, now=loop_time())
                 # It has another sum or none: the next holder may have this one.
-                except (BadMessage, Refused):
+                except (PeerGone, BadMessage, Refused):
                     pass
                 else:
-                    self._silent_until.pop(holder, None)
+                    self._holders.answered(holder)
                     self.replay_log.drop_aside(current.stamp, current.id)
                     return finished
             patience_s *= 2
@@ -292,7 +290,7 @@ class Exchange:
     @property
     def trouble(self) -> Trouble | None:
         """What holds me up in the round I take part in."""
-        return self.watch.trouble(now=asyncio.get_running_loop().time())
+        return self.watch.trouble(now=loop_time())
 
     def holds(self, stamp: Stamp, round_id: RoundId) -> bool:
         """Is the sum buffer's content, whole and checked, the sum of that round?"""
@@ -366,41 +364,28 @@ class Exchange:
                 yield Rejected(RejectCode.NOT_FOUND, "that sum is gone")
             return
         yield Accepted()
-        if request.kind == "pledges":
-            async with contextlib.aclosing(self._serve_pledges(request, caller)) as told:
-                async for answer in told:
-                    yield answer
-            return
-        current = self._opened_as(request)
-        if current is None:
+        server = self._server(request)
+        if server is None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._context.running_s):
                     await self._opened.wait()
-            current = self._opened_as(request)
+            server = self._server(request)
         # I still wait for others in an earlier phase or hop: `Busy` tells the caller not to blame me.
-        if current is None and self._waits_before(request):
+        if server is None and self._waits_before(request):
             yield Busy(PAUSE_S, request.stamp.step)
-            return
-        if current is None:
-            yield Rejected(RejectCode.NOT_READY, "that round is not open here")
-            return
-        async with contextlib.aclosing(current.serve(request)) as answers:
-            async for answer in answers:
-                yield answer
-
-    async def _serve_pledges(self, request: Part, caller: PeerId | None) -> AsyncGenerator[Answer, None]:
-        of = request.stamp, request.id
-        if of not in self._checks:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._context.running_s):
-                    await self._opened.wait()
-        check = self._checks.get(of)
-        if check is None or (check.closed and not check.passed):
+        elif server is None:
             yield Rejected(RejectCode.NOT_READY, "that round is not open here")
         else:
-            async with contextlib.aclosing(check.serve(request, caller)) as answers:
+            async with contextlib.aclosing(server.serve(request, caller)) as answers:
                 async for answer in answers:
                     yield answer
+
+    def _server(self, request: Part) -> Butterfly | RoundCheck | None:
+        """What answers it; None if that round is not open here."""
+        if request.kind != "pledges":
+            return next((hop for hop in self._open if hop.is_of(request)), None)
+        check = self._checks.get((request.stamp, request.id))
+        return None if check is None or (check.closed and not check.passed) else check
 
     def follow(self, request: TrailRequest, here: Stamp | None, open_step: TrailStep) -> Answer:
         """Answer one `TrailRequest`. here, open_step: where I stand and what is known of that step; None: nowhere."""
@@ -477,9 +462,6 @@ class Exchange:
             else:
                 await self.replay_log.save(of, finished.id)
         self._held = None
-
-    def _opened_as(self, request: Part) -> Butterfly | None:
-        return next((phase for phase in self._open if phase.is_of(request)), None)
 
     def _waits_before(self, request: Part) -> bool:
         """Am I still at an earlier phase of that round?"""

@@ -29,7 +29,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+import itertools
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
@@ -153,7 +154,7 @@ class RoundCheck:
         self._product = 0  # of the whole sum
         self._heard: dict[PeerId, Pledge] = {}  # for my sum
         self._second: dict[PeerId, Pledge] = {}  # where somebody has signed two for it
-        self._others: dict[PeerId, PartData] = {}  # what those answered that hold another sum
+        self._others: dict[PeerId, Pledges] = {}  # what those answered that hold another sum
         self._said, self._mine = said, dict[bytes, Pledge]()
         self._changed = asyncio.Event()
         self._heard_out: set[PeerId] = set()
@@ -182,18 +183,11 @@ class RoundCheck:
             self._heard[self._me] = await self._pledge(digest)
         self._change()
         async with asyncio.TaskGroup() as group:
-            for row in self._rows:
-                wanted = [peer for peer in row if peer in self._contributors and peer != self._me]
-                if self._me in row or len(self._rows) == 1:
-                    for peer in wanted:
-                        group.create_task(self._hear_of(peer))
-                elif wanted:
-                    place = self.round.receivers.index(self._me) if self._me in self.round.receivers else 0
-                    turn = place % len(row)
-                    group.create_task(self._gather((*row[turn:], *row[:turn]), wanted, whole_row=True))
-            # Who came after the grid was opened, or contributes without a place in it.
-            for peer in self._contributors - {peer for row in self._rows for peer in row} - {self._me}:
-                group.create_task(self._gather((peer,), [peer]))
+            tasks = [group.create_task(self._gather(*way)) for way in self._ways()]
+            while not self._contributors <= self._heard.keys() | self._others.keys():
+                await self._changed.wait()
+            for task in tasks:
+                task.cancel()
         if odd := [peer for peer, pledge in self._heard.items() if pledge.shares != self._shares]:
             for peer in odd:
                 self._blame(peer, "pledge_lied", why="another round under the same number")
@@ -269,37 +263,37 @@ class RoundCheck:
             self._mine[digest] = replace(said, signature=self._signer.sign(statement(said)))
         return self._mine[digest]
 
-    async def _hear_of(self, peer: PeerId) -> None:
-        """Hear the pledge of a contributor in my row: from itself; where its line to me is cut, or it has died since, a
-        mate has heard it, or somebody of another row."""
-        reducers = {reducer for hop in self._hops for reducer, _ in hop.group.chunks}
-        turn = self.round.receivers.index(self._me) if self._me in self.round.receivers else 0
-        others = (*self.round.receivers[turn:], *self.round.receivers[:turn])
-        mates = [mate for mate in others if mate not in (peer, self._me)]
-        ways = [self._gather((peer, *mates), [peer])]
-        # Who reduces nothing is one whom somebody cannot call, and a call into silence takes longer than a step.
-        if peer not in reducers and (summing := [mate for mate in mates if mate in reducers]):
-            ways.append(self._gather(summing, [peer], whole_row=True))
-        tasks = [asyncio.ensure_future(way) for way in ways]
-        try:
-            heard, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in heard:
-                task.result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+    def _ways(self) -> Iterator[tuple[Sequence[PeerId], Sequence[PeerId], bool]]:
+        """How the pledges of all contributors are heard: of each in my row from itself; where its line to me is cut, or
+        it has died since, from a mate that has heard it; of another row from its members.
 
-    async def _gather(self, peers: Sequence[PeerId], wanted: Sequence[PeerId], *, whole_row: bool = False) -> None:
-        """Hear the pledges of these contributors, from whoever of `peers` tells them. whole_row: who is asked waits for
-        those of its row."""
-        loop, turn = asyncio.get_running_loop(), 0
-        request = Part(self.round.stamp, self.round.id, "pledges", 0, 0, int(whole_row), self._digest)
-        while missing := [peer for peer in wanted if peer not in self._heard and peer not in self._others]:
-            peer = peers[turn % len(peers)]
-            if peer == self._me:
-                turn += 1
+        Yields (peers to ask in turn, contributors, whether a peer answers once it has heard its whole row).
+        """
+        reducers = {reducer for hop in self._hops for reducer, _ in hop.group.chunks}
+        place = self.round.receivers.index(self._me) if self._me in self.round.receivers else 0
+        others = (*self.round.receivers[place:], *self.round.receivers[:place])
+        for row in self._rows:
+            wanted = [peer for peer in row if peer in self._contributors and peer != self._me]
+            if self._me not in row and len(self._rows) > 1:
+                turn = place % len(row)
+                yield (*row[turn:], *row[:turn]), wanted, True
                 continue
+            for peer in wanted:
+                mates = [mate for mate in others if mate not in (peer, self._me)]
+                yield (peer, *mates), [peer], False
+                # Some cannot call a peer that reduces nothing, and a call into silence takes longer than a step.
+                if peer not in reducers and (summing := [mate for mate in mates if mate in reducers]):
+                    yield summing, [peer], True
+        # Who came after the grid was opened, or contributes without a place in it.
+        for peer in self._contributors - {peer for row in self._rows for peer in row} - {self._me}:
+            yield (peer,), [peer], False
+
+    async def _gather(self, peers: Sequence[PeerId], wanted: Sequence[PeerId], whole_row: bool) -> None:
+        """Hear the pledges of these contributors, see `_ways`."""
+        loop, asked = asyncio.get_running_loop(), itertools.cycle(peers)
+        request = self._request(hop=int(whole_row))
+        while missing := [peer for peer in wanted if peer not in self._heard and peer not in self._others]:
+            peer = next(asked)
             with self._context.watch.stream(peer, owes=False, now=loop.time()) as wait:
                 with contextlib.suppress(PeerGone, PeerTimeout, BadMessage, Refused):
                     match await ask(self._context.transport, peer, request):
@@ -307,15 +301,25 @@ class RoundCheck:
                             for pledge in data.pledges:
                                 self._hear(pledge)
                             if peer in missing and peer not in self._heard and self._is_other(peer, data.pledges):
-                                self._others[peer] = data
+                                self._others[peer] = data.pledges
+                                self._change()
                         case Busy():
                             wait.excused()
                 if all(peer in self._heard or peer in self._others for peer in missing):
-                    self._change()
                     return
                 wait.broke(now=loop.time())
                 await asyncio.sleep(PAUSE_S)
-            turn += 1
+
+    def _request(self, start: int = 0, stop: int = 0, *, hop: int = 0) -> Part:
+        return Part(self.round.stamp, self.round.id, "pledges", start, stop, hop, self._digest)
+
+    async def _told(self, peer: PeerId, request: Part, limit_s: float = 3600.0) -> Pledges:
+        """What that peer answers; nothing if it does not."""
+        with contextlib.suppress(PeerGone, PeerTimeout, BadMessage):
+            answer = await ask(self._context.transport, peer, request, limit_s=limit_s)
+            if isinstance(answer, PartData):
+                return answer.pledges
+        return ()
 
     def _hear(self, pledge: Pledge) -> None:
         """Remember it, if it is of a contributor for my sum and signed."""
@@ -350,17 +354,10 @@ class RoundCheck:
         return False
 
     async def _ask_again(self) -> None:
-        request = Part(self.round.stamp, self.round.id, "pledges", 0, 0, 0, self._digest)
-
-        async def hear(peer: PeerId) -> None:
-            with contextlib.suppress(PeerGone, PeerTimeout, BadMessage):
-                answer = await ask(self._context.transport, peer, request, limit_s=_ALONE_S)
-                for pledge in answer.pledges if isinstance(answer, PartData) else ():
-                    self._hear(pledge)
-
-        async with asyncio.TaskGroup() as group:
-            for peer in set(self.round.receivers) - {self._me}:
-                group.create_task(hear(peer))
+        mates = set(self.round.receivers) - {self._me}
+        for told in await asyncio.gather(*(self._told(peer, self._request(), _ALONE_S) for peer in mates)):
+            for pledge in told:
+                self._hear(pledge)
 
     def _is_other(self, peer: PeerId, pledges: Iterable[Pledge]) -> bool:
         """Has that contributor pledged itself for another sum of this round?"""
@@ -381,13 +378,13 @@ class RoundCheck:
         """Others hold another sum than I do: somebody has handed out two."""
         if len(self._rows) > 1:
             raise Refused(RejectCode.NOT_READY, "members hold different sums")
-        guilty = set[PeerId]().union(*(self._guilty_of(peer, data) for peer, data in self._others.items()))
+        guilty = set[PeerId]().union(*(self._guilty_of(peer, told) for peer, told in self._others.items()))
         for peer in sorted(guilty):
             self._blame(peer, "pledge_lied" if peer in self._others else "reducer_lied", why="another sum")
         raise Refused(RejectCode.MALFORMED, "members hold different sums")
 
-    def _guilty_of(self, peer: PeerId, data: PartData) -> set[PeerId]:
-        """That peer holds another sum, and has shown what reducers signed to it: who has signed something else to me;
+    def _guilty_of(self, peer: PeerId, told: Pledges) -> set[PeerId]:
+        """That peer holds another sum, and has told what reducers signed to it: who has signed something else to me;
         itself, if it cannot show what all have signed, or if all is the same."""
         hop, found, same = self._hops[0], set[PeerId](), {peer}
         for reducer, mine in hop.signed.items():
@@ -395,7 +392,7 @@ class RoundCheck:
             if reducer == peer:
                 continue
             key = part_key("reduced", hop.group, reducer)
-            theirs = signed_part(self._signer, data.pledges, self.round.stamp, reducer, key)
+            theirs = signed_part(self._signer, told, self.round.stamp, reducer, key)
             if theirs is None:
                 found.add(peer)
             elif theirs.digest != mine.digest:
@@ -407,12 +404,10 @@ class RoundCheck:
         if len(self._rows) > 1 or caller not in self.round.receivers or caller in self._heard_out:
             return
         self._heard_out.add(caller)
-        request = Part(self.round.stamp, self.round.id, "pledges", 0, 0, 0, self._digest)
-        with contextlib.suppress(PeerGone, PeerTimeout, BadMessage):
-            answer = await ask(self._context.transport, caller, request, limit_s=_ALONE_S)
-            if isinstance(answer, PartData) and not self.closed:
-                for peer in sorted(self._guilty_of(caller, answer) - {caller}):
-                    self._blame(peer, "reducer_lied", why="another sum")
+        told = await self._told(caller, self._request(), _ALONE_S)
+        if told and not self.closed:
+            for peer in sorted(self._guilty_of(caller, told) - {caller}):
+                self._blame(peer, "reducer_lied", why="another sum")
 
     async def _adjudicate(self) -> None:
         """The products do not add up: look at every part again, as its contributors tell it to me."""
@@ -458,13 +453,9 @@ class RoundCheck:
         if len(self._rows) > 1:
             return {reducer}
         if reducer == self._me:
-            told: Iterable[Pledge] = hop.given.values()
+            told = tuple(hop.given.values())
         else:
-            request = Part(self.round.stamp, self.round.id, "pledges", cut[0][0], cut[-1][1])
-            told = ()
-            with contextlib.suppress(PeerGone, PeerTimeout, BadMessage):
-                answer = await ask(self._context.transport, reducer, request)
-                told = answer.pledges if isinstance(answer, PartData) else ()
+            told = await self._told(reducer, self._request(cut[0][0], cut[-1][1]))
         guilty: set[PeerId] = set()
         key = part_key("contribution", hop.group, reducer)
         for peer in self._contributors - {reducer}:

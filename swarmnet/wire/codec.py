@@ -29,7 +29,7 @@ class Codec(Protocol):
     name: as the manifest and `Packed.codec` spell it, with its parameter.
     dtype: "float32" (takes any float dtype, gives fp32), or exactly "int64", "int32", "uint8".
     reduced: name of the codec in which a sum of tensors under this one travels; mostly its own.
-    feedback: what it loses is too much to forget; send it later (`sums.feedback`).
+    feedback: what it loses is too much to forget; send it later (`sums.sum_codec`).
     block: elements that share a scale or the like, a power of two and at most `MAX_BLOCK`: pieces that begin at its
     multiples decode to what the whole would. 1 where every element is by itself.
     """

@@ -23,7 +23,6 @@ from swarmnet.messages import Finished, Part, Round, Stamp
 from swarmnet.peer.engines import torch_engine
 from swarmnet.ranks.device_backend import DeviceBackend
 from swarmnet.stage.rounding import NoRounding
-from swarmnet.sums.feedback import Feedback
 from swarmnet.sums.local_sum import LocalSum
 
 MODEL = Model(
@@ -123,13 +122,13 @@ class Members(Direct):
         sums = self.engines[peer].sums
         return (sums._exchanged if isinstance(sums, LocalSum) else sums._sum).flat
 
-    def feedback(self, peer: PeerId) -> Feedback:
-        feedback = self.engines[peer].sums.codec.feedback
-        assert feedback is not None
-        return feedback
+    def residual(self, peer: PeerId) -> torch.Tensor:
+        residual = self.engines[peer].sums.codec.residual
+        assert residual is not None
+        return residual
 
     def residuals(self) -> list[Tensor]:
-        return [self.feedback(peer).residual.clone() for peer in self.engines]
+        return [self.residual(peer).clone() for peer in self.engines]
 
 
 def run_of(codec: str, microbatches: int) -> Manifest:
@@ -210,7 +209,7 @@ def test_a_collected_sum_of_a_round_i_took_part_in_counts_as_sent() -> None:
         late, holder = members.engines[PeerId("c")].sums, members.engines[PeerId("a")].sums
         await late.install([await holder.finished_sum(0, holder.sum_elements)])
         await members.apply(finished)
-        assert bool(members.feedback(PeerId("c")).residual.any())
+        assert bool(members.residual(PeerId("c")).any())
 
     play("nf4", ONE, story)
 
@@ -225,12 +224,12 @@ def test_what_is_owed_survives_a_restart_of_its_replica() -> None:
         with pytest.raises(BadMessage, match="not the snapshot asked for"):
             await new.sums.recall(owed)  # not before its state is back
         await new.restore(state, version=version)
-        assert not bool(new.sums.codec.feedback.residual.any())
+        assert not bool(new.sums.codec.residual.any())
         await new.sums.recall(owed)
-        assert torch.equal(new.sums.codec.feedback.residual, members.feedback(PeerId("a")).residual)
+        assert torch.equal(new.sums.codec.residual, members.residual(PeerId("a")))
         assert bytes((await new.sums.memory())[1]) == bytes(owed)
         await new.restore(state, version=version)  # other state: what was owed was owed by another past
-        assert not bool(new.sums.codec.feedback.residual.any())
+        assert not bool(new.sums.codec.residual.any())
 
     play("nf4", ONE, story)
 

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.averaging.butterfly import check_losses
-from swarmnet.averaging.exchange import ASIDE_S, SILENT_S, Exchange
+from swarmnet.averaging.exchange import SILENT_S, Exchange
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode
+from swarmnet.fetch.plan import LEAVE_OUT_S
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.messages import Accepted, Answer, Finished, Packed, Part, PartData, Rejected, Request, Round, Stamp
 from swarmnet.simulate.clock import VirtualLoop
@@ -254,7 +255,7 @@ def test_a_holder_that_cannot_be_called_costs_a_second_once_a_minute() -> None:
     async def story() -> list[float]:
         await members.sum(A, ALONE)
         found = [await collect(), await collect()]
-        await asyncio.sleep(ASIDE_S)
+        await asyncio.sleep(LEAVE_OUT_S)
         return [*found, await collect()]
 
     assert [round(took_s) for took_s in play(story())] == [SILENT_S, 0.0, SILENT_S]

@@ -10,8 +10,7 @@ import torch
 from swarmnet.averaging.parts import parts
 from swarmnet.errors import BadMessage, RejectCode
 from swarmnet.ids import Ballot, PeerId, RoundId
-from swarmnet.sums.feedback import Feedback
-from swarmnet.sums.sum_codec import SumCodec
+from swarmnet.sums.sum_codec import RESIDUAL, SumCodec
 from swarmnet.wire import codecs
 
 CPU = torch.device("cpu")
@@ -32,8 +31,8 @@ class Replica:
 
     @property
     def residual(self) -> torch.Tensor:
-        assert self.codec.feedback is not None
-        return self.codec.feedback.residual
+        assert self.codec.residual is not None
+        return self.codec.residual
 
 
 def swarm(size: int, seed: int = 0) -> list[Replica]:
@@ -163,7 +162,7 @@ def test_the_same_elements_again_are_counted_once() -> None:
 
 @pytest.mark.parametrize("codec", ["fp32", "fp16", "int8"])
 def test_codecs_that_lose_little_keep_no_memory_of_it(codec: str) -> None:
-    assert SumCodec(codec, NUM_ELEMENTS, device=CPU).feedback is None
+    assert SumCodec(codec, NUM_ELEMENTS, device=CPU).residual is None
 
 
 @pytest.mark.parametrize(
@@ -176,8 +175,8 @@ def test_codecs_that_lose_little_keep_no_memory_of_it(codec: str) -> None:
     ],
 )
 def test_a_saved_residual_that_does_not_fit_is_refused(residual: torch.Tensor, code: RejectCode) -> None:
-    feedback = Feedback(4, device=CPU)
-    feedback.take_over(torch.ones(4))
+    codec = SumCodec(COARSE, 4, device=CPU)
+    codec.recall({RESIDUAL: torch.ones(4)})
     with pytest.raises(BadMessage) as caught:
-        feedback.take_over(residual)
-    assert caught.value.code is code and torch.equal(feedback.residual, torch.ones(4))
+        codec.recall({RESIDUAL: residual})
+    assert caught.value.code is code and torch.equal(codec.memory[RESIDUAL], torch.ones(4))
