@@ -20,6 +20,7 @@ contributes, and with which weight, is the step machine's word.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -240,19 +241,16 @@ class PartReducer:
         if not contributions:
             return torch.zeros(num_elements), ()
         codec = self._reduced if hop else self._codec
-        # The plain sum needs one contribution in memory at a time.
         if self._rule is None:
-            return self._sum(contributions, num_elements, codec), ()
+            # The plain sum needs two contributions in memory at a time.
+            each = (_opened(found, num_elements, codec, found.num_microbatches) for found in contributions)
+            return functools.reduce(Tensor.add_, each), ()
         good: list[Contribution] = []
         sums: list[Tensor] = []
         clipped: list[Clipped] = []
         for contribution in contributions:
             try:
-                piece = _open(contribution, num_elements, codec)
-                # The rule's arithmetic cannot hold larger ones.
-                if largest_magnitude([piece]) > MAX_MAGNITUDE:
-                    raise BadMessage(RejectCode.MALFORMED, "larger than any gradient", peer=contribution.peer)
-                sums.append(piece)
+                sums.append(_opened(contribution, num_elements, codec, 1))
                 good.append(contribution)
             # Under a rule a bad contribution counts for nothing, and stops nobody.
             except BadMessage:
@@ -271,23 +269,6 @@ class PartReducer:
             if kept < self._rule.noted_below
         ]
         return outcome.total, tuple(clipped)
-
-    def _sum(self, contributions: Sequence[Contribution], num_elements: int, codec: str) -> Tensor:
-        total = _open(contributions[0], num_elements, codec)  # decoded into memory of its own
-        for contribution in contributions[1:]:
-            with _named(contribution):
-                codecs.add_decoded(total, _checked(contribution, num_elements, codec))
-        if not largest_magnitude([total]) <= MAX_MAGNITUDE:  # NaN, too: two infinities against each other
-            # Sum first, and look for a culprit only if the sum is off.
-            self._find_too_large(contributions, num_elements, codec)
-        return total
-
-    def _find_too_large(self, contributions: Sequence[Contribution], num_elements: int, codec: str) -> None:
-        """Raises BadMessage for the first member whose microbatches cannot have summed to what it sent."""
-        for contribution in contributions:
-            largest = largest_magnitude([_open(contribution, num_elements, codec)])
-            if largest > MAX_MAGNITUDE * contribution.num_microbatches:
-                raise BadMessage(RejectCode.MALFORMED, "larger than any gradient", peer=contribution.peer)
 
 
 def integer_sum(
@@ -317,9 +298,14 @@ def _check_weights(contributions: Sequence[Contribution]) -> None:
             raise BadMessage(RejectCode.MALFORMED, "a contribution without microbatches", peer=contribution.peer)
 
 
-def _open(contribution: Contribution, num_elements: int, codec: str) -> Tensor:
+def _opened(contribution: Contribution, num_elements: int, codec: str, num_gradients: int) -> Tensor:
+    """The vector itself. Raises BadMessage, which names the peer, for what so many gradients cannot sum to: a rule's
+    arithmetic cannot hold larger numbers, and two infinities would cancel to no number."""
     with _named(contribution):
-        return codecs.decode(_checked(contribution, num_elements, codec))
+        piece = codecs.decode(_checked(contribution, num_elements, codec))
+        if largest_magnitude([piece]) > MAX_MAGNITUDE * num_gradients:
+            raise BadMessage(RejectCode.MALFORMED, "larger than any gradient")
+    return piece
 
 
 def _checked(contribution: Contribution, num_elements: int, codec: str) -> Packed:
