@@ -148,16 +148,17 @@ void small_encode_block(const i64* x, i64 n, Parts& to) {
     to.dense += 8 * (width - sparse);
 }
 
-// What was decoded, over all blocks: the extremes, and whether a sum has left int64.
+// What was decoded, over all blocks: the extremes, of which the larger magnitude is exact, and whether a sum has left
+// int64.
 struct Seen {
     i64 low = INT64_MAX, high = INT64_MIN;
     bool overflown = false;
+    u8 octets[BLOCK] = {};  // by place in a block, as vectors compare: the largest zigzag of narrow blocks
+
+    void add(i64 number) { low = std::min(low, number), high = std::max(high, number); }
 };
 
-template <class Number> void put(const Number* numbers, i64 n, i64* out, i64 mode, Seen& seen) {
-    Number low = numbers[0], high = numbers[0];
-    for (i64 k = 1; k < n; k++) low = std::min(low, numbers[k]), high = std::max(high, numbers[k]);
-    seen.low = std::min<i64>(seen.low, low), seen.high = std::max<i64>(seen.high, high);
+template <class Number> inline void put(const Number* numbers, i64 n, i64* out, i64 mode, Seen& seen) {
     if (mode == WRITE) {
         for (i64 k = 0; k < n; k++) out[k] = numbers[k];
         return;
@@ -172,12 +173,19 @@ template <class Number> void put(const Number* numbers, i64 n, i64* out, i64 mod
     seen.overflown |= mode == ADD && over >> 63;
 }
 
+template <class Number> void see(const Number* numbers, i64 n, Seen& seen) {
+    Number low = numbers[0], high = numbers[0];
+    for (i64 k = 1; k < n; k++) low = std::min(low, numbers[k]), high = std::max(high, numbers[k]);
+    seen.add(low), seen.add(high);
+}
+
 template <class Unsigned, class Signed> void small_put(const u64* zigzag, i64 n, i64* out, i64 mode, Seen& seen) {
     Signed numbers[BLOCK];
     for (i64 k = 0; k < BLOCK; k++) {
         const Unsigned number = static_cast<Unsigned>(zigzag[k]);
         numbers[k] = static_cast<Signed>(number >> 1 ^ -(number & 1));
     }
+    see(numbers, n, seen);
     put(numbers, n, out, mode, seen);
 }
 
@@ -201,8 +209,12 @@ void small_decode_block(Parts& from, i64 n, i64* out, i64 mode, Seen& seen) {
     if (width > 8) return small_put<std::uint16_t, std::int16_t>(zigzag, n, out, mode, seen);
     std::int8_t numbers[BLOCK];
     std::memcpy(octets, planes, sizeof octets);
+    for (i64 k = n; k < BLOCK; k++) octets[k] = 0;
     for (i64 k = 0; k < BLOCK; k++) numbers[k] = static_cast<std::int8_t>(octets[k] >> 1 ^ -(octets[k] & 1));
-    put(numbers, n, out, mode, seen);
+    for (i64 k = 0; k < BLOCK; k++) seen.octets[k] = std::max(seen.octets[k], octets[k]);
+    // Loops of a fixed length have no remainders.
+    if (n == BLOCK) put(numbers, BLOCK, out, mode, seen);
+    else put(numbers, n, out, mode, seen);
 }
 
 // ---------------------------------------------------------------- sums of squares
@@ -255,6 +267,7 @@ i64 ended(const std::vector<Seen>& ranges, i64* extremes) {
     Seen all;
     for (const Seen& each : ranges) {
         all.low = std::min(all.low, each.low), all.high = std::max(all.high, each.high);
+        for (const u8 octet : each.octets) all.add(octet >> 1 ^ -(octet & 1));
         all.overflown |= each.overflown;
     }
     extremes[0] = all.low, extremes[1] = all.high;
@@ -346,13 +359,15 @@ i64 int8_decode(const float* scales, const std::int8_t* codes, i64 n, float* out
     return FINE;
 }
 
-// x [n] over out [n], or added to it. extremes [2]: of x. OVERFLOWN, and out as it was: a sum would leave int64.
+// x [n] over out [n], or added to it. extremes [2]: between which x is, one of them its largest magnitude. OVERFLOWN, and
+// out as it was: a sum would leave int64.
 i64 int64_decode(const i64* x, i64 n, i64* out, i64 mode, i64* extremes, i64 threads) {
     constexpr i64 PIECE = 1 << 10;
     std::vector<Seen> seen(std::max<i64>(threads, 1));
     in_ranges((n + PIECE - 1) / PIECE, threads, [&](i64 first, i64 last, i64 number) {
         for (i64 start = first * PIECE; start < std::min(last * PIECE, n); start += PIECE)
-            put(x + start, std::min(PIECE, n - start), out + start, mode, seen[number]);
+            see(x + start, std::min(PIECE, n - start), seen[number]),
+                put(x + start, std::min(PIECE, n - start), out + start, mode, seen[number]);
     });
     const i64 status = ended(seen, extremes);
     if (status == OVERFLOWN) {
