@@ -333,7 +333,7 @@ def kill(args: argparse.Namespace, peers: int, parameters: int) -> Found:
         with ExitStack() as stack:
             swarm = Swarm(stack, peers, parameters, hivemind=way == "hivemind", gloo=False)
             if way == "ours":
-                swarm.order("prepare", "fp32")
+                swarm.order("prepare", "int64")
                 swarm.turn("ours", 1)
                 typical_s = swarm.turn("ours", 2)["phase_s"]
                 order: tuple[Any, ...] = ("ours", 3)
@@ -348,7 +348,7 @@ def kill(args: argparse.Namespace, peers: int, parameters: int) -> Found:
             good = len(each) == peers - 1 and all(one["members"] == peers - 1 for one in each)
             took_s = max(one["ended"] for one in each) - killed if good else None
             if good and way == "ours":
-                check(swarm.samples[:-1], each[-1]["sample"], "fp32", what="ours, one fewer")
+                check(swarm.samples[:-1], each[-1]["sample"], "int64", what="ours, one fewer")
             found[way] = took_s and round(took_s, 3)
             if took_s is None:
                 found[f"{way}_at_least"] = args.patience
