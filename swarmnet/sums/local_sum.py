@@ -147,8 +147,8 @@ class LocalSum(RoundSum):
             dense = SumCodec(DENSE, self.num_elements, device=device)
             self._dense = dense, PartReducer(averaging, codec=DENSE)
         self._centers: dict[Range, Tensor] = {}  # the last mean of each fragment, where the reducer asks for it
-        self._lengths = SumBuffer(_LENGTHS, dtype=torch.float32, device=torch.device("cpu"))
-        self._exchanged = SumBuffer(0, dtype=torch.float32, device=device)
+        self._lengths = SumBuffer(torch.zeros(_LENGTHS))
+        self._exchanged = SumBuffer(torch.zeros(0, device=device))
         self._version = -1  # the version the finished sum leads on from
         self._round: RoundId | None = None  # the round that I take part in, or took part in last
         self._counted: frozenset[int] = frozenset()  # what my accumulator held as it began
@@ -273,7 +273,7 @@ class LocalSum(RoundSum):
         start, stop = self.due or (0, 0)
         self._lengths.open()
         if self._exchanged.flat.numel() != stop - start:
-            self._exchanged = SumBuffer(stop - start, dtype=torch.float32, device=self._device)
+            self._exchanged = SumBuffer(torch.zeros(stop - start, device=self._device))
         self._exchanged.open()
         self._version = -1
 

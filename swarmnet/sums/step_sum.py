@@ -73,7 +73,7 @@ class StepSum(RoundSum):
         self._accumulators = accumulators
         self._voids: int | None = None  # of the accumulator, as the round began that I take part in
         self._said: Packed | None = None  # the last piece that I contributed
-        self._sum = SumBuffer.over(memory)
+        self._sum = SumBuffer(memory)
         self._version = -1  # the version the finished sum leads on from
 
     @property

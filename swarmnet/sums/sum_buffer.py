@@ -20,24 +20,15 @@ _SHORT = torch.iinfo(torch.int16)
 
 
 class SumBuffer:
-    """A flat tensor of `num_elements`, zeros at first. `whole`: everything was put in since `open`, and sealed."""
+    """An aggregate in the memory `flat`."""
 
-    def __init__(self, num_elements: int, *, dtype: torch.dtype, device: torch.device) -> None:
-        self.flat = torch.zeros(num_elements, dtype=dtype, device=device)
-        self.whole = False
+    def __init__(self, flat: Tensor) -> None:
+        self.flat = flat
         self._covered: dict[int, int] = {}
         self._digests: dict[int, bytes] = {}
 
-    @classmethod
-    def over(cls, flat: Tensor) -> SumBuffer:
-        """A buffer in that memory."""
-        buffer = cls(0, dtype=flat.dtype, device=flat.device)
-        buffer.flat = flat
-        return buffer
-
     def open(self) -> None:
         """Another sum comes: from now on the buffer holds none."""
-        self.whole = False
         self._covered, self._digests = {}, {}
 
     def place(self, start: int, size: int) -> Tensor:
@@ -69,7 +60,6 @@ class SumBuffer:
         for block in range(-(-self.flat.numel() // BLOCK_ELEMENTS)):
             # A block that two pieces share is hashed only now.
             digest.update(self._digests.get(block) or self._hash(block))
-        self.whole = True
         return digest.digest()
 
     def _hash(self, block: int) -> bytes:
