@@ -156,7 +156,7 @@ class Member:
 
     def __init__(self, me: PeerId, vector: torch.Tensor, signer: Signer) -> None:
         self.me, self._vector, self._signer = me, vector, signer
-        self._checked_s = 0.0  # how long the check of reducers took in the last round
+        self._checked_s = self._summed_at = 0.0  # how long the check of sums took in the last round, and its begin
         self.transport: GrpcTransport
         self.everyone: tuple[PeerId, ...] = ()
         self._compute = ComputeThread()
@@ -191,6 +191,7 @@ class Member:
     def _on_event(self, event: str, fields: dict[str, object]) -> None:
         if event == "sum_checked":
             self._checked_s = float(str(fields["seconds"]))
+            self._summed_at = time.monotonic() - self._checked_s
 
     def prepare(self, codec: str) -> None:
         """Have this codec's exchange ready."""
@@ -221,6 +222,8 @@ class Member:
             "ended": ended,
             "phase": tuple(phase),
             "checked_s": self._checked_s,
+            "summed_at": self._summed_at,
+            "ended_at": phase[1],
             "rounds": rounds,
             "sample": engine.sample(),
             "digest": finished.digest,

@@ -75,17 +75,24 @@ def test_bad_input_is_one_line_and_exit_code_2(
 def test_a_cut_that_is_askew_shows_in_the_most_that_a_peer_sent(benchmark: ModuleType) -> None:
     times = {"phase_s": 1.0, "whole_s": 1.0, "cpu_s": 1.0}
     turns = [
-        {**times, "each": [{"sent": sent, "checked_s": 0.0} for sent in sizes]} for sizes in ((400, 400), (700, 100))
+        {**times, "each": [{"sent": sent, "checked_s": 0.0, "summed_at": 1.0, "ended_at": 1.0} for sent in sizes]}
+        for sizes in ((400, 400), (700, 100))
     ]
     row = benchmark.summary("int64", "fp32", 2, 50, {"ours": turns, "gloo": [], "hivemind": []})
     assert (row["bytes_vs_bound"], row["bytes_vs_bound_most"]) == (1.0, 1.75)
 
 
-def test_a_round_waits_for_whoever_checks_longest(benchmark: ModuleType) -> None:
+def test_the_check_has_the_longest_wait_and_what_is_left_once_all_have_their_sum(benchmark: ModuleType) -> None:
     turns = [
-        {"phase_s": 2.0, "each": [{"checked_s": seconds} for seconds in each]} for each in ((0.1, 0.5), (0.3, 0.2))
+        {"phase_s": 2.0, "each": [{"checked_s": s, "summed_at": 2.0 - s, "ended_at": 2.0} for s in each]}
+        for each in ((0.1, 0.5), (0.3, 0.2))
     ]
-    assert benchmark.check_of(turns) == {"check_s": 0.4, "check_share": 0.2}
+    assert benchmark.check_of(turns) == {
+        "check_s": 0.4,
+        "check_share": 0.2,
+        "check_alone_s": 0.15,
+        "check_alone_share": 0.075,
+    }
 
 
 def test_uneven_lines_cost_no_byte_more_and_every_exchange_comes_to_its_end(tmp_path: Path) -> None:
