@@ -178,16 +178,18 @@ class RoundCheck:
         """
         sums, stamp = self._context.sums, self.round.stamp
         self._digest, self._seed = digest, vector_seed(stamp, self.round.id, digest)
-        self._product = await sums.weigh(None, 0, sums.num_elements, self._seed)
         if self._me in self._contributors:
             self._heard[self._me] = await self._pledge(digest)
         self._change()
         async with asyncio.TaskGroup() as group:
+            # Others wait for my pledge, and nobody for what I find here.
+            weighing = group.create_task(sums.weigh(None, 0, sums.num_elements, self._seed))
             tasks = [group.create_task(self._gather(*way)) for way in self._ways()]
             while not self._contributors <= self._heard.keys() | self._others.keys():
                 await self._changed.wait()
             for task in tasks:
                 task.cancel()
+        self._product = weighing.result()
         if odd := [peer for peer, pledge in self._heard.items() if pledge.shares != self._shares]:
             for peer in odd:
                 self._blame(peer, "pledge_lied", why="another round under the same number")
