@@ -1,31 +1,58 @@
-"""Brings a joining replica in sync with its stage: fetches a snapshot, loads it and catches up from there."""
+"""Brings a joining replica in sync with its stage: fetches a snapshot, loads it and catches up from there.
+
+The snapshot has grown old on its way. For every version the sources are asked for the step that followed: its aggregate
+and its commits. A commit is followed if it is a quorum certificate. Once a certificate of every stage is known, the
+aggregate is fetched, checked against the own stage's commit and applied, as every replica did. In sync with the others,
+the joining replica is a member from the open step on (docs/protocol.md, rule 18).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence, Set
 from dataclasses import replace
+from typing import Any
 
 from swarmnet.averaging.exchange import Exchange
-from swarmnet.errors import BadMessage, Refused, RejectCode, SwarmError
-from swarmnet.fetch.driver import loop_time
+from swarmnet.errors import BadMessage, NoReplica, PeerGone, PeerTimeout, Refused, RejectCode, SwarmError
+from swarmnet.fetch.driver import GRACE_S, expect, first_answers, loop_time
 from swarmnet.ids import PeerId, next_chain
 from swarmnet.manifest.extension import Horizon
 from swarmnet.manifest.timers import TERM_STEPS
-from swarmnet.messages import Commit, Finished, Round, Snapshot, Stamp, StateHeader
+from swarmnet.messages import (
+    Answer,
+    Commit,
+    Finished,
+    Rejected,
+    Round,
+    Snapshot,
+    Stamp,
+    StateHeader,
+    TrailRequest,
+    TrailStep,
+)
 from swarmnet.stage.seams import Compute
-from swarmnet.state.catch_up import WITHIN, Ahead, CatchUp, InSync, ReplayLogEnds, line_needed, sums_arrive
+from swarmnet.state.catch_up import WITHIN, Ahead, InSync, line_needed, next_stamp, sums_arrive
 from swarmnet.state.snapshot_fetch import SnapshotFetch, Sources, TransferProgress
 from swarmnet.step.commits import evidence
 from swarmnet.step.exclusion import after
-from swarmnet.step.gate import Shape, commit_refusal
+from swarmnet.step.gate import Shape
 from swarmnet.step.member import Member
 from swarmnet.transport import Transport
+
+_ATTEMPTS, _PAUSE_S = 10, 0.5
+"""How often one step is asked for while no source answers."""
+
+
+class ReplayLogEnds(SwarmError):
+    """No source remembers the step that comes next: a newer snapshot is needed."""
 
 
 class Joiner:
     """Brings one (peer, stage) in sync. Decides neither when state is needed nor which peers might have it.
 
     Args:
+        serving: tells who serves a stage, as records say.
         step_s: tells how long a step takes the others; 0 if nothing is known.
         event: `fetching`, `following` and `fetching_again` say how far it is, `too_slow` that it will never be in sync,
             `join_failed` which source did not deliver.
@@ -40,11 +67,12 @@ class Joiner:
         *,
         stage: int,
         shape: Shape,
+        serving: Callable[[int], Set[PeerId]],
         step_s: Callable[[], float],
         event: Callable[[str, dict[str, object]], None],
     ) -> None:
         self._engine, self._exchange, self._member, self._shape = engine, exchange, member, shape
-        self._step_s, self._event = step_s, event
+        self._stage, self._serving, self._step_s, self._event = stage, serving, step_s, event
         self.whole = False
         """Is the state in the engine one that may be served?"""
         self.touched = False
@@ -61,16 +89,6 @@ class Joiner:
             failed=self.say_failed,
             progress=self._say_progress,
             unfit=self.unfit,
-        )
-        self._catch_up = CatchUp(
-            self._fetch.calls,
-            engine,
-            stage,
-            shape.num_stages,
-            collect=self._collect,
-            after=self._after,
-            moved=self._moved,
-            refusal=lambda commit: commit_refusal(commit, shape),
         )
 
     async def run(
@@ -102,7 +120,7 @@ class Joiner:
             self._engine.lengthen(header.extensions)
             self._began, self._collected = loop_time(), self._exchange.collected_bytes
             try:
-                reached = await self._catch_up.run(header, sources)
+                reached = await self._catch_up(header, sources)
             # The others have moved on by more than they remember.
             except ReplayLogEnds as error:
                 self._event("fetching_again", {"version": header.version, "reason": str(error)})
@@ -140,6 +158,130 @@ class Joiner:
         """No source has delivered. Once per reason until a join succeeds."""
         self._say({"reason": str(error)}, type(error), error.message)
 
+    # ------------------------------------------------------------ catching up
+
+    async def _catch_up(self, header: StateHeader, sources: Sources) -> InSync:
+        """From `header`, where the engine stands, step by step along quorum certificates: no source has to be believed.
+
+        Raises ReplayLogEnds, or NoReplica if no source answers.
+        """
+        attempts = 0
+        while True:
+            stamp = next_stamp(header, self._stage, self._engine.delay)
+            steps, forgotten = await self._ask(stamp, self._fetch.calls.usable(sources()))
+            try:
+                if steps:
+                    arrived = await self._follow(header, stamp, steps)
+                # All sources that answer have forgotten this step: only a newer snapshot helps.
+                elif forgotten:
+                    raise ReplayLogEnds("the sources do not remember the next step", version=header.version)
+                else:
+                    raise NoReplica("no source tells the next step", stage=self._stage, version=header.version)
+            except (NoReplica, BadMessage, Refused, PeerGone, PeerTimeout):
+                attempts += 1
+                if attempts >= _ATTEMPTS:
+                    raise
+                await asyncio.sleep(_PAUSE_S)
+                continue
+            if isinstance(arrived, InSync):
+                return arrived
+            header, attempts = arrived, 0
+
+    async def _follow(self, header: StateHeader, stamp: Stamp, steps: dict[PeerId, TrailStep]) -> StateHeader | InSync:
+        """One step further, or in sync."""
+        commits = max((steps[source].commits for source in sorted(steps)), key=len)
+        finished, holders = self._holders(commits, steps)
+        # The engine needs the aggregate itself, not only its description.
+        if finished is not None:
+            await self._collect(stamp, finished, holders)
+        # The step is still open for those who told of it. A member fetches what its stage has committed.
+        if finished is None or len(commits) < self._shape.num_stages:
+            before = next((step.last_commits for step in steps.values() if step.last_commits), ())
+            return InSync(header, finished, commits, before)
+        after = self._after(header, commits)
+        self._engine.lengthen(after.extensions)
+        await self._engine.apply(commits)
+        self._stand(after)
+        self._member.membership.followed(commits)
+        self._say_followed(after.version)
+        return after
+
+    def _holders(
+        self, commits: Sequence[Commit], steps: dict[PeerId, TrailStep]
+    ) -> tuple[Finished | None, list[PeerId]]:
+        """The aggregate that the own stage has committed, and which sources describe it, most of them alike."""
+        own = next((commit for commit in commits if commit.stage == self._stage), None)
+        holders: dict[Finished, list[PeerId]] = {}
+        for source, step in sorted(steps.items()):
+            if own is not None and step.finished is not None and own.says(step.finished):
+                holders.setdefault(step.finished, []).append(source)
+        return max(holders.items(), key=lambda held: len(held[1]), default=(None, []))
+
+    async def _collect(self, stamp: Stamp, finished: Finished, holders: Sequence[PeerId]) -> None:
+        """Fetch that aggregate into the engine's buffer. Raises BadMessage, Refused, PeerGone, PeerTimeout."""
+        error: SwarmError = BadMessage(RejectCode.MALFORMED, "not the sum its holders describe", step=stamp.step)
+        # Of several that sent wrong bits between them each is tried alone.
+        for group in [list(holders), *([holder] for holder in holders if len(holders) > 1)]:
+            wanted = Round(stamp, finished.id, (), (), tuple(group))
+            try:
+                if await self._exchange.collect_from(wanted, finished.digest, *group, kind="replay") == finished:
+                    return
+            except (BadMessage, Refused) as failure:
+                error = failure
+            if len(group) == 1:
+                self._fetch.calls.failed(group[0], error)
+        raise error
+
+    async def _ask(self, stamp: Stamp, sources: Sequence[PeerId]) -> tuple[dict[PeerId, TrailStep], bool]:
+        """The step as each source tells it, with no commit but certificates; and whether one has forgotten it."""
+        proven: dict[Commit, Commit] = {}  # signatures take long to check, and most sources tell the same
+
+        def certified(commits: Sequence[Commit]) -> tuple[Commit, ...]:
+            """Those that are certificates, with the votes that prove it."""
+            for commit in commits:
+                serving, now = self._serving(commit.stage), loop_time()
+                if commit not in proven and self._member.membership.proven(commit, serving, now=now):
+                    proven[commit] = commit
+            return tuple(proven[commit] for commit in commits if commit in proven)
+
+        def ask(source: PeerId) -> Coroutine[Any, Any, TrailStep | RejectCode | None]:
+            def take(answer: Answer) -> TrailStep | RejectCode:
+                if isinstance(answer, Rejected):
+                    return answer.code
+                step = expect(answer, TrailStep, source)
+                if not self._fits(step, stamp):
+                    raise BadMessage(RejectCode.MALFORMED, "no history of that step", step=stamp.step, peer=source)
+                commits, before = certified(step.commits), certified(step.last_commits)
+                # Those who signed it may be gone, and then nobody can prove it: the source is asked again later.
+                if len(commits) < len(step.commits) == self._shape.num_stages:
+                    raise Refused(RejectCode.NOT_READY, "a commit without a certificate", step=stamp.step, peer=source)
+                return replace(
+                    step, commits=commits, last_commits=before if len(before) == self._shape.num_stages else ()
+                )
+
+            return self._fetch.calls.ask(source, TrailRequest(stamp), take)
+
+        asked = {source: ask(source) for source in sources}
+        answers, late = await first_answers(asked, counts=lambda answer: isinstance(answer, TrailStep))
+        # A source that is silent while others answer is asked later next time.
+        for source in late:
+            self._fetch.calls.failed(source, PeerTimeout("says nothing", peer=source), after_s=GRACE_S)
+        steps = {source: step for source in sources if isinstance(step := answers.get(source), TrailStep)}
+        return steps, RejectCode.NOT_FOUND in answers.values()
+
+    def _fits(self, step: TrailStep, stamp: Stamp) -> bool:
+        """Is it about that step, with commits of the step before of all stages, or none?"""
+        stages = [commit.stage for commit in step.commits]
+        in_order = stages == sorted(set(stages)) and all(stage < self._shape.num_stages for stage in stages)
+        before = [(commit.stage, commit.step) for commit in step.last_commits]
+        all_or_none = not before or before == [(stage, stamp.step - 1) for stage in range(self._shape.num_stages)]
+        own = next((commit for commit in step.commits if commit.stage == self._stage), None)
+        same = own is None or own.chain == stamp.chain
+        # Every replica has applied the committed aggregate: another one would lead to other weights.
+        if own is not None and step.finished is not None and len(stages) == self._shape.num_stages:
+            same = same and own.says(step.finished)
+        return in_order and all_or_none and same and all(commit.step == stamp.step for commit in step.commits)
+
     # ------------------------------------------------------------ inside
 
     def _stand(self, header: StateHeader) -> None:
@@ -150,11 +292,6 @@ class Joiner:
         member.before, member.term_chain = header.before, header.term_chain
         member.horizon = Horizon(self._shape.total_steps, header.extensions)
 
-    async def _collect(self, stamp: Stamp, finished: Finished, holders: Sequence[PeerId]) -> None:
-        wanted = Round(stamp, finished.id, (), (), tuple(holders))
-        if await self._exchange.collect_from(wanted, finished.digest, *holders, kind="replay") != finished:
-            raise BadMessage(RejectCode.MALFORMED, "not the sum its holders describe", step=stamp.step)
-
     def _after(self, header: StateHeader, commits: tuple[Commit, ...]) -> StateHeader:
         """The header of a replica that has applied on these commits of all stages; as Member.applied."""
         chain = next_chain(header.chain, evidence(commits))
@@ -162,17 +299,14 @@ class Joiner:
         learn, held = self._shape.notices.learn, Horizon(self._shape.total_steps, header.extensions)
         held = held.after(header.version, [learn(commit.notice) for commit in commits if commit.notice])
         term_chain = chain if begins_term else header.term_chain
-        exclusions = after(header.exclusions, commits[self._member.stage])
+        exclusions = after(header.exclusions, commits[self._stage])
         return StateHeader(header.version + 1, chain, header.chain, term_chain, header.restart, held.texts, exclusions)
 
-    def _moved(self, header: StateHeader) -> None:
-        self._stand(header)
+    def _say_followed(self, version: int) -> None:
         collected, since_s = self._exchange.collected_bytes - self._collected, loop_time() - self._began
         rate = sums_arrive(collected, since_s, copy=self._copy_rate, step_s=self._step_s())
-        level_in = self._in_sync_in(header.version, 0, rate)
-        self._event(
-            "following", {"version": header.version, "newest": self._newest(header.version), "level_in": level_in}
-        )
+        level_in = self._in_sync_in(version, 0, rate)
+        self._event("following", {"version": version, "newest": self._newest(version), "level_in": level_in})
 
     def _newest(self, version: int) -> int:
         """The version that the other replicas have reached, as far as they are heard; at least that one."""

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from swarmnet.errors import NoReplica, SwarmError
 from swarmnet.fetch.driver import loop_time
-from swarmnet.ids import PeerId
 from swarmnet.net.records import TTL_S
 from swarmnet.peer.joining import servings
 from swarmnet.peer.leaving import hand_over
@@ -154,15 +153,8 @@ class Moving:
         """Put the newest state of that stage on disk. Raises SwarmError."""
         peer = self._peer
 
-        def donors() -> list[PeerId]:
-            return [
-                record.peer
-                for record in peer.records.values()
-                if any(status.stage == to and status.synced for status in record.stages) and not peer.is_dead(record)
-            ]
-
         # All who served it are gone: only what lies here helps, and the run goes back to it.
-        if not donors() and (await peer.disk.open(to)).good:
+        if not peer.have_state(to) and (await peer.disk.open(to)).good:
             return None
         fetch = SnapshotFetch(
             peer.transport,
@@ -171,7 +163,7 @@ class Moving:
             failed=lambda source, error: None,
             unfit=replica.state.joiner.unfit,
         )
-        snapshot, data = await fetch.fetch(donors)
+        snapshot, data = await fetch.fetch(lambda: sorted(peer.have_state(to)))
         written = await peer.disk.write(to, snapshot.header, data, None)
         if written.problem is not None:
             raise NoReplica(f"its state cannot be written: {written.problem}", stage=to)

@@ -548,6 +548,14 @@ class Peer:
             }
         return self._announced[stage]
 
+    def have_state(self, stage: int) -> frozenset[PeerId]:
+        """The others that announce state of this stage, and are not known to have ended."""
+        return frozenset(
+            peer
+            for peer, record in self.serving(stage).items()
+            if any(status.stage == stage and status.synced for status in record.stages) and not self.is_dead(record)
+        )
+
     def expects(self, peer: PeerId, stage: int) -> bool:
         """Should I hear that replica of a stage, if it lives? Of a large one only some."""
         beside = (replica.member for mine, replica in self.replicas.items() if abs(stage - mine) <= 1)

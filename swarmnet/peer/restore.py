@@ -75,7 +75,15 @@ class Restorer:
             piece_bytes=peer.limits.piece_bytes,
         )
         self.joiner = Joiner(
-            peer.transport, self._engine, exchange, member, stage=stage, shape=shape, step_s=peer.step_s, event=event
+            peer.transport,
+            self._engine,
+            exchange,
+            member,
+            stage=stage,
+            shape=shape,
+            serving=peer.have_state,
+            step_s=peer.step_s,
+            event=event,
         )
         self._carried = peer.carried
         self._restoring = False

@@ -236,6 +236,9 @@ class Member:
         """
         self._context.generations.next()
         self.horizon = Horizon(self.shape.total_steps, extensions)
+        # What I have not summed myself I sign only if my stage has committed it: a donor may have made it up.
+        if not any(commit.stage == self.stage and finished and commit.says(finished) for commit in commits):
+            finished = None
         left = self.oldest
         self.version, self.chain, self.before, self.term_chain = version, chain, before, term_chain
         self.synced = True

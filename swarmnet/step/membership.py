@@ -170,7 +170,7 @@ class Membership:
         return [peer for peer, end in ended.items() if last.get(peer, -1) < end]
 
     def restored(self, commits: Iterable[Commit], exclusions: tuple[Exclusion, ...]) -> None:
-        """State was taken over, after these commits: a newcomer learns who counts, and that it does not yet.
+        """State was taken over, after these commits: a newcomer learns who counts.
 
         exclusions: of my stage, after these commits.
         """
@@ -178,9 +178,14 @@ class Membership:
         for commit in commits:
             self.rolls.applied(commit)
         if not self.roster(self.stage):
-            self.applied(commits)
-            self._lives.clear()
+            self.followed(commits)
         self._exclusions[self.stage] = exclusions
+
+    def followed(self, commits: Iterable[Commit]) -> None:
+        """A step is over in which I took no part: of no contributor I know in which life it was."""
+        lives = dict(self._lives)
+        self.applied(commits)
+        self._lives = lives
 
     def applied(self, commits: Iterable[Commit], finished: Finished | None = None) -> None:
         """A step is over: who has contributed counts, and who has been silent for long does not.
@@ -312,12 +317,16 @@ class Membership:
         that I do not know: the next commit that names them tells.
         """
         self.rolls.learn(commit.stage, commit.contributors)
+        said = self._votes_in(commit)
+        return said is not None and self._hear_votes(commit, said, pass_over=True, now=now)
+
+    def _votes_in(self, commit: Commit) -> tuple[tuple[PeerId, bytes], ...] | None:
+        """Who has signed it, as the message says; None if a seat is nobody's."""
         named = self.rolls.of(commit)
-        seated = ((named[seat], of) for seat, of in zip(sorted(commit.seats), commit.signatures, strict=True) if named)
         if named and max(commit.seats, default=0) >= len(named):
-            return False
-        said = (*((vote.peer, vote.signature) for vote in commit.votes), *seated)
-        return self._hear_votes(commit, said, pass_over=True, now=now)
+            return None
+        seated = ((named[seat], of) for seat, of in zip(sorted(commit.seats), commit.signatures, strict=True) if named)
+        return (*((vote.peer, vote.signature) for vote in commit.votes), *seated)
 
     def convict(self, peer: PeerId, step: int, reason: str) -> None:
         """It is proven that it lies: it counts no more."""
@@ -427,6 +436,21 @@ class Membership:
         if self.me in live and commit.stage == self.stage and self.me not in signed:
             return False  # I live, and will sign what I hold myself
         return now - self._heard_at[commit] > max(self.patience_s, self._view.timers.long_silence_s)
+
+    def proven(self, commit: Commit, serving: Set[PeerId], *, now: float) -> bool:
+        """Is it a certificate for a replica that has no state, and so applies what others have signed?
+
+        serving: the peers that serve the commit's stage, as their records say. It has not heard all of them yet, and
+        the one that it hears first must not decide alone.
+        """
+        roster, here = self.roster(commit.stage), serving | {*self._view.live(commit.stage, now=now)}
+        # Those who are not there any more need not have signed.
+        left = first_of((here & roster or here) - self._convicted - {self.me})
+        words, votes = statement(commit, self._restart), dict(self._votes_in(commit) or ())
+        good = {
+            peer for peer in (roster | left) & votes.keys() if self._signer.verify(peer, words, votes[peer])
+        } - self._convicted
+        return has_quorum(good, roster) or has_quorum(good, left)
 
     def _is_preferred(self, commit: Commit, rivals: Iterable[Commit]) -> bool:
         """Two who live have signed sums that differ in the last digits: neighbours take the one of the lower round."""

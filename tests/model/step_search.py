@@ -289,7 +289,7 @@ class Setup:
         member = self.member(peer, 2, state.now)
         chains = of.chain, of.before, of.term_chain
         actions = member.restored(of.version, *chains, of.finished, of.barrier.known, of.last_commits, now=state.now)
-        kept = frozenset({of.finished} if of.finished is not None else ())
+        kept = frozenset({member.finished} if member.finished is not None else ())
         return self._begin(state, peer, Node(member, kept=kept, applied=source.applied), actions)
 
     # ------------------------------------------------------------ what may happen

@@ -164,7 +164,7 @@ def tell_of_nothing(step: TrailStep, stage: int, num_tokens: int) -> TrailStep:
 
 
 @pytest.mark.parametrize("num_tokens", [0, -1])
-def test_commits_nobody_can_apply_cost_their_teller_only(monkeypatch: pytest.MonkeyPatch, num_tokens: int) -> None:
+def test_commits_that_nobody_signed_cost_their_teller_only(monkeypatch: pytest.MonkeyPatch, num_tokens: int) -> None:
     """One donor tells a joiner commits of another stage without tokens, where the engine divides by them."""
     swarm = watched(replace(plan(replicas=2, steps=60), forward_s=0.02, state_bytes=100_000))
     follow, apply = Exchange.follow, SimulatedEngine.apply
@@ -191,7 +191,7 @@ def test_commits_nobody_can_apply_cost_their_teller_only(monkeypatch: pytest.Mon
 
     swarm.run(script=script, until_s=200.0)
     said = [f for _, peer, event, f in swarm.events if event == "join_failed" and peer == JOINER]
-    assert {f["donor"] for f in said if "cannot be applied" in str(f["reason"])} == {"s0.1"}
+    assert {f["donor"] for f in said if "without a certificate" in str(f["reason"])} == {"s0.1"}
     assert swarm.counts["apply_failed"] == 0 and swarm.counts["following"] > 0
 
 

@@ -1,33 +1,40 @@
-"""Following the others from an old copy: step by step, believing the larger group, to the step that is open."""
+"""Following the others from an old copy: step by step, along certificates, to the step that is open."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Sequence, Set
 from dataclasses import replace
+from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from swarmnet.errors import BadMessage, NoReplica, PeerGone, PeerTimeout, Refused, RejectCode, SwarmError
-from swarmnet.fetch.driver import HolderCalls
-from swarmnet.ids import Ballot, Chain, PeerId, RoundId
+from swarmnet.errors import BadMessage, NoReplica, PeerGone, Refused, RejectCode, SwarmError
+from swarmnet.ids import NO_RESTART, Ballot, PeerId, RoundId, RunId, first_chain, next_chain
 from swarmnet.manifest.extension import Extension
 from swarmnet.manifest.schema import NO_DELAY
-from swarmnet.messages import Answer, Commit, Finished, Rejected, Stamp, StateHeader, TrailRequest, TrailStep
+from swarmnet.messages import Answer, Commit, Finished, Rejected, Round, StateHeader, TrailRequest, TrailStep
+from swarmnet.peer.joiner import Joiner
 from swarmnet.simulate.clock import VirtualLoop
-from swarmnet.state.catch_up import CatchUp, InSync, ReplayLogEnds
+from swarmnet.state.catch_up import InSync
+from swarmnet.step.commits import evidence
+from swarmnet.step.gate import Shape
 
 STAGE, STAGES, HERE = 1, 2, 9
+FIRST = first_chain(RunId("00" * 32), STAGE)
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
 
 
-def chain(step: int) -> Chain:
-    return Chain(f"{step:064x}")
-
-
+@cache
 def header(step: int) -> StateHeader:
-    return StateHeader(step, chain(step), chain(max(step - 1, 0)), chain(0))
+    if not step:
+        return StateHeader(0, FIRST, FIRST, FIRST)
+    before = header(step - 1)
+    return replace(
+        before, version=step, chain=next_chain(before.chain, evidence(committed(step - 1))), before=before.chain
+    )
 
 
 def summed(step: int) -> Finished:
@@ -36,7 +43,9 @@ def summed(step: int) -> Finished:
 
 def committed(step: int, num_stages: int = STAGES) -> tuple[Commit, ...]:
     done = summed(step)
-    return tuple(Commit(stage, step, chain(step), done.id, done.digest, 4, 0.0, 1.0) for stage in range(num_stages))
+    return tuple(
+        Commit(stage, step, header(step).chain, done.id, done.digest, 4, 0.0, 1.0) for stage in range(num_stages)
+    )
 
 
 def told(step: int) -> Answer:
@@ -44,35 +53,57 @@ def told(step: int) -> Answer:
     if step < HERE:
         return TrailStep(summed(step), committed(step))
     if step == HERE:
-        return TrailStep(summed(step), committed(step, 1))
+        return TrailStep(summed(step), committed(step)[STAGE:])
     return Rejected(RejectCode.NOT_READY, "behind that step", HERE)
 
 
 class Story:
-    """One joiner, donors by script, an engine that counts."""
+    """A Joiner with donors by script. Stands for its transport, engine, exchange and membership."""
 
-    delay = NO_DELAY
+    delay, collected_bytes = NO_DELAY, 0
 
     def __init__(self, *donors: PeerId) -> None:
         self.donors = list(donors or (A, B, C))
         self.lies: dict[PeerId, Any] = {}
-        self.failed: list[tuple[PeerId, SwarmError]] = []
+        self.failed: list[tuple[PeerId, str]] = []
         self.log: list[str] = []
         self.collected: list[Sequence[PeerId]] = []
         self.break_collect = 0
         self.refuse: dict[PeerId, SwarmError] = {}
         self.slow_s: dict[PeerId, float] = {}
         self.took_s = 0.0
-        self.machine = CatchUp(
-            HolderCalls(self, lambda donor, error: self.failed.append((donor, error))),
+        member = SimpleNamespace(restart=NO_RESTART, membership=self, view=SimpleNamespace(mates=lambda: ()))
+        self.machine = Joiner(
             self,
-            STAGE,
-            STAGES,
-            collect=self.collect,
-            after=self.after,  # type: ignore[arg-type]
-            moved=lambda header: self.log.append(f"at {header.version}"),
-            refusal=lambda commit: None if commit.num_tokens else "a commit that cannot be applied",
+            self,
+            self,
+            member,
+            stage=STAGE,
+            shape=Shape(STAGES, 4, 20),
+            serving=lambda stage: frozenset(),
+            step_s=lambda: 0.0,
+            event=self.event,
         )
+
+    def event(self, event: str, fields: dict[str, Any]) -> None:
+        if event == "following":
+            self.log.append(f"at {fields['version']}")
+        elif event == "join_failed":
+            self.failed.append((fields["donor"], fields["reason"]))
+        elif event == "fetching_again":
+            raise NoReplica("a newer copy is needed")
+
+    def snapshot_bytes(self, stage: int) -> int:
+        return 0
+
+    async def restore(self, data: bytes, *, version: int) -> None:
+        pass
+
+    def proven(self, commit: Commit, serving: Set[PeerId], *, now: float) -> bool:
+        return commit in committed(commit.step)
+
+    def followed(self, commits: Sequence[Commit]) -> None:
+        pass
 
     async def call(self, peer: PeerId, request: TrailRequest, *_: Any, **__: Any) -> AsyncGenerator[Answer, None]:
         step = request.stamp.step
@@ -82,7 +113,7 @@ class Story:
             raise answer
         yield answer
 
-    async def collect(self, stamp: Stamp, finished: Finished, holders: Sequence[PeerId]) -> None:
+    async def collect_from(self, wanted: Round, digest: bytes, *holders: PeerId, kind: str) -> Finished:
         self.collected.append(list(holders))
         for holder in holders:
             if holder in self.refuse:
@@ -90,7 +121,8 @@ class Story:
         if self.break_collect:
             self.break_collect -= 1
             raise PeerGone("broken")
-        self.log.append(f"sum {stamp.step}")
+        self.log.append(f"sum {wanted.stamp.step}")
+        return replace(summed(wanted.stamp.step), id=wanted.id)
 
     def lengthen(self, extensions: tuple[Extension, ...]) -> None:
         assert not extensions
@@ -98,15 +130,10 @@ class Story:
     async def apply(self, commits: Sequence[Commit]) -> None:
         self.log.append(f"apply {commits[0].step}")
 
-    @staticmethod
-    def after(at: StateHeader, commits: tuple[Commit, ...]) -> StateHeader:
-        honest = commits == committed(at.version)
-        return header(at.version + 1) if honest else StateHeader(at.version + 1, Chain("ff" * 32), at.chain, chain(0))
-
     def run(self, step: int) -> InSync:
         with asyncio.Runner(loop_factory=VirtualLoop) as runner:
             try:
-                return runner.run(self.machine.run(header(step), lambda: self.donors))
+                return runner.run(self.machine.run(lambda: self.donors, first=(header(step), memoryview(b""))))[0]
             finally:
                 self.took_s = runner.get_loop().time()
 
@@ -114,7 +141,7 @@ class Story:
 def test_every_step_is_fetched_and_applied_until_the_one_that_is_open() -> None:
     story = Story()
     level = story.run(6)
-    assert level == InSync(header(HERE), summed(HERE), committed(HERE, 1))
+    assert level == InSync(header(HERE), summed(HERE), committed(HERE)[STAGE:])
     steps = [line for step in (6, 7, 8) for line in (f"sum {step}", f"apply {step}", f"at {step + 1}")]
     assert story.log == [*steps, "sum 9"] and not story.failed
     assert all(holders == [A, B, C] for holders in story.collected), "a sum comes from all who hold it"
@@ -126,7 +153,7 @@ def test_whoever_is_in_sync_has_nothing_to_follow() -> None:
 
 def test_whoever_is_ahead_of_all_is_not_called_level() -> None:
     story = Story()
-    with pytest.raises(NoReplica, match="nobody says"):
+    with pytest.raises(NoReplica, match="no source tells"):
         story.run(HERE + 2)
     assert story.log == []
 
@@ -136,20 +163,54 @@ def test_the_first_story_leads_on_and_who_says_nothing_is_named_late() -> None:
     story.slow_s[A] = 10.0
     assert story.run(HERE - 1).header == header(HERE)
     assert story.took_s < 2.1 and story.log[:3] == ["sum 8", "apply 8", "at 9"]
-    assert [peer for peer, error in story.failed if isinstance(error, PeerTimeout)] == [A]
+    assert [peer for peer, reason in story.failed if "says nothing" in reason] == [A]
     assert story.collected == [[B, C], [B, C]]
 
 
-def test_the_larger_group_has_a_moment_to_answer() -> None:
-    """A liar that is first leads nobody, as long as the others are not late."""
+def forged(step: int) -> Answer:
+    """A story that fits together and that nobody has signed."""
+    other = replace(summed(step), digest=bytes(32))
+    return TrailStep(other, (committed(step)[0], replace(committed(step)[STAGE], digest=bytes(32))))
 
-    def forged(step: int) -> Answer:
-        other = replace(summed(step), digest=bytes(32))
-        return TrailStep(other, (committed(step)[0], replace(committed(step)[STAGE], digest=bytes(32))))
+
+@pytest.mark.parametrize("liars", [(A,), (A, B)])
+def test_a_story_without_certificates_leads_nobody(liars: tuple[PeerId, ...]) -> None:
+    """Also if it comes first, or from the larger group."""
+    story = Story()
+    story.lies = dict.fromkeys(liars, lambda step: forged(step) if step < HERE else told(step))
+    story.slow_s = dict.fromkeys({A, B, C} - {*liars}, 0.9)
+    assert story.run(6).header == header(HERE)
+    assert all(not set(liars) & set(holders) for holders in story.collected[:3])
+    assert {peer for peer, reason in story.failed if "without a certificate" in reason} == {*liars}
+
+
+def test_a_step_that_nobody_can_prove_is_given_up() -> None:
+    story = Story(A)
+    story.lies[A] = forged
+    with pytest.raises(NoReplica, match="no source tells"):
+        story.run(6)
+    assert story.log == [] and not story.collected
+
+
+def test_of_the_open_step_nothing_is_taken_that_the_stage_has_not_committed() -> None:
+    """Whoever has it would sign it, and one donor may have made it up."""
+    story = Story()
+    last = tuple(replace(each, digest=bytes(32)) for each in committed(HERE - 1))
+    story.lies = dict.fromkeys(story.donors, lambda step: TrailStep(summed(step), committed(step, 1), last))
+    assert story.run(HERE) == InSync(header(HERE), None, committed(HERE, 1)) and not story.collected
+
+
+def test_a_sum_that_was_made_again_in_another_round_is_as_good() -> None:
+    def again(step: int) -> Answer:
+        return (
+            TrailStep(replace(summed(step), id=RoundId(Ballot(5, B), 7)), committed(step))
+            if step < HERE
+            else told(step)
+        )
 
     story = Story()
-    story.lies[A], story.slow_s = (lambda step: forged(step) if step < HERE else told(step)), {B: 0.9, C: 0.9}
-    assert story.run(6).header == header(HERE) and all(A not in holders for holders in story.collected[:3])
+    story.lies = dict.fromkeys(story.donors, again)
+    assert story.run(7).header == header(HERE) and not story.failed
 
 
 def test_one_donor_that_lags_does_not_hold_back() -> None:
@@ -173,7 +234,6 @@ FORGERIES = {
     "a stage twice": lambda step: TrailStep(summed(step), (committed(step)[0],) * 2),
     "out of order": lambda step: TrailStep(summed(step), committed(step)[::-1]),
     "a stage that does not exist": lambda step: TrailStep(summed(step), committed(step, 3)),
-    "commits nobody can apply": lambda step: TrailStep(None, tuple(replace(c, num_tokens=0) for c in committed(step))),
     "not an answer": lambda step: Finished,
 }
 
@@ -183,43 +243,23 @@ def test_what_does_not_fit_together_is_named_and_not_used(lie: Any) -> None:
     story = Story()
     story.lies[A] = lie
     assert story.run(6).header == header(HERE)
-    assert {peer for peer, error in story.failed if isinstance(error, BadMessage)} == {A}
+    assert {peer for peer, _ in story.failed} == {A}
     assert all(A not in holders for holders in story.collected[:3])
 
 
-def test_a_story_that_fits_together_and_differs_needs_the_larger_group() -> None:
-    def forged(step: int) -> Answer:
-        if step >= HERE:
-            return Rejected(RejectCode.NOT_FOUND)
-        other = replace(summed(step), digest=bytes(32))
-        mine = replace(committed(step)[STAGE], digest=bytes(32))
-        return TrailStep(other, (committed(step)[0], mine))
-
-    story = Story()
-    story.lies[A] = forged
-    assert story.run(6).header == header(HERE) and all(A not in holders for holders in story.collected)
-
-
-def test_of_equal_groups_the_one_whose_story_led_nowhere_is_not_believed_again() -> None:
-    """Alone against one, with the name that wins a tie; the sum it describes is not to be had, or does not apply."""
-
-    def forged(step: int) -> Answer:
-        other = replace(summed(step), digest=bytes(32))
-        return TrailStep(other, (committed(step)[0], replace(committed(step)[STAGE], digest=bytes(32))))
-
-    for error in (BadMessage(RejectCode.MALFORMED, "no digest"), PeerGone("broken"), Refused(RejectCode.NOT_FOUND)):
-        story = Story(A, C)
-        story.lies[C] = forged
-        story.refuse[C] = error
-        assert story.run(6).header == header(HERE)
-        assert [holders for holders in story.collected if C in holders] == [[C]], error
+@pytest.mark.parametrize("error", [BadMessage(RejectCode.MALFORMED, "no digest"), Refused(RejectCode.NOT_FOUND)])
+def test_who_does_not_hand_over_what_it_describes_costs_one_attempt(error: SwarmError) -> None:
+    story = Story(A, C)
+    story.refuse[A] = error
+    assert story.run(8).header == header(HERE)
+    assert story.collected[:3] == [[A, C], [A], [C]] and {peer for peer, _ in story.failed} == {A}
 
 
 def test_a_trail_that_does_not_reach_back_is_said_at_once() -> None:
     story = Story()
     for donor in story.donors:
         story.lies[donor] = lambda step: Rejected(RejectCode.NOT_FOUND) if step < 7 else told(step)
-    with pytest.raises(ReplayLogEnds):
+    with pytest.raises(NoReplica, match="newer copy"):
         story.run(6)
     assert story.run(7).header == header(HERE)
 
@@ -227,7 +267,7 @@ def test_a_trail_that_does_not_reach_back_is_said_at_once() -> None:
 def test_silence_is_waited_out_for_a_while() -> None:
     story = Story(A)
     story.lies[A] = lambda step: PeerGone("broken")
-    with pytest.raises(NoReplica, match="nobody says"):
+    with pytest.raises(NoReplica, match="no source tells"):
         story.run(6)
     story = Story(A)
     answers = iter([PeerGone("broken"), Rejected(RejectCode.NOT_READY)])

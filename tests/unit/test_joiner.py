@@ -32,6 +32,7 @@ class Restored:
             SimpleNamespace(restart=restart),
             stage=0,
             shape=Shape(2, 4, LAST),
+            serving=lambda stage: frozenset(),
             step_s=lambda: 0.0,
             event=lambda event, fields: self.said.append(fields),
         )

@@ -181,6 +181,16 @@ def test_names_under_a_commit_that_came_with_state_count_if_they_have_signed_it(
     assert member.membership.roster(0) == {ME, B, C}
 
 
+def test_a_replica_without_state_is_not_led_by_whom_it_hears_first():
+    """Of those that serve it has heard one, which has signed alone."""
+    for known in (Known(B), Known(B, roster=(ME, B, C))):
+        alone, both = with_votes(commit(), B), with_votes(commit(), B, C)
+        assert not known.of.proven(alone, frozenset({B, C}), now=0.0)
+        assert known.of.proven(alone, frozenset({B}), now=0.0), "the other is gone"
+        assert known.of.proven(both, frozenset({B, C, D} if not known.of.roster(0) else {B, C}), now=0.0)
+        assert not known.of.proven(replace(both, digest=b"x"), frozenset({B, C}), now=0.0), "nobody has signed that"
+
+
 def run(known: Known, steps: range, contributors: tuple[PeerId, ...], signers: tuple[PeerId, ...] = ()) -> None:
     for step in steps:
         now = commit(step, contributors=contributors)
