@@ -15,7 +15,6 @@ import hashlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
 
 from swarmnet.errors import RejectCode
 from swarmnet.fetch.driver import LARGE, loop_time
@@ -88,9 +87,6 @@ class _Held:
     freeing: asyncio.TimerHandle | None = None
 
 
-_Place = Literal["newest", "by version"]
-
-
 class SnapshotSource:
     """Serves snapshots of one (peer, stage).
 
@@ -114,7 +110,7 @@ class SnapshotSource:
     ) -> None:
         self._stage, self._engine, self._where = stage, engine, where
         self._leads_on, self._on_disk, self._load, self._piece_bytes = leads_on, on_disk, load, piece_bytes
-        self._places: dict[_Place, _Held] = {}
+        self._places: dict[bool, _Held] = {}  # was the newest state asked for? -> the snapshot
         self._times_back = 0
         self._copying = asyncio.Lock()
 
@@ -155,34 +151,27 @@ class SnapshotSource:
         until = loop_time() + (WAIT_S if version >= 0 else 1.0)
         while True:
             async with self._copying:
-                found = await (self._by_version(version) if version >= 0 else self._newest())
+                found = await self._held_or_taken(version)
             if found is not None:
                 return found
             if loop_time() >= until:
                 return Rejected(RejectCode.NOT_READY, "no state of my own right now")
             await asyncio.sleep(_LOOK_S)
 
-    async def _newest(self) -> _Held | Answer | None:
-        """The newest state. None: it may be there in a moment."""
-        where, held = self._where(), self._places.get("newest")
-        if where is None:
-            return None
-        if (same := self._of(lambda header: header == where)) is not None:
-            return same
-        # Another replica fetches it. This one can catch up from there as well.
-        if held is not None and not self._may_replace("newest") and self._leads_on(held.snapshot.header):
-            return held
-        return await self._take("newest", where.version, lambda: consistent_copy(self._engine, self._where))
-
-    async def _by_version(self, version: int) -> _Held | Answer | None:
-        """Exactly that version, why there is none, or None: it may be there in a moment."""
-        where, held = self._where(), self._of(lambda header: header.version == version)
-        if held is not None:
-            return held
-        if where is not None and where.version == version:
-            return await self._take("by version", version, lambda: consistent_copy(self._engine, self._where))
+    async def _held_or_taken(self, version: int) -> _Held | Answer | None:
+        """A snapshot of that version, -1: the newest; why there is none; or None: it may be there in a moment."""
+        where, newest = self._where(), version < 0
+        for held in self._places.values():
+            at = held.snapshot.header
+            if at == where if newest else at.version == version:
+                return held
+        if where is not None and version in (-1, where.version):
+            # Another replica fetches it. This one can catch up from there as well.
+            if newest and not self._may_replace(newest) and self._leads_on(self._places[newest].snapshot.header):
+                return self._places[newest]
+            return await self._take(where.version, lambda: consistent_copy(self._engine, self._where), newest=newest)
         if version in self._on_disk():
-            return await self._take("by version", version, lambda: self._load(version))
+            return await self._take(version, lambda: self._load(version), newest=False)
         if where is None:
             return None
         if where.version > version:
@@ -191,15 +180,12 @@ class SnapshotSource:
             return Rejected(RejectCode.NOT_READY, "that version is far ahead", where.version)
         return None
 
-    def _of(self, fits: Callable[[StateHeader], bool]) -> _Held | None:
-        return next((held for held in self._places.values() if fits(held.snapshot.header)), None)
-
     async def _take(
-        self, place: _Place, version: int, copy: Callable[[], Awaitable[State | None]]
+        self, version: int, copy: Callable[[], Awaitable[State | None]], *, newest: bool
     ) -> _Held | Answer | None:
-        if not self._may_replace(place):
+        if not self._may_replace(newest):
             return Busy(LEASE_S, version)
-        self._places.pop(place, None)
+        self._places.pop(newest, None)
         times_back = self._times_back
         found = await copy()
         if found is None:
@@ -214,17 +200,17 @@ class SnapshotSource:
         lasts = now + KEEP_S + LEASE_S * num_pieces(content)
         # The joining replica that it is made for needs a moment to ask for its first piece.
         held = _Held(Snapshot(self._stage, header, content), memoryview(data), lasts, leased=now + LEASE_S)
-        self._places[place] = held
+        self._places[newest] = held
         self._free_later(held)
         return held
 
     # ------------------------------------------------------------ memory
 
-    def _may_replace(self, place: _Place) -> bool:
-        held = self._places.get(place)
+    def _may_replace(self, newest: bool) -> bool:
+        held = self._places.get(newest)
         if held is None:
             return True
-        leads_nowhere = place == "newest" and not self._leads_on(held.snapshot.header)
+        leads_nowhere = newest and not self._leads_on(held.snapshot.header)
         return not held.calls and (held.leased <= loop_time() or leads_nowhere)
 
     @contextmanager
@@ -246,4 +232,4 @@ class SnapshotSource:
 
     def _free(self, held: _Held) -> None:
         if not held.calls:
-            self._places = {place: other for place, other in self._places.items() if other is not held}
+            self._places = {newest: other for newest, other in self._places.items() if other is not held}
