@@ -16,7 +16,7 @@ from swarmnet.errors import DeviceFull, MeshFailed, SwarmError, UsageError, leav
 from swarmnet.manifest.file import run_id, to_toml
 from swarmnet.manifest.schema import Manifest
 from swarmnet.manifest.terms import RunTerms
-from swarmnet.net.endpoint import NOTHING_BETWEEN, Wrap, open_endpoint
+from swarmnet.net.endpoint import NOTHING_BETWEEN, Wrap, check_alone, open_endpoint
 from swarmnet.net.parent_death import dies_with_parent, same_python
 from swarmnet.net.stop import stopped_by_signal, unless_stopped
 from swarmnet.peer.auditor import PaperFiles
@@ -82,6 +82,7 @@ def run_peer(
     from swarmnet.stage.canonical import Initial
 
     routing_rule(config.routing)  # refuses early
+    check_alone(config.network)
     if config.trace:
         check_trace(config.trace)
     # For arithmetic alone: what peers agree on, and what crosses the network, is the run's.
