@@ -75,7 +75,7 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
         self,
         dialling: Dialling,
         service: Callable[[], Service],
-        link_ended: Callable[[PeerId], None],
+        link_ended: Callable[[PeerId, int], None],
         traffic: Traffic,
         write: Callable[[Control], bytes],
         bulk: BulkListener,
@@ -163,13 +163,14 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
             await context.write(write_answer(Busy(self._config.stall_s, version=-1)))
             return
         self._links[caller] += 1
+        boot_id = hello.boot_id if (hello := self.greeted.get(caller)) is not None else 0
         writing, back = asyncio.Lock(), Outbox(self._config.outbox, self._write)
         self._back[caller] = back
         try:
             await context.write(write_answer(Accepted()))
             async with asyncio.TaskGroup() as group:
                 telling = group.create_task(self._tell_back(context, writing, back))
-                await self._read_link(context, caller, writing)
+                await self._read_link(context, caller, boot_id, writing)
                 telling.cancel()
         except* TimeoutError:
             # It asks and does not read the answer. It will open another link when it is well.
@@ -189,11 +190,12 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
             if self._back.get(caller) is back:
                 del self._back[caller]
             _one_less(self._links, caller)
-            self._link_ended(caller)
+            self._link_ended(caller, boot_id)
 
-    async def _read_link(self, context: grpc.aio.ServicerContext, caller: PeerId, writing: asyncio.Lock) -> None:
-        unpacked, hello = Inflater(self._config.reader.longest), self.greeted.get(caller)
-        boot_id = hello.boot_id if hello is not None else 0
+    async def _read_link(
+        self, context: grpc.aio.ServicerContext, caller: PeerId, boot_id: int, writing: asyncio.Lock
+    ) -> None:
+        unpacked = Inflater(self._config.reader.longest)
         while (data := await context.read()) is not grpc.aio.EOF:
             self._lives.heard(caller, boot_id, asyncio.get_running_loop().time())
             # Answered by the event loop itself: it proves that this process runs, not that its service is quick.

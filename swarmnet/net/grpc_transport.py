@@ -403,7 +403,7 @@ class GrpcTransport:
 
     def _tell_gone(self, peer: PeerId, definite: bool) -> None:
         log.info("peer_gone", peer=peer, definite=definite)
-        self._dialling.lives.ended(peer)
+        self._dialling.lives.ended(peer, self._channels_to(peer).boot_id)
         if self.service is not None:
             self.service.on_gone(peer, definite=definite)
 
@@ -417,9 +417,9 @@ class GrpcTransport:
         if not self._closing and self.service is not None:
             self.service.on_reached(peer)
 
-    def _link_ended(self, peer: PeerId) -> None:
-        """A peer's link to us ended: it closed, or its connection broke."""
-        self._dialling.lives.ended(peer)
+    def _link_ended(self, peer: PeerId, boot_id: int) -> None:
+        """A peer's link to us ended: it closed, or its connection broke. boot_id: of the process that opened it."""
+        self._dialling.lives.ended(peer, boot_id)
         # Its link is often the first to notice that a process died. Of strangers nothing can be dialled. What takes a
         # shortcut has not died.
         if not self._closing and not self._holes.leads_to(peer) and self._dialling.lookup(peer):

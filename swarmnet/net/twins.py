@@ -111,6 +111,10 @@ class Lives:
         first, at = self._heard.get(peer, (boot_id, -math.inf))
         return first != boot_id and now - at <= SILENT_S
 
-    def ended(self, peer: PeerId) -> None:
-        """The connection to the process that was heard ended: the next one takes its place at once."""
-        self._heard.pop(peer, None)
+    def ended(self, peer: PeerId, boot_id: int) -> None:
+        """The connection to that process ended: if it is the one that was heard, the next takes its place at once.
+
+        boot_id: 0 if it has not said which it is.
+        """
+        if boot_id in (0, self._heard.get(peer, (0, 0.0))[0]):
+            self._heard.pop(peer, None)

@@ -96,7 +96,9 @@ def test_the_process_that_is_heard_keeps_its_place_until_it_is_silent() -> None:
 def test_a_restart_takes_the_place_of_a_process_whose_connection_ended_at_once() -> None:
     lives = Lives()
     lives.heard(PEER, 5, 0.0)
-    lives.ended(PEER)
+    lives.ended(PEER, 9)  # a link of another process, which had lost its place
+    assert lives.another(PEER, 9, 0.0)
+    lives.ended(PEER, 5)
     assert not lives.another(PEER, 9, 0.0)
 
 
