@@ -43,10 +43,9 @@ from swarmnet.manifest.timers import Timers
 from swarmnet.messages import Control, Finished, Heartbeat, MemberState, Round, StagePlan, Stamp
 from swarmnet.net.grpc_link import MessageWriter
 from swarmnet.net.identity import Identity
-from swarmnet.step import actions as act
-from swarmnet.step.actions import Action, Broadcast, Send
 from swarmnet.step.commits import commit_of
 from swarmnet.step.gate import Shape
+from swarmnet.step.host import Call
 from swarmnet.step.member import Member
 from swarmnet.wire.convert import Ping, Reader
 
@@ -197,28 +196,31 @@ class Stage:
         self.rounds.clear()
         self.settle()
 
-    def _call(self, name: PeerId, kind: str, call: Callable[[Member], list[Action]]) -> None:
+    def _call(self, name: PeerId, kind: str, call: Callable[[Member], None]) -> None:
+        member = self.members[name]
         began = time.thread_time()
-        actions = call(self.members[name])
+        call(member)
         self.cpu_s[name][kind] += time.thread_time() - began
         self.calls[name][kind] += 1
-        for action in actions:
-            self._do(name, action)
+        calls = [*member.calls.calls]
+        member.calls.calls.clear()
+        for each in calls:
+            self._do(name, each)
 
-    def _do(self, name: PeerId, action: Action) -> None:
-        match action:
-            case Send(peer, message):
+    def _do(self, name: PeerId, call: Call) -> None:
+        match call:
+            case ("send", (peer, message), _):
                 self._send(name, peer, message)
-            case Broadcast(Heartbeat()):
+            case ("beat", _, _):
                 self._beat(name)
-            case Broadcast(message):
+            case ("publish", (message,), _):
                 for peer in self.members:
                     self._send(name, peer, message)
-            case act.Sum(current):
-                self.rounds[name] = current
-            case act.StopSum():
+            case ("aggregate", (attempt,), _):
+                self.rounds[name] = attempt
+            case ("stop", _, _):
                 self.rounds.pop(name, None)
-            case act.Apply():
+            case ("apply", _, _):
                 self._call(name, "applied", lambda member: member.applied(now=self.now))
 
     def _beat(self, name: PeerId, *, due_only: bool = False) -> None:

@@ -81,7 +81,7 @@ PURE = (
     "ranks/layout.py",
     "manifest/implied.py",
 )
-DRIVER = "driver.py"  # modules of step/ whose name ends so perform the actions, and are not pure
+DRIVER = "driver.py"  # modules of step/ whose name ends so are hosts of the machines, and are not pure
 NOT_PURE = frozenset(["asyncio", "logging", "socket", "subprocess", "threading", "time"])
 
 FORBIDDEN = frozenset(["expert", "server", "worker", "manager", "coordinator", "utils", "common", "core", "security"])

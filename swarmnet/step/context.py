@@ -9,6 +9,7 @@ from swarmnet.ids import Chain, PeerId
 from swarmnet.manifest.extension import Horizon
 from swarmnet.messages import UNMEASURED, Commit, LineQuality, Trouble
 from swarmnet.step.gate import Shape
+from swarmnet.step.host import StepHost
 from swarmnet.step.lateness import Lateness
 from swarmnet.step.ledger import Generations
 from swarmnet.step.lines import BrokenLines
@@ -25,6 +26,7 @@ class StepContext:
     shape: Shape
     view: View
     membership: Membership
+    host: StepHost
     generations: Generations
     numbers: Iterator[int]
     """The numbers of the rounds that I open (`ledger.round_numbers`)."""
@@ -55,7 +57,7 @@ class StepContext:
     def __post_init__(self) -> None:
         self.horizon = Horizon(self.shape.total_steps)
         self.pace = Pace(self.view.timers)
-        self.lateness = Lateness(self.view.timers)
+        self.lateness = Lateness(self.view.timers, self.host)
 
     def over(self, step: int) -> bool:
         """Is that step none of the run's, as far as can be foreseen?"""

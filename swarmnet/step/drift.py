@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from swarmnet.ids import NO_CHAIN, Chain, PeerId
 from swarmnet.messages import Measure
 from swarmnet.quorum import minority
-from swarmnet.step.actions import Note, note
+from swarmnet.step.host import StepHost
 from swarmnet.step.view import View
 
 MOST_RESTS = 64
@@ -100,8 +100,8 @@ def resyncs(me: PeerId, classes: Mapping[PeerId, str], version: int, every: int)
 class Drift:
     """One replica's measures, and what it makes of those of its mates. numerics: the class of its own weights."""
 
-    def __init__(self, view: View, rules: DriftRules, numerics: str = "") -> None:
-        self._view, self.rules, self.numerics = view, rules, numerics
+    def __init__(self, view: View, rules: DriftRules, numerics: str, host: StepHost) -> None:
+        self._view, self.rules, self.numerics, self._host = view, rules, numerics, host
         self.mine: Measure | None = None
         self.verdict: DriftVerdict | None = None
         self._measured_at, self._term_chain = 0.0, NO_CHAIN
@@ -118,14 +118,14 @@ class Drift:
         self._resting = self._rests > 0
         self._rests = max(self._rests - 1, 0)
 
-    def review(self, *, now: float) -> list[Note]:
+    def review(self, *, now: float) -> None:
         """Compare, once everybody has measured (or had time to); what is off is said once for every version."""
         mine, me = self.mine, self._view.me
         if mine is None or (self.verdict is not None and self.verdict.version == mine.version):
-            return []
+            return
         digests, waiting = self._digests(mine, now=now)
         if waiting and now - self._measured_at < self._view.timers.suspect_s:
-            return []
+            return
         classes = {peer: self._numerics(peer) for peer in (*digests, *waiting)}
         kept = classes[next(iter(digests))]
         strays = judge(digests, classes, unheard=sum(classes[peer] == kept for peer in waiting))
@@ -133,10 +133,10 @@ class Drift:
         self.verdict = DriftVerdict(mine.version, first, frozenset(digests), strays)
         if me not in strays:
             self._repairs = 0
-        return [
-            note("drift", version=mine.version, peer=peer, to=first, strays=len(strays), measured=len(digests))
-            for peer in sorted(strays if me == first else {me} & strays)
-        ]
+        for peer in sorted(strays if me == first else {me} & strays):
+            self._host.log(
+                "drift", version=mine.version, peer=peer, to=first, strays=len(strays), measured=len(digests)
+            )
 
     def donors(self, *, now: float) -> tuple[PeerId, ...]:
         """Mates whose state I should take now, if my weights are off and it is my turn; () otherwise."""

@@ -1,4 +1,4 @@
-"""Performs what a step machine asks for, and tells it what came of it. The only module of this room that awaits.
+"""The host of a step machine: does what it asks for, and tells it what came of it. The only module here that awaits.
 
 One driver per (peer, stage). It owns no decision: claims, rounds and commits are the machine's, compute is the
 engine's, routes are the pipeline's.
@@ -15,14 +15,12 @@ from typing import Any, Protocol
 
 from swarmnet.averaging.exchange import Exchange
 from swarmnet.errors import SwarmError, leaves
-from swarmnet.ids import PeerId, Restart, RoundId
+from swarmnet.ids import Chain, PeerId, Restart, RoundId
 from swarmnet.manifest.extension import Extension
 from swarmnet.messages import Commit, Committed, Exclusion, Finished, Heartbeat, Measure, Round, Stamp, StepControl
 from swarmnet.pipeline.execution import Execution
 from swarmnet.pipeline.recovery import Spawn
 from swarmnet.stage.seams import Compute, Stash
-from swarmnet.step import actions as act
-from swarmnet.step.actions import Action
 from swarmnet.step.member import Member
 from swarmnet.telemetry.spans import SpanBook, SpanKind
 from swarmnet.transport import Transport
@@ -79,8 +77,6 @@ class StepDriver:
         self._listener, self._spawn = listener, spawn
         self._execution: Execution | None = None
         self._inbox: deque[tuple[PeerId, StepControl]] = deque()
-        self._actions: deque[Action] = deque()
-        self._busy = False
         self._round: asyncio.Task[None] | None = None
         self._measuring: asyncio.Task[None] | None = None
         self._settled = asyncio.Event()
@@ -120,11 +116,13 @@ class StepDriver:
         line = replace(self._exchange.meter.line, relayed=relayed)
         self.member.feel(line, watch.trouble(now=now), watch.allowed, watch.waits(now=now), watch.awaited(now=now))
         self._beat(due_only=True)
-        self._perform(self.member.tick(now=self._now()))
+        self.member.tick(now=self._now())
+        self._perform()
 
     def gone(self, peer: PeerId, *, definite: bool) -> None:
         """A connection broke."""
-        self._perform(self.member.gone(peer, definite=definite, now=self._now()))
+        self.member.gone(peer, definite=definite, now=self._now())
+        self._perform()
 
     def reached(self, peer: PeerId) -> None:
         """A peer answered on a connection that we opened."""
@@ -135,15 +133,16 @@ class StepDriver:
     ) -> None:
         """State is in place; see Member.restored."""
         self._engine.lengthen(extensions)
-        actions = self.member.restored(*args, extensions=extensions, exclusions=exclusions, now=self._now())
+        self.member.restored(*args, extensions=extensions, exclusions=exclusions, now=self._now())
         self._pipeline.stop()
         self._begin()
-        self._perform(actions)
+        self._perform()
 
     # Audience, for the engine
 
     def on_sums_lost(self) -> None:
-        self._perform(self.member.sums_lost())
+        self.member.sums_lost()
+        self._perform()
 
     def on_engine(self, event: str, fields: dict[str, object]) -> None:
         self._listener.on_event(self.member.stage, event, fields)
@@ -155,7 +154,7 @@ class StepDriver:
         self.member.synced = False
         if self._measuring is not None:
             self._measuring.cancel()
-        self._stop_round()
+        self.stop()
         self._pipeline.stop()
         self._engine.void()
 
@@ -166,7 +165,8 @@ class StepDriver:
 
     def late(self, peer: PeerId, reason: str) -> None:
         """A replica of my stage does not do its part (`step.lateness`)."""
-        self._perform(self.member.late(peer, reason, now=self._now()))
+        self.member.late(peer, reason, now=self._now())
+        self._perform()
 
     async def settled(self) -> None:
         """Wait for a running apply to end."""
@@ -181,108 +181,111 @@ class StepDriver:
     # Claims, for the pipeline
 
     def claim(self, step: int, index: int) -> None:
-        self._perform(self.member.claim(step, index, now=self._now()))
+        self.member.claim(step, index, now=self._now())
+        self._perform()
 
     def withdraw(self, step: int, index: int) -> None:
-        self._perform(self.member.withdraw(step, index))
+        self.member.withdraw(step, index)
+        self._perform()
 
     def added(self, stash: Stash) -> None:
         # Else the accumulator was voided meanwhile, and this gradient with it (rule 5).
         if stash.voids == self._engine.voids(stash.step):
-            self._perform(self.member.add(stash.step, stash.index))
+            self.member.add(stash.step, stash.index)
+            self._perform()
 
     def non_finite(self, step: int, index: int) -> None:
-        self._perform(self.member.found_non_finite(step, index))
-
-    # ------------------------------------------------------------ performing
-
-    @property
-    def _pipeline(self) -> Execution:
-        assert self._execution is not None
-        return self._execution
-
-    def _event(self, event: str, **fields: object) -> None:
-        self._listener.on_event(self.member.stage, event, fields)
-
-    @staticmethod
-    def _now() -> float:
-        return asyncio.get_running_loop().time()
-
-    def _perform(self, actions: list[Action]) -> None:
-        """Perform actions in order. What they cause, messages to myself included, comes after them, never inside."""
-        self._actions.extend(actions)
-        # An action has caused an event: what follows from it is performed after all that is under way.
-        if self._busy:
-            return
-        self._busy = True
-        try:
-            while self._actions:
-                self._do(self._actions.popleft())
-        finally:
-            self._busy = False
+        self.member.found_non_finite(step, index)
+        self._perform()
 
     def _read(self) -> None:
         """Hand over what has come since the last turn."""
         came, self._inbox = self._inbox, deque()
         while came:
             peer, message = came.popleft()
-            self._perform(self.member.receive(peer, message, now=self._now(), more=bool(came)))
+            self.member.receive(peer, message, now=self._now(), more=bool(came))
+            self._perform()
 
-    def _do(self, action: Action) -> None:
-        match action:
-            case act.Send(peer, message):
-                self._send(peer, message)
-            case act.Broadcast(message):
-                if isinstance(message, Heartbeat):
-                    self._beat()
-                else:
-                    self._spread(message)
-            case act.CountHere(step, index):
-                self._pipeline.granted(step, index, self._engine.voids(step))
-            case act.OwnedElsewhere(step, index, owner):
-                self._pipeline.owned_elsewhere(step, index, owner)
-            case act.TakeIndex(step, index):
-                self._pipeline.order(step, index)
-            case act.Void(step):
-                self._engine.void(step)
-                self._pipeline.voided(step)
-            case act.Sum(current):
-                self._round = self._spawn(self._sum(current))
-            case act.CollectSum(current, digest):
-                self._round = self._spawn(self._collect(current, digest))
-            case act.StopSum():
-                self._stop_round()
-            case act.Apply():
-                self._settled.clear()
-                self._pipeline.end(self.member.version)
-                self._exchange.close()
-                self._spawn(self._apply(action))
-            case act.Resync(donors, _):
-                self._listener.on_resync(self.member.stage, donors)
-            case act.MeasureWeights():
-                self._measuring = self._spawn(self._measure(action))
-            case act.Orphaned():
-                self.suspend()
-                self._listener.on_orphaned(self.member.stage)
-            case act.Note(event, fields):
-                self._listener.on_event(self.member.stage, event, dict(fields))
+    def _perform(self) -> None:
+        """Do what the machine has asked for."""
+        self.member.calls.make(self)
 
-    def _send(self, peer: PeerId, message: StepControl) -> None:
+    @property
+    def _pipeline(self) -> Execution:
+        assert self._execution is not None
+        return self._execution
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
+
+    # ------------------------------------------------------------ host of the machine
+
+    def send(self, peer: PeerId, message: StepControl) -> None:
         if peer == self.member.me:
             self._listener.on_local(message)
         else:
             self._transport.tell(peer, message)
 
-    def _spread(self, committed: Committed) -> None:
+    def beat(self) -> None:
+        self._beat()
+
+    def publish(self, committed: Committed) -> None:
         """My stage has committed: tell everybody once; in a large run my neighbours and a few of each stage. Whoever
         has not heard of it sees in a heartbeat that others have, and asks."""
         member = self.member
         if committed.commit != self._spread_last:
             near = self._beaten if member.view.sparse else self._listener.everyone()
             for peer in sorted({*near, *member.heartbeats.messengers()} - {member.me}):
-                self._send(peer, committed)
+                self.send(peer, committed)
         self._spread_last = committed.commit
-        self._send(member.me, committed)
+        self.send(member.me, committed)
+
+    def contribute(self, step: int, index: int) -> None:
+        self._pipeline.granted(step, index, self._engine.voids(step))
+
+    def redirect(self, step: int, index: int, assignee: PeerId) -> None:
+        self._pipeline.owned_elsewhere(step, index, assignee)
+
+    def discard(self, step: int) -> None:
+        self._engine.void(step)
+        self._pipeline.voided(step)
+
+    def aggregate(self, attempt: Round) -> None:
+        self._round = self._spawn(self._sum(attempt))
+
+    def fetch(self, attempt: Round, digest: bytes) -> None:
+        self._round = self._spawn(self._collect(attempt, digest))
+
+    def stop(self) -> None:
+        if self._round is not None:
+            self._round.cancel()
+            self._round = None
+        self._exchange.close()
+
+    def execute(self, step: int, index: int) -> None:
+        self._pipeline.order(step, index)
+
+    def apply(self, commits: tuple[Commit, ...]) -> None:
+        self._settled.clear()
+        self._pipeline.end(self.member.version)
+        self._exchange.close()
+        self._spawn(self._apply(commits))
+
+    def resync(self, sources: tuple[PeerId, ...]) -> None:
+        self._listener.on_resync(self.member.stage, sources)
+
+    def measure(self, version: int, chain: Chain, term_chain: Chain) -> None:
+        self._measuring = self._spawn(self._measure(version, chain, term_chain))
+
+    def orphan(self) -> None:
+        self.suspend()
+        self._listener.on_orphaned(self.member.stage)
+
+    def log(self, event: str, **fields: Any) -> None:
+        self._listener.on_event(self.member.stage, event, fields)
+
+    # ------------------------------------------------------------ performing
 
     def _beat(self, *, due_only: bool = False) -> None:
         """My heartbeat to all my neighbours. due_only: if it is time; else to those who are new among them, or do not
@@ -307,13 +310,7 @@ class StepDriver:
             fresh = [peer for peer in receivers if peer not in self._beaten or (news and awaited(peer))]
         self._beaten = set(receivers)
         for peer, beat in member.heartbeats.to_each(fresh):
-            self._send(peer, beat)
-
-    def _stop_round(self) -> None:
-        if self._round is not None:
-            self._round.cancel()
-            self._round = None
-        self._exchange.close()
+            self.send(peer, beat)
 
     async def _sum(self, current: Round) -> None:
         await self._whole("averaging", current, self._take_part(current))
@@ -324,7 +321,7 @@ class StepDriver:
             finished = await self._exchange.sum(current, self._pipeline.losses(step), self._pipeline.work_root(step))
             event = "averaged"
         finally:
-            self._event(event, step=step, seconds=self._now() - began)
+            self.log(event, step=step, seconds=self._now() - began)
         return finished
 
     async def _collect(self, current: Round, digest: bytes) -> None:
@@ -349,7 +346,8 @@ class StepDriver:
         finally:
             self._spans.add(kind, self.member.stage, current.stamp.step, -1, began, self._now())
         self._whole_at = self._now()
-        self._perform(self.member.sum_whole(finished, now=self._whole_at))
+        self.member.sum_whole(finished, now=self._whole_at)
+        self._perform()
 
     def _say_failed(self, round_id: RoundId, reason: str) -> None:
         """Say it once: while a dispute stands a sum is tried again, and fails, on every tick."""
@@ -359,9 +357,9 @@ class StepDriver:
             self._failed = (self.member.stamp, round_id), reasons
         if reason not in reasons and len(reasons) < _MOST_REASONS:
             reasons.add(reason)
-            self._event("sum_failed", reason=reason)
+            self.log("sum_failed", reason=reason)
 
-    async def _apply(self, apply: act.Apply) -> None:
+    async def _apply(self, commits: tuple[Commit, ...]) -> None:
         member = self.member
         step, finished = member.version, member.finished
         assert finished is not None
@@ -369,8 +367,8 @@ class StepDriver:
             # Collecting another one was given up while that came into the buffer: no weights may follow from it.
             self._cannot_apply(step, "the sum is in the buffer no more")
             return
-        commit = apply.commits[member.stage]
-        self._event(
+        commit = commits[member.stage]
+        self.log(
             "committed",
             step=step,
             loss_sum=commit.loss_sum,
@@ -379,31 +377,31 @@ class StepDriver:
             contributions=[[peer, sorted(indexes)] for peer, _, indexes in finished.contributions],
             voided=sorted(commit.voided),
         )
-        self._engine.lengthen(member.horizon_of(apply.commits).extensions)
+        self._engine.lengthen(member.horizon_of(commits).extensions)
         began = self._now()
         self._spans.add("barrier", member.stage, step, -1, self._whole_at, began)
         try:
-            outer = await self._engine.apply(apply.commits)
+            outer = await self._engine.apply(commits)
         except SwarmError as error:  # what is known of this step cannot be: a mate's state tells better
             self._cannot_apply(step, str(error))
             return
         stamp = member.stamp
-        self._exchange.applied(stamp, finished, apply.commits)
+        self._exchange.applied(stamp, finished, commits)
         now = self._now()
         self._spans.add("update", member.stage, step, -1, began, now)
         self._spans.applied(member.stage, step, now=now)
-        actions = member.applied(now=now)
+        member.applied(now=now)
         self._settled.set()
-        self._event(
+        self.log(
             "applied",
             step=step,
             version=member.version,
             chain=member.chain,
-            **_measures(apply.commits),
+            **_measures(commits),
             averaging_bytes=self._exchange.take_sent(),
         )
         if outer is not None:
-            self._event(
+            self.log(
                 "outer_missed" if outer.missed else "outer_step",
                 step=step,
                 elements=outer.elements,
@@ -411,24 +409,24 @@ class StepDriver:
                 **{"reason": outer.missed} if outer.missed else {},
             )
         self._begin()
-        self._perform(actions)
-        self.on_applied(stamp, finished, apply.commits)
+        self._perform()
+        self.on_applied(stamp, finished, commits)
 
     def _cannot_apply(self, step: int, reason: str) -> None:
         member = self.member
         self._settled.set()
-        self._event("apply_failed", step=step, reason=reason)
+        self.log("apply_failed", step=step, reason=reason)
         self.suspend()
         self._listener.on_resync(
             member.stage,
             tuple(sorted(p for p, seen in member.view.mates() if seen.synced and not member.view.refused(p))),
         )
 
-    async def _measure(self, wanted: act.MeasureWeights) -> None:
-        version, digest = await self._engine.measure()
-        if version == wanted.version:  # else the weights have moved on
-            measure = Measure(version, wanted.chain, digest)
-            self._perform(self.member.measured(measure, wanted.term_chain, now=self._now()))
+    async def _measure(self, version: int, chain: Chain, term_chain: Chain) -> None:
+        measured, digest = await self._engine.measure()
+        if measured == version:  # else the weights have moved on
+            self.member.measured(Measure(version, chain, digest), term_chain, now=self._now())
+            self._perform()
 
     def _begin(self) -> None:
         member = self.member

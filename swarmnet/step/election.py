@@ -11,7 +11,6 @@ import math
 from swarmnet.ids import Ballot, PeerId
 from swarmnet.messages import NONE, Indexes, Round, StagePlan
 from swarmnet.quorum import has_quorum
-from swarmnet.step.actions import Note
 from swarmnet.step.context import StepContext
 from swarmnet.step.exclusion import passed_over
 from swarmnet.step.graph import keeper_rank
@@ -28,7 +27,6 @@ class Election:
         self._context, self._step = context, step
         self._view, self._membership, self._pace = context.view, context.membership, context.pace
         self._lateness = context.lateness
-        self.notes: list[Note] = []  # for the log, until they are taken
         self.promised: Ballot | None = None
         self._began_at = self._promised_at = self._kept_at = now
         self._kept_s: dict[PeerId, float] = {}  # before that, of those who have kept in turns
@@ -158,14 +156,14 @@ class Election:
             live -= {ballot.peer}
         return has_quorum(found, live)
 
-    def reject(self, leader: PeerId, *, now: float) -> list[Note]:
+    def reject(self, leader: PeerId, *, now: float) -> None:
         """It opened a round that no correct leader opens: I do not follow it in this step, even if most do."""
         self._rejected.add(leader)
-        return self._fail(leader, "opens a round that is refused", now)
+        self._fail(leader, "opens a round that is refused", now)
 
-    def _fail(self, leader: PeerId, reason: str, now: float) -> list[Note]:
+    def _fail(self, leader: PeerId, reason: str, now: float) -> None:
         self._failed.add(leader)
-        return self._lateness.observe(leader, reason, now=now)
+        self._lateness.observe(leader, reason, now=now)
 
     def heard(self, plan: StagePlan, *, now: float) -> None:
         """The promised keeper has spoken. It tells what it has given while I am among those that would keep next."""
@@ -241,7 +239,7 @@ class Election:
             return
         for peer in order[: order.index(keeper)]:
             if peer != self._view.me and self._level(peer):
-                self.notes += self._fail(peer, "does not lead in its turn", now)
+                self._fail(peer, "does not lead in its turn", now)
 
     def _observe_idle(self, now: float) -> None:
         """Rule 13: a leader is late that has led for several usual steps without doing what it should do next."""
@@ -249,5 +247,5 @@ class Election:
             return
         kept_s = self._kept_for_s(now)
         if kept_s > _TERM * self._pace.patience_s:
-            self.notes += self._fail(self.promised.peer, "leads, and no aggregate comes", now)
+            self._fail(self.promised.peer, "leads, and no aggregate comes", now)
             self.moves(now=now)

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 from swarmnet.ids import PeerId
 from swarmnet.messages import MAX_UNREACHED, Commit, Heartbeat, Stamp
-from swarmnet.step.actions import Action, Send
 from swarmnet.step.commits import bits_of, stages_in
 from swarmnet.step.graph import Graph, lots
 from swarmnet.step.questions import Questions
@@ -156,7 +155,7 @@ class Heartbeats:
         # It has applied the step that I am at, and so knows all its commits (rule 17).
         return frozenset(range(of.shape.num_stages)) if seen.version == of.version + 1 else frozenset()
 
-    def ask(self, beat: tuple[PeerId, Heartbeat] | None, *, now: float) -> list[Action]:
+    def ask(self, beat: tuple[PeerId, Heartbeat] | None, *, now: float) -> None:
         """Ask for commits of my step that I lack: who sent this heartbeat, or else whoever has them."""
         of, known = self._of, dict[PeerId, Set[int]]()
         if of.barrier.known is not self._lacking_of or not self._lacking_of:
@@ -164,7 +163,7 @@ class Heartbeats:
             self._lacking = frozenset(range(of.shape.num_stages)) - {commit.stage for commit in of.barrier.known}
         lacking = self._lacking
         if not lacking or of.done or of.applying:
-            return []
+            return
         # Whoever owes an answer in a large stage is asked again only as one of all: it may never give any.
         if beat is not None and of.view.sparse and self._questions.owes(beat[0]):
             beat = None
@@ -173,7 +172,7 @@ class Heartbeats:
                 known[peer] = known.get(peer, frozenset()) | found
         # Mostly a heartbeat tells of nothing that I lack.
         if not known:
-            return []
+            return
         # In a large stage all hear the keeper: it is asked only if nobody else answers.
         keeper = of.promised.peer if of.promised is not None and of.view.sparse else None
         asked = known if beat is None else {peer: stages for peer, stages in known.items() if peer != keeper}
@@ -183,27 +182,27 @@ class Heartbeats:
         for peer, stages in known.items() if heard else ():
             if untold := {stage for stage in stages & heard if not of.membership.has_told(peer, stage, of.version)}:
                 wanted[peer] = wanted.get(peer, frozenset()) | untold
-        return [Send(peer, replace(self.to(peer), wants=bits_of(stages))) for peer, stages in sorted(wanted.items())]
+        for peer, stages in sorted(wanted.items()):
+            of.host.send(peer, replace(self.to(peer), wants=bits_of(stages)))
 
     def _sender(self, peer: PeerId, beat: Heartbeat) -> Iterable[tuple[int, PeerId, Seen]]:
         """Who sent this, unless it is an answer."""
         seen = self._of.view.get(peer, beat.stamp.stage)
         return [(beat.stamp.stage, peer, seen)] if seen is not None and not (beat.commits or beat.last_commits) else ()
 
-    def answer(self, peer: PeerId, beat: Heartbeat, *, now: float) -> list[Action]:
-        """The commits that the sender of a heartbeat asks for, of my step or the last one."""
+    def answer(self, peer: PeerId, beat: Heartbeat, *, now: float) -> None:
+        """Send the commits that the sender of a heartbeat asks for, of my step or the last one."""
         of, step = self._of, beat.stamp.step
         mine = {of.version: of.barrier.known, of.version - 1: of.last_commits}.get(step, ())
         wanted = stages_in(beat.wants)
         found = [commit for commit in mine if commit.stage in wanted and commit.step == step]
         given = self._questions.give(peer, step, {commit.stage for commit in found}, few=bool(of.view.sparse), now=now)
         told = [commit for commit in found if commit.stage in given]
-        if not told:
-            return []
-        if step == of.version:
-            return [Send(peer, replace(self.to(peer), commits=tuple(map(of.membership.brief, told))))]
-        # It may lack the names of those who signed: mine are of the step that it is at.
-        return [Send(peer, replace(self.to(peer), last_commits=tuple(map(of.membership.with_votes, told))))]
+        if told and step == of.version:
+            of.host.send(peer, replace(self.to(peer), commits=tuple(map(of.membership.brief, told))))
+        elif told:
+            # It may lack the names of those who signed: mine are of the step that it is at.
+            of.host.send(peer, replace(self.to(peer), last_commits=tuple(map(of.membership.with_votes, told))))
 
     def told_by(self, peer: PeerId) -> None:
         """Commits came from a peer: it answers."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence, Set
 from swarmnet.ids import PeerId
 from swarmnet.messages import MemberState
 from swarmnet.quorum import has_quorum
-from swarmnet.step.actions import Action, note
+from swarmnet.step.host import StepHost
 from swarmnet.step.ledger import Ledger
 from swarmnet.step.view import View
 
@@ -128,8 +128,8 @@ class IdleWork:
 class NonFinite:
     """Reports of non-finite gradients. found_by: index -> members. halted: more are left out than the run allows."""
 
-    def __init__(self, step: int, *, max_void: int) -> None:
-        self._step, self._max_void = step, max_void
+    def __init__(self, step: int, host: StepHost, *, max_void: int) -> None:
+        self._step, self._host, self._max_void = step, host, max_void
         self.found_by: dict[int, set[PeerId]] = {}
         self.halted = False
 
@@ -140,27 +140,24 @@ class NonFinite:
             self.found_by.setdefault(index, set()).add(peer)
         return bool(fresh)
 
-    def alone(self, ledger: Ledger) -> list[Action]:
+    def alone(self, ledger: Ledger) -> None:
         """Log the members that found an index non-finite that others counted."""
         names = {peer for index, found_by in self.found_by.items() if index not in ledger.voided for peer in found_by}
-        return [note("finds_alone", step=self._step, peer=peer) for peer in sorted(names)]
+        for peer in sorted(names):
+            self._host.log("finds_alone", step=self._step, peer=peer)
 
-    def void(self, ledger: Ledger, members: Set[PeerId]) -> list[Action]:
+    def void(self, ledger: Ledger, members: Set[PeerId]) -> None:
         """Leave the indexes out of the step that most members found non-finite."""
-        actions: list[Action] = []
         for index, found_by in self.found_by.items():
             confirmed = has_quorum(found_by, members)
             if confirmed and index not in ledger.voided and ledger.void(index):
-                actions.append(note("voided", step=self._step, index=index))
+                self._host.log("voided", step=self._step, index=index)
         if len(ledger.voided) > self._max_void and not self.halted:
             self.halted = True
-            actions.append(
-                note(
-                    "halted",
-                    step=self._step,
-                    reason=f"{len(ledger.voided)} microbatches of step {self._step} gave no gradient that can "
-                    f"be counted (not finite, or too large for the grid; training.max_void = {self._max_void}): "
-                    "lower the learning rate or numerics.grid_bits and start again",
-                )
+            self._host.log(
+                "halted",
+                step=self._step,
+                reason=f"{len(ledger.voided)} microbatches of step {self._step} gave no gradient that can "
+                f"be counted (not finite, or too large for the grid; training.max_void = {self._max_void}): "
+                "lower the learning rate or numerics.grid_bits and start again",
             )
-        return actions

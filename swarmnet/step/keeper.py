@@ -27,7 +27,6 @@ from swarmnet.messages import (
     Stamp,
 )
 from swarmnet.quorum import blocks, has_quorum, minority
-from swarmnet.step.actions import Action, Broadcast, Note, Send, note
 from swarmnet.step.commits import acked, counting
 from swarmnet.step.context import StepContext
 from swarmnet.step.exclusion import passed_over
@@ -77,7 +76,7 @@ class Keeper:
         shape = context.shape
         self.stamp, self.ballot, self.oldest, self.view = stamp, ballot, oldest, context.view
         self._delay = shape.delay.behind(stamp.step)  # so many versions the weights of the step are behind it
-        self._context, self._lines, self._pace = context, context.lines, context.pace
+        self._context, self._host, self._lines, self._pace = context, context.host, context.lines, context.pace
         self._lateness, self._membership = context.lateness, context.membership
         self.ledger = Ledger(shape.num_microbatches, given)
         self.members: dict[PeerId, Generation] = {}
@@ -120,21 +119,22 @@ class Keeper:
         self._mates_at, self._mates_found = (-math.inf, 0), (list[PeerId](), list[PeerId]())  # when they were looked up
         self.passed_over = self._pass_over(now)
         self._last_since: dict[PeerId, float] = {}
-        self._non_finite = NonFinite(stamp.step, max_void=shape.max_void)
+        self._non_finite = NonFinite(stamp.step, context.host, max_void=shape.max_void)
 
     # ------------------------------------------------------------ messages
 
-    def on_state(self, peer: PeerId, state: MemberState, *, now: float) -> list[Action]:
+    def on_state(self, peer: PeerId, state: MemberState, *, now: float) -> None:
         """Enter what a member holds, then what it gives back, then assign what it wants (rules 3, 9, 10)."""
         if state.ballot != self.ballot:
-            return []
+            return
         self._echoed_at[peer] = now
-        actions = self._hear(peer, state, now) if state.whole or state.revision else []
+        if state.whole or state.revision:
+            self._hear(peer, state, now)
         if state.returns:
-            actions += self._release(peer, state, now)
+            self._release(peer, state, now)
         for index in sorted(state.wants):
             self._assign(peer, state.generation, index, now)
-        return actions + self._say()
+        self._say()
 
     def _plan(self, peer: PeerId, generation: Generation | None = None) -> StagePlan:
         """What a member is told next. generation: the accumulator that it is to be about; of two it is the later."""
@@ -143,10 +143,11 @@ class Keeper:
             plan.generation, plan.assigned, plan.moved, plan.evicted = generation, NONE, (), ""
         return plan
 
-    def _say(self) -> list[Action]:
+    def _say(self) -> None:
         """Tell members their plans: each one message."""
         plans, self._plans = self._plans, {}
-        return [Send(peer, plan) for peer, plan in sorted(plans.items())]
+        for peer, plan in sorted(plans.items()):
+            self._host.send(peer, plan)
 
     def _move(self, peer: PeerId, generation: Generation, index: int, owner: PeerId) -> None:
         plan = self._plan(peer, generation)
@@ -187,34 +188,34 @@ class Keeper:
         elif held[0] != peer:
             self._move(peer, generation, index, held[0])
 
-    def _hear(self, peer: PeerId, report: MemberState, now: float) -> list[Action]:
+    def _hear(self, peer: PeerId, report: MemberState, now: float) -> None:
         """Enter what a member holds; evict what cannot be; hear who holds a sum (rules 10, 11, 14)."""
         # Of a decided step a report changes nothing any more.
         if self.commit is not None:
-            return []
+            return
         # It cannot hear what it is assigned; or these are its last words. What it says in touch again is heard.
         if peer not in self.members and not self.view.in_touch(peer, now=now):
-            return []
+            return
         last, self._knows[peer] = self._reports.get(peer), report.round
         self.looks |= report.trouble is not None  # those who are held up wait for a verdict
         if not report.whole:
             # It refers to a report that I never had: I have just begun to keep, or that one was lost.
             if last is None or (last.generation, last.revision) != (report.generation, report.revision):
                 self._ask(peer, now)
-                return []
-            if self.members.get(peer) == report.generation and peer not in self.passed_over:
+            elif self.members.get(peer) == report.generation and peer not in self.passed_over:
                 self._hear_work(peer, report, self._remaining[peer], now)
-                return []
-            return self._enter(peer, replace(last, progress=report.progress, trouble=report.trouble), now)
+            else:
+                self._enter(peer, replace(last, progress=report.progress, trouble=report.trouble), now)
+            return
         if last is not None and last.generation == report.generation and report.revision < last.revision:
-            return []  # overtaken by a newer one
+            return  # overtaken by a newer one
         if report.line is None:
             if last is None:
                 self._ask(peer, now)
-                return []
+                return
             report = replace(report, line=last.line)
         self._reports[peer] = report
-        return self._enter(peer, report, now)
+        self._enter(peer, report, now)
 
     def _hear_work(self, peer: PeerId, report: MemberState, left: int, now: float) -> None:
         """left: how many indexes the member owns and has not accumulated."""
@@ -229,27 +230,27 @@ class Keeper:
             self._asked[peer] = now
             self._plan(peer).whole = True
 
-    def _enter(self, peer: PeerId, report: MemberState, now: float) -> list[Action]:
+    def _enter(self, peer: PeerId, report: MemberState, now: float) -> None:
         """Enter a whole report."""
         owner = (peer, report.generation)
         if peer in self._left_out:
             if owner in self.ledger.closed:
                 self._void(peer, report.generation)
-            return []
+            return
         known = self.members.get(peer)
         # The member has a new accumulator: what its last one counted is gone.
         if known is not None and known != report.generation:
             if known.incarnation == report.generation.incarnation and known > report.generation:
-                return []  # overtaken by a newer report
+                return  # overtaken by a newer report
             self._evict(peer, known)
         if owner in self.ledger.closed and report.ack is None:
             self._plan(peer, report.generation).evicted = "closed"
-            return []
+            return
         if peer in self.passed_over:
             self._hear_sum(peer, report, now)
             if report.owned:
                 self._void(peer, report.generation)
-            return []
+            return
         self._hear_work(peer, report, len(report.owned - report.summed), now)
         self._builder.measured(peer, report.line or UNMEASURED)
         self.looks |= self._non_finite.hear(peer, report)
@@ -261,7 +262,8 @@ class Keeper:
             self._offences[peer] += owner not in self.ledger.closed  # once for all reports under way
             self._evict(peer, report.generation)
             self._void(peer, report.generation)
-            return self._leave_offender(peer, now)
+            self._leave_offender(peer, now)
+            return
         if owner not in self.ledger.closed and not overlaps:
             self.ledger.enter(owner, report.owned)
         if self.members.get(peer) != report.generation:
@@ -269,7 +271,6 @@ class Keeper:
             self._missing.discard(peer)
             self.looks |= not self._missing
         self._note_news()
-        return []
 
     def _note_news(self) -> None:
         """Look at everybody soon if this may be what the step waits for; mostly the next tick is early enough."""
@@ -282,21 +283,20 @@ class Keeper:
         many = len(self.members) if len(self.members) > _MANY else 0
         return self.looks and now - self._looked_at >= many * _LOOK_S
 
-    def _release(self, peer: PeerId, state: MemberState, now: float) -> list[Action]:
+    def _release(self, peer: PeerId, state: MemberState, now: float) -> None:
         """A member does not hold what the round says it does: free that, open the round again (rule 10)."""
         # A holder of the round's sum has what this member denies having given. If I hold it, or two others do, it lies.
         whole = {holder for holder, held in self.acks.items() if held.id == self.current_id} - {peer}
         denied = self.view.me in whole or len(whole) > 1
         if self._sure(now) or denied:
-            return []
+            return
         # The round names what nobody holds: it cannot be summed.
         if self.ledger.release((peer, state.generation), state.returns):
             if self.round is not None:
                 self._reopened.setdefault(peer, self._opened_at)
             self.round, self.looks = None, True
             self._idle.flow(now=now)
-            return [note("released", peer=peer, indexes=sorted(state.returns))]
-        return []
+            self._host.log("released", peer=peer, indexes=sorted(state.returns))
 
     # ------------------------------------------------------------ time
 
@@ -305,66 +305,66 @@ class Keeper:
         self.oldest, self._level_at = True, now
         self._idle.flow(now=now)
 
-    def settle(self, commit: Commit) -> list[Action]:
+    def settle(self, commit: Commit) -> None:
         """The stage has committed under a keeper before me, or without me."""
-        if self.commit is not None:
-            return []
-        self.commit = commit
-        return [Broadcast(self._told_commit(commit))]
+        if self.commit is None:
+            self._publish(commit)
 
-    def advance(self, *, now: float, resend: bool) -> list[Action]:
+    def advance(self, *, now: float, resend: bool) -> None:
         """Do whatever the state asks for; `resend` repeats what was already said (every tick, level-triggered)."""
-        return self._look(now, resend) + self._say()
+        self._look(now, resend)
+        self._say()
 
-    def _look(self, now: float, resend: bool) -> list[Action]:
+    def _look(self, now: float, resend: bool) -> None:
         self._level, self.looks, self._looked_at = False, False, now
         self.passed_over = self._pass_over(now)
         if self.commit is None:
             self._note_waits(now)
-        actions: list[Action] = self._evict_lost(now)
+        self._evict_lost(now)
         self._prepare(resend, now)
         if self.commit is not None:
-            return actions + ([Broadcast(self._told_commit(self.commit))] if resend else [])
-        actions += self._settle_dispute(now)
+            if resend:
+                self._publish(self.commit)
+            return
+        self._settle_dispute(now)
         if not self._everybody_reported(now):
-            actions += self._leave_silent(now)
+            self._leave_silent(now)
             if not self._everybody_reported(now):
-                return actions
+                return
         self._waiting_at = {}
         self._waited_s = {peer: waited_s for peer, waited_s in self._waited_s.items() if peer not in self.members}
         early, self._early = self._early, {}
         for (peer, index), generation in early.items():
             self._assign(peer, generation, index, now)
         if self.oldest and self._sure(now):
-            actions += self._leave_late(now) + self._try_commit(now)
+            self._leave_late(now)
+            self._try_commit(now)
             if self.commit is None:
                 self._say_round(resend, now)
-            return actions
+            return
         # A member that has signed an aggregate joins no other round for `suspect_s`. Another attempt waits until it has
         # joined this one: given up in the same moment, two replicas would follow each other from round to round.
         if self.acks and now - self._held_at > self.view.timers.suspect_s + self.view.timers.beat_s:
-            actions += self._give_up_sums(now)
+            self._give_up_sums(now)
         if self.current_id is None and self.oldest:
-            actions += self._non_finite.void(self.ledger, self.members.keys())
+            self._non_finite.void(self.ledger, self.members.keys())
             if self._non_finite.halted:
-                return actions
-            actions += self._evict_laggards(now)
+                return
+            self._evict_laggards(now)
             if not self.ledger.complete:
-                actions += self._observe_idle(now) + self._order_idle(now)
+                self._observe_idle(now)
+                self._order_idle(now)
             elif not self._laggards() and not self._may_be_certified(now):
-                actions += self._open_round(now)
+                self._open_round(now)
         self._say_round(resend, now)
-        return actions
 
-    def _order_idle(self, now: float) -> list[Action]:
+    def _order_idle(self, now: float) -> None:
         """Have members execute what has no assignee."""
-        notes: list[Action] = []
         for peer, index, first in self._idle.give(
             self.ledger, sorted(self.members), self._non_finite.found_by, now=now
         ):
             self._plan(peer).execute |= {index}
-            notes.append(note("ordered" if first else "ordered_again", index=index, peer=peer, step=self.stamp.step))
-        return notes
+            self._host.log("ordered" if first else "ordered_again", index=index, peer=peer, step=self.stamp.step)
 
     @property
     def current_id(self) -> RoundId | None:
@@ -413,18 +413,16 @@ class Keeper:
         """The peers that were late: first those of whom most have observed it, then those of whom I alone have."""
         return list(dict.fromkeys([*sorted(self.view.observed_late(now=now)), *self._lateness.late(now=now)]))
 
-    def _observe_idle(self, now: float) -> list[Note]:
+    def _observe_idle(self, now: float) -> None:
         """Work stands still: peers are late that were excluded, have come back and have contributed nothing since.
 
         Callers bring them work again, and a peer that reports none of it holds up the step by the idle timeout.
         """
         if not self._idle.stagnant(now):
-            return []
-        found = self._membership.idle_since_exclusion(self.stamp.step)
-        idle = (peer for peer in found if self.view.in_touch(peer, now=now) and not self.ledger.of(peer))
-        return [
-            note for peer in idle for note in self._lateness.observe(peer, "takes no work that it is brought", now=now)
-        ]
+            return
+        for peer in self._membership.idle_since_exclusion(self.stamp.step):
+            if self.view.in_touch(peer, now=now) and not self.ledger.of(peer):
+                self._lateness.observe(peer, "takes no work that it is brought", now=now)
 
     def _late(self, now: float) -> tuple[PeerId, ...]:
         """The peers that the commit is to name as late: of the voters fewer than half, with those excluded already.
@@ -443,7 +441,7 @@ class Keeper:
         named = [peer for peer in late if peer in voters][: max(room, 0)]
         return tuple(sorted([*named, *(peer for peer in late if peer not in voters)][:MAX_LATE]))
 
-    def _leave_silent(self, now: float) -> list[Action]:
+    def _leave_silent(self, now: float) -> None:
         """Rule 14: leave out mates that are in touch and do not report.
 
         The keeper waits for a long silence; if most others have reported, for several usual steps. Only time in which
@@ -456,18 +454,16 @@ class Keeper:
         self._waiting_at = {peer: now for peer in missing if self.view.in_touch(peer, now=now)}
         most = has_quorum(self.members.keys(), {self.view.me, *awaited})
         patience_s = min(timers.long_silence_s, self._pace.patience_s) if most else timers.long_silence_s
-        actions: list[Action] = []
         for peer in missing:
             waited_s = self._waited_s.get(peer, 0.0)
             if waited_s <= patience_s:
                 continue
             reason = "does not report"
-            actions += self._lateness.observe(peer, reason, now=now)
+            self._lateness.observe(peer, reason, now=now)
             self._left_out.add(peer)
             self._waiting_at.pop(peer, None)
             self._level = False
-            actions.append(self._left(peer, reason))
-        return actions
+            self._log_evicted(peer, reason)
 
     def _mates(self, now: float) -> tuple[list[PeerId], list[PeerId]]:
         """Mates at this step whose processes run, for all I know; and those of them that are not given up."""
@@ -489,13 +485,13 @@ class Keeper:
             (seen.version, seen.chain) == (of - 1, self.stamp.chain)
         )
 
-    def _leave_offender(self, peer: PeerId, now: float) -> list[Action]:
+    def _leave_offender(self, peer: PeerId, now: float) -> None:
         """Leave out a member after several impossible reports: each one makes the step begin anew with it."""
-        if self._offences[peer] < _OFFENCES:
-            return []
-        self._left_out.add(peer)
-        reason = "reports what others own"
-        return [*self._lateness.observe(peer, reason, now=now), self._left(peer, reason)]
+        if self._offences[peer] >= _OFFENCES:
+            self._left_out.add(peer)
+            reason = "reports what others own"
+            self._lateness.observe(peer, reason, now=now)
+            self._log_evicted(peer, reason)
 
     def _may_be_certified(self, now: float) -> bool:
         """Have I just begun to keep, holding a sum? Others may hold it too, and their reports are on the way."""
@@ -518,9 +514,8 @@ class Keeper:
         else:
             self.round = None  # below a certificate nothing is lost by that (rule 16)
 
-    def _evict_lost(self, now: float) -> list[Action]:
+    def _evict_lost(self, now: float) -> None:
         self._note_last(now)
-        actions: list[Action] = []
         out = self.members.keys() - {self.view.me, *self._mates(now)[1]}
         given_up = self.view.given_up(self.stamp.step, now=now) if out else frozenset[PeerId]()
         for peer, generation in list(self.members.items()):
@@ -531,12 +526,11 @@ class Keeper:
             elif self._stalled(peer, now):
                 reason = "stalled"
                 last = self._last_since.pop(peer, None) is not None
-                actions += self._lateness.observe(peer, "does not finish what it owns", pardon=last, now=now)
+                self._lateness.observe(peer, "does not finish what it owns", pardon=last, now=now)
             else:
                 continue
             self._evict(peer, generation)
-            actions.append(note("evicted", peer=peer, reason=reason, step=self.stamp.step))
-        return actions
+            self._log_evicted(peer, reason)
 
     def _laggards(self) -> list[PeerId]:
         """Members that have not applied the step before: they count, but cannot contribute yet."""
@@ -549,54 +543,54 @@ class Keeper:
         """Members that have contributed to no commit yet: whatever they report, the step does not wait for them."""
         return frozenset(peer for peer in self.members if peer != self.view.me and self._membership.is_new(peer))
 
-    def _evict_laggards(self, now: float) -> list[Action]:
+    def _evict_laggards(self, now: float) -> None:
         """Go on without a laggard that has given up its sums for newer state, or stays where it is for very long."""
         laggards = self._laggards()
         if not laggards:
             self._level_at = now
-            return []
+            return
         late = now - self._level_at > self.view.timers.long_silence_s
-        actions: list[Action] = []
         for peer in laggards:
             seen, generation = self.view.get(peer), self.members[peer]
             if late or seen is None or not seen.synced:
                 self._evict(peer, generation)
-                actions.append(self._left(peer, "behind"))
+                self._log_evicted(peer, "behind")
             if late:
                 self._left_out.add(peer)  # it reports again and would own its indexes again: it may fetch the sum
                 self._void(peer, generation)
-        return actions
 
-    def _settle_dispute(self, now: float) -> list[Action]:
+    def _settle_dispute(self, now: float) -> None:
         """Rule 12: leave out the member that holds up the round by the word of the others, or cut the round again."""
         alive = {self.view.me, *(peer for peer, _ in self.view.mates() if not self.view.refused(peer))}
         self._left_out = self._left_out & alive if self.members else set()  # nobody may be all that is left
         if self.round is None:
-            return []
+            return
         if not self._broken_ends() <= self._apart and not self.acks and not self._cut_for_lines:
             self._cut_for_lines = True  # once a step: what a member says of its lines costs it nothing
-            self.round = None
-            return [note("cut_again", step=self.stamp.step)]
+            self._cut_again()
+            return
         circles = self._builder.circles(self.round, self.members)
         match self._suspects.decide(circles, step=self.stamp.step, now=now):
             case Leave(peer, reason, others) if len(self.members) > 1:
                 self._lines.broken(peer, others, step=self.stamp.step)
                 # A member that complains alone may have a broken line to one mate: the first time is no fault.
-                return self._leave(peer, reason, pardon=reason == "alone", now=now)
+                self._leave(peer, reason, pardon=reason == "alone", now=now)
             case CutAgain():
-                self.round = None
                 self._builder.turn()
-                return [note("cut_again", step=self.stamp.step)]
-        return []
+                self._cut_again()
 
-    def _leave(self, peer: PeerId, reason: str, *, pardon: bool, now: float) -> list[Action]:
+    def _cut_again(self) -> None:
+        self.round = None
+        self._host.log("cut_again", step=self.stamp.step)
+
+    def _leave(self, peer: PeerId, reason: str, *, pardon: bool, now: float) -> None:
         """Go on without a member that holds up the round."""
         generation = self.members[peer]
         self._left_out.add(peer)
         self._evict(peer, generation)
-        late = self._lateness.observe(peer, f"holds up the round ({reason})", pardon=pardon, now=now)
+        self._lateness.observe(peer, f"holds up the round ({reason})", pardon=pardon, now=now)
         self._void(peer, generation)
-        return [*late, self._left(peer, reason)]
+        self._log_evicted(peer, reason)
 
     def _broken_ends(self) -> frozenset[PeerId]:
         """Members that are out of touch with each other: they should reduce nothing."""
@@ -607,7 +601,7 @@ class Keeper:
         within = {peer: sorted(unreached & members) for peer, unreached in said.items()}
         return self._lines.apart(self.members, within, step=self.stamp.step)
 
-    def _leave_late(self, now: float) -> list[Action]:
+    def _leave_late(self, now: float) -> None:
         """There is a certificate: leave out members without the sum once they are late; they may fetch it later."""
         whole_at = self._first_ack_at = self._first_ack_at or now
         late = sorted(self.members.keys() - self.acks.keys())
@@ -616,18 +610,13 @@ class Keeper:
             and not self._spoilt
             and now - whole_at <= max(self.view.timers.suspect_s, _LATE * (whole_at - self._opened_at))
         ):
-            return []
+            return
         self._left_out.update(late)
         self.members = {peer: generation for peer, generation in self.members.items() if peer in self.acks}
-        if self.round is None:
-            return []
-        observed = [
-            note
-            for peer in late
-            if not self._spoilt and peer != self.view.me
-            for note in self._lateness.observe(peer, "does not end up with the aggregate", now=now)
-        ]
-        return [*observed, *(self._left(peer, "late") for peer in late)]
+        for peer in late if self.round is not None else ():
+            if not self._spoilt and peer != self.view.me:
+                self._lateness.observe(peer, "does not end up with the aggregate", now=now)
+            self._log_evicted(peer, "late")
 
     def _note_waits(self, now: float) -> None:
         """Note the members that the step waits for: for a report, a stream, a last gradient, or an ack."""
@@ -639,8 +628,8 @@ class Keeper:
             waits = {*self._last_since, *(self.awaited if self.round is not None else ())}
         self._delays.note(waits, len(self.members.keys() | waits), now=now)
 
-    def _left(self, peer: PeerId, reason: str) -> Note:
-        return note("evicted", peer=peer, reason=reason, step=self.stamp.step)
+    def _log_evicted(self, peer: PeerId, reason: str) -> None:
+        self._host.log("evicted", peer=peer, reason=reason, step=self.stamp.step)
 
     def _void(self, peer: PeerId, generation: Generation) -> None:
         self._plan(peer, generation).evicted = "void"
@@ -680,24 +669,22 @@ class Keeper:
             roster = self._membership.roster(self.stamp.stage)
             self.looks |= not roster or peer in roster
 
-    def _give_up_sums(self, now: float) -> list[Action]:
+    def _give_up_sums(self, now: float) -> None:
         """Drop the round if its signed sums can make no certificate: a signer is gone, or the bits differ.
 
         For very long none has come of them: who was left out may have signed another sum, and is needed again.
         """
         whole = self.round is not None and self.members.keys() <= self.acks.keys()
         if self._left_out and now - self._held_at > self.view.timers.lease_s:
-            self._left_out, self._held_at, self.round = set(), now, None
-            return [note("cut_again", step=self.stamp.step)]
+            self._left_out, self._held_at = set(), now
+            self._cut_again()
+            return
         # All hold a sum of one round and not the same bits: a reducer told two of them different things.
         differing = whole and len(set(self.acks.values())) > 1
-        if not self._spoilt and not differing:
-            return []
-        notes: list[Action] = []
         if differing:
-            notes.append(note("digest_differs", peers=sorted(self.acks), round=str(self.current_id)))
-        self.round = None
-        return notes
+            self._host.log("digest_differs", peers=sorted(self.acks), round=str(self.current_id))
+        if self._spoilt or differing:
+            self.round = None
 
     def _certificate(self, now: float) -> Commit | None:
         """The commit that the votes certify, or None. Members that no longer hold the sum have no vote."""
@@ -739,17 +726,12 @@ class Keeper:
         ]
         return [self.view.me, *sorted(order, key=self._membership.is_new)[:_HEIRS]]
 
-    def _open_round(self, now: float) -> list[Action]:
+    def _open_round(self, now: float) -> None:
         gave_back, self._reopened = self._reopened, {}
-        least_s = self.view.timers.settle_s
-        notes = [
-            note
-            for peer, since in gave_back.items()
-            if peer != self.view.me
-            for note in self._lateness.charge(
-                peer, "gives back what it was granted", cost_s=max(now - since, least_s), now=now
-            )
-        ]
+        for peer, since in gave_back.items():
+            if peer != self.view.me:
+                cost_s = max(now - since, self.view.timers.settle_s)
+                self._lateness.charge(peer, "gives back what it was granted", cost_s=cost_s, now=now)
         self._apart = self._builder.spared(self.members, self._broken_ends(), self._newcomers())
         self._first_ack_at = None
         self.round, self._spoilt = self._builder.open(self.members, self.ledger, self._apart, self._late(now)), False
@@ -757,7 +739,8 @@ class Keeper:
         self._suspects.opened(self.round.id, now=now)
         self._membership.rolls.learn(self.stamp.stage, counting(self.round))
         reason = left_alone(self.view, self.stamp, self.members, now=now)
-        return [*notes, *([] if reason is None else [note("averaged_alone", step=self.stamp.step, reason=reason)])]
+        if reason is not None:
+            self._host.log("averaged_alone", step=self.stamp.step, reason=reason)
 
     def _say_round(self, resend: bool, now: float) -> None:
         if self.round is None or self._spoilt:
@@ -773,23 +756,21 @@ class Keeper:
                 self._told[peer] = now
                 self._plan(peer).attempt = self.round
 
-    def _try_commit(self, now: float) -> list[Action]:
+    def _try_commit(self, now: float) -> None:
         """Publish the commit once all members hold its sum: a member that holds it need not fetch it."""
         commit = self._certificate(now)
         awaited = {*self.members, *({self.view.me} - self._left_out)} - self._newcomers()
         if commit is None or not awaited <= self.acks.keys():
-            return []
-        self.commit = self._membership.with_votes(commit)
-        notes: list[Action] = [
-            *self._delays.charge(self._lateness, self.view.me, now=now),
-            *self._non_finite.alone(self.ledger),
-        ]
+            return
+        self._delays.charge(self._lateness, self.view.me, now=now)
+        self._non_finite.alone(self.ledger)
         differing = sorted(
             peer for peer, held in self.acks.items() if held.id == commit.id and held.digest != commit.digest
         )
         if differing:
-            notes.append(note("digest_differs", peers=differing, round=str(commit.id)))
-        return [*notes, Broadcast(self._told_commit(self.commit))]
+            self._host.log("digest_differs", peers=differing, round=str(commit.id))
+        self._publish(self._membership.with_votes(commit))
 
-    def _told_commit(self, commit: Commit) -> Committed:
-        return Committed(self._membership.brief(commit), self.stamp.restart)
+    def _publish(self, commit: Commit) -> None:
+        self.commit = commit
+        self._host.publish(Committed(self._membership.brief(commit), self.stamp.restart))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from swarmnet.ids import Chain, PeerId
 from swarmnet.quorum import has_quorum
-from swarmnet.step.actions import Action, Resync, note
+from swarmnet.step.host import StepHost
 from swarmnet.step.membership import Membership
 from swarmnet.step.view import View
 
@@ -17,8 +17,8 @@ _MOST_NAMED = 16
 class Lag:
     """Watches how far one replica is behind its mates."""
 
-    def __init__(self, view: View, membership: Membership) -> None:
-        self._view, self._membership = view, membership
+    def __init__(self, view: View, membership: Membership, host: StepHost) -> None:
+        self._view, self._membership, self._host = view, membership, host
         self._asked_at = -1e9
         self._alone: set[PeerId] = set()  # who says that it is far ahead, and is not believed
         self._behind_since: float | None = None
@@ -29,8 +29,9 @@ class Lag:
         self._behind_since = self._orphaned_since = None
         self._alone &= {peer for peer, _ in self._view.mates()}
 
-    def behind(self, version: int, *, fetching: bool, now: float) -> list[Action]:
+    def behind(self, version: int, *, fetching: bool, now: float) -> bool:
         """A mate is ahead (rule 18): by one step the sum may still be fetched; by more, or for long, the state must.
+        Returns True if anything follows now.
 
         One mate alone is not believed: either most live others of my stage are ahead, or most of another stage are, or
         for two long silences nothing has led me on. fetching: is the sum being fetched?
@@ -48,11 +49,13 @@ class Lag:
             alone = [(peer, passed) for peer, passed in sorted(ahead.items()) if passed > version + 1]
             fresh = [each for each in alone if each[0] not in self._alone]
             self._alone.update(peer for peer, _ in fresh)
-            return [note("ahead_alone", peer=peer, version=passed) for peer, passed in fresh[:_MOST_NAMED]]
+            for peer, passed in fresh[:_MOST_NAMED]:
+                self._host.log("ahead_alone", peer=peer, version=passed)
+            return bool(fresh)
         far = any(passed > version + 1 for passed in ahead.values())
         if far or since_s > 2 * (timers.long_silence_s if fetching else timers.suspect_s):
             return self.resync(tuple(sorted(ahead)), "behind", version, now=now)
-        return []
+        return False
 
     def _most_are_ahead(self, version: int, *, now: float) -> bool:
         """Is most of the rest of my stage, or of another one, ahead of me?"""
@@ -87,12 +90,14 @@ class Lag:
             self._orphaned_since = now
         return now - self._orphaned_since > view.timers.lease_s
 
-    def resync(self, donors: tuple[PeerId, ...], reason: str, version: int, *, now: float) -> list[Action]:
-        """Fetch a snapshot from one of these; asked for at most once per silence limit."""
+    def resync(self, donors: tuple[PeerId, ...], reason: str, version: int, *, now: float) -> bool:
+        """Fetch a snapshot from one of these; asked for at most once per silence limit. True if it is now."""
         if not donors or now - self._asked_at < self._view.timers.suspect_s:
-            return []
+            return False
         self._asked_at = now
-        return [Resync(donors, reason), note("resync", reason=reason, version=version)]
+        self._host.resync(donors)
+        self._host.log("resync", reason=reason, version=version)
+        return True
 
 
 def yields(*, mine: tuple[bool, Chain], theirs: tuple[bool, Chain]) -> bool:

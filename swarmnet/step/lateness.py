@@ -11,7 +11,7 @@ from collections.abc import Collection, Set
 from swarmnet.ids import PeerId
 from swarmnet.manifest.timers import Timers
 from swarmnet.quorum import quorum
-from swarmnet.step.actions import Note, note
+from swarmnet.step.host import StepHost
 
 _MOST_PEERS = 4096
 
@@ -22,36 +22,37 @@ _SHARE = 16.0
 class Lateness:
     """What one replica has observed; a peer that was never late is not in it."""
 
-    def __init__(self, timers: Timers) -> None:
+    def __init__(self, timers: Timers, host: StepHost) -> None:
+        self._host = host
         self._lasts_s, self._worth_s = timers.lease_s, 1.5 * timers.suspect_s
         self._debts: dict[PeerId, tuple[float, float]] = {}  # seconds, when they were added up
         self._until: dict[PeerId, float] = {}  # the latest last
         self._pardoned: set[PeerId] = set()
 
-    def observe(self, peer: PeerId, reason: str, *, pardon: bool = False, now: float) -> list[Note]:
+    def observe(self, peer: PeerId, reason: str, *, pardon: bool = False, now: float) -> None:
         """The stage has waited for the peer in vain. pardon: the first time is no lateness."""
         # The observer no longer waits for it, or has pardoned it.
         if self.is_late(peer, now=now):
-            return []
+            return
         if pardon and peer not in self._pardoned and len(self._pardoned) < _MOST_PEERS:
             self._pardoned.add(peer)
-            return []
+            return
         self._until.pop(peer, None)
         self._until[peer] = now + self._lasts_s
         if len(self._until) > _MOST_PEERS:
             del self._until[next(iter(self._until))]
-        return [note("late", peer=peer, reason=reason)]
+        self._host.log("late", peer=peer, reason=reason)
 
-    def charge(self, peer: PeerId, reason: str, *, cost_s: float, now: float) -> list[Note]:
+    def charge(self, peer: PeerId, reason: str, *, cost_s: float, now: float) -> None:
         """The peer has cost the stage so many seconds: lateness, if it adds up to more than a share of all time."""
         debt_s, since = self._debts.pop(peer, (0.0, now))
         debt_s = max(debt_s - (now - since) / _SHARE, 0.0) + cost_s
         if debt_s > self._worth_s:
-            return self.observe(peer, reason, now=now)
+            self.observe(peer, reason, now=now)
+            return
         self._debts[peer] = debt_s, now
         if len(self._debts) > _MOST_PEERS:
             del self._debts[next(iter(self._debts))]
-        return []
 
     def committed(self, late: Collection[PeerId]) -> None:
         """A commit has named these: the table of exclusions takes over."""
@@ -86,14 +87,11 @@ class Delays:
         """The longest time that the step waited for one member other than `without`."""
         return max((late_s for peer, late_s in self._late_s.items() if peer != without), default=0.0)
 
-    def charge(self, lateness: Lateness, me: PeerId, *, now: float) -> list[Note]:
+    def charge(self, lateness: Lateness, me: PeerId, *, now: float) -> None:
         """The step is over. A member owes what it was late beyond half of the time that the others took."""
         self.note(frozenset(), 0, now=now)
         alone_s = now - self._began_at - max(self._late_s.values(), default=0.0)
         free_s = max(alone_s, 0.0) / 2 + self._timers.settle_s
-        return [
-            note
-            for peer, late_s in sorted(self._late_s.items())
-            if peer != me and late_s > free_s
-            for note in lateness.charge(peer, "slows the steps down", cost_s=late_s - free_s, now=now)
-        ]
+        for peer, late_s in sorted(self._late_s.items()):
+            if peer != me and late_s > free_s:
+                lateness.charge(peer, "slows the steps down", cost_s=late_s - free_s, now=now)

@@ -1,6 +1,6 @@
 """The step machine of one replica of one stage: where it stands, whom it believes alive, and its open steps. Pure.
 
-Events come in as method calls with `now`; each returns actions for the driver. What belongs to one step lives in
+Events come in as method calls with `now`, and calls of the host go out (`host`). What belongs to one step lives in
 `open_step.OpenStep`; a message finds its step by its stamp. A replica of version v has steps v .. v + ahead open: one
 as a rule, two where steps overlap; the *oldest* is applied next. What outlives a step lies here and in `context`. The
 machine knows nothing of tensors: the driver tells it what compute has done.
@@ -29,14 +29,13 @@ from swarmnet.messages import (
     Trouble,
 )
 from swarmnet.quorum import quorum
-from swarmnet.step import actions as act
-from swarmnet.step.actions import Action, Broadcast, Note, Send, note
 from swarmnet.step.commits import Barrier, evidence
 from swarmnet.step.context import StepContext
 from swarmnet.step.drift import NO_DRIFT, Drift, DriftRules
 from swarmnet.step.exclusion import after
 from swarmnet.step.gate import Shape, refusal
 from swarmnet.step.heartbeats import Heartbeats
+from swarmnet.step.host import Deferred, StepHost
 from swarmnet.step.keeper import Keeper
 from swarmnet.step.lag import Lag, yields
 from swarmnet.step.ledger import ClaimBook, Generations, round_numbers
@@ -64,13 +63,16 @@ class Member:
     ) -> None:
         self.me, self.stage, self.shape, self.timers = me, stage, shape, timers
         self.view = View(me, stage, timers)
-        self.drift = Drift(self.view, drift, numerics)
-        self.membership = Membership(me, stage, self.view, signer)
+        self.calls = Deferred()
+        self.host: StepHost = self.calls
+        self.drift = Drift(self.view, drift, numerics, self.host)
+        self.membership = Membership(me, stage, self.view, signer, self.host)
         self._context = StepContext(
             me,
             shape,
             self.view,
             self.membership,
+            self.host,
             Generations(incarnation),
             round_numbers(incarnation),
             term_chain=chain,
@@ -84,7 +86,7 @@ class Member:
         self.last_finished: Finished | None = None
         self._last_stamp: Stamp | None = None
         self.kept_last: Ballot | None = None  # under which ballot, until somebody keeps the next step
-        self._lag = Lag(self.view, self.membership)
+        self._lag = Lag(self.view, self.membership, self.host)
         self._bad_voters: set[PeerId] = set()
         self.heartbeats = Heartbeats(self)
         self._begin(now, None)
@@ -228,7 +230,7 @@ class Member:
         extensions: tuple[Extension, ...] = (),
         exclusions: tuple[Exclusion, ...] = (),
         now: float,
-    ) -> list[Action]:
+    ) -> None:
         """State of `version` is in place (seed or snapshot), with the oldest step's finished sum if there is one.
 
         before: the chain of one version earlier. last_commits: of the step before, all or none: others may still need
@@ -257,7 +259,9 @@ class Member:
         if left.stamp == self.stamp:
             self.part.remember(left.part)
         self.oldest.inherit(commits)
-        return [act.StopSum(), Broadcast(self.heartbeat()), *self._advance(now)]
+        self.host.stop()
+        self.host.beat()
+        self._advance(now)
 
     def follow(self, restart: Restart) -> None:
         """The run goes on from another version: nothing said before counts, and I have no state until `restored`."""
@@ -266,33 +270,32 @@ class Member:
         self.view.forget_all()
         self.drift.forget()
 
-    def claim(self, step: int, index: int, *, now: float) -> list[Action]:
+    def claim(self, step: int, index: int, *, now: float) -> None:
         """Work on (step, index) has begun: ask to count it (rule 3)."""
-        of = self.step(step)
-        return of.claim(index, now=now) if of is not None else []
+        if (of := self.step(step)) is not None:
+            of.claim(index, now=now)
 
-    def withdraw(self, step: int, index: int) -> list[Action]:
+    def withdraw(self, step: int, index: int) -> None:
         """The work was dropped. A grant that still comes is ignored; the keeper hears of it, now or later."""
-        of = self.step(step)
-        return of.withdraw(index) if of is not None else []
+        if (of := self.step(step)) is not None:
+            of.withdraw(index)
 
-    def add(self, step: int, index: int) -> list[Action]:
+    def add(self, step: int, index: int) -> None:
         """The weight gradient of (step, index) is in the step's accumulator, which has not been voided since."""
-        of = self.step(step)
-        if of is None:
-            return []
-        for behind in self.steps[self.steps.index(of) :]:
-            behind.progress += 1  # compute goes to the older step first, so it is progress of the newer one too
-        return of.add(index)
+        if (of := self.step(step)) is not None:
+            for behind in self.steps[self.steps.index(of) :]:
+                behind.progress += 1  # compute goes to the older step first, so it is progress of the newer one too
+            of.add(index)
 
-    def found_non_finite(self, step: int, index: int) -> list[Action]:
+    def found_non_finite(self, step: int, index: int) -> None:
         """(step, index) gave a non-finite value here."""
-        of = self.step(step)
-        return of.found_non_finite(index) if of is not None else []
+        if (of := self.step(step)) is not None:
+            of.found_non_finite(index)
 
-    def sums_lost(self) -> list[Action]:
+    def sums_lost(self) -> None:
         """What computes here has lost all sums of open steps and all work in flight, but no weights."""
-        return [action for step in self.steps for action in step.sum_lost()]
+        for step in self.steps:
+            step.sum_lost()
 
     def feel(
         self,
@@ -310,15 +313,15 @@ class Member:
         self._context.line, self._context.trouble, self._context.lines.allowed = line, trouble, allowed
         self._context.waits, self._context.awaited = waits, awaited
 
-    def sum_whole(self, finished: Finished, *, now: float) -> list[Action]:
+    def sum_whole(self, finished: Finished, *, now: float) -> None:
         """The exchange of a round, or the collection of a finished sum, is complete and digest-checked."""
-        return self.oldest.sum_whole(finished, now=now)
+        self.oldest.sum_whole(finished, now=now)
 
     def sum_failed(self, round_id: RoundId) -> None:
         """The exchange gave up; the next Round message (or tick) starts it again."""
         self.oldest.sum_failed(round_id)
 
-    def applied(self, *, now: float) -> list[Action]:
+    def applied(self, *, now: float) -> None:
         """The optimizer step is done: the next version begins."""
         assert self.applying and self.barrier.complete
         self.last_commits, self.last_finished, self._last_stamp = self.barrier.known, self.finished, self.stamp
@@ -326,20 +329,20 @@ class Member:
         keeper = self.last_commits[self.stage].id.ballot.peer
         rival = self.view.get(keeper) if self.promised is not None and self.promised.peer == self.me else None
         self._context.overruled_by = keeper if rival is not None and rival.keeper != self.promised else None
-        actions: list[Action] = [*self.oldest.applied(now)]
+        self.oldest.applied(now)
         late_s = self.oldest.late_s
         self.steps = self.steps[1:]
         self.horizon = self.horizon_of(self.last_commits)
         self.evidence = (*self.evidence[-1:], evidence(self.last_commits))
         self.before, self.chain = self.chain, next_chain(self.chain, self.evidence[-1])
-        actions += self._exclude(self.last_commits[self.stage])
+        self._exclude(self.last_commits[self.stage])
         self.membership.applied(self.last_commits, self.last_finished)
         self.version += 1
         # Keepers are drawn again from a chain that nobody knew when the last term began.
         if self.version % TERM_STEPS == 0:
             self.term_chain = self.chain
         self._lag.caught_up()
-        actions += self._review_keeper(late_s, now)
+        self._review_keeper(late_s, now)
         self.membership.patience_s = 2 * (self._context.pace.usual_s or 0.0)
         self._context.pace.begin()
         follows = bool(self.steps)
@@ -347,142 +350,145 @@ class Member:
         self.steps += opened
         self.heartbeats.begin()
         plan, self._early_plan = self._early_plan, None
-        actions.append(Broadcast(self.heartbeat()))
+        self.host.beat()
         if plan is not None and plan.stamp == opened[0].stamp:
-            actions += opened[0].receive(plan.ballot.peer, plan, now=now)
+            opened[0].receive(plan.ballot.peer, plan, now=now)
         if follows:
-            actions += self.oldest.become_oldest(now=now)
-        actions += self.drift.review(now=now)
-        if mending := self._mend(now, begins=True):
-            return actions + mending  # nothing is counted at this version yet: now it costs least
+            self.oldest.become_oldest(now=now)
+        self.drift.review(now=now)
+        if self._mend(now, begins=True):
+            return  # nothing is counted at this version yet: now it costs least
         if self.drift.rules.due(self.version, last=self.horizon.last):
-            actions.append(act.MeasureWeights(self.version, self.chain, self.term_chain))
-        return actions + self._advance(now)
+            self.host.measure(self.version, self.chain, self.term_chain)
+        self._advance(now)
 
-    def _review_keeper(self, late_s: float, now: float) -> list[Note]:
+    def _review_keeper(self, late_s: float, now: float) -> None:
         """A leader is late under whom several steps in a row were slow, if steps under others are not.
 
         late_s: seconds that the step waited for another member, which is not the keeper's fault.
         """
         kept = self.kept_last.peer if self.kept_last is not None else None
         slow_s = self._context.pace.applied(kept, late_s=late_s, now=now)
-        if kept is None or kept == self.me or not slow_s:
-            return []
-        return self._context.lateness.observe(kept, "leads, and steps are slow", now=now)
+        if kept is not None and kept != self.me and slow_s:
+            self._context.lateness.observe(kept, "leads, and steps are slow", now=now)
 
-    def _exclude(self, commit: Commit) -> list[Note]:
+    def _exclude(self, commit: Commit) -> None:
         """The commit of my stage names late peers: log the table's new rows."""
         self._context.lateness.committed(commit.late)
-        rows = (each for each in after(self.membership.exclusions, commit) if each.peer in commit.late)
-        return [note("excluded", peer=each.peer, until_step=each.until_step, level=each.level) for each in rows]
+        for each in after(self.membership.exclusions, commit):
+            if each.peer in commit.late:
+                self.host.log("excluded", peer=each.peer, until_step=each.until_step, level=each.level)
 
-    def measured(self, measure: Measure, term_chain: Chain, *, now: float) -> list[Action]:
+    def measured(self, measure: Measure, term_chain: Chain, *, now: float) -> None:
         """The weights of a version were measured; term_chain: as it was then."""
         self.drift.measured(measure, term_chain, now=now)
-        return [Broadcast(self.heartbeat()), *self.drift.review(now=now)]
+        self.host.beat()
+        self.drift.review(now=now)
 
-    def gone(self, peer: PeerId, *, definite: bool, now: float) -> list[Action]:
+    def gone(self, peer: PeerId, *, definite: bool, now: float) -> None:
         """A connection to `peer` broke."""
         if definite and self.view.refuse(peer, now=now):
-            return self._advance(now)
-        return []
+            self._advance(now)
 
-    def late(self, peer: PeerId, reason: str, *, now: float) -> list[Action]:
+    def late(self, peer: PeerId, reason: str, *, now: float) -> None:
         """A replica of my stage does not do its part, whatever the step knows of it."""
-        return [*self._context.lateness.observe(peer, reason, now=now)]
+        self._context.lateness.observe(peer, reason, now=now)
 
     def reached(self, peer: PeerId, *, now: float) -> None:
         """`peer` answered on a connection that I opened."""
         self.view.echo(peer, now=now)
 
-    def tick(self, *, now: float) -> list[Action]:
+    def tick(self, *, now: float) -> None:
         """Every heartbeat interval: say again whatever state asks for."""
         self.view.voters = self.membership.contributors(self.stage)
         self.view.review(now=now)
         self.view.late = tuple(sorted(self._context.lateness.late(now=now)[:MAX_LATE]))
         if not self.synced:
-            return []
-        convicted, self.membership.notes = self.membership.notes, []
+            return
         if not self.applying and self._lag.orphaned(self.version, now=now):
             self._lag.caught_up()
-            return [*convicted, act.Orphaned(), note("orphaned", step=self.version)]
-        actions: list[Action] = [*convicted, *self.drift.review(now=now)]
-        actions += self._mend(now, begins=False) if self.done else []
-        actions += [action for step in self.steps for action in step.say_again()]
-        actions += self.heartbeats.ask(None, now=now)
-        return actions + self._advance(now, resend=True)
+            self.host.orphan()
+            self.host.log("orphaned", step=self.version)
+            return
+        self.drift.review(now=now)
+        if self.done:
+            self._mend(now, begins=False)
+        for step in self.steps:
+            step.report()
+        self.heartbeats.ask(None, now=now)
+        self._advance(now, resend=True)
 
     # ------------------------------------------------------------ events from others
 
-    def receive(self, peer: PeerId, message: StepControl, *, now: float, more: bool = False) -> list[Action]:
+    def receive(self, peer: PeerId, message: StepControl, *, now: float, more: bool = False) -> None:
         """Any message of the step protocol. Wrong step, stage or chain: without effect.
 
         more: others have come with it, and follow at once; a keeper looks at everybody after the last one.
         """
-        actions = self._receive(peer, message, now)
-        return actions if more else actions + [action for step in self.steps for action in step.turn(now=now)]
+        self._receive(peer, message, now)
+        for step in self.steps if not more else ():
+            step.turn(now=now)
 
-    def _receive(self, peer: PeerId, message: StepControl, now: float) -> list[Action]:
+    def _receive(self, peer: PeerId, message: StepControl, now: float) -> None:
         """What cannot be true in this run is dropped (`gate`); only replicas of my stage have a say in it."""
         about = None if isinstance(message, Heartbeat | Committed) else self.step(message.stamp.step)
         reason = refusal(peer, message, self.shape, about.promised if about is not None else None)
         if reason is not None:
-            actions: list[Action] = [note("refused_message", peer=peer, kind=type(message).__name__, reason=reason)]
+            self.host.log("refused_message", peer=peer, kind=type(message).__name__, reason=reason)
             # No correct leader has such a plan, and waiting for a better one would cost its whole term.
             if isinstance(message, StagePlan) and about is not None and about.promised == message.ballot:
-                actions += about.election.reject(peer, now=now)
-            return actions
+                about.election.reject(peer, now=now)
+            return
         # Heartbeats come from all stages, everything else but commits from mates.
         if isinstance(message, Heartbeat):
-            return self._on_heartbeat(peer, message, now)
+            self._on_heartbeat(peer, message, now)
+            return
         self.view.touch(peer, now=now)
         if not self.synced:
-            return []
-        mate = peer == self.me or self.view.get(peer) is not None
+            return
         if isinstance(message, Committed):
-            if message.restart != self.restart:
-                return []
-            return self._on_told(peer, message.commit, now)
+            if message.restart == self.restart:
+                self._on_told(peer, message.commit, now)
+            return
         # A peer that never sent a heartbeat as a replica of my stage has no say in it.
-        if message.stamp.stage != self.stage or not mate:
-            return []
+        if message.stamp.stage != self.stage or (peer != self.me and self.view.get(peer) is None):
+            return
         if isinstance(message, StagePlan) and message.stamp.step == self.version + self._ahead + 1:
             if self._early_plan is None or message.ballot >= self._early_plan.ballot:
                 self._early_plan = message  # its keeper is ahead of us
-            return []
-        # Another past, another fork, or a step that is decided here.
-        if about is None or message.stamp != about.stamp or about.applying:
-            return []
-        return about.receive(peer, message, now=now)
+            return
+        # Else it is of another past or another fork, or the step is decided here.
+        if about is not None and message.stamp == about.stamp and not about.applying:
+            about.receive(peer, message, now=now)
 
-    def _on_told(self, peer: PeerId, commit: Commit, now: float) -> list[Action]:
+    def _on_told(self, peer: PeerId, commit: Commit, now: float) -> None:
         """A peer says that it believes this commit."""
         # Of steps that are far away anybody could say anything, and it would be kept.
         if abs(commit.step - self.version) > self._ahead + 1:
-            return []
+            return
         self.membership.told(peer, commit)
-        version = self.version
-        actions = self._on_commit(peer, commit, now)
-        if self.version != version or commit in self.barrier.known:
+        self._on_commit(peer, commit, now)
+        if commit in self.barrier.known:
             self.heartbeats.told_by(peer)
-        return actions
 
-    def _on_heartbeat(self, peer: PeerId, beat: Heartbeat, now: float) -> list[Action]:
+    def _on_heartbeat(self, peer: PeerId, beat: Heartbeat, now: float) -> None:
         self.heartbeats.forget(peer, beat.stamp.stage)  # `took` keeps this one, if nothing more follows of it
         if beat.stamp.restart != self.restart:
             # It follows another restart, so it has no say here. One peer alone cannot move the run (state/rollback.py).
             self.view.forget(peer)
-            return []
+            return
         stood = self._stands(peer, now)
         self.heartbeats.graph.asked(peer, chosen=beat.asks, now=now)
         fresh = self.view.hear(peer, beat, now=now)
-        actions: list[Action] = [Send(peer, self.heartbeat(peer))] if fresh and self.synced else []
+        if fresh and self.synced:
+            self.host.send(peer, self.heartbeat(peer))
         # Without state neither side can tell the other anything about the step.
         if not self.synced or not beat.synced:
-            return actions
+            return
         step, mate = beat.stamp.step, beat.stamp.stage == self.stage
         if mate and step == self.version and beat.stamp.chain != self.chain:
-            return actions + self._on_fork(peer, beat, now)
+            self._on_fork(peer, beat, now)
+            return
         if step == self.version:
             listed = self.heartbeats.listed(beat)
             if listed or not beat.known:  # else what that is, it says if it is asked
@@ -490,19 +496,19 @@ class Member:
         if step in (self.version, self.version + 1):
             # What has applied the step that I am at has all its commits (rule 17).
             for commit in (*beat.last_commits, *beat.commits):
-                actions += self._on_told(peer, commit, now)
-            actions += self.heartbeats.ask((peer, beat), now=now)
+                self._on_told(peer, commit, now)
+            self.heartbeats.ask((peer, beat), now=now)
         if beat.wants:
-            actions += self.heartbeats.answer(peer, beat, now=now)
+            self.heartbeats.answer(peer, beat, now=now)
         # By one step the sum may still be fetched; by more the state must (rule 18).
         if mate and step > self.version and not self.applying:
             fetching = self.part.exchange is not None
-            actions += self._lag.behind(self.version, fetching=fetching, now=now) or self._advance(now)
+            if not self._lag.behind(self.version, fetching=fetching, now=now):
+                self._advance(now)
         elif mate and self.version - self.shape.delay.most <= step <= self.version and self._stands(peer, now) != stood:
             for open_step in self.steps:
                 open_step.keep()
         self.heartbeats.took(peer, beat)
-        return actions
 
     def _stands(self, peer: PeerId, now: float) -> tuple[object, ...]:
         """What a keeper's decisions depend on of a mate: while it is the same, a tick is early enough to look again."""
@@ -512,22 +518,21 @@ class Member:
         in_touch = self.view.in_touch(peer, now=now)
         return in_touch, seen.incarnation, seen.version, seen.chain, seen.before, seen.synced, seen.draining
 
-    def _on_commit(self, peer: PeerId, commit: Commit, now: float) -> list[Action]:
+    def _on_commit(self, peer: PeerId, commit: Commit, now: float) -> None:
         """A commit as somebody tells it; its votes are kept, also of a step that is not open here yet."""
         if not self.version <= commit.step <= self.version + self._ahead + 1:
-            return []
-        if not self.membership.hear(commit, now=now):
-            if peer in self._bad_voters:
-                return []  # said once a version: it is said again with every message that carries it
-            self._bad_voters.add(peer)
-            return [note("bad_vote", peer=peer, stage=commit.stage, step=commit.step)]
-        of = self.step(commit.step)
-        return of.add_commit(commit, now=now) if of is not None else []
+            return
+        if self.membership.hear(commit, now=now):
+            if (of := self.step(commit.step)) is not None:
+                of.add_commit(commit, now=now)
+        elif peer not in self._bad_voters:
+            self._bad_voters.add(peer)  # said once a version: it is said again with every message that carries it
+            self.host.log("bad_vote", peer=peer, stage=commit.stage, step=commit.step)
 
-    def _on_fork(self, peer: PeerId, beat: Heartbeat, now: float) -> list[Action]:
+    def _on_fork(self, peer: PeerId, beat: Heartbeat, now: float) -> None:
         # I hold the sum of a step before the fork, perhaps as the only one: I apply it first and give way afterwards.
         if self.finished is not None and beat.before == self.stamp.chain:
-            return []
+            return
         seen = self.view.get(peer)
         theirs = seen is not None and seen.committed
         mine = self.barrier.of(self.stage) is not None
@@ -536,20 +541,17 @@ class Member:
         chains = Counter(seen.chain for seen in others if seen is not None and seen.version == self.version)
         with_them, with_me = chains[beat.stamp.chain], chains[self.chain] + 1
         tied = with_them == with_me and chains.total() + 1 >= quorum(live)  # by most, not by who speaks first
-        if with_them < quorum(live) and not (
-            tied and yields(mine=(mine, self.chain), theirs=(theirs, beat.stamp.chain))
-        ):
-            return []
-        return self._lag.resync((peer,), "fork", self.version, now=now)
+        if with_them >= quorum(live) or (tied and yields(mine=(mine, self.chain), theirs=(theirs, beat.stamp.chain))):
+            self._lag.resync((peer,), "fork", self.version, now=now)
 
     # ------------------------------------------------------------ inside
 
-    def _mend(self, now: float, *, begins: bool) -> list[Action]:
+    def _mend(self, now: float, *, begins: bool) -> bool:
         """Take over a mate's weights if mine are off, or of another class. begins: a version begins."""
         if donors := self.drift.donors(now=now):
-            if actions := self._lag.resync(donors, "drift", self.version, now=now):
+            if resyncs := self._lag.resync(donors, "drift", self.version, now=now):
                 self.drift.repairing()
-            return actions
+            return resyncs
         donors = self.drift.class_donors(self.version, self.term_chain, now=now) if begins else ()
         return self._lag.resync(donors, "numerics", self.version, now=now)
 
@@ -558,5 +560,6 @@ class Member:
         place = number - self.version
         return self.steps[place] if 0 <= place < len(self.steps) else None
 
-    def _advance(self, now: float, *, resend: bool = False) -> list[Action]:
-        return [action for step in self.steps for action in step.advance(now, resend=resend)]
+    def _advance(self, now: float, *, resend: bool = False) -> None:
+        for step in self.steps:
+            step.advance(now, resend=resend)

@@ -23,9 +23,9 @@ from dataclasses import replace
 from swarmnet.ids import NO_RESTART, PeerId, Restart, Signer
 from swarmnet.messages import MAX_VOTES, Commit, Exclusion, Finished, Vote, contributors_of, first_of, place_of
 from swarmnet.quorum import has_quorum, minority
-from swarmnet.step.actions import Note, note
 from swarmnet.step.commits import Rolls, statement
 from swarmnet.step.exclusion import Table, after, excluded, on_probation
+from swarmnet.step.host import StepHost
 from swarmnet.step.view import View
 
 _STAYS = 32
@@ -55,10 +55,9 @@ Votes = dict[Commit, dict[PeerId, bytes]]
 class Membership:
     """What one replica of `stage` knows of who counts and of their votes."""
 
-    def __init__(self, me: PeerId, stage: int, view: View, signer: Signer) -> None:
-        self.me, self.stage, self._view, self._signer = me, stage, view, signer
+    def __init__(self, me: PeerId, stage: int, view: View, signer: Signer, host: StepHost) -> None:
+        self.me, self.stage, self._view, self._signer, self._host = me, stage, view, signer, host
         self.patience_s = 0.0  # what is long here: several usual steps
-        self.notes: list[Note] = []  # for the log, until they are taken
         self._restart = NO_RESTART
         self._digested: tuple[Sequence[Commit], Restart, bytes] = ((), NO_RESTART, b"")
         self._presumed: dict[int, frozenset[PeerId]] = {}  # of large stages
@@ -234,10 +233,8 @@ class Membership:
                     of = made.get((commit.stage, commit.step))
                     if of is not None and commit != of and peer not in self._alone and len(self._alone) < _MOST_ODD:
                         self._alone.add(peer)
-                        self.notes.append(
-                            note(
-                                "other_commit", peer=peer, step=commit.step, of=commit.stage, digest=commit.digest.hex()
-                            )
+                        self._host.log(
+                            "other_commit", peer=peer, step=commit.step, of=commit.stage, digest=commit.digest.hex()
                         )
 
     def follow(self, restart: Restart) -> None:
@@ -333,7 +330,7 @@ class Membership:
         if peer not in self._convicted:
             self._convicted.add(peer)
             self._rosters.clear()
-            self.notes.append(note("convicted", peer=peer, step=step, reason=reason))
+            self._host.log("convicted", peer=peer, step=step, reason=reason)
 
     def lists(self, peer: PeerId, stage: int, commits: Iterable[Commit]) -> None:
         """Record that a replica of `stage`, which I hear, believes these commits."""

@@ -13,11 +13,10 @@ from dataclasses import dataclass, replace
 
 from swarmnet.ids import Ballot, PeerId, RoundId
 from swarmnet.messages import NONE, Commit, Finished, Indexes, MemberState, Round, StagePlan, Stamp, asking, unchanged
-from swarmnet.step import actions as act
-from swarmnet.step.actions import Action, Note, Send, note
 from swarmnet.step.commits import Barrier, ack_of, commit_of
 from swarmnet.step.context import StepContext
 from swarmnet.step.election import Election
+from swarmnet.step.host import StepHost
 from swarmnet.step.keeper import Keeper
 from swarmnet.step.lateness import Delays
 from swarmnet.step.ledger import ClaimBook
@@ -53,8 +52,8 @@ class RoundPart:
     is still here.
     """
 
-    def __init__(self, me: PeerId, finished: Finished | None = None) -> None:
-        self.me, self.finished = me, finished
+    def __init__(self, me: PeerId, host: StepHost, finished: Finished | None = None) -> None:
+        self.me, self._host, self.finished = me, host, finished
         self.round: Round | None = None
         self.exchange: RoundId | None = None
         self.collecting: frozenset[PeerId] = frozenset()
@@ -62,13 +61,12 @@ class RoundPart:
         self.stuck = False
         self.locked = False
 
-    def drop(self) -> list[Action]:
+    def drop(self) -> None:
         """Forget the round; what is exchanged ends."""
         self.round = None
-        if self.exchange is None:
-            return []
-        self.exchange = None
-        return [act.StopSum()]
+        if self.exchange is not None:
+            self.exchange = None
+            self._host.stop()
 
     def remember(self, before: RoundPart) -> None:
         """I begin the step again: what I signed before may be its commit, and its data is still here."""
@@ -76,19 +74,19 @@ class RoundPart:
         if before.finished is not None:
             self.aside.add((before.finished.id, before.finished.digest))
 
-    def hear(self, message: Round) -> list[Action]:
+    def hear(self, message: Round) -> None:
         """The keeper opened this round. An exchange of another round ends: its index sets may no longer be true."""
-        dropped = self.drop() if self.exchange is not None and self.exchange != message.id else []
+        if self.exchange != message.id:
+            self.drop()
         self.round = message
-        return dropped
 
-    def join(self, claims: ClaimBook) -> list[Action] | Lacks | Differs:
-        """Take part in the current round. Returns actions, or what the keeper must hear before I can take part."""
+    def join(self, claims: ClaimBook) -> Lacks | Differs | None:
+        """Take part in the current round. Returns what the keeper must hear before I can."""
         current = self.round
         if current is None or (self.finished is not None and self.finished.id == current.id):
-            return []
+            return None
         if self.exchange == current.id or not current.contributions or (self.finished is not None and self.locked):
-            return []
+            return None
         mine = [
             indexes
             for peer, generation, indexes in current.contributions
@@ -96,19 +94,24 @@ class RoundPart:
         ]
         named = any(peer == self.me for peer, _, _ in current.contributions)
         if named and not mine:
-            return []  # under a generation I have left: the keeper learns it from my report
+            return None  # under a generation I have left: the keeper learns it from my report
         # It names me: I contribute exactly that set, or say why not.
         if mine:
             missing = mine[0] - claims.owned
             if missing:
                 return Lacks(missing)
             if not (claims.summed == claims.granted == mine[0]):
-                return []
+                return None
         elif claims.owned:
             return Differs()  # I hold indexes this round gives to others: the keeper must decide
-        return self._start(current.id, act.Sum(current))
+        self._start(current.id)
+        if self.finished is not None:
+            self.aside.add((self.finished.id, self.finished.digest))  # what is summed now takes its place
+            self.finished = None
+        self._host.aggregate(current)
+        return None
 
-    def collect(self, wanted: Round, digest: bytes, holders: Iterable[PeerId]) -> list[Action]:
+    def collect(self, wanted: Round, digest: bytes, holders: Iterable[PeerId]) -> None:
         """Fetch the sum of `wanted` with that digest from one of these, unless one of them is being asked already.
 
         A running exchange of that round goes on as long as it can end. It starts again, with the present holders, if it
@@ -116,27 +119,20 @@ class RoundPart:
         """
         found = sorted(holders)
         # Nobody else is known to hold it: perhaps I have it aside myself.
-        if not found:
-            alone = (wanted.id, digest) in self.aside and self.exchange != wanted.id
-            return self._start(wanted.id, act.CollectSum(wanted, digest)) if alone else []
-        if self.exchange == wanted.id and not (self.collecting or self.stuck):
-            return []
-        if self.exchange == wanted.id and self.collecting & set(found):
-            return []
+        if not found and ((wanted.id, digest) not in self.aside or self.exchange == wanted.id):
+            return
+        # The exchange of that round goes on, or one of the holders is being asked.
+        if self.exchange == wanted.id and (self.collecting & set(found) or not (self.collecting or self.stuck)):
+            return
         # Each begins with another one, or all who lack it would share one line.
-        first = sorted({*wanted.receivers, *found, self.me}).index(self.me) % len(found)
-        order = (*found[first:], *found[:first])
-        asked = Round(wanted.stamp, wanted.id, (), (), order)
-        return self._start(wanted.id, act.CollectSum(asked, digest))
+        first = sorted({*wanted.receivers, *found, self.me}).index(self.me) % max(len(found), 1)
+        self._start(wanted.id, frozenset(found))
+        self._host.fetch(Round(wanted.stamp, wanted.id, (), (), (*found[first:], *found[:first])), digest)
 
-    def _start(self, round_id: RoundId, action: act.Sum | act.CollectSum) -> list[Action]:
-        stop: list[Action] = [act.StopSum()] if self.exchange is not None else []
-        if isinstance(action, act.Sum) and self.finished is not None:
-            self.aside.add((self.finished.id, self.finished.digest))  # what is summed now takes its place
-            self.finished = None
-        self.exchange, self.stuck = round_id, False
-        self.collecting = frozenset(action.round.holders) if isinstance(action, act.CollectSum) else frozenset()
-        return [*stop, action]
+    def _start(self, round_id: RoundId, holders: frozenset[PeerId] = frozenset()) -> None:
+        if self.exchange is not None:
+            self._host.stop()
+        self.exchange, self.stuck, self.collecting = round_id, False, holders
 
 
 # ---------------------------------------------------------------- the machine of one step
@@ -152,11 +148,11 @@ class OpenStep:
         self, stamp: Stamp, context: StepContext, *, oldest: bool, now: float, finished: Finished | None = None
     ) -> None:
         self.stamp, self.oldest = stamp, oldest
-        self._context = context
+        self._context, self._host = context, context.host
         self.claims = ClaimBook(context.generations)
         self.election = Election(context, step=stamp.step, now=now)
         self.keeper: Keeper | None = None
-        self.part = RoundPart(context.me, finished)
+        self.part = RoundPart(context.me, context.host, finished)
         self.barrier = Barrier(stamp.step, context.shape.num_stages)
         self.applying = False
         self.progress = 0
@@ -187,51 +183,53 @@ class OpenStep:
 
     # ------------------------------------------------------------ events from my own replica
 
-    def become_oldest(self, *, now: float) -> list[Action]:
+    def become_oldest(self, *, now: float) -> None:
         """The step before was applied: this one is next."""
         self.oldest = True
         if self.keeper is not None:
             self.keeper.become_oldest(now=now)
-        return self._join_round()
+        self._join_round()
 
-    def claim(self, index: int, *, now: float) -> list[Action]:
+    def claim(self, index: int, *, now: float) -> None:
         """Work on `index` has begun: ask to count it (rule 3)."""
         # It was granted to work that was dropped since: it need not be asked for again.
         if index in self.claims.granted:
-            return [act.CountHere(self.stamp.step, index)]
+            self._host.contribute(self.stamp.step, index)
+            return
         self._context.pace.claimed(now=now)
         self._fed = True
         self.claims.asked.add(index)
-        return self._say(wants=frozenset({index}))
+        self._say(wants=frozenset({index}))
 
-    def withdraw(self, index: int) -> list[Action]:
+    def withdraw(self, index: int) -> None:
         """The work was dropped. A grant that still comes is ignored; the keeper hears of it, now or later."""
         claims = self.claims
         claims.asked.discard(index)
-        if index not in claims.granted or index in claims.summed:
-            return []
-        claims.give_back(index)
-        return self._say(returns=frozenset({index}))
+        if index in claims.granted and index not in claims.summed:
+            claims.give_back(index)
+            self._say(returns=frozenset({index}))
 
-    def add(self, index: int) -> list[Action]:
+    def add(self, index: int) -> None:
         """The weight gradient of `index` is in the accumulator, which has not been voided since."""
         # The driver has added what nobody granted: nothing can be taken out of a sum (I3).
         if index not in self.claims.granted:
-            return self._begin_again("voided_myself")
-        self.claims.add(index)
-        return self._join_round()
+            self._begin_again("voided_myself")
+        else:
+            self.claims.add(index)
+            self._join_round()
 
-    def found_non_finite(self, index: int) -> list[Action]:
+    def found_non_finite(self, index: int) -> None:
         """`index` gave a non-finite value here."""
-        actions = self.withdraw(index)
+        self.withdraw(index)
         self.claims.find_non_finite(index)
-        return [*actions, *self._report()]
+        self.report()
 
-    def sum_lost(self) -> list[Action]:
+    def sum_lost(self) -> None:
         """The accumulator's content is lost, and all work in flight. A finished sum is elsewhere, and stays."""
-        return [] if self.applying else self._begin_again("sum_lost")
+        if not self.applying:
+            self._begin_again("sum_lost")
 
-    def sum_whole(self, finished: Finished, *, now: float) -> list[Action]:
+    def sum_whole(self, finished: Finished, *, now: float) -> None:
         """The exchange of a round, or the collection of a finished sum, is complete and digest-checked."""
         self.part.exchange = None
         wanted = self._wanted_sum()
@@ -239,9 +237,11 @@ class OpenStep:
         foreign = mine is not None and not mine.says(finished)  # not what my stage has committed
         # A sum of a round that was given up meanwhile, or that nobody else holds.
         if wanted is None or finished.id != wanted or foreign:
-            return self._join_round()
+            self._join_round()
+            return
         self._sign(finished, now)
-        return [*self._report(), *self.advance(now)]
+        self.report()
+        self.advance(now)
 
     def _sign(self, finished: Finished, now: float) -> None:
         """I hold this sum, and say so under my name."""
@@ -260,17 +260,14 @@ class OpenStep:
         if self.part.exchange == round_id:
             self.part.exchange = None
 
-    def say_again(self) -> list[Action]:
-        """Tell the leader what is here and what was not answered (rule 9)."""
-        return self._report()
-
     # ------------------------------------------------------------ events from others
 
-    def receive(self, peer: PeerId, message: StepMessage, *, now: float) -> list[Action]:
+    def receive(self, peer: PeerId, message: StepMessage, *, now: float) -> None:
         """A message under this step's stamp from a replica of my stage."""
         if isinstance(message, MemberState):
-            return self._to_keeper(peer, message, now)
-        return self._on_plan(peer, message, now)
+            self._to_keeper(peer, message, now)
+        else:
+            self._on_plan(peer, message, now)
 
     def inherit(self, commits: tuple[Commit, ...]) -> None:
         """Take over the commits that came with the state: its donor believed them."""
@@ -278,15 +275,13 @@ class OpenStep:
             if commit.stage != self.stamp.stage or commit.chain == self.stamp.chain:
                 self.barrier.add(commit)
 
-    def add_commit(self, commit: Commit, *, now: float) -> list[Action]:
+    def add_commit(self, commit: Commit, *, now: float) -> None:
         """Record this commit if its votes, or the word of most others, make it credible (`step.membership`)."""
-        if self.applying:
-            return []
-        if not self._learn(commit, now):
-            return []
+        if self.applying or not self._learn(commit, now):
+            return
         # Of most other stages' commits nothing follows but that one fewer is missing: a tick is early enough.
-        follows = commit.stage == self.stamp.stage or self.barrier.complete or len(self.barrier.known) == 1
-        return self.advance(now) if follows else []
+        if commit.stage == self.stamp.stage or self.barrier.complete or len(self.barrier.known) == 1:
+            self.advance(now)
 
     def _learn(self, commit: Commit, now: float) -> bool:
         """Record this commit if it is credible. Returns True if it is news."""
@@ -308,109 +303,108 @@ class OpenStep:
             self._context.membership.give_up(commit_of(self.stamp, finished))
         return True
 
-    def _look_around(self, now: float) -> bool:
-        """Record the commits that have become credible since. Returns True if one is news."""
-        news, membership, view = False, self._context.membership, self._context.view
+    def _look_around(self, now: float) -> None:
+        """Record the commits that have become credible since."""
+        membership, view = self._context.membership, self._context.view
         of = membership.changes, view.arrivals
         # Nothing but time has passed, and not much.
         if of == self._looked_of and now - self._looked_at < view.timers.ask_s:
-            return False
+            return
         self._looked_at, self._looked_of = now, of
         for stage in sorted(membership.open_stages(self.stamp.step)):
             # A keeper has all votes first, and waits for who is nearly there.
             if self.barrier.of(stage) is None and not (stage == self.stamp.stage and self.keeper is not None):
                 for commit in membership.candidates(stage, self.stamp.step):
-                    news |= self._learn(commit, now)
-        return news
+                    self._learn(commit, now)
 
     def keep(self) -> None:
         """What my keeper knows of the others may have changed."""
         if self.keeper is not None:
             self.keeper.looks = True
 
-    def _to_keeper(self, peer: PeerId, message: MemberState, now: float) -> list[Action]:
+    def _to_keeper(self, peer: PeerId, message: MemberState, now: float) -> None:
         told = message.commit
         mine = told is not None and (told.stage, told.step) == (self.stamp.stage, self.stamp.step)
         if told is not None and mine and self._context.membership.hear(told, now=now) and self._learn(told, now):
-            return self.advance(now)
-        if self.promised is None or message.ballot > self.promised:
+            self.advance(now)
+        elif self.promised is None or message.ballot > self.promised:
             # The reporter promised a higher ballot: a keeper under a lower one stops (rule 13). If the ballot is an old
             # one of mine (I have begun this step again since), members wait for me, and I stand with the next number.
-            return self._promise(message.ballot, now, told_by=peer)
-        if self.keeper is None:
-            if message.ballot < self.promised:
-                # It takes me for its keeper, sees me alive and would wait: my report names the keeper.
-                return [Send(peer, self._make_report(self.promised))]
-            return []
-        return self.keeper.on_state(peer, message, now=now)
+            self._promise(message.ballot, now, told_by=peer)
+        elif self.keeper is not None:
+            self.keeper.on_state(peer, message, now=now)
+        elif message.ballot < self.promised:
+            # It takes me for its keeper, sees me alive and would wait: my report names the keeper.
+            self._host.send(peer, self._make_report(self.promised))
 
-    def turn(self, *, now: float) -> list[Action]:
+    def turn(self, *, now: float) -> None:
         """All messages of this turn are in: the keeper looks at everybody, if one of them asks for that."""
-        return self.keeper.advance(now=now, resend=False) if self.keeper is not None and self.keeper.due(now) else []
+        if self.keeper is not None and self.keeper.due(now):
+            self.keeper.advance(now=now, resend=False)
 
-    def _on_plan(self, peer: PeerId, plan: StagePlan, now: float) -> list[Action]:
+    def _on_plan(self, peer: PeerId, plan: StagePlan, now: float) -> None:
         """What the leader wants: follow it, then end an accumulator, then do and contribute what it assigns."""
-        actions: list[Action] = []
         if plan.ballot != self.promised:
-            lower = self.promised is not None and plan.ballot < self.promised
-            actions += self._promise(plan.ballot, now, told_by=peer)
-            if self.promised is not None and plan.ballot != self.promised and lower:
-                return [Send(peer, self._make_report(self.promised))]  # the higher ballot: the old leader stops
+            self._promise(plan.ballot, now, told_by=peer)
+            if self.promised is not None and plan.ballot < self.promised:
+                self._host.send(peer, self._make_report(self.promised))  # the higher ballot: the old leader stops
             if plan.ballot != self.promised:
-                return actions
+                return
         self.election.heard(plan, now=now)
         if plan.generation == self.claims.generation:
-            actions += self._end_accumulator(plan.evicted == "void") if plan.evicted else self._on_answers(plan)
-        actions += [act.TakeIndex(self.stamp.step, index) for index in sorted(plan.execute)]
+            if plan.evicted:
+                self._end_accumulator(plan.evicted == "void")
+            else:
+                self._on_answers(plan)
+        for index in sorted(plan.execute):
+            self._host.execute(self.stamp.step, index)
         if plan.attempt is not None:
             self.election.opened(plan.attempt, now=now)
-            actions += self.part.hear(plan.attempt) + self._join_round()
+            self.part.hear(plan.attempt)
+            self._join_round()
         if plan.whole:
             self._asked = True
-            actions += self._report()
-        return actions
+            self.report()
 
-    def _promise(self, ballot: Ballot, now: float, *, told_by: PeerId) -> list[Action]:
+    def _promise(self, ballot: Ballot, now: float, *, told_by: PeerId) -> None:
         if not self.election.promise(ballot, told_by=told_by, now=now):
-            if told_by in self._refused or (self.promised is not None and ballot <= self.promised):
-                return []
-            self._refused.add(told_by)
-            return [note("refused_ballot", peer=told_by, ballot=ballot.number, keeper=ballot.peer)]
+            if told_by not in self._refused and (self.promised is None or ballot > self.promised):
+                self._refused.add(told_by)
+                self._host.log("refused_ballot", peer=told_by, ballot=ballot.number, keeper=ballot.peer)
+            return
         self._lock_again(now)
         self._delays = Delays(self._context.view.timers, now)  # what the last leader has caused is no member's fault
-        actions = self.part.drop()
+        self.part.drop()
         if self.keeper is not None and self.keeper.ballot != ballot:
             self.keeper = None
-            actions.append(note("keeper_stopped", step=self.stamp.step, **{"for": ballot.peer}))
-        return actions + self._report()
+            self._host.log("keeper_stopped", step=self.stamp.step, **{"for": ballot.peer})
+        self.report()
 
-    def _on_answers(self, plan: StagePlan) -> list[Action]:
+    def _on_answers(self, plan: StagePlan) -> None:
         """What I asked for is mine, or another replica's. An answer to work that was dropped has no effect: if a round
         names the index, `returns` tells the leader."""
-        actions: list[Action] = []
         step, asked = self.stamp.step, self.claims.asked
         if (mine := sorted(plan.assigned & asked)) and self._own_commit is None and not self.applying:
             # A leader that assigns has no open round, so mine was given up. If others finish it all the same, its sum
             # stands.
-            actions += self.part.drop()
+            self.part.drop()
             for index in mine:
                 self.claims.grant(index)
-                actions.append(act.CountHere(step, index))
+                self._host.contribute(step, index)
         for index, owner in plan.moved:
             if index in asked:
                 asked.discard(index)
-                actions.append(act.OwnedElsewhere(step, index, owner))
-        return actions
+                self._host.redirect(step, index, owner)
 
-    def _end_accumulator(self, void: bool) -> list[Action]:
+    def _end_accumulator(self, void: bool) -> None:
         # Always a new generation: an answer still under way names the old one and is ignored.
         self.claims.renew(void=void)
-        actions = self.part.drop()
+        self.part.drop()
         # Only then is the accumulator worth nothing; otherwise its work is offered again.
         if void:
-            actions.append(act.Void(self.stamp.step))
-        actions.append(note("evicted_me", void=void, step=self.stamp.step))
-        return actions + self._report()
+            self._host.discard(self.stamp.step)
+        self._host.log("evicted_me", void=void, step=self.stamp.step)
+        self.report()
 
     # ------------------------------------------------------------ inside
 
@@ -470,11 +464,12 @@ class OpenStep:
             wants=frozenset(claims.asked),
         )
 
-    def _report(self) -> list[Action]:
-        """Tell the keeper what I hold: whole if that has changed or the keeper asks, else by its revision alone."""
+    def report(self) -> None:
+        """Tell the keeper what is here and what was not answered (rule 9): whole if that has changed or the keeper
+        asks, else by its revision alone."""
         last, ballot = self._reported, self.promised
         if ballot is None or not self._context.synced:
-            return []
+            return
         still = last is not None and self._still(last)
         if last is not None and still and not self._asked:
             number = self.part.round.id.number if self.part.round is not None else -1
@@ -488,14 +483,15 @@ class OpenStep:
             if last is not None and not self._asked and (last.ballot, last.line) == (ballot, report.line):
                 report = replace(report, line=None)
         self._asked = False
-        return [Send(ballot.peer, report)]
+        self._host.send(ballot.peer, report)
 
-    def _say(self, *, wants: Indexes = NONE, returns: Indexes = NONE) -> list[Action]:
+    def _say(self, *, wants: Indexes = NONE, returns: Indexes = NONE) -> None:
         """Tell the leader one thing, without what has changed besides: the next heartbeat tells that."""
         last, ballot = self._reported, self.promised
-        if ballot is None or last is None or last.ballot != ballot or last.generation != self.claims.generation:
-            return []  # the state that is due first says it
-        return [Send(ballot.peer, asking(self.stamp, ballot, last.generation, wants=wants, returns=returns))]
+        # Else the state that is due first says it.
+        if last is not None and (last.ballot, last.generation) == (ballot, self.claims.generation):
+            message = asking(self.stamp, last.ballot, last.generation, wants=wants, returns=returns)
+            self._host.send(last.ballot.peer, message)
 
     def _still(self, last: MemberState) -> bool:
         """Does that report still say what I hold? A line that is measured anew is no news."""
@@ -508,42 +504,41 @@ class OpenStep:
             and (last.line is None or last.line.relayed == self._context.line.relayed)
         )
 
-    def _begin_again(self, why: str) -> list[Action]:
+    def _begin_again(self, why: str) -> None:
         """The accumulator is worth nothing: it holds what nobody granted (I3), or nothing of what it should."""
         self.claims.renew(void=True)
-        step = self.stamp.step
-        return [*self.part.drop(), act.Void(step), note(why, step=step), *self._report()]
+        self.part.drop()
+        self._host.discard(self.stamp.step)
+        self._host.log(why, step=self.stamp.step)
+        self.report()
 
-    def _join_round(self) -> list[Action]:
-        commit = self._own_commit
-        if self.applying or not self.oldest or commit is not None:
-            return []  # the stage has committed: that sum is fetched (`_collect_committed`), and no other is of use
+    def _join_round(self) -> None:
+        if self.applying or not self.oldest or self._own_commit is not None:
+            return  # the stage has committed: that sum is fetched (`_collect_committed`), and no other is of use
         match self.part.join(self.claims):
             case Lacks(indexes):
-                return self._say(returns=indexes)
+                self._say(returns=indexes)
             case Differs():
-                return self._report()
-            case actions:
-                return actions
+                self.report()
 
-    def advance(self, now: float, *, resend: bool = False) -> list[Action]:
+    def advance(self, now: float, *, resend: bool = False) -> None:
         """Do whatever the state asks for: keep, take part, collect, apply. `resend`: say it again (every tick)."""
         context = self._context
         if not context.synced or self.applying or context.over(self.stamp.step):
-            return []
+            return
         if resend and self.oldest:
             self._note_holders(now)
         if not self.oldest or self._own_commit is not None or not self._is_fed(now):
             self.election.moves(now=now)
         ballot = self.election.due(keeping=self.keeper is not None, now=now)
-        notes, self.election.notes = self.election.notes, []
-        actions: list[Action] = [*notes, *(self._keep_under(ballot, now) if ballot is not None else [])]
+        if ballot is not None:
+            self._keep_under(ballot, now)
         self._look_around(now)
         if self.keeper is not None:
             if self._own_commit is not None:
-                actions += self.keeper.settle(self._own_commit)
+                self.keeper.settle(self._own_commit)
             self.keeper.awaited = context.awaited
-            actions += self.keeper.advance(now=now, resend=resend)
+            self.keeper.advance(now=now, resend=resend)
             if self.keeper.commit is not None and self._own_commit is None:
                 self._learn(self.keeper.commit, now)
         if resend:
@@ -551,12 +546,11 @@ class OpenStep:
             self._delays.note(context.awaited if members else frozenset(), len(members), now=now)
             self.part.stuck = context.stuck(now=now)
             self.part.locked = now - self._signed_at <= context.view.timers.suspect_s
-            actions += self._join_round()
+            self._join_round()
         # Rounds, sums and the optimizer step are of the oldest open step alone.
-        if not self.oldest:
-            return actions
-        actions += self._collect_committed()
-        return actions + self._try_apply()
+        if self.oldest:
+            self._collect_committed()
+            self._try_apply()
 
     def _is_fed(self, now: float) -> bool:
         """Is the step under way? Work came to me or to a mate that does not keep, or another stage has committed."""
@@ -564,45 +558,42 @@ class OpenStep:
         mates = (view.get(peer) for peer in view.live(self.stamp.stage, now=now) if peer != keeper)
         return self._fed or bool(self.barrier.known) or any(seen is not None and seen.queue > 0 for seen in mates)
 
-    def _keep_under(self, ballot: Ballot, now: float) -> list[Action]:
+    def _keep_under(self, ballot: Ballot, now: float) -> None:
         """My turn: keep under this ballot."""
         context = self._context
         self.election.promise(ballot, now=now)
         self._lock_again(now)
-        actions = self.part.drop()
+        self.part.drop()
         self.keeper = Keeper(self.stamp, ballot, context, oldest=self.oldest, given=self.election.given, now=now)
-        actions.append(note("keeper", step=self.stamp.step, ballot=ballot.number))
-        actions += self._report()
-        return actions + self.keeper.advance(now=now, resend=False)
+        self._host.log("keeper", step=self.stamp.step, ballot=ballot.number)
+        self.report()
+        self.keeper.advance(now=now, resend=False)
 
-    def applied(self, now: float) -> list[Note]:
+    def applied(self, now: float) -> None:
         """The step is over: charge the members that slowed it down."""
-        context = self._context
-        return self._delays.charge(context.lateness, context.me, now=now) if self.keeper is None else []
+        if self.keeper is None:
+            self._delays.charge(self._context.lateness, self._context.me, now=now)
 
     @property
     def late_s(self) -> float:
         """The longest time that I waited for one member of the round, the keeper not counted."""
         return self._delays.late_s(without=self.promised.peer if self.promised is not None else None)
 
-    def _collect_committed(self) -> list[Action]:
+    def _collect_committed(self) -> None:
         """My stage has committed a sum I do not hold: fetch it from whoever holds it (rule 16)."""
         commit = self._own_commit
-        if commit is None or self._holds(commit):
-            return []
-        if self.promised is None:
-            return []
+        if commit is None or self._holds(commit) or self.promised is None:
+            return
         # Who holds it, nobody says: who does not, answers so at once.
         view = self._context.view
         holders = sorted(peer for peer, seen in view.mates() if seen.synced and not view.refused(peer))
-        return self.part.collect(Round(self.stamp, commit.id, (), (), ()), commit.digest, holders)
+        self.part.collect(Round(self.stamp, commit.id, (), (), ()), commit.digest, holders)
 
-    def _try_apply(self) -> list[Action]:
+    def _try_apply(self) -> None:
         commit = self._own_commit
         if commit is None or not self._holds(commit) or not self.barrier.complete:
-            return []
+            return
         # A step beyond the end is the run's only if a commit of it names the notice that says so.
-        if self.stamp.step >= self._context.horizon_of(self.stamp.step, self.barrier.known).last:
-            return []
-        self.applying = True
-        return [act.Apply(self.barrier.known)]
+        if self.stamp.step < self._context.horizon_of(self.stamp.step, self.barrier.known).last:
+            self.applying = True
+            self._host.apply(self.barrier.known)

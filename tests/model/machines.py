@@ -4,7 +4,7 @@ A local state is one replica's `Member` and what its driver would hold. What an 
 nothing but that state, the event and the time, so it is computed once, however many interleavings meet it: a global
 state is a few numbers, and a search looks at a hundred thousand of them where a few thousand machines are copied.
 Machines are copied and compared as they are, field by field: what they are made of may change. Only `Node.facts` and
-`Machines._perform` know what a machine is asked and what it asks for.
+`Surroundings` know what a machine is asked and what it asks for.
 """
 
 from __future__ import annotations
@@ -14,16 +14,14 @@ import functools
 import hashlib
 import itertools
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from types import FunctionType, MethodType
 from typing import Any, NamedTuple
 
-from swarmnet.ids import Generation, PeerId, RoundId
+from swarmnet.ids import Chain, Generation, PeerId, RoundId
 from swarmnet.manifest.timers import Timers
-from swarmnet.messages import Committed, Finished, Round
-from swarmnet.step import actions as act
-from swarmnet.step.actions import Action, Broadcast, Send
+from swarmnet.messages import Commit, Committed, Finished, Round, StepControl
 from swarmnet.step.drift import DriftRules
 from swarmnet.step.gate import Shape
 from swarmnet.step.member import Member
@@ -210,6 +208,73 @@ Event = tuple[Any, ...]
 ("wait",): time has passed without any."""
 
 
+class Surroundings:
+    """The host of a node's machine. What a machine says to itself comes after what it asked for before."""
+
+    def __init__(self, node: Node, number: Callable[[Any], int], now: float) -> None:
+        self.node, self._number, self._now = node, number, now
+        self.sent: list[tuple[PeerId, int]] = []
+        self.shares: list[Share] = []
+
+    def send(self, peer: PeerId, message: StepControl) -> None:
+        if peer == self.node.member.me:
+            self.node.member.receive(peer, message, now=self._now)
+        else:
+            self.sent.append((peer, self._number(message)))
+
+    def beat(self) -> None:
+        self._tell_all(self.node.member.heartbeat())
+
+    def publish(self, committed: Committed) -> None:
+        self._tell_all(committed)
+        self.node.member.receive(self.node.member.me, committed, now=self._now)
+
+    def _tell_all(self, message: StepControl) -> None:
+        self.sent.extend((to, self._number(message)) for to in sorted(self.node.member.view.everyone()))
+
+    def contribute(self, step: int, index: int) -> None:
+        if index not in self.node.accumulated:
+            self.node.due |= {index}
+
+    def redirect(self, step: int, index: int, assignee: PeerId) -> None:
+        """Callers are no part of the search."""
+
+    def discard(self, step: int) -> None:
+        self.node.accumulated, self.node.due = (), frozenset()
+
+    def aggregate(self, attempt: Round) -> None:
+        self.node.aggregation = attempt
+        self.shares.extend(
+            Share(attempt.id, peer, (generation, indexes), tuple(sorted(self.node.accumulated)))
+            for peer, generation, indexes in attempt.contributions
+            if peer == self.node.member.me
+        )
+
+    def fetch(self, attempt: Round, digest: bytes) -> None:
+        self.node.fetch = attempt, digest
+
+    def stop(self) -> None:
+        self.node.aggregation = self.node.fetch = None
+
+    def execute(self, step: int, index: int) -> None:
+        self.node.member.claim(step, index, now=self._now)
+
+    def apply(self, commits: tuple[Commit, ...]) -> None:
+        self.node.applies = True
+
+    def resync(self, sources: tuple[PeerId, ...]) -> None:
+        self.node.resyncs = True
+
+    def measure(self, version: int, chain: Chain, term_chain: Chain) -> None:
+        """Weights are no part of the search."""
+
+    def orphan(self) -> None:
+        self.node.resyncs = True
+
+    def log(self, event: str, **fields: Any) -> None:
+        """Nobody reads it."""
+
+
 class Machines:
     """All local states that were met, and where events lead from them."""
 
@@ -254,94 +319,48 @@ class Machines:
         found = self._after.get(key)
         if found is None:
             node = self.nodes[number].copy()
-            sent: list[tuple[PeerId, int]] = []
-            shares: list[Share] = []
-            self._run(node, self._actions(node, event, now), now, sent, shares)
-            found = self._after[key] = self.number(node), Effects(tuple(sent), tuple(shares))
+            self._happens(node, event, now)
+            found = self._after[key] = self.begin(node, now)
         return found
 
-    def begin(self, node: Node, actions: list[Action], now: float) -> tuple[int, Effects]:
-        """The node, after these actions of its machine."""
-        sent: list[tuple[PeerId, int]] = []
-        shares: list[Share] = []
-        self._run(node, actions, now, sent, shares)
-        return self.number(node), Effects(tuple(sent), tuple(shares))
+    def begin(self, node: Node, now: float) -> tuple[int, Effects]:
+        """The node, once all that its machine asked for is done."""
+        host = Surroundings(node, self.message, now)
+        node.member.calls.make(host)
+        if node.member.finished is not None:
+            node.signed |= {node.member.finished.digest}
+        return self.number(node), Effects(tuple(host.sent), tuple(host.shares))
 
-    def _actions(self, node: Node, event: Event, now: float) -> list[Action]:
+    def _happens(self, node: Node, event: Event, now: float) -> None:
         member = node.member
         match event:
             case ("hear", sender, message):
-                return member.receive(sender, self.messages[message], now=now)
+                member.receive(sender, self.messages[message], now=now)
             case ("gone", sender):
-                return member.gone(sender, definite=True, now=now)
+                member.gone(sender, definite=True, now=now)
             case ("add", index):
                 node.due -= {index}
                 node.accumulated += (index,)
-                return member.add(member.version, index)
+                member.add(member.version, index)
             case ("apply",):
                 assert member.finished is not None
                 node.applies, node.applied = False, member.finished.digest
                 node.accumulated, node.due = (), frozenset()
-                return member.applied(now=now)
+                member.applied(now=now)
             case ("aggregate", finished):
                 node.aggregation = node.fetch = None
                 node.kept |= {finished}
-                return member.sum_whole(finished, now=now)
+                member.sum_whole(finished, now=now)
             case ("beats", beats, answered):
-                heard = [each for peer, beat in beats for each in member.receive(peer, self.messages[beat], now=now)]
+                for peer, beat in beats:
+                    member.receive(peer, self.messages[beat], now=now)
                 for peer in answered:
                     member.reached(peer, now=now)
-                return [*heard, *member.tick(now=now)]
+                member.tick(now=now)
             case ("wait",):
-                return member.tick(now=now)
-        raise AssertionError(event)
-
-    def _run(
-        self, node: Node, actions: list[Action], now: float, sent: list[tuple[PeerId, int]], shares: list[Share]
-    ) -> None:
-        """Perform actions as the driver does: what a machine says to itself comes after them, before anything else."""
-        due = deque(actions)
-        while due:
-            due.extend(self._perform(node, due.popleft(), now, sent, shares))
-        if node.member.finished is not None:
-            node.signed |= {node.member.finished.digest}
-
-    def _perform(
-        self, node: Node, action: Action, now: float, sent: list[tuple[PeerId, int]], shares: list[Share]
-    ) -> list[Action]:
-        member = node.member
-        match action:
-            case Send(to, message):
-                if to == member.me:
-                    return member.receive(to, message, now=now)
-                sent.append((to, self.message(message)))
-            case Broadcast(message):
-                sent.extend((to, self.message(message)) for to in sorted(member.view.everyone()))
-                if isinstance(message, Committed):
-                    return member.receive(member.me, message, now=now)
-            case act.Void():
-                node.accumulated, node.due = (), frozenset()
-            case act.CountHere(_, index):
-                if index not in node.accumulated:
-                    node.due |= {index}
-            case act.Sum(current):
-                node.aggregation = current
-                shares.extend(
-                    Share(current.id, peer, (generation, indexes), tuple(sorted(node.accumulated)))
-                    for peer, generation, indexes in current.contributions
-                    if peer == member.me
-                )
-            case act.CollectSum(current, digest):
-                node.fetch = current, digest
-            case act.StopSum():
-                node.aggregation = node.fetch = None
-            case act.Apply():
-                node.applies = True
-            case act.TakeIndex(step, index):
-                return member.claim(step, index, now=now)
-            case act.Resync() | act.Orphaned():
-                node.resyncs = True
-        return []
+                member.tick(now=now)
+            case _:
+                raise AssertionError(event)
 
     def held(self, number: int, wanted: RoundId, digest: bytes) -> Finished | None:
         """The aggregate that a node serves under that round and digest."""

@@ -37,7 +37,6 @@ from swarmnet.ids import Chain, PeerId
 from swarmnet.manifest.timers import Timers
 from swarmnet.messages import NONE, Committed, Finished, MemberState, Round, StagePlan
 from swarmnet.simulate.swarm import SimulatedSigner
-from swarmnet.step.actions import Action
 from swarmnet.step.commits import acked, statement
 from swarmnet.step.gate import Shape
 from swarmnet.step.member import Member
@@ -166,8 +165,8 @@ class Setup:
         state = State(0.0, (DEAD,) * len(self.peers), ((),) * len(self.pairs), frozenset(), Faults())
         for peer, member in members.items():
             chain = CHAINS[member.stage]
-            actions = member.restored(0, chain, chain, chain, None, (), now=0.0)
-            state = self._begin(state, peer, Node(member), actions)
+            member.restored(0, chain, chain, chain, None, (), now=0.0)
+            state = self._begin(state, peer, Node(member))
         for _ in range(self.steps_before):
             state = self._next_step(Ways(self).end(self._claimed(state)))
         state = self._claimed(state)
@@ -180,8 +179,8 @@ class Setup:
         """As it was met last; only in `start`."""
         return next(node for node in reversed(self.machines.nodes) if node.member.me == peer)
 
-    def _begin(self, state: State, peer: PeerId, node: Node, actions: list[Action]) -> State:
-        number, effects = self.machines.begin(node, actions, state.now)
+    def _begin(self, state: State, peer: PeerId, node: Node) -> State:
+        number, effects = self.machines.begin(node, state.now)
         return self._put(state, peer, number, effects)
 
     def _claimed(self, state: State) -> State:
@@ -189,15 +188,15 @@ class Setup:
             for place, index in self.claims:
                 if peer[1] == "ABCD"[place]:
                     node = self.machines.nodes[state.nodes[self.place[peer]]].copy()
-                    claim = node.member.claim(node.member.version, index, now=state.now)
-                    state = self._begin(state, peer, node, claim)
+                    node.member.claim(node.member.version, index, now=state.now)
+                    state = self._begin(state, peer, node)
         return state
 
     def _next_step(self, state: State) -> State:
         """All have applied a step: nothing of it is left."""
         for peer in self.peers:
             node = self.machines.nodes[state.nodes[self.place[peer]]].copy()
-            state = self._begin(state, peer, Node(node.member), [])
+            state = self._begin(state, peer, Node(node.member))
         return state._replace(shares=frozenset())
 
     # ------------------------------------------------------------ what follows
@@ -288,9 +287,9 @@ class Setup:
         of = source.member
         member = self.member(peer, 2, state.now)
         chains = of.chain, of.before, of.term_chain
-        actions = member.restored(of.version, *chains, of.finished, of.barrier.known, of.last_commits, now=state.now)
+        member.restored(of.version, *chains, of.finished, of.barrier.known, of.last_commits, now=state.now)
         kept = frozenset({member.finished} if member.finished is not None else ())
-        return self._begin(state, peer, Node(member, kept=kept, applied=source.applied), actions)
+        return self._begin(state, peer, Node(member, kept=kept, applied=source.applied))
 
     # ------------------------------------------------------------ what may happen
 

@@ -20,6 +20,7 @@ from swarmnet.messages import Heartbeat, Measure, Stamp
 from swarmnet.stage import snapshot
 from swarmnet.stage.snapshot import digest
 from swarmnet.step.drift import Drift, DriftRules, DriftVerdict
+from swarmnet.step.host import Deferred
 from swarmnet.step.view import View
 
 CHAIN = Chain("1" * 64)
@@ -34,7 +35,7 @@ class Judged:
 
 async def judge(engines: list[TorchEngine]) -> Judged:
     """What replicas with these engines make of each other's heartbeats."""
-    drifts = {peer: Drift(View(peer, 0, Timers()), DriftRules(every=1), "cpu") for peer in PEERS}
+    drifts = {peer: Drift(View(peer, 0, Timers()), DriftRules(every=1), "cpu", Deferred()) for peer in PEERS}
     for engine, drift in zip(engines, drifts.values(), strict=True):
         version, digest = await engine.measure()
         drift.measured(Measure(version, CHAIN, digest), CHAIN, now=0.0)

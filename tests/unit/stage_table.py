@@ -13,23 +13,11 @@ from dataclasses import replace
 from swarmnet.ids import NO_RESTART, Chain, PeerId
 from swarmnet.manifest.schema import Delay
 from swarmnet.manifest.timers import Timers
-from swarmnet.messages import (
-    Commit,
-    Committed,
-    Control,
-    Finished,
-    Heartbeat,
-    MemberState,
-    Round,
-    StagePlan,
-    Stamp,
-    Vote,
-)
+from swarmnet.messages import Commit, Control, Finished, Heartbeat, MemberState, Round, StagePlan, Stamp, Vote
 from swarmnet.simulate.swarm import SimulatedSigner
-from swarmnet.step import actions as act
-from swarmnet.step.actions import Action, Broadcast, Note, Send
 from swarmnet.step.commits import statement
 from swarmnet.step.gate import Shape
+from swarmnet.step.host import Call, Deferred
 from swarmnet.step.member import Member
 
 CHAIN = Chain("1" * 64)
@@ -69,6 +57,13 @@ def certified(commit: Commit, *voters: str) -> Commit:
     return replace(commit, votes=tuple(Vote(name, SimulatedSigner(name).sign(said)) for name in names))
 
 
+def calls_of(deferred: Deferred) -> list[Call]:
+    """What a machine has asked for since."""
+    calls = [*deferred.calls]
+    deferred.calls.clear()
+    return calls
+
+
 class Table:
     """Members by name. Of two the higher name keeps at first: each begins alone, and its ballot is the higher one; of
     more whom most have promised."""
@@ -81,7 +76,7 @@ class Table:
         self.rounds: dict[str, Round | None] = {}
         self.collects: dict[str, tuple[Round, bytes] | None] = {}
         self.applies: list[str] = []
-        self.did: list[tuple[str, Action]] = []
+        self.did: list[tuple[str, Call]] = []
         self.wire: list[tuple[PeerId, PeerId, Control]] = []
         self.starts = 0
         for name in names:
@@ -100,48 +95,55 @@ class Table:
         )
         self.members[name], self.sums[name], self.rounds[name], self.collects[name] = member, [], None, None
         self.later[name] = []
-        self.do(name, member.restored(0, CHAIN, CHAIN, CHAIN, None, (), now=self.now))
+        member.restored(0, CHAIN, CHAIN, CHAIN, None, (), now=self.now)
+        self.do(name)
 
     def kill(self, name: str) -> None:
         """Everybody left hears that the process is gone."""
         dead = self.members.pop(name)
         for other, member in self.members.items():
-            self.do(other, member.gone(dead.me, definite=True, now=self.now))
+            member.gone(dead.me, definite=True, now=self.now)
+            self.do(other)
 
     def neighbour(self, name: str, *, stage: int = 1) -> None:
         """Everybody hears a replica of another stage."""
         for other, member in self.members.items():
             beat = Heartbeat(Stamp(member.version, stage, CHAIN), 1, True, None)
-            self.do(other, member.receive(PeerId(name), beat, now=self.now))
+            member.receive(PeerId(name), beat, now=self.now)
+            self.do(other)
 
     def suspect(self, name: str, *, by: str) -> None:
         """`by` is told, wrongly, that `name` is dead."""
-        self.do(by, self.members[by].gone(PeerId(name), definite=True, now=self.now))
+        self.members[by].gone(PeerId(name), definite=True, now=self.now)
+        self.do(by)
 
     # ------------------------------------------------------------ performing
 
-    def do(self, name: str, actions: list[Action]) -> None:
-        """Perform a member's actions."""
+    def do(self, name: str) -> list[Call]:
+        """Do what a member has asked for since; returns that."""
         member = self.members[name]
-        for action in actions:
-            match action:
-                case Send(peer, message):
+        calls = calls_of(member.calls)
+        for call in calls:
+            match call:
+                case ("send", (peer, message), _):
                     self.wire.append((member.me, peer, message))
-                case Broadcast(message):
-                    to_all = [other for other in self.members if other != name or isinstance(message, Committed)]
-                    self.wire += [(member.me, PeerId(other), message) for other in to_all]
-                case act.Void(step):
+                case ("beat", (), _):
+                    self.wire += [(member.me, PeerId(o), member.heartbeat()) for o in self.members if o != name]
+                case ("publish", (message,), _):
+                    self.wire += [(member.me, PeerId(other), message) for other in self.members]
+                case ("discard", (step,), _):
                     self._accumulator(name, step).clear()
-                case act.Sum(current):
+                case ("aggregate", (current,), _):
                     self.rounds[name] = current
-                case act.CollectSum(current, digest):
+                case ("fetch", (current, digest), _):
                     self.collects[name] = current, digest
-                case act.StopSum():
+                case ("stop", (), _):
                     self.rounds[name] = self.collects[name] = None
-                case act.Apply():
+                case ("apply", _, _):
                     self.applies.append(name)
                 case _:
-                    self.did.append((name, action))
+                    self.did.append((name, call))
+        return calls
 
     def _accumulator(self, name: str, step: int) -> list[int]:
         return self.sums[name] if step == self.members[name].version else self.later[name]
@@ -149,13 +151,15 @@ class Table:
     def claim(self, name: str, index: int, *, step: int | None = None) -> None:
         """Of the oldest step, unless told otherwise."""
         step = self.members[name].version if step is None else step
-        self.do(name, self.members[name].claim(step, index, now=self.now))
+        self.members[name].claim(step, index, now=self.now)
+        self.do(name)
 
     def add(self, name: str, index: int, *, step: int | None = None) -> None:
         """The weight pass of `index` has ended at `name`, whatever was granted."""
         step = self.members[name].version if step is None else step
         self._accumulator(name, step).append(index)
-        self.do(name, self.members[name].add(step, index))
+        self.members[name].add(step, index)
+        self.do(name)
 
     def execute(self, name: str, *indexes: int, step: int | None = None) -> None:
         """Claim, be granted, add."""
@@ -171,7 +175,8 @@ class Table:
         for name in names or tuple(dict.fromkeys(self.applies)):
             self.applies.remove(name)
             self.sums[name], self.later[name], self.rounds[name] = self.later[name], [], None
-            self.do(name, self.members[name].applied(now=self.now))
+            self.members[name].applied(now=self.now)
+            self.do(name)
         self.settle()
 
     def finish(self, name: str) -> Finished:
@@ -187,7 +192,8 @@ class Table:
         assert sorted(counted) == list(range(self.shape.num_microbatches)), f"summed {counted}"
         digest = hashlib.sha256(str(sorted(counted)).encode()).digest()
         finished = Finished(current.id, digest, len(counted), 0.0, 1.0, current.contributions)
-        self.do(name, self.members[name].sum_whole(finished, now=self.now))
+        self.members[name].sum_whole(finished, now=self.now)
+        self.do(name)
         return finished
 
     def collect(self, name: str) -> None:
@@ -198,7 +204,8 @@ class Table:
         found = [self.members[h].sum_of(current.stamp, current.id) for h in current.holders if h in self.members]
         whole = [finished for finished in found if finished is not None and finished.digest == digest]
         assert whole, f"nobody of {current.holders} holds {current.id}"
-        self.do(name, self.members[name].sum_whole(whole[0], now=self.now))
+        self.members[name].sum_whole(whole[0], now=self.now)
+        self.do(name)
 
     # ------------------------------------------------------------ messages and time
 
@@ -212,7 +219,8 @@ class Table:
         """Deliver now what was taken off the wire (or a copy of it)."""
         for sender, receiver, message in entries:
             if receiver in self.members:
-                self.do(receiver, self.members[receiver].receive(sender, message, now=self.now))
+                self.members[receiver].receive(sender, message, now=self.now)
+                self.do(receiver)
 
     def settle(self, wish: Wish = anything) -> None:
         """Deliver what is on the wire, and what that causes, as long as it is wished for."""
@@ -237,7 +245,8 @@ class Table:
                 self.wire += [(member.me, PeerId(other), beat) for other in self.members if other != name]
                 for other in self.members.keys() - silent:
                     member.reached(PeerId(other), now=self.now)
-                self.do(name, member.tick(now=self.now))
+                member.tick(now=self.now)
+                self.do(name)
             if silent:
                 self.take(lambda sender, receiver, _: sender in silent or receiver in silent)
             self.settle()
@@ -252,12 +261,12 @@ class Table:
 
     def orders(self) -> list[tuple[str, int]]:
         """(member, index) the keeper has had executed since last asked."""
-        found = [(name, action.index) for name, action in self.did if isinstance(action, act.TakeIndex)]
-        self.did = [(name, action) for name, action in self.did if not isinstance(action, act.TakeIndex)]
+        found = [(name, call.args[1]) for name, call in self.did if call.name == "execute"]
+        self.did = [(name, call) for name, call in self.did if call.name != "execute"]
         return found
 
     def notes(self) -> list[str]:
-        return [action.event for _, action in self.did if isinstance(action, Note)]
+        return [call.args[0] for _, call in self.did if call.name == "log"]
 
     def work_until_summed(self, *, rounds: int = 60) -> None:
         """Obey orders and pass time until a round is open for all members."""

@@ -8,12 +8,14 @@ from collections import Counter
 
 from hypothesis import given
 from hypothesis import strategies as st
+from stage_table import calls_of
 
 from swarmnet.ids import Chain, PeerId
 from swarmnet.manifest.timers import Timers
 from swarmnet.messages import Heartbeat, Measure, Stamp
 from swarmnet.step.drift import MOST_RESTS, Drift, DriftRules, may_go, resyncs
 from swarmnet.step.graph import keeper_rank
+from swarmnet.step.host import Deferred
 from swarmnet.step.view import View
 
 CHAIN, TERM = Chain("1" * 64), Chain("2" * 64)
@@ -37,7 +39,8 @@ class Stage:
         self.bits = dict(zip(self.order, bits, strict=True))
         self.numerics = dict(zip(self.order, numerics or [""] * len(bits), strict=True))
         self.views = {peer: View(peer, 0, Timers()) for peer in self.order}
-        self.drifts = {peer: Drift(self.views[peer], rules, self.numerics[peer]) for peer in self.order}
+        self.host = Deferred()
+        self.drifts = {peer: Drift(self.views[peer], rules, self.numerics[peer], self.host) for peer in self.order}
         self.now, self.version = 0.0, 0
         self.synced = dict.fromkeys(self.order, True)
         self.hear()
@@ -67,9 +70,13 @@ class Stage:
             if self.synced[peer]:
                 drift.measured(measure(self.bits[peer], version=self.version), TERM, now=self.now)
         self.hear()
-        notes = [note for drift in self.drifts.values() for note in drift.review(now=self.now)]
-        assert all(note.event == "drift" for note in notes)
-        return [{**note.fields} for note in notes]
+        return [fields for peer in self.order for fields in self.review(peer)]
+
+    def review(self, peer: PeerId) -> list[dict[str, object]]:
+        self.drifts[peer].review(now=self.now)
+        calls = calls_of(self.host)
+        assert all((call.name, call.args) == ("log", ("drift",)) for call in calls)
+        return [call.fields for call in calls]
 
     def repair(self) -> dict[PeerId, tuple[PeerId, ...]]:
         """Everybody whose turn it is goes at once, and is back before anybody looks again."""
@@ -132,10 +139,10 @@ def test_nobody_judges_before_all_have_measured_or_had_the_time() -> None:
     for peer in (a, b):
         stage.drifts[peer].measured(measure(stage.bits[peer]), TERM, now=stage.now)
     stage.hear()
-    assert not stage.drifts[a].review(now=stage.now) and stage.drifts[b].verdict is None
+    assert not stage.review(a) and stage.drifts[b].verdict is None
     stage.drifts[c].measured(measure(7), TERM, now=stage.now)
     stage.hear()
-    assert [note.fields["peer"] for note in stage.drifts[b].review(now=stage.now)] == [a]
+    assert [fields["peer"] for fields in stage.review(b)] == [a]
 
 
 def test_who_measures_nothing_is_not_waited_for_for_ever_and_may_be_right() -> None:
@@ -171,7 +178,7 @@ def test_other_chains_and_versions_say_nothing() -> None:
     stage.drifts[b].measured(measure(2, chain=TERM), TERM, now=stage.now)
     stage.drifts[a].measured(measure(1), TERM, now=stage.now)
     stage.hear()
-    assert not stage.drifts[a].review(now=stage.now) and stage.drifts[a].verdict is not None
+    assert not stage.review(a) and stage.drifts[a].verdict is not None
     assert stage.drifts[a].verdict.judged == {a}
 
 

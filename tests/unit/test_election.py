@@ -1,10 +1,9 @@
 """Whose turn it is to keep, and what follows where somebody does not."""
 
-from stage_table import CHAIN, TIMERS, Table
+from stage_table import CHAIN, TIMERS, Table, calls_of
 
 from swarmnet.ids import Ballot, PeerId, RoundId
 from swarmnet.messages import Exclusion, Heartbeat, Round, StagePlan, Stamp
-from swarmnet.step.actions import Note
 from swarmnet.step.election import Election
 
 
@@ -15,8 +14,8 @@ def elections(table: Table) -> list[tuple[PeerId, Election]]:
     return [(peer, found[peer]) for peer in order]
 
 
-def late(election: Election) -> list[str]:
-    return [note.fields["peer"] for note in election.notes if note.event == "late"]
+def late(election: Election, now: float) -> list[PeerId]:
+    return election._lateness.late(now=now)
 
 
 def test_who_does_not_keep_in_its_turn_is_late_for_all_who_follow_another() -> None:
@@ -25,15 +24,15 @@ def test_who_does_not_keep_in_its_turn_is_late_for_all_who_follow_another() -> N
     table.tick(3 * TIMERS.suspect_s)
     assert stands.due(keeping=False, now=table.now) is None, "its turn is not over"
     table.tick(1.0)
-    assert stands.due(keeping=False, now=table.now) == Ballot(0, second) and late(stands) == [lazy]
-    assert follows.promise(Ballot(0, second), now=table.now) and late(follows) == [lazy]
+    assert stands.due(keeping=False, now=table.now) == Ballot(0, second) and late(stands, table.now) == [lazy]
+    assert follows.promise(Ballot(0, second), now=table.now) and late(follows, table.now) == [lazy]
 
 
 def test_a_leader_that_stands_at_once_makes_no_peer_late() -> None:
     table = Table("A", "B", "C")
     (first, keeps), *_, (_, follows) = elections(table)
     assert keeps.due(keeping=False, now=table.now) == Ballot(0, first)
-    assert follows.promise(Ballot(0, first), now=table.now) and not late(follows)
+    assert follows.promise(Ballot(0, first), now=table.now) and not late(follows, table.now)
 
 
 def test_if_the_next_in_order_does_not_stand_for_a_dead_keeper_another_does() -> None:
@@ -57,12 +56,8 @@ def test_a_leader_whose_round_is_refused_is_left_at_once_and_not_followed_again(
     # All microbatches are left out of the step, and the run tolerates none.
     every = frozenset(range(member.shape.num_microbatches))
     bad = Round(member.stamp, RoundId(ballot, 1), (), (leader.me,), (), voided=every)
-    told = [
-        action
-        for action in member.receive(leader.me, StagePlan(bad.stamp, ballot, attempt=bad), now=table.now)
-        if isinstance(action, Note)
-    ]
-    assert [note.event for note in told] == ["refused_message", "late"]
+    member.receive(leader.me, StagePlan(bad.stamp, ballot, attempt=bad), now=table.now)
+    assert [call.args for call in calls_of(member.calls) if call.name == "log"] == [("refused_message",), ("late",)]
     election = member.oldest.election
     assert not election.promise(Ballot(9, leader.me), now=table.now), "even if most follow it"
     places = [peer for peer in election._order(table.now) if peer != leader.me]

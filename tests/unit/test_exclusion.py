@@ -10,6 +10,7 @@ from swarmnet.ids import NO_CHAIN, Ballot, PeerId, RoundId
 from swarmnet.messages import Commit, Exclusion
 from swarmnet.step.commits import evidence
 from swarmnet.step.exclusion import CLEAN, Table, after, excluded, on_probation, passed_over
+from swarmnet.step.host import Deferred
 from swarmnet.step.lateness import Delays, Lateness
 
 A, B, C, D = (PeerId(name) for name in "ABCD")
@@ -59,28 +60,36 @@ def test_fewer_than_half_of_the_live_voters_are_passed_over_the_worst_first():
 
 
 def test_what_was_observed_is_over_once_a_commit_names_the_peer_or_after_a_while():
-    lateness = Lateness(TIMERS)
-    (note,) = lateness.observe(B, "does not report", now=0.0)
-    assert note.fields == {"peer": B, "reason": "does not report"} and lateness.observe(B, "leads", now=1.0) == []
-    assert lateness.observe(C, "holds up the round", pardon=True, now=1.0) == [] and lateness.late(now=1.0) == [B]
-    assert lateness.observe(C, "holds up the round", pardon=True, now=2.0) and lateness.late(now=2.0) == [C, B]
+    host = Deferred()
+    lateness = Lateness(TIMERS, host)
+    for now, reason in enumerate(("does not report", "leads")):
+        lateness.observe(B, reason, now=now)
+    assert [call.fields for call in host.calls] == [{"peer": B, "reason": "does not report"}]
+    lateness.observe(C, "holds up the round", pardon=True, now=1.0)
+    assert lateness.late(now=1.0) == [B]
+    lateness.observe(C, "holds up the round", pardon=True, now=2.0)
+    assert lateness.late(now=2.0) == [C, B]
     lateness.committed((B,))
     assert lateness.late(now=2.0) == [C] and not lateness.is_late(C, now=2.0 + TIMERS.lease_s)
 
 
 def test_a_member_is_late_that_costs_more_than_a_sixteenth_of_all_time():
-    seldom, often = Lateness(TIMERS), Lateness(TIMERS)
+    seldom, often, late = Lateness(TIMERS, Deferred()), Lateness(TIMERS, Deferred()), []
     for number in range(20):
-        assert seldom.charge(B, "slow", cost_s=1.0, now=17.0 * number) == []
-    late = [number for number in range(20) if often.charge(B, "slow", cost_s=1.0, now=4.0 * number)]
+        seldom.charge(B, "slow", cost_s=1.0, now=17.0 * number)
+        assert not seldom.is_late(B, now=17.0 * number)
+        often.charge(B, "slow", cost_s=1.0, now=4.0 * number)
+        late += [number] if often.is_late(B, now=4.0 * number) else []
     assert late[0] == 5
 
 
 def test_a_step_that_waits_for_one_member_charges_that_one_and_never_the_observer():
     for me, found in ((A, [B]), (B, [])):
-        lateness, delays = Lateness(TIMERS), Delays(TIMERS, 0.0)
+        lateness, delays = Lateness(TIMERS, Deferred()), Delays(TIMERS, 0.0)
         delays.note({B}, 3, now=2.0)
-        assert [note.fields["peer"] for note in delays.charge(lateness, me, now=12.0)] == found
-    both = Delays(TIMERS, 0.0)
+        delays.charge(lateness, me, now=12.0)
+        assert lateness.late(now=12.0) == found
+    both, lateness = Delays(TIMERS, 0.0), Lateness(TIMERS, Deferred())
     both.note({B, C}, 3, now=2.0)
-    assert both.charge(Lateness(TIMERS), A, now=12.0) == [], "most are waited for: that is no fault of one"
+    both.charge(lateness, A, now=12.0)
+    assert not lateness.late(now=12.0), "most are waited for: that is no fault of one"

@@ -6,10 +6,11 @@ A is a member, K (the highest name) the keeper, B and C bystanders.
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
-from stage_table import CHAIN, TIMERS, Table, certified, has, kind, wants
+from stage_table import CHAIN, TIMERS, Table, calls_of, certified, has, kind, wants
 
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.messages import (
@@ -26,8 +27,8 @@ from swarmnet.messages import (
     Trouble,
     asking,
 )
-from swarmnet.step import actions as act
 from swarmnet.step.commits import bits_of, commit_of, stages_in
+from swarmnet.step.host import Deferred
 from swarmnet.step.ledger import ClaimBook, Generations
 from swarmnet.step.membership import Membership
 from swarmnet.step.open_step import RoundPart
@@ -40,7 +41,8 @@ def test_a_step_without_faults():
     assert table.keeper == "K"
     table.finish_all()
     for member in table.members.values():
-        table.do(str(member.me), member.applied(now=table.now))
+        member.applied(now=table.now)
+        table.do(str(member.me))
     chains = {member.chain for member in table.members.values()}
     assert len(chains) == 1 and chains != {CHAIN}
     assert {member.version for member in table.members.values()} == {1}
@@ -113,7 +115,8 @@ def test_a1_a_grant_nobody_waits_for_is_released():
     table = Table("A", "K")
     table.claim("A", 0)
     table.settle(wants)
-    table.do("A", table.members["A"].withdraw(0, 0))  # the work was dropped before the grant came
+    table.members["A"].withdraw(0, 0)
+    table.do("A")
     table.settle()
     table.execute("K", 1)
     assert table.members["A"].claims.granted == set()
@@ -127,7 +130,8 @@ def test_a1_a_duplicate_claim_after_moved_does_not_hold_up_the_round():
     copies = [entry for entry in table.wire if wants(*entry)]
     table.settle()
     assert table.members["A"].claims.granted == {0}
-    table.do("A", table.members["A"].withdraw(0, 0))
+    table.members["A"].withdraw(0, 0)
+    table.do("A")
     table.settle()
     table.put(copies)  # K grants 0 to A once more, who does not want it
     table.settle()
@@ -210,7 +214,8 @@ def test_a_sum_that_one_mate_alone_claims_to_hold_is_not_the_stages():
     )
     invented = Finished(RoundId(ballot, 9), b"invented", 2, 0.0, 1.0, contributions)
     liar.part.hear(Round(liar.stamp, invented.id, contributions, (), ()))
-    table.do("B", liar.sum_whole(invented, now=table.now))
+    liar.sum_whole(invented, now=table.now)
+    table.do("B")
     assert liar.finished == invented
     table.settle()
     table.tick(20.0)
@@ -235,7 +240,8 @@ def test_a8_death_of_a_receiver_after_the_commit_opens_no_other_round():
     table.neighbour("N")
     other = certified(Commit(1, 0, CHAIN, commit.id, b"d", 2, 0.0, 1.0), "N")
     for name in ("A", "K"):
-        table.do(name, table.members[name].receive(PeerId("N"), Committed(other), now=table.now))
+        table.members[name].receive(PeerId("N"), Committed(other), now=table.now)
+        table.do(name)
     assert sorted(table.applies) == ["A", "K"]
 
 
@@ -249,7 +255,8 @@ def test_a_member_whose_sum_has_other_bits_fetches_those_of_its_stage():
     current = table.rounds["A"]
     assert current is not None
     wrong = Finished(current.id, b"other bits", 2, 0.0, 1.0, current.contributions)
-    table.do("A", table.members["A"].sum_whole(wrong, now=table.now))
+    table.members["A"].sum_whole(wrong, now=table.now)
+    table.do("A")
     table.settle()
     assert "digest_differs" in table.notes() and table.members["A"].finished is None
     assert sorted(table.applies) == ["B", "K"]
@@ -270,17 +277,18 @@ def test_whoever_knows_what_its_stage_has_committed_sums_nothing_else():
     table.neighbour("N", stage=0)
     beat = Heartbeat(Stamp(0, 0, CHAIN), 1, True, ballot, (committed,), ())
     for _ in range(2):  # it is known now, and its votes count
-        table.do("K", alone.receive(PeerId("M"), beat, now=table.now))
+        alone.receive(PeerId("M"), beat, now=table.now)
+        table.do("K")
     wanted = table.collects["K"]
     assert wanted is not None and (wanted[0].id, wanted[1]) == (committed.id, committed.digest)
     summed = Finished(mine.id, b"mine", 2, 0.0, 1.0, mine.contributions)
-    again: list[act.Sum] = []
+    again: list[str] = []
     for _ in range(10):
         alone.sum_failed(committed.id)  # nobody hands it over
-        actions = alone.tick(now=table.now) + alone.sum_whole(summed, now=table.now)
-        table.do("K", actions)
+        alone.tick(now=table.now)
+        alone.sum_whole(summed, now=table.now)
+        again += [call.name for call in table.do("K") if call.name == "aggregate"]
         table.settle()
-        again += [action for action in actions if isinstance(action, act.Sum)]
     assert not again and table.rounds["K"] is None
 
 
@@ -475,7 +483,8 @@ def test_a_commit_does_not_end_an_exchange_that_can_end():
     finished, member = table.members["K"].finished, table.members["A"]
     assert finished is not None
     commit = certified(commit_of(member.stamp, finished), "B", "K")
-    table.do("A", member.receive(PeerId("K"), Committed(commit), now=table.now))
+    member.receive(PeerId("K"), Committed(commit), now=table.now)
+    table.do("A")
     assert member.barrier.of(0) == commit
     assert table.rounds["A"] is not None and table.collects["A"] is None
     member.feel(UNMEASURED, None, {}, {PeerId("B"): True})  # those who have applied serve no more
@@ -483,18 +492,26 @@ def test_a_commit_does_not_end_an_exchange_that_can_end():
     assert table.rounds["A"] is None and table.collects["A"] is not None
 
 
+def fetched_from(me: PeerId, current: Round, holders: Iterable[PeerId]) -> tuple[PeerId, ...]:
+    host = Deferred()
+    RoundPart(me, host).collect(current, b"digest", holders)
+    ((name, (attempt, _), _),) = host.calls
+    assert name == "fetch"
+    return attempt.holders
+
+
 def test_collectors_begin_with_different_holders():
     names = [PeerId(name) for name in "ABCDEFGH"]
     current = Round(Stamp(0, 0, CHAIN), RoundId(Ballot(1, names[0]), 7), (), tuple(names), ())
     orders = []
     for me in names[2:]:
-        (action,) = RoundPart(me).collect(current, b"digest", names[:2])
-        assert isinstance(action, act.CollectSum) and sorted(action.round.holders) == names[:2]
-        orders.append(action.round.holders[0])
+        holders = fetched_from(me, current, names[:2])
+        assert sorted(holders) == names[:2]
+        orders.append(holders[0])
     assert orders == [*names[:2]] * 3
     # Where nobody says who holds it, all others may.
     unsaid = replace(current, receivers=())
-    first = [RoundPart(me).collect(unsaid, b"digest", {*names} - {me})[0].round.holders[0] for me in names]
+    first = [fetched_from(me, unsaid, {*names} - {me})[0] for me in names]
     assert len(set(first)) == len(names)
 
 
@@ -508,7 +525,8 @@ def test_a_round_id_repeats_from_step_to_step_and_names_another_sum_then():
     table.finish("K")
     table.settle()
     member = table.members["A"]
-    table.do("A", member.applied(now=table.now))
+    member.applied(now=table.now)
+    table.do("A")
     assert member.sum_of(stamp, finished.id) == finished
     assert member.sum_of(member.stamp, finished.id) is None
 
@@ -580,7 +598,8 @@ def test_of_another_stage_its_votes_tell_or_what_most_of_a_stage_go_by():
         assert member.barrier.of(1) is None, f"{name} is not most of a stage"
     table.put([(PeerId("B"), PeerId("A"), Heartbeat(Stamp(0, 0, CHAIN), 2, True, None, (signed,), ()))])
     table.put([(PeerId("K"), PeerId("A"), Heartbeat(Stamp(0, 0, CHAIN), 3, True, None, (signed,), ()))])
-    table.do("A", member.tick(now=table.now))
+    member.tick(now=table.now)
+    table.do("A")
     assert member.barrier.of(1) == signed
 
 
@@ -594,7 +613,8 @@ def test_a_second_commit_of_a_stage_does_not_replace_the_first():
         table.put([(PeerId("N"), PeerId("A"), Committed(commit))])
         assert member.barrier.of(1) == commits[0]
     # Nor if a state comes with both.
-    table.do("A", member.restored(0, CHAIN, CHAIN, CHAIN, None, tuple(commits[::-1]), now=table.now))
+    member.restored(0, CHAIN, CHAIN, CHAIN, None, tuple(commits[::-1]), now=table.now)
+    table.do("A")
     assert member.barrier.of(1) == commits[1]
 
 
@@ -620,7 +640,8 @@ def test_whoever_signs_two_sums_of_one_round_has_no_say_any_more():
     table.put([(PeerId("B"), PeerId("A"), Committed(certified(commit, "B", "K")))])
     assert member.barrier.of(0) is None
     for _ in range(2):
-        table.do("A", member.tick(now=table.now))
+        member.tick(now=table.now)
+        table.do("A")
     assert table.notes().count("convicted") == 1
 
 
@@ -665,10 +686,7 @@ def test_release_under_a_wrong_generation_frees_nothing():
 
 
 def test_without_the_comparison_of_sets_half_an_accumulator_is_contributed(monkeypatch):
-    from swarmnet.step import actions as act
-    from swarmnet.step.open_step import RoundPart
-
-    monkeypatch.setattr(RoundPart, "join", lambda self, account: self._start(self.round.id, act.Sum(self.round)))
+    monkeypatch.setattr(RoundPart, "join", lambda self, account: self._host.aggregate(self.round))
     with pytest.raises(AssertionError):
         test_nobody_contributes_before_all_that_was_granted_is_summed()
 
@@ -725,11 +743,12 @@ def test_without_the_barrier_a_stage_applies_alone(monkeypatch):
 def test_a_sum_is_collected_from_others_when_all_first_holders_are_gone():
     """Whoever lacks the sum asks those who can have it by now, but leaves nobody who is still there."""
     ballot = Ballot(0, PeerId("K"))
-    part, wanted = RoundPart(PeerId("A")), Round(Stamp(0, 0, CHAIN), RoundId(ballot, 7), (), (), ())
+    host = Deferred()
+    part, wanted = RoundPart(PeerId("A"), host), Round(Stamp(0, 0, CHAIN), RoundId(ballot, 7), (), (), ())
 
     def asked(*holders: str) -> list[PeerId]:
-        actions = part.collect(wanted, b"digest", map(PeerId, holders))
-        return [holder for action in actions if isinstance(action, act.CollectSum) for holder in action.round.holders]
+        part.collect(wanted, b"digest", map(PeerId, holders))
+        return [holder for call in calls_of(host) if call.name == "fetch" for holder in call.args[0].holders]
 
     assert asked("B") == ["B"]
     assert asked("B", "C") == []  # B is still among them: go on
@@ -739,13 +758,17 @@ def test_a_sum_is_collected_from_others_when_all_first_holders_are_gone():
 def test_a_sum_set_aside_is_taken_back_only_if_it_is_the_committed_one():
     ballot, me = Ballot(0, PeerId("K")), PeerId("A")
     first, second = RoundId(ballot, 7), RoundId(ballot, 8)
-    part = RoundPart(me, Finished(first, b"mine", 2, 0.0, 1.0, ()))
+    host = Deferred()
+    part = RoundPart(me, host, Finished(first, b"mine", 2, 0.0, 1.0, ()))
     share = ((PeerId("B"), Generation(1, 0), frozenset({0, 1})),)
     part.hear(Round(Stamp(0, 0, CHAIN), second, share, (me, PeerId("B")), ()))
-    assert isinstance(part.join(ClaimBook(Generations(1))), list) and part.finished is None
+    assert part.join(ClaimBook(Generations(1))) is None and part.finished is None
+    assert [call.name for call in calls_of(host)] == ["aggregate"]
     wanted = Round(Stamp(0, 0, CHAIN), first, (), (), ())
-    assert part.collect(wanted, b"theirs", ()) == []
-    assert part.collect(wanted, b"mine", ()) == [act.StopSum(), act.CollectSum(wanted, b"mine")]
+    part.collect(wanted, b"theirs", ())
+    assert not host.calls
+    part.collect(wanted, b"mine", ())
+    assert [call[:2] for call in host.calls] == [("stop", ()), ("fetch", (wanted, b"mine"))]
 
 
 def test_who_begins_a_step_again_alone_takes_back_the_sum_that_it_signed():
@@ -760,7 +783,8 @@ def test_who_begins_a_step_again_alone_takes_back_the_sum_that_it_signed():
     commit = member.barrier.of(0)
     assert commit is not None and not table.applies
     table.kill("K")
-    table.do("A", member.restored(0, CHAIN, CHAIN, CHAIN, None, (commit,), now=table.now))
+    member.restored(0, CHAIN, CHAIN, CHAIN, None, (commit,), now=table.now)
+    table.do("A")
     wanted = table.collects["A"]
     assert wanted is not None and (wanted[0].id, wanted[0].holders, wanted[1]) == (commit.id, (), commit.digest)
 
@@ -772,7 +796,8 @@ def test_who_keeps_no_longer_says_so_to_those_who_wait_for_it():
     ghost, keeper = PeerId("Z"), table.members["K"]
     assert keeper.view.keeper_order(CHAIN, now=0.0)[0] == "A" and table.keeper == "K"
     table.neighbour("Z", stage=0)
-    table.do("K", keeper.receive(ghost, StagePlan(keeper.stamp, Ballot(0, ghost)), now=table.now))
+    keeper.receive(ghost, StagePlan(keeper.stamp, Ballot(0, ghost)), now=table.now)
+    table.do("K")
     table.take(kind(MemberState, to="Z"))
     for name in ("A", "K"):
         table.suspect("Z", by=name)
@@ -786,15 +811,19 @@ def test_a_commit_heard_before_its_step_is_open_stands_only_if_it_follows_my_cha
     table.execute("K", 1)
     member, mate = table.members["A"], PeerId("K")
     other = Commit(0, 1, Chain("e" * 64), RoundId(Ballot(0, mate), 99), b"other", 2, 0.0, 1.0)
-    table.do("A", member.receive(mate, Committed(certified(other, "B", "K")), now=table.now))
+    member.receive(mate, Committed(certified(other, "B", "K")), now=table.now)
+    table.do("A")
     table.finish_all()
-    table.do("A", member.applied(now=table.now))
+    member.applied(now=table.now)
+    table.do("A")
     table.tick(0.5)
     assert member.version == 1 and member.barrier.of(0) is None
     mine = certified(replace(other, chain=member.chain, id=RoundId(Ballot(0, mate), 100), digest=b"mine"), "B", "K")
-    table.do("A", member.receive(mate, Committed(mine), now=table.now))
+    member.receive(mate, Committed(mine), now=table.now)
+    table.do("A")
     assert member.barrier.of(0) == mine
-    table.do("A", member.restored(1, member.chain, CHAIN, CHAIN, None, (other, mine), now=table.now))
+    member.restored(1, member.chain, CHAIN, CHAIN, None, (other, mine), now=table.now)
+    table.do("A")
     assert member.barrier.of(0) == mine
 
 
@@ -805,7 +834,8 @@ def test_all_that_are_told_the_same_are_told_the_same_heartbeat():
     beside = [PeerId("n0"), PeerId("n1")]
     for peer in beside:
         beat = Heartbeat(Stamp(0, 1, CHAIN), 7, True, None)
-        table.do("K", member.receive(peer, beat, now=table.now))
+        member.receive(peer, beat, now=table.now)
+        table.do("K")
     beats = dict(member.heartbeats.to_each([PeerId("A"), *beside]))
     assert beats == {peer: member.heartbeat(peer) for peer in beats}
     assert beats[beside[0]] is beats[beside[1]]
@@ -826,7 +856,8 @@ def test_a_heartbeat_without_news_does_not_make_the_keeper_look_at_everybody(mon
 
     def hear(beat: Heartbeat, now: float) -> int:
         looked.clear()
-        table.do("K", keeper.receive(PeerId("A"), beat, now=now))
+        keeper.receive(PeerId("A"), beat, now=now)
+        table.do("K")
         return len(looked)
 
     assert [hear(beat, table.now + 0.1 * number) for number in range(10)] == [0] * 10
@@ -844,7 +875,8 @@ def test_a_commit_is_told_to_who_asks_and_asked_of_one_at_a_time():
 
     def knows(name: str, **said: object) -> None:
         beat = Heartbeat(Stamp(0, 1, CHAIN), 1, True, None, known=bits_of({1}), digest=bytes(16), **said)
-        table.do("A", member.receive(PeerId(name), beat, now=table.now))
+        member.receive(PeerId(name), beat, now=table.now)
+        table.do("A")
 
     def asked() -> list[str]:
         found = table.take(lambda sender, _, message: sender == "A" and isinstance(message, Heartbeat))
@@ -854,14 +886,16 @@ def test_a_commit_is_told_to_who_asks_and_asked_of_one_at_a_time():
     knows("n1")
     assert asked() == ["n0"], "the other one is not asked beside"
     table.now += 0.5
-    table.do("A", member.tick(now=table.now))
+    member.tick(now=table.now)
+    table.do("A")
     assert asked() == ["n1"], "nothing came"
     knows("n1", commits=(theirs,))
     assert member.barrier.of(1) == theirs and not asked()
     # Who asks me is told, and nobody else is.
     assert member.heartbeat().commits == ()
     asks = Heartbeat(Stamp(0, 1, CHAIN), 1, True, None, wants=bits_of({0, 1}))
-    table.do("A", member.receive(PeerId("n0"), asks, now=table.now))
+    member.receive(PeerId("n0"), asks, now=table.now)
+    table.do("A")
     ((_, to, told),) = table.take(lambda sender, _, message: sender == "A" and bool(getattr(message, "commits", ())))
     assert to == "n0" and told.commits == (theirs,)
 
@@ -874,7 +908,8 @@ def test_in_a_large_stage_who_never_answers_does_not_keep_others_from_being_aske
 
     def knows(name: str) -> None:
         beat = Heartbeat(Stamp(0, 1, CHAIN), 1, True, None, known=bits_of({1}), digest=bytes(16))
-        table.do("A", member.receive(PeerId(name), beat, now=table.now))
+        member.receive(PeerId(name), beat, now=table.now)
+        table.do("A")
 
     def asked() -> list[str]:
         found = table.take(lambda sender, _, message: sender == "A" and isinstance(message, Heartbeat))
@@ -897,7 +932,8 @@ def test_who_has_not_applied_yet_is_told_the_last_commits_if_it_asks():
     table.settle()
     table.apply()
     asks = Heartbeat(Stamp(0, 0, CHAIN), 99, True, None, wants=bits_of({0}))
-    table.do("A", table.members["A"].receive(PeerId("late"), asks, now=table.now))
+    table.members["A"].receive(PeerId("late"), asks, now=table.now)
+    table.do("A")
     told = [message for _, to, message in table.take(kind(Heartbeat, to="late")) if message.last_commits]
     assert [commit.contributors for each in told for commit in each.last_commits] == [("A", "K")], "with their names"
 

@@ -15,6 +15,7 @@ from swarmnet.messages import MAX_VOTES, Commit, Finished, Heartbeat, Stamp, Vot
 from swarmnet.simulate.swarm import SimulatedSigner
 from swarmnet.step.commits import commit_of, evidence, statement
 from swarmnet.step.gate import Shape
+from swarmnet.step.host import Deferred
 from swarmnet.step.member import Member
 from swarmnet.step.membership import Membership
 from swarmnet.step.view import View
@@ -28,7 +29,8 @@ class Known:
 
     def __init__(self, *mates: PeerId, roster: tuple[PeerId, ...] = (), neighbours: tuple[PeerId, ...] = ()) -> None:
         self.view = View(ME, 0, TIMERS)
-        self.of = Membership(ME, 0, self.view, SimulatedSigner(ME))
+        self.host = Deferred()
+        self.of = Membership(ME, 0, self.view, SimulatedSigner(ME), self.host)
         for stage, peers in ((0, mates), (1, neighbours)):
             for peer in peers:
                 self.beat(peer, stage=stage)
@@ -285,8 +287,8 @@ def test_two_sums_of_one_round_convict():
     known = Known(B, C, D, roster=(ME, B, C, D))
     assert known.vote(commit(digest=b"d"), ME, C, B) == [True] * 3 and known.certified(commit(digest=b"d"))
     assert known.vote(commit(digest=b"e"), B) == [False]
-    (note,) = known.of.notes
-    assert (note.event, note.fields["peer"]) == ("convicted", B)
+    (call,) = known.host.calls
+    assert (call.args, call.fields["peer"]) == (("convicted",), B)
     assert known.of.roster(0) == {ME, C, D}, "it counts no more"
     assert known.certified(commit(digest=b"d")), "two of the three who do"
     assert known.vote(commit(4), B) == [False]
@@ -308,7 +310,7 @@ def test_who_sums_again_in_another_round_may_sign_that_sum_too():
     first, second = commit(number=1), commit(number=2, digest=b"e")
     known.vote(first, B)
     known.vote(second, B, C)
-    assert not known.of.notes and known.certified(second)
+    assert not known.host.calls and known.certified(second)
 
 
 def test_of_one_voters_sums_the_last_two_count():
@@ -328,7 +330,7 @@ def test_my_own_vote_is_one_as_well_and_of_one_round_i_sign_one_sum():
     assert known.of.sign(commit()) == signed(ME, commit())
     assert known.of.sign(commit(digest=b"e")) == b""
     assert known.of.sign(commit(number=1)) == signed(ME, commit(number=1))
-    assert not known.of.notes and known.of.roster(0) == {ME, B, C}
+    assert not known.host.calls and known.of.roster(0) == {ME, B, C}
 
 
 # ---------------------------------------------------------------- certificates
@@ -595,9 +597,7 @@ def test_who_goes_by_another_commit_than_the_one_that_was_made_is_named_once():
         known.of.lists(D, 1, (forged,))
         known.of.lists(C, 0, (commit(contributors=(ME, B)),))
         known.of.applied([commit(contributors=(ME, B))])
-    assert [(note.event, note.fields["peer"]) for note in known.of.notes if note.event == "other_commit"] == [
-        ("other_commit", D)
-    ]
+    assert [call.fields["peer"] for call in known.host.calls if call.args == ("other_commit",)] == [D]
 
 
 def test_equal_commits_are_signed_alike_whatever_the_wire_brought() -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from stage_table import TIMERS, Table, certified, has, kind
+from stage_table import TIMERS, Table, calls_of, certified, has, kind
 
 from swarmnet.ids import PeerId
 from swarmnet.messages import UNMEASURED, Commit, Committed, MemberState
-from swarmnet.step import actions as act
 
 
 def lose(table: Table, name: str) -> None:
@@ -17,7 +16,8 @@ def lose(table: Table, name: str) -> None:
     """
     table.sums[name].clear()
     table.later[name].clear()
-    table.do(name, table.members[name].sums_lost())
+    table.members[name].sums_lost()
+    table.do(name)
     for other, member in table.members.items():
         if other != name:
             member.feel(UNMEASURED, None, {}, {PeerId(name): True})
@@ -118,7 +118,8 @@ def test_a_whole_sum_here_is_not_lost_with_what_it_came_from(name: str) -> None:
     theirs = certified(Commit(1, 0, table.members["A"].chain, finished.id, b"", 2, 0.0, 1.0), "Z")
     for member in table.members.values():
         message = Committed(theirs, member.restart)
-        table.do(str(member.me), member.receive(PeerId("Z"), message, now=table.now))
+        member.receive(PeerId("Z"), message, now=table.now)
+        table.do(str(member.me))
     assert sorted(table.applies) == ["A", "K"]
 
 
@@ -128,7 +129,8 @@ def test_while_weights_move_nothing_is_begun_again() -> None:
     table.execute("K", 1)
     table.finish_all()
     generation = table.members["A"].claims.generation
-    assert table.members["A"].sums_lost() == []
+    table.members["A"].sums_lost()
+    assert not table.members["A"].calls.calls
     assert table.members["A"].claims.generation == generation
     table.apply()
     assert {member.version for member in table.members.values()} == {1}
@@ -155,9 +157,8 @@ def test_an_applying_step_leaves_the_next_one_to_begin_again() -> None:
     table.execute("A", 0, step=1)
     table.finish_all()
     table.later["A"].clear()
-    actions = table.members["A"].sums_lost()
-    assert [action for action in actions if isinstance(action, act.Void)] == [act.Void(1)]
-    table.do("A", actions)
+    table.members["A"].sums_lost()
+    assert [call.args for call in table.do("A") if call.name == "discard"] == [(1,)]
     table.settle()
     table.apply()
     ends(table)
@@ -168,10 +169,10 @@ def test_what_is_void_says_whether_it_was_lost_or_does_not_count() -> None:
     table = Table("A", "K", delay=1)
     table.execute("A", 0)
     member = table.members["A"]
-    voids = [action for action in member.sums_lost() if isinstance(action, act.Void)]
-    assert voids == [act.Void(0), act.Void(1)]
-    voids = [action for action in member.add(0, 1) if isinstance(action, act.Void)]  # nobody has granted it
-    assert voids == [act.Void(0)]
+    member.sums_lost()
+    assert [call.args for call in calls_of(member.calls) if call.name == "discard"] == [(0,), (1,)]
+    member.add(0, 1)  # nobody has granted it
+    assert [call.args for call in calls_of(member.calls) if call.name == "discard"] == [(0,)]
 
 
 def test_a_round_that_names_the_lost_generation_gets_nothing() -> None:
