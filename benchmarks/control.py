@@ -121,7 +121,7 @@ class Stage:
     @property
     def keeper(self) -> PeerId:
         """Who keeps, if exactly one does."""
-        (name,) = [name for name, member in self.members.items() if member.keeper is not None]
+        (name,) = [name for name, member in self.members.items() if member.oldest.keeper is not None]
         return name
 
     def forget(self) -> None:
@@ -225,7 +225,7 @@ class Stage:
 
     def _beat(self, name: PeerId, *, due_only: bool = False) -> None:
         """What a driver does (`StepDriver._beat`); of the members that nobody measures only when it is time."""
-        member, known = self.members[name], len(self.members[name].barrier.known)
+        member, known = self.members[name], len(self.members[name].oldest.barrier.known)
         due = self.now + 0.5 * self.timers.beat_s >= self._beat_at[name] or known > self._known[name]
         self._known[name] = known
         if due_only and not due and name != self._spent:

@@ -269,8 +269,8 @@ def standing_of(leaver: Peer, replica: Replica, now: float) -> Standing:
         followers=followers,
         microbatches=max(execution.num_tasks, execution.queue),
         counted=sum(len(step.claims.owned) for step in member.steps if newest <= step.stamp.step),
-        whole=member.finished is not None and not ahead,
-        applying=member.applying,
+        whole=member.oldest.finished is not None and not ahead,
+        applying=member.oldest.applying,
     )
 
 

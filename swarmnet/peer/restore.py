@@ -265,7 +265,7 @@ class Restorer:
     def header(self) -> StateHeader | None:
         member = self._member
         stands = self._still and self.joiner.whole and self._driver.is_settled  # also after an apply that failed
-        if not stands and (not member.synced or member.applying):
+        if not stands and (not member.synced or member.oldest.applying):
             return None
         return self._stands_at()
 
@@ -285,7 +285,7 @@ class Restorer:
     def _leads_on(self, header: StateHeader) -> bool:
         """Could somebody who has that state be told what came next?"""
         stamp = next_stamp(header, self._member.stage, self._engine.delay)
-        return stamp == self._member.stamp or self._exchange.replay_log.step(stamp) is not None
+        return stamp == self._member.oldest.stamp or self._exchange.replay_log.step(stamp) is not None
 
     def snapshot(self, request: SnapshotRequest) -> AsyncGenerator[Answer, None]:
         """Answer one `SnapshotRequest`; see SnapshotSource.serve."""
@@ -295,7 +295,7 @@ class Restorer:
     async def replay(self, request: TrailRequest) -> AsyncGenerator[Answer, None]:
         """Answer one `TrailRequest`."""
         member = self._member
-        here = member.stamp if member.synced else None
+        here = member.oldest.stamp if member.synced else None
         yield self._exchange.follow(
-            request, here, TrailStep(member.finished, member.barrier.known, member.last_commits)
+            request, here, TrailStep(member.oldest.finished, member.oldest.barrier.known, member.last_commits)
         )

@@ -415,7 +415,10 @@ class Swarm:
                 other.synced
                 and (
                     other.version > mine.version
-                    or (other.version == mine.version and (other.finished is not None or mine.finished is None))
+                    or (
+                        other.version == mine.version
+                        and (other.oldest.finished is not None or mine.oldest.finished is None)
+                    )
                 )
                 for other in others
             ):
@@ -587,14 +590,14 @@ def _name(peer: Node | PeerId) -> PeerId:
 def standing(replica: Replica) -> str:
     """Where the replica stands in its step, and its keeper if it is one."""
     member, pipeline = replica.member, replica.execution
-    account, part, keeper = member.claims, member.part, member.keeper
+    account, part, keeper = member.oldest.claims, member.oldest.part, member.oldest.keeper
     works = {step: sorted(tasks.by_index) for step, tasks in pipeline.steps.items()}
     line = (
-        f"stage {member.stage} v{member.version} synced={member.synced} promised={member.promised} "
+        f"stage {member.stage} v{member.version} synced={member.synced} promised={member.oldest.promised} "
         f"gen={account.generation.number} asked={sorted(account.asked)} granted={sorted(account.granted)} "
         f"summed={sorted(account.summed)} round={part.round and part.round.id} exchange={part.exchange} "
-        f"R={part.finished and part.finished.id} commits={[commit.stage for commit in member.barrier.known]} "
-        f"applying={member.applying} works={works} queue={pipeline.queue}"
+        f"R={part.finished and part.finished.id} commits={[commit.stage for commit in member.oldest.barrier.known]} "
+        f"applying={member.oldest.applying} works={works} queue={pipeline.queue}"
     )
     if keeper is None:
         return line

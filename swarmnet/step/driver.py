@@ -291,10 +291,10 @@ class StepDriver:
         """My heartbeat to all my neighbours. due_only: if it is time; else to those who are new among them, or do not
         know of commits that I have heard of since."""
         member, now = self.member, self._now()
-        known = len(member.barrier.known)
+        known = len(member.oldest.barrier.known)
         due, news = now + member.timers.ask_s >= self._beat_again_at, known > self._known_said
         self._known_said = known
-        of = member.view.arrivals, member.heartbeats.graph.arrivals, member.promised or member.kept_last
+        of = member.view.arrivals, member.heartbeats.graph.arrivals, member.oldest.promised or member.kept_last
         if due_only and not due and not news and of == self._neighbours_of:
             member.view.hear_only(self._neighbours, now=now)
             return
@@ -352,18 +352,18 @@ class StepDriver:
     def _say_failed(self, round_id: RoundId, reason: str) -> None:
         """Say it once: while a dispute stands a sum is tried again, and fails, on every tick."""
         failed_in, reasons = self._failed
-        if failed_in != (self.member.stamp, round_id):
+        if failed_in != (self.member.oldest.stamp, round_id):
             reasons = set()
-            self._failed = (self.member.stamp, round_id), reasons
+            self._failed = (self.member.oldest.stamp, round_id), reasons
         if reason not in reasons and len(reasons) < _MOST_REASONS:
             reasons.add(reason)
             self.log("sum_failed", reason=reason)
 
     async def _apply(self, commits: tuple[Commit, ...]) -> None:
         member = self.member
-        step, finished = member.version, member.finished
+        step, finished = member.version, member.oldest.finished
         assert finished is not None
-        if not self._exchange.holds(member.stamp, finished.id):
+        if not self._exchange.holds(member.oldest.stamp, finished.id):
             # Collecting another one was given up while that came into the buffer: no weights may follow from it.
             self._cannot_apply(step, "the sum is in the buffer no more")
             return
@@ -385,7 +385,7 @@ class StepDriver:
         except SwarmError as error:  # what is known of this step cannot be: a mate's state tells better
             self._cannot_apply(step, str(error))
             return
-        stamp = member.stamp
+        stamp = member.oldest.stamp
         self._exchange.applied(stamp, finished, commits)
         now = self._now()
         self._spans.add("update", member.stage, step, -1, began, now)

@@ -7,14 +7,17 @@ Two replicas may keep at a time; the higher ballot wins wherever both are heard,
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 from swarmnet.ids import Ballot, PeerId
 from swarmnet.messages import NONE, Indexes, Round, StagePlan
 from swarmnet.quorum import has_quorum
-from swarmnet.step.context import StepContext
 from swarmnet.step.exclusion import passed_over
 from swarmnet.step.graph import keeper_rank
 from swarmnet.step.lines import broken_lines
+
+if TYPE_CHECKING:
+    from swarmnet.step.member import Member
 
 _TERM = 2.0
 """Patiences that a leader may take over what it should do next: a replica may be given up, and its work done again."""
@@ -23,10 +26,10 @@ _TERM = 2.0
 class Election:
     """Promises of one replica in one step. given: the indexes that, by the keeper's word, have or had an owner."""
 
-    def __init__(self, context: StepContext, *, step: int, now: float) -> None:
-        self._context, self._step = context, step
-        self._view, self._membership, self._pace = context.view, context.membership, context.pace
-        self._lateness = context.lateness
+    def __init__(self, member: Member, *, step: int, now: float) -> None:
+        self._member, self._step = member, step
+        self._view, self._membership, self._pace = member.view, member.membership, member.pace
+        self._lateness = member.lateness
         self.promised: Ballot | None = None
         self._began_at = self._promised_at = self._kept_at = now
         self._kept_s: dict[PeerId, float] = {}  # before that, of those who have kept in turns
@@ -35,7 +38,7 @@ class Election:
         self._stood = 0  # against who keeps though I pass it over
         self._smallest = math.inf  # round that it has opened
         self.given: Indexes = NONE
-        self._term_chain = context.term_chain
+        self._term_chain = member.term_chain
 
     def _level(self, peer: PeerId) -> bool:
         seen = self._view.get(peer)
@@ -102,7 +105,7 @@ class Election:
 
     def _order(self, now: float) -> list[PeerId]:
         """Who should keep, best first: who overruled me, the roster first, the fewest broken lines, and as drawn."""
-        out, view, ruler = self._passed_over(now), self._view, self._context.overruled_by
+        out, view, ruler = self._passed_over(now), self._view, self._member.overruled_by
         if view.stage not in view.sparse:
             order = [peer for peer in view.keeper_order(self._term_chain, now=now) if peer not in out]
             said = {
@@ -195,7 +198,7 @@ class Election:
         The first in order keeps; the next ones wait their turn when it is silent, and only a moment when it is dead.
         """
         view, limit = self._view, self._view.timers.suspect_s
-        self._term_chain = self._context.term_chain
+        self._term_chain = self._member.term_chain
         self._observe_idle(now)
         order = self._order(now)
         place = order.index(view.me)

@@ -61,7 +61,7 @@ class Heartbeats:
     def neighbours(self, names: Mapping[int, Set[PeerId]], *, now: float) -> Collection[PeerId]:
         """Whom my heartbeats go to. names: the replicas known of my stage and of those beside it."""
         view, membership = self._of.view, self._of.membership
-        keeper = self._of.promised or self._of.kept_last
+        keeper = self._of.oldest.promised or self._of.kept_last
         counting = {stage: membership.keepers(stage) for stage in names}
         contributors = membership.contributors(self._of.stage)
         gone = {peer for peer, _ in view.mates() if view.refused(peer)}
@@ -112,7 +112,7 @@ class Heartbeats:
             self._plain_of = of
             self._said.clear()
         plain = beat.synced and not (beat.commits or beat.last_commits or beat.wants)
-        known = {commit.stage for commit in self._of.barrier.known}
+        known = {commit.stage for commit in self._of.oldest.barrier.known}
         here = beat.stamp.step == self._of.version and self._of.view.get(peer, beat.stamp.stage) is not None
         if plain and here and stages_in(beat.known) <= known:
             self._said[peer, beat.stamp.stage] = beat
@@ -124,7 +124,7 @@ class Heartbeats:
     def _plainly(self) -> tuple[object, ...]:
         """What of mine decides what follows of a heartbeat."""
         of = self._of
-        return of.version, of.chain, of.restart, of.synced, of.barrier.known
+        return of.version, of.chain, of.restart, of.synced, of.oldest.barrier.known
 
     def _told(self, peer: PeerId) -> _Told:
         sparse = bool(self._of.view.sparse)
@@ -139,7 +139,7 @@ class Heartbeats:
     def awaited(self, peer: PeerId) -> bool:
         """May a neighbour wait to hear which commits I know? By its own word; or for mine, where nobody knows yet who
         counts, as in the first step."""
-        known = self._of.barrier.known
+        known = self._of.oldest.barrier.known
         if any(not self._of.membership.roster(commit.stage) for commit in known):
             return True
         mine, found = {commit.stage for commit in known}, self._of.view.lives(peer)
@@ -158,11 +158,11 @@ class Heartbeats:
     def ask(self, beat: tuple[PeerId, Heartbeat] | None, *, now: float) -> None:
         """Ask for commits of my step that I lack: who sent this heartbeat, or else whoever has them."""
         of, known = self._of, dict[PeerId, Set[int]]()
-        if of.barrier.known is not self._lacking_of or not self._lacking_of:
-            self._lacking_of = of.barrier.known
-            self._lacking = frozenset(range(of.shape.num_stages)) - {commit.stage for commit in of.barrier.known}
+        if of.oldest.barrier.known is not self._lacking_of or not self._lacking_of:
+            self._lacking_of = of.oldest.barrier.known
+            self._lacking = frozenset(range(of.shape.num_stages)) - {commit.stage for commit in of.oldest.barrier.known}
         lacking = self._lacking
-        if not lacking or of.done or of.applying:
+        if not lacking or of.done or of.oldest.applying:
             return
         # Whoever owes an answer in a large stage is asked again only as one of all: it may never give any.
         if beat is not None and of.view.sparse and self._questions.owes(beat[0]):
@@ -174,7 +174,7 @@ class Heartbeats:
         if not known:
             return
         # In a large stage all hear the keeper: it is asked only if nobody else answers.
-        keeper = of.promised.peer if of.promised is not None and of.view.sparse else None
+        keeper = of.oldest.promised.peer if of.oldest.promised is not None and of.view.sparse else None
         asked = known if beat is None else {peer: stages for peer, stages in known.items() if peer != keeper}
         wanted = self._questions.whom(lacking, asked, last=keeper, now=now)
         # I have heard of these and do not believe them: the word of everybody who knows them may be what is missing.
@@ -193,7 +193,7 @@ class Heartbeats:
     def answer(self, peer: PeerId, beat: Heartbeat, *, now: float) -> None:
         """Send the commits that the sender of a heartbeat asks for, of my step or the last one."""
         of, step = self._of, beat.stamp.step
-        mine = {of.version: of.barrier.known, of.version - 1: of.last_commits}.get(step, ())
+        mine = {of.version: of.oldest.barrier.known, of.version - 1: of.last_commits}.get(step, ())
         wanted = stages_in(beat.wants)
         found = [commit for commit in mine if commit.stage in wanted and commit.step == step]
         given = self._questions.give(peer, step, {commit.stage for commit in found}, few=bool(of.view.sparse), now=now)
@@ -226,7 +226,7 @@ class Heartbeats:
 
     def _forget(self) -> None:
         """Forget what followed from less than I know now."""
-        of = self._of.version, self._of.restart, self._of.barrier.known, self._of.membership.changes
+        of = self._of.version, self._of.restart, self._of.oldest.barrier.known, self._of.membership.changes
         before = self._memo_of
         if len(before) < 4 or of[2] is not before[2] or (of[0], of[1], of[3]) != (before[0], before[1], before[3]):
             self._memo_of = of
@@ -234,7 +234,7 @@ class Heartbeats:
 
     def _heard_of(self, stage: int) -> Commit | None:
         """The commit of a stage in this step that I believe, or the only one that I have heard of."""
-        mine = self._of.barrier.of(stage)
+        mine = self._of.oldest.barrier.of(stage)
         found = self._of.membership.candidates(stage, self._of.version) if mine is None else []
         return mine or (found[0] if len(found) == 1 else None)
 
@@ -242,9 +242,9 @@ class Heartbeats:
         of = self._of
         return Heartbeat(
             stamp=Stamp(of.version, of.stage, of.chain, of.restart),
-            incarnation=of.claims.generation.incarnation,
+            incarnation=of.oldest.claims.generation.incarnation,
             synced=self._of.synced,
-            keeper=self._of.promised or self._of.kept_last,
+            keeper=self._of.oldest.promised or self._of.kept_last,
             queue=self._of.queue,
             draining=self._of.view.draining,
             numerics=self._of.drift.numerics,
@@ -254,8 +254,8 @@ class Heartbeats:
             unreached=self._unreached,
             new=self._of.membership.is_new(self._of.me),
             asks=told.asks,
-            known=bits_of(commit.stage for commit in self._of.barrier.known),
-            digest=self._of.membership.digest_of(self._of.barrier.known),
+            known=bits_of(commit.stage for commit in self._of.oldest.barrier.known),
+            digest=self._of.membership.digest_of(self._of.oldest.barrier.known),
             notices=self._of.shape.notices.mark,
         )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from swarmnet.ids import Ballot, Generation, PeerId, RoundId
 from swarmnet.messages import (
@@ -28,7 +29,6 @@ from swarmnet.messages import (
 )
 from swarmnet.quorum import blocks, has_quorum, minority
 from swarmnet.step.commits import acked, counting
-from swarmnet.step.context import StepContext
 from swarmnet.step.exclusion import passed_over
 from swarmnet.step.idle import IdleWork, NonFinite, Progress
 from swarmnet.step.lateness import Delays
@@ -36,6 +36,9 @@ from swarmnet.step.ledger import Ledger
 from swarmnet.step.rounds import RoundBuilder, left_alone
 from swarmnet.step.suspects import CutAgain, Leave, SuspectGraph
 from swarmnet.step.view import Seen
+
+if TYPE_CHECKING:
+    from swarmnet.step.member import Member
 
 _LATE = 4.0
 """The keeper waits for a member without the sum for so many times as long as the sum took, and for `suspect_s`."""
@@ -63,21 +66,14 @@ class Keeper:
     """
 
     def __init__(
-        self,
-        stamp: Stamp,
-        ballot: Ballot,
-        context: StepContext,
-        *,
-        oldest: bool = True,
-        given: Indexes = NONE,
-        now: float,
+        self, stamp: Stamp, ballot: Ballot, member: Member, *, oldest: bool = True, given: Indexes = NONE, now: float
     ) -> None:
         """given: indexes that had an owner under the last keeper."""
-        shape = context.shape
-        self.stamp, self.ballot, self.oldest, self.view = stamp, ballot, oldest, context.view
+        shape = member.shape
+        self.stamp, self.ballot, self.oldest, self.view = stamp, ballot, oldest, member.view
         self._delay = shape.delay.behind(stamp.step)  # so many versions the weights of the step are behind it
-        self._context, self._host, self._lines, self._pace = context, context.host, context.lines, context.pace
-        self._lateness, self._membership = context.lateness, context.membership
+        self._member, self._host, self._lines, self._pace = member, member.host, member.lines, member.pace
+        self._lateness, self._membership = member.lateness, member.membership
         self.ledger = Ledger(shape.num_microbatches, given)
         self.members: dict[PeerId, Generation] = {}
         self.round: Round | None = None
@@ -94,7 +90,7 @@ class Keeper:
         self._reopened: dict[PeerId, float] = {}  # who gave back what an open round names, and when
         self._spoilt = False  # has the round lost a member that may still owe others something?
         self.commit: Commit | None = None
-        self._builder = RoundBuilder(stamp, ballot, shape.group_size, context.numbers, context.notice)
+        self._builder = RoundBuilder(stamp, ballot, shape.group_size, member.round_numbers, member.notice)
         self._idle = IdleWork(self.view, idle_s=self._pace.idle_s, now=now)
         self._plans: dict[PeerId, StagePlan] = {}
         self._progress = Progress()
@@ -119,7 +115,7 @@ class Keeper:
         self._mates_at, self._mates_found = (-math.inf, 0), (list[PeerId](), list[PeerId]())  # when they were looked up
         self.passed_over = self._pass_over(now)
         self._last_since: dict[PeerId, float] = {}
-        self._non_finite = NonFinite(stamp.step, context.host, max_void=shape.max_void)
+        self._non_finite = NonFinite(stamp.step, member.host, max_void=shape.max_void)
 
     # ------------------------------------------------------------ messages
 
@@ -722,7 +718,7 @@ class Keeper:
     def _heirs(self, now: float) -> list[PeerId]:
         """Myself, and who would keep after me: one of them has a use for what I have given."""
         order = [
-            peer for peer in self.view.keeper_order(self._context.term_chain, now=now) if peer not in self.passed_over
+            peer for peer in self.view.keeper_order(self._member.term_chain, now=now) if peer not in self.passed_over
         ]
         return [self.view.me, *sorted(order, key=self._membership.is_new)[:_HEIRS]]
 

@@ -2,8 +2,8 @@
 
 Events come in as method calls with `now`, and calls of the host go out (`host`). What belongs to one step lives in
 `open_step.OpenStep`; a message finds its step by its stamp. A replica of version v has steps v .. v + ahead open: one
-as a rule, two where steps overlap; the *oldest* is applied next. What outlives a step lies here and in `context`. The
-machine knows nothing of tensors: the driver tells it what compute has done.
+as a rule, two where steps overlap; the *oldest* is applied next. What outlives a step lies here. The machine knows
+nothing of tensors: the driver tells it what compute has done.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from swarmnet.manifest.extension import Extension, Horizon
 from swarmnet.manifest.timers import TERM_STEPS, Timers
 from swarmnet.messages import (
     MAX_LATE,
+    UNMEASURED,
     Commit,
     Committed,
     Exclusion,
@@ -29,18 +30,19 @@ from swarmnet.messages import (
     Trouble,
 )
 from swarmnet.quorum import quorum
-from swarmnet.step.commits import Barrier, evidence
-from swarmnet.step.context import StepContext
+from swarmnet.step.commits import evidence
 from swarmnet.step.drift import NO_DRIFT, Drift, DriftRules
 from swarmnet.step.exclusion import after
 from swarmnet.step.gate import Shape, refusal
 from swarmnet.step.heartbeats import Heartbeats
 from swarmnet.step.host import Deferred, StepHost
-from swarmnet.step.keeper import Keeper
 from swarmnet.step.lag import Lag, yields
-from swarmnet.step.ledger import ClaimBook, Generations, round_numbers
+from swarmnet.step.lateness import Lateness
+from swarmnet.step.ledger import Generations, round_numbers
+from swarmnet.step.lines import BrokenLines
 from swarmnet.step.membership import Membership
-from swarmnet.step.open_step import OpenStep, RoundPart
+from swarmnet.step.open_step import OpenStep
+from swarmnet.step.pace import Pace
 from swarmnet.step.view import View
 
 
@@ -67,17 +69,24 @@ class Member:
         self.host: StepHost = self.calls
         self.drift = Drift(self.view, drift, numerics, self.host)
         self.membership = Membership(me, stage, self.view, signer, self.host)
-        self._context = StepContext(
-            me,
-            shape,
-            self.view,
-            self.membership,
-            self.host,
-            Generations(incarnation),
-            round_numbers(incarnation),
-            term_chain=chain,
-        )
+        self.lateness, self.pace, self.lines = Lateness(timers, self.host), Pace(timers), BrokenLines()
+        self.generations, self.round_numbers = Generations(incarnation), round_numbers(incarnation)
         self.version, self.chain, self.before = 0, chain, chain
+        self.term_chain = chain
+        """The chain at the start of the keepers' term: the order of keepers follows from it."""
+        self.synced = False
+        """Do I have state? Without it I take no part in the step."""
+        self.horizon = Horizon(shape.total_steps)
+        """How many steps the run has, by the notices in force at this version."""
+        self.overruled_by: PeerId | None = None
+        """Who kept the step before while I thought that I did, and did not follow me."""
+        self.line: LineQuality = UNMEASURED
+        """What I have measured of my own network line."""
+        self.trouble: Trouble | None = None
+        """What holds me up in the round I take part in."""
+        self.awaited: frozenset[PeerId] = frozenset()
+        """Members whose streams are later than their measured lines explain."""
+        self._waits: Mapping[PeerId, bool] = {}
         self.restart = NO_RESTART
         self.queue = 0
         self.last_commits: tuple[Commit, ...] = ()
@@ -93,10 +102,10 @@ class Member:
 
     def _begin(self, now: float, finished: Finished | None) -> None:
         """Open all steps of this version anew."""
-        self._context.pace.begin()
+        self.pace.begin()
         oldest = self.before if self.shape.delay.behind(self.version) else self.chain
         stamp = self._stamp(self.version, oldest)
-        self.steps = [OpenStep(stamp, self._context, oldest=True, now=now, finished=finished)]
+        self.steps = [OpenStep(stamp, self, oldest=True, now=now, finished=finished)]
         self.steps += self._following(now)
         self.heartbeats.begin()
         self._early_plan: StagePlan | None = None
@@ -107,7 +116,7 @@ class Member:
         Mostly one; two where steps begin to overlap, for the first of them was not open a version earlier.
         """
         return [
-            OpenStep(self._stamp(step, self.chain), self._context, oldest=step == self.version, now=now)
+            OpenStep(self._stamp(step, self.chain), self, oldest=step == self.version, now=now)
             for step in range(self.version + len(self.steps), self.version + self._ahead + 1)
         ]
 
@@ -127,84 +136,34 @@ class Member:
         return self.steps[0]
 
     @property
-    def stamp(self) -> Stamp:
-        """What messages of the oldest step are about."""
-        return self.oldest.stamp
-
-    @property
-    def promised(self) -> Ballot | None:
-        """The ballot of the keeper that I report the oldest step to."""
-        return self.oldest.promised
-
-    @property
-    def claims(self) -> ClaimBook:
-        """My claims in the oldest step."""
-        return self.oldest.claims
-
-    @property
-    def barrier(self) -> Barrier:
-        """Commits of the oldest step."""
-        return self.oldest.barrier
-
-    @property
-    def part(self) -> RoundPart:
-        """My part in rounds: they are of the oldest step."""
-        return self.oldest.part
-
-    @property
-    def keeper(self) -> Keeper | None:
-        """The keeper of the oldest step, if that is me."""
-        return self.oldest.keeper
-
-    @property
-    def finished(self) -> Finished | None:
-        """The finished sum of the oldest step, if it is here (R)."""
-        return self.oldest.finished
-
-    @property
-    def applying(self) -> bool:
-        """Is the optimizer moving the weights?"""
-        return self.oldest.applying
-
-    @property
-    def synced(self) -> bool:
-        """Have I state, and so a say?"""
-        return self._context.synced
-
-    @synced.setter
-    def synced(self, synced: bool) -> None:
-        self._context.synced = synced
-
-    @property
-    def term_chain(self) -> Chain:
-        """The chain at the start of the keepers' term."""
-        return self._context.term_chain
-
-    @term_chain.setter
-    def term_chain(self, chain: Chain) -> None:
-        self._context.term_chain = chain
-
-    @property
     def done(self) -> bool:
         """The run has reached its last version."""
-        return self._context.over(self.version)
+        return self.over(self.version)
 
-    @property
-    def horizon(self) -> Horizon:
-        """How many steps the run has, by the notices in force at this version."""
-        return self._context.horizon
+    def over(self, step: int) -> bool:
+        """Is that step none of the run's, as far as can be foreseen?"""
+        return step >= self.shape.notices.last(self.horizon)
 
-    @horizon.setter
-    def horizon(self, horizon: Horizon) -> None:
-        self._context.horizon = horizon
+    def notice(self, step: int) -> str:
+        """What a round of that step names; empty: nothing that is known here begins at it."""
+        due = self.shape.notices.due(step, self.horizon)
+        return due.text if due is not None else ""
 
     def horizon_of(self, commits: Iterable[Commit]) -> Horizon:
         """What holds in the step that is applied next, which these commits end."""
-        return self._context.horizon_of(self.version, commits)
+        learn = self.shape.notices.learn
+        return self.horizon.after(self.version, [learn(commit.notice) for commit in commits if commit.notice])
+
+    def stuck(self, *, now: float) -> bool:
+        """Is my exchange unable to end by itself? A stream stands still, breaks, or comes from a dead member."""
+        return self.trouble is not None or any(
+            broken or not self.view.may_live(peer, now=now) for peer, broken in self._waits.items()
+        )
 
     def sum_of(self, stamp: Stamp, round_id: RoundId) -> Finished | None:
         """The finished sum of that round of this step or the last one. Round ids repeat from step to step."""
-        finished = self.finished if stamp == self.stamp else self.last_finished if stamp == self._last_stamp else None
+        kept = {self._last_stamp: self.last_finished, self.oldest.stamp: self.oldest.finished}
+        finished = kept.get(stamp)
         return finished if finished is not None and finished.id == round_id else None
 
     def heartbeat(self, to: PeerId | None = None) -> Heartbeat:
@@ -236,7 +195,7 @@ class Member:
         before: the chain of one version earlier. last_commits: of the step before, all or none: others may still need
         to hear them from me. extensions, exclusions: in force at this version.
         """
-        self._context.generations.next()
+        self.generations.next()
         self.horizon = Horizon(self.shape.total_steps, extensions)
         # What I have not summed myself I sign only if my stage has committed it: a donor may have made it up.
         if not any(commit.stage == self.stage and finished and commit.says(finished) for commit in commits):
@@ -254,10 +213,10 @@ class Member:
                 self.membership.hear_vote(commit, self.me, self.membership.sign(commit), now=now)
         self.drift.forget()
         self._lag.caught_up()
-        self._context.pace.interrupted()
+        self.pace.interrupted()
         self._begin(now, finished)
-        if left.stamp == self.stamp:
-            self.part.remember(left.part)
+        if left.stamp == self.oldest.stamp:
+            self.oldest.part.remember(left.part)
         self.oldest.inherit(commits)
         self.host.stop()
         self.host.beat()
@@ -308,10 +267,11 @@ class Member:
         """Record what the exchange noticed of my line and of the members that hold up the round; reports tell the
         keeper.
 
-        allowed: how long each member's stream may stand still. waits and awaited: see `StepContext`.
+        allowed: how long each member's stream may stand still. waits: the members that I wait for; True: the stream
+        breaks each time that I request it.
         """
-        self._context.line, self._context.trouble, self._context.lines.allowed = line, trouble, allowed
-        self._context.waits, self._context.awaited = waits, awaited
+        self.line, self.trouble, self.lines.allowed = line, trouble, allowed
+        self._waits, self.awaited = waits, awaited
 
     def sum_whole(self, finished: Finished, *, now: float) -> None:
         """The exchange of a round, or the collection of a finished sum, is complete and digest-checked."""
@@ -323,14 +283,14 @@ class Member:
 
     def applied(self, *, now: float) -> None:
         """The optimizer step is done: the next version begins."""
-        assert self.applying and self.barrier.complete
-        self.last_commits, self.last_finished, self._last_stamp = self.barrier.known, self.finished, self.stamp
-        self.kept_last, self._bad_voters = self.promised, set()
+        ended = self.oldest
+        assert ended.applying and ended.barrier.complete
+        self.last_commits, self.last_finished, self._last_stamp = ended.barrier.known, ended.finished, ended.stamp
+        self.kept_last, self._bad_voters = ended.promised, set()
         keeper = self.last_commits[self.stage].id.ballot.peer
-        rival = self.view.get(keeper) if self.promised is not None and self.promised.peer == self.me else None
-        self._context.overruled_by = keeper if rival is not None and rival.keeper != self.promised else None
-        self.oldest.applied(now)
-        late_s = self.oldest.late_s
+        rival = self.view.get(keeper) if ended.promised is not None and ended.promised.peer == self.me else None
+        self.overruled_by = keeper if rival is not None and rival.keeper != ended.promised else None
+        ended.applied(now)
         self.steps = self.steps[1:]
         self.horizon = self.horizon_of(self.last_commits)
         self.evidence = (*self.evidence[-1:], evidence(self.last_commits))
@@ -342,9 +302,9 @@ class Member:
         if self.version % TERM_STEPS == 0:
             self.term_chain = self.chain
         self._lag.caught_up()
-        self._review_keeper(late_s, now)
-        self.membership.patience_s = 2 * (self._context.pace.usual_s or 0.0)
-        self._context.pace.begin()
+        self._review_keeper(ended.late_s, now)
+        self.membership.patience_s = 2 * (self.pace.usual_s or 0.0)
+        self.pace.begin()
         follows = bool(self.steps)
         opened = self._following(now)
         self.steps += opened
@@ -368,13 +328,13 @@ class Member:
         late_s: seconds that the step waited for another member, which is not the keeper's fault.
         """
         kept = self.kept_last.peer if self.kept_last is not None else None
-        slow_s = self._context.pace.applied(kept, late_s=late_s, now=now)
+        slow_s = self.pace.applied(kept, late_s=late_s, now=now)
         if kept is not None and kept != self.me and slow_s:
-            self._context.lateness.observe(kept, "leads, and steps are slow", now=now)
+            self.lateness.observe(kept, "leads, and steps are slow", now=now)
 
     def _exclude(self, commit: Commit) -> None:
         """The commit of my stage names late peers: log the table's new rows."""
-        self._context.lateness.committed(commit.late)
+        self.lateness.committed(commit.late)
         for each in after(self.membership.exclusions, commit):
             if each.peer in commit.late:
                 self.host.log("excluded", peer=each.peer, until_step=each.until_step, level=each.level)
@@ -392,7 +352,7 @@ class Member:
 
     def late(self, peer: PeerId, reason: str, *, now: float) -> None:
         """A replica of my stage does not do its part, whatever the step knows of it."""
-        self._context.lateness.observe(peer, reason, now=now)
+        self.lateness.observe(peer, reason, now=now)
 
     def reached(self, peer: PeerId, *, now: float) -> None:
         """`peer` answered on a connection that I opened."""
@@ -402,10 +362,10 @@ class Member:
         """Every heartbeat interval: say again whatever state asks for."""
         self.view.voters = self.membership.contributors(self.stage)
         self.view.review(now=now)
-        self.view.late = tuple(sorted(self._context.lateness.late(now=now)[:MAX_LATE]))
+        self.view.late = tuple(sorted(self.lateness.late(now=now)[:MAX_LATE]))
         if not self.synced:
             return
-        if not self.applying and self._lag.orphaned(self.version, now=now):
+        if not self.oldest.applying and self._lag.orphaned(self.version, now=now):
             self._lag.caught_up()
             self.host.orphan()
             self.host.log("orphaned", step=self.version)
@@ -468,7 +428,7 @@ class Member:
             return
         self.membership.told(peer, commit)
         self._on_commit(peer, commit, now)
-        if commit in self.barrier.known:
+        if commit in self.oldest.barrier.known:
             self.heartbeats.told_by(peer)
 
     def _on_heartbeat(self, peer: PeerId, beat: Heartbeat, now: float) -> None:
@@ -501,8 +461,8 @@ class Member:
         if beat.wants:
             self.heartbeats.answer(peer, beat, now=now)
         # By one step the sum may still be fetched; by more the state must (rule 18).
-        if mate and step > self.version and not self.applying:
-            fetching = self.part.exchange is not None
+        if mate and step > self.version and not self.oldest.applying:
+            fetching = self.oldest.part.exchange is not None
             if not self._lag.behind(self.version, fetching=fetching, now=now):
                 self._advance(now)
         elif mate and self.version - self.shape.delay.most <= step <= self.version and self._stands(peer, now) != stood:
@@ -531,11 +491,11 @@ class Member:
 
     def _on_fork(self, peer: PeerId, beat: Heartbeat, now: float) -> None:
         # I hold the sum of a step before the fork, perhaps as the only one: I apply it first and give way afterwards.
-        if self.finished is not None and beat.before == self.stamp.chain:
+        if self.oldest.finished is not None and beat.before == self.oldest.stamp.chain:
             return
         seen = self.view.get(peer)
         theirs = seen is not None and seen.committed
-        mine = self.barrier.of(self.stage) is not None
+        mine = self.oldest.barrier.of(self.stage) is not None
         live = self.membership.in_sight(self.stage, now=now)
         others = [self.view.get(mate) for mate in live - {self.me}]
         chains = Counter(seen.chain for seen in others if seen is not None and seen.version == self.version)

@@ -2,7 +2,7 @@
 
 Everything that is of one step and forgotten with it (docs/protocol.md, State). Where steps overlap a replica has
 several of these (`member`): all take claims and grants, only the *oldest*, which is applied next, takes part in rounds,
-collects sums and has idle indexes executed. What outlives a step is its context.
+collects sums and has idle indexes executed. What outlives a step is the member's.
 """
 
 from __future__ import annotations
@@ -10,16 +10,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from swarmnet.ids import Ballot, PeerId, RoundId
 from swarmnet.messages import NONE, Commit, Finished, Indexes, MemberState, Round, StagePlan, Stamp, asking, unchanged
 from swarmnet.step.commits import Barrier, ack_of, commit_of
-from swarmnet.step.context import StepContext
 from swarmnet.step.election import Election
 from swarmnet.step.host import StepHost
 from swarmnet.step.keeper import Keeper
 from swarmnet.step.lateness import Delays
 from swarmnet.step.ledger import ClaimBook
+
+if TYPE_CHECKING:
+    from swarmnet.step.member import Member
 
 # ---------------------------------------------------------------- one replica's part in rounds
 #
@@ -145,15 +148,15 @@ class OpenStep:
     """The machine of one step, known by its stamp. finished: the step's sum, if it came with the state."""
 
     def __init__(
-        self, stamp: Stamp, context: StepContext, *, oldest: bool, now: float, finished: Finished | None = None
+        self, stamp: Stamp, member: Member, *, oldest: bool, now: float, finished: Finished | None = None
     ) -> None:
         self.stamp, self.oldest = stamp, oldest
-        self._context, self._host = context, context.host
-        self.claims = ClaimBook(context.generations)
-        self.election = Election(context, step=stamp.step, now=now)
+        self._member, self._host = member, member.host
+        self.claims = ClaimBook(member.generations)
+        self.election = Election(member, step=stamp.step, now=now)
         self.keeper: Keeper | None = None
-        self.part = RoundPart(context.me, context.host, finished)
-        self.barrier = Barrier(stamp.step, context.shape.num_stages)
+        self.part = RoundPart(member.me, member.host, finished)
+        self.barrier = Barrier(stamp.step, member.shape.num_stages)
         self.applying = False
         self.progress = 0
         self._vote = b""
@@ -167,7 +170,7 @@ class OpenStep:
         self._reported_changes = 0  # `ClaimBook.changes` then
         self._asked = False  # does the keeper lack it?
         self._looked_at, self._looked_of = -math.inf, (-1, -1)  # when I last looked around, and what was known then
-        self._delays = Delays(context.view.timers, now)
+        self._delays = Delays(member.view.timers, now)
         if finished is not None:
             self._sign(finished, now)
 
@@ -196,7 +199,7 @@ class OpenStep:
         if index in self.claims.granted:
             self._host.contribute(self.stamp.step, index)
             return
-        self._context.pace.claimed(now=now)
+        self._member.pace.claimed(now=now)
         self._fed = True
         self.claims.asked.add(index)
         self._say(wants=frozenset({index}))
@@ -247,8 +250,8 @@ class OpenStep:
         """I hold this sum, and say so under my name."""
         commit = commit_of(self.stamp, finished)
         self.part.finished, self.part.locked, self._signed_at = finished, True, now
-        self._vote = self._context.membership.sign(commit)
-        self._context.membership.hear_vote(commit, self._context.me, self._vote, now=now)
+        self._vote = self._member.membership.sign(commit)
+        self._member.membership.hear_vote(commit, self._member.me, self._vote, now=now)
 
     def _lock_again(self, now: float) -> None:
         """A new keeper must hear which sum I signed before I join another round, however long ago I signed."""
@@ -292,20 +295,20 @@ class OpenStep:
         # Of two commits of my stage (a fork) the one stays whose sum is here.
         if known is not None and (self._holds(known) or not (mine and self._holds(commit))):
             return False
-        if not self._context.membership.believed(commit, now=now):
+        if not self._member.membership.believed(commit, now=now):
             return False
-        self.barrier.replace(self._context.membership.with_votes(commit))
+        self.barrier.replace(self._member.membership.with_votes(commit))
         if not mine:
             return True
         finished = self.finished
         if finished is not None and finished.id == commit.id and not commit.says(finished):
             self.part.finished = None  # the same round, other bits than my stage's: fetch them from whoever holds them
-            self._context.membership.give_up(commit_of(self.stamp, finished))
+            self._member.membership.give_up(commit_of(self.stamp, finished))
         return True
 
     def _look_around(self, now: float) -> None:
         """Record the commits that have become credible since."""
-        membership, view = self._context.membership, self._context.view
+        membership, view = self._member.membership, self._member.view
         of = membership.changes, view.arrivals
         # Nothing but time has passed, and not much.
         if of == self._looked_of and now - self._looked_at < view.timers.ask_s:
@@ -325,7 +328,7 @@ class OpenStep:
     def _to_keeper(self, peer: PeerId, message: MemberState, now: float) -> None:
         told = message.commit
         mine = told is not None and (told.stage, told.step) == (self.stamp.stage, self.stamp.step)
-        if told is not None and mine and self._context.membership.hear(told, now=now) and self._learn(told, now):
+        if told is not None and mine and self._member.membership.hear(told, now=now) and self._learn(told, now):
             self.advance(now)
         elif self.promised is None or message.ballot > self.promised:
             # The reporter promised a higher ballot: a keeper under a lower one stops (rule 13). If the ballot is an old
@@ -373,7 +376,7 @@ class OpenStep:
                 self._host.log("refused_ballot", peer=told_by, ballot=ballot.number, keeper=ballot.peer)
             return
         self._lock_again(now)
-        self._delays = Delays(self._context.view.timers, now)  # what the last leader has caused is no member's fault
+        self._delays = Delays(self._member.view.timers, now)  # what the last leader has caused is no member's fault
         self.part.drop()
         if self.keeper is not None and self.keeper.ballot != ballot:
             self.keeper = None
@@ -420,7 +423,7 @@ class OpenStep:
         Then the stage makes it again. Replicas of one numerics class get the same bits, which the commit names; other
         bits are not signed (`sum_whole`).
         """
-        commit, part, view = self.barrier.of(self.stamp.stage), self.part, self._context.view
+        commit, part, view = self.barrier.of(self.stamp.stage), self.part, self._member.view
         holders = {peer for peer, seen in view.mates() if seen.synced and seen.version > self.stamp.step}
         if commit is not None and part.exchange == commit.id:
             holders |= part.collecting or frozenset(part.round.receivers if part.round is not None else ())
@@ -445,7 +448,7 @@ class OpenStep:
         return self.part.round.id if self.part.round is not None else None
 
     def _make_report(self, ballot: Ballot) -> MemberState:
-        claims, context, finished, current = self.claims, self._context, self.finished, self.part.round
+        claims, member, finished, current = self.claims, self._member, self.finished, self.part.round
         return MemberState(
             stamp=self.stamp,
             ballot=ballot,
@@ -456,8 +459,8 @@ class OpenStep:
             commit=self._own_commit,
             progress=self.progress,
             non_finite=frozenset(claims.non_finite) if claims.non_finite else NONE,
-            line=context.line,
-            trouble=context.trouble if self.oldest else None,
+            line=member.line,
+            trouble=member.trouble if self.oldest else None,
             vote=self._vote if finished is not None else b"",
             revision=self._revision,
             round=current.id.number if current is not None and current.id.ballot == ballot else -1,
@@ -468,12 +471,12 @@ class OpenStep:
         """Tell the keeper what is here and what was not answered (rule 9): whole if that has changed or the keeper
         asks, else by its revision alone."""
         last, ballot = self._reported, self.promised
-        if ballot is None or not self._context.synced:
+        if ballot is None or not self._member.synced:
             return
         still = last is not None and self._still(last)
         if last is not None and still and not self._asked:
             number = self.part.round.id.number if self.part.round is not None else -1
-            trouble = self._context.trouble if self.oldest else None
+            trouble = self._member.trouble if self.oldest else None
             report = unchanged(last, self.progress, trouble, number, frozenset(self.claims.asked))
         else:
             self._revision += not still
@@ -501,7 +504,7 @@ class OpenStep:
         return (
             (last.ballot, last.generation, last.commit) == (self.promised, self.claims.generation, self._own_commit)
             and (self._reported_changes, told) == (self.claims.changes, mine)
-            and (last.line is None or last.line.relayed == self._context.line.relayed)
+            and (last.line is None or last.line.relayed == self._member.line.relayed)
         )
 
     def _begin_again(self, why: str) -> None:
@@ -523,8 +526,8 @@ class OpenStep:
 
     def advance(self, now: float, *, resend: bool = False) -> None:
         """Do whatever the state asks for: keep, take part, collect, apply. `resend`: say it again (every tick)."""
-        context = self._context
-        if not context.synced or self.applying or context.over(self.stamp.step):
+        member = self._member
+        if not member.synced or self.applying or member.over(self.stamp.step):
             return
         if resend and self.oldest:
             self._note_holders(now)
@@ -537,15 +540,15 @@ class OpenStep:
         if self.keeper is not None:
             if self._own_commit is not None:
                 self.keeper.settle(self._own_commit)
-            self.keeper.awaited = context.awaited
+            self.keeper.awaited = member.awaited
             self.keeper.advance(now=now, resend=resend)
             if self.keeper.commit is not None and self._own_commit is None:
                 self._learn(self.keeper.commit, now)
         if resend:
             members = self.part.round.receivers if self.part.exchange is not None and self.part.round else ()
-            self._delays.note(context.awaited if members else frozenset(), len(members), now=now)
-            self.part.stuck = context.stuck(now=now)
-            self.part.locked = now - self._signed_at <= context.view.timers.suspect_s
+            self._delays.note(member.awaited if members else frozenset(), len(members), now=now)
+            self.part.stuck = member.stuck(now=now)
+            self.part.locked = now - self._signed_at <= member.view.timers.suspect_s
             self._join_round()
         # Rounds, sums and the optimizer step are of the oldest open step alone.
         if self.oldest:
@@ -554,17 +557,17 @@ class OpenStep:
 
     def _is_fed(self, now: float) -> bool:
         """Is the step under way? Work came to me or to a mate that does not keep, or another stage has committed."""
-        view, keeper = self._context.view, self.promised.peer if self.promised is not None else None
+        view, keeper = self._member.view, self.promised.peer if self.promised is not None else None
         mates = (view.get(peer) for peer in view.live(self.stamp.stage, now=now) if peer != keeper)
         return self._fed or bool(self.barrier.known) or any(seen is not None and seen.queue > 0 for seen in mates)
 
     def _keep_under(self, ballot: Ballot, now: float) -> None:
         """My turn: keep under this ballot."""
-        context = self._context
+        member = self._member
         self.election.promise(ballot, now=now)
         self._lock_again(now)
         self.part.drop()
-        self.keeper = Keeper(self.stamp, ballot, context, oldest=self.oldest, given=self.election.given, now=now)
+        self.keeper = Keeper(self.stamp, ballot, member, oldest=self.oldest, given=self.election.given, now=now)
         self._host.log("keeper", step=self.stamp.step, ballot=ballot.number)
         self.report()
         self.keeper.advance(now=now, resend=False)
@@ -572,7 +575,7 @@ class OpenStep:
     def applied(self, now: float) -> None:
         """The step is over: charge the members that slowed it down."""
         if self.keeper is None:
-            self._delays.charge(self._context.lateness, self._context.me, now=now)
+            self._delays.charge(self._member.lateness, self._member.me, now=now)
 
     @property
     def late_s(self) -> float:
@@ -585,7 +588,7 @@ class OpenStep:
         if commit is None or self._holds(commit) or self.promised is None:
             return
         # Who holds it, nobody says: who does not, answers so at once.
-        view = self._context.view
+        view = self._member.view
         holders = sorted(peer for peer, seen in view.mates() if seen.synced and not view.refused(peer))
         self.part.collect(Round(self.stamp, commit.id, (), (), ()), commit.digest, holders)
 
@@ -594,6 +597,6 @@ class OpenStep:
         if commit is None or not self._holds(commit) or not self.barrier.complete:
             return
         # A step beyond the end is the run's only if a commit of it names the notice that says so.
-        if self.stamp.step < self._context.horizon_of(self.stamp.step, self.barrier.known).last:
+        if self.stamp.step < self._member.horizon_of(self.barrier.known).last:
             self.applying = True
             self._host.apply(self.barrier.known)

@@ -157,10 +157,10 @@ class Node:
 
     def facts(self) -> Facts:
         """What invariants are about, of the step that is searched."""
-        member, claims = self.member, self.member.claims
+        member, claims = self.member, self.member.oldest.claims
         done = self.applied is not None
-        commit = member.last_commits[member.stage] if done else member.barrier.of(member.stage)
-        held = member.last_finished if done else member.finished
+        commit = member.last_commits[member.stage] if done else member.oldest.barrier.of(member.stage)
+        held = member.last_finished if done else member.oldest.finished
         return Facts(
             commit.digest if commit is not None else None,
             self.applied,
@@ -327,8 +327,8 @@ class Machines:
         """The node, once all that its machine asked for is done."""
         host = Surroundings(node, self.message, now)
         node.member.calls.make(host)
-        if node.member.finished is not None:
-            node.signed |= {node.member.finished.digest}
+        if node.member.oldest.finished is not None:
+            node.signed |= {node.member.oldest.finished.digest}
         return self.number(node), Effects(tuple(host.sent), tuple(host.shares))
 
     def _happens(self, node: Node, event: Event, now: float) -> None:
@@ -343,8 +343,8 @@ class Machines:
                 node.accumulated += (index,)
                 member.add(member.version, index)
             case ("apply",):
-                assert member.finished is not None
-                node.applies, node.applied = False, member.finished.digest
+                assert member.oldest.finished is not None
+                node.applies, node.applied = False, member.oldest.finished.digest
                 node.accumulated, node.due = (), frozenset()
                 member.applied(now=now)
             case ("aggregate", finished):

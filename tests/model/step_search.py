@@ -171,7 +171,7 @@ class Setup:
             state = self._next_step(Ways(self).end(self._claimed(state)))
         state = self._claimed(state)
         if self.faults.lies:
-            leads = [node.member.me for node in map(self.node, self.peers) if node.member.keeper is not None]
+            leads = [node.member.me for node in map(self.node, self.peers) if node.member.oldest.keeper is not None]
             self.liar = leads[0] if leads else self.peers[0]
         return state._replace(left=self.faults)
 
@@ -287,8 +287,10 @@ class Setup:
         of = source.member
         member = self.member(peer, 2, state.now)
         chains = of.chain, of.before, of.term_chain
-        member.restored(of.version, *chains, of.finished, of.barrier.known, of.last_commits, now=state.now)
-        kept = frozenset({member.finished} if member.finished is not None else ())
+        member.restored(
+            of.version, *chains, of.oldest.finished, of.oldest.barrier.known, of.last_commits, now=state.now
+        )
+        kept = frozenset({member.oldest.finished} if member.oldest.finished is not None else ())
         return self._begin(state, peer, Node(member, kept=kept, applied=source.applied))
 
     # ------------------------------------------------------------ what may happen
@@ -386,7 +388,7 @@ class Setup:
         return [
             other
             for other, number in zip(self.peers, state.nodes, strict=True)
-            if other[0] == peer[0] and number >= 0 and not self.machines.nodes[number].member.applying
+            if other[0] == peer[0] and number >= 0 and not self.machines.nodes[number].member.oldest.applying
         ]
 
     def _may_end(self, state: State, peer: PeerId) -> bool:
@@ -448,7 +450,7 @@ def lies_of(message: Any, liar: PeerId, setup: Setup) -> Iterator[Any]:
             if message.generation is None:
                 higher = replace(message.ballot, number=message.ballot.number + 1)
                 yield replace(message, ballot=higher, attempt=None)
-                yield replace(message, generation=setup.node(liar).member.claims.generation, evicted="void")
+                yield replace(message, generation=setup.node(liar).member.oldest.claims.generation, evicted="void")
             if message.attempt is not None:
                 for attempt in _attempts_of(message.attempt, setup):
                     yield replace(message, attempt=attempt)

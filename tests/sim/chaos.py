@@ -245,7 +245,9 @@ def _victim(swarm: Swarm, fault: Fault) -> Node | None:
     """A running replica without which every stage keeps its state; of a third of the faults, one that keeps."""
     mortal = [node for node in swarm.nodes if node.up and not node.process.stopped and swarm.may_die(node)]
     if fault.variant > 2 / 3:
-        keepers = [node for node in mortal if any(r.member.keeper is not None for r in node.peer.replicas.values())]
+        keepers = [
+            node for node in mortal if any(r.member.oldest.keeper is not None for r in node.peer.replicas.values())
+        ]
         mortal = keepers or mortal
     return _pick(mortal, fault.pick) if mortal else None
 

@@ -67,7 +67,7 @@ class GoingBack:
             self.moves.append(Move(self._swarm.loop.time(), peer, restart, bool(fields["kept"]), served))
             if fields["kept"]:
                 for stage, version in served.items():
-                    self._reached(restart, stage, version + members[stage].applying)
+                    self._reached(restart, stage, version + members[stage].oldest.applying)
             return
         if event == "applied":
             stage, version = int(str(fields["stage"])), int(str(fields["version"]))

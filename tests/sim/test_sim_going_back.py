@@ -131,7 +131,7 @@ def test_one_that_went_back_alone_takes_it_back_and_nothing_is_lost() -> None:
     async def script(swarm: Swarm) -> None:
         await reached(swarm, 9)
         lone = swarm.replicas(1)[0]
-        await until(lambda: not member(lone).applying)
+        await until(lambda: not member(lone).oldest.applying)
         had.append(member(lone).version)
         lone.peer._supply.rollbacks.current = Restart(1, 4)
         lone.peer._supply._follow(Move.GO_BACK, since=NO_RESTART)

@@ -31,10 +31,10 @@ def standing(swarm: Swarm, stage: int) -> list:
 
 
 POINTS: dict[str, Callable[[list], bool]] = {
-    "execution": lambda found: any(m.claims.summed for m in found),
-    "round": lambda found: any(m.part.exchange is not None for m in found),
-    "sum": lambda found: any(m.finished is not None for m in found),
-    "commit": lambda found: any(m.barrier.of(1) is not None for m in found),
+    "execution": lambda found: any(m.oldest.claims.summed for m in found),
+    "round": lambda found: any(m.oldest.part.exchange is not None for m in found),
+    "sum": lambda found: any(m.oldest.finished is not None for m in found),
+    "commit": lambda found: any(m.oldest.barrier.of(1) is not None for m in found),
 }
 
 
@@ -70,18 +70,20 @@ def test_a_committed_sum_outlives_its_stage_by_one_joiner() -> None:
     swarm.slowdown = {PeerId(f"s0.{number}"): 8.0 for number in range(2)}
 
     def committed(stage: int) -> bool:
-        return any(m.version > STEP or (m.version == STEP and m.barrier.of(stage)) for m in standing(swarm, stage))
+        return any(
+            m.version > STEP or (m.version == STEP and m.oldest.barrier.of(stage)) for m in standing(swarm, stage)
+        )
 
     async def script(swarm: Swarm) -> None:
         await until(swarm, lambda: committed(1))
-        await until(swarm, lambda: all(m.version == STEP and m.finished for m in standing(swarm, 1)))
+        await until(swarm, lambda: all(m.version == STEP and m.oldest.finished for m in standing(swarm, 1)))
         last, gone = swarm.replicas(1)
         swarm.kill(gone)
         swarm.add([1], "joiner")
         await until(swarm, lambda: (m := member_of(swarm, PeerId("joiner"), 1)) is not None and m.synced)
         joiner = member_of(swarm, PeerId("joiner"), 1)
         assert not committed(0), "stage 0 was not slow enough for this to show anything"
-        assert joiner.version == STEP and joiner.finished is not None and joiner.barrier.of(1) is not None
+        assert joiner.version == STEP and joiner.oldest.finished is not None and joiner.oldest.barrier.of(1) is not None
         swarm.kill(last)
         await check_always(swarm)
 

@@ -38,7 +38,7 @@ EARLY = {
     "newest_claimed": lambda swarm, node, stage: bool(newest(node, stage).asked or newest(node, stage).granted),
     "newest_summed": lambda swarm, node, stage: bool(newest(node, stage).summed),
     "newest_summed_and_oldest_in_round": lambda swarm, node, stage: (
-        bool(newest(node, stage).summed) and state(node, stage).part.exchange is not None
+        bool(newest(node, stage).summed) and state(node, stage).oldest.part.exchange is not None
     ),
 }
 

@@ -39,19 +39,19 @@ def members(swarm: Swarm, stage: int) -> list[Member]:
 def forked(swarm: Swarm, stage: int) -> bool:
     """Do the replicas stand at one version, on two weights of it, and on one of the version before?"""
     found = members(swarm, stage)
-    return len({m.stamp for m in found}) == 1 and len({m.chain for m in found}) == 2
+    return len({m.oldest.stamp for m in found}) == 1 and len({m.chain for m in found}) == 2
 
 
 def in_round(swarm: Swarm, stage: int) -> bool:
     """Is each side summing the oldest step by itself?"""
-    return all(m.keeper is not None and m.keeper.round is not None for m in members(swarm, stage))
+    return all(m.oldest.keeper is not None and m.oldest.keeper.round is not None for m in members(swarm, stage))
 
 
 def counting(swarm: Swarm) -> bool:
     """Is everybody at step 1, and has begun to count it?"""
     found = [member for stage in range(swarm.plan.stages) for member in members(swarm, stage)]
-    level = len(found) == len(swarm.nodes) and all(m.version == 1 and m.finished is None for m in found)
-    return level and any(m.claims.summed for m in found)
+    level = len(found) == len(swarm.nodes) and all(m.version == 1 and m.oldest.finished is None for m in found)
+    return level and any(m.oldest.claims.summed for m in found)
 
 
 HEALS: dict[str, Callable[[Swarm, int], bool]] = {
@@ -112,7 +112,7 @@ def owner_of_the_oldest_dies() -> None:
                     if 0 in node.peer.replicas
                     and node is not keeper_of(swarm, 0)
                     and (member := node.peer.replicas[0].member).version == 2
-                    and member.claims.summed
+                    and member.oldest.claims.summed
                     and member.steps[1].claims.summed
                 ),
                 None,

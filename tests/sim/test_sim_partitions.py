@@ -63,9 +63,13 @@ def members(nodes: Sequence[Node], stage: int = 1) -> list:
 
 
 REACHED: dict[str, Callable[[list], bool]] = {
-    "before_round": lambda found: any(m.version > STEP or (m.version == STEP and m.claims.summed) for m in found),
-    "after_sum": lambda found: any(m.version > STEP or (m.version == STEP and m.finished) for m in found),
-    "after_commit": lambda found: any(m.version > STEP or (m.version == STEP and m.barrier.of(1)) for m in found),
+    "before_round": lambda found: any(
+        m.version > STEP or (m.version == STEP and m.oldest.claims.summed) for m in found
+    ),
+    "after_sum": lambda found: any(m.version > STEP or (m.version == STEP and m.oldest.finished) for m in found),
+    "after_commit": lambda found: any(
+        m.version > STEP or (m.version == STEP and m.oldest.barrier.of(1)) for m in found
+    ),
     "after_apply": lambda found: any(m.version > STEP for m in found),
 }
 

@@ -217,7 +217,7 @@ def test_a_peer_that_ends_because_it_cannot_step_leaves_what_it_stood_at_on_disk
 
     async def last(victim: Node) -> None:
         replica = victim.peer.replicas[0]
-        assert replica.member.applying and await replica.state.checkpoints.write_now() is None
+        assert replica.member.oldest.applying and await replica.state.checkpoints.write_now() is None
         written.append(await replica.state.write_last())
         assert not replica.member.synced
 

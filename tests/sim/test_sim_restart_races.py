@@ -322,14 +322,14 @@ def test_the_sum_of_a_step_that_is_done_a_second_time_is_handed_over() -> None:
 
         def summing() -> bool:
             keeper = keeper_of(swarm, 0)
-            return keeper is not None and any(member(n).part.round is not None for n in swarm.replicas(0))
+            return keeper is not None and any(member(n).oldest.part.round is not None for n in swarm.replicas(0))
 
         await until(summing, every_s=0.0005)
         keeper = keeper_of(swarm, 0)
         assert keeper is not None and all_at(4)
         holder, late = (node for node in swarm.replicas(0) if node is not keeper)
         swarm.stop(late)
-        await until(lambda: member(holder).finished is not None or member(holder).version == 5)
+        await until(lambda: member(holder).oldest.finished is not None or member(holder).version == 5)
         swarm.kill(keeper)  # `holder` alone has the sum
         await asyncio.sleep(1.0)
         swarm.resume(late)

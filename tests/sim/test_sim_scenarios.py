@@ -31,7 +31,7 @@ def state(node: Node, stage: int):
 
 
 def held(node: Node, stage: int):
-    return state(node, stage).claims
+    return state(node, stage).oldest.claims
 
 
 def tasks_of(node: Node, stage: int):
@@ -51,7 +51,7 @@ def answered(node: Node, stage: int) -> set[int]:
 
 def holds_sum(swarm: Swarm, stage: int) -> bool:
     members = [state(node, stage) for node in swarm.replicas(stage) if stage in node.peer.replicas]
-    return any(member.finished is not None and member.version >= STEP for member in members)
+    return any(member.oldest.finished is not None and member.version >= STEP for member in members)
 
 
 POINTS: dict[str, Predicate] = {
@@ -62,10 +62,10 @@ POINTS: dict[str, Predicate] = {
     "after_gradient": lambda swarm, node, stage: bool(answered(node, stage) - held(node, stage).summed),
     "after_summed": lambda swarm, node, stage: bool(held(node, stage).summed),
     "in_round_before_ack": lambda swarm, node, stage: (
-        state(node, stage).part.exchange is not None and not holds_sum(swarm, stage)
+        state(node, stage).oldest.part.exchange is not None and not holds_sum(swarm, stage)
     ),
     "in_round_after_ack": lambda swarm, node, stage: holds_sum(swarm, stage),
-    "after_commit": lambda swarm, node, stage: state(node, stage).barrier.of(stage) is not None,
+    "after_commit": lambda swarm, node, stage: state(node, stage).oldest.barrier.of(stage) is not None,
 }
 
 
@@ -198,7 +198,7 @@ def owners_of_one_index(swarm: Swarm) -> list[Node]:
             for node in swarm.replicas(stage)
             if stage in node.peer.replicas
             and state(node, stage).version == STEP
-            and state(node, stage).finished is None
+            and state(node, stage).oldest.finished is None
             and index in held(node, stage).summed
         ]
         if len(found) == swarm.plan.stages:
@@ -285,7 +285,9 @@ def test_a_trainer_dies_in_the_middle_and_the_keeper_orders_the_rest() -> None:
     swarm = watched(Plan(stages=2, replicas=2, microbatches=6, steps=4))
 
     async def script(swarm: Swarm) -> None:
-        while not any(state(node, 0).version == STEP and state(node, 0).claims.summed for node in swarm.replicas(0)):
+        while not any(
+            state(node, 0).version == STEP and state(node, 0).oldest.claims.summed for node in swarm.replicas(0)
+        ):
             await asyncio.sleep(0.002)
         swarm.kill_trainer("trainer.0")
         await check_always(swarm)

@@ -44,14 +44,18 @@ class Stranger:
         member = node.peer.replicas[stage].member
         stamp = rng.choice(
             [
-                member.stamp,
-                member.stamp,
+                member.oldest.stamp,
+                member.oldest.stamp,
                 Stamp(member.version + 1, stage, member.chain),
                 Stamp(rng.randrange(9), rng.randrange(60), Chain("0" * 64)),
             ]
         )
-        ballot = rng.choice([member.promised or Ballot(0, self.peer), Ballot(rng.choice([0, 5, 1 << 53]), self.peer)])
-        generation = rng.choice([member.claims.generation, Generation(rng.getrandbits(60), rng.choice([0, 1 << 53]))])
+        ballot = rng.choice(
+            [member.oldest.promised or Ballot(0, self.peer), Ballot(rng.choice([0, 5, 1 << 53]), self.peer)]
+        )
+        generation = rng.choice(
+            [member.oldest.claims.generation, Generation(rng.getrandbits(60), rng.choice([0, 1 << 53]))]
+        )
         index = rng.choice([0, 1, 2, 3, 65535])
         some = frozenset(rng.sample([0, 1, 2, 3, 60000], 2))
         peers = tuple(rng.sample([self.peer, node.peer_id, PeerId("nobody")], rng.randrange(4)))

@@ -103,7 +103,7 @@ def test_an_identity_that_only_sends_heartbeats_is_waited_for_once_in_a_while(re
             for node in swarm.replicas(0):
                 member = node.peer.replicas[0].member
                 stamp = Stamp(member.version, 0, member.chain, member.restart)
-                beat = Heartbeat(stamp, 7, True, member.promised, before=member.before)
+                beat = Heartbeat(stamp, 7, True, member.oldest.promised, before=member.before)
                 swarm.network.tell(stranger, node.peer_id, beat)
             await asyncio.sleep(0.25)
 

@@ -28,10 +28,10 @@ def member(node: Node):
 
 
 POINTS: dict[str, Callable[[Node], bool]] = {
-    "granted": lambda node: bool(member(node).claims.granted - member(node).claims.summed),
-    "summed": lambda node: bool(member(node).claims.summed),
-    "frozen_in_round": lambda node: member(node).part.exchange is not None,
-    "holding_the_sum": lambda node: member(node).finished is not None,
+    "granted": lambda node: bool(member(node).oldest.claims.granted - member(node).oldest.claims.summed),
+    "summed": lambda node: bool(member(node).oldest.claims.summed),
+    "frozen_in_round": lambda node: member(node).oldest.part.exchange is not None,
+    "holding_the_sum": lambda node: member(node).oldest.finished is not None,
 }
 
 

@@ -83,7 +83,7 @@ class Table:
             self.start(name)
         self.settle()
         for _ in range(20):
-            if len({member.promised for member in self.members.values()}) > 1:
+            if len({member.oldest.promised for member in self.members.values()}) > 1:
                 self.tick()
 
     def start(self, name: str) -> None:
@@ -256,7 +256,7 @@ class Table:
     @property
     def keeper(self) -> str:
         """Who keeps, if exactly one does."""
-        (name,) = [name for name, member in self.members.items() if member.keeper is not None]
+        (name,) = [name for name, member in self.members.items() if member.oldest.keeper is not None]
         return name
 
     def orders(self) -> list[tuple[str, int]]:
@@ -272,14 +272,14 @@ class Table:
         """Obey orders and pass time until a round is open for all members."""
         for _ in range(rounds):
             for name, index in self.orders():
-                if name in self.members and index not in self.members[name].claims.summed:
+                if name in self.members and index not in self.members[name].oldest.claims.summed:
                     self.claim(name, index)
                     self.settle()
             for name, member in self.members.items():
-                for index in sorted(member.claims.granted - member.claims.summed):
+                for index in sorted(member.oldest.claims.granted - member.oldest.claims.summed):
                     self.add(name, index)
             self.settle()
-            keepers = [member.keeper for member in self.members.values() if member.keeper is not None]
+            keepers = [member.oldest.keeper for member in self.members.values() if member.oldest.keeper is not None]
             if len(keepers) == 1 and keepers[0].round is not None:
                 current = keepers[0].round.id
                 if all(joined is not None and joined.id == current for _, joined in self._joined()):
@@ -288,8 +288,8 @@ class Table:
         raise AssertionError(
             "no round: "
             + "; ".join(
-                f"{name}: granted={member.claims.granted} summed={member.claims.summed} "
-                f"owners={member.keeper and member.keeper.ledger.owners}"
+                f"{name}: granted={member.oldest.claims.granted} summed={member.oldest.claims.summed} "
+                f"owners={member.oldest.keeper and member.oldest.keeper.ledger.owners}"
                 for name, member in self.members.items()
             )
         )

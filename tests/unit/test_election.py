@@ -9,7 +9,7 @@ from swarmnet.step.election import Election
 
 def elections(table: Table) -> list[tuple[PeerId, Election]]:
     """Another beginning of the step for each member, whose views go on; first in order first."""
-    found = {member.me: Election(member._context, step=0, now=table.now) for member in table.members.values()}
+    found = {member.me: Election(member, step=0, now=table.now) for member in table.members.values()}
     order = next(iter(found.values()))._order(table.now)
     return [(peer, found[peer]) for peer in order]
 
@@ -49,13 +49,13 @@ def test_if_the_next_in_order_does_not_stand_for_a_dead_keeper_another_does() ->
 
 def test_a_leader_whose_round_is_refused_is_left_at_once_and_not_followed_again() -> None:
     table = Table("A", "B", "C")
-    leader = next(member for member in table.members.values() if member.keeper is not None)
-    member = next(each for each in table.members.values() if each is not leader and each.promised is not None)
-    ballot = member.promised
+    leader = next(member for member in table.members.values() if member.oldest.keeper is not None)
+    member = next(each for each in table.members.values() if each is not leader and each.oldest.promised is not None)
+    ballot = member.oldest.promised
     assert ballot is not None and ballot.peer == leader.me
     # All microbatches are left out of the step, and the run tolerates none.
     every = frozenset(range(member.shape.num_microbatches))
-    bad = Round(member.stamp, RoundId(ballot, 1), (), (leader.me,), (), voided=every)
+    bad = Round(member.oldest.stamp, RoundId(ballot, 1), (), (leader.me,), (), voided=every)
     member.receive(leader.me, StagePlan(bad.stamp, ballot, attempt=bad), now=table.now)
     assert [call.args for call in calls_of(member.calls) if call.name == "log"] == [("refused_message",), ("late",)]
     election = member.oldest.election

@@ -28,14 +28,13 @@ from swarmnet.messages import (
 )
 from swarmnet.simulate.swarm import SimulatedSigner
 from swarmnet.step.commits import ack_of, commit_of, statement
-from swarmnet.step.context import StepContext
 from swarmnet.step.gate import Shape
-from swarmnet.step.host import Call, Deferred, StepHost
+from swarmnet.step.host import Call, Deferred
 from swarmnet.step.idle import NonFinite
 from swarmnet.step.keeper import Keeper
-from swarmnet.step.ledger import Generations, Ledger
+from swarmnet.step.ledger import Ledger
 from swarmnet.step.lines import BrokenLines
-from swarmnet.step.membership import Membership
+from swarmnet.step.member import Member
 from swarmnet.step.rounds import RoundBuilder
 from swarmnet.step.view import View
 
@@ -48,26 +47,20 @@ def gen(number: int, incarnation: int = 1) -> Generation:
     return Generation(incarnation, number)
 
 
-def context_of(view: View, membership: Membership, host: StepHost, microbatches: int) -> StepContext:
-    shape = Shape(1, microbatches, 100, max_void=1)
-    return StepContext(ME, shape, view, membership, host, Generations(1), itertools.count(), CHAIN)
-
-
 class Office:
     """A keeper with members that have reported nothing yet."""
 
     def __init__(
         self, *mates: PeerId, microbatches: int = 2, lines: BrokenLines | None = None, excluded: tuple[PeerId, ...] = ()
     ) -> None:
-        self.view = View(ME, 0, TIMERS)
+        signer, shape = SimulatedSigner(ME), Shape(1, microbatches, 100, max_void=1)
+        member = Member(ME, 0, shape, TIMERS, incarnation=1, chain=CHAIN, now=0.0, signer=signer)
+        self.host, self.view, self.membership = member.calls, member.view, member.membership
         for mate in mates:
             self.beat(mate, 0.0)
-        self.host = Deferred()
-        self.membership = Membership(ME, 0, self.view, SimulatedSigner(ME), self.host)
-        context = context_of(self.view, self.membership, self.host, microbatches)
-        context.lines = lines or context.lines
+        member.lines = lines or member.lines
         self.membership.restored((), tuple(Exclusion(peer, STAMP.step + 1, 1) for peer in excluded))
-        self.keeper = Keeper(STAMP, BALLOT, context, now=0.0)
+        self.keeper = Keeper(STAMP, BALLOT, member, now=0.0)
 
     def advance(self, now: float, *, resend: bool = False) -> list[Call]:
         calls_of(self.host)
@@ -410,7 +403,7 @@ def test_a1_release_frees_the_index_and_ends_the_round():
     assert office.keeper.round is None and ordered(calls) == [1]
     office.claim(ME, 1)
     office.advance(now=0.5, resend=False)
-    assert opened(office).id == RoundId(BALLOT, 1) > first.id
+    assert opened(office).id == RoundId(BALLOT, first.id.number + 1)
 
 
 def test_release_of_another_generation_or_of_somebody_elses_index_changes_nothing():

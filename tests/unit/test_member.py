@@ -69,7 +69,7 @@ def test_nobody_contributes_before_all_that_was_granted_is_summed():
     table = Table("A", "K")
     table.claim("A", 0)
     table.execute("K", 1)
-    assert table.members["A"].part.round is not None and table.rounds["A"] is None
+    assert table.members["A"].oldest.part.round is not None and table.rounds["A"] is None
     table.add("A", 0)
     assert table.rounds["A"] is not None
 
@@ -89,13 +89,13 @@ def test_h2_an_overlap_does_not_stay_for_ever():
 
 def test_h4_of_two_keepers_with_equal_numbers_one_stops_and_the_ledger_completes():
     table = fresh_pair_of_keepers()
-    assert sum(member.keeper is not None for member in table.members.values()) == 2
+    assert sum(member.oldest.keeper is not None for member in table.members.values()) == 2
     table.settle(lambda sender, receiver, message: sender == receiver)  # each grants to itself only
     for name, index in (("A", 0), ("K", 0), ("K", 1)):
         table.claim(name, index)
     table.settle(lambda sender, receiver, message: sender == receiver)
     for name in ("A", "K"):
-        for index in sorted(table.members[name].claims.granted):
+        for index in sorted(table.members[name].oldest.claims.granted):
             table.add(name, index)
     table.settle()
     table.tick()
@@ -119,7 +119,7 @@ def test_a1_a_grant_nobody_waits_for_is_released():
     table.do("A")
     table.settle()
     table.execute("K", 1)
-    assert table.members["A"].claims.granted == set()
+    assert table.members["A"].oldest.claims.granted == set()
     table.work_until_summed()
     table.finish_all()
 
@@ -129,7 +129,7 @@ def test_a1_a_duplicate_claim_after_moved_does_not_hold_up_the_round():
     table.claim("A", 0)
     copies = [entry for entry in table.wire if wants(*entry)]
     table.settle()
-    assert table.members["A"].claims.granted == {0}
+    assert table.members["A"].oldest.claims.granted == {0}
     table.members["A"].withdraw(0, 0)
     table.do("A")
     table.settle()
@@ -153,9 +153,9 @@ def test_a2_a_grant_under_an_evicted_generation_is_dead():
     )
     table.tick(4.0)  # A is believed alive again, its report is answered: a new generation; it asks once more
     table.settle = everything
-    assert table.members["A"].claims.generation.number > 1
+    assert table.members["A"].oldest.claims.generation.number > 1
     table.put(late)
-    assert table.members["A"].claims.granted == set()
+    assert table.members["A"].oldest.claims.granted == set()
     table.work_until_summed()
     table.finish_all()
 
@@ -168,9 +168,9 @@ def test_a5_a_sum_that_too_few_hold_is_summed_again_by_the_next_keeper():
     table.take(kind(MemberState))  # K never hears of it
     table.kill("K")
     table.work_until_summed()
-    assert table.members["A"].finished is None and table.rounds["A"].id > first.id
+    assert table.members["A"].oldest.finished is None and table.rounds["A"].id > first.id
     table.finish_all()
-    assert len({member.finished for member in table.members.values()}) == 1
+    assert len({member.oldest.finished for member in table.members.values()}) == 1
 
 
 def test_a5_a_sum_that_most_have_signed_is_published_by_the_next_keeper():
@@ -183,7 +183,7 @@ def test_a5_a_sum_that_most_have_signed_is_published_by_the_next_keeper():
     table.kill("K")
     table.tick(4.0)
     assert not table.orders() and sorted(table.applies) == ["A", "B"]
-    assert {member.finished for member in table.members.values()} == {finished}
+    assert {member.oldest.finished for member in table.members.values()} == {finished}
 
 
 def test_whoever_has_signed_a_sum_joins_no_other_round_for_a_while():
@@ -193,14 +193,16 @@ def test_whoever_has_signed_a_sum_joins_no_other_round_for_a_while():
     table.execute("B", 1)
     finished = table.finish("A")
     ballot = Ballot(0, PeerId("K"))
-    contributions = tuple((PeerId(p), table.members[p].claims.generation, frozenset({i})) for i, p in enumerate("AK"))
-    newer = Round(table.members["A"].stamp, RoundId(ballot, 9), contributions, (PeerId("A"), PeerId("K")), ())
+    contributions = tuple(
+        (PeerId(p), table.members[p].oldest.claims.generation, frozenset({i})) for i, p in enumerate("AK")
+    )
+    newer = Round(table.members["A"].oldest.stamp, RoundId(ballot, 9), contributions, (PeerId("A"), PeerId("K")), ())
     table.settle()
     table.put([(PeerId("K"), PeerId("A"), StagePlan(newer.stamp, ballot, attempt=newer))])
     table.tick(TIMERS.suspect_s)
-    assert table.members["A"].finished == finished and table.members["A"].part.exchange is None
+    assert table.members["A"].oldest.finished == finished and table.members["A"].oldest.part.exchange is None
     table.tick(1.0)
-    assert table.members["A"].finished is None and table.members["A"].part.exchange is not None
+    assert table.members["A"].oldest.finished is None and table.members["A"].oldest.part.exchange is not None
 
 
 def test_a_sum_that_one_mate_alone_claims_to_hold_is_not_the_stages():
@@ -209,17 +211,17 @@ def test_a_sum_that_one_mate_alone_claims_to_hold_is_not_the_stages():
     table.execute("A", 0)
     liar, ballot = table.members["B"], Ballot(0, PeerId("K"))
     contributions = (
-        (PeerId("A"), table.members["A"].claims.generation, frozenset({0})),
-        (PeerId("B"), liar.claims.generation, frozenset({1})),
+        (PeerId("A"), table.members["A"].oldest.claims.generation, frozenset({0})),
+        (PeerId("B"), liar.oldest.claims.generation, frozenset({1})),
     )
     invented = Finished(RoundId(ballot, 9), b"invented", 2, 0.0, 1.0, contributions)
-    liar.part.hear(Round(liar.stamp, invented.id, contributions, (), ()))
+    liar.oldest.part.hear(Round(liar.oldest.stamp, invented.id, contributions, (), ()))
     liar.sum_whole(invented, now=table.now)
     table.do("B")
-    assert liar.finished == invented
+    assert liar.oldest.finished == invented
     table.settle()
     table.tick(20.0)
-    assert all(member.barrier.of(0) is None for member in table.members.values())
+    assert all(member.oldest.barrier.of(0) is None for member in table.members.values())
     table.execute("K", 1)
     table.work_until_summed()
     table.finish_all()
@@ -232,10 +234,10 @@ def test_a8_death_of_a_receiver_after_the_commit_opens_no_other_round():
     for name in ("A", "B", "K"):
         table.finish(name)
     table.settle()
-    (commit,) = {member.barrier.of(0) for member in table.members.values()}
+    (commit,) = {member.oldest.barrier.of(0) for member in table.members.values()}
     table.kill("B")
     table.tick(5.0)
-    assert not table.orders() and table.members["A"].barrier.of(0) == commit
+    assert not table.orders() and table.members["A"].oldest.barrier.of(0) == commit
     assert not table.applies  # the other stage has not committed (I4)
     table.neighbour("N")
     other = certified(Commit(1, 0, CHAIN, commit.id, b"d", 2, 0.0, 1.0), "N")
@@ -258,7 +260,7 @@ def test_a_member_whose_sum_has_other_bits_fetches_those_of_its_stage():
     table.members["A"].sum_whole(wrong, now=table.now)
     table.do("A")
     table.settle()
-    assert "digest_differs" in table.notes() and table.members["A"].finished is None
+    assert "digest_differs" in table.notes() and table.members["A"].oldest.finished is None
     assert sorted(table.applies) == ["B", "K"]
     table.collect("A")
     assert sorted(table.applies) == ["A", "B", "K"]
@@ -326,7 +328,7 @@ def test_h5_the_keeper_dies_after_telling_one_member_of_the_commit():
     table.kill("K")
     table.tick(8.0)
     assert sorted(table.applies) == ["A", "B"]
-    assert table.members["A"].barrier.of(0) == table.members["B"].barrier.of(0)
+    assert table.members["A"].oldest.barrier.of(0) == table.members["B"].oldest.barrier.of(0)
 
 
 def test_the_successor_of_a_dead_keeper_rebuilds_the_ledger_from_reports():
@@ -334,9 +336,9 @@ def test_the_successor_of_a_dead_keeper_rebuilds_the_ledger_from_reports():
     table.execute("A", 0)
     table.kill("K")
     table.tick(4.0)
-    keeper = table.members[table.keeper].keeper
+    keeper = table.members[table.keeper].oldest.keeper
     assert keeper is not None and keeper.ballot.number == 1
-    assert keeper.ledger.owners == [(PeerId("A"), table.members["A"].claims.generation), None]
+    assert keeper.ledger.owners == [(PeerId("A"), table.members["A"].oldest.claims.generation), None]
     table.execute("B", 1)
     table.work_until_summed()
     table.finish_all()
@@ -346,9 +348,9 @@ def test_a_stopped_keeper_that_comes_back_learns_that_it_keeps_no_more():
     table = Table("A", "B", "K")
     table.execute("A", 0)
     table.tick(12.0, silent=("K",))
-    assert table.members["K"].keeper is not None
+    assert table.members["K"].oldest.keeper is not None
     table.tick(1.0)
-    assert table.members["K"].keeper is None
+    assert table.members["K"].oldest.keeper is None
     table.work_until_summed()
     table.finish_all()
 
@@ -380,7 +382,7 @@ def test_what_is_contributed_is_frozen_until_its_round_is_given_up():
     for name, index in orders:
         table.claim(name, index)
         table.settle(lambda *entry: wants(*entry) or has("assigned")(*entry))
-        assert index in table.members[name].claims.granted
+        assert index in table.members[name].oldest.claims.granted
         assert table.rounds[name] is None, "it still contributes to the old round what it is about to change"
         table.add(name, index)
     table.settle()
@@ -457,12 +459,12 @@ def test_who_waits_for_the_dead_collects_what_most_have_signed(told):
 def test_a_sum_that_too_few_are_left_to_have_signed_is_summed_again():
     """Before the first step is over nobody counts, so what B has signed dies with it: A and K sum without it."""
     table = others_have_finished()
-    first = table.members["K"].finished
+    first = table.members["K"].oldest.finished
     table.settle()
     table.members["A"].feel(UNMEASURED, None, {}, {PeerId("B"): False})
     table.kill("B")
     table.settle()
-    assert table.members["K"].keeper.round is not None, "what others may hold whole is not given up at once"
+    assert table.members["K"].oldest.keeper.round is not None, "what others may hold whole is not given up at once"
     table.tick(TIMERS.suspect_s + 1.0)
     table.work_until_summed()
     assert table.rounds["K"].id > first.id
@@ -480,12 +482,12 @@ def test_before_anybody_holds_the_sum_an_exchange_that_is_stuck_is_not_given_up(
 
 def test_a_commit_does_not_end_an_exchange_that_can_end():
     table = others_have_finished()
-    finished, member = table.members["K"].finished, table.members["A"]
+    finished, member = table.members["K"].oldest.finished, table.members["A"]
     assert finished is not None
-    commit = certified(commit_of(member.stamp, finished), "B", "K")
+    commit = certified(commit_of(member.oldest.stamp, finished), "B", "K")
     member.receive(PeerId("K"), Committed(commit), now=table.now)
     table.do("A")
-    assert member.barrier.of(0) == commit
+    assert member.oldest.barrier.of(0) == commit
     assert table.rounds["A"] is not None and table.collects["A"] is None
     member.feel(UNMEASURED, None, {}, {PeerId("B"): True})  # those who have applied serve no more
     table.tick(0.5)
@@ -520,7 +522,7 @@ def test_a_round_id_repeats_from_step_to_step_and_names_another_sum_then():
     table = Table("A", "K")
     table.execute("A", 0)
     table.execute("K", 1)
-    stamp = table.members["A"].stamp
+    stamp = table.members["A"].oldest.stamp
     finished = table.finish("A")
     table.finish("K")
     table.settle()
@@ -528,7 +530,7 @@ def test_a_round_id_repeats_from_step_to_step_and_names_another_sum_then():
     member.applied(now=table.now)
     table.do("A")
     assert member.sum_of(stamp, finished.id) == finished
-    assert member.sum_of(member.stamp, finished.id) is None
+    assert member.sum_of(member.oldest.stamp, finished.id) is None
 
 
 def test_grants_of_an_old_ballot_or_of_another_step_change_nothing():
@@ -537,31 +539,31 @@ def test_grants_of_an_old_ballot_or_of_another_step_change_nothing():
     table.take(wants)
     member = table.members["A"]
     for stamp, ballot, generation in (
-        (member.stamp, Ballot(0, PeerId("A")), member.claims.generation),
-        (member.stamp, Ballot(7, PeerId("K")), member.claims.generation),
-        (member.stamp, member.promised, Generation(99, 1)),
-        (Stamp(1, 0, CHAIN), member.promised, member.claims.generation),
+        (member.oldest.stamp, Ballot(0, PeerId("A")), member.oldest.claims.generation),
+        (member.oldest.stamp, Ballot(7, PeerId("K")), member.oldest.claims.generation),
+        (member.oldest.stamp, member.oldest.promised, Generation(99, 1)),
+        (Stamp(1, 0, CHAIN), member.oldest.promised, member.oldest.claims.generation),
     ):
         table.put([(PeerId("K"), PeerId("A"), StagePlan(stamp, ballot, generation, frozenset({0})))])
         table.put([(PeerId("K"), PeerId("A"), StagePlan(stamp, ballot, generation, evicted="void"))])
-    assert member.claims.granted == set()
+    assert member.oldest.claims.granted == set()
 
 
 def test_a_doubled_eviction_moves_the_generation_once():
     table = Table("A", "K")
     table.execute("A", 0)
     member = table.members["A"]
-    eviction = StagePlan(member.stamp, member.promised, member.claims.generation, evicted="void")
+    eviction = StagePlan(member.oldest.stamp, member.oldest.promised, member.oldest.claims.generation, evicted="void")
     table.put([(PeerId("K"), PeerId("A"), eviction)] * 2)
-    assert member.claims.generation.number == 2 and table.sums["A"] == []
+    assert member.oldest.claims.generation.number == 2 and table.sums["A"] == []
 
 
 def test_a_plan_in_somebody_elses_name_is_refused():
     table = Table("A", "K")
-    before = table.members["A"].promised
-    forged = StagePlan(table.members["A"].stamp, Ballot(9, PeerId("K")))
+    before = table.members["A"].oldest.promised
+    forged = StagePlan(table.members["A"].oldest.stamp, Ballot(9, PeerId("K")))
     table.put([(PeerId("B"), PeerId("A"), forged)])
-    assert table.members["A"].promised == before and "refused_message" in table.notes()
+    assert table.members["A"].oldest.promised == before and "refused_message" in table.notes()
 
 
 def test_nobody_applies_before_every_stage_has_committed():
@@ -571,7 +573,7 @@ def test_nobody_applies_before_every_stage_has_committed():
     for name in ("A", "K"):
         table.finish(name)
     table.settle()
-    mine = table.members["A"].barrier.of(0)
+    mine = table.members["A"].oldest.barrier.of(0)
     for stage in (1, 2):
         assert not table.applies
         table.neighbour(f"N{stage}", stage=stage)
@@ -595,12 +597,12 @@ def test_of_another_stage_its_votes_tell_or_what_most_of_a_stage_go_by():
         beat = Heartbeat(Stamp(0, stage, CHAIN), 1, True, None, (told,), ())
         table.put([(PeerId(name), PeerId("A"), beat)])
         table.tick(0.5)
-        assert member.barrier.of(1) is None, f"{name} is not most of a stage"
+        assert member.oldest.barrier.of(1) is None, f"{name} is not most of a stage"
     table.put([(PeerId("B"), PeerId("A"), Heartbeat(Stamp(0, 0, CHAIN), 2, True, None, (signed,), ()))])
     table.put([(PeerId("K"), PeerId("A"), Heartbeat(Stamp(0, 0, CHAIN), 3, True, None, (signed,), ()))])
     member.tick(now=table.now)
     table.do("A")
-    assert member.barrier.of(1) == signed
+    assert member.oldest.barrier.of(1) == signed
 
 
 def test_a_second_commit_of_a_stage_does_not_replace_the_first():
@@ -611,34 +613,34 @@ def test_a_second_commit_of_a_stage_does_not_replace_the_first():
     commits = [certified(Commit(1, 0, CHAIN, of, str(of).encode(), 2, 0.0, 1.0), "N") for of in ids]
     for commit in commits:
         table.put([(PeerId("N"), PeerId("A"), Committed(commit))])
-        assert member.barrier.of(1) == commits[0]
+        assert member.oldest.barrier.of(1) == commits[0]
     # Nor if a state comes with both.
     member.restored(0, CHAIN, CHAIN, CHAIN, None, tuple(commits[::-1]), now=table.now)
     table.do("A")
-    assert member.barrier.of(1) == commits[1]
+    assert member.oldest.barrier.of(1) == commits[1]
 
 
 def test_a_commit_with_a_vote_that_is_not_its_voters_changes_nothing():
     table = Table("A", "B", "K")
     member = table.members["A"]
-    commit = certified(Commit(0, 0, CHAIN, RoundId(member.promised, 1), b"d", 2, 0.0, 1.0), "B", "K")
+    commit = certified(Commit(0, 0, CHAIN, RoundId(member.oldest.promised, 1), b"d", 2, 0.0, 1.0), "B", "K")
     forged = replace(commit, votes=tuple(replace(vote, signature=b"forged") for vote in commit.votes))
     table.put([(PeerId("B"), PeerId("A"), Committed(forged))])
-    assert member.barrier.of(0) is None and "bad_vote" in table.notes()
+    assert member.oldest.barrier.of(0) is None and "bad_vote" in table.notes()
     table.put([(PeerId("B"), PeerId("A"), Committed(commit))])
-    assert member.barrier.of(0) == commit
+    assert member.oldest.barrier.of(0) == commit
 
 
 def test_whoever_signs_two_sums_of_one_round_has_no_say_any_more():
     table = Table("A", "B", "K")
     member = table.members["A"]
-    commit = Commit(0, 0, CHAIN, RoundId(member.promised, 1), b"d", 2, 0.0, 1.0)
+    commit = Commit(0, 0, CHAIN, RoundId(member.oldest.promised, 1), b"d", 2, 0.0, 1.0)
     for digest in (b"d", b"e"):
         told = certified(replace(commit, digest=digest), "B")
         table.put([(PeerId("B"), PeerId("A"), Committed(told))])
     assert PeerId("B") not in member.membership.live(0, now=table.now)
     table.put([(PeerId("B"), PeerId("A"), Committed(certified(commit, "B", "K")))])
-    assert member.barrier.of(0) is None
+    assert member.oldest.barrier.of(0) is None
     for _ in range(2):
         member.tick(now=table.now)
         table.do("A")
@@ -649,12 +651,12 @@ def test_a_vote_of_a_convict_does_not_spoil_the_votes_of_others():
     """Whoever signs something else for one mate alone would keep the stage's commit from it."""
     table = Table("A", "B", "C", "K")
     member = table.members["A"]
-    commit = Commit(0, 0, CHAIN, RoundId(member.promised, 1), b"d", 2, 0.0, 1.0)
+    commit = Commit(0, 0, CHAIN, RoundId(member.oldest.promised, 1), b"d", 2, 0.0, 1.0)
     for digest in (b"e", b"d"):
         told = certified(replace(commit, digest=digest), "B")
         table.put([(PeerId("B"), PeerId("A"), Committed(told))])
     table.put([(PeerId("K"), PeerId("A"), Committed(certified(commit, "B", "C", "K")))])
-    assert member.barrier.of(0) == commit
+    assert member.oldest.barrier.of(0) == commit
 
 
 def test_a_heartbeat_of_the_next_version_lets_a_laggard_with_the_sum_apply():
@@ -664,7 +666,7 @@ def test_a_heartbeat_of_the_next_version_lets_a_laggard_with_the_sum_apply():
     for name in ("A", "K"):
         table.finish(name)
     table.settle()
-    mine = table.members["A"].barrier.of(0)
+    mine = table.members["A"].oldest.barrier.of(0)
     table.neighbour("N")
     other = certified(Commit(1, 0, CHAIN, mine.id, b"d", 2, 0.0, 1.0), "N")
     ahead = Heartbeat(Stamp(1, 0, CHAIN), 1, True, None, (), (mine, other))
@@ -675,11 +677,11 @@ def test_a_heartbeat_of_the_next_version_lets_a_laggard_with_the_sum_apply():
 def test_release_under_a_wrong_generation_frees_nothing():
     table = Table("A", "K")
     table.execute("A", 0)
-    keeper = table.members["K"].keeper
-    stamp, ballot = table.members["A"].stamp, keeper.ballot
+    keeper = table.members["K"].oldest.keeper
+    stamp, ballot = table.members["A"].oldest.stamp, keeper.ballot
     state = asking(stamp, ballot, Generation(99, 0), returns=frozenset({0}))
     table.put([(PeerId("A"), PeerId("K"), state)])
-    assert keeper.ledger.owners[0] == (PeerId("A"), table.members["A"].claims.generation)
+    assert keeper.ledger.owners[0] == (PeerId("A"), table.members["A"].oldest.claims.generation)
 
 
 # ------------------------------------------------------------ each rule is needed: without it a trace above breaks
@@ -780,7 +782,7 @@ def test_who_begins_a_step_again_alone_takes_back_the_sum_that_it_signed():
         table.finish(name)
     table.settle()
     member = table.members["A"]
-    commit = member.barrier.of(0)
+    commit = member.oldest.barrier.of(0)
     assert commit is not None and not table.applies
     table.kill("K")
     member.restored(0, CHAIN, CHAIN, CHAIN, None, (commit,), now=table.now)
@@ -796,13 +798,13 @@ def test_who_keeps_no_longer_says_so_to_those_who_wait_for_it():
     ghost, keeper = PeerId("Z"), table.members["K"]
     assert keeper.view.keeper_order(CHAIN, now=0.0)[0] == "A" and table.keeper == "K"
     table.neighbour("Z", stage=0)
-    keeper.receive(ghost, StagePlan(keeper.stamp, Ballot(0, ghost)), now=table.now)
+    keeper.receive(ghost, StagePlan(keeper.oldest.stamp, Ballot(0, ghost)), now=table.now)
     table.do("K")
     table.take(kind(MemberState, to="Z"))
     for name in ("A", "K"):
         table.suspect("Z", by=name)
     table.tick(5.0)
-    assert table.keeper == "A" and keeper.promised == Ballot(1, PeerId("A"))
+    assert table.keeper == "A" and keeper.oldest.promised == Ballot(1, PeerId("A"))
 
 
 def test_a_commit_heard_before_its_step_is_open_stands_only_if_it_follows_my_chain():
@@ -817,14 +819,14 @@ def test_a_commit_heard_before_its_step_is_open_stands_only_if_it_follows_my_cha
     member.applied(now=table.now)
     table.do("A")
     table.tick(0.5)
-    assert member.version == 1 and member.barrier.of(0) is None
+    assert member.version == 1 and member.oldest.barrier.of(0) is None
     mine = certified(replace(other, chain=member.chain, id=RoundId(Ballot(0, mate), 100), digest=b"mine"), "B", "K")
     member.receive(mate, Committed(mine), now=table.now)
     table.do("A")
-    assert member.barrier.of(0) == mine
+    assert member.oldest.barrier.of(0) == mine
     member.restored(1, member.chain, CHAIN, CHAIN, None, (other, mine), now=table.now)
     table.do("A")
-    assert member.barrier.of(0) == mine
+    assert member.oldest.barrier.of(0) == mine
 
 
 def test_all_that_are_told_the_same_are_told_the_same_heartbeat():
@@ -890,7 +892,7 @@ def test_a_commit_is_told_to_who_asks_and_asked_of_one_at_a_time():
     table.do("A")
     assert asked() == ["n1"], "nothing came"
     knows("n1", commits=(theirs,))
-    assert member.barrier.of(1) == theirs and not asked()
+    assert member.oldest.barrier.of(1) == theirs and not asked()
     # Who asks me is told, and nobody else is.
     assert member.heartbeat().commits == ()
     asks = Heartbeat(Stamp(0, 1, CHAIN), 1, True, None, wants=bits_of({0, 1}))

@@ -178,7 +178,7 @@ def test_names_under_a_commit_that_came_with_state_count_if_they_have_signed_it(
         member.view.hear(peer, Heartbeat(Stamp(3, 0, CHAIN), 1, True, None), now=0.0)
     given = replace(committed, votes=(*with_votes(committed, B).votes, *forged))
     member.restored(3, CHAIN, CHAIN, CHAIN, finished, (given,), now=0.0)
-    assert member.applying
+    assert member.oldest.applying
     member.applied(now=0.0)
     assert member.membership.roster(0) == {ME, B, C}
 

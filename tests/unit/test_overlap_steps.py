@@ -78,7 +78,7 @@ def test_a_step_that_is_applied_leaves_the_other_one_as_it_was():
     table.add("A", 0, step=1)
     before = table.members["A"].steps[1].claims
     through(table)
-    assert table.members["A"].claims is before and before.summed == {0} and table.sums["A"] == [0]
+    assert table.members["A"].oldest.claims is before and before.summed == {0} and table.sums["A"] == [0]
     table.add("K", 1)
     table.settle()
     table.finish_all()
@@ -116,7 +116,7 @@ def laggard(*others: str) -> Table:
 def test_a_round_waits_for_a_member_that_has_not_applied_the_step_before():
     table = laggard()
     table.tick(2.0)
-    assert table.members["K"].keeper is not None and table.members["K"].keeper.round is None
+    assert table.members["K"].oldest.keeper is not None and table.members["K"].oldest.keeper.round is None
     table.apply("A")
     assert table.rounds["A"] is not None and table.rounds["A"].stamp.step == 1
     table.finish_all()
@@ -163,7 +163,7 @@ def test_a_laggard_hears_the_commits_of_both_its_steps_and_applies_one_after_the
     table.finish("A")
     table.finish("K")
     table.settle()
-    mine = member.barrier.of(0)
+    mine = member.oldest.barrier.of(0)
     assert mine is not None and not table.applies
     table.neighbour("X")
     later = certified(Commit(1, 1, CHAIN, RoundId(Ballot(0, PeerId("X")), 0), b"x" * 32, 2, 0.0, 1.0), "X")
@@ -174,7 +174,7 @@ def test_a_laggard_hears_the_commits_of_both_its_steps_and_applies_one_after_the
     member.receive(PeerId("X"), Committed(first), now=table.now)
     table.do("A")
     table.apply("A")
-    assert member.version == 1 and member.barrier.of(1) == later and not member.applying
+    assert member.version == 1 and member.oldest.barrier.of(1) == later and not member.oldest.applying
 
 
 def test_a_keeper_of_a_step_that_opens_next_is_remembered():
@@ -272,7 +272,7 @@ def test_state_of_a_version_opens_both_its_steps(finished: bool):
     member.restored(1, kept.chain, kept.before, kept.term_chain, whole, (), now=table.now)
     table.do("A")
     assert [step.stamp for step in member.steps] == [step.stamp for step in kept.steps]
-    assert member.finished is None and member.steps[1].finished is None
+    assert member.oldest.finished is None and member.steps[1].finished is None
 
 
 def test_reports_of_each_step_go_to_its_keeper():

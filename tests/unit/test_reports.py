@@ -63,7 +63,7 @@ def test_a_whole_report_that_is_lost_is_asked_for() -> None:
     asked = [message for _, receiver, message in table.wire if receiver == "A" and isinstance(message, StagePlan)]
     assert [plan.whole for plan in asked] == [True]
     table.settle()
-    keeper = table.members["K"].keeper
+    keeper = table.members["K"].oldest.keeper
     assert keeper is not None and keeper.ledger.of(PeerId("A")) == {0, 1}
     assert keeper._reports[PeerId("A")].summed == {0, 1}
     assert not next_report(table, "A").whole
@@ -85,7 +85,7 @@ def test_a_whole_report_that_was_overtaken_changes_nothing() -> None:
     table.execute("A", 1)
     table.tick()
     table.put([(PeerId("A"), PeerId("K"), old)])
-    keeper = table.members["K"].keeper
+    keeper = table.members["K"].oldest.keeper
     assert keeper is not None and keeper._reports[PeerId("A")].owned == {0, 1}
 
 
@@ -142,7 +142,7 @@ def test_a_round_is_said_again_to_those_alone_that_do_not_name_it(monkeypatch: p
     )
     table.tick(3.0)
     assert sorted(set(said)) == ["A", "B", "K"] and len(said) == 3, "each once more"
-    assert lost[2].attempt == table.members["B"].part.round
+    assert lost[2].attempt == table.members["B"].oldest.part.round
 
 
 @settings(max_examples=60)
@@ -171,11 +171,11 @@ def test_whatever_is_lost_doubled_or_late_the_keeper_knows_what_is_held_in_the_e
             table.do(name)
     for _ in range(4):
         table.tick()
-    member, keeper = table.members["A"], table.members["K"].keeper
-    assert keeper is not None and keeper.members[PeerId("A")] == member.claims.generation
+    member, keeper = table.members["A"], table.members["K"].oldest.keeper
+    assert keeper is not None and keeper.members[PeerId("A")] == member.oldest.claims.generation
     known = keeper._reports[PeerId("A")]
-    assert (known.owned, known.summed) == (member.claims.owned, member.claims.summed)
-    assert keeper.ledger.of(PeerId("A")) == member.claims.owned
+    assert (known.owned, known.summed) == (member.oldest.claims.owned, member.oldest.claims.summed)
+    assert keeper.ledger.of(PeerId("A")) == member.oldest.claims.owned
 
 
 # ---------------------------------------------------------------- who contributed

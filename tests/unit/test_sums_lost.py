@@ -35,9 +35,9 @@ def test_what_was_only_granted_is_executed_again(name: str) -> None:
     table = Table("A", "K")
     table.claim(name, 0)
     table.settle()
-    generation = table.members[name].claims.generation
+    generation = table.members[name].oldest.claims.generation
     lose(table, name)
-    assert table.members[name].claims.generation > generation and not table.members[name].claims.granted
+    assert table.members[name].oldest.claims.generation > generation and not table.members[name].oldest.claims.granted
     ends(table)
 
 
@@ -83,7 +83,7 @@ def test_a_sum_that_most_have_signed_stands(name: str) -> None:
     table.tick(TIMERS.suspect_s + 1.0)  # so long they wait for who lacks it
     table.collect(name)
     table.settle()
-    assert {member.finished for member in table.members.values()} == {first}
+    assert {member.oldest.finished for member in table.members.values()} == {first}
     assert sorted(table.applies) == sorted(table.members)
 
 
@@ -97,7 +97,7 @@ def test_a_sum_that_too_few_have_signed_is_made_again(name: str) -> None:
     table.settle()
     table.tick(TIMERS.suspect_s + 1.0)  # so long it might still have been whole elsewhere
     ends(table)
-    assert finished not in {member.finished for member in table.members.values()}
+    assert finished not in {member.oldest.finished for member in table.members.values()}
 
 
 @pytest.mark.parametrize("name", ["A", "K"])
@@ -111,7 +111,7 @@ def test_a_whole_sum_here_is_not_lost_with_what_it_came_from(name: str) -> None:
     lose(table, name)
     table.settle()
     table.tick()
-    commits = {member.barrier.of(0) for member in table.members.values()}
+    commits = {member.oldest.barrier.of(0) for member in table.members.values()}
     assert {commit and commit.id for commit in commits} == {finished.id}
     assert not table.applies
     table.neighbour("Z")
@@ -128,10 +128,10 @@ def test_while_weights_move_nothing_is_begun_again() -> None:
     table.execute("A", 0)
     table.execute("K", 1)
     table.finish_all()
-    generation = table.members["A"].claims.generation
+    generation = table.members["A"].oldest.claims.generation
     table.members["A"].sums_lost()
     assert not table.members["A"].calls.calls
-    assert table.members["A"].claims.generation == generation
+    assert table.members["A"].oldest.claims.generation == generation
     table.apply()
     assert {member.version for member in table.members.values()} == {1}
 
@@ -147,7 +147,7 @@ def test_where_steps_overlap_all_open_ones_begin_again(name: str) -> None:
     lose(table, name)
     assert all(not step.claims.owned for step in table.members[name].steps)
     ends(table)
-    assert first == 0 and table.members[name].applying
+    assert first == 0 and table.members[name].oldest.applying
 
 
 def test_an_applying_step_leaves_the_next_one_to_begin_again() -> None:
