@@ -121,7 +121,7 @@ class Stage:
     @property
     def keeper(self) -> PeerId:
         """Who keeps, if exactly one does."""
-        (name,) = [name for name, member in self.members.items() if member.oldest.keeper is not None]
+        (name,) = [name for name, member in self.members.items() if member.oldest.leader is not None]
         return name
 
     def forget(self) -> None:
@@ -171,7 +171,7 @@ class Stage:
     def _deliver(self, sender: PeerId, receiver: PeerId, message: Control, *, more: bool) -> None:
         kind = "claim" if isinstance(message, MemberState) and message.wants else type(message).__name__
         if isinstance(message, Heartbeat):
-            self.members[sender].reached(receiver, now=self.now)
+            self.members[sender].view.echo(receiver, now=self.now)
         if receiver == self._spent != sender:
             data = self._written(message)
             began = time.thread_time()
@@ -192,7 +192,7 @@ class Stage:
         for name, current in list(self.rounds.items()):
             count = sum(len(indexes) for _, _, indexes in current.contributions)
             whole = Finished(current.id, bytes(32), count, 1.0, 1.0, current.contributions, current.voided)
-            self._call(name, "whole", lambda member, whole=whole: member.sum_whole(whole, now=self.now))
+            self._call(name, "whole", lambda member, whole=whole: member.oldest.sum_whole(whole, now=self.now))
         self.rounds.clear()
         self.settle()
 

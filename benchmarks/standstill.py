@@ -120,7 +120,7 @@ def victims(swarm: Swarm, row: Row, *, leader: bool) -> list[Node]:
     struck = []
     for stage in range(swarm.plan.stages if row.every_stage else 1):
         nodes = swarm.replicas(stage)
-        leads = next(node for node in nodes if node.peer.replicas[stage].member.oldest.keeper is not None)
+        leads = next(node for node in nodes if node.peer.replicas[stage].member.oldest.leader is not None)
         struck.append(leads if leader else next(node for node in nodes if node is not leads))
     return struck
 

@@ -124,8 +124,8 @@ class Complaints:
     def _waits(self, member: Member, trouble: Trouble | None, now: float) -> Iterator[tuple[PeerId, str]]:
         """Of two reasons for one mate the later one counts."""
         promised = member.oldest.promised
-        if member.oldest.keeper is not None:
-            yield from member.oldest.keeper.waits(now)
+        if member.oldest.leader is not None:
+            yield from member.oldest.leader.waits(now)
         elif promised is not None and not member.view.in_touch(promised.peer, now=now):
             yield promised.peer, "keeps the step and is silent"
         # The round sees the streams themselves, so its word comes last.

@@ -590,7 +590,7 @@ def _name(peer: Node | PeerId) -> PeerId:
 def standing(replica: Replica) -> str:
     """Where the replica stands in its step, and its keeper if it is one."""
     member, pipeline = replica.member, replica.execution
-    account, part, keeper = member.oldest.claims, member.oldest.part, member.oldest.keeper
+    account, part, keeper = member.oldest.claims, member.oldest.part, member.oldest.leader
     works = {step: sorted(tasks.by_index) for step, tasks in pipeline.steps.items()}
     line = (
         f"stage {member.stage} v{member.version} synced={member.synced} promised={member.oldest.promised} "

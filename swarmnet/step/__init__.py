@@ -23,13 +23,13 @@ A step in one replica (`open_step.OpenStep`):
 | counting | `StagePlan.attempt` that names exactly what is summed here | exchanging: the accumulator is frozen |
 | exchanging | the round is given up | counting |
 | exchanging | the whole sum is here, and its digest | holding: it is signed and reported |
-| holding | the keeper shows a certificate, or votes make one | committed |
+| holding | the leader shows a certificate, or votes make one | committed |
 | counting, exchanging | the stage's certificate is of a sum that is not here | collecting |
 | collecting | that sum is here, with the certificate's digest | committed |
 | committed | a commit of every stage is known (`commits.Barrier`) | applying |
 | applying | the optimizer step is done | the next version begins |
 
-A keeper's term (`keeper.Keeper`), in one replica, for one step, under one ballot:
+A leader's term (`leader.Leader`), in one replica, for one step, under one ballot:
 
 | state | until | it does |
 |---|---|---|
@@ -39,15 +39,15 @@ A keeper's term (`keeper.Keeper`), in one replica, for one step, under one ballo
 | certified | all members hold that sum, or are left out | waits for who is nearly there |
 | done | the step is applied | tells the commit |
 
-A higher ballot ends a term at any time (`election`): the next keeper rebuilds the ledger from reports. Safety does not
+A higher ballot ends a term at any time (`election`): the next leader rebuilds the ledger from reports. Safety does not
 hang on any of it: a contribution to a round is bound to (peer, generation, exact index set), and the sets of a round
-are disjoint and complete. A wrong keeper wastes time; it cannot make a wrong sum.
+are disjoint and complete. A wrong leader wastes time; it cannot make a wrong sum.
 
 | who | acts on | module |
 |---|---|---|
 | member | events of its own replica, messages, ticks; finds the step that a message is about | `member` |
 | open step | claims, grants, rounds, commits of one step | `open_step`, `ledger` |
-| keeper | member states | `keeper`, `rounds`, `ledger` |
+| leader | member states | `leader`, `followers`, `rounds`, `ledger` |
 | every replica, privately | who lives, who counts | `view`, `membership` |
 | the same | who keeps, who was late | `election`, `lateness` |
 | every replica, by the commits | who is not waited for | `exclusion` |

@@ -11,7 +11,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Set
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, ParamSpec, Protocol
 
 from swarmnet.averaging.exchange import Exchange
 from swarmnet.errors import SwarmError, leaves
@@ -24,6 +24,8 @@ from swarmnet.stage.seams import Compute, Stash
 from swarmnet.step.member import Member
 from swarmnet.telemetry.spans import SpanBook, SpanKind
 from swarmnet.transport import Transport
+
+_P = ParamSpec("_P")
 
 _MOST_REASONS = 32
 """Reasons logged for the failed sums of one round; others can invent reasons, so there is a limit."""
@@ -116,17 +118,15 @@ class StepDriver:
         line = replace(self._exchange.meter.line, relayed=relayed)
         self.member.feel(line, watch.trouble(now=now), watch.allowed, watch.waits(now=now), watch.awaited(now=now))
         self._beat(due_only=True)
-        self.member.tick(now=self._now())
-        self._perform()
+        self._tell(self.member.tick, now=self._now())
 
     def gone(self, peer: PeerId, *, definite: bool) -> None:
         """A connection broke."""
-        self.member.gone(peer, definite=definite, now=self._now())
-        self._perform()
+        self._tell(self.member.gone, peer, definite=definite, now=self._now())
 
     def reached(self, peer: PeerId) -> None:
         """A peer answered on a connection that we opened."""
-        self.member.reached(peer, now=self._now())
+        self.member.view.echo(peer, now=self._now())
 
     def restored(
         self, *args: Any, extensions: tuple[Extension, ...] = (), exclusions: tuple[Exclusion, ...] = ()
@@ -136,13 +136,12 @@ class StepDriver:
         self.member.restored(*args, extensions=extensions, exclusions=exclusions, now=self._now())
         self._pipeline.stop()
         self._begin()
-        self._perform()
+        self.member.calls.make(self)
 
     # Audience, for the engine
 
     def on_sums_lost(self) -> None:
-        self.member.sums_lost()
-        self._perform()
+        self._tell(self.member.sums_lost)
 
     def on_engine(self, event: str, fields: dict[str, object]) -> None:
         self._listener.on_event(self.member.stage, event, fields)
@@ -165,8 +164,7 @@ class StepDriver:
 
     def late(self, peer: PeerId, reason: str) -> None:
         """A replica of my stage does not do its part (`step.lateness`)."""
-        self.member.late(peer, reason, now=self._now())
-        self._perform()
+        self._tell(self.member.lateness.observe, peer, reason, now=self._now())
 
     async def settled(self) -> None:
         """Wait for a running apply to end."""
@@ -181,33 +179,29 @@ class StepDriver:
     # Claims, for the pipeline
 
     def claim(self, step: int, index: int) -> None:
-        self.member.claim(step, index, now=self._now())
-        self._perform()
+        self._tell(self.member.claim, step, index, now=self._now())
 
     def withdraw(self, step: int, index: int) -> None:
-        self.member.withdraw(step, index)
-        self._perform()
+        self._tell(self.member.withdraw, step, index)
 
     def added(self, stash: Stash) -> None:
         # Else the accumulator was voided meanwhile, and this gradient with it (rule 5).
         if stash.voids == self._engine.voids(stash.step):
-            self.member.add(stash.step, stash.index)
-            self._perform()
+            self._tell(self.member.add, stash.step, stash.index)
 
     def non_finite(self, step: int, index: int) -> None:
-        self.member.found_non_finite(step, index)
-        self._perform()
+        self._tell(self.member.found_non_finite, step, index)
 
     def _read(self) -> None:
         """Hand over what has come since the last turn."""
         came, self._inbox = self._inbox, deque()
         while came:
             peer, message = came.popleft()
-            self.member.receive(peer, message, now=self._now(), more=bool(came))
-            self._perform()
+            self._tell(self.member.receive, peer, message, now=self._now(), more=bool(came))
 
-    def _perform(self) -> None:
-        """Do what the machine has asked for."""
+    def _tell(self, event: Callable[_P, None], *args: _P.args, **fields: _P.kwargs) -> None:
+        """Tell the machine of an event, and do what it asks for."""
+        event(*args, **fields)
         self.member.calls.make(self)
 
     @property
@@ -341,13 +335,12 @@ class StepDriver:
             else:
                 reason = str(error)
             self._say_failed(current.id, reason)
-            self.member.sum_failed(current.id)
+            self.member.oldest.sum_failed(current.id)
             return
         finally:
             self._spans.add(kind, self.member.stage, current.stamp.step, -1, began, self._now())
         self._whole_at = self._now()
-        self.member.sum_whole(finished, now=self._whole_at)
-        self._perform()
+        self._tell(self.member.oldest.sum_whole, finished, now=self._whole_at)
 
     def _say_failed(self, round_id: RoundId, reason: str) -> None:
         """Say it once: while a dispute stands a sum is tried again, and fails, on every tick."""
@@ -409,7 +402,7 @@ class StepDriver:
                 **{"reason": outer.missed} if outer.missed else {},
             )
         self._begin()
-        self._perform()
+        self.member.calls.make(self)
         self.on_applied(stamp, finished, commits)
 
     def _cannot_apply(self, step: int, reason: str) -> None:
@@ -425,8 +418,7 @@ class StepDriver:
     async def _measure(self, version: int, chain: Chain, term_chain: Chain) -> None:
         measured, digest = await self._engine.measure()
         if measured == version:  # else the weights have moved on
-            self.member.measured(Measure(version, chain, digest), term_chain, now=self._now())
-            self._perform()
+            self._tell(self.member.measured, Measure(version, chain, digest), term_chain, now=self._now())
 
     def _begin(self) -> None:
         member = self.member

@@ -44,7 +44,7 @@ class Heartbeats:
 
     def __init__(self, of: Member) -> None:
         self._of, self.graph = of, Graph(of.me, of.stage)
-        self._questions = Questions(of.me, of.timers.ask_s)
+        self.questions = Questions(of.me, of.timers.ask_s)
         # What follows of what others know, until I know more.
         self._memo_of: tuple[object, ...] = ()
         self._lacking: frozenset[int] = frozenset()  # the stages whose commits are none of these
@@ -132,10 +132,6 @@ class Heartbeats:
 
     # ------------------------------------------------------------ commits
 
-    def begin(self) -> None:
-        """A version begins."""
-        self._questions.begin(self._of.version)
-
     def awaited(self, peer: PeerId) -> bool:
         """May a neighbour wait to hear which commits I know? By its own word; or for mine, where nobody knows yet who
         counts, as in the first step."""
@@ -165,7 +161,7 @@ class Heartbeats:
         if not lacking or of.done or of.oldest.applying:
             return
         # Whoever owes an answer in a large stage is asked again only as one of all: it may never give any.
-        if beat is not None and of.view.sparse and self._questions.owes(beat[0]):
+        if beat is not None and of.view.sparse and self.questions.owes(beat[0]):
             beat = None
         for stage, peer, seen in of.view.known() if beat is None else self._sender(*beat):
             if found := lacking & self._known_to(stage, peer, seen):
@@ -176,7 +172,7 @@ class Heartbeats:
         # In a large stage all hear the keeper: it is asked only if nobody else answers.
         keeper = of.oldest.promised.peer if of.oldest.promised is not None and of.view.sparse else None
         asked = known if beat is None else {peer: stages for peer, stages in known.items() if peer != keeper}
-        wanted = self._questions.whom(lacking, asked, last=keeper, now=now)
+        wanted = self.questions.whom(lacking, asked, last=keeper, now=now)
         # I have heard of these and do not believe them: the word of everybody who knows them may be what is missing.
         heard = lacking & of.membership.open_stages(of.version)
         for peer, stages in known.items() if heard else ():
@@ -196,17 +192,13 @@ class Heartbeats:
         mine = {of.version: of.oldest.barrier.known, of.version - 1: of.last_commits}.get(step, ())
         wanted = stages_in(beat.wants)
         found = [commit for commit in mine if commit.stage in wanted and commit.step == step]
-        given = self._questions.give(peer, step, {commit.stage for commit in found}, few=bool(of.view.sparse), now=now)
+        given = self.questions.give(peer, step, {commit.stage for commit in found}, few=bool(of.view.sparse), now=now)
         told = [commit for commit in found if commit.stage in given]
         if told and step == of.version:
             of.host.send(peer, replace(self.to(peer), commits=tuple(map(of.membership.brief, told))))
         elif told:
             # It may lack the names of those who signed: mine are of the step that it is at.
             of.host.send(peer, replace(self.to(peer), last_commits=tuple(map(of.membership.with_votes, told))))
-
-    def told_by(self, peer: PeerId) -> None:
-        """Commits came from a peer: it answers."""
-        self._questions.answered(peer)
 
     def listed(self, beat: Heartbeat) -> frozenset[Commit]:
         """The commits that the sender of a heartbeat believes, if I know all of them."""

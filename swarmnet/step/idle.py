@@ -15,29 +15,6 @@ from swarmnet.step.host import StepHost
 from swarmnet.step.ledger import Ledger
 from swarmnet.step.view import View
 
-
-class Progress:
-    """Who owns unfinished work and does nothing about it, by the members' own counts of compute jobs (rule 12)."""
-
-    def __init__(self) -> None:
-        self._moved: dict[PeerId, tuple[int, float]] = {}
-
-    def hear(self, peer: PeerId, jobs: int, left: int, *, now: float) -> None:
-        """A member's count of jobs; a member that has nothing left to accumulate need not move."""
-        before = self._moved.get(peer)
-        if before is None or before[0] != jobs or not left:
-            self._moved[peer] = (jobs, now)
-
-    def forget(self, peer: PeerId) -> None:
-        """That member is another now: it has the whole time again to show some."""
-        self._moved.pop(peer, None)
-
-    def still_s(self, peer: PeerId, *, now: float) -> float:
-        """Seconds for which its counter has stood still; 0 if nothing was heard."""
-        moved = self._moved.get(peer)
-        return now - moved[1] if moved is not None else 0.0
-
-
 # ---------------------------------------------------------------- idle work
 #
 # Which member the keeper orders to execute an index that nobody owns (rule 8).
@@ -50,7 +27,7 @@ _ORDERS_PER_MEMBER = 8
 
 
 class IdleWork:
-    """The orders of one keeper. idle_s: seconds without a claim after which it orders free indexes."""
+    """Work under way in one term, and its orders. idle_s: after so long without a claim it orders free indexes."""
 
     def __init__(self, view: View, *, idle_s: float, now: float) -> None:
         self._view, self._idle_s = view, idle_s
@@ -58,7 +35,27 @@ class IdleWork:
         self._until: dict[int, float] = {}  # when an order is given to another member
         self._instead: dict[int, PeerId] = {}
         self._tried: dict[int, set[PeerId]] = {}
-        self.at_work: dict[PeerId, int] = {}  # owned and not summed yet, by the last state
+        self.at_work: dict[PeerId, int] = {}  # assigned and not accumulated yet, by the last state
+        self._moved: dict[PeerId, tuple[int, float]] = {}  # a member's count of compute jobs, and when it last changed
+
+    def hear(self, peer: PeerId, jobs: int, left: int, *, now: float) -> None:
+        """A member's count of compute jobs, and of what it has left to accumulate: with nothing left it need not move.
+
+        An order that it did not take is no work any more.
+        """
+        self.at_work[peer] = left
+        before = self._moved.get(peer)
+        if before is None or before[0] != jobs or not left:
+            self._moved[peer] = (jobs, now)
+
+    def forget(self, peer: PeerId) -> None:
+        """That member is another now: it has the whole time again to show some progress."""
+        self._moved.pop(peer, None)
+
+    def still_s(self, peer: PeerId, *, now: float) -> float:
+        """Seconds for which a member's counter has stood still; 0 if nothing was heard (rule 12)."""
+        moved = self._moved.get(peer)
+        return now - moved[1] if moved is not None else 0.0
 
     def flow(self, *, now: float) -> None:
         """Something was claimed or freed: the step moves by itself."""

@@ -5,7 +5,7 @@ Rules 18 and 19. This decides whom to ask and how often; fetching is the driver'
 
 from __future__ import annotations
 
-from swarmnet.ids import Chain, PeerId
+from swarmnet.ids import PeerId
 from swarmnet.quorum import has_quorum
 from swarmnet.step.host import StepHost
 from swarmnet.step.membership import Membership
@@ -98,11 +98,3 @@ class Lag:
         self._host.resync(donors)
         self._host.log("resync", reason=reason, version=version)
         return True
-
-
-def yields(*, mine: tuple[bool, Chain], theirs: tuple[bool, Chain]) -> bool:
-    """Rule 19: of two forks of one version, (has a commit, chain), does mine give way?
-
-    One that holds a commit never yields to one that has none.
-    """
-    return theirs > mine

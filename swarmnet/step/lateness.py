@@ -95,3 +95,44 @@ class Delays:
         for peer, late_s in sorted(self._late_s.items()):
             if peer != me and late_s > free_s:
                 lateness.charge(peer, "slows the steps down", cost_s=late_s - free_s, now=now)
+
+
+class Waits:
+    """For which replicas one term waits, and how long: for their states, their last gradients, their signatures.
+
+    missing: replicas whose states were awaited at the last look. complete: there were none, and nobody was lost since.
+    last_since: members that still have gradients to accumulate while most have none, and since when. behind_at: when no
+    member was behind last.
+    """
+
+    def __init__(self, timers: Timers, now: float) -> None:
+        self.delays, self.began_at, self.behind_at = Delays(timers, now), now, now
+        self.missing: set[PeerId] = set()
+        self.complete = False
+        self.last_since: dict[PeerId, float] = {}
+        self._waited_s: dict[PeerId, float] = {}  # for a state, in all the time that the replica was in touch
+        self._noted_at: dict[PeerId, float] = {}
+
+    def for_states(self, peers: Collection[PeerId], *, now: float) -> None:
+        """The states of these replicas, which are in touch, are awaited from now on."""
+        for peer, noted_at in self._noted_at.items():
+            self._waited_s[peer] = self._waited_s.get(peer, 0.0) + now - noted_at
+        self._noted_at = dict.fromkeys(peers, now)
+
+    def waited_s(self, peer: PeerId) -> float:
+        """How long the term has waited for this state."""
+        return self._waited_s.get(peer, 0.0)
+
+    def gives_up(self, peer: PeerId) -> None:
+        """The term goes on without this state."""
+        self._noted_at.pop(peer, None)
+        self.complete = False
+
+    def all_reported(self, members: Collection[PeerId]) -> None:
+        """No state is awaited any more; members that are lost later are awaited anew."""
+        self._noted_at = {}
+        self._waited_s = {peer: waited_s for peer, waited_s in self._waited_s.items() if peer not in members}
+
+    def for_last(self, left: Set[PeerId], *, now: float) -> None:
+        """These members are the last that have gradients to accumulate."""
+        self.last_since = {peer: self.last_since.get(peer, now) for peer in left}

@@ -36,7 +36,7 @@ from swarmnet.step.exclusion import after
 from swarmnet.step.gate import Shape, refusal
 from swarmnet.step.heartbeats import Heartbeats
 from swarmnet.step.host import Deferred, StepHost
-from swarmnet.step.lag import Lag, yields
+from swarmnet.step.lag import Lag
 from swarmnet.step.lateness import Lateness
 from swarmnet.step.ledger import Generations, round_numbers
 from swarmnet.step.lines import BrokenLines
@@ -107,7 +107,7 @@ class Member:
         stamp = self._stamp(self.version, oldest)
         self.steps = [OpenStep(stamp, self, oldest=True, now=now, finished=finished)]
         self.steps += self._following(now)
-        self.heartbeats.begin()
+        self.heartbeats.questions.begin(self.version)
         self._early_plan: StagePlan | None = None
 
     def _following(self, now: float) -> list[OpenStep]:
@@ -273,14 +273,6 @@ class Member:
         self.line, self.trouble, self.lines.allowed = line, trouble, allowed
         self._waits, self.awaited = waits, awaited
 
-    def sum_whole(self, finished: Finished, *, now: float) -> None:
-        """The exchange of a round, or the collection of a finished sum, is complete and digest-checked."""
-        self.oldest.sum_whole(finished, now=now)
-
-    def sum_failed(self, round_id: RoundId) -> None:
-        """The exchange gave up; the next Round message (or tick) starts it again."""
-        self.oldest.sum_failed(round_id)
-
     def applied(self, *, now: float) -> None:
         """The optimizer step is done: the next version begins."""
         ended = self.oldest
@@ -308,7 +300,7 @@ class Member:
         follows = bool(self.steps)
         opened = self._following(now)
         self.steps += opened
-        self.heartbeats.begin()
+        self.heartbeats.questions.begin(self.version)
         plan, self._early_plan = self._early_plan, None
         self.host.beat()
         if plan is not None and plan.stamp == opened[0].stamp:
@@ -349,14 +341,6 @@ class Member:
         """A connection to `peer` broke."""
         if definite and self.view.refuse(peer, now=now):
             self._advance(now)
-
-    def late(self, peer: PeerId, reason: str, *, now: float) -> None:
-        """A replica of my stage does not do its part, whatever the step knows of it."""
-        self.lateness.observe(peer, reason, now=now)
-
-    def reached(self, peer: PeerId, *, now: float) -> None:
-        """`peer` answered on a connection that I opened."""
-        self.view.echo(peer, now=now)
 
     def tick(self, *, now: float) -> None:
         """Every heartbeat interval: say again whatever state asks for."""
@@ -429,7 +413,7 @@ class Member:
         self.membership.told(peer, commit)
         self._on_commit(peer, commit, now)
         if commit in self.oldest.barrier.known:
-            self.heartbeats.told_by(peer)
+            self.heartbeats.questions.answered(peer)
 
     def _on_heartbeat(self, peer: PeerId, beat: Heartbeat, now: float) -> None:
         self.heartbeats.forget(peer, beat.stamp.stage)  # `took` keeps this one, if nothing more follows of it
@@ -467,7 +451,8 @@ class Member:
                 self._advance(now)
         elif mate and self.version - self.shape.delay.most <= step <= self.version and self._stands(peer, now) != stood:
             for open_step in self.steps:
-                open_step.keep()
+                if open_step.leader is not None:
+                    open_step.leader.looks = True
         self.heartbeats.took(peer, beat)
 
     def _stands(self, peer: PeerId, now: float) -> tuple[object, ...]:
@@ -501,7 +486,8 @@ class Member:
         chains = Counter(seen.chain for seen in others if seen is not None and seen.version == self.version)
         with_them, with_me = chains[beat.stamp.chain], chains[self.chain] + 1
         tied = with_them == with_me and chains.total() + 1 >= quorum(live)  # by most, not by who speaks first
-        if with_them >= quorum(live) or (tied and yields(mine=(mine, self.chain), theirs=(theirs, beat.stamp.chain))):
+        # Rule 19: of two forks that are tied, one that holds a commit never yields to one that has none.
+        if with_them >= quorum(live) or (tied and (theirs, beat.stamp.chain) > (mine, self.chain)):
             self._lag.resync((peer,), "fork", self.version, now=now)
 
     # ------------------------------------------------------------ inside

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from swarmnet.ids import Ballot, PeerId, RoundId
@@ -17,8 +17,8 @@ from swarmnet.messages import NONE, Commit, Finished, Indexes, MemberState, Roun
 from swarmnet.step.commits import Barrier, ack_of, commit_of
 from swarmnet.step.election import Election
 from swarmnet.step.host import StepHost
-from swarmnet.step.keeper import Keeper
 from swarmnet.step.lateness import Delays
+from swarmnet.step.leader import Leader
 from swarmnet.step.ledger import ClaimBook
 
 if TYPE_CHECKING:
@@ -32,18 +32,6 @@ if TYPE_CHECKING:
 # of docs/protocol.md). A replica that joins another round no longer reports its finished sum but keeps it aside; one
 # that fetches another sum keeps its own until that one is whole. That others have finished first is no reason to give
 # up an exchange: what it still lacks is on its way, and a whole sum fetched instead would be sent twice.
-
-
-@dataclass(frozen=True, slots=True)
-class Lacks:
-    """The round names indexes that are not held here: release them."""
-
-    indexes: Indexes
-
-
-@dataclass(frozen=True, slots=True)
-class Differs:
-    """The round is not what the keeper would open if it knew what is here: report."""
 
 
 class RoundPart:
@@ -83,12 +71,15 @@ class RoundPart:
             self.drop()
         self.round = message
 
-    def join(self, claims: ClaimBook) -> Lacks | Differs | None:
-        """Take part in the current round. Returns what the keeper must hear before I can."""
+    def join(self, claims: ClaimBook) -> Indexes | None:
+        """Take part in the current round. Returns the indexes that it names and that are not here: I give them back.
+
+        Empty: it gives to others what I hold, so the leader must hear of that first. None: there is nothing to say.
+        """
         current = self.round
         if current is None or (self.finished is not None and self.finished.id == current.id):
             return None
-        if self.exchange == current.id or not current.contributions or (self.finished is not None and self.locked):
+        if self.exchange == current.id or (self.finished is not None and self.locked):
             return None
         mine = [
             indexes
@@ -102,11 +93,11 @@ class RoundPart:
         if mine:
             missing = mine[0] - claims.owned
             if missing:
-                return Lacks(missing)
+                return missing
             if not (claims.summed == claims.granted == mine[0]):
                 return None
         elif claims.owned:
-            return Differs()  # I hold indexes this round gives to others: the keeper must decide
+            return NONE
         self._start(current.id)
         if self.finished is not None:
             self.aside.add((self.finished.id, self.finished.digest))  # what is summed now takes its place
@@ -154,7 +145,7 @@ class OpenStep:
         self._member, self._host = member, member.host
         self.claims = ClaimBook(member.generations)
         self.election = Election(member, step=stamp.step, now=now)
-        self.keeper: Keeper | None = None
+        self.leader: Leader | None = None
         self.part = RoundPart(member.me, member.host, finished)
         self.barrier = Barrier(stamp.step, member.shape.num_stages)
         self.applying = False
@@ -189,8 +180,8 @@ class OpenStep:
     def become_oldest(self, *, now: float) -> None:
         """The step before was applied: this one is next."""
         self.oldest = True
-        if self.keeper is not None:
-            self.keeper.become_oldest(now=now)
+        if self.leader is not None:
+            self.leader.become_oldest(now=now)
         self._join_round()
 
     def claim(self, index: int, *, now: float) -> None:
@@ -316,14 +307,9 @@ class OpenStep:
         self._looked_at, self._looked_of = now, of
         for stage in sorted(membership.open_stages(self.stamp.step)):
             # A keeper has all votes first, and waits for who is nearly there.
-            if self.barrier.of(stage) is None and not (stage == self.stamp.stage and self.keeper is not None):
+            if self.barrier.of(stage) is None and not (stage == self.stamp.stage and self.leader is not None):
                 for commit in membership.candidates(stage, self.stamp.step):
                     self._learn(commit, now)
-
-    def keep(self) -> None:
-        """What my keeper knows of the others may have changed."""
-        if self.keeper is not None:
-            self.keeper.looks = True
 
     def _to_keeper(self, peer: PeerId, message: MemberState, now: float) -> None:
         told = message.commit
@@ -334,16 +320,16 @@ class OpenStep:
             # The reporter promised a higher ballot: a keeper under a lower one stops (rule 13). If the ballot is an old
             # one of mine (I have begun this step again since), members wait for me, and I stand with the next number.
             self._promise(message.ballot, now, told_by=peer)
-        elif self.keeper is not None:
-            self.keeper.on_state(peer, message, now=now)
+        elif self.leader is not None:
+            self.leader.on_state(peer, message, now=now)
         elif message.ballot < self.promised:
             # It takes me for its keeper, sees me alive and would wait: my report names the keeper.
             self._host.send(peer, self._make_report(self.promised))
 
     def turn(self, *, now: float) -> None:
         """All messages of this turn are in: the keeper looks at everybody, if one of them asks for that."""
-        if self.keeper is not None and self.keeper.due(now):
-            self.keeper.advance(now=now, resend=False)
+        if self.leader is not None and self.leader.due(now):
+            self.leader.advance(now=now, resend=False)
 
     def _on_plan(self, peer: PeerId, plan: StagePlan, now: float) -> None:
         """What the leader wants: follow it, then end an accumulator, then do and contribute what it assigns."""
@@ -378,8 +364,8 @@ class OpenStep:
         self._lock_again(now)
         self._delays = Delays(self._member.view.timers, now)  # what the last leader has caused is no member's fault
         self.part.drop()
-        if self.keeper is not None and self.keeper.ballot != ballot:
-            self.keeper = None
+        if self.leader is not None and self.leader.ballot != ballot:
+            self.leader = None
             self._host.log("keeper_stopped", step=self.stamp.step, **{"for": ballot.peer})
         self.report()
 
@@ -432,7 +418,7 @@ class OpenStep:
         self._unheld_since = math.inf if held else min(self._unheld_since, now)
         lost = now - self._unheld_since > view.timers.lease_s
         if lost and not self._is_lost:
-            self.keeper = None  # its term ended with the commit: the next one begins with what members hold
+            self.leader = None  # its term ended with the commit: the next one begins with what members hold
             self.election.moves(now=now)
         self._is_lost = lost
 
@@ -518,11 +504,11 @@ class OpenStep:
     def _join_round(self) -> None:
         if self.applying or not self.oldest or self._own_commit is not None:
             return  # the stage has committed: that sum is fetched (`_collect_committed`), and no other is of use
-        match self.part.join(self.claims):
-            case Lacks(indexes):
-                self._say(returns=indexes)
-            case Differs():
-                self.report()
+        missing = self.part.join(self.claims)
+        if missing:
+            self._say(returns=missing)
+        elif missing is not None:
+            self.report()
 
     def advance(self, now: float, *, resend: bool = False) -> None:
         """Do whatever the state asks for: keep, take part, collect, apply. `resend`: say it again (every tick)."""
@@ -533,17 +519,16 @@ class OpenStep:
             self._note_holders(now)
         if not self.oldest or self._own_commit is not None or not self._is_fed(now):
             self.election.moves(now=now)
-        ballot = self.election.due(keeping=self.keeper is not None, now=now)
+        ballot = self.election.due(keeping=self.leader is not None, now=now)
         if ballot is not None:
             self._keep_under(ballot, now)
         self._look_around(now)
-        if self.keeper is not None:
-            if self._own_commit is not None:
-                self.keeper.settle(self._own_commit)
-            self.keeper.awaited = member.awaited
-            self.keeper.advance(now=now, resend=resend)
-            if self.keeper.commit is not None and self._own_commit is None:
-                self._learn(self.keeper.commit, now)
+        if self.leader is not None:
+            if self._own_commit is not None and self.leader.commit is None:
+                self.leader.publish(self._own_commit)
+            self.leader.advance(now=now, resend=resend)
+            if self.leader.commit is not None and self._own_commit is None:
+                self._learn(self.leader.commit, now)
         if resend:
             members = self.part.round.receivers if self.part.exchange is not None and self.part.round else ()
             self._delays.note(member.awaited if members else frozenset(), len(members), now=now)
@@ -567,14 +552,14 @@ class OpenStep:
         self.election.promise(ballot, now=now)
         self._lock_again(now)
         self.part.drop()
-        self.keeper = Keeper(self.stamp, ballot, member, oldest=self.oldest, given=self.election.given, now=now)
+        self.leader = Leader(self.stamp, ballot, member, oldest=self.oldest, given=self.election.given, now=now)
         self._host.log("keeper", step=self.stamp.step, ballot=ballot.number)
         self.report()
-        self.keeper.advance(now=now, resend=False)
+        self.leader.advance(now=now, resend=False)
 
     def applied(self, now: float) -> None:
         """The step is over: charge the members that slowed it down."""
-        if self.keeper is None:
+        if self.leader is None:
             self._delays.charge(self._member.lateness, self._member.me, now=now)
 
     @property

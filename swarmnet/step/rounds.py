@@ -8,12 +8,59 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from swarmnet.averaging.grid import arrange, circles, grid_of
 from swarmnet.ids import Ballot, PeerId, RoundId
 from swarmnet.messages import UNMEASURED, LatePeers, LineQuality, Round, Stamp
 from swarmnet.step.ledger import Ledger
+from swarmnet.step.suspects import SuspectGraph
 from swarmnet.step.view import View
+
+
+@dataclass(slots=True)
+class Attempt:
+    """An open round. apart: members that reduce nothing in it."""
+
+    round: Round
+    apart: frozenset[PeerId]
+    opened_at: float
+    certified_at: float | None = None
+    """When its certificate was first seen."""
+    is_spoilt: bool = False
+    """It has lost a member that may still owe something to others."""
+    told_at: dict[PeerId, float] = field(default_factory=dict)
+    """When a member was last told of it."""
+
+
+@dataclass(slots=True)
+class Rounds:
+    """The rounds of one term: the open one, and what speaks for another."""
+
+    builder: RoundBuilder
+    suspects: SuspectGraph
+    held_at: float
+    """When a signature was last heard."""
+    attempt: Attempt | None = None
+    gave_back: dict[PeerId, float] = field(default_factory=dict)
+    """Members that gave back what an open round named, and when that was opened."""
+    cut_for_links: bool = False
+    """A round of the step was cut again for broken links, which is done once."""
+
+    def open(
+        self, members: Collection[PeerId], ledger: Ledger, apart: frozenset[PeerId], late: LatePeers, *, now: float
+    ) -> Round:
+        """Open the next round."""
+        opened = self.builder.open(members, ledger, apart, late)
+        self.attempt = Attempt(opened, apart, now)
+        self.suspects.opened(opened.id, now=now)
+        return opened
+
+
+# ---------------------------------------------------------------- the round builder
+#
+# A member that is lost between two rounds of a step leaves the others' rows as they are, and what it had counted is
+# best executed again in its own row: then no other row's sum changes, and none is made anew.
 
 _SURVEY = 8
 """Every so many steps parts are even: a member with a small part moves little, so its true speed would never show."""

@@ -350,12 +350,12 @@ class Machines:
             case ("aggregate", finished):
                 node.aggregation = node.fetch = None
                 node.kept |= {finished}
-                member.sum_whole(finished, now=now)
+                member.oldest.sum_whole(finished, now=now)
             case ("beats", beats, answered):
                 for peer, beat in beats:
                     member.receive(peer, self.messages[beat], now=now)
                 for peer in answered:
-                    member.reached(peer, now=now)
+                    member.view.echo(peer, now=now)
                 member.tick(now=now)
             case ("wait",):
                 member.tick(now=now)

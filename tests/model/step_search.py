@@ -171,7 +171,7 @@ class Setup:
             state = self._next_step(Ways(self).end(self._claimed(state)))
         state = self._claimed(state)
         if self.faults.lies:
-            leads = [node.member.me for node in map(self.node, self.peers) if node.member.oldest.keeper is not None]
+            leads = [node.member.me for node in map(self.node, self.peers) if node.member.oldest.leader is not None]
             self.liar = leads[0] if leads else self.peers[0]
         return state._replace(left=self.faults)
 

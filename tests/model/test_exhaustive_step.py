@@ -10,7 +10,7 @@ import pytest
 from step_search import Broken, Faults, Search, Setup, search
 
 from swarmnet.messages import Commit
-from swarmnet.step.keeper import Keeper
+from swarmnet.step.leader import Leader
 from swarmnet.step.ledger import ClaimBook
 from swarmnet.step.membership import Membership
 from swarmnet.step.open_step import RoundPart
@@ -106,5 +106,5 @@ def test_a_leader_that_never_asks_for_a_lost_report_waits_for_it(monkeypatch: py
     setup = Setup(faults=Faults(losses=1))
     longest_s = search(setup, cap=20_000).longest_s
     assert longest_s <= 2.0
-    monkeypatch.setattr(Keeper, "_ask", lambda *_: [])
+    monkeypatch.setattr(Leader, "_ask", lambda *_: [])
     assert search(Setup(faults=Faults(losses=1)), cap=20_000).longest_s > 10 * longest_s

@@ -40,7 +40,7 @@ class Play:
 
     @property
     def leader(self) -> PeerId:
-        return next(peer for peer in self.setup.peers if self.member(peer).oldest.keeper is not None)
+        return next(peer for peer in self.setup.peers if self.member(peer).oldest.leader is not None)
 
     def member(self, peer: PeerId) -> Member:
         return self.setup.machines.nodes[self.state.nodes[self.setup.place[peer]]].member

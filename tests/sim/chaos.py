@@ -246,7 +246,7 @@ def _victim(swarm: Swarm, fault: Fault) -> Node | None:
     mortal = [node for node in swarm.nodes if node.up and not node.process.stopped and swarm.may_die(node)]
     if fault.variant > 2 / 3:
         keepers = [
-            node for node in mortal if any(r.member.oldest.keeper is not None for r in node.peer.replicas.values())
+            node for node in mortal if any(r.member.oldest.leader is not None for r in node.peer.replicas.values())
         ]
         mortal = keepers or mortal
     return _pick(mortal, fault.pick) if mortal else None

@@ -54,9 +54,9 @@ def member_of(swarm: Swarm, peer: PeerId, stage: int):
 def keeper_of(swarm: Swarm, stage: int) -> Node | None:
     """Whoever keeps a stage under the highest ballot."""
     keeping = [
-        (member.oldest.keeper.ballot, node)
+        (member.oldest.leader.ballot, node)
         for node in swarm.replicas(stage)
-        if stage in node.peer.replicas and (member := node.peer.replicas[stage].member).oldest.keeper is not None
+        if stage in node.peer.replicas and (member := node.peer.replicas[stage].member).oldest.leader is not None
     ]
     return max(keeping, key=lambda entry: entry[0])[1] if keeping else None
 

@@ -34,7 +34,7 @@ def small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def keeper_of(swarm: Swarm, stage: int) -> Node:
-    return next(node for node in swarm.replicas(stage) if node.peer.replicas[stage].member.oldest.keeper is not None)
+    return next(node for node in swarm.replicas(stage) if node.peer.replicas[stage].member.oldest.leader is not None)
 
 
 def counting(swarm: Swarm, stage: int) -> list[Node]:

@@ -23,7 +23,8 @@ from swarmnet.simulate.engine import SimulatedEngine
 from swarmnet.simulate.links import Links
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Broken, Node, Swarm
-from swarmnet.step.keeper import Keeper
+from swarmnet.step.followers import AtStep
+from swarmnet.step.leader import Leader
 from swarmnet.step.member import Member
 from swarmnet.step.open_step import OpenStep
 
@@ -44,7 +45,7 @@ def forked(swarm: Swarm, stage: int) -> bool:
 
 def in_round(swarm: Swarm, stage: int) -> bool:
     """Is each side summing the oldest step by itself?"""
-    return all(m.oldest.keeper is not None and m.oldest.keeper.round is not None for m in members(swarm, stage))
+    return all(m.oldest.leader is not None and m.oldest.leader.round is not None for m in members(swarm, stage))
 
 
 def counting(swarm: Swarm) -> bool:
@@ -129,18 +130,18 @@ def owner_of_the_oldest_dies() -> None:
 
 def test_without_the_gate_the_newest_step_takes_the_sum_buffer_of_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keepers also wait for members that are a version behind, which hides the gate where all are level."""
-    begin, keep = OpenStep.__init__, Keeper.__init__
+    begin, keep = OpenStep.__init__, Leader.__init__
 
     def open_at_once(step: OpenStep, *args, **fields) -> None:
         begin(step, *args, **{**fields, "oldest": True})
 
-    def keep_at_once(keeper: Keeper, *args, **fields) -> None:
+    def keep_at_once(keeper: Leader, *args, **fields) -> None:
         keep(keeper, *args, **{**fields, "oldest": True})
 
     undisturbed()
     monkeypatch.setattr(OpenStep, "__init__", open_at_once)
-    monkeypatch.setattr(Keeper, "__init__", keep_at_once)
-    monkeypatch.setattr(Keeper, "_laggards", lambda keeper: [])
+    monkeypatch.setattr(Leader, "__init__", keep_at_once)
+    monkeypatch.setattr(AtStep, "behind", lambda found, members: [])
     with pytest.raises(Broken, match="no end"):
         undisturbed()
 

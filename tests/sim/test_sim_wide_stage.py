@@ -23,7 +23,7 @@ def test_the_keeper_and_two_who_count_die_and_the_step_ends_in_its_time(replicas
         while not any(member.version for member in members):
             await asyncio.sleep(0.05)
         await asyncio.sleep(0.5)
-        keeper = next(node for node in swarm.nodes if node.peer.replicas[0].member.oldest.keeper is not None)
+        keeper = next(node for node in swarm.nodes if node.peer.replicas[0].member.oldest.leader is not None)
         roster = keeper.peer.replicas[0].member.membership.roster(0)
         assert len(roster) <= MAX_COUNTING < replicas and keeper.peer.replicas[0].member.view.sparse
         killed.extend([keeper, *[node for node in swarm.nodes if node.peer_id in roster and node is not keeper][:2]])

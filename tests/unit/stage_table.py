@@ -192,7 +192,7 @@ class Table:
         assert sorted(counted) == list(range(self.shape.num_microbatches)), f"summed {counted}"
         digest = hashlib.sha256(str(sorted(counted)).encode()).digest()
         finished = Finished(current.id, digest, len(counted), 0.0, 1.0, current.contributions)
-        self.members[name].sum_whole(finished, now=self.now)
+        self.members[name].oldest.sum_whole(finished, now=self.now)
         self.do(name)
         return finished
 
@@ -204,7 +204,7 @@ class Table:
         found = [self.members[h].sum_of(current.stamp, current.id) for h in current.holders if h in self.members]
         whole = [finished for finished in found if finished is not None and finished.digest == digest]
         assert whole, f"nobody of {current.holders} holds {current.id}"
-        self.members[name].sum_whole(whole[0], now=self.now)
+        self.members[name].oldest.sum_whole(whole[0], now=self.now)
         self.do(name)
 
     # ------------------------------------------------------------ messages and time
@@ -244,7 +244,7 @@ class Table:
                 beat = member.heartbeat()
                 self.wire += [(member.me, PeerId(other), beat) for other in self.members if other != name]
                 for other in self.members.keys() - silent:
-                    member.reached(PeerId(other), now=self.now)
+                    member.view.echo(PeerId(other), now=self.now)
                 member.tick(now=self.now)
                 self.do(name)
             if silent:
@@ -256,7 +256,7 @@ class Table:
     @property
     def keeper(self) -> str:
         """Who keeps, if exactly one does."""
-        (name,) = [name for name, member in self.members.items() if member.oldest.keeper is not None]
+        (name,) = [name for name, member in self.members.items() if member.oldest.leader is not None]
         return name
 
     def orders(self) -> list[tuple[str, int]]:
@@ -279,7 +279,7 @@ class Table:
                 for index in sorted(member.oldest.claims.granted - member.oldest.claims.summed):
                     self.add(name, index)
             self.settle()
-            keepers = [member.oldest.keeper for member in self.members.values() if member.oldest.keeper is not None]
+            keepers = [member.oldest.leader for member in self.members.values() if member.oldest.leader is not None]
             if len(keepers) == 1 and keepers[0].round is not None:
                 current = keepers[0].round.id
                 if all(joined is not None and joined.id == current for _, joined in self._joined()):
@@ -289,7 +289,7 @@ class Table:
             "no round: "
             + "; ".join(
                 f"{name}: granted={member.oldest.claims.granted} summed={member.oldest.claims.summed} "
-                f"owners={member.oldest.keeper and member.oldest.keeper.ledger.owners}"
+                f"owners={member.oldest.leader and member.oldest.leader.ledger.owners}"
                 for name, member in self.members.items()
             )
         )

@@ -49,7 +49,7 @@ def test_if_the_next_in_order_does_not_stand_for_a_dead_keeper_another_does() ->
 
 def test_a_leader_whose_round_is_refused_is_left_at_once_and_not_followed_again() -> None:
     table = Table("A", "B", "C")
-    leader = next(member for member in table.members.values() if member.oldest.keeper is not None)
+    leader = next(member for member in table.members.values() if member.oldest.leader is not None)
     member = next(each for each in table.members.values() if each is not leader and each.oldest.promised is not None)
     ballot = member.oldest.promised
     assert ballot is not None and ballot.peer == leader.me

@@ -31,7 +31,7 @@ from swarmnet.step.commits import ack_of, commit_of, statement
 from swarmnet.step.gate import Shape
 from swarmnet.step.host import Call, Deferred
 from swarmnet.step.idle import NonFinite
-from swarmnet.step.keeper import Keeper
+from swarmnet.step.leader import Leader
 from swarmnet.step.ledger import Ledger
 from swarmnet.step.lines import BrokenLines
 from swarmnet.step.member import Member
@@ -60,11 +60,11 @@ class Office:
             self.beat(mate, 0.0)
         member.lines = lines or member.lines
         self.membership.restored((), tuple(Exclusion(peer, STAMP.step + 1, 1) for peer in excluded))
-        self.keeper = Keeper(STAMP, BALLOT, member, now=0.0)
+        self.leader = Leader(STAMP, BALLOT, member, now=0.0)
 
     def advance(self, now: float, *, resend: bool = False) -> list[Call]:
         calls_of(self.host)
-        self.keeper.advance(now=now, resend=resend)
+        self.leader.advance(now=now, resend=resend)
         return calls_of(self.host)
 
     def beat(self, mate: PeerId, now: float, incarnation: int = 1) -> None:
@@ -101,8 +101,8 @@ class Office:
             revision=revision,
         )
         calls_of(self.host)
-        self.keeper.on_state(peer, message, now=now)
-        self.keeper.advance(now=now, resend=False)
+        self.leader.on_state(peer, message, now=now)
+        self.leader.advance(now=now, resend=False)
         return calls_of(self.host)
 
     def brief(self, generation=None, ballot=BALLOT, *, wants=None, returns=None) -> MemberState:
@@ -113,19 +113,19 @@ class Office:
         return unchanged(MemberState(STAMP, ballot, gen(0), NONE, NONE, None, None, 0, revision=1), 0, None, -1)
 
     def complain(self, peer: PeerId, of: Round, *, late=None, refused=None, summed=(), now: float) -> list[Call]:
-        for mate in self.keeper.members:
+        for mate in self.leader.members:
             self.beat(mate, now)
         names = ((Late(late, True, 10.0),) if late else ()), ((refused,) if refused else ())
         return self.report(peer, summed=summed, now=now, trouble=Trouble(of.id, *names))
 
     def claim(self, peer: PeerId, index: int, *, generation=None, ballot=BALLOT, now=0.2) -> list[Call]:
         calls_of(self.host)
-        self.keeper.on_state(peer, self.brief(generation or gen(0), ballot, wants=index), now=now)
+        self.leader.on_state(peer, self.brief(generation or gen(0), ballot, wants=index), now=now)
         return calls_of(self.host)
 
     def gives_back(self, peer: PeerId, index: int, *, now: float) -> list[Call]:
         calls_of(self.host)
-        self.keeper.on_state(peer, self.brief(gen(0), returns=index), now=now)
+        self.leader.on_state(peer, self.brief(gen(0), returns=index), now=now)
         return calls_of(self.host)
 
     def everybody_reports(self, *mates: PeerId) -> None:
@@ -178,8 +178,8 @@ def sum_of(round_: Round, digest: bytes = b"d") -> Finished:
 
 
 def opened(office: Office) -> Round:
-    assert office.keeper.round is not None
-    return office.keeper.round
+    assert office.leader.round is not None
+    return office.leader.round
 
 
 def test_nothing_is_granted_before_everybody_has_reported_and_then_at_once():
@@ -228,7 +228,7 @@ def test_what_a_claim_or_a_report_costs_does_not_grow_with_the_members_while_ind
     mates = [PeerId(f"m{number}") for number in range(30)]
     office = Office(*mates, microbatches=200)
     office.everybody_reports(*mates)
-    assert not office.keeper.looks, "nobody has to look at what follows"
+    assert not office.leader.looks, "nobody has to look at what follows"
     looks: list[PeerId] = []
     every = View.mates
     monkeypatch.setattr(View, "mates", lambda self: looks.append(self.me) or every(self))
@@ -236,8 +236,8 @@ def test_what_a_claim_or_a_report_costs_does_not_grow_with_the_members_while_ind
         assert assigned(office.claim(mates[index % 30], index))
     owned = frozenset(index for index in range(100) if index % 30 == 0)
     message = MemberState(STAMP, BALLOT, gen(0), owned, owned, None, None, 1)
-    office.keeper.on_state(mates[0], message, now=0.3)
-    assert not office.host.calls and not office.keeper.looks
+    office.leader.on_state(mates[0], message, now=0.3)
+    assert not office.host.calls and not office.leader.looks
     assert looks == []
 
 
@@ -246,23 +246,23 @@ def test_while_indexes_are_claimed_whatever_has_consequences_is_looked_at():
         office = Office(B, C, microbatches=3)
         office.everybody_reports(B, C)
         office.claim(B, 0)
-        assert not office.keeper.looks
+        assert not office.leader.looks
         return office
 
     office = at_work()
     office.claim(B, 1)
     office.claim(B, 2)
-    assert office.keeper.looks, "the round may be opened"
+    assert office.leader.looks, "the round may be opened"
     office = at_work()
-    office.keeper.on_state(B, office.brief(gen(0), returns=0), now=0.3)
-    assert office.keeper.looks, "what is free is to be executed at once"
+    office.leader.on_state(B, office.brief(gen(0), returns=0), now=0.3)
+    assert office.leader.looks, "what is free is to be executed at once"
     office = at_work()
     found = MemberState(STAMP, BALLOT, gen(0), frozenset(), frozenset(), None, None, 0, non_finite=frozenset({1}))
-    office.keeper.on_state(C, found, now=0.3)
-    assert office.keeper.looks, "an index may be voided"
+    office.leader.on_state(C, found, now=0.3)
+    assert office.leader.looks, "an index may be voided"
     office = at_work()
-    office.keeper.on_state(C, replace(found, generation=gen(0, 2), non_finite=frozenset()), now=0.3)
-    assert office.keeper.looks, "a member that was another before"
+    office.leader.on_state(C, replace(found, generation=gen(0, 2), non_finite=frozenset()), now=0.3)
+    assert office.leader.looks, "a member that was another before"
     office = at_work()
     office.view.refuse(C, now=0.3)
     office.advance(now=0.3, resend=False)
@@ -299,7 +299,7 @@ def test_claims_under_another_ballot_or_generation_are_not_heard():
     assert office.claim(B, 0, ballot=Ballot(0, B)) == []
     answers = office.claim(B, 0, generation=gen(1))
     assert not assigned(answers) and not moved(answers)
-    assert office.keeper.ledger.owners == [None, None]
+    assert office.leader.ledger.owners == [None, None]
 
 
 def test_a_dead_owner_loses_its_indexes_and_they_are_ordered_at_once():
@@ -347,10 +347,10 @@ def test_h12_a_restart_under_the_same_name_loses_what_its_predecessor_had():
     office.claim(B, 0)
     office.report(B, summed={0})
     calls = office.report(B, generation=gen(0, incarnation=2))
-    assert office.keeper.ledger.owners == [None, None]
+    assert office.leader.ledger.owners == [None, None]
     assert ordered(calls) == [0]
     stale = office.report(B, summed={0})  # a report of the old process, late
-    assert evicted(stale, B) and office.keeper.ledger.owners[0] is None
+    assert evicted(stale, B) and office.leader.ledger.owners[0] is None
 
 
 def test_a2_an_evicted_generation_never_owns_again():
@@ -362,9 +362,9 @@ def test_a2_an_evicted_generation_never_owns_again():
     office.beat(B, 4.0)  # the death was an error
     calls = office.report(B, summed={0}, now=4.1)
     assert evicted(calls, B) == [(gen(0), "closed")]
-    assert office.keeper.ledger.owners[0] is None and B not in office.keeper.members
+    assert office.leader.ledger.owners[0] is None and B not in office.leader.members
     office.report(B, summed={0}, generation=gen(1), now=4.1)  # the same work, offered again
-    assert office.keeper.ledger.owners[0] == (B, gen(1))
+    assert office.leader.ledger.owners[0] == (B, gen(1))
 
 
 def test_h2_overlap_voids_whoever_reports_later():
@@ -373,7 +373,7 @@ def test_h2_overlap_voids_whoever_reports_later():
     office.claim(ME, 0)
     calls = office.report(B, summed={0, 1})
     assert evicted(calls, B) == [(gen(0), "void")]
-    assert office.keeper.ledger.owners == [(ME, gen(0)), None]
+    assert office.leader.ledger.owners == [(ME, gen(0)), None]
 
 
 def test_a_complete_ledger_opens_a_round_with_disjoint_sets_for_everybody():
@@ -398,9 +398,9 @@ def complete(office: Office) -> Round:
 def test_a1_release_frees_the_index_and_ends_the_round():
     office = Office(B)
     first = complete(office)
-    office.keeper.on_state(B, office.brief(gen(0), returns=1), now=0.4)
+    office.leader.on_state(B, office.brief(gen(0), returns=1), now=0.4)
     calls = office.advance(now=0.4, resend=False)
-    assert office.keeper.round is None and ordered(calls) == [1]
+    assert office.leader.round is None and ordered(calls) == [1]
     office.claim(ME, 1)
     office.advance(now=0.5, resend=False)
     assert opened(office).id == RoundId(BALLOT, first.id.number + 1)
@@ -409,8 +409,8 @@ def test_a1_release_frees_the_index_and_ends_the_round():
 def test_release_of_another_generation_or_of_somebody_elses_index_changes_nothing():
     office = Office(B)
     first = complete(office)
-    office.keeper.on_state(B, office.brief(gen(1), returns=1), now=0.4)
-    office.keeper.on_state(B, office.brief(gen(0), returns=0), now=0.4)
+    office.leader.on_state(B, office.brief(gen(1), returns=1), now=0.4)
+    office.leader.on_state(B, office.brief(gen(0), returns=0), now=0.4)
     assert opened(office) == first
 
 
@@ -418,7 +418,7 @@ def test_commit_needs_the_ack_of_every_member():
     office = Office(B)
     first = complete(office)
     office.report(ME, summed={0}, finished=sum_of(first))
-    assert office.keeper.commit is None
+    assert office.leader.commit is None
     calls = office.report(B, summed={1}, finished=sum_of(first))
     (commit,) = committed(calls)
     assert (commit.id, commit.digest, commit.step) == (first.id, b"d", 3)
@@ -433,7 +433,7 @@ def test_reports_of_a_peer_known_dead_are_its_last_words_and_change_nothing():
     for number in range(5):
         office.beat(B, 0.6)
         assert not evicted(office.report(B, summed={0}, generation=gen(number), now=0.6))
-    assert office.keeper.ledger.closed == {(B, gen(0))} and B not in office.keeper.members
+    assert office.leader.ledger.closed == {(B, gen(0))} and B not in office.leader.members
 
 
 def test_of_differing_digests_neither_is_committed_between_two_while_both_are_alive():
@@ -444,10 +444,10 @@ def test_of_differing_digests_neither_is_committed_between_two_while_both_are_al
     for now in range(1, 60):
         office.beat(B, now)
         office.advance(now=now, resend=True)
-    assert office.keeper.commit is None, "two who differ have no majority, and none of them goes on alone"
+    assert office.leader.commit is None, "two who differ have no majority, and none of them goes on alone"
     office.view.refuse(B, now=60.0)
     office.advance(now=60.0, resend=True)
-    assert office.keeper.commit is not None and office.keeper.commit.digest == b"d"
+    assert office.leader.commit is not None and office.leader.commit.digest == b"d"
 
 
 def test_of_differing_digests_the_one_that_most_hold_stands_against_the_keepers_own():
@@ -460,7 +460,7 @@ def test_of_differing_digests_the_one_that_most_hold_stands_against_the_keepers_
     first = opened(office)
     for peer, owned, digest in ((ME, {0}, b"d"), (B, {1}, b"e"), (C, set(), b"e")):
         office.report(peer, summed=owned, finished=sum_of(first, digest))
-    assert office.keeper.commit is not None and office.keeper.commit.digest == b"e"
+    assert office.leader.commit is not None and office.leader.commit.digest == b"e"
 
 
 def test_before_the_first_ack_death_of_a_contributor_costs_its_indexes_only():
@@ -468,7 +468,7 @@ def test_before_the_first_ack_death_of_a_contributor_costs_its_indexes_only():
     complete(office)
     office.view.refuse(B, now=0.5)
     office.advance(now=0.5, resend=False)
-    assert office.keeper.round is None and office.keeper.ledger.owners == [(ME, gen(0)), None]
+    assert office.leader.round is None and office.leader.ledger.owners == [(ME, gen(0)), None]
 
 
 def of_three() -> tuple[Office, Round]:
@@ -491,13 +491,13 @@ def test_below_a_certificate_a_round_that_loses_a_member_is_given_up_when_who_ha
     office.advance(now=3.8, resend=True)
     assert opened(office) == first
     calls = office.advance(now=4.0, resend=True)
-    assert office.keeper.round is None and ordered(calls) == [1]
+    assert office.leader.round is None and ordered(calls) == [1]
     office.claim(C, 1)
     office.report(C, summed={1}, now=4.1)
     assert opened(office).id > first.id and opened(office).receivers == (ME, C)
     for peer, index in ((ME, 0), (C, 1)):
         office.report(peer, summed={index}, finished=sum_of(opened(office), b"e"), now=4.5)
-    assert office.keeper.commit is not None and office.keeper.commit.digest == b"e"
+    assert office.leader.commit is not None and office.leader.commit.digest == b"e"
 
 
 def test_below_a_certificate_who_lives_may_still_end_up_with_the_sum_of_a_round_that_has_lost_a_member():
@@ -506,21 +506,21 @@ def test_below_a_certificate_who_lives_may_still_end_up_with_the_sum_of_a_round_
     office.view.refuse(B, now=0.5)
     office.advance(now=0.5, resend=True)
     office.report(C, finished=sum_of(first), now=0.6)
-    assert office.keeper.commit is not None and office.keeper.commit.id == first.id
+    assert office.leader.commit is not None and office.leader.commit.id == first.id
 
 
 def test_above_a_certificate_a_round_is_never_given_up():
     office, first = of_three()
     office.report(ME, summed={0}, finished=sum_of(first), now=0.4)
     office.report(C, finished=sum_of(first), now=0.5)
-    assert office.keeper.commit is None and opened(office) == first, "B is nearly there"
+    assert office.leader.commit is None and opened(office) == first, "B is nearly there"
     assert office.gives_back(B, 1, now=0.6) == []
     calls = office.advance(now=1.6, resend=True)
     assert attempts(calls, B) == [first] and not ordered(calls)
     office.view.refuse(B, now=0.7)
     office.advance(now=0.7, resend=True)
-    assert office.keeper.commit is not None and office.keeper.commit.id == first.id
-    commit = office.keeper.commit
+    assert office.leader.commit is not None and office.leader.commit.id == first.id
+    commit = office.leader.commit
     assert [commit.contributors[seat] for seat in commit.seats] == [ME] and [of.peer for of in commit.votes] == [C]
 
 
@@ -530,19 +530,19 @@ def test_a_sum_that_its_holder_has_not_signed_is_none():
         unsigned = MemberState(
             STAMP, BALLOT, gen(0), frozenset(), frozenset(), ack_of(sum_of(first)), None, 0, vote=b"B's word"
         )
-        office.keeper.on_state(peer, unsigned, now=0.4)
+        office.leader.on_state(peer, unsigned, now=0.4)
     office.advance(now=0.4, resend=True)
     office.report(ME, summed={0}, finished=sum_of(first), now=0.4)
-    assert office.keeper.acks.keys() == {ME} and office.keeper.commit is None
+    assert office.leader.acks.keys() == {ME} and office.leader.commit is None
 
 
 def test_who_signs_two_sums_of_one_round_has_no_say_any_more():
     office, first = of_three()
     office.report(B, summed={1}, finished=sum_of(first), now=0.4)
     calls = office.report(B, summed={1}, finished=sum_of(first, b"e"), now=0.5)
-    assert not office.keeper.acks and [fields["peer"] for fields in logged(calls, "convicted")] == [B]
+    assert not office.leader.acks and [fields["peer"] for fields in logged(calls, "convicted")] == [B]
     office.report(ME, summed={0}, finished=sum_of(first), now=0.6)
-    assert office.keeper.commit is None, "one of the two that are left"
+    assert office.leader.commit is None, "one of the two that are left"
 
 
 def test_a5_a_sum_of_another_round_without_a_certificate_changes_nothing():
@@ -556,7 +556,7 @@ def test_a5_a_sum_of_another_round_without_a_certificate_changes_nothing():
     assert attempts(calls, ME) == attempts(calls, B) == [mine]
     office.report(B, summed={1}, finished=sum_of(mine), now=4.0)
     office.report(ME, summed={0}, finished=sum_of(mine), now=4.0)
-    assert office.keeper.commit is not None and office.keeper.commit.id == mine.id
+    assert office.leader.commit is not None and office.leader.commit.id == mine.id
 
 
 def test_a5_a_sum_of_another_round_with_a_certificate_beats_the_round_this_keeper_has_just_opened():
@@ -564,11 +564,11 @@ def test_a5_a_sum_of_another_round_with_a_certificate_beats_the_round_this_keepe
     older = Finished(RoundId(Ballot(0, B), 0), b"d", 2, 0.0, 1.0, mine.contributions)
     office.report(B, summed={1}, finished=older, now=0.4)
     office.report(C, finished=older, now=0.5)
-    assert office.keeper.commit is None, "A may be nearly there"
+    assert office.leader.commit is None, "A may be nearly there"
     for mate in (B, C):
         office.beat(mate, 3.6)
     office.advance(now=3.6, resend=True)
-    assert office.keeper.commit is not None and office.keeper.commit.id == older.id
+    assert office.leader.commit is not None and office.leader.commit.id == older.id
 
 
 def test_of_two_sums_that_one_replica_each_holds_none_is_taken_and_the_step_is_summed_again():
@@ -578,12 +578,12 @@ def test_of_two_sums_that_one_replica_each_holds_none_is_taken_and_the_step_is_s
     office.report(ME)
     office.report(B, finished=high)
     office.report(C, finished=low)
-    assert office.keeper.round is None and assigned(office.claim(ME, 0)) and assigned(office.claim(ME, 1))
+    assert office.leader.round is None and assigned(office.claim(ME, 0)) and assigned(office.claim(ME, 1))
     office.report(ME, summed={0, 1})
     assert opened(office).receivers == (ME, B, C)
     commit = Commit(0, 3, CHAIN, low.id, b"d", 2, 0.0, 1.0)
     office.report(C, finished=low, commit=commit)
-    assert office.keeper.commit is None, "a commit is worth the votes that are under it"
+    assert office.leader.commit is None, "a commit is worth the votes that are under it"
 
 
 def test_a6_a_sum_counts_for_as_long_as_its_holder_lives():
@@ -591,10 +591,10 @@ def test_a6_a_sum_counts_for_as_long_as_its_holder_lives():
     sum_ = Finished(RoundId(Ballot(0, B), 0), b"d", 2, 0.0, 1.0, ())
     office.report(ME)
     office.report(B, finished=sum_)
-    assert office.keeper.acks.keys() == {B}
+    assert office.leader.acks.keys() == {B}
     office.view.refuse(B, now=0.5)
     calls = office.advance(now=0.5, resend=True)
-    assert not office.keeper.acks and not plans(calls, ME), "ME has said a state of this term"
+    assert not office.leader.acks and not plans(calls, ME), "ME has said a state of this term"
     assert assigned(office.claim(ME, 0), ME)
 
 
@@ -606,7 +606,7 @@ def test_a8_after_a_commit_nothing_is_opened_again():
     office.view.refuse(B, now=0.5)
     calls = office.advance(now=1.0, resend=True)
     assert not ordered(calls) and not attempts(calls)
-    assert office.keeper.commit is not None and office.keeper.commit.id == first.id
+    assert office.leader.commit is not None and office.leader.commit.id == first.id
 
 
 def test_silence_of_one_of_two_evicts_after_the_long_limit_only():
@@ -614,9 +614,9 @@ def test_silence_of_one_of_two_evicts_after_the_long_limit_only():
     office.everybody_reports(B)
     office.claim(B, 0)
     office.advance(now=14.9, resend=True)
-    assert office.keeper.ledger.owners[0] == (B, gen(0))
+    assert office.leader.ledger.owners[0] == (B, gen(0))
     office.advance(now=15.2, resend=True)
-    assert office.keeper.ledger.owners[0] is None
+    assert office.leader.ledger.owners[0] is None
 
 
 def test_a_round_is_cut_by_what_its_receivers_have_measured():
@@ -731,9 +731,9 @@ def test_a_broken_line_between_two_of_four_costs_one_step_and_not_the_next():
             for place, peer in enumerate((ME, B)):
                 office.report(peer, summed={place}, now=now)
             for place, (peer, other) in ((2, (C, d)), (3, (d, C))):
-                if peer in office.keeper.members and office.keeper.round is not None:
+                if peer in office.leader.members and office.leader.round is not None:
                     office.complain(peer, opened(office), late=other, summed={place}, now=now)
-        assert office.keeper._left_out == {C}
+        assert office.leader._left_out == {C}
 
 
 def test_whoever_lacks_a_sum_for_long_is_not_waited_for_and_keeps_what_it_has_counted():
@@ -745,16 +745,16 @@ def test_whoever_lacks_a_sum_for_long_is_not_waited_for_and_keeps_what_it_has_co
     done = sum_of(opened(office))
     office.report(ME, finished=done, summed={0}, now=2.0)
     calls = office.report(B, finished=done, now=3.0)
-    assert not evicted(calls) and office.keeper.commit is None
+    assert not evicted(calls) and office.leader.commit is None
     for mate in (B, C):
         office.beat(mate, 10.9)
     office.report(B, finished=done, now=10.9)
-    assert office.keeper.commit is None, "four times as long as the sum took to make"
+    assert office.leader.commit is None, "four times as long as the sum took to make"
     for mate in (B, C):
         office.beat(mate, 12.0)
     calls = office.report(B, finished=done, now=13.0)
     assert not evicted(calls), "its generation is in the sum"
-    assert office.keeper.commit is not None and office.keeper.commit.contributors == (ME, C)
+    assert office.leader.commit is not None and office.leader.commit.contributors == (ME, C)
     (late,) = logged(calls, "late")
     assert late == {"peer": C, "reason": "does not end up with the aggregate"}
 
@@ -776,9 +776,9 @@ def test_a_certified_sum_of_a_round_before_this_keeper_waits_for_nobody():
     whole = Finished(RoundId(Ballot(0, C), 7), b"d", 2, 0.0, 1.0, ((ME, gen(0), frozenset({0, 1})),))
     office.report(ME, summed={0, 1}, finished=whole)
     office.report(B, finished=whole)
-    assert office.keeper.commit is None, "nothing is said before everybody has reported"
+    assert office.leader.commit is None, "nothing is said before everybody has reported"
     calls = office.report(C)
-    assert office.keeper.commit is not None and office.keeper.commit.id == whole.id
+    assert office.leader.commit is not None and office.leader.commit.id == whole.id
     assert not logged(calls, "late")
 
 
@@ -786,7 +786,7 @@ def test_who_is_excluded_counts_nothing_and_hears_who_owns_what_it_asks_for():
     office = Office(B, C, excluded=(C,))
     office.report(ME)
     office.report(B)
-    assert office.keeper.members.keys() == {ME, B}, "its report is not waited for"
+    assert office.leader.members.keys() == {ME, B}, "its report is not waited for"
     calls = office.claim(C, 1)
     ((index, owner),) = moved(calls, C)
     assert ordered(calls, owner) == [1] == [index] and owner in (ME, B)
@@ -800,14 +800,14 @@ def test_an_order_that_a_member_did_not_take_is_no_work_once_it_has_reported_tha
     (ordered,) = [call.args[0] for call in office.claim(D, 1) if call.name == "send" and call.args[0] != D]
     taker = next(peer for peer in (ME, B, C) if peer != ordered)
     office.claim(taker, 1)
-    office.keeper.on_state(ordered, office.brief(), now=0.3)
-    assert office.keeper._idle.at_work[ordered] == 0
+    office.leader.on_state(ordered, office.brief(), now=0.3)
+    assert office.leader._work.at_work[ordered] == 0
 
 
 def test_nobody_is_passed_over_if_the_others_would_be_too_few():
     office = Office(B, excluded=(B,))
     office.report(ME)
-    assert office.keeper.members.keys() == {ME} and office.claim(ME, 0) == [], "the report of B is waited for"
+    assert office.leader.members.keys() == {ME} and office.claim(ME, 0) == [], "the report of B is waited for"
 
 
 def test_now_and_then_a_round_is_cut_evenly_so_that_lines_show_what_they_carry():
@@ -859,7 +859,7 @@ def test_who_reports_what_others_own_under_three_generations_is_left_out_and_lat
     office.report(C, generation=gen(1), owned={0})
     office.report(C, generation=gen(1), owned={0})
     office.report(C, generation=gen(2), owned={0})
-    assert C not in office.keeper.passed_over
+    assert C not in office.leader.passed_over
     calls = office.report(C, generation=gen(3), owned={0}, now=2.9)
     (late,) = logged(calls, "late")
     assert late["peer"] == C and late["reason"] == "reports what others own"
@@ -905,7 +905,7 @@ def test_a_release_that_two_holders_of_the_sum_refute_is_not_heard():
             office.report(peer, finished=sum_of(first), now=0.4)
         calls = office.gives_back(B, 1, now=0.5)
         assert len(logged(calls, "released")) == released
-        assert (office.keeper.round is None) == released
+        assert (office.leader.round is None) == released
 
 
 def test_a_report_of_an_older_generation_changes_nothing():
@@ -913,7 +913,7 @@ def test_a_report_of_an_older_generation_changes_nothing():
     office.everybody_reports(B)
     office.report(B, generation=gen(1), summed={1}, now=0.2)
     office.report(B, generation=gen(0), summed={0}, now=0.3)  # the network delivers it late
-    assert office.keeper.members[B] == gen(1) and office.keeper.ledger.owners == [None, (B, gen(1))]
+    assert office.leader.members[B] == gen(1) and office.leader.ledger.owners == [None, (B, gen(1))]
 
 
 def test_who_gives_back_what_rounds_name_again_and_again_is_late():
@@ -925,9 +925,9 @@ def test_who_gives_back_what_rounds_name_again_and_again_is_late():
         office.beat(B, now)
         office.claim(B, 1, now=now)
         struck += logged(office.report(B, summed={1}, now=now), "late")
-        assert office.keeper.round is not None
+        assert office.leader.round is not None
         now += 1.0
-        office.keeper.on_state(B, office.brief(gen(0), returns=1), now=now)
+        office.leader.on_state(B, office.brief(gen(0), returns=1), now=now)
     assert struck and struck[0]["reason"] == "gives back what it was granted"
 
 
@@ -939,16 +939,16 @@ def test_a_keeper_that_holds_a_sum_from_before_hears_the_others_before_it_opens_
         office.report(ME, summed={0}, finished=held)
         office.report(C)
         office.report(B, summed={1})
-        assert office.keeper.round is None, "all is summed, and the sum may have been signed by most"
+        assert office.leader.round is None, "all is summed, and the sum may have been signed by most"
         if others_hold_it:
             for mate in (B, C):
                 office.report(mate, summed={1} if mate == B else (), finished=held, now=1.0)
-            assert office.keeper.commit is not None and office.keeper.commit.id == held.id
+            assert office.leader.commit is not None and office.leader.commit.id == held.id
         else:
             for mate in (B, C):
                 office.beat(mate, TIMERS.suspect_s + 0.1)
             office.advance(now=TIMERS.suspect_s + 0.1, resend=True)
-            assert office.keeper.round is not None, "it is summed again"
+            assert office.leader.round is not None, "it is summed again"
 
 
 def test_a_leader_that_makes_an_aggregate_again_names_the_late_peers_of_the_one_that_may_be_committed():

@@ -89,7 +89,7 @@ def test_h2_an_overlap_does_not_stay_for_ever():
 
 def test_h4_of_two_keepers_with_equal_numbers_one_stops_and_the_ledger_completes():
     table = fresh_pair_of_keepers()
-    assert sum(member.oldest.keeper is not None for member in table.members.values()) == 2
+    assert sum(member.oldest.leader is not None for member in table.members.values()) == 2
     table.settle(lambda sender, receiver, message: sender == receiver)  # each grants to itself only
     for name, index in (("A", 0), ("K", 0), ("K", 1)):
         table.claim(name, index)
@@ -216,7 +216,7 @@ def test_a_sum_that_one_mate_alone_claims_to_hold_is_not_the_stages():
     )
     invented = Finished(RoundId(ballot, 9), b"invented", 2, 0.0, 1.0, contributions)
     liar.oldest.part.hear(Round(liar.oldest.stamp, invented.id, contributions, (), ()))
-    liar.sum_whole(invented, now=table.now)
+    liar.oldest.sum_whole(invented, now=table.now)
     table.do("B")
     assert liar.oldest.finished == invented
     table.settle()
@@ -257,7 +257,7 @@ def test_a_member_whose_sum_has_other_bits_fetches_those_of_its_stage():
     current = table.rounds["A"]
     assert current is not None
     wrong = Finished(current.id, b"other bits", 2, 0.0, 1.0, current.contributions)
-    table.members["A"].sum_whole(wrong, now=table.now)
+    table.members["A"].oldest.sum_whole(wrong, now=table.now)
     table.do("A")
     table.settle()
     assert "digest_differs" in table.notes() and table.members["A"].oldest.finished is None
@@ -286,9 +286,9 @@ def test_whoever_knows_what_its_stage_has_committed_sums_nothing_else():
     summed = Finished(mine.id, b"mine", 2, 0.0, 1.0, mine.contributions)
     again: list[str] = []
     for _ in range(10):
-        alone.sum_failed(committed.id)  # nobody hands it over
+        alone.oldest.sum_failed(committed.id)  # nobody hands it over
         alone.tick(now=table.now)
-        alone.sum_whole(summed, now=table.now)
+        alone.oldest.sum_whole(summed, now=table.now)
         again += [call.name for call in table.do("K") if call.name == "aggregate"]
         table.settle()
     assert not again and table.rounds["K"] is None
@@ -336,7 +336,7 @@ def test_the_successor_of_a_dead_keeper_rebuilds_the_ledger_from_reports():
     table.execute("A", 0)
     table.kill("K")
     table.tick(4.0)
-    keeper = table.members[table.keeper].oldest.keeper
+    keeper = table.members[table.keeper].oldest.leader
     assert keeper is not None and keeper.ballot.number == 1
     assert keeper.ledger.owners == [(PeerId("A"), table.members["A"].oldest.claims.generation), None]
     table.execute("B", 1)
@@ -348,9 +348,9 @@ def test_a_stopped_keeper_that_comes_back_learns_that_it_keeps_no_more():
     table = Table("A", "B", "K")
     table.execute("A", 0)
     table.tick(12.0, silent=("K",))
-    assert table.members["K"].oldest.keeper is not None
+    assert table.members["K"].oldest.leader is not None
     table.tick(1.0)
-    assert table.members["K"].oldest.keeper is None
+    assert table.members["K"].oldest.leader is None
     table.work_until_summed()
     table.finish_all()
 
@@ -464,7 +464,7 @@ def test_a_sum_that_too_few_are_left_to_have_signed_is_summed_again():
     table.members["A"].feel(UNMEASURED, None, {}, {PeerId("B"): False})
     table.kill("B")
     table.settle()
-    assert table.members["K"].oldest.keeper.round is not None, "what others may hold whole is not given up at once"
+    assert table.members["K"].oldest.leader.round is not None, "what others may hold whole is not given up at once"
     table.tick(TIMERS.suspect_s + 1.0)
     table.work_until_summed()
     assert table.rounds["K"].id > first.id
@@ -677,7 +677,7 @@ def test_a_heartbeat_of_the_next_version_lets_a_laggard_with_the_sum_apply():
 def test_release_under_a_wrong_generation_frees_nothing():
     table = Table("A", "K")
     table.execute("A", 0)
-    keeper = table.members["K"].oldest.keeper
+    keeper = table.members["K"].oldest.leader
     stamp, ballot = table.members["A"].oldest.stamp, keeper.ballot
     state = asking(stamp, ballot, Generation(99, 0), returns=frozenset({0}))
     table.put([(PeerId("A"), PeerId("K"), state)])
@@ -715,9 +715,9 @@ def test_without_a_new_generation_a2_revives_a_dead_grant(monkeypatch):
 
 
 def test_without_release_a1_waits_for_ever(monkeypatch):
-    from swarmnet.step.keeper import Keeper
+    from swarmnet.step.leader import Leader
 
-    monkeypatch.setattr(Keeper, "_release", lambda self, peer, state, now: [])
+    monkeypatch.setattr(Leader, "_release", lambda self, peer, state, now: [])
     with pytest.raises(AssertionError, match="no round"):
         test_a1_a_grant_nobody_waits_for_is_released()
 
@@ -845,14 +845,14 @@ def test_all_that_are_told_the_same_are_told_the_same_heartbeat():
 
 
 def test_a_heartbeat_without_news_does_not_make_the_keeper_look_at_everybody(monkeypatch):
-    from swarmnet.step.keeper import Keeper
+    from swarmnet.step.leader import Leader
 
     table = Table("A", "B", "K")
     table.tick(1.0)
     looked: list[float] = []
-    advance = Keeper.advance
+    advance = Leader.advance
     monkeypatch.setattr(
-        Keeper, "advance", lambda self, *, now, resend: looked.append(now) or advance(self, now=now, resend=resend)
+        Leader, "advance", lambda self, *, now, resend: looked.append(now) or advance(self, now=now, resend=resend)
     )
     keeper, beat = table.members["K"], table.members["A"].heartbeat()
 

@@ -116,7 +116,7 @@ def laggard(*others: str) -> Table:
 def test_a_round_waits_for_a_member_that_has_not_applied_the_step_before():
     table = laggard()
     table.tick(2.0)
-    assert table.members["K"].oldest.keeper is not None and table.members["K"].oldest.keeper.round is None
+    assert table.members["K"].oldest.leader is not None and table.members["K"].oldest.leader.round is None
     table.apply("A")
     assert table.rounds["A"] is not None and table.rounds["A"].stamp.step == 1
     table.finish_all()
@@ -222,9 +222,9 @@ def test_forks_share_the_step_that_is_computed_on_what_they_share():
         yields.append(resyncs(member))
     assert yields == [False, False, True], "F does not count, and B alone is no more than A and K"
     for place, shared in enumerate((True, False)):
-        (name,) = [name for name, member in table.members.items() if member.steps[place].keeper is not None]
+        (name,) = [name for name, member in table.members.items() if member.steps[place].leader is not None]
         table.members[name].receive(PeerId("F"), fork, now=table.now)
-        assert ("F" in table.members[name].steps[place].keeper._mates(table.now)[1]) is shared
+        assert ("F" in table.members[name].steps[place].leader._at_step.found(table.now)[1]) is shared
 
 
 def test_who_loses_a_fork_keeps_the_sum_of_the_shared_step_until_it_is_applied():

@@ -63,9 +63,9 @@ def test_a_whole_report_that_is_lost_is_asked_for() -> None:
     asked = [message for _, receiver, message in table.wire if receiver == "A" and isinstance(message, StagePlan)]
     assert [plan.whole for plan in asked] == [True]
     table.settle()
-    keeper = table.members["K"].oldest.keeper
+    keeper = table.members["K"].oldest.leader
     assert keeper is not None and keeper.ledger.of(PeerId("A")) == {0, 1}
-    assert keeper._reports[PeerId("A")].summed == {0, 1}
+    assert keeper._followers[PeerId("A")].state.summed == {0, 1}
     assert not next_report(table, "A").whole
 
 
@@ -85,8 +85,8 @@ def test_a_whole_report_that_was_overtaken_changes_nothing() -> None:
     table.execute("A", 1)
     table.tick()
     table.put([(PeerId("A"), PeerId("K"), old)])
-    keeper = table.members["K"].oldest.keeper
-    assert keeper is not None and keeper._reports[PeerId("A")].owned == {0, 1}
+    keeper = table.members["K"].oldest.leader
+    assert keeper is not None and keeper._followers[PeerId("A")].state.owned == {0, 1}
 
 
 def test_a_new_keeper_and_a_new_generation_get_a_whole_report() -> None:
@@ -171,9 +171,9 @@ def test_whatever_is_lost_doubled_or_late_the_keeper_knows_what_is_held_in_the_e
             table.do(name)
     for _ in range(4):
         table.tick()
-    member, keeper = table.members["A"], table.members["K"].oldest.keeper
+    member, keeper = table.members["A"], table.members["K"].oldest.leader
     assert keeper is not None and keeper.members[PeerId("A")] == member.oldest.claims.generation
-    known = keeper._reports[PeerId("A")]
+    known = keeper._followers[PeerId("A")].state
     assert (known.owned, known.summed) == (member.oldest.claims.owned, member.oldest.claims.summed)
     assert keeper.ledger.of(PeerId("A")) == member.oldest.claims.owned
 

@@ -1,6 +1,6 @@
-"""The replica that holds a stage's ledger for one step, under one ballot. Pure.
+"""The leader of a stage for one step, under one ballot: it holds the ledger. Pure.
 
-Hands out indexes, evicts the dead, opens rounds, publishes the commit that the members' votes make. A wrong keeper can
+Hands out indexes, evicts the dead, opens rounds, publishes the commit that the members' votes make. A wrong leader can
 waste time; it cannot make a wrong sum (docs/protocol.md, I2). It knows nothing of compute, and of its own replica only
 what any member reports.
 """
@@ -8,40 +8,27 @@ what any member reports.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from swarmnet.ids import Ballot, Generation, PeerId, RoundId
-from swarmnet.messages import (
-    MAX_LATE,
-    MAX_MOVED,
-    NONE,
-    UNMEASURED,
-    Ack,
-    Commit,
-    Committed,
-    Indexes,
-    MemberState,
-    Round,
-    StagePlan,
-    Stamp,
-)
+from swarmnet.messages import MAX_LATE, NONE, UNMEASURED, Commit, Committed, Indexes, MemberState, Round, Stamp
 from swarmnet.quorum import blocks, has_quorum, minority
 from swarmnet.step.commits import acked, counting
 from swarmnet.step.exclusion import passed_over
-from swarmnet.step.idle import IdleWork, NonFinite, Progress
-from swarmnet.step.lateness import Delays
+from swarmnet.step.followers import AtStep, Follower, Plans
+from swarmnet.step.idle import IdleWork, NonFinite
+from swarmnet.step.lateness import Waits
 from swarmnet.step.ledger import Ledger
-from swarmnet.step.rounds import RoundBuilder, left_alone
+from swarmnet.step.rounds import RoundBuilder, Rounds, left_alone
 from swarmnet.step.suspects import CutAgain, Leave, SuspectGraph
-from swarmnet.step.view import Seen
+from swarmnet.step.view import View
 
 if TYPE_CHECKING:
     from swarmnet.step.member import Member
 
 _LATE = 4.0
-"""The keeper waits for a member without the sum for so many times as long as the sum took, and for `suspect_s`."""
+"""The leader waits for a member without the sum for so many times as long as the sum took, and for `suspect_s`."""
 
 _OFFENCES = 3
 """Impossible reports of one member in one step before it is left out: the first may have crossed with a new ballot."""
@@ -54,10 +41,12 @@ _MANY, _LOOK_S = 64, 1e-4
 messages ask for. The tick comes anyway."""
 
 
-class Keeper:
-    """One term of office. Discard it when a higher ballot is promised or the step is over.
+class Leader:
+    """One term. Discard it when a higher ballot is promised or the step is over.
 
-    oldest: the step is the one applied next. Only then the keeper opens rounds and orders idle work.
+    oldest: the step is the one applied next. Only then the leader opens rounds and orders idle work.
+    members: the accumulators of the replicas whose states are entered. acks: what members have signed, whichever round
+    it is of. looks: there is news that needs a look at all members.
 
     | who | in the step | decided by |
     |---|---|---|
@@ -68,54 +57,39 @@ class Keeper:
     def __init__(
         self, stamp: Stamp, ballot: Ballot, member: Member, *, oldest: bool = True, given: Indexes = NONE, now: float
     ) -> None:
-        """given: indexes that had an owner under the last keeper."""
-        shape = member.shape
-        self.stamp, self.ballot, self.oldest, self.view = stamp, ballot, oldest, member.view
-        self._delay = shape.delay.behind(stamp.step)  # so many versions the weights of the step are behind it
-        self._member, self._host, self._lines, self._pace = member, member.host, member.lines, member.pace
-        self._lateness, self._membership = member.lateness, member.membership
+        """given: indexes that had an owner under the last leader."""
+        shape, view = member.shape, member.view
+        self.stamp, self.ballot, self.oldest, self._member = stamp, ballot, oldest, member
         self.ledger = Ledger(shape.num_microbatches, given)
         self.members: dict[PeerId, Generation] = {}
-        self.round: Round | None = None
-        self.acks: dict[PeerId, Commit] = {}  # what members have signed, whichever round it is of
-        self._told_sums: dict[PeerId, tuple[Ack, Commit]] = {}
-        self._reports: dict[PeerId, MemberState] = {}  # the last whole one of each
-        self._remaining: dict[PeerId, int] = {}  # what the member of such a state owns and has not accumulated
-        self._asked: dict[PeerId, float] = {}  # whom I have asked for a whole one, and when
-        self._held_at = now  # the last one of them
-        self._began_at = now
-        self.awaited: frozenset[PeerId] = frozenset()  # whose streams my replica waits for, said on every tick
-        self._delays = Delays(self.view.timers, now)
-        self._offences = Counter[PeerId]()  # reports that could not be
-        self._reopened: dict[PeerId, float] = {}  # who gave back what an open round names, and when
-        self._spoilt = False  # has the round lost a member that may still owe others something?
+        self.acks: dict[PeerId, Commit] = {}
         self.commit: Commit | None = None
-        self._builder = RoundBuilder(stamp, ballot, shape.group_size, member.round_numbers, member.notice)
-        self._idle = IdleWork(self.view, idle_s=self._pace.idle_s, now=now)
-        self._plans: dict[PeerId, StagePlan] = {}
-        self._progress = Progress()
-        self._level_at = now
-        self._apart: frozenset[PeerId] = frozenset()  # who reduces nothing in the open round
-        self._cut_for_lines = False
-        self._suspects = SuspectGraph(self.view.me, patience_s=self.view.timers.suspect_s, links=self._lines)
-        self._left_out: set[PeerId] = set()  # of this step, see step.rounds
-        self._opened_at = now
-        self._first_ack_at: float | None = None
-        self._told: dict[PeerId, float] = {}  # when a member was told the open round
-        self._knows: dict[PeerId, int] = {}  # the number of the round that a member was told, by its report
-        self.looks = True  # is there news that needs a look at everybody?
-        self._looked_at = -math.inf
-        self._missing: set[PeerId] = set()  # whose reports were awaited when I last looked at everybody
-        self._prepared: dict[PeerId, Indexes] = {}  # who was told of the term, and which given indexes
-        self._echoed_at: dict[PeerId, float] = {}  # when a member last said a state of this term
-        self._early: dict[tuple[PeerId, int], Generation] = {}
-        self._waited_s: dict[PeerId, float] = {}  # for the report of a mate that I hear, in all
-        self._waiting_at: dict[PeerId, float] = {}  # when I last found that I wait for it
-        self._level = False  # had everybody reported when that was last looked at?
-        self._mates_at, self._mates_found = (-math.inf, 0), (list[PeerId](), list[PeerId]())  # when they were looked up
-        self.passed_over = self._pass_over(now)
-        self._last_since: dict[PeerId, float] = {}
+        self._followers: dict[PeerId, Follower] = {}
+        self._plans = Plans(stamp, ballot, member.host)
+        self._early: dict[tuple[PeerId, int], Generation] = {}  # wants that are answered once all have reported
+        self._at_step = AtStep(view, stamp, shape.delay.behind(stamp.step))
+        self._work = IdleWork(view, idle_s=member.pace.idle_s, now=now)
         self._non_finite = NonFinite(stamp.step, member.host, max_void=shape.max_void)
+        builder = RoundBuilder(stamp, ballot, shape.group_size, member.round_numbers, member.notice)
+        suspects = SuspectGraph(view.me, patience_s=view.timers.suspect_s, links=member.lines)
+        self._rounds = Rounds(builder, suspects, now)
+        self._waits = Waits(view.timers, now)
+        self._left_out: set[PeerId] = set()
+        self.passed_over = self._pass_over(now)
+        self.looks, self._looked_at = True, -math.inf
+
+    @property
+    def view(self) -> View:
+        """What my replica knows of the others."""
+        return self._member.view
+
+    @property
+    def round(self) -> Round | None:
+        """The open round."""
+        return self._rounds.attempt.round if self._rounds.attempt is not None else None
+
+    def _follower(self, peer: PeerId) -> Follower:
+        return self._followers.setdefault(peer, Follower())
 
     # ------------------------------------------------------------ messages
 
@@ -123,38 +97,19 @@ class Keeper:
         """Enter what a member holds, then what it gives back, then assign what it wants (rules 3, 9, 10)."""
         if state.ballot != self.ballot:
             return
-        self._echoed_at[peer] = now
+        self._follower(peer).echoed_at = now
         if state.whole or state.revision:
             self._hear(peer, state, now)
         if state.returns:
             self._release(peer, state, now)
         for index in sorted(state.wants):
             self._assign(peer, state.generation, index, now)
-        self._say()
-
-    def _plan(self, peer: PeerId, generation: Generation | None = None) -> StagePlan:
-        """What a member is told next. generation: the accumulator that it is to be about; of two it is the later."""
-        plan = self._plans.setdefault(peer, StagePlan(self.stamp, self.ballot))
-        if generation is not None and generation != plan.generation:
-            plan.generation, plan.assigned, plan.moved, plan.evicted = generation, NONE, (), ""
-        return plan
-
-    def _say(self) -> None:
-        """Tell members their plans: each one message."""
-        plans, self._plans = self._plans, {}
-        for peer, plan in sorted(plans.items()):
-            self._host.send(peer, plan)
-
-    def _move(self, peer: PeerId, generation: Generation, index: int, owner: PeerId) -> None:
-        plan = self._plan(peer, generation)
-        # A member asks again for what is not answered.
-        if len(plan.moved) < MAX_MOVED:
-            plan.moved += ((index, owner),)
+        self._plans.send()
 
     def _assign(self, peer: PeerId, generation: Generation, index: int, now: float) -> None:
         """Assign a free index, or name its assignee; silent when generation or phase is wrong (rule 3)."""
         # Rule 14: nothing is assigned yet. The member is answered once the last state is here.
-        if self.current_id is None and not self._level:
+        if self.round is None and not self._waits.complete:
             self._early[peer, index] = generation
             return
         # A mate passed over or out of touch may compute, but the index is ordered from a member, which counts it.
@@ -163,10 +118,10 @@ class Keeper:
             if (owned := self.ledger.owners[index]) is not None:
                 owner = owned[0]
             else:
-                owner, is_due = self._idle.instead(index, sorted(self.members), now=now)
+                owner, is_due = self._work.instead(index, sorted(self.members), now=now)
                 if is_due:
-                    self._plan(owner).execute |= {index}
-            self._move(peer, generation, index, owner)
+                    self._plans.of(owner).execute |= {index}
+            self._plans.move(peer, generation, index, owner)
             return
         # An older generation is closed, and a newer one has to be reported first.
         if self.members.get(peer) != generation or index in self.ledger.voided:
@@ -174,15 +129,15 @@ class Keeper:
         held = self.ledger.owners[index]
         if held is None:
             # In an open round no set may change; if the index stays free the round is opened again.
-            if self.current_id is not None:
+            if self.round is not None:
                 return
             held = self.ledger.claim((peer, generation), index)
-            self._idle.flow(now=now)
+            self._work.flow(now=now)
             self._note_news()
         if held == (peer, generation):
-            self._plan(peer, generation).assigned |= {index}
+            self._plans.of(peer, generation).assigned |= {index}
         elif held[0] != peer:
-            self._move(peer, generation, index, held[0])
+            self._plans.move(peer, generation, index, held[0])
 
     def _hear(self, peer: PeerId, report: MemberState, now: float) -> None:
         """Enter what a member holds; evict what cannot be; hear who holds a sum (rules 10, 11, 14)."""
@@ -192,14 +147,15 @@ class Keeper:
         # It cannot hear what it is assigned; or these are its last words. What it says in touch again is heard.
         if peer not in self.members and not self.view.in_touch(peer, now=now):
             return
-        last, self._knows[peer] = self._reports.get(peer), report.round
+        follower = self._follower(peer)
+        last, follower.knows = follower.state, report.round
         self.looks |= report.trouble is not None  # those who are held up wait for a verdict
         if not report.whole:
             # It refers to a report that I never had: I have just begun to keep, or that one was lost.
             if last is None or (last.generation, last.revision) != (report.generation, report.revision):
                 self._ask(peer, now)
             elif self.members.get(peer) == report.generation and peer not in self.passed_over:
-                self._hear_work(peer, report, self._remaining[peer], now)
+                self._hear_work(peer, report, follower.remaining, now)
             else:
                 self._enter(peer, replace(last, progress=report.progress, trouble=report.trouble), now)
             return
@@ -210,28 +166,27 @@ class Keeper:
                 self._ask(peer, now)
                 return
             report = replace(report, line=last.line)
-        self._reports[peer] = report
+        follower.state = report
         self._enter(peer, report, now)
 
     def _hear_work(self, peer: PeerId, report: MemberState, left: int, now: float) -> None:
         """left: how many indexes the member owns and has not accumulated."""
-        self._remaining[peer] = left
-        self._progress.hear(peer, report.progress, left, now=now)
-        self._idle.at_work[peer] = left  # an order that it did not take is no work any more
-        self._suspects.hear(peer, report.trouble, left, now=now)
+        self._follower(peer).remaining = left
+        self._work.hear(peer, report.progress, left, now=now)
+        self._rounds.suspects.hear(peer, report.trouble, left, now=now)
 
     def _ask(self, peer: PeerId, now: float) -> None:
         """Have a member say again what it holds; once for all of its reports under way."""
-        if now - self._asked.get(peer, -math.inf) >= self.view.timers.ask_s:
-            self._asked[peer] = now
-            self._plan(peer).whole = True
+        if now - self._follower(peer).asked_at >= self.view.timers.ask_s:
+            self._follower(peer).asked_at = now
+            self._plans.of(peer).whole = True
 
     def _enter(self, peer: PeerId, report: MemberState, now: float) -> None:
         """Enter a whole report."""
         owner = (peer, report.generation)
         if peer in self._left_out:
             if owner in self.ledger.closed:
-                self._void(peer, report.generation)
+                self._plans.void(peer, report.generation)
             return
         known = self.members.get(peer)
         # The member has a new accumulator: what its last one counted is gone.
@@ -240,39 +195,41 @@ class Keeper:
                 return  # overtaken by a newer report
             self._evict(peer, known)
         if owner in self.ledger.closed and report.ack is None:
-            self._plan(peer, report.generation).evicted = "closed"
+            self._plans.of(peer, report.generation).evicted = "closed"
             return
         if peer in self.passed_over:
             self._hear_sum(peer, report, now)
             if report.owned:
-                self._void(peer, report.generation)
+                self._plans.void(peer, report.generation)
             return
         self._hear_work(peer, report, len(report.owned - report.summed), now)
-        self._builder.measured(peer, report.line or UNMEASURED)
+        self._rounds.builder.measured(peer, report.line or UNMEASURED)
         self.looks |= self._non_finite.hear(peer, report)
         self._hear_sum(peer, report, now)
         overlaps = self.ledger.overlaps(peer, report.owned)
         # Above a certificate the ledger does not matter any more, only who holds the sum.
         if overlaps and not self._sure(now):
             # Two accumulators have counted one index, and no sum can be split: the reporter's is void (rule 10).
-            self._offences[peer] += owner not in self.ledger.closed  # once for all reports under way
+            self._follower(peer).offences += owner not in self.ledger.closed  # once for all reports under way
             self._evict(peer, report.generation)
-            self._void(peer, report.generation)
-            self._leave_offender(peer, now)
+            self._plans.void(peer, report.generation)
+            # Each impossible report makes the step begin anew with the member.
+            if self._follower(peer).offences >= _OFFENCES:
+                self._leave_out(peer, "reports what others own", now)
             return
         if owner not in self.ledger.closed and not overlaps:
             self.ledger.enter(owner, report.owned)
         if self.members.get(peer) != report.generation:
             self.members[peer] = report.generation
-            self._missing.discard(peer)
-            self.looks |= not self._missing
+            self._waits.missing.discard(peer)
+            self.looks |= not self._waits.missing
         self._note_news()
 
     def _note_news(self) -> None:
         """Look at everybody soon if this may be what the step waits for; mostly the next tick is early enough."""
         acked = bool(self.acks) and self.members.keys() - self._newcomers() <= self.acks.keys()
-        grants = self.current_id is None and not self._missing and (self.ledger.complete or bool(self.ledger.freed))
-        self.looks |= acked or grants
+        assigns = self.ledger.complete or bool(self.ledger.freed)
+        self.looks |= acked or (assigns and self.round is None and not self._waits.missing)
 
     def due(self, now: float) -> bool:
         """All messages of this turn are in: should I look at everybody? In a large stage not after each turn."""
@@ -283,36 +240,30 @@ class Keeper:
         """A member does not hold what the round says it does: free that, open the round again (rule 10)."""
         # A holder of the round's sum has what this member denies having given. If I hold it, or two others do, it lies.
         whole = {holder for holder, held in self.acks.items() if held.id == self.current_id} - {peer}
-        denied = self.view.me in whole or len(whole) > 1
-        if self._sure(now) or denied:
+        if self._sure(now) or self.view.me in whole or len(whole) > 1:
             return
         # The round names what nobody holds: it cannot be summed.
         if self.ledger.release((peer, state.generation), state.returns):
-            if self.round is not None:
-                self._reopened.setdefault(peer, self._opened_at)
-            self.round, self.looks = None, True
-            self._idle.flow(now=now)
-            self._host.log("released", peer=peer, indexes=sorted(state.returns))
+            if (attempt := self._rounds.attempt) is not None:
+                self._rounds.gave_back.setdefault(peer, attempt.opened_at)
+            self._rounds.attempt, self.looks = None, True
+            self._work.flow(now=now)
+            self._member.host.log("released", peer=peer, indexes=sorted(state.returns))
 
     # ------------------------------------------------------------ time
 
     def become_oldest(self, *, now: float) -> None:
         """The step before was applied: from now on rounds are opened, and idle indexes ordered."""
-        self.oldest, self._level_at = True, now
-        self._idle.flow(now=now)
-
-    def settle(self, commit: Commit) -> None:
-        """The stage has committed under a keeper before me, or without me."""
-        if self.commit is None:
-            self._publish(commit)
+        self.oldest, self._waits.behind_at = True, now
+        self._work.flow(now=now)
 
     def advance(self, *, now: float, resend: bool) -> None:
         """Do whatever the state asks for; `resend` repeats what was already said (every tick, level-triggered)."""
         self._look(now, resend)
-        self._say()
+        self._plans.send()
 
     def _look(self, now: float, resend: bool) -> None:
-        self._level, self.looks, self._looked_at = False, False, now
+        self._waits.complete, self.looks, self._looked_at = False, False, now
         self.passed_over = self._pass_over(now)
         if self.commit is None:
             self._note_waits(now)
@@ -320,15 +271,14 @@ class Keeper:
         self._prepare(resend, now)
         if self.commit is not None:
             if resend:
-                self._publish(self.commit)
+                self.publish(self.commit)
             return
         self._settle_dispute(now)
         if not self._everybody_reported(now):
             self._leave_silent(now)
             if not self._everybody_reported(now):
                 return
-        self._waiting_at = {}
-        self._waited_s = {peer: waited_s for peer, waited_s in self._waited_s.items() if peer not in self.members}
+        self._waits.all_reported(self.members)
         early, self._early = self._early, {}
         for (peer, index), generation in early.items():
             self._assign(peer, generation, index, now)
@@ -340,9 +290,9 @@ class Keeper:
             return
         # A member that has signed an aggregate joins no other round for `suspect_s`. Another attempt waits until it has
         # joined this one: given up in the same moment, two replicas would follow each other from round to round.
-        if self.acks and now - self._held_at > self.view.timers.suspect_s + self.view.timers.beat_s:
+        if self.acks and now - self._rounds.held_at > self.view.timers.suspect_s + self.view.timers.beat_s:
             self._give_up_sums(now)
-        if self.current_id is None and self.oldest:
+        if self.round is None and self.oldest:
             self._non_finite.void(self.ledger, self.members.keys())
             if self._non_finite.halted:
                 return
@@ -350,17 +300,17 @@ class Keeper:
             if not self.ledger.complete:
                 self._observe_idle(now)
                 self._order_idle(now)
-            elif not self._laggards() and not self._may_be_certified(now):
+            elif not self._at_step.behind(self.members) and not self._may_be_certified(now):
                 self._open_round(now)
         self._say_round(resend, now)
 
     def _order_idle(self, now: float) -> None:
         """Have members execute what has no assignee."""
-        for peer, index, first in self._idle.give(
+        for peer, index, first in self._work.give(
             self.ledger, sorted(self.members), self._non_finite.found_by, now=now
         ):
-            self._plan(peer).execute |= {index}
-            self._host.log("ordered" if first else "ordered_again", index=index, peer=peer, step=self.stamp.step)
+            self._plans.of(peer).execute |= {index}
+            self._member.host.log("ordered" if first else "ordered_again", index=index, peer=peer, step=self.stamp.step)
 
     @property
     def current_id(self) -> RoundId | None:
@@ -369,56 +319,57 @@ class Keeper:
 
     def waits(self, now: float) -> list[tuple[PeerId, str]]:
         """(peer, reason in words) of those that the step waits for; in an open round its members know better."""
-        if self.commit is not None or (self.current_id is not None and not self.acks):
+        if self.commit is not None or (self.round is not None and not self.acks):
             return []
         if self.acks:
             return [(peer, "has not got the sum") for peer in sorted(self.members.keys() - self.acks.keys())]
         silent = sorted({*self._waited_for(now)} - self.members.keys() - self._left_out)
-        return [(peer, "does not report") for peer in silent] + [(peer, "is behind") for peer in self._laggards()]
+        behind = self._at_step.behind(self.members)
+        return [*((peer, "does not report") for peer in silent), *((peer, "is behind") for peer in behind)]
 
     # ------------------------------------------------------------ inside
 
     def _everybody_reported(self, now: float) -> bool:
-        """Rule 14: the keeper grants and opens nothing before every live member has reported.
+        """Rule 14: the leader assigns and opens nothing before every live member has reported.
 
-        A new mate is first heard by a heartbeat, after which the keeper advances: until then the last answer stands.
+        A new mate is first heard by a heartbeat, after which the leader advances: until then the last answer stands.
         """
-        if not self._level:
-            self._missing = {self.view.me, *self._waited_for(now)} - self._left_out - self.members.keys()
-            self._level = not self._missing
-        return self._level
+        if not self._waits.complete:
+            self._waits.missing = {self.view.me, *self._waited_for(now)} - self._left_out - self.members.keys()
+            self._waits.complete = not self._waits.missing
+        return self._waits.complete
 
     def _waited_for(self, now: float) -> list[PeerId]:
         """Live mates whose report I have or wait for: members of the roster, or everybody while it is empty."""
         return [
             peer
-            for peer in self._mates(now)[1]
-            if peer in self.members or not (peer in self.passed_over or self._membership.is_new(peer))
+            for peer in self._at_step.found(now)[1]
+            if peer in self.members or not (peer in self.passed_over or self._member.membership.is_new(peer))
         ]
 
     def _pass_over(self, now: float) -> frozenset[PeerId]:
         """The mates that the step goes on without. Only the worst, if too few would be left."""
-        stage, me = self.stamp.stage, self.view.me
-        excluded, late = self._membership.excluded(stage, self.stamp.step), self._observed(now)
-        worst = [*sorted(self.view.cut_off(stage, now=now)), *excluded, *late]
+        stage, membership = self.stamp.stage, self._member.membership
+        excluded = membership.excluded(stage, self.stamp.step)
+        worst = [*sorted(self.view.cut_off(stage, now=now)), *excluded, *self._observed(now)]
         if not worst:
             return frozenset()
-        return passed_over((peer for peer in worst if peer != me), self._membership.live(stage, now=now))
+        return passed_over((peer for peer in worst if peer != self.view.me), membership.live(stage, now=now))
 
     def _observed(self, now: float) -> list[PeerId]:
         """The peers that were late: first those of whom most have observed it, then those of whom I alone have."""
-        return list(dict.fromkeys([*sorted(self.view.observed_late(now=now)), *self._lateness.late(now=now)]))
+        return list(dict.fromkeys([*sorted(self.view.observed_late(now=now)), *self._member.lateness.late(now=now)]))
 
     def _observe_idle(self, now: float) -> None:
         """Work stands still: peers are late that were excluded, have come back and have contributed nothing since.
 
         Callers bring them work again, and a peer that reports none of it holds up the step by the idle timeout.
         """
-        if not self._idle.stagnant(now):
+        if not self._work.stagnant(now):
             return
-        for peer in self._membership.idle_since_exclusion(self.stamp.step):
+        for peer in self._member.membership.idle_since_exclusion(self.stamp.step):
             if self.view.in_touch(peer, now=now) and not self.ledger.of(peer):
-                self._lateness.observe(peer, "takes no work that it is brought", now=now)
+                self._member.lateness.observe(peer, "takes no work that it is brought", now=now)
 
     def _late(self, now: float) -> tuple[PeerId, ...]:
         """The peers that the commit is to name as late: of the voters fewer than half, with those excluded already.
@@ -426,8 +377,8 @@ class Keeper:
         An aggregate that members hold may have been committed by votes that I do not see: the same aggregate, made
         again, then names the same peers, or the stage would have two chains.
         """
-        stage = self.stamp.stage
-        voters, excluded = self._membership.roster(stage), self._membership.excluded(stage, self.stamp.step)
+        stage, membership = self.stamp.stage, self._member.membership
+        voters, excluded = membership.roster(stage), membership.excluded(stage, self.stamp.step)
         for held in sorted(set(self.acks.values()), key=lambda each: each.id, reverse=True):
             signed = {peer for peer, ack in self.acks.items() if ack == held}
             if has_quorum(signed | (voters - self.members.keys()), voters):
@@ -440,79 +391,51 @@ class Keeper:
     def _leave_silent(self, now: float) -> None:
         """Rule 14: leave out mates that are in touch and do not report.
 
-        The keeper waits for a long silence; if most others have reported, for several usual steps. Only time in which
+        The leader waits for a long silence; if most others have reported, for several usual steps. Only time in which
         it is in touch counts: a mate that was cut off is not late for that.
         """
         awaited, timers = self._waited_for(now), self.view.timers
         missing = [peer for peer in awaited if peer not in self.members and peer not in self._left_out]
-        for peer, at in self._waiting_at.items():
-            self._waited_s[peer] = self._waited_s.get(peer, 0.0) + now - at
-        self._waiting_at = {peer: now for peer in missing if self.view.in_touch(peer, now=now)}
+        self._waits.for_states([peer for peer in missing if self.view.in_touch(peer, now=now)], now=now)
         most = has_quorum(self.members.keys(), {self.view.me, *awaited})
-        patience_s = min(timers.long_silence_s, self._pace.patience_s) if most else timers.long_silence_s
+        patience_s = min(timers.long_silence_s, self._member.pace.patience_s) if most else timers.long_silence_s
         for peer in missing:
-            waited_s = self._waited_s.get(peer, 0.0)
-            if waited_s <= patience_s:
-                continue
-            reason = "does not report"
-            self._lateness.observe(peer, reason, now=now)
-            self._left_out.add(peer)
-            self._waiting_at.pop(peer, None)
-            self._level = False
-            self._log_evicted(peer, reason)
+            if self._waits.waited_s(peer) > patience_s:
+                self._waits.gives_up(peer)
+                self._leave_out(peer, "does not report", now)
 
-    def _mates(self, now: float) -> tuple[list[PeerId], list[PeerId]]:
-        """Mates at this step whose processes run, for all I know; and those of them that are not given up."""
-        # Each `advance` asks several times.
-        if self._mates_at != (now, self.view.changes):
-            self._mates_at = now, self.view.changes
-            given_up = self.view.given_up(self.stamp.step, now=now)
-            known = ((peer, seen) for peer, seen in self.view.mates() if seen.synced and self._is_open_at(seen))
-            running = [peer for peer, _ in known if not self.view.refused(peer)]
-            self._mates_found = running, [peer for peer in running if peer not in given_up]
-        return self._mates_found
-
-    def _is_open_at(self, seen: Seen) -> bool:
-        """Does this mate have the weights that the step is computed on?"""
-        of = self.stamp.step
-        if not self._delay:
-            return seen.version == of and seen.chain == self.stamp.chain
-        return (seen.version, seen.before) == (of, self.stamp.chain) or (
-            (seen.version, seen.chain) == (of - 1, self.stamp.chain)
-        )
-
-    def _leave_offender(self, peer: PeerId, now: float) -> None:
-        """Leave out a member after several impossible reports: each one makes the step begin anew with it."""
-        if self._offences[peer] >= _OFFENCES:
-            self._left_out.add(peer)
-            reason = "reports what others own"
-            self._lateness.observe(peer, reason, now=now)
-            self._log_evicted(peer, reason)
+    def _leave_out(self, peer: PeerId, reason: str, now: float) -> None:
+        """Go on without this replica in this step."""
+        self._left_out.add(peer)
+        self._member.lateness.observe(peer, reason, now=now)
+        self._log_evicted(peer, reason)
 
     def _may_be_certified(self, now: float) -> bool:
         """Have I just begun to keep, holding a sum? Others may hold it too, and their reports are on the way."""
-        return self.view.me in self.acks and now - self._began_at <= self.view.timers.suspect_s
+        return self.view.me in self.acks and now - self._waits.began_at <= self.view.timers.suspect_s
 
     def _evict(self, peer: PeerId, generation: Generation) -> None:
         took_part = peer in self.members
         self.ledger.evict((peer, generation))
         self.members.pop(peer, None)
-        self._level, self.looks = False, True
+        self._waits.complete, self.looks = False, True
         self.acks.pop(peer, None)
-        self._told.pop(peer, None)
-        self._prepared.pop(peer, None)
-        self._progress.forget(peer)
-        self._suspects.forget(peer)
+        self._follower(peer).given = None
+        self._work.forget(peer)
+        self._rounds.suspects.forget(peer)
         if not took_part:
             return
-        if self.acks:
-            self._spoilt = True  # others may hold the whole sum by now, and who has signed it joins no other yet
-        else:
-            self.round = None  # below a certificate nothing is lost by that (rule 16)
+        if not self.acks:
+            self._rounds.attempt = None  # below a certificate nothing is lost by that (rule 16)
+        elif (attempt := self._rounds.attempt) is not None:
+            attempt.is_spoilt = True  # others may hold the whole sum by now, and who has signed it joins no other yet
+            attempt.told_at.pop(peer, None)
 
     def _evict_lost(self, now: float) -> None:
-        self._note_last(now)
-        out = self.members.keys() - {self.view.me, *self._mates(now)[1]}
+        left = {peer for peer in self.members if self._work.at_work.get(peer)}
+        last = self.ledger.complete and not blocks(left, self.members.keys())
+        self._waits.for_last(left if last else set(), now=now)
+        out = self.members.keys() - {self.view.me, *self._at_step.found(now)[1]}
         given_up = self.view.given_up(self.stamp.step, now=now) if out else frozenset[PeerId]()
         for peer, generation in list(self.members.items()):
             if peer == self.view.me:
@@ -521,31 +444,24 @@ class Keeper:
                 reason = "silent" if self.view.get(peer) is not None and not self.view.refused(peer) else "dead"
             elif self._stalled(peer, now):
                 reason = "stalled"
-                last = self._last_since.pop(peer, None) is not None
-                self._lateness.observe(peer, "does not finish what it owns", pardon=last, now=now)
+                last = self._waits.last_since.pop(peer, None) is not None
+                self._member.lateness.observe(peer, "does not finish what it owns", pardon=last, now=now)
             else:
                 continue
             self._evict(peer, generation)
             self._log_evicted(peer, reason)
 
-    def _laggards(self) -> list[PeerId]:
-        """Members that have not applied the step before: they count, but cannot contribute yet."""
-        if not self._delay:
-            return []
-        found = ((peer, self.view.get(peer)) for peer in self.members)
-        return [peer for peer, seen in found if seen is not None and seen.version < self.stamp.step]
-
     def _newcomers(self) -> frozenset[PeerId]:
         """Members that have contributed to no commit yet: whatever they report, the step does not wait for them."""
-        return frozenset(peer for peer in self.members if peer != self.view.me and self._membership.is_new(peer))
+        return frozenset(peer for peer in self.members if peer != self.view.me and self._member.membership.is_new(peer))
 
     def _evict_laggards(self, now: float) -> None:
         """Go on without a laggard that has given up its sums for newer state, or stays where it is for very long."""
-        laggards = self._laggards()
+        laggards = self._at_step.behind(self.members)
         if not laggards:
-            self._level_at = now
+            self._waits.behind_at = now
             return
-        late = now - self._level_at > self.view.timers.long_silence_s
+        late = now - self._waits.behind_at > self.view.timers.long_silence_s
         for peer in laggards:
             seen, generation = self.view.get(peer), self.members[peer]
             if late or seen is None or not seen.synced:
@@ -553,39 +469,38 @@ class Keeper:
                 self._log_evicted(peer, "behind")
             if late:
                 self._left_out.add(peer)  # it reports again and would own its indexes again: it may fetch the sum
-                self._void(peer, generation)
+                self._plans.void(peer, generation)
 
     def _settle_dispute(self, now: float) -> None:
         """Rule 12: leave out the member that holds up the round by the word of the others, or cut the round again."""
         alive = {self.view.me, *(peer for peer, _ in self.view.mates() if not self.view.refused(peer))}
         self._left_out = self._left_out & alive if self.members else set()  # nobody may be all that is left
-        if self.round is None:
+        if (attempt := self._rounds.attempt) is None:
             return
-        if not self._broken_ends() <= self._apart and not self.acks and not self._cut_for_lines:
-            self._cut_for_lines = True  # once a step: what a member says of its lines costs it nothing
+        if not self._broken_ends() <= attempt.apart and not self.acks and not self._rounds.cut_for_links:
+            self._rounds.cut_for_links = True  # once a step: what a member says of its lines costs it nothing
             self._cut_again()
             return
-        circles = self._builder.circles(self.round, self.members)
-        match self._suspects.decide(circles, step=self.stamp.step, now=now):
+        circles = self._rounds.builder.circles(attempt.round, self.members)
+        match self._rounds.suspects.decide(circles, step=self.stamp.step, now=now):
             case Leave(peer, reason, others) if len(self.members) > 1:
-                self._lines.broken(peer, others, step=self.stamp.step)
+                self._member.lines.broken(peer, others, step=self.stamp.step)
                 # A member that complains alone may have a broken line to one mate: the first time is no fault.
                 self._leave(peer, reason, pardon=reason == "alone", now=now)
             case CutAgain():
-                self._builder.turn()
+                self._rounds.builder.turn()
                 self._cut_again()
 
     def _cut_again(self) -> None:
-        self.round = None
-        self._host.log("cut_again", step=self.stamp.step)
+        self._rounds.attempt = None
+        self._member.host.log("cut_again", step=self.stamp.step)
 
     def _leave(self, peer: PeerId, reason: str, *, pardon: bool, now: float) -> None:
         """Go on without a member that holds up the round."""
-        generation = self.members[peer]
         self._left_out.add(peer)
-        self._evict(peer, generation)
-        self._lateness.observe(peer, f"holds up the round ({reason})", pardon=pardon, now=now)
-        self._void(peer, generation)
+        self._plans.void(peer, self.members[peer])
+        self._evict(peer, self.members[peer])
+        self._member.lateness.observe(peer, f"holds up the round ({reason})", pardon=pardon, now=now)
         self._log_evicted(peer, reason)
 
     def _broken_ends(self) -> frozenset[PeerId]:
@@ -595,58 +510,48 @@ class Keeper:
         # A member that names many is not believed, and strangers can be many.
         members = self.members.keys()
         within = {peer: sorted(unreached & members) for peer, unreached in said.items()}
-        return self._lines.apart(self.members, within, step=self.stamp.step)
+        return self._member.lines.apart(self.members, within, step=self.stamp.step)
 
     def _leave_late(self, now: float) -> None:
         """There is a certificate: leave out members without the sum once they are late; they may fetch it later."""
-        whole_at = self._first_ack_at = self._first_ack_at or now
-        late = sorted(self.members.keys() - self.acks.keys())
-        if (
-            self.round is not None
-            and not self._spoilt
-            and now - whole_at <= max(self.view.timers.suspect_s, _LATE * (whole_at - self._opened_at))
-        ):
-            return
+        attempt, late = self._rounds.attempt, sorted(self.members.keys() - self.acks.keys())
+        if attempt is not None:
+            whole_at = attempt.certified_at = attempt.certified_at or now
+            patience_s = max(self.view.timers.suspect_s, _LATE * (whole_at - attempt.opened_at))
+            if not attempt.is_spoilt and now - whole_at <= patience_s:
+                return
         self._left_out.update(late)
         self.members = {peer: generation for peer, generation in self.members.items() if peer in self.acks}
-        for peer in late if self.round is not None else ():
-            if not self._spoilt and peer != self.view.me:
-                self._lateness.observe(peer, "does not end up with the aggregate", now=now)
+        if attempt is None:
+            return
+        for peer in late:
+            if not attempt.is_spoilt and peer != self.view.me:
+                self._member.lateness.observe(peer, "does not end up with the aggregate", now=now)
             self._log_evicted(peer, "late")
 
     def _note_waits(self, now: float) -> None:
         """Note the members that the step waits for: for a report, a stream, a last gradient, or an ack."""
         if self._sure(now):
             waits = self.members.keys() - self.acks.keys()
-        elif not self._level:
+        elif not self._waits.complete:
             waits = {peer for peer in self._waited_for(now) if peer not in self.members} - self._left_out
         else:
-            waits = {*self._last_since, *(self.awaited if self.round is not None else ())}
-        self._delays.note(waits, len(self.members.keys() | waits), now=now)
+            waits = {*self._waits.last_since, *(self._member.awaited if self.round is not None else ())}
+        self._waits.delays.note(waits, len(self.members.keys() | waits), now=now)
 
     def _log_evicted(self, peer: PeerId, reason: str) -> None:
-        self._host.log("evicted", peer=peer, reason=reason, step=self.stamp.step)
-
-    def _void(self, peer: PeerId, generation: Generation) -> None:
-        self._plan(peer, generation).evicted = "void"
-
-    def _note_last(self, now: float) -> None:
-        """Note since when a few members still have gradients to add while most have none."""
-        left = {peer for peer in self.members if self._idle.at_work.get(peer)}
-        if not self.ledger.complete or blocks(left, self.members.keys()):
-            left = set()
-        self._last_since = {peer: self._last_since.get(peer, now) for peer in left}
+        self._member.host.log("evicted", peer=peer, reason=reason, step=self.stamp.step)
 
     def _stalled(self, peer: PeerId, now: float) -> bool:
         """Heartbeats but no compute for very long, or much longer at it than all others.
 
         In an open round too, which waits until all have summed theirs.
         """
-        patience_s = self._pace.patience_s
-        if peer in self._last_since and now - self._last_since[peer] > patience_s and not self._sure(now):
+        patience_s = self._member.pace.patience_s
+        if now - self._waits.last_since.get(peer, now) > patience_s and not self._sure(now):
             return True
         waited = peer not in self.acks and bool(self.ledger.of(peer))
-        return waited and self._progress.still_s(peer, now=now) > max(patience_s, self.view.timers.long_silence_s)
+        return waited and self._work.still_s(peer, now=now) > max(patience_s, self.view.timers.long_silence_s)
 
     def _hear_sum(self, peer: PeerId, report: MemberState, now: float) -> None:
         """A member holds a sum, of this round or of one before, and has signed so."""
@@ -654,15 +559,13 @@ class Keeper:
         if ack is None:
             self.acks.pop(peer, None)
             return
-        known, told = self._told_sums.get(peer, (None, None))
-        commit = told if told is not None and known == ack else acked(self.stamp, ack)
-        self._told_sums[peer] = ack, commit
-        if not self._membership.hear_vote(commit, peer, report.vote, now=now):
+        commit = acked(self.stamp, ack)
+        if not self._member.membership.hear_vote(commit, peer, report.vote, now=now):
             self.acks.pop(peer, None)
         elif self.acks.get(peer) != commit:
-            self._held_at, self.acks[peer] = now, commit
+            self._rounds.held_at, self.acks[peer] = now, commit
             # Its vote may be the one that makes the certificate.
-            roster = self._membership.roster(self.stamp.stage)
+            roster = self._member.membership.roster(self.stamp.stage)
             self.looks |= not roster or peer in roster
 
     def _give_up_sums(self, now: float) -> None:
@@ -671,16 +574,16 @@ class Keeper:
         For very long none has come of them: who was left out may have signed another sum, and is needed again.
         """
         whole = self.round is not None and self.members.keys() <= self.acks.keys()
-        if self._left_out and now - self._held_at > self.view.timers.lease_s:
-            self._left_out, self._held_at = set(), now
+        if self._left_out and now - self._rounds.held_at > self.view.timers.lease_s:
+            self._left_out, self._rounds.held_at = set(), now
             self._cut_again()
             return
         # All hold a sum of one round and not the same bits: a reducer told two of them different things.
         differing = whole and len(set(self.acks.values())) > 1
         if differing:
-            self._host.log("digest_differs", peers=sorted(self.acks), round=str(self.current_id))
-        if self._spoilt or differing:
-            self.round = None
+            self._member.host.log("digest_differs", peers=sorted(self.acks), round=str(self.current_id))
+        if differing or (self._rounds.attempt is not None and self._rounds.attempt.is_spoilt):
+            self._rounds.attempt = None
 
     def _certificate(self, now: float) -> Commit | None:
         """The commit that the votes certify, or None. Members that no longer hold the sum have no vote."""
@@ -690,7 +593,7 @@ class Keeper:
         found = [
             commit
             for commit, by in holders.items()
-            if self._membership.certified(commit, without=self.members.keys() - by, now=now)
+            if self._member.membership.certified(commit, without=self.members.keys() - by, now=now)
         ]
         return max(found, key=lambda commit: (commit.id == self.current_id, commit.id, commit.digest), default=None)
 
@@ -701,56 +604,53 @@ class Keeper:
     def _prepare(self, resend: bool, now: float) -> None:
         """Tell members of the term; mates left out or out of touch as well: one that never hears of me would stand
         itself."""
-        open_here = {self.view.me, *self._mates(now)[0]}
-        due = open_here if resend else open_here - self._prepared.keys()
+        open_here = {self.view.me, *self._at_step.found(now)[0]}
+        due = open_here if resend else {peer for peer in open_here if self._follower(peer).given is None}
         heirs = self._heirs(now) if due else []
         # What lives says itself what it owns, and an open round names all: neither is a reason for a plan.
         mine = self.ledger.freed | self.ledger.of(self.view.me) if heirs and self.round is None else NONE
         for peer in sorted(due):
-            told = self._prepared.get(peer)
+            follower = self._follower(peer)
+            told = follower.given
             lacks = peer in heirs and not mine <= (told or NONE) | self.ledger.of(peer)
             # A member that says states of this term has heard of it. In a large stage not all hear my heartbeats.
-            echoed = now - self._echoed_at.get(peer, -math.inf) <= self.view.timers.settle_s
+            echoed = now - follower.echoed_at <= self.view.timers.settle_s
             if told is None or lacks or not echoed or self.view.stage in self.view.sparse:
                 given = self.ledger.given() - self.ledger.of(peer) if peer in heirs else NONE
-                self._prepared[peer] = self._plan(peer).given = given
+                follower.given = self._plans.of(peer).given = given
 
     def _heirs(self, now: float) -> list[PeerId]:
         """Myself, and who would keep after me: one of them has a use for what I have given."""
-        order = [
-            peer for peer in self.view.keeper_order(self._member.term_chain, now=now) if peer not in self.passed_over
-        ]
-        return [self.view.me, *sorted(order, key=self._membership.is_new)[:_HEIRS]]
+        order = self.view.keeper_order(self._member.term_chain, now=now)
+        heirs = (peer for peer in order if peer not in self.passed_over)
+        return [self.view.me, *sorted(heirs, key=self._member.membership.is_new)[:_HEIRS]]
 
     def _open_round(self, now: float) -> None:
-        gave_back, self._reopened = self._reopened, {}
+        gave_back, self._rounds.gave_back = self._rounds.gave_back, {}
         for peer, since in gave_back.items():
             if peer != self.view.me:
                 cost_s = max(now - since, self.view.timers.settle_s)
-                self._lateness.charge(peer, "gives back what it was granted", cost_s=cost_s, now=now)
-        self._apart = self._builder.spared(self.members, self._broken_ends(), self._newcomers())
-        self._first_ack_at = None
-        self.round, self._spoilt = self._builder.open(self.members, self.ledger, self._apart, self._late(now)), False
-        self._told, self._opened_at = {}, now
-        self._suspects.opened(self.round.id, now=now)
-        self._membership.rolls.learn(self.stamp.stage, counting(self.round))
+                self._member.lateness.charge(peer, "gives back what it was granted", cost_s=cost_s, now=now)
+        apart = self._rounds.builder.spared(self.members, self._broken_ends(), self._newcomers())
+        opened = self._rounds.open(self.members, self.ledger, apart, self._late(now), now=now)
+        self._member.membership.rolls.learn(self.stamp.stage, counting(opened))
         reason = left_alone(self.view, self.stamp, self.members, now=now)
         if reason is not None:
-            self._host.log("averaged_alone", step=self.stamp.step, reason=reason)
+            self._member.host.log("averaged_alone", step=self.stamp.step, reason=reason)
 
     def _say_round(self, resend: bool, now: float) -> None:
-        if self.round is None or self._spoilt:
+        if (attempt := self._rounds.attempt) is None or attempt.is_spoilt:
             return
         # A round is long: it is said again to those whose reports do not name it once they had time to.
         before = now - self.view.timers.settle_s if resend else -math.inf
         for peer in sorted(self.members):
             held = self.acks.get(peer)
-            if held is not None and held.id == self.round.id:
+            if held is not None and held.id == attempt.round.id:
                 continue
-            told_at = self._told.get(peer)
-            if told_at is None or (told_at <= before and self._knows.get(peer) != self.round.id.number):
-                self._told[peer] = now
-                self._plan(peer).attempt = self.round
+            told_at = attempt.told_at.get(peer)
+            if told_at is None or (told_at <= before and self._follower(peer).knows != attempt.round.id.number):
+                attempt.told_at[peer] = now
+                self._plans.of(peer).attempt = attempt.round
 
     def _try_commit(self, now: float) -> None:
         """Publish the commit once all members hold its sum: a member that holds it need not fetch it."""
@@ -758,15 +658,16 @@ class Keeper:
         awaited = {*self.members, *({self.view.me} - self._left_out)} - self._newcomers()
         if commit is None or not awaited <= self.acks.keys():
             return
-        self._delays.charge(self._lateness, self.view.me, now=now)
+        self._waits.delays.charge(self._member.lateness, self.view.me, now=now)
         self._non_finite.alone(self.ledger)
         differing = sorted(
             peer for peer, held in self.acks.items() if held.id == commit.id and held.digest != commit.digest
         )
         if differing:
-            self._host.log("digest_differs", peers=differing, round=str(commit.id))
-        self._publish(self._membership.with_votes(commit))
+            self._member.host.log("digest_differs", peers=differing, round=str(commit.id))
+        self.publish(self._member.membership.with_votes(commit))
 
-    def _publish(self, commit: Commit) -> None:
+    def publish(self, commit: Commit) -> None:
+        """The stage has committed: under me, under a leader before me, or without me."""
         self.commit = commit
-        self._host.publish(Committed(self._membership.brief(commit), self.stamp.restart))
+        self._member.host.publish(Committed(self._member.membership.brief(commit), self.stamp.restart))
