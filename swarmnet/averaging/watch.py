@@ -1,5 +1,5 @@
 """What one replica notices of a round's streams: how fast its line is, which members are late, whose chunks it refused.
-Its keeper hears of it in reports (`step.rounds` decides what follows).
+Its leader hears of it in states (`step.suspects` decides what follows).
 
 Events and `now` in, numbers and a report out. Pure; knows no ledger.
 """

@@ -53,7 +53,7 @@ def commit_of(stamp: Stamp, finished: Finished) -> Commit:
 
 
 def counting(of: Finished | Round) -> tuple[PeerId, ...]:
-    """The contributors that its commit names."""
+    """The contributors that the commit of this aggregate or round names: `MAX_COUNTING` at most."""
     return tuple(sorted(first_of(contributors_of(of))))
 
 

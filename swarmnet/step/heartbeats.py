@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from swarmnet.step.member import Member
 
 STRETCH = 5 / 6
-_MOST_LISTS = 1024
 """Of the silence limit: between two heartbeats of a replica that has a large stage near it."""
+
+_MOST_LISTS = 1024
+"""Sets of commits that others list in heartbeats, and that are remembered."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,7 @@ class Leader:
         suspects = SuspectGraph(view.me, patience_s=view.timers.suspect_s, links=member.lines)
         self._rounds = Rounds(builder, suspects, now)
         self._waits = Waits(view.timers, now)
-        self._left_out: set[PeerId] = set()
+        self._left_out: set[PeerId] = set()  # Invariant: none of them is in `members`
         self.passed_over = self._pass_over(now)
         self.looks, self._looked_at = True, -math.inf
 

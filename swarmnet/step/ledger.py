@@ -22,11 +22,11 @@ class Ledger:
 
     def __init__(self, num_indexes: int, freed: Indexes = NONE) -> None:
         self.owners: list[Owner | None] = [None] * num_indexes
-        self.closed: set[Owner] = set()
+        self.closed: set[Owner] = set()  # accumulators that have ended: what they report is not entered again
         self.voided: set[int] = set()
-        self.freed: set[int] = set(freed)
-        self._free = set(range(num_indexes))
-        self._owned: dict[PeerId, set[int]] = {}
+        self.freed: set[int] = set(freed)  # Invariant: a subset of the free indexes
+        self._free = set(range(num_indexes))  # Invariant: none of them has an owner
+        self._owned: dict[PeerId, set[int]] = {}  # Invariant: the inverse of `owners`
         self._given: Indexes | None = None
 
     @property
@@ -151,9 +151,9 @@ class ClaimBook:
     def __init__(self, generations: Generations) -> None:
         self._generations = generations
         self.generation = generations.newest
-        self.asked: set[int] = set()
-        self.granted: set[int] = set()
-        self.summed: set[int] = set()
+        self.asked: set[int] = set()  # work on them is under way. Invariant: none of them is assigned
+        self.granted: set[int] = set()  # assigned to this replica
+        self.summed: set[int] = set()  # Invariant: accumulated is a subset of assigned
         self.non_finite: set[int] = set()
         self.changes = 0
 

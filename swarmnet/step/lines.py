@@ -1,6 +1,6 @@
 """Broken lines between members of a stage. Pure.
 
-One broken line between two members costs a step two cuts and one of the two (`step.rounds`), and would cost that in
+One broken line between two members costs a step two cuts and one of the two (`step.suspects`), and would cost that in
 every step. So the two reduce nothing: members that only contribute exchange with the reducers alone, and not with
 each other. A member that cannot call a mate says so before a round is opened, and that line costs no step anything. A
 line that broke in a round is tried again some steps later: lines come back, and a liar can have somebody named.

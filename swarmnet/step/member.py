@@ -94,7 +94,8 @@ class Member:
         """Of the last two steps, the one before this version last."""
         self.last_finished: Finished | None = None
         self._last_stamp: Stamp | None = None
-        self.kept_last: Ballot | None = None  # under which ballot, until somebody keeps the next step
+        self.kept_last: Ballot | None = None
+        """The ballot that I followed in the step before: heartbeats name it until I follow one in this step."""
         self._lag = Lag(self.view, self.membership, self.host)
         self._bad_voters: set[PeerId] = set()
         self.heartbeats = Heartbeats(self)
