@@ -570,7 +570,7 @@ class OpenStep:
     def _collect_committed(self) -> None:
         """My stage has committed a sum I do not hold: fetch it from whoever holds it (rule 16)."""
         commit = self._own_commit
-        if commit is None or self._holds(commit) or self.promised is None:
+        if commit is None or self._holds(commit):
             return
         # Who holds it, nobody says: who does not, answers so at once.
         view = self._member.view

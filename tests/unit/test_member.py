@@ -27,9 +27,11 @@ from swarmnet.messages import (
     Trouble,
     asking,
 )
+from swarmnet.simulate.swarm import SimulatedSigner
 from swarmnet.step.commits import bits_of, commit_of, stages_in
 from swarmnet.step.host import Deferred
 from swarmnet.step.ledger import ClaimBook, Generations
+from swarmnet.step.member import Member
 from swarmnet.step.membership import Membership
 from swarmnet.step.open_step import RoundPart
 
@@ -492,6 +494,27 @@ def test_a_commit_does_not_end_an_exchange_that_can_end():
     member.feel(UNMEASURED, None, {}, {PeerId("B"): True})  # those who have applied serve no more
     table.tick(0.5)
     assert table.rounds["A"] is None and table.collects["A"] is not None
+
+
+def test_a_replica_one_step_behind_fetches_the_aggregate_before_it_follows_a_leader():
+    table, me = Table("A", "K"), PeerId("B")
+    table.execute("A", 0)
+    table.execute("K", 1)
+    table.work_until_summed()
+    table.finish_all()
+    table.apply()
+    joiner = Member(me, 0, table.shape, TIMERS, incarnation=9, chain=CHAIN, now=table.now, signer=SimulatedSigner(me))
+    beats = [
+        (other.me, replace(other.heartbeat(), last_commits=other.last_commits)) for other in table.members.values()
+    ]
+    for peer, beat in beats:
+        joiner.receive(peer, beat, now=table.now)
+    joiner.restored(0, CHAIN, CHAIN, CHAIN, None, (), now=table.now)
+    calls_of(joiner.calls)
+    for peer, beat in beats:
+        joiner.receive(peer, beat, now=table.now)
+    assert joiner.oldest.promised is None
+    assert [sorted(call.args[0].holders) for call in joiner.calls.calls if call.name == "fetch"] == [["A", "K"]]
 
 
 def fetched_from(me: PeerId, current: Round, holders: Iterable[PeerId]) -> tuple[PeerId, ...]:
