@@ -536,6 +536,16 @@ def test_a_sum_that_its_holder_has_not_signed_is_none():
     assert office.leader.acks.keys() == {ME} and office.leader.commit is None
 
 
+def test_a_late_state_of_an_earlier_life_ends_no_later_one():
+    office = Office(B)
+    office.everybody_reports(B)
+    office.claim(B, 1)
+    office.report(B, generation=gen(0, incarnation=2), now=0.3)
+    assert office.leader.members[B] == gen(0, incarnation=2)
+    office.report(B, summed={1}, now=0.4)
+    assert office.leader.members[B] == gen(0, incarnation=2)
+
+
 def test_who_signs_two_sums_of_one_round_has_no_say_any_more():
     office, first = of_three()
     office.report(B, summed={1}, finished=sum_of(first), now=0.4)
