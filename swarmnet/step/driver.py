@@ -36,27 +36,21 @@ class Listener(Protocol):
 
     def on_event(self, stage: int, event: str, fields: dict[str, object]) -> None:
         """Something worth a line."""
-        ...
 
     def on_resync(self, stage: int, donors: tuple[PeerId, ...]) -> None:
         """The replica is behind or forked: fetch a snapshot."""
-        ...
 
     def on_orphaned(self, stage: int) -> None:
         """The run has gone past what the replica can reach; it is suspended."""
-        ...
 
     def on_local(self, message: StepControl) -> None:
         """A message from this peer to itself: hand it to whichever of its stages it concerns."""
-        ...
 
     def near(self, stage: int) -> Mapping[int, Set[PeerId]]:
         """The other replicas known of `stage`, and those of the stages beside it; by stage."""
-        ...
 
     def everyone(self) -> Iterable[PeerId]:
         """All known replicas of all stages."""
-        ...
 
 
 class StepDriver:

@@ -16,20 +16,14 @@ from swarmnet.step.view import Seen, View
 class Follower:
     """One replica."""
 
-    state: MemberState | None = None
-    """The last whole one."""
-    remaining: int = 0
-    """What it is assigned and has not accumulated, by that state."""
-    asked_at: float = -math.inf
-    """When it was asked for a whole state."""
-    echoed_at: float = -math.inf
-    """When it last said a state of this term."""
+    state: MemberState | None = None  # the last whole one
+    remaining: int = 0  # what it is assigned and has not accumulated, by that state
+    asked_at: float = -math.inf  # when it was asked for a whole state
+    echoed_at: float = -math.inf  # when it last said a state of this term
     given: Indexes | None = None
     """The given indexes that it was told of with the term; None: it was not told of the term."""
-    knows: int = -1
-    """The number of the round that it was told of, by its state."""
-    offences: int = 0
-    """States that could not be."""
+    knows: int = -1  # the number of the round that it was told of, by its state
+    offences: int = 0  # states that could not be
 
 
 class Plans:

@@ -25,12 +25,9 @@ class Attempt:
     round: Round
     apart: frozenset[PeerId]
     opened_at: float
-    certified_at: float | None = None
-    """When its certificate was first seen."""
-    is_spoilt: bool = False
-    """It has lost a member that may still owe something to others."""
-    told_at: dict[PeerId, float] = field(default_factory=dict)
-    """When a member was last told of it."""
+    certified_at: float | None = None  # when its certificate was first seen
+    is_spoilt: bool = False  # it has lost a member that may still owe something to others
+    told_at: dict[PeerId, float] = field(default_factory=dict)  # when a member was last told of it
 
 
 @dataclass(slots=True)
@@ -39,13 +36,11 @@ class Rounds:
 
     builder: RoundBuilder
     suspects: SuspectGraph
-    held_at: float
-    """When a signature was last heard."""
+    held_at: float  # when a signature was last heard
     attempt: Attempt | None = None
     gave_back: dict[PeerId, float] = field(default_factory=dict)
     """Members that gave back what an open round named, and when that was opened."""
-    cut_for_links: bool = False
-    """A round of the step was cut again for broken links, which is done once."""
+    cut_for_links: bool = False  # a round of the step was cut again for broken links, which is done once
 
     def open(
         self, members: Collection[PeerId], ledger: Ledger, apart: frozenset[PeerId], late: LatePeers, *, now: float
