@@ -1,4 +1,4 @@
-"""One open step of one replica: claims, grants, its part in rounds, the commits, and the keeper if it is one. Pure.
+"""One open step of one replica: claims, grants, its part in rounds, the commits, and the leader if it is one. Pure.
 
 Everything that is of one step and forgotten with it (docs/protocol.md, State). Where steps overlap a replica has
 several of these (`member`): all take claims and grants, only the *oldest*, which is applied next, takes part in rounds,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 #
 # One replica's part in the rounds of a step: contribute, receive, collect a finished sum, or say why not.
 #
-# It knows what its keeper asks for and what is being exchanged; it is told what the replica counts (rules 10, 14 to 16
+# It knows what its leader asks for and what is being exchanged; it is told what the replica counts (rules 10, 14 to 16
 # of docs/protocol.md). A replica that joins another round no longer reports its finished sum but keeps it aside; one
 # that fetches another sum keeps its own until that one is whole. That others have finished first is no reason to give
 # up an exchange: what it still lacks is on its way, and a whole sum fetched instead would be sent twice.
@@ -66,7 +66,7 @@ class RoundPart:
             self.aside.add((before.finished.id, before.finished.digest))
 
     def hear(self, message: Round) -> None:
-        """The keeper opened this round. An exchange of another round ends: its index sets may no longer be true."""
+        """The leader opened this round. An exchange of another round ends: its index sets may no longer be true."""
         if self.exchange != message.id:
             self.drop()
         self.round = message
@@ -88,7 +88,7 @@ class RoundPart:
         ]
         named = any(peer == self.me for peer, _, _ in current.contributions)
         if named and not mine:
-            return None  # under a generation I have left: the keeper learns it from my report
+            return None  # under a generation I have left: the leader learns it from my report
         # It names me: I contribute exactly that set, or say why not.
         if mine:
             missing = mine[0] - claims.owned
@@ -157,9 +157,9 @@ class OpenStep:
         self._refused: set[PeerId] = set()  # peers whose ballot I did not promise
         self._fed = False  # has work of this step come here?
         self._revision = 0
-        self._reported: MemberState | None = None  # the last whole report to the promised keeper
+        self._reported: MemberState | None = None  # the last whole report to the promised leader
         self._reported_changes = 0  # `ClaimBook.changes` then
-        self._asked = False  # does the keeper lack it?
+        self._asked = False  # does the leader lack it?
         self._looked_at, self._looked_of = -math.inf, (-1, -1)  # when I last looked around, and what was known then
         self._delays = Delays(member.view.timers, now)
         if finished is not None:
@@ -196,7 +196,7 @@ class OpenStep:
         self._say(wants=frozenset({index}))
 
     def withdraw(self, index: int) -> None:
-        """The work was dropped. A grant that still comes is ignored; the keeper hears of it, now or later."""
+        """The work was dropped. A grant that still comes is ignored; the leader hears of it, now or later."""
         claims = self.claims
         claims.asked.discard(index)
         if index in claims.granted and index not in claims.summed:
@@ -245,7 +245,7 @@ class OpenStep:
         self._member.membership.hear_vote(commit, self._member.me, self._vote, now=now)
 
     def _lock_again(self, now: float) -> None:
-        """A new keeper must hear which sum I signed before I join another round, however long ago I signed."""
+        """A new leader must hear which sum I signed before I join another round, however long ago I signed."""
         if self.finished is not None:
             self.part.locked, self._signed_at = True, now
 
@@ -259,7 +259,7 @@ class OpenStep:
     def receive(self, peer: PeerId, message: StepMessage, *, now: float) -> None:
         """A message under this step's stamp from a replica of my stage."""
         if isinstance(message, MemberState):
-            self._to_keeper(peer, message, now)
+            self._to_leader(peer, message, now)
         else:
             self._on_plan(peer, message, now)
 
@@ -306,28 +306,28 @@ class OpenStep:
             return
         self._looked_at, self._looked_of = now, of
         for stage in sorted(membership.open_stages(self.stamp.step)):
-            # A keeper has all votes first, and waits for who is nearly there.
+            # A leader has all votes first, and waits for who is nearly there.
             if self.barrier.of(stage) is None and not (stage == self.stamp.stage and self.leader is not None):
                 for commit in membership.candidates(stage, self.stamp.step):
                     self._learn(commit, now)
 
-    def _to_keeper(self, peer: PeerId, message: MemberState, now: float) -> None:
+    def _to_leader(self, peer: PeerId, message: MemberState, now: float) -> None:
         told = message.commit
         mine = told is not None and (told.stage, told.step) == (self.stamp.stage, self.stamp.step)
         if told is not None and mine and self._member.membership.hear(told, now=now) and self._learn(told, now):
             self.advance(now)
         elif self.promised is None or message.ballot > self.promised:
-            # The reporter promised a higher ballot: a keeper under a lower one stops (rule 13). If the ballot is an old
-            # one of mine (I have begun this step again since), members wait for me, and I stand with the next number.
+            # The reporter promised a higher ballot: a leader under a lower one stops (rule 13). If the ballot is an old
+            # one of mine (I have begun this step again since), members wait for me, and I run with the next number.
             self._promise(message.ballot, now, told_by=peer)
         elif self.leader is not None:
             self.leader.on_state(peer, message, now=now)
         elif message.ballot < self.promised:
-            # It takes me for its keeper, sees me alive and would wait: my report names the keeper.
+            # It takes me for its leader, sees me alive and would wait: my report names the leader.
             self._host.send(peer, self._make_report(self.promised))
 
     def turn(self, *, now: float) -> None:
-        """All messages of this turn are in: the keeper looks at everybody, if one of them asks for that."""
+        """All messages of this turn are in: the leader looks at everybody, if one of them asks for that."""
         if self.leader is not None and self.leader.due(now):
             self.leader.advance(now=now, resend=False)
 
@@ -454,7 +454,7 @@ class OpenStep:
         )
 
     def report(self) -> None:
-        """Tell the keeper what is here and what was not answered (rule 9): whole if that has changed or the keeper
+        """Tell the leader what is here and what was not answered (rule 9): whole if that has changed or the leader
         asks, else by its revision alone."""
         last, ballot = self._reported, self.promised
         if ballot is None or not self._member.synced:
@@ -468,7 +468,7 @@ class OpenStep:
             self._revision += not still
             self._reported, self._reported_changes = self._make_report(ballot), self.claims.changes
             report = self._reported
-            # A line has many numbers: those that the keeper has had are left out.
+            # A line has many numbers: those that the leader has had are left out.
             if last is not None and not self._asked and (last.ballot, last.line) == (ballot, report.line):
                 report = replace(report, line=None)
         self._asked = False
@@ -521,7 +521,7 @@ class OpenStep:
             self.election.moves(now=now)
         ballot = self.election.due(keeping=self.leader is not None, now=now)
         if ballot is not None:
-            self._keep_under(ballot, now)
+            self._lead_under(ballot, now)
         self._look_around(now)
         if self.leader is not None:
             if self._own_commit is not None and self.leader.commit is None:
@@ -542,12 +542,12 @@ class OpenStep:
 
     def _is_fed(self, now: float) -> bool:
         """Is the step under way? Work came to me or to a mate that does not keep, or another stage has committed."""
-        view, keeper = self._member.view, self.promised.peer if self.promised is not None else None
-        mates = (view.get(peer) for peer in view.live(self.stamp.stage, now=now) if peer != keeper)
+        view, leader = self._member.view, self.promised.peer if self.promised is not None else None
+        mates = (view.get(peer) for peer in view.live(self.stamp.stage, now=now) if peer != leader)
         return self._fed or bool(self.barrier.known) or any(seen is not None and seen.queue > 0 for seen in mates)
 
-    def _keep_under(self, ballot: Ballot, now: float) -> None:
-        """My turn: keep under this ballot."""
+    def _lead_under(self, ballot: Ballot, now: float) -> None:
+        """My turn: lead under this ballot."""
         member = self._member
         self.election.promise(ballot, now=now)
         self._lock_again(now)
@@ -564,7 +564,7 @@ class OpenStep:
 
     @property
     def late_s(self) -> float:
-        """The longest time that I waited for one member of the round, the keeper not counted."""
+        """The longest time that I waited for one member of the round, the leader not counted."""
         return self._delays.late_s(without=self.promised.peer if self.promised is not None else None)
 
     def _collect_committed(self) -> None:
