@@ -89,7 +89,9 @@ class Leader:
         return self._rounds.attempt.round if self._rounds.attempt is not None else None
 
     def _follower(self, peer: PeerId) -> Follower:
-        return self._followers.setdefault(peer, Follower())
+        if peer not in self._followers:
+            self._followers[peer] = Follower()
+        return self._followers[peer]
 
     # ------------------------------------------------------------ messages
 
