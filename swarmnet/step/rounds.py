@@ -52,11 +52,6 @@ class Rounds:
         return opened
 
 
-# ---------------------------------------------------------------- the round builder
-#
-# A member that is lost between two rounds of a step leaves the others' rows as they are, and what it had counted is
-# best executed again in its own row: then no other row's sum changes, and none is made anew.
-
 _SURVEY = 8
 """Every so many steps parts are even: a member with a small part moves little, so its true speed would never show."""
 
