@@ -82,7 +82,6 @@ def run_peer(
     from swarmnet.stage.canonical import Initial
 
     routing_rule(config.routing)  # refuses early
-    check_alone(config.network)
     if config.trace:
         check_trace(config.trace)
     # For arithmetic alone: what peers agree on, and what crosses the network, is the run's.
@@ -109,6 +108,7 @@ def run_peer(
         # What is free now is without what this peer has taken.
         return slots_within(setup_of(changed, mine, layout), config.stages, lent) if lent else changed.slots or slots
 
+    check_alone(config.network)
     numerics = numerics_of(mine, layout, setup.memory)
     moving = moves and config.rebalance_s and layout.ranks == 1 and len(config.stages) == 1
     fits = stages_that_fit(setup, room_here(layout)) if moving else []
