@@ -61,9 +61,14 @@ class IdleWork:
         """Something was claimed or freed: the step moves by itself."""
         self._flow_at = now
 
+    def claimed(self, index: int, *, now: float) -> None:
+        """An order of that index was taken: if the index becomes free again, it is ordered again at once."""
+        self._until.pop(index, None)
+        self.flow(now=now)
+
     def instead(self, index: int, members: Sequence[PeerId], *, now: float) -> tuple[PeerId, bool]:
         """The member that executes an index begun by a mate that sits out; and is it to be ordered now?"""
-        if self._instead.get(index) in members and now <= self._until[index]:
+        if self._instead.get(index) in members and now <= self._until.get(index, -math.inf):
             return self._instead[index], False
         peer = min(members, key=lambda p: (self._view.leaves(p), self.at_work.get(p, 0), p))
         self._until[index], self._instead[index] = now + self._patience_s(peer), peer

@@ -134,7 +134,7 @@ class Leader:
             if self.round is not None:
                 return
             held = self.ledger.claim((peer, generation), index)
-            self._work.flow(now=now)
+            self._work.claimed(index, now=now)
             self._note_news()
         if held == (peer, generation):
             self._plans.of(peer, generation).assigned |= {index}

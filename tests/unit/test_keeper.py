@@ -941,6 +941,20 @@ def test_who_gives_back_what_rounds_name_again_and_again_is_late():
     assert struck and struck[0]["reason"] == "gives back what it was granted"
 
 
+def test_what_was_ordered_assigned_and_given_back_is_ordered_again_at_once():
+    office, now = Office(B, C), 2 * TIMERS.long_silence_s
+    office.everybody_reports(B, C)
+    for mate in (B, C):
+        office.beat(mate, now)
+    first = office.keeper.advance(now=now, resend=True)
+    peer = next(peer for peer in (ME, B, C) if ordered(first, peer))
+    (index,) = ordered(first, peer)
+    office.claim(peer, index, now=now + 0.1)
+    office.keeper.on_state(peer, office.brief(returns=index), now=now + 0.2)
+    again = office.keeper.advance(now=now + 0.3, resend=False)
+    assert index in ordered(again) and index not in ordered(again, peer)
+
+
 def test_a_keeper_that_holds_a_sum_from_before_hears_the_others_before_it_opens_another_round():
     given = ((ME, gen(0), frozenset({0})), (B, gen(0), frozenset({1})), (C, gen(0), frozenset()))
     held = Finished(RoundId(Ballot(0, B), 0), b"d", 2, 0.0, 1.0, given)
