@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from swarmnet.ids import Chain, Generation, PeerId, RoundId
 from swarmnet.manifest.timers import Timers
 from swarmnet.messages import Commit, Committed, Finished, Round, StepControl
+from swarmnet.step.commits import evidence
 from swarmnet.step.drift import DriftRules
 from swarmnet.step.gate import Shape
 from swarmnet.step.member import Member
@@ -163,6 +164,7 @@ class Node:
         held = member.last_finished if done else member.oldest.finished
         return Facts(
             commit.digest if commit is not None else None,
+            evidence((commit,)) if commit is not None else None,
             self.applied,
             self.signed,
             held.contributions if held is not None else (),
@@ -174,9 +176,12 @@ class Node:
 
 
 class Facts(NamedTuple):
-    """Of one replica. assigned: it accumulated only what it was assigned. once: and each index once."""
+    """Of one replica. evidence: what the next chain takes of the commit. assigned: it accumulated only what it was
+    assigned. once: and each index once.
+    """
 
     committed: bytes | None
+    evidence: bytes | None
     applied: bytes | None
     signed: frozenset[bytes]
     contributions: tuple[tuple[PeerId, Any, frozenset[int]], ...]

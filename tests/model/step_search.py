@@ -105,7 +105,8 @@ class Broken(AssertionError):
 class Setup:
     """stages x replicas machines at one step, after `steps_before` undisturbed ones.
 
-    claims: (place in the stage, index) of the work that begins at once. together: in the first step all have heard of
+    claims: (place in the stage, index) of the work that begins at once. observed: (place, place): the first has
+    observed the second to be late, in all stages. together: in the first step all have heard of
     each other; else each begins alone. classes: aggregates of the same microbatches have other bits if others have
     summed them. silence_s: how long a silence is. spares: crashes spare the last holder. horizon_s: the search looks
     no further in time.
@@ -116,6 +117,7 @@ class Setup:
     microbatches: int = 2
     faults: Faults = NO_FAULTS
     claims: tuple[tuple[int, int], ...] = ((0, 0), (1, 1))
+    observed: tuple[tuple[int, int], ...] = ()
     together: bool = True
     steps_before: int = 0
     classes: bool = True
@@ -169,6 +171,11 @@ class Setup:
             state = self._begin(state, peer, Node(member))
         for _ in range(self.steps_before):
             state = self._next_step(Ways(self).end(self._claimed(state)))
+        for place, late in self.observed:
+            for peer, other in self.pairs:
+                if (peer[0], peer[1], other[1]) == (other[0], "ABCD"[place], "ABCD"[late]):
+                    node = self.machines.nodes[state.nodes[self.place[peer]]].copy()
+                    state = self._begin(state, peer, node, node.member.late(other, "observed", now=state.now))
         state = self._claimed(state)
         if self.faults.lies:
             leads = [node.member.me for node in map(self.node, self.peers) if node.member.oldest.leader is not None]
@@ -381,7 +388,8 @@ class Setup:
         if counted != list(range(self.microbatches)):
             raise Broken(f"an aggregate of microbatches {counted}")
         bits = repr(sorted(found) if self.classes else counted).encode()
-        return Finished(current.id, hashlib.sha256(bits).digest(), len(counted), 0.0, 1.0, current.contributions)
+        digest = hashlib.sha256(bits).digest()
+        return Finished(current.id, digest, len(counted), 0.0, 1.0, current.contributions, late=current.late)
 
     def _donors(self, state: State, peer: PeerId) -> list[PeerId]:
         """Replicas of its stage whose state it may take over."""
@@ -408,6 +416,7 @@ class Setup:
     def violation(self, state: State) -> str:
         """What does not hold, of correct replicas; empty: everything holds."""
         committed: dict[str, bytes] = {}
+        chains: dict[str, bytes] = {}
         for peer, number in zip(self.peers, state.nodes, strict=True):
             if number < 0 or peer == self.liar:
                 continue
@@ -422,6 +431,8 @@ class Setup:
             for digest in (facts.committed, facts.applied):
                 if digest is not None and committed.setdefault(peer[0], digest) != digest:
                     return f"two commits of one step in stage {peer[0]}"
+            if facts.evidence is not None and chains.setdefault(peer[0], facts.evidence) != facts.evidence:
+                return f"two chains in stage {peer[0]}: its commits name different peers late"
         return ""
 
     def resigned(self, state: State) -> bool:

@@ -6,6 +6,8 @@ Two replicas are searched completely. Of three a slice, and under `--long` 200,0
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from step_search import Broken, Faults, Search, Setup, search
 
@@ -45,6 +47,23 @@ def test_three_replicas(faults: Faults):
 @pytest.mark.parametrize("setup", [Setup(stages=2), Setup(together=False), Setup(classes=False)], ids=repr)
 def test_other_stages(setup: Setup):
     searched(setup, cap=500)
+
+
+def observing(**options: Any) -> Setup:
+    """Three replicas, each of which would name another one late than the last leader did; of one numerics class."""
+    parts = {"microbatches": 3, "claims": ((0, 0), (1, 1), (2, 2)), "observed": ((0, 1), (1, 2), (2, 0))}
+    return Setup(replicas=3, steps_before=1, classes=False, **parts, **options)
+
+
+def test_leaders_that_name_different_peers_late_make_one_chain():
+    searched(observing(faults=Faults(silences=1)), cap=200, runs=4)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("faults", ONE_OF_EACH, ids=name_of)
+def test_leaders_that_name_different_peers_late_for_long(faults: Faults):
+    searched(observing(faults=faults), cap=40_000, runs=500)
 
 
 @pytest.mark.long

@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from machines import Facts
 from step_search import TIMERS, Faults, Pair, Setup, State, search
 
 from swarmnet.ids import PeerId
+from swarmnet.messages import StagePlan
 from swarmnet.step.member import Member
 from swarmnet.step.pace import Pace
 
@@ -26,13 +27,14 @@ class Play:
     """A state that goes on in order.
 
     cut: pairs between which nothing arrives. mute: of them only heartbeats come. hung: they do nothing, and hear it all
-    later.
+    later. lie: what the liar of the setup says instead of a message.
     """
 
     setup: Setup
     cut: set[Pair] = field(default_factory=set)
     mute: set[PeerId] = field(default_factory=set)
     hung: set[PeerId] = field(default_factory=set)
+    lie: Callable[[object], object] = lambda message: message
 
     def __post_init__(self) -> None:
         self.state: State = self.setup.start()
@@ -68,9 +70,13 @@ class Play:
             for move in setup.moves(self.state)
             if move[0] != "tick" and move[2 if move[0] == "hear" else 1] not in self.hung
         ]
-        if moves:
-            self.state = setup.after(self.state, moves[0])
-        return bool(moves)
+        if not moves:
+            return False
+        move = moves[0]
+        if move[0] == "hear" and move[1] == setup.liar and (number := self.state.wire[setup.pair[move[1:]]][0]) >= 0:
+            move = (*move, setup.machines.message(self.lie(setup.machines.messages[number])))
+        self.state = setup.after(self.state, move)
+        return True
 
     def until(self, done: Callable[[Play], object], *, within_s: float) -> float:
         """Go on until that is so; returns how long it took. Every state is held against the invariants."""
@@ -173,6 +179,26 @@ def test_c12_patience_does_not_grow_with_disturbed_steps():
     assert patience_s(1, 3) == patience_s(2, 3) == patience_s(0, 1)
 
 
+def test_c13_a_leader_that_plans_itself_as_the_only_member_is_followed_by_none():
+    """Its plan takes what the others hold: they join no such round, sign nothing, and another leads."""
+    play = Play(Setup(replicas=3, microbatches=3, claims=((0, 0), (1, 1), (2, 2)), steps_before=2))
+    liar = play.setup.liar = play.leader
+
+    def alone(message: object) -> object:
+        if not isinstance(message, StagePlan) or message.attempt is None:
+            return message
+        ((peer, generation, _),) = (part for part in message.attempt.contributions if part[0] == liar)
+        mine = ((peer, generation, frozenset(range(3))),)
+        return replace(message, attempt=replace(message.attempt, contributions=mine, receivers=(liar,)))
+
+    play.lie = alone
+    correct = [peer for peer in (A, B, C) if peer != liar]
+    play.applied(*correct, within_s=3 * HANG_S)
+    for peer in correct:
+        contributed = {other for other, _, indexes in play.facts(peer).contributions if indexes}
+        assert len(play.facts(peer).signed) == 1 and contributed >= set(correct)
+
+
 def test_c14_a_replica_that_comes_back_adopts_the_aggregate():
     play = three()
     play.isolate(C)
@@ -209,3 +235,19 @@ def test_l1_a_replica_that_half_of_the_others_hear_holds_a_step_up_once():
     some, *others = (peer for peer in play.setup.peers if peer not in (late, play.leader))
     play.cut |= {(late, play.leader), (late, some)}
     play.applied(play.leader, some, *others, within_s=HANG_S)
+
+
+def test_l1_a_peer_that_half_of_the_others_observed_late_is_not_named():
+    stage = {"replicas": 4, "microbatches": 4, "claims": tuple((n, n) for n in range(4)), "steps_before": 1}
+    leader, late, one, other = _places(Play(Setup(**stage)))
+    for observed, named in ((((one, late),), False), (((one, late), (other, late)), True)):
+        play = Play(Setup(**stage, observed=observed))
+        peers = play.setup.peers
+        play.applied(peers[leader], peers[one], peers[other], within_s=HANG_S)
+        (commit,) = play.member(peers[leader]).last_commits
+        assert commit.late == ((peers[late],) if named else ()), observed
+
+
+def _places(play: Play) -> list[int]:
+    """The leader's place, and then those of the others."""
+    return sorted(range(4), key=lambda place: play.setup.peers[place] != play.leader)
