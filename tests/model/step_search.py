@@ -174,8 +174,7 @@ class Setup:
         for place, late in self.observed:
             for peer, other in self.pairs:
                 if (peer[0], peer[1], other[1]) == (other[0], "ABCD"[place], "ABCD"[late]):
-                    node = self.machines.nodes[state.nodes[self.place[peer]]].copy()
-                    state = self._begin(state, peer, node, node.member.late(other, "observed", now=state.now))
+                    state = self._observed(state, peer, other)
         state = self._claimed(state)
         if self.faults.lies:
             leads = [node.member.me for node in map(self.node, self.peers) if node.member.oldest.leader is not None]
@@ -185,6 +184,23 @@ class Setup:
     def node(self, peer: PeerId) -> Node:
         """As it was met last; only in `start`."""
         return next(node for node in reversed(self.machines.nodes) if node.member.me == peer)
+
+    def _observed(self, state: State, peer: PeerId, other: PeerId) -> State:
+        """`peer` has observed `other` to be late, and its heartbeat has said so."""
+        node = self._copy(state, peer)
+        node.member.lateness.observe(other, "observed", now=state.now)
+        node.member.tick(now=state.now)
+        beat = replace(node.member.heartbeat(), synced=True)
+        state = self._begin(state, peer, node)
+        for hears in self.peers:
+            if hears != peer:
+                node = self._copy(state, hears)
+                node.member.receive(peer, beat, now=state.now)
+                state = self._begin(state, hears, node)
+        return state
+
+    def _copy(self, state: State, peer: PeerId) -> Node:
+        return self.machines.nodes[state.nodes[self.place[peer]]].copy()
 
     def _begin(self, state: State, peer: PeerId, node: Node) -> State:
         number, effects = self.machines.begin(node, state.now)
