@@ -28,7 +28,8 @@ Verify = Callable[[PeerId, bytes, bytes], bool]
 
 def suspect_of(case: Case) -> PeerId:
     """The peer whose work is disputed."""
-    return case.pledge.peer if case.sent is None else case.sent.peer
+    # Of two pledges their signer alone is the suspect, whatever else a stranger writes into the case.
+    return case.pledge.peer if case.sent is None or case.other is not None else case.sent.peer
 
 
 def index_of(case: Case) -> int:
@@ -62,7 +63,7 @@ def is_signed(found: Recheck, case: Case, verify: Verify) -> bool:
 def needs_no_recheck(case: Case) -> bool:
     """Do two signatures of one peer decide the case?"""
     sent, work = case.sent, case.work
-    if sent is None or work is None:
+    if case.other is not None or sent is None or work is None:
         return case.other is not None
     # A replica that computes a microbatch twice, of two inputs, signs that it does: its signatures prove nothing then.
     return sent.peer == case.pledge.peer and not sent.again and not work.resent
@@ -119,7 +120,8 @@ def refusal(case: Case, contributors: Set[PeerId], verify: Verify) -> str:
     """Why the case proves no fault, in words; "" if it does."""
     pledge, work, sent, suspect = case.pledge, case.work, case.sent, suspect_of(case)
     if case.other is not None:
-        return _of_two_pledges(pledge, case.other, verify)
+        more = work or sent or case.path or case.rechecks
+        return "it holds more than two pledges" if more else _of_two_pledges(pledge, case.other, verify)
     if not proves(case.path, work, pledge.work_root) if work is not None else case.path:
         return "the work is not the one that was pledged"
     signed = needs_no_recheck(case)

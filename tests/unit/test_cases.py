@@ -184,6 +184,24 @@ def test_two_signatures_of_one_peer_ban_it_in_a_stage_of_two_too() -> None:
     assert refusal(stage.members[me].bans[suspect][0], frozenset(), Notary.verify) == ""
 
 
+def test_two_pledges_of_a_stranger_ban_no_other_peer() -> None:
+    """It puts a transfer that it has not signed, of its victim, into a case of two pledges of its own."""
+    stage = quiet()
+    stranger, victim, me, *_ = stage.names
+    case = case_of(stage, victim)
+    first = next(pledge for pledge in stage.pledges if pledge.peer == stranger)
+    second = replace(first, work_root=digest_of("other"))
+    second = replace(second, signature=Notary(stranger).sign(statement(second)))
+    sent = replace(sent_by(victim, case, digest_of("x")), signature=b"x")
+    for more in ({"sent": sent}, {"sent": sent, "work": case.work}, {"work": case.work, "path": case.path}):
+        forged = Case(first, other=second, **more)
+        assert refusal(forged, frozenset(), Notary.verify)
+        stage.members[me].cases.hear(forged, PeerId("stranger"))
+        assert not stage.members[me].bans
+    stage.members[me].cases.hear(Case(first, other=second), PeerId("stranger"))
+    assert stage.members[me].bans.keys() == {stranger}
+
+
 def test_a_false_transfer_of_anothers_work_is_decided_by_rechecks() -> None:
     stage = quiet()
     owner, sender, *others = stage.names
