@@ -49,7 +49,7 @@ class Election:
         return peer in self._passed_over(now)
 
     def _passed_over(self, now: float) -> frozenset[PeerId]:
-        """The mates that I do not let lead: fewer than half of us, new ones included.
+        """The mates that I do not let lead: fewer than half of the voters, or of all of us while there are none.
 
         First who has failed in this step, then who was late as most have observed: neither is in the table yet. What I
         alone observed in other steps is no reason, or each of us would have another order.
@@ -60,6 +60,7 @@ class Election:
         if not worst:
             return frozenset()
         live = self._membership.live(view.stage, now=now) | {*view.live(view.stage, now=now), view.me}
+        live = live & {*view.voters, view.me} if view.voters else live
         return passed_over((peer for peer in worst if peer != view.me), live)
 
     @property

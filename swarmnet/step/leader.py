@@ -8,6 +8,7 @@ what any member reports.
 from __future__ import annotations
 
 import math
+from collections.abc import Set
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -296,7 +297,7 @@ class Leader:
         if self.acks and now - self._rounds.held_at > self.view.timers.suspect_s + self.view.timers.beat_s:
             self._give_up_sums(now)
         if self.round is None and self.oldest:
-            self._non_finite.void(self.ledger, self.members.keys())
+            self._non_finite.void(self.ledger, self._voting_members())
             if self._non_finite.halted:
                 return
             self._evict_laggards(now)
@@ -386,10 +387,15 @@ class Leader:
             signed = {peer for peer, ack in self.acks.items() if ack == held}
             if has_quorum(signed | (voters - self.members.keys()), voters):
                 return held.late
-        room = minority(voters) - len(voters.intersection(excluded))
-        late = [peer for peer in self._observed(now) if peer not in (*excluded, self.view.me)]
-        named = [peer for peer in late if peer in voters][: max(room, 0)]
-        return tuple(sorted([*named, *(peer for peer in late if peer not in voters)][:MAX_LATE]))
+        if (named := membership.late_signed(self.stamp.step, self.view.me)) is not None:
+            return named  # else its members refuse what they have signed under me with other names
+        room = max(minority(voters) - len(voters.intersection(excluded)), 0)
+        late = [peer for peer in self._observed(now) if peer in voters and peer not in (*excluded, self.view.me)]
+        return tuple(sorted(late[: min(room, MAX_LATE)]))
+
+    def _voting_members(self) -> Set[PeerId]:
+        """The members that decide what is left out: voters, or all while there are none; identities cost nothing."""
+        return self.members.keys() & self._member.membership.roster(self.stamp.stage) or self.members.keys()
 
     def _leave_silent(self, now: float) -> None:
         """Rule 14: leave out mates that are in touch and do not report.

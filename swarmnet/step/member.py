@@ -378,6 +378,8 @@ class Member:
         """What cannot be true in this run is dropped (`gate`); only replicas of my stage have a say in it."""
         about = None if isinstance(message, Heartbeat | Committed) else self.step(message.stamp.step)
         reason = refusal(peer, message, self.shape, about.promised if about is not None else None)
+        if reason is None and isinstance(message, StagePlan) and message.attempt is not None and about is not None:
+            reason = about.late_refusal(message.attempt) if message.stamp == about.stamp else None
         if reason is not None:
             self.host.log("refused_message", peer=peer, kind=type(message).__name__, reason=reason)
             # No correct leader has such a plan, and waiting for a better one would cost its whole term.

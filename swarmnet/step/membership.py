@@ -21,7 +21,17 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 
 from swarmnet.ids import NO_RESTART, PeerId, Restart, Signer
-from swarmnet.messages import MAX_VOTES, Commit, Exclusion, Finished, Vote, contributors_of, first_of, place_of
+from swarmnet.messages import (
+    MAX_VOTES,
+    Commit,
+    Exclusion,
+    Finished,
+    LatePeers,
+    Vote,
+    contributors_of,
+    first_of,
+    place_of,
+)
 from swarmnet.quorum import has_quorum, minority
 from swarmnet.step.commits import Rolls, statement
 from swarmnet.step.exclusion import Table, after, excluded, on_probation
@@ -66,6 +76,7 @@ class Membership:
         self._exclusions: dict[int, Table] = {}  # of other stages as far as their commits were applied here
         self._lives: dict[PeerId, int] = {}  # of my stage: the incarnation in which it first counted or contributed
         self._votes: dict[tuple[int, int], Votes] = {}
+        self._late_signed: dict[tuple[int, PeerId], LatePeers] = {}  # (step, leader)
         self._heard_at: dict[Commit, float] = {}  # its first vote
         self._listed: dict[int, dict[PeerId, frozenset[Commit]]] = {}  # stage -> replica -> the commits it believes
         self.changes = 0
@@ -215,6 +226,7 @@ class Membership:
         steps = [commit.step for commit in commits]
         if steps:
             self._votes = {of: found for of, found in self._votes.items() if of[1] >= min(steps)}
+            self._late_signed = {of: late for of, late in self._late_signed.items() if of[0] >= min(steps)}
             kept = {commit for found in self._votes.values() for commit in found}
             self._heard_at = {commit: at for commit, at in self._heard_at.items() if commit in kept}
 
@@ -257,7 +269,16 @@ class Membership:
             return b""
         self._given_up.discard(commit)
         self.rolls.learn(commit.stage, commit.contributors)
+        self._late_signed[commit.step, commit.id.ballot.peer] = commit.late
         return self._signer.sign(statement(commit, self._restart))
+
+    def late_signed(self, step: int, leader: PeerId) -> LatePeers | None:
+        """Whom the aggregate names as late that I signed last in that step under that leader; None: I signed none.
+
+        A leader that could have two aggregates of one step signed that differ in `late` alone could commit both: the
+        stage would have two chains.
+        """
+        return self._late_signed.get((step, leader))
 
     def give_up(self, commit: Commit) -> None:
         """I signed that sum and no longer hold it: my vote no longer counts when I look for a certificate."""

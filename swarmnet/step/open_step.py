@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from swarmnet.ids import Ballot, PeerId, RoundId
 from swarmnet.messages import NONE, Commit, Finished, Indexes, MemberState, Round, StagePlan, Stamp, asking, unchanged
+from swarmnet.quorum import minority
 from swarmnet.step.commits import Barrier, ack_of, commit_of
 from swarmnet.step.election import Election
 from swarmnet.step.host import StepHost
@@ -155,6 +156,7 @@ class OpenStep:
         self._unheld_since = math.inf  # since when no live replica is known to hold the committed aggregate
         self._is_lost = False
         self._refused: set[PeerId] = set()  # peers whose ballot I did not promise
+        self._told_mine: set[PeerId] = set()  # voters that told me of a ballot of mine of before
         self._fed = False  # has work of this step come here?
         self._revision = 0
         self._reported: MemberState | None = None  # the last whole report to the promised leader
@@ -319,7 +321,14 @@ class OpenStep:
         elif self.promised is None or message.ballot > self.promised:
             # The reporter promised a higher ballot: a leader under a lower one stops (rule 13). If the ballot is an old
             # one of mine (I have begun this step again since), members wait for me, and I run with the next number.
+            # A voter tells me of such a ballot once: made-up ones would end my term again and again.
+            mine = message.ballot.peer == self._member.me
+            voters = self._member.view.voters
+            if mine and (peer in self._told_mine or (voters and peer not in voters)):
+                return
             self._promise(message.ballot, now, told_by=peer)
+            if mine and self.promised == message.ballot:
+                self._told_mine.add(peer)
         elif self.leader is not None:
             self.leader.on_state(peer, message, now=now)
         elif message.ballot < self.promised:
@@ -354,6 +363,25 @@ class OpenStep:
         if plan.whole:
             self._asked = True
             self.report()
+
+    def late_refusal(self, attempt: Round) -> str | None:
+        """Why I sign nothing with the peers that this attempt names as late, or None.
+
+        A lying leader may name correct peers, as only the leader sees most lateness: but fewer than half of the voters
+        at a time, so that the others are a quorum, and the same ones in all attempts of a step.
+        """
+        stage, step, membership = self.stamp.stage, self.stamp.step, self._member.membership
+        signed = membership.late_signed(step, attempt.id.ballot.peer)
+        if signed is not None and signed != attempt.late:
+            return "names other late peers than an aggregate of it that I signed"
+        named = {*attempt.late}
+        # I may have begun lately, and know fewer voters than the leader.
+        contributors = {peer for peer, _, indexes in attempt.contributions if indexes}
+        voters = membership.roster(stage) | contributors | named
+        passed_over = named | (voters & {*membership.excluded(stage, step)})
+        if named and len(passed_over) > minority(voters):
+            return "names too many peers as late"
+        return None
 
     def _promise(self, ballot: Ballot, now: float, *, told_by: PeerId) -> None:
         if not self.election.promise(ballot, told_by=told_by, now=now):

@@ -251,7 +251,7 @@ class View:
         # One voice is never enough, and mostly there is none.
         if not any(seen.unreached for seen in known.values()):
             return frozenset()
-        live = {peer: known[peer] for peer in self.live(stage, now=now)}
+        live = {peer: known[peer] for peer in self._with_a_say(stage, now=now)}
         said = Counter(of for peer, seen in live.items() for of in seen.unreached if of != peer)
         said.update(self.out_of_touch.keys() if mine else ())
         voters = {*live, self.me} if mine else set(live)
@@ -259,10 +259,15 @@ class View:
 
     def observed_late(self, *, now: float) -> frozenset[PeerId]:
         """Mates that most others, two at least, have observed to be late."""
-        live = {peer: seen for peer in self.live(self.stage, now=now) if (seen := self.get(peer)) is not None}
+        live = {peer: seen for peer in self._with_a_say(self.stage, now=now) if (seen := self.get(peer)) is not None}
         said = Counter(of for peer, seen in live.items() for of in seen.late if of != peer)
         said.update(self.late)
         return frozenset(of for of, voices in said.items() if voices > 1 and voices >= quorum({*live, self.me} - {of}))
+
+    def _with_a_say(self, stage: int, *, now: float) -> list[PeerId]:
+        """The live replicas of a stage; in my own, once there are voters, only those: identities cost nothing."""
+        live = self.live(stage, now=now)
+        return [peer for peer in live if peer in self.voters] if self.voters and stage == self.stage else live
 
     def leaves(self, peer: PeerId) -> bool:
         """Is this replica of my stage (or am I) about to leave?"""
