@@ -9,6 +9,7 @@ the joining replica is a member from the open step on (docs/protocol.md, rule 18
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence, Set
 from dataclasses import replace
 from typing import Any
@@ -81,6 +82,7 @@ class Joiner:
         self._copy_rate = 0.0  # bytes per second of the last snapshot; 0: there was none
         self._sources = 0
         self._too_slow = False
+        self._proven: dict[Commit, Commit] = {}  # the certificates among the commits that were told last
         self._said: set[tuple[object, ...]] = set()
         self._fetch = SnapshotFetch(
             transport,
@@ -196,13 +198,16 @@ class Joiner:
             await self._collect(stamp, finished, holders)
         # The step is still open for those who told of it. A member fetches what its stage has committed.
         if finished is None or len(commits) < self._shape.num_stages:
-            before = next((step.last_commits for step in steps.values() if step.last_commits), ())
-            return InSync(header, finished, commits, before)
+            told = Counter(step.last_commits for _, step in sorted(steps.items()) if step.last_commits)
+            # They name the voters: certificates come first, then what most sources tell.
+            before = max(told, key=lambda of: (all(commit in self._proven for commit in of), told[of]), default=())
+            return InSync(header, finished, tuple(commit for commit in commits if commit in self._proven), before)
         after = self._after(header, commits)
         self._engine.lengthen(after.extensions)
         await self._engine.apply(commits)
         self._stand(after)
-        self._member.membership.followed(commits)
+        if all(commit in self._proven for commit in commits):
+            self._member.membership.followed(commits)
         self._say_followed(after.version)
         return after
 
@@ -234,7 +239,8 @@ class Joiner:
 
     async def _ask(self, stamp: Stamp, sources: Sequence[PeerId]) -> tuple[dict[PeerId, TrailStep], bool]:
         """The step as each source tells it, with no commit but certificates; and whether one has forgotten it."""
-        proven: dict[Commit, Commit] = {}  # signatures take long to check, and most sources tell the same
+        unproven: dict[PeerId, TrailStep] = {}
+        proven = self._proven = {}  # signatures take long to check, and most sources tell the same
 
         def certified(commits: Sequence[Commit]) -> tuple[Commit, ...]:
             """Those that are certificates, with the votes that prove it."""
@@ -251,13 +257,12 @@ class Joiner:
                 step = expect(answer, TrailStep, source)
                 if not self._fits(step, stamp):
                     raise BadMessage(RejectCode.MALFORMED, "no history of that step", step=stamp.step, peer=source)
-                commits, before = certified(step.commits), certified(step.last_commits)
-                # Those who signed it may be gone, and then nobody can prove it: the source is asked again later.
+                certified(step.last_commits)
+                commits = certified(step.commits)
                 if len(commits) < len(step.commits) == self._shape.num_stages:
+                    unproven[source] = step
                     raise Refused(RejectCode.NOT_READY, "a commit without a certificate", step=stamp.step, peer=source)
-                return replace(
-                    step, commits=commits, last_commits=before if len(before) == self._shape.num_stages else ()
-                )
+                return replace(step, commits=commits)
 
             return self._fetch.calls.ask(source, TrailRequest(stamp), take)
 
@@ -267,6 +272,10 @@ class Joiner:
         for source in late:
             self._fetch.calls.failed(source, PeerTimeout("says nothing", peer=source), after_s=GRACE_S)
         steps = {source: step for source in sources if isinstance(step := answers.get(source), TrailStep)}
+        # All who signed it have left since, so nobody can prove it: what most sources tell is followed.
+        if not steps and unproven:
+            (most, _), *_ = Counter(step.commits for _, step in sorted(unproven.items())).most_common(1)
+            steps = {source: step for source, step in unproven.items() if step.commits == most}
         return steps, RejectCode.NOT_FOUND in answers.values()
 
     def _fits(self, step: TrailStep, stamp: Stamp) -> bool:

@@ -184,12 +184,12 @@ def test_a_story_without_certificates_leads_nobody(liars: tuple[PeerId, ...]) ->
     assert {peer for peer, reason in story.failed if "without a certificate" in reason} == {*liars}
 
 
-def test_a_step_that_nobody_can_prove_is_given_up() -> None:
-    story = Story(A)
-    story.lies[A] = forged
-    with pytest.raises(NoReplica, match="no source tells"):
-        story.run(6)
-    assert story.log == [] and not story.collected
+def test_what_nobody_can_prove_is_followed_as_most_tell_it() -> None:
+    """All who have signed that step have left since."""
+    story = Story()
+    story.machine._member.membership.proven = lambda commit, serving, now: False
+    story.lies[A] = lambda step: forged(step) if step < HERE else told(step)
+    assert story.run(8).header == header(HERE) and story.collected[0] == [B, C]
 
 
 def test_of_the_open_step_nothing_is_taken_that_the_stage_has_not_committed() -> None:
@@ -197,7 +197,9 @@ def test_of_the_open_step_nothing_is_taken_that_the_stage_has_not_committed() ->
     story = Story()
     last = tuple(replace(each, digest=bytes(32)) for each in committed(HERE - 1))
     story.lies = dict.fromkeys(story.donors, lambda step: TrailStep(summed(step), committed(step, 1), last))
-    assert story.run(HERE) == InSync(header(HERE), None, committed(HERE, 1)) and not story.collected
+    story.lies[C] = lambda step: TrailStep(None, (), committed(HERE - 1))
+    found = InSync(header(HERE), None, committed(HERE, 1), committed(HERE - 1))
+    assert story.run(HERE) == found and not story.collected, "nor voters that no certificate names"
 
 
 def test_a_sum_that_was_made_again_in_another_round_is_as_good() -> None:
