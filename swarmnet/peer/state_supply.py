@@ -7,13 +7,12 @@ restart of the run replaces it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Set
+from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
 from swarmnet.directory import Record
 from swarmnet.ids import NO_RESTART, PeerId, Restart
 from swarmnet.messages import Stamp
-from swarmnet.quorum import has_quorum
 from swarmnet.state.lineage import of_one_lineage
 from swarmnet.state.rollback import (
     FromDisk,
@@ -182,22 +181,10 @@ class StateSupply:
         views, life = [replica.member.view for replica in self._replicas.values()], (record.peer, record.incarnation)
         return any(life in view.ended(status.stage) for view in views for status in record.stages)
 
-    def _voters(self) -> Set[PeerId]:
-        """Who decides whether the run goes back: the contributors to recent commits, because identities cost nothing.
-        Everybody with a record does if no commit is known, or if the records of half of the contributors have expired.
-        """
-        rosters = [
-            replica.member.membership.roster(stage)
-            for replica in self._replicas.values()
-            for stage in range(self.rollbacks.num_stages)
-        ]
-        contributors, known = frozenset().union(*rosters), self._peer.records.keys() | {self._peer.me}
-        return contributors & known if has_quorum(contributors & known, contributors) else known
-
     def _words_of_others(self, now: float) -> list[RestartReport]:
-        """What the other voters say of restarts. Whose heartbeats should reach me and do not is not heard, whatever its
+        """What the others say of restarts. Whose heartbeats should reach me and do not is not heard, whatever its
         record says."""
-        records, heard, voters = self._peer.records, self._heard_of(), self._voters()
+        records, heard = self._peer.records, self._heard_of()
         return [
             RestartReport(
                 record.restart,
@@ -211,7 +198,7 @@ class StateSupply:
                 has_say=bool(record.restart.number) or any(status.synced for status in record.stages),
             )
             for record in records.values()
-            if record.stages and record.peer in voters
+            if record.stages
         ]
 
     def _may_seed(self) -> bool:

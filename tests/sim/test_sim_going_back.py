@@ -100,28 +100,6 @@ def test_what_one_identity_says_moves_nobody(
     assert not back.moves and not back.twice(*[node.peer_id for node in swarm.nodes])
 
 
-def test_what_many_identities_say_that_contribute_nothing_moves_nobody() -> None:
-    """They outnumber the peers of the run, and say that they serve all its stages from an earlier version on."""
-    swarm = watched(Plan(stages=2, replicas=2, steps=30, checkpoint_every=2))
-    back, restart = GoingBack(swarm), Restart(1, 2)
-    statuses = tuple(StageStatus(stage, 2, first_chain(RUN, stage), synced=True) for stage in range(2))
-
-    async def script(swarm: Swarm) -> None:
-        await reached(swarm, 4)
-        while not swarm.done:
-            for number in range(9):
-                liar = PeerId(f"liar{number}")
-                await swarm.directory.publish(Record(RUN, liar, 7, ("memory",), statuses, restart=restart))
-                for node in swarm.nodes:
-                    for stage in range(2):
-                        stamp = Stamp(2, stage, first_chain(RUN, stage), restart)
-                        node.peer.on_tell(liar, Heartbeat(stamp, 7, True, None, (), ()))
-            await asyncio.sleep(0.5)
-
-    swarm.run(script=script, until_s=60.0)
-    assert not back.moves
-
-
 def test_one_that_went_back_alone_takes_it_back_and_nothing_is_lost() -> None:
     """The only replica of a stage, made to go back to the fourth version; what it had is on its disk."""
     swarm = watched(Plan(stages=2, replicas=1, steps=20, checkpoint_every=4))
