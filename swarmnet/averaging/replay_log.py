@@ -30,18 +30,14 @@ _BYTES_PER_ELEMENT, _LEAST_BYTES = 24, 64 << 20
 
 @dataclass(slots=True)
 class _Kept:
-    """A sum, of a step that is over or set aside. data: its pieces, as far as they are packed. whole: all of them are,
-    and the sum buffer may hold another one."""
+    """An aggregate. commits: of the step that it was applied in; None: it was set aside in the open step. data: its
+    pieces, as far as they are packed. whole: all of them are, and the sum buffer may hold another one."""
 
     finished: Finished
-    commits: tuple[Commit, ...]
+    commits: tuple[Commit, ...] | None
     data: dict[tuple[int, int], Packed] = field(default_factory=dict)
     whole: bool = False
     packing: asyncio.Task[None] | None = None
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(packed.num_bytes for packed in self.data.values())
 
 
 class ReplayLog:
@@ -57,61 +53,60 @@ class ReplayLog:
     ) -> None:
         self._sums, self._pieces, self.most_steps = sums, cut, most_steps
         self._most_bytes = most_bytes or max(_LEAST_BYTES, _BYTES_PER_ELEMENT * sums.num_elements)
-        self._steps: dict[Stamp, _Kept] = {}
-        self._aside: dict[tuple[Stamp, RoundId], _Kept] = {}
+        self._kept: dict[tuple[Stamp, RoundId], _Kept] = {}  # the oldest first
         self._until = -1.0
 
     def wanted(self) -> None:
-        """Somebody is on the way: keep sums for a while from now on."""
+        """A peer is on the way: keep sums for a while from now on."""
         self._until = asyncio.get_running_loop().time() + KEEP_S
-        for kept in self._steps.values():
+        for kept in self._kept.values():
             self._pack(kept)
 
     def forget(self) -> None:
         """The run has gone back: these steps are of a past that was given up."""
-        for kept in self._steps.values():
+        for kept in self._kept.values():
             if kept.packing is not None:
                 kept.packing.cancel()
-        self._steps.clear()
-        self._aside.clear()
+        self._kept.clear()
 
     def applied(self, stamp: Stamp, finished: Finished, commits: tuple[Commit, ...]) -> None:
         """The step of `stamp` is over; its sum is in the sum buffer until `save`."""
-        self._steps = {at: kept for at, kept in self._steps.items() if kept.whole}
-        self._steps[stamp] = kept = _Kept(finished, commits)
-        self._aside.clear()
+        self._keep(lambda kept: kept.whole and kept.commits is not None)
+        self._kept[stamp, finished.id] = kept = _Kept(finished, commits)
         if self._is_wanted:
             self._pack(kept)
 
     async def set_aside(self, stamp: Stamp, finished: Finished) -> None:
         """Another sum of the same step takes the buffer: keep this one until the step is over."""
-        aside = _Kept(finished, ())
+        aside = _Kept(finished, None)
         await self._packed(aside)
-        self._aside[stamp, finished.id] = aside
+        self._kept[stamp, finished.id] = aside
         self._shrink()
 
     def aside(self, stamp: Stamp, round_id: RoundId) -> tuple[Finished, list[Packed]] | None:
         """A sum that was set aside, in pieces from the first element to the last."""
-        kept = self._aside.pop((stamp, round_id), None)
-        if kept is None:
+        kept = self._kept.get((stamp, round_id))
+        if kept is None or kept.commits is not None:
             return None
-        self._aside[stamp, round_id] = kept  # the newest: while it goes back into the buffer it is nowhere else
+        # The newest: while it goes back into the buffer it is nowhere else.
+        self._kept[stamp, round_id] = self._kept.pop((stamp, round_id))
         return kept.finished, [packed for _, packed in sorted(kept.data.items())]
 
     def drop_aside(self, stamp: Stamp, round_id: RoundId) -> None:
         """Forget a sum that was set aside: it is in the sum buffer again."""
-        self._aside.pop((stamp, round_id), None)
+        if self.aside(stamp, round_id) is not None:
+            del self._kept[stamp, round_id]
 
     async def save(self, stamp: Stamp, round_id: RoundId) -> None:
-        """Another sum takes the buffer: pack the one of that round, if it was applied and somebody may want it."""
-        last = self._steps.get(stamp)
-        if last is None or last.finished.id != round_id:
+        """Another sum takes the buffer: pack the one of that round, if it was applied and a peer may want it."""
+        last = self._kept.get((stamp, round_id))
+        if last is None:
             # A sum that was not applied here: what waited in the buffer before it is gone.
-            self._steps = {at: kept for at, kept in self._steps.items() if kept.whole}
+            self._keep(lambda kept: kept.whole)
             return
         # Nobody is on the way, so no sum is worth its memory.
         if not last.whole and not self._is_wanted:
-            self._steps.clear()
+            self._keep(lambda kept: kept.commits is None)
             return
         # Whoever waits here may give up; the packing goes on.
         if (packing := self._pack(last)) is not None:
@@ -121,20 +116,21 @@ class ReplayLog:
 
     def step(self, stamp: Stamp) -> TrailStep | None:
         """What happened on that version, if it is remembered."""
-        kept = self._steps.get(stamp)
-        return None if kept is None else TrailStep(kept.finished, kept.commits)
+        kept = next((kept for (at, _), kept in self._kept.items() if at == stamp and kept.commits is not None), None)
+        return None if kept is None else TrailStep(kept.finished, kept.commits or ())
 
     def piece(self, request: Part) -> PartData | None:
         """A piece of a kept sum; None if it is not kept, or not packed yet: then it is still in the sum buffer."""
-        kept = self._aside.get((request.stamp, request.id)) or self._steps.get(request.stamp)
-        if kept is None or kept.finished.id != request.id:
-            return None
-        packed = kept.data.get((request.start, request.stop))
-        return None if packed is None else PartData((packed,), finished=kept.finished)
+        kept = self._kept.get((request.stamp, request.id))
+        packed = None if kept is None else kept.data.get((request.start, request.stop))
+        return None if kept is None or packed is None else PartData((packed,), finished=kept.finished)
 
     @property
     def _is_wanted(self) -> bool:
         return asyncio.get_running_loop().time() <= self._until
+
+    def _keep(self, wanted: Callable[[_Kept], bool]) -> None:
+        self._kept = {at: kept for at, kept in self._kept.items() if wanted(kept)}
 
     def _pack(self, kept: _Kept) -> asyncio.Task[None] | None:
         """Have it packed beside whatever else is done; None if it is."""
@@ -150,12 +146,10 @@ class ReplayLog:
 
     def _shrink(self) -> None:
         """Forget what is over the cap: the oldest steps, and then the oldest sums that were set aside, but two."""
-        while len(self._steps) > self.most_steps or (self._steps and self._num_bytes > self._most_bytes):
-            del self._steps[next(iter(self._steps))]
+        size = sum(packed.num_bytes for kept in self._kept.values() for packed in kept.data.values())
+        aside = [at for at, kept in self._kept.items() if kept.commits is None]
+        steps = [at for at in self._kept if at not in aside]
         # Of what one voter has signed in a step its last two votes count (`step.membership`).
-        while len(self._aside) > 2 and self._num_bytes > self._most_bytes:
-            del self._aside[next(iter(self._aside))]
-
-    @property
-    def _num_bytes(self) -> int:
-        return sum(kept.num_bytes for kept in (*self._steps.values(), *self._aside.values()))
+        for number, at in enumerate([*steps, *aside[:-2]]):
+            if size > self._most_bytes or number < len(steps) - self.most_steps:
+                size -= sum(packed.num_bytes for packed in self._kept.pop(at).data.values())

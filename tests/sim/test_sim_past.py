@@ -108,7 +108,7 @@ def test_a_joiner_is_not_led_along_the_past_that_was_given_up() -> None:
         donor, other = swarm.replicas(0)[0], swarm.replicas(1)[0]
         trail = donor.peer.replicas[0].exchange.replay_log
         trail.wanted()
-        assert trail._steps
+        assert trail._kept
         swarm.kill(other)
         swarm.kill(early)
         swarm.disks[early.peer_id].files.clear()
@@ -116,7 +116,7 @@ def test_a_joiner_is_not_led_along_the_past_that_was_given_up() -> None:
         swarm.add((1,), other.peer_id)
         await until(lambda: member(donor).restart.number)
         await until(lambda: member(donor).synced)
-        assert not trail._steps and donor.peer.replicas[0].state.source.num_held == 0
+        assert not trail._kept and donor.peer.replicas[0].state.source.num_held == 0
         swarm.add((0,), JOINER)
 
     swarm.run(script=script, until_s=150.0)
