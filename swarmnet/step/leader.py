@@ -194,9 +194,12 @@ class Leader:
         known = self.members.get(peer)
         # The member has a new accumulator: what its last one counted is gone.
         if known is not None and known != report.generation:
-            same_life = known.incarnation == report.generation.incarnation
-            if (same_life and known > report.generation) or owner in self.ledger.closed:
-                return  # overtaken by a newer report, or of a life that has ended
+            if known.incarnation == report.generation.incarnation and known > report.generation:
+                return  # overtaken by a newer report
+            # It is of a life that has ended: the present one goes on.
+            if owner in self.ledger.closed:
+                self._plans.of(peer, report.generation).evicted = "closed"
+                return
             self._evict(peer, known)
         if owner in self.ledger.closed and report.ack is None:
             self._plans.of(peer, report.generation).evicted = "closed"
