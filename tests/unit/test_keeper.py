@@ -350,7 +350,7 @@ def test_h12_a_restart_under_the_same_name_loses_what_its_predecessor_had():
     assert office.leader.ledger.owners == [None, None]
     assert ordered(calls) == [0]
     stale = office.report(B, summed={0})  # a report of the old process, late
-    assert not evicted(stale, B) and office.leader.ledger.owners[0] is None
+    assert evicted(stale, B) and office.leader.ledger.owners[0] is None
 
 
 def test_a2_an_evicted_generation_never_owns_again():
