@@ -107,6 +107,7 @@ class Election:
     def _order(self, now: float) -> list[PeerId]:
         """Who should keep, best first: who overruled me, the roster first, the fewest broken lines, and as drawn."""
         out, view, ruler = self._passed_over(now), self._view, self._member.overruled_by
+        excluded = self._excluded
         if view.stage not in view.sparse:
             order = [peer for peer in view.keeper_order(self._term_chain, now=now) if peer not in out]
             said = {
@@ -118,14 +119,11 @@ class Election:
             if view.voters:  # and many silent strangers would put me at fault that names them
                 said = {one: {mate: said[one][mate] for mate in said[one].keys() & view.voters} for one in said}
             broken = broken_lines(said, out | new, now - view.timers.suspect_s / 2)
-            excluded = self._excluded
             return sorted(order, key=lambda peer: (peer in excluded, peer != ruler, peer in new, broken[peer]))
         # Of a large stage those keep who count. They hear each other; I stand last if I am none of them.
         may = {peer for peer in self._membership.keepers(view.stage) if view.may_live(peer, now=now)} - out
-        order = sorted(may - {view.me}, key=lambda peer: keeper_rank(self._term_chain, view.stage, peer))
-        if view.me not in may or view.me in self._excluded:
-            return [*order, view.me]
-        return sorted([*order, view.me], key=lambda peer: keeper_rank(self._term_chain, view.stage, peer))
+        ranks = {peer: keeper_rank(self._term_chain, view.stage, peer) for peer in {*may, view.me}}
+        return sorted(ranks, key=lambda peer: (peer not in may, peer in excluded, ranks[peer]))
 
     def _usurps(self, ballot: Ballot, now: float) -> bool:
         """Does it stand against a keeper that lives and is followed, or that is first and has just begun?"""
