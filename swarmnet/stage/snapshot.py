@@ -11,6 +11,7 @@ Reading trusts nothing: the header has to be the one that we would write, and al
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -142,6 +143,6 @@ def _host_pieces(tensor: Tensor) -> Iterator[memoryview]:
         stream = torch.cuda.Stream(flat.device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(flat.device))  # `flat` may just have been made there
     for piece in torch.split(flat, _PIECE_BYTES):
-        with torch.cuda.stream(stream):
+        with contextlib.nullcontext() if stream is None else torch.cuda.stream(stream):
             here = piece.cpu()
         yield here.numpy().data

@@ -66,6 +66,7 @@ async def restored(joiner: TorchEngine, mate: Mate) -> None:
         SimpleNamespace(restart=NO_RESTART, view=SimpleNamespace(mates=lambda: ())),  # type: ignore[arg-type]
         stage=STAGE,
         shape=Shape(3, 4, 20),
+        serving=lambda stage: frozenset(),
         step_s=lambda: 0.0,
         event=lambda event, fields: said.append(fields) if event == "join_failed" else None,
     )

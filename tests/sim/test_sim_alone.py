@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
 
@@ -49,8 +50,13 @@ class Brazen:
         return audit_lies.Bent(bent, backward=backward, recompute=recompute)
 
 
-def run(lie: str, stage: int, others: str = "") -> dict[str, set[PeerId]]:
-    """A fourth member of that stage, the only one of its class, lies so; by event, about whom. others: another one."""
+def run(
+    lie: str, stage: int, others: str = "", hear: Callable[[PeerId, str, dict[str, Any]], None] | None = None
+) -> dict[str, set[PeerId]]:
+    """A fourth member of that stage, the only one of its class, lies so; by event, about whom. others: another one.
+
+    hear: told of every event.
+    """
     swarm, told = Swarm(PLAN, 1, audit_model.Regression), dict[str, set[PeerId]]()
     swarm.exact = False
     kind = ({"": audit_lies.FalseWork} | audit_lies.LIES)[lie]
@@ -64,7 +70,7 @@ def run(lie: str, stage: int, others: str = "") -> dict[str, set[PeerId]]:
         if rounding or event in ("weighed", "convicted", "withheld", "disputed"):
             told.setdefault(event, set()).add(fields["peer"])
 
-    swarm.hooks.append(look)
+    swarm.hooks += [look, *([hear] if hear is not None else [])]
 
     async def script(swarm: Swarm) -> None:
         swarm.add((stage,), ALONE)
@@ -86,4 +92,15 @@ def test_an_honest_one_is_weighed_and_left_alone() -> None:
 
 
 def test_who_has_a_mate_of_its_class_is_not_weighed() -> None:
-    assert ALONE not in run("", 1, others="s1.3").get("weighed", set())
+    """Its mate verifies its work in every step to which both have contributed."""
+    mate, weighed, both = PeerId("s1.3"), set[int](), set[int]()
+
+    def look(peer: PeerId, event: str, fields: dict[str, Any]) -> None:
+        if event == "weighed" and fields["peer"] == ALONE:
+            weighed.add(fields["step"])
+        shares = dict(fields["contributions"]) if event == "committed" and fields["stage"] == 1 else {}
+        if shares.get(ALONE) and shares.get(mate):
+            both.add(fields["step"])
+
+    run("", 1, others=mate, hear=look)
+    assert both and not weighed & both
