@@ -282,6 +282,14 @@ def test_more_than_half_of_the_members_leave_a_microbatch_out():
     assert left_out == [set(), set(), set(), {1}]
 
 
+def test_beside_voters_no_newcomer_leaves_a_microbatch_out():
+    office = Office(B, C)
+    office.everybody_reports(B, C)
+    assert office.leader._voting_members() == {ME, B, C}, "while there are no voters"
+    office.membership._rosters[0] = frozenset({ME})
+    assert office.leader._voting_members() == {ME}
+
+
 def test_a_claim_is_granted_once_and_again_to_the_same_owner_and_moved_to_others():
     office = Office(B)
     office.everybody_reports(B)

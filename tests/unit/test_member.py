@@ -707,6 +707,44 @@ def test_release_under_a_wrong_generation_frees_nothing():
     assert keeper.ledger.owners[0] == (PeerId("A"), table.members["A"].oldest.claims.generation)
 
 
+def test_a_leader_names_fewer_than_half_of_the_voters_late():
+    table = Table("A", "B", "C", "K", microbatches=4)
+    for index, name in enumerate("ABCK"):
+        table.execute(name, index)
+    table.work_until_summed()
+    step, current = table.members["A"].oldest, table.members[table.keeper].oldest.leader.round
+    assert step.late_refusal(replace(current, late=(PeerId("B"),))) is None
+    assert step.late_refusal(replace(current, late=(PeerId("B"), PeerId("C")))) == "names too many peers as late"
+
+
+def test_a_leader_names_the_same_peers_late_in_all_attempts_of_a_step():
+    """Else it could commit two aggregates of one step that differ in these names alone: the stage has two chains."""
+    table = Table("A", "B", "C", "K", microbatches=4)
+    for index, name in enumerate("ABCK"):
+        table.execute(name, index)
+    table.work_until_summed()
+    step, current = table.members["A"].oldest, table.members[table.keeper].oldest.leader.round
+    table.finish("A")
+    again = replace(current, id=RoundId(current.id.ballot, current.id.number + 1))
+    assert step.late_refusal(again) is None
+    assert "that I signed" in step.late_refusal(replace(again, late=(PeerId("B"),)))
+    other = RoundId(Ballot(current.id.ballot.number + 1, PeerId("B")), 1)
+    assert step.late_refusal(replace(again, id=other, late=(PeerId("C"),))) is None, "another leader saw others"
+
+
+def test_a_member_moves_a_leader_to_a_made_up_ballot_of_its_own_once():
+    table = Table("A", "K")
+    leads = table.members[table.keeper].oldest
+    (member,) = {"A", "K"} - {table.keeper}
+    promised = [leads.promised]
+    for number in (1000, 2000, 3000):
+        ballot = Ballot(leads.promised.number + number, leads.promised.peer)
+        state = asking(leads.stamp, ballot, Generation(99, 0), returns=frozenset({0}))
+        table.put([(PeerId(member), leads.promised.peer, state)])
+        promised.append(leads.promised)
+    assert promised[0] < promised[1] and promised[2:] == promised[1:2] * 2
+
+
 # ------------------------------------------------------------ each rule is needed: without it a trace above breaks
 
 

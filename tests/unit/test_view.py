@@ -229,3 +229,12 @@ def test_a_replica_is_observed_late_if_most_others_two_at_least_say_so():
     assert view.observed_late(now=0.0) == {D}
     view.hear(D, beat(late=(B,)), now=0.0)
     assert view.observed_late(now=0.0) == {D}
+
+
+def test_beside_voters_others_have_no_say_in_who_is_late_or_cut_off():
+    """Identities cost nothing: three strangers could have every voter passed over."""
+    view = view_of(B, C, D, E)
+    view.voters = {B}
+    for stranger in (C, D, E):
+        view.hear(stranger, beat(late=(B,), unreached=(B,)), now=0.0)
+    assert view.observed_late(now=0.0) == view.cut_off(0, now=0.0) == frozenset()
