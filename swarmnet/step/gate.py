@@ -8,6 +8,7 @@ whoever brings it, and kept.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from swarmnet.ids import Ballot, PeerId
@@ -50,8 +51,10 @@ class Shape:
         return max(self.total_steps, self.notices.furthest)
 
 
-def refusal(sender: PeerId, message: StepControl, shape: Shape, promised: Ballot | None) -> str | None:
-    """Why a message is not looked at, or None."""
+def refusal(
+    sender: PeerId, message: StepControl, shape: Shape, promised: Ballot | None, highest: Callable[[], int]
+) -> str | None:
+    """Why a message is not looked at, or None. highest: of a ballot that two mates at least have promised."""
     if isinstance(message, Heartbeat):
         return _heartbeat(message, shape)
     if isinstance(message, Committed):
@@ -61,7 +64,8 @@ def refusal(sender: PeerId, message: StepControl, shape: Shape, promised: Ballot
     if isinstance(message, StagePlan) and message.ballot.peer != sender:
         return "a ballot of somebody else"
     ahead = message.ballot.number - (promised.number if promised is not None else 0)
-    if ahead > MAX_BALLOT_AHEAD:
+    # A liar may have led some of us far ahead: the others follow, or they would refuse each other for ever.
+    if ahead > MAX_BALLOT_AHEAD and message.ballot.number - highest() > MAX_BALLOT_AHEAD:
         return "a ballot far ahead of all others"
     for indexes in _indexes(message):
         if indexes and not 0 <= min(indexes) <= max(indexes) < shape.num_microbatches:

@@ -517,7 +517,8 @@ class Leader:
 
     def _broken_ends(self) -> frozenset[PeerId]:
         """Members that are out of touch with each other: they should reduce nothing."""
-        said = {peer: seen.unreached.keys() for peer, seen in self.view.mates() if seen.unreached}
+        voters = self.view.voters or self.members.keys()
+        said = {peer: seen.unreached.keys() for peer, seen in self.view.mates() if seen.unreached and peer in voters}
         said[self.view.me] = self.view.out_of_touch.keys()
         # A member that names many is not believed, and strangers can be many.
         members = self.members.keys()

@@ -69,9 +69,11 @@ class Member:
         self.host: StepHost = self.calls
         self.drift = Drift(self.view, drift, numerics, self.host)
         self.membership = Membership(me, stage, self.view, signer, self.host)
+        self.view.contributors = self.membership.contributors
         self.lateness, self.pace, self.lines = Lateness(timers, self.host), Pace(timers), BrokenLines()
         self.generations, self.round_numbers = Generations(incarnation), round_numbers(incarnation)
         self.version, self.chain, self.before = 0, chain, chain
+        self._restored = 0  # the version at which this process last took state over
         self.term_chain = chain
         """The chain at the start of the keepers' term: the order of keepers follows from it."""
         self.synced = False
@@ -177,6 +179,10 @@ class Member:
 
     # ------------------------------------------------------------ events from my own replica
 
+    def begins_again(self, step: int) -> bool:
+        """May an earlier process of mine have led in that step, or I before I fetched the state anew?"""
+        return step <= self._restored + self._ahead
+
     def restored(
         self,
         version: int,
@@ -197,6 +203,7 @@ class Member:
         to hear them from me. extensions, exclusions: in force at this version.
         """
         self.generations.next()
+        self._restored = version
         self.horizon = Horizon(self.shape.total_steps, extensions)
         # What I have not summed myself I sign only if my stage has committed it: a donor may have made it up.
         if not any(commit.stage == self.stage and finished and commit.says(finished) for commit in commits):
@@ -374,10 +381,21 @@ class Member:
         for step in self.steps if not more else ():
             step.turn(now=now)
 
+    def _highest_ballot(self) -> int:
+        """The highest number that two mates say they have promised; of voters, if there are any."""
+        voters = self.view.voters
+        said = sorted(
+            seen.keeper.number
+            for peer, seen in self.view.mates()
+            if seen.keeper is not None and (peer in voters or not voters)
+        )
+        return said[-2] if len(said) > 1 else 0
+
     def _receive(self, peer: PeerId, message: StepControl, now: float) -> None:
         """What cannot be true in this run is dropped (`gate`); only replicas of my stage have a say in it."""
         about = None if isinstance(message, Heartbeat | Committed) else self.step(message.stamp.step)
-        reason = refusal(peer, message, self.shape, about.promised if about is not None else None)
+        promised = about.promised if about is not None else None
+        reason = refusal(peer, message, self.shape, promised, self._highest_ballot)
         if reason is None and isinstance(message, StagePlan) and message.attempt is not None and about is not None:
             reason = about.late_refusal(message.attempt) if message.stamp == about.stamp else None
         if reason is not None:

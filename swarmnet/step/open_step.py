@@ -156,7 +156,7 @@ class OpenStep:
         self._unheld_since = math.inf  # since when no live replica is known to hold the committed aggregate
         self._is_lost = False
         self._refused: set[PeerId] = set()  # peers whose ballot I did not promise
-        self._told_mine: set[PeerId] = set()  # voters that told me of a ballot of mine of before
+        self._told_mine: set[PeerId] = set()  # peers that told me of a ballot of mine of before
         self._fed = False  # has work of this step come here?
         self._revision = 0
         self._reported: MemberState | None = None  # the last whole report to the promised leader
@@ -321,10 +321,9 @@ class OpenStep:
         elif self.promised is None or message.ballot > self.promised:
             # The reporter promised a higher ballot: a leader under a lower one stops (rule 13). If the ballot is an old
             # one of mine (I have begun this step again since), members wait for me, and I run with the next number.
-            # A voter tells me of such a ballot once: made-up ones would end my term again and again.
+            # Made-up ones would end my term again and again: one from each peer, in steps that I may have begun before.
             mine = message.ballot.peer == self._member.me
-            voters = self._member.view.voters
-            if mine and (peer in self._told_mine or (voters and peer not in voters)):
+            if mine and (peer in self._told_mine or not self._member.begins_again(self.stamp.step)):
                 return
             self._promise(message.ballot, now, told_by=peer)
             if mine and self.promised == message.ballot:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 
 from swarmnet.ids import NO_CHAIN, Ballot, Chain, PeerId
@@ -75,6 +75,8 @@ class View:
         self.late: tuple[PeerId, ...] = ()  # those that I have observed to be late, as my heartbeats say it
         self._neighbours: frozenset[PeerId] = frozenset()  # whom I send heartbeats
         self._given: Collection[PeerId] = ()  # the same as they were given
+        self.contributors: Callable[[int], Set[PeerId]] = lambda stage: frozenset()
+        """Who has contributed to a stage lately, as its commits say."""
         self.voters: Set[PeerId] = frozenset()
         """The replicas of my stage that have contributed to a recent commit; empty: none is known. Identities cost
         nothing, so nothing is concluded from other replicas that are not heard or not reached."""
@@ -265,9 +267,9 @@ class View:
         return frozenset(of for of, voices in said.items() if voices > 1 and voices >= quorum({*live, self.me} - {of}))
 
     def _with_a_say(self, stage: int, *, now: float) -> list[PeerId]:
-        """The live replicas of a stage; in my own, once there are voters, only those: identities cost nothing."""
-        live = self.live(stage, now=now)
-        return [peer for peer in live if peer in self.voters] if self.voters and stage == self.stage else live
+        """The live replicas of a stage; once there are voters, only those: identities cost nothing."""
+        live, voters = self.live(stage, now=now), self.voters if stage == self.stage else self.contributors(stage)
+        return [peer for peer in live if peer in voters] if voters else live
 
     def leaves(self, peer: PeerId) -> bool:
         """Is this replica of my stage (or am I) about to leave?"""

@@ -116,12 +116,12 @@ BAD = [
 
 @pytest.mark.parametrize("message", GOOD, ids=lambda message: type(message).__name__)
 def test_what_the_run_says_passes(message: Control) -> None:
-    assert refusal(KEEPER, message, SHAPE, BALLOT) is None
+    assert refusal(KEEPER, message, SHAPE, BALLOT, lambda: 0) is None
 
 
 @pytest.mark.parametrize("message", BAD, ids=lambda message: type(message).__name__)
 def test_what_cannot_be_true_is_refused(message: Control) -> None:
-    assert refusal(KEEPER, message, SHAPE, BALLOT)
+    assert refusal(KEEPER, message, SHAPE, BALLOT, lambda: 0)
 
 
 @pytest.mark.parametrize(
@@ -130,4 +130,12 @@ def test_what_cannot_be_true_is_refused(message: Control) -> None:
     ids=lambda message: type(message).__name__,
 )
 def test_only_a_keeper_uses_its_ballot(message: Control) -> None:
-    assert refusal(OTHER, message, SHAPE, BALLOT)
+    assert refusal(OTHER, message, SHAPE, BALLOT, lambda: 0)
+
+
+def test_a_ballot_far_ahead_is_heard_if_two_mates_have_promised_such_a_one():
+    """Else those whom a liar has led far ahead and the others would refuse each other for ever."""
+    ahead = Ballot(BALLOT.number + 2000, KEEPER)
+    message = StagePlan(STAMP, ahead)
+    assert refusal(KEEPER, message, SHAPE, BALLOT, lambda: 0)
+    assert refusal(KEEPER, message, SHAPE, BALLOT, lambda: ahead.number - 1) is None

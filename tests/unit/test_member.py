@@ -589,6 +589,15 @@ def test_a_plan_in_somebody_elses_name_is_refused():
     assert table.members["A"].oldest.promised == before and "refused_message" in table.notes()
 
 
+def test_the_highest_ballot_is_one_that_two_mates_have_promised():
+    table = Table("A", "B", "K")
+    member = table.members["A"]
+    for mate, number in (("B", 5000), ("K", 7)):
+        beat = Heartbeat(member.oldest.stamp, 1, True, Ballot(number, PeerId(mate)))
+        table.put([(PeerId(mate), PeerId("A"), beat)])
+    assert member._highest_ballot() == 7
+
+
 def test_nobody_applies_before_every_stage_has_committed():
     table = Table("A", "K", stages=3)
     table.execute("A", 0)
