@@ -143,7 +143,7 @@ class Drift:
         verdict, me = self.verdict, self._view.me
         if verdict is None or self._resting or not self.strays(me):
             return ()
-        order = self._view.keeper_order(self._term_chain, now=now)
+        order = self._order(self._term_chain, now)
         away = sum(not seen.synced and self._view.in_touch(peer, now=now) for peer, seen in self._view.mates())
         strays = frozenset(filter(self.strays, order))
         if me not in may_go(strays, order, away=away):
@@ -163,7 +163,7 @@ class Drift:
         """Mates whose state I should take as this version begins, because my class is not the keeper's."""
         if not self.rules.resync_every:
             return ()
-        order = self._view.keeper_order(term_chain, now=now)
+        order = self._order(term_chain, now)
         classes = {peer: self._numerics(peer) for peer in order}
         if not resyncs(self._view.me, classes, version, self.rules.resync_every):
             return ()
@@ -185,11 +185,17 @@ class Drift:
         """The version at which my weights were last compared with others'."""
         return self.verdict.version if self.verdict is not None else None
 
+    def _order(self, term_chain: Chain, now: float) -> list[PeerId]:
+        """The replicas of my stage in the order of leaders, of which the first is right; once there are voters, only
+        they and I: strangers could outvote the weights of all."""
+        order, voters = self._view.keeper_order(term_chain, now=now), self._view.voters
+        return [peer for peer in order if peer in voters or peer == self._view.me] if voters else order
+
     def _digests(self, mine: Measure, *, now: float) -> tuple[dict[PeerId, bytes], list[PeerId]]:
         """Everybody's digests of that version, and whose are still to come."""
         found: dict[PeerId, bytes] = {}
         waiting: list[PeerId] = []
-        for peer in self._view.keeper_order(self._term_chain, now=now):
+        for peer in self._order(self._term_chain, now):
             measure = self._measure(peer)
             if measure is not None and (measure.version, measure.chain) == (mine.version, mine.chain):
                 found[peer] = measure.digest

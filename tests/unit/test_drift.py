@@ -117,6 +117,15 @@ def test_the_odd_one_of_three_is_named_and_repairs() -> None:
     assert stage.measure() != [] and stage.repair().keys() == {odd}
 
 
+def test_strangers_outvote_no_voter() -> None:
+    stage = Stage([1, 1, 1, 2, 2, 2, 2])
+    for view in stage.views.values():
+        view.voters = frozenset(stage.order[:3])
+    said = stage.measure()
+    assert not {fields["peer"] for fields in said} & set(stage.order[:3])
+    assert not set(stage.repair()) & set(stage.order[:3])
+
+
 def test_where_as_many_have_these_as_those_the_first_in_order_stands() -> None:
     for bits in ([1, 2], [1, 2, 3], [1, 1, 2, 2]):
         stage = Stage(bits)
