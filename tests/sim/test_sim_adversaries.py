@@ -112,7 +112,8 @@ def test_a_leader_whose_round_is_refused_is_left_at_once(name: str) -> None:
 @pytest.mark.parametrize("name", [pytest.param("keeps-idle", marks=pytest.mark.long), "keeps-for-a-ghost"])
 def test_two_honest_members_leave_such_a_keeper_too(name: str) -> None:
     row = strangers.measure(name, honest=2, seconds=LONG_S)
-    assert row.weights_equal and row.named and row.ratio >= SHORT_LEAST and row.longest_s <= 30.0, row
+    assert row.weights_equal and row.ratio >= SHORT_LEAST and row.longest_s <= 30.0, row
+    assert row.named or row.ratio >= 0.95, "what costs next to nothing need not be named"
 
 
 @pytest.mark.parametrize("name", ["never-exchanges", pytest.param("releases", marks=pytest.mark.long)])
