@@ -33,7 +33,7 @@ from swarmnet.step.host import Deferred
 from swarmnet.step.ledger import ClaimBook, Generations
 from swarmnet.step.member import Member
 from swarmnet.step.membership import Membership
-from swarmnet.step.open_step import RoundPart
+from swarmnet.step.open_step import OpenStep, RoundPart
 
 
 def test_a_step_without_faults():
@@ -716,23 +716,24 @@ def test_release_under_a_wrong_generation_frees_nothing():
     assert keeper.ledger.owners[0] == (PeerId("A"), table.members["A"].oldest.claims.generation)
 
 
-def test_a_leader_names_fewer_than_half_of_the_voters_late():
+def summed_by_four() -> tuple[Table, OpenStep, Round]:
+    """Four members with an open round; the step of one of them, and the round."""
     table = Table("A", "B", "C", "K", microbatches=4)
     for index, name in enumerate("ABCK"):
         table.execute(name, index)
     table.work_until_summed()
-    step, current = table.members["A"].oldest, table.members[table.keeper].oldest.leader.round
+    return table, table.members["A"].oldest, table.members[table.keeper].oldest.leader.round
+
+
+def test_a_leader_names_fewer_than_half_of_the_voters_late():
+    _, step, current = summed_by_four()
     assert step.late_refusal(replace(current, late=(PeerId("B"),))) is None
     assert step.late_refusal(replace(current, late=(PeerId("B"), PeerId("C")))) == "names too many peers as late"
 
 
 def test_a_leader_names_the_same_peers_late_in_all_attempts_of_a_step():
     """Else it could commit two aggregates of one step that differ in these names alone: the stage has two chains."""
-    table = Table("A", "B", "C", "K", microbatches=4)
-    for index, name in enumerate("ABCK"):
-        table.execute(name, index)
-    table.work_until_summed()
-    step, current = table.members["A"].oldest, table.members[table.keeper].oldest.leader.round
+    table, step, current = summed_by_four()
     table.finish("A")
     again = replace(current, id=RoundId(current.id.ballot, current.id.number + 1))
     assert step.late_refusal(again) is None
