@@ -9,7 +9,7 @@
     python benchmarks/averaging.py --arithmetic int64,small [--peers 4] [--parameters 10M]
 
 Every peer is a process with one torch thread. Ours goes over the real transport (gRPC, mutual TLS, identities) and does
-all a round of a run does, group forming included: reports, the keeper's round, the butterfly, checks, digest and norm,
+all a round of a run does, group forming included: reports, the leader's round, the butterfly, checks, digest and norm,
 reports of the finished sum, the commit. hivemind matches a group over its DHT and then runs its all-reduce. The whole
 round is from the first member that is ready to the last that may go on; the all-reduce in it is counted apart. gloo's
 all_reduce is the floor: no TLS, no checks, no failures. Turns are interleaved, and a ratio is the median over turns of
@@ -28,7 +28,7 @@ With --links peers stand behind emulated lines (links.py; root), PEERSxMBIT each
 there is plain TCP that carries, between all pairs at once, as many bytes as ours sent.
 
 With --uneven, PEERSxRATIO, and at the end of the default's rows, one of whole simulated peers under the production
-keeper has 1/RATIO of the others' line: what members send in all against the bound, how many of the exchanges that began
+leader has 1/RATIO of the others' line: what members send in all against the bound, how many of the exchanges that began
 came to their end, and a round's time as cut by lines beside evenly cut ones.
 
 With --arithmetic, nothing is sent: CPU time of what one member of a round computes, by the compiled kernels and by the

@@ -1,8 +1,8 @@
-"""Our way of `benchmarks/averaging.py`: an exchange over the real transport, and as much of a keeper as a round needs.
+"""Our way of `benchmarks/averaging.py`: an exchange over the real transport, and as much of a leader as a round needs.
 
-A round as a run has it: every member reports to the keeper that its microbatches are summed; when all have, the keeper
-tells them the round; they exchange, check and digest, and report what they hold; when all hold the same, the keeper
-tells them the `Committed`. That is what group forming is here. When a member's process is gone the keeper opens the
+A round as a run has it: every member reports to the leader that its microbatches are summed; when all have, the leader
+tells them the round; they exchange, check and digest, and report what they hold; when all hold the same, the leader
+tells them the `Committed`. That is what group forming is here. When a member's process is gone the leader opens the
 next round without it.
 """
 
@@ -110,7 +110,7 @@ class Shares:
         return tuple((peer, GENERATION, frozenset({index})) for peer, index in sorted(self.live.items()))
 
 
-class Keeper:
+class Leader:
     """Opens a round when all have reported, another when a member is lost on the way, and commits what all hold."""
 
     def __init__(self, ballot: Ballot, everyone: Sequence[PeerId], tell: Callable[[PeerId, Control], None]) -> None:
@@ -152,7 +152,7 @@ class Keeper:
 
 
 class Member:
-    """The service: an exchange per codec. Rank 0 is the keeper too."""
+    """The service: an exchange per codec. Rank 0 is the leader too."""
 
     def __init__(self, me: PeerId, vector: torch.Tensor, signer: Signer) -> None:
         self.me, self._vector, self._signer = me, vector, signer
@@ -164,13 +164,13 @@ class Member:
         self._codec = ""
         self._told: asyncio.Queue[StagePlan | Committed] = asyncio.Queue()
         self._ballot: Ballot
-        self._keeper: Keeper
+        self._leader: Leader
         self.dies_after_s: float | None = None
 
     def meet(self, everyone: Sequence[PeerId]) -> None:
         """These are the members, by rank."""
         self.everyone, self._ballot = tuple(sorted(everyone)), Ballot(1, everyone[0])
-        self._keeper = Keeper(self._ballot, self.everyone, self._tell)
+        self._leader = Leader(self._ballot, self.everyone, self._tell)
 
     def _tell(self, peer: PeerId, message: Control) -> None:
         if peer == self.me:
@@ -250,9 +250,9 @@ class Member:
     # Service
 
     def on_tell(self, caller: PeerId, message: Control) -> None:
-        """To the keeper, or from it."""
+        """To the leader, or from it."""
         if isinstance(message, MemberState):
-            self._keeper.heard(caller, message)
+            self._leader.heard(caller, message)
         else:
             assert isinstance(message, StagePlan | Committed)
             self._told.put_nowait(message)
@@ -268,6 +268,6 @@ class Member:
         """Everybody can be called here."""
 
     def on_gone(self, peer: PeerId, *, definite: bool) -> None:
-        """The keeper goes on without it."""
+        """The leader goes on without it."""
         if definite and peer != self.me and self.me == self._ballot.peer:
-            self._keeper.gone(peer)
+            self._leader.gone(peer)

@@ -1,6 +1,6 @@
 """What `averaging.py --uneven` measures: rounds of whole simulated peers, one of them behind a narrower line.
 
-Peers, step machines, keeper and exchanges are production's; lines, time and arithmetic are the simulator's, so that
+Peers, step machines, leader and exchanges are production's; lines, time and arithmetic are the simulator's, so that
 minutes of traffic cost seconds. Every sum of a run counts: those that were left before their end, too.
 """
 
@@ -63,7 +63,7 @@ def measure_uneven(peers: int, ratio: int, parameters: int) -> Found:
 
 
 def _median_s(swarm: Swarm, steps: list[int]) -> float | None:
-    """Seconds from the first keeper's round to the last member's commit, the median of these steps; None: of none."""
+    """Seconds from the first leader's round to the last member's commit, the median of these steps; None: of none."""
     took = []
     for step in steps:
         began = min(

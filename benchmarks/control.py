@@ -1,4 +1,4 @@
-"""What the control plane of one stage costs: its keeper's CPU, everybody's messages, one tick's heartbeats.
+"""What the control plane of one stage costs: its leader's CPU, everybody's messages, one tick's heartbeats.
 
     python benchmarks/control.py [--json FILE]                            ten sizes up to 1000 x 10,000: five minutes
     python benchmarks/control.py --replicas 32 --microbatches 2048        one row
@@ -9,15 +9,15 @@ exchanged, and at the end everybody acks, commits and applies. What is said betw
 production wire writes it; votes are signed and checked as peers do. Beside it quiet heartbeats are measured, in which
 nothing is claimed: a step of a minute has as many of them as are left of its 120.
 
-claims_per_s: claims that the keeper's process handles per second of CPU, with the reading of each and the writing of
-its answer. report_ms: CPU of one report there, with its reading. keeper_cpu: CPU seconds of the keeper's process in a
-step of a minute: machine, and reading and writing of messages, but not the network below. keeper_share: of one core.
-bytes_per_peer: what a peer sends in that step, on average. keeper_sends, keeper_hears: bytes of the keeper.
+claims_per_s: claims that the leader's process handles per second of CPU, with the reading of each and the writing of
+its answer. report_ms: CPU of one report there, with its reading. leader_cpu: CPU seconds of the leader's process in a
+step of a minute: machine, and reading and writing of messages, but not the network below. leader_share: of one core.
+bytes_per_peer: what a peer sends in that step, on average. leader_sends, leader_hears: bytes of the leader.
 heartbeat_ms: CPU of one tick's heartbeats, built and written, as the median of several; heartbeat_share: of one core.
 messages: what all members send in the measured step of 24 heartbeats, without heartbeats; by_kind: of which kind.
 round_bytes, certificate_bytes, quiet_report_bytes: one such message.
 
-exponents: n in cost ~ size^n of bytes_per_peer and keeper_cpu, fitted by least squares over the rows that share the
+exponents: n in cost ~ size^n of bytes_per_peer and leader_cpu, fitted by least squares over the rows that share the
 largest M (in R), or an R with several M (in M).
 """
 
@@ -119,7 +119,7 @@ class Stage:
         self.settle()
 
     @property
-    def keeper(self) -> PeerId:
+    def leader(self) -> PeerId:
         """Who keeps, if exactly one does."""
         (name,) = [name for name, member in self.members.items() if member.oldest.leader is not None]
         return name
@@ -136,7 +136,7 @@ class Stage:
         ):
             counted.clear()
         self.shortest.clear()
-        self._spent = self.keeper
+        self._spent = self.leader
 
     def step(self, microbatches: int) -> None:
         """One step, from its first claim to the last apply."""
@@ -161,7 +161,7 @@ class Stage:
         self.settle()
 
     def settle(self) -> None:
-        """Deliver what is on the wire, and what that causes. A keeper looks at everybody when its turn has ended."""
+        """Deliver what is on the wire, and what that causes. A leader looks at everybody when its turn has ended."""
         while self.wire:
             came, self.wire = self.wire, deque()
             last = {receiver: place for place, (_, receiver, _) in enumerate(came)}
@@ -265,30 +265,30 @@ class Stage:
 def measure(replicas: int, microbatches: int) -> Found:
     """One row."""
     stage = Stage(replicas, microbatches)
-    stage.step(microbatches)  # the first keeper's term begins, and caches fill
-    keeper, beat_s = stage.keeper, stage.timers.beat_s
+    stage.step(microbatches)  # the first leader's term begins, and caches fill
+    leader, beat_s = stage.leader, stage.timers.beat_s
     stage.tick()  # the next step's begins, and all report
     stage.forget()
     for _ in range(QUIET_TICKS):
         stage.tick()
     left = (round(STEP_S / beat_s) - TICKS) / QUIET_TICKS
-    quiet_cpu, quiet_bytes = stage.cpu_s[keeper].total(), stage.sent.total()
-    quiet_sent, quiet_received = stage.sent[keeper], stage.received[keeper]
+    quiet_cpu, quiet_bytes = stage.cpu_s[leader].total(), stage.sent.total()
+    quiet_sent, quiet_received = stage.sent[leader], stage.received[leader]
     quiet_report = stage.shortest["MemberState"]
     stage.forget()
     stage.step(microbatches)
-    spent, heard = stage.cpu_s[keeper], stage.calls[keeper]
-    cpu_s, beating_s = spent.total() + left * quiet_cpu, heartbeat_s(stage, keeper)
+    spent, heard = stage.cpu_s[leader], stage.calls[leader]
+    cpu_s, beating_s = spent.total() + left * quiet_cpu, heartbeat_s(stage, leader)
     return {
         "replicas": replicas,
         "microbatches": microbatches,
         "claims_per_s": round(heard["claim"] / (spent["claim"] + spent["write answer"])),
         "report_ms": round(1000 * spent["MemberState"] / heard["MemberState"], 3),
-        "keeper_cpu": round(cpu_s, 4),
-        "keeper_share": round(cpu_s / STEP_S, 4),
+        "leader_cpu": round(cpu_s, 4),
+        "leader_share": round(cpu_s / STEP_S, 4),
         "bytes_per_peer": round((stage.sent.total() + left * quiet_bytes) / replicas),
-        "keeper_sends": round(stage.sent[keeper] + left * quiet_sent),
-        "keeper_hears": round(stage.received[keeper] + left * quiet_received),
+        "leader_sends": round(stage.sent[leader] + left * quiet_sent),
+        "leader_hears": round(stage.received[leader] + left * quiet_received),
         "heartbeat_ms": round(1000 * beating_s, 3),
         "heartbeat_share": round(beating_s / beat_s, 4),
         "messages": stage.messages.total() - stage.messages["Heartbeat"],
@@ -303,9 +303,9 @@ def show(row: Found) -> None:
     """One line."""
     print(
         f"R {row['replicas']:4} M {row['microbatches']:5}: {row['claims_per_s']:6} claims/s, "
-        f"{row['report_ms']:.2f} ms a report; a step a minute: keeper {row['keeper_cpu']:.2f} s of CPU "
-        f"({100 * row['keeper_share']:.1f} %), hears {row['keeper_hears'] / 1e6:.2f} MB, sends "
-        f"{row['keeper_sends'] / 1e6:.2f} MB, a peer sends {row['bytes_per_peer'] / 1e3:.0f} kB; "
+        f"{row['report_ms']:.2f} ms a report; a step a minute: leader {row['leader_cpu']:.2f} s of CPU "
+        f"({100 * row['leader_share']:.1f} %), hears {row['leader_hears'] / 1e6:.2f} MB, sends "
+        f"{row['leader_sends'] / 1e6:.2f} MB, a peer sends {row['bytes_per_peer'] / 1e3:.0f} kB; "
         f"{row['messages']} messages in the step; heartbeats "
         f"{row['heartbeat_ms']:.2f} ms a tick ({100 * row['heartbeat_share']:.1f} %); a round {row['round_bytes']} B, "
         f"a certificate {row['certificate_bytes']} B, a report without news {row['quiet_report_bytes']} B",
@@ -324,7 +324,7 @@ def exponents(rows: list[Found]) -> Found:
             sizes = [math.log(row[size]) for row in some]
             found[size] = {fixed: most} | {
                 cost: round(statistics.linear_regression(sizes, [math.log(row[cost]) for row in some]).slope, 2)
-                for cost in ("bytes_per_peer", "keeper_cpu")
+                for cost in ("bytes_per_peer", "leader_cpu")
             }
     return found
 
@@ -391,7 +391,7 @@ def main() -> None:
     print(f"[{time.monotonic() - began:4.0f} s] done", file=sys.stderr, flush=True)
     found = exponents(rows)
     for size, of in found.items():
-        print(f"with {size}: bytes a peer sends ~ n^{of['bytes_per_peer']}, keeper's CPU ~ n^{of['keeper_cpu']}")
+        print(f"with {size}: bytes a peer sends ~ n^{of['bytes_per_peer']}, leader's CPU ~ n^{of['leader_cpu']}")
     if args.json:
         args.json.write_text(json.dumps({"rows": rows, "exponents": found}, indent=2) + "\n")
 

@@ -83,10 +83,10 @@ def links(stages: dict[int, frozenset[PeerId]]) -> dict[PeerId, set[PeerId]]:
     found: dict[PeerId, set[PeerId]] = {peer: set() for names in stages.values() for peer in names}
     for stage, names in stages.items():
         near = {at: others for at, others in stages.items() if abs(at - stage) <= 1}
-        keeper = min(counting[stage])
+        leader = min(counting[stage])
         for peer in names:
             graph = Graph(peer, stage)
-            graph.choose(near, counting, names, keeper=keeper)
+            graph.choose(near, counting, names, leader=leader)
             for other in graph.chosen:
                 found[peer].add(other)
                 found[other].add(peer)
@@ -103,14 +103,14 @@ def chain_of(version: int) -> Chain:
     return Chain(random_bytes("chain", version).hex())
 
 
-def beat(keeper: PeerId, version: int, known: int) -> Heartbeat:
+def beat(leader: PeerId, version: int, known: int) -> Heartbeat:
     """A heartbeat of who knows so many stages' commits."""
     stamp, said = Stamp(version, 50, chain_of(version)), random_bytes(version, known)[:16] if known else b""
     return Heartbeat(
         stamp,
         1 << 61,
         True,
-        Ballot(0, keeper),
+        Ballot(0, leader),
         numerics="cpu AVX512/torch-2.13.0/1/fp32",
         before=chain_of(version - 1),
         known=bits_of(range(known)),
@@ -118,11 +118,11 @@ def beat(keeper: PeerId, version: int, known: int) -> Heartbeat:
     )
 
 
-def beats(keeper: PeerId, version: int, every_s: float, sizes: Sizes) -> list[Heartbeat]:
+def beats(leader: PeerId, version: int, every_s: float, sizes: Sizes) -> list[Heartbeat]:
     """Those of one step on one link."""
     due, ticks = round(sizes.step_s / every_s), sizes.news
-    news = [beat(keeper, version, sizes.stages * tick // ticks) for tick in range(1, ticks + 1)]
-    return [*[beat(keeper, version, 0)] * due, *(news if every_s > 1.0 else [])]
+    news = [beat(leader, version, sizes.stages * tick // ticks) for tick in range(1, ticks + 1)]
+    return [*[beat(leader, version, 0)] * due, *(news if every_s > 1.0 else [])]
 
 
 def packed_bytes(steps: Sequence[Sequence[Control]]) -> int:
@@ -133,9 +133,9 @@ def packed_bytes(steps: Sequence[Sequence[Control]]) -> int:
     return last
 
 
-def report_bytes(keeper: PeerId, step_s: float) -> int:
+def report_bytes(leader: PeerId, step_s: float) -> int:
     """Of a step's states of one member, and of the leader's plans, which say no more than their term."""
-    ballot, ticks = Ballot(0, keeper), round(step_s / Timers().beat_s)
+    ballot, ticks = Ballot(0, leader), round(step_s / Timers().beat_s)
     steps: list[list[Control]] = []
     plans: list[list[Control]] = []
     for step in (1000, 1001):
@@ -187,23 +187,23 @@ def measure(sizes: Sizes) -> Found:
     stages = {stage: named(stage, replicas) for stage in range(3)}
     found, timers = links(stages), Timers()
     middle = {peer: len(found[peer]) for peer in stages[1]}
-    keeper = max(middle, key=lambda peer: middle[peer])
+    leader = max(middle, key=lambda peer: middle[peer])
     large = replicas > 24
     every_s = STRETCH * timers.suspect_s if large else timers.beat_s
-    each, whole = statistics.mean(middle.values()), len(write_control(beat(keeper, 1000, 0)))
-    on_link = packed_bytes([beats(keeper, version, every_s, sizes) for version in (1000, 1001)]) / step_s
+    each, whole = statistics.mean(middle.values()), len(write_control(beat(leader, 1000, 0)))
+    on_link = packed_bytes([beats(leader, version, every_s, sizes) for version in (1000, 1001)]) / step_s
     # Who reports does so between two heartbeats; a ping goes with both.
     pinged = each * (1 / every_s + (sizes.news / step_s if large else 0.0)) + (2 / timers.beat_s if large else 0.0)
     ping = len(Deflater()(write_control(Ping(bytes(range(NONCE_BYTES)))))) + len(write_answer(Pong(bytes(NONCE_BYTES))))
-    asking = sizes.news * len(Deflater()(write_control(beat(keeper, 1000, sizes.stages // 2))))
+    asking = sizes.news * len(Deflater()(write_control(beat(leader, 1000, sizes.stages // 2))))
     row: Found = {
         "replicas": replicas,
         "neighbours": round(each, 1),
         "most": sorted(middle.values())[-2],
-        "keeper": middle[keeper],
+        "leader": middle[leader],
         "heartbeats": round(each * on_link),
         "all_to_all": round((3 * replicas - 1) * whole / timers.beat_s),
-        "reports": round(report_bytes(keeper, step_s) / step_s),
+        "reports": round(report_bytes(leader, step_s) / step_s),
         "pings": round(pinged * ping),
         "dht": round(statistics.mean(map(read_bytes_per_s, stages.values()))),
         "commits": round((sizes.stages * commit_bytes(stages[1]) + asking) / step_s),
@@ -223,7 +223,7 @@ def main() -> None:
         rows.append(row := {"stages": sizes.stages, "step_s": sizes.step_s} | measure(sizes))
         print(
             f"R {sizes.replicas:4}, {sizes.stages:3} stages, {sizes.step_s:2.0f} s: {row['neighbours']:4} neighbours "
-            f"(at most {row['most']}, the keeper {row['keeper']}); B/s: heartbeats {row['heartbeats']:5} "
+            f"(at most {row['most']}, the leader {row['leader']}); B/s: heartbeats {row['heartbeats']:5} "
             f"(all to all {row['all_to_all']:7}), reports {row['reports']:3}, pings {row['pings']:4}, "
             f"records {row['dht']:4}, commits {row['commits']:4}; all {row['all']:4}",
             flush=True,

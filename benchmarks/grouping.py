@@ -12,7 +12,7 @@ turns, which is no random partition: without absentees two rounds give the exact
 
 Traffic. Members at sites of equal size, a millisecond from each other inside one and fifty between two. Printed is what
 a member receives in a round, in vectors, what of that comes from another site, and from how many members it comes: in
-one group of all, and in a grid that the keeper has arranged by what members report of their distances.
+one group of all, and in a grid that the leader has arranged by what members report of their distances.
 """
 
 from __future__ import annotations

@@ -223,7 +223,7 @@ class Lie(Guise):
     def _note(self, message: Control) -> None:
         if isinstance(message, StagePlan) and message.attempt is not None:
             self.attempt = message.attempt
-        ballot = message.keeper if isinstance(message, Heartbeat) else getattr(message, "ballot", None)
+        ballot = message.leader if isinstance(message, Heartbeat) else getattr(message, "ballot", None)
         if ballot is not None and (self.stamp_of(message).step > self._at or ballot > self.ballot):
             self.ballot, self._at = ballot, self.stamp_of(message).step
 
@@ -580,7 +580,7 @@ class ReachesNobody(Lie):
         return (replace(message, unreached=tuple(sorted(named))),)
 
 
-# ---------------------------------------------------------------- keepers
+# ---------------------------------------------------------------- leaders
 
 
 @lie
@@ -619,14 +619,14 @@ class NeverKeeps(Lie):
     """does not keep when its turn comes"""
 
     def tells(self, to: PeerId, message: Control) -> Iterable[Control]:
-        if isinstance(message, Heartbeat) and message.keeper is not None and message.keeper.peer == self.me:
-            return (replace(message, keeper=None),)
+        if isinstance(message, Heartbeat) and message.leader is not None and message.leader.peer == self.me:
+            return (replace(message, leader=None),)
         return () if isinstance(message, StagePlan | Committed) else (message,)
 
 
 @lie
 class LeavesOut(Lie):
-    """as a keeper opens rounds without what one member has counted"""
+    """as a leader opens rounds without what one member has counted"""
 
     def tells(self, to: PeerId, message: Control) -> Iterable[Control]:
         if isinstance(message, StagePlan) and message.attempt is not None:
@@ -639,7 +639,7 @@ class LeavesOut(Lie):
 
 @lie
 class KeepsAndEvicts(Lie):
-    """as a keeper voids whoever asks to count something"""
+    """as a leader voids whoever asks to count something"""
 
     def tells(self, to: PeerId, message: Control) -> Iterable[Control]:
         if isinstance(message, StagePlan) and message.assigned:
@@ -649,7 +649,7 @@ class KeepsAndEvicts(Lie):
 
 @lie
 class KeepsForAGhost(Lie):
-    """as a keeper says that everything is owned by somebody who does not exist"""
+    """as a leader says that everything is owned by somebody who does not exist"""
 
     def tells(self, to: PeerId, message: Control) -> Iterable[Control]:
         if isinstance(message, StagePlan) and message.assigned:
@@ -659,7 +659,7 @@ class KeepsForAGhost(Lie):
 
 @lie
 class TwoRounds(Lie):
-    """as a keeper opens a round of one id with each member apart"""
+    """as a leader opens a round of one id with each member apart"""
 
     def tells(self, to: PeerId, message: Control) -> Iterable[Control]:
         if not isinstance(message, StagePlan) or message.attempt is None:
@@ -721,7 +721,7 @@ class RefusesEveryLate(Lie):
 
 @lie
 class KeepsTheCommit(Lie):
-    """as a keeper tells nobody the commit, and nothing of it in heartbeats"""
+    """as a leader tells nobody the commit, and nothing of it in heartbeats"""
 
     def tells(self, to: PeerId, message: Control) -> Iterable[Control]:
         if isinstance(message, Heartbeat):
@@ -1061,7 +1061,7 @@ class Bare(Lie):
         """A heartbeat as any replica of the stage sends it, made from one that was sent here or to a mate."""
         node = next(node for node in self.swarm.honest if STAGE in node.stages)
         heartbeat = node.peer.replicas[STAGE].member.heartbeat(self.me)
-        self.tell(self.everybody, replace(heartbeat, incarnation=7, keeper=None, commits=(), last_commits=()))
+        self.tell(self.everybody, replace(heartbeat, incarnation=7, leader=None, commits=(), last_commits=()))
 
 
 @lie

@@ -1,6 +1,6 @@
 """The identifiers everything else is written in. Standard library only.
 
-A *generation* fences a replica's accumulator (docs/protocol.md, rule 11), a *ballot* fences a keeper (rule 13), a
+A *generation* fences a replica's accumulator (docs/protocol.md, rule 11), a *ballot* fences a leader (rule 13), a
 *round id* names one attempt to sum a stage's accumulators.
 """
 
@@ -56,7 +56,7 @@ class Signer(Protocol):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Ballot:
-    """A keeper's claim to be the keeper: the higher one wins, compared by number, then by peer id."""
+    """A replica's claim to lead: the higher one wins, compared by number, then by peer id."""
 
     number: Number
     peer: PeerId
@@ -64,7 +64,7 @@ class Ballot:
 
 @dataclass(frozen=True, slots=True, order=True)
 class RoundId:
-    """One attempt to sum a stage's accumulators. A keeper opens it under one ballot and never uses a number twice.
+    """One attempt to sum a stage's accumulators. A leader opens it under one ballot and never uses a number twice.
 
     A process numbers its rounds in ascending order.
     """

@@ -361,7 +361,7 @@ class Heartbeat:
     stamp: Stamp
     incarnation: Incarnation
     synced: bool
-    keeper: Ballot | None
+    leader: Ballot | None
     """The ballot that I follow in the open step, or followed in the last one."""
     commits: Commits = ()
     """Commits of step `stamp.step` (= my version) that the receiver has asked for."""
@@ -529,7 +529,7 @@ class Round:
     receivers: Members
     """Everybody who must end up holding the sum."""
     holders: Members
-    """The peers that hold the finished sum. A keeper always sends (): only a replica's order to itself names some."""
+    """The peers that hold the finished sum. A leader always sends (): only a replica's order to itself names some."""
     voided: Indexes = NONE
     bandwidths: Annotated[tuple[Annotated[int, Between(1, MAX_BYTES_PER_S)], ...], Entries(MAX_MEMBERS, "members")] = ()
     """Bytes per second of each receiver, by which the vector is cut in parts; (): it is cut evenly."""
@@ -537,7 +537,7 @@ class Round:
     """How many of the receivers, in their order, stand in each row of a grid (`averaging.grid`); (): all are one
     group."""
     notice: Notice = ""
-    """The notice that begins at this step, if the keeper knows one: the commit will name it."""
+    """The notice that begins at this step, if the leader knows one: the commit will name it."""
     late: LatePeers = ()
     """Peers that were late in this step or the last ones, as the leader saw it: the commit will name them."""
 
@@ -603,7 +603,7 @@ def _voided_but_contributed(of: Finished | Round) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A commit, pushed by the keeper to its members and to the other stages (rule 16)."""
+    """A commit, pushed by the leader to its members and to the other stages (rule 16)."""
 
     commit: Commit
     restart: Restart = NO_RESTART
@@ -906,7 +906,7 @@ class StateHeader:
     before: Chain
     """The chain of one version earlier; of version 0, its own."""
     term_chain: Chain
-    """The chain at the start of the keeper's term."""
+    """The chain at the start of the leader's term."""
     restart: Restart = NO_RESTART
     """What the state descends from."""
     notices: Annotated[tuple[Notice, ...], Entries(MAX_NOTICES)] = ()

@@ -247,7 +247,7 @@ class Butterfly:
 
     @contextlib.contextmanager
     def noted(self, peer: PeerId | None = None) -> Iterator[None]:
-        """A refusal inside blames that member, or the one that it names: the next report tells the keeper."""
+        """A refusal inside blames that member, or the one that it names: the next report tells the leader."""
         try:
             yield
         except (BadMessage, Refused) as error:

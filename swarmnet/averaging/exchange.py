@@ -135,7 +135,7 @@ class Exchange:
         losses: of the indexes in my accumulator, which must not change meanwhile. work_root: of my works, which is
         pledged.
         """
-        # Its keeper knows who lied. Others look at what I contributed until it opens another round.
+        # Its leader knows who lied. Others look at what I contributed until it opens another round.
         if self._refuted == (current.stamp, current.id):
             raise Refused(RejectCode.MALFORMED, "the sum of this round was refuted")
         self.close()

@@ -6,7 +6,7 @@ and all others draw the same vector by the sum's digest, and every contributor s
 contribution with that vector. The products must add up to the sum's own (`sums.linear`). Then nobody has put anything
 into the sum but contributions, whatever the reducers are.
 
-If something does not fit, each member finds out who lied, and complains of it to the keeper (`averaging.watch`):
+If something does not fit, each member finds out who lied, and complains of it to the leader (`averaging.watch`):
 
 | what does not fit | who lied |
 |---|---|
@@ -259,7 +259,7 @@ class RoundCheck:
                 raise Refused(RejectCode.NOT_READY, "that round was abandoned")
             words = current.stamp, current.id, digest, self._shares, self._me, product, self._work_root
             said = Pledge(*words, incarnation=life)
-            # A keeper that opens a round twice, with other contributions, would have me convict myself.
+            # A leader that opens a round twice, with other contributions, would have me convict myself.
             if len(self._said) >= _MOST_SAID or self._said.setdefault((current.id, digest), said) != said:
                 raise Refused(RejectCode.NOT_READY, "something else was pledged in a round of that number")
             self._mine[digest] = replace(said, signature=self._signer.sign(statement(said)))

@@ -298,7 +298,7 @@ class Watch:
         self._refused.add(peer)
 
     def trouble(self, *, now: float) -> Trouble | None:
-        """What the keeper should know, or None."""
+        """What the leader should know, or None."""
         if self._round is None:
             return None
         found: dict[bool, dict[PeerId, float]] = {True: {}, False: {}}

@@ -192,7 +192,7 @@ async def _spread(word: OwnersWord, bootstrap: tuple[str, ...]) -> bool:
 
 
 _LEAD, _LEAD_S = 20, 30.0
-"""Steps ahead of where the run is, and seconds at least: by then every keeper has heard of a notice."""
+"""Steps ahead of where the run is, and seconds at least: by then every leader has heard of a notice."""
 
 
 @click.command("extend", context_settings=SETTINGS)

@@ -360,7 +360,7 @@ class Averaging(Table):
         5, '"centered_clip": steps from the last mean towards the new one'
     )
     drift_every: Count = says(100, "steps between looks at whether replicas hold equal weights; 0: never")
-    resync_every: Count = says(100, "steps after which replicas that round otherwise take the keeper's state; 0: never")
+    resync_every: Count = says(100, "steps after which replicas that round otherwise take the leader's state; 0: never")
     partners: Literal["all", "pairs", "groups"] = says(
         "all", '"local": whose mean an outer step is: "all" (DiLoCo), "pairs" (NoLoCo) or "groups"'
     )

@@ -62,7 +62,7 @@ class PipelineLimits:
 
     slots: microbatches in flight, for each open step; `PipelineContext.depth` may change it. running_s: pause between
     signs of life to callers, and the wait of a call for a later step. wait_s: how long finished work waits for the
-    keeper's word before its stash is dropped. memo_bytes: of the memo, for each open step.
+    leader's word before its stash is dropped. memo_bytes: of the memo, for each open step.
     """
 
     slots: int

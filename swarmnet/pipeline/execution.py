@@ -139,7 +139,7 @@ class Execution:
             self.steps[step].voided()
 
     def order(self, step: int, index: int) -> None:
-        """The keeper wants (step, index) executed here (rule 8)."""
+        """The leader wants (step, index) executed here (rule 8)."""
         if step in self.steps:
             self.steps[step].order(index)
 

@@ -48,7 +48,7 @@ Outcome = Gradient | MovedTo | Busy | SwarmError
 
 @dataclass(slots=True, eq=False)
 class MicrobatchTask:
-    """One microbatch at work. input and outcome are set once; voids and owner follow the keeper's word.
+    """One microbatch at work. input and outcome are set once; voids and owner follow the leader's word.
 
     voids: the void counter of the grant, if this replica counts it. owner: the replica that counts it, if another does.
     patient: ask who owns it before computing (a repair's call). hedged: compute it whoever owns it, because a caller
@@ -184,12 +184,12 @@ class StepTasks:
                 self._claims.claim(self.step, task.index)
 
     def order(self, index: int) -> None:
-        """The keeper wants `index` executed here (rule 8)."""
+        """The leader wants `index` executed here (rule 8)."""
         task = self.by_index.get(index)
         if task is None:
             self._start(index, patient=True)  # a caller may have brought it to another replica meanwhile
             self._claims.claim(self.step, index)
-        # The keeper's order is newer than the owner that I know of.
+        # The leader's order is newer than the owner that I know of.
         elif task.owner is not None:
             self._owners.pop(index, None)  # that owner is gone
             task.undecided()
@@ -460,7 +460,7 @@ class StepTasks:
         """The gradient of this stage's output: for ordered work a memoised one, if there is; else by a call."""
         context = self._context
         assert context.caller is not None
-        # Nobody uploaded or waited for it: the keeper ordered it (or every caller left), so the rest may be done
+        # Nobody uploaded or waited for it: the leader ordered it (or every caller left), so the rest may be done
         # already.
         ordered = not task.waiting and task.starved
         if ordered:
@@ -478,7 +478,7 @@ class StepTasks:
             raise
 
     async def _count(self, task: MicrobatchTask, stash: Stash, answer: Gradient, mine: Gradient) -> None:
-        """The weight pass, once granted (rule 5). Without the keeper's word the stash is dropped after a while."""
+        """The weight pass, once granted (rule 5). Without the leader's word the stash is dropped after a while."""
         answered_compute_s, answered = stash.compute_s, asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(self._limits.wait_s):

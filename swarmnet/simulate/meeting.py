@@ -1,8 +1,8 @@
 """Rounds of a simulation of many peers: members meet, and all have the sum after the time that it would take.
 
 Between 100 members a butterfly is hundreds of streams; here it is one sum. Who is in a round, when it opens and what
-becomes of it the step machines decide as ever. A member that does not come holds the others up until its keeper leaves
-it out; nobody can tell the keeper who it is (`averaging.watch` sees no streams).
+becomes of it the step machines decide as ever. A member that does not come holds the others up until its leader leaves
+it out; nobody can tell the leader who it is (`averaging.watch` sees no streams).
 """
 
 from __future__ import annotations

@@ -588,9 +588,9 @@ def _name(peer: Node | PeerId) -> PeerId:
 
 
 def standing(replica: Replica) -> str:
-    """Where the replica stands in its step, and its keeper if it is one."""
+    """Where the replica stands in its step, and its leader if it is one."""
     member, pipeline = replica.member, replica.execution
-    account, part, keeper = member.oldest.claims, member.oldest.part, member.oldest.leader
+    account, part, leader = member.oldest.claims, member.oldest.part, member.oldest.leader
     works = {step: sorted(tasks.by_index) for step, tasks in pipeline.steps.items()}
     line = (
         f"stage {member.stage} v{member.version} synced={member.synced} promised={member.oldest.promised} "
@@ -599,9 +599,9 @@ def standing(replica: Replica) -> str:
         f"R={part.finished and part.finished.id} commits={[commit.stage for commit in member.oldest.barrier.known]} "
         f"applying={member.oldest.applying} works={works} queue={pipeline.queue}"
     )
-    if keeper is None:
+    if leader is None:
         return line
     return (
-        f"{line} keeper(members={sorted(keeper.members)} owners={keeper.ledger.owners} acks={sorted(keeper.acks)} "
-        f"commit={keeper.commit is not None})"
+        f"{line} leader(members={sorted(leader.members)} owners={leader.ledger.owners} acks={sorted(leader.acks)} "
+        f"commit={leader.commit is not None})"
     )

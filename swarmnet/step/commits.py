@@ -27,7 +27,7 @@ _MOST_ROLLS = 4
 
 
 def ack_of(finished: Finished) -> Ack:
-    """What its holder tells the keeper of that sum."""
+    """What its holder tells the leader of that sum."""
     return Ack(
         finished.id,
         finished.digest,
@@ -65,7 +65,7 @@ def statement(commit: Commit, restart: Restart) -> bytes:
 def evidence(commits: Iterable[Commit]) -> bytes:
     """Hash of what the next step depends on: the sums, counts, notices and late peers, not who made the sums.
 
-    Round ids stay out, so two keepers that committed the same sum leave the same chain behind.
+    Round ids stay out, so two leaders that committed the same sum leave the same chain behind.
     """
     digest = hashlib.sha256()
     for commit in sorted(commits, key=lambda c: c.stage):

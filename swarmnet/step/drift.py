@@ -5,8 +5,8 @@ weights of the same sum. With exact sums that is nearly everybody, on whatever d
 
 | replicas | what stands | who takes another's state |
 |---|---|---|
-| of the keeper's class | the bits that most have; in a tie those of the first in the order of keepers | the others |
-| of another class | nothing: they differ by rounding | each, every `resync_every` versions, in turns, the keeper's |
+| of the leader's class | the bits that most have; in a tie those of the first in the order of leaders | the others |
+| of another class | nothing: they differ by rounding | each, every `resync_every` versions, in turns, the leader's |
 
 Everybody judges by measures of one version and one chain, and decides for itself alone. At most as many as may be away
 at a time go, the last in that same order, so all come to the same without a word. A measure is a digest: it tells equal
@@ -36,7 +36,7 @@ class DriftRules:
     every: int = 0
     """Versions between two measures, 0 for never."""
     resync_every: int = 0
-    """Versions after which other classes take the keeper's state, 0 for never."""
+    """Versions after which other classes take the leader's state, 0 for never."""
 
     def due(self, version: int, *, last: int = -1) -> bool:
         """Is this version, which has just begun, to be measured? last: the run's last version, always measured."""
@@ -53,7 +53,7 @@ class DriftVerdict:
 
     version: int
     first: PeerId
-    """The first in the order of keepers that is not off."""
+    """The first in the order of leaders that is not off."""
     judged: frozenset[PeerId]
     """The replicas whose measures were compared."""
     strays: frozenset[PeerId]
@@ -64,9 +64,9 @@ def judge(digests: Mapping[PeerId, bytes], classes: Mapping[PeerId, str], *, unh
     """Who is off, by measures of one version.
 
     Args:
-        digests: of everybody who has measured, in the order of keepers; at least one.
+        digests: of everybody who has measured, in the order of leaders; at least one.
         classes: of their weights.
-        unheard: how many of the keeper's class have not measured it yet.
+        unheard: how many of the leader's class have not measured it yet.
     """
     kept = classes[next(iter(digests))]
     members = {peer: digest for peer, digest in digests.items() if classes[peer] == kept}
@@ -86,7 +86,7 @@ def may_go(strays: frozenset[PeerId], order: Sequence[PeerId], *, away: int) -> 
 
 
 def resyncs(me: PeerId, classes: Mapping[PeerId, str], version: int, every: int) -> bool:
-    """Is it my turn to take the keeper's state? classes: numerics of everybody with state, in the order of keepers.
+    """Is it my turn to take the leader's state? classes: numerics of everybody with state, in the order of leaders.
 
     Where many are of other classes they take turns, version after version, so that most have state at any time.
     """
@@ -113,7 +113,7 @@ class Drift:
         self.mine = self.verdict = None
 
     def measured(self, measure: Measure, term_chain: Chain, *, now: float) -> None:
-        """The newest measure of my weights. term_chain: at that version, so that all have one order of keepers."""
+        """The newest measure of my weights. term_chain: at that version, so that all have one order of leaders."""
         self.mine, self._measured_at, self._term_chain = measure, now, term_chain
         self._resting = self._rests > 0
         self._rests = max(self._rests - 1, 0)
@@ -160,7 +160,7 @@ class Drift:
         self._repairs += 1
 
     def class_donors(self, version: int, term_chain: Chain, *, now: float) -> tuple[PeerId, ...]:
-        """Mates whose state I should take as this version begins, because my class is not the keeper's."""
+        """Mates whose state I should take as this version begins, because my class is not the leader's."""
         if not self.rules.resync_every:
             return ()
         order = self._order(term_chain, now)
@@ -188,7 +188,7 @@ class Drift:
     def _order(self, term_chain: Chain, now: float) -> list[PeerId]:
         """The replicas of my stage in the order of leaders, of which the first is right; once there are voters, only
         they and I: strangers could outvote the weights of all."""
-        order, voters = self._view.keeper_order(term_chain, now=now), self._view.voters
+        order, voters = self._view.leader_order(term_chain, now=now), self._view.voters
         return [peer for peer in order if peer in voters or peer == self._view.me] if voters else order
 
     def _digests(self, mine: Measure, *, now: float) -> tuple[dict[PeerId, bytes], list[PeerId]]:

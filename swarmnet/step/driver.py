@@ -97,7 +97,7 @@ class StepDriver:
 
     def receive(self, peer: PeerId, message: StepControl) -> None:
         """A message from another replica (or from this one)."""
-        # Of what comes in one turn of the event loop the keeper makes one sense.
+        # Of what comes in one turn of the event loop the leader makes one sense.
         if not self._inbox:
             if isinstance(message, Heartbeat) and self.member.heartbeats.repeats(peer, message, now=self._now()):
                 return

@@ -1,6 +1,6 @@
 """Who keeps a stage's ledger: what one replica has promised, and when its own turn has come (rule 13). Pure.
 
-Two replicas may keep at a time; the higher ballot wins wherever both are heard, and a wrong keeper only wastes time
+Two replicas may keep at a time; the higher ballot wins wherever both are heard, and a wrong leader only wastes time
 (docs/protocol.md, I2): for several usual steps at most, then it sits out.
 """
 
@@ -13,7 +13,7 @@ from swarmnet.ids import Ballot, PeerId
 from swarmnet.messages import NONE, Indexes, Round, StagePlan
 from swarmnet.quorum import has_quorum
 from swarmnet.step.exclusion import passed_over
-from swarmnet.step.graph import keeper_rank
+from swarmnet.step.graph import leader_rank
 from swarmnet.step.lines import broken_lines
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _TERM = 2.0
 
 
 class Election:
-    """Promises of one replica in one step. given: the indexes that, by the keeper's word, have or had an owner."""
+    """Promises of one replica in one step. given: the indexes that, by the leader's word, have or had an owner."""
 
     def __init__(self, member: Member, *, step: int, now: float) -> None:
         self._member, self._step = member, step
@@ -68,12 +68,12 @@ class Election:
         return self._membership.excluded(self._view.stage, self._step)
 
     def promise(self, ballot: Ballot, *, told_by: PeerId | None = None, now: float) -> bool:
-        """Promise a ballot. False: I promised as high a one, or its keeper sits out, usurps, or cannot hear my reports.
+        """Promise a ballot. False: I promised as high a one, or its leader sits out, usurps, or cannot hear my reports.
 
-        If most live replicas follow a keeper, I follow it too: even if I have observed it to be late, and even if
+        If most live replicas follow a leader, I follow it too: even if I have observed it to be late, and even if
         I have promised a higher ballot meanwhile.
 
-        told_by: the peer that reported its promise of this ballot. If that is my keeper, it keeps no longer.
+        told_by: the peer that reported its promise of this ballot. If that is my leader, it keeps no longer.
         """
         peer, view = ballot.peer, self._view
         if ballot == self.promised or peer in self._rejected:
@@ -94,7 +94,7 @@ class Election:
                 and self._followed(self.promised, now)
             )
         ):
-            return False  # I have given up that ballot of mine, for the keeper whom most follow
+            return False  # I have given up that ballot of mine, for the leader whom most follow
         if self.promised is None or self.promised.peer != peer:
             if self.promised is None:
                 self._observe_before(peer, now)
@@ -109,7 +109,7 @@ class Election:
         out, view, ruler = self._passed_over(now), self._view, self._member.overruled_by
         excluded = self._excluded
         if view.stage not in view.sparse:
-            order = [peer for peer in view.keeper_order(self._term_chain, now=now) if peer not in out]
+            order = [peer for peer in view.leader_order(self._term_chain, now=now) if peer not in out]
             said = {
                 view.me: view.out_of_touch,
                 **{peer: seen.unreached for peer, seen in view.mates() if peer in order},
@@ -121,22 +121,22 @@ class Election:
             broken = broken_lines(said, out | new, now - view.timers.suspect_s / 2)
             return sorted(order, key=lambda peer: (peer in excluded, peer != ruler, peer in new, broken[peer]))
         # Of a large stage those keep who count. They hear each other; I stand last if I am none of them.
-        may = {peer for peer in self._membership.keepers(view.stage) if view.may_live(peer, now=now)} - out
-        ranks = {peer: keeper_rank(self._term_chain, view.stage, peer) for peer in {*may, view.me}}
+        may = {peer for peer in self._membership.leaders(view.stage) if view.may_live(peer, now=now)} - out
+        ranks = {peer: leader_rank(self._term_chain, view.stage, peer) for peer in {*may, view.me}}
         return sorted(ranks, key=lambda peer: (peer not in may, peer in excluded, ranks[peer]))
 
     def _usurps(self, ballot: Ballot, now: float) -> bool:
-        """Does it stand against a keeper that lives and is followed, or that is first and has just begun?"""
+        """Does it stand against a leader that lives and is followed, or that is first and has just begun?"""
         view = self._view
         order = self._order(now)
         begins = now - self._began_at <= view.timers.suspect_s and len(order) > 2
         if self.promised is None:
             return begins and ballot.peer != order[0]
-        keeper = self.promised.peer
-        if keeper == ballot.peer or self.sits(keeper, now=now):
+        leader = self.promised.peer
+        if leader == ballot.peer or self.sits(leader, now=now):
             return False
-        return view.in_touch(keeper, now=now) and (
-            self._followed(self.promised, now) or (begins and keeper == order[0])
+        return view.in_touch(leader, now=now) and (
+            self._followed(self.promised, now) or (begins and leader == order[0])
         )
 
     def _runs(self, now: float) -> bool:
@@ -145,12 +145,12 @@ class Election:
         return mine and now - self._promised_at <= self._view.timers.settle_s
 
     def _followed(self, ballot: Ballot, now: float) -> bool:
-        """Do most live replicas, the keeper among them, follow this ballot? A keeper in vain has no vote here."""
+        """Do most live replicas, the leader among them, follow this ballot? A leader in vain has no vote here."""
         live = set(self._membership.in_sight(self._view.stage, now=now))
         found = {ballot.peer} if ballot.peer != self._view.me or ballot == self.promised else set[PeerId]()
         for peer in live - {self._view.me}:
             seen = self._view.get(peer)
-            if seen is not None and seen.keeper == ballot:
+            if seen is not None and seen.leader == ballot:
                 found.add(peer)
         if ballot == self.promised:
             found.add(self._view.me)
@@ -168,11 +168,11 @@ class Election:
         self._lateness.observe(leader, reason, now=now)
 
     def heard(self, plan: StagePlan, *, now: float) -> None:
-        """The promised keeper has spoken. It tells what it has given while I am among those that would keep next."""
+        """The promised leader has spoken. It tells what it has given while I am among those that would keep next."""
         self.given |= plan.given
 
     def moves(self, *, now: float) -> None:
-        """The keeper does what it should, or cannot end the step yet: its patience begins anew."""
+        """The leader does what it should, or cannot end the step yet: its patience begins anew."""
         self._kept_at = now
         self._kept_s.clear()
 
@@ -187,7 +187,7 @@ class Election:
             self._smallest = members
 
     def _kept_for_s(self, now: float) -> float:
-        """How long my keeper has kept in this step, since it last did what it should."""
+        """How long my leader has kept in this step, since it last did what it should."""
         assert self.promised is not None
         return self._kept_s.get(self.promised.peer, 0.0) + now - self._kept_at
 
@@ -208,19 +208,19 @@ class Election:
             self._observe_before(view.me, now)
             return Ballot(0, view.me)
         higher = Ballot(self.promised.number + 1, view.me)
-        keeper = self.promised.peer
+        leader = self.promised.peer
         # I keep already, or did before I began the step again.
-        if keeper == view.me:
-            # Promised by myself in a keeper object that was dropped: only a new ballot may keep again.
+        if leader == view.me:
+            # Promised by myself in a leader object that was dropped: only a new ballot may keep again.
             return None if keeping else higher
-        # A dead keeper cannot come back under its ballot: the next in order stands at once, the others if it does not.
-        if (seen := view.get(keeper)) is not None and view.refused(keeper):
+        # A dead leader cannot come back under its ballot: the next in order stands at once, the others if it does not.
+        if (seen := view.get(leader)) is not None and view.refused(leader):
             waited_s = now - max(seen.heard_at, self._kept_at)
             return higher if place == 0 or waited_s > place * limit else None
-        if self.sits(keeper, now=now):
+        if self.sits(leader, now=now):
             # I wait longer if others still follow it: if they stay with it, I would only come back.
-            # Each time that I stood in vain doubles the wait, because no sum comes while keepers change.
-            alone = keeper not in self._rejected and keeper not in view.observed_late(now=now)
+            # Each time that I stood in vain doubles the wait, because no sum comes while leaders change.
+            alone = leader not in self._rejected and leader not in view.observed_late(now=now)
             follows = alone and self._followed(self.promised, now)
             turns = place + follows + 2**self._stood - 1
             if turns and now - self._kept_at <= turns * limit:
@@ -228,18 +228,18 @@ class Election:
             self._stood += 1
             return higher
         # One out of touch may be on the other side of a cut: each of us waits longer than the one before.
-        if not view.in_touch(keeper, now=now):
+        if not view.in_touch(leader, now=now):
             silent_since = seen.touched_at if seen is not None else self._promised_at
             if now - silent_since > (1 + place) * limit:
                 return higher
         return None
 
-    def _observe_before(self, keeper: PeerId, now: float) -> None:
-        """Rule 13: those before the step's first keeper in order, heard and at the step, did not keep in their turn."""
+    def _observe_before(self, leader: PeerId, now: float) -> None:
+        """Rule 13: those before the step's first leader in order, heard and at the step, did not keep in their turn."""
         waited_s, order = now - self._began_at, self._order(now)
-        if waited_s <= 2 * self._view.timers.suspect_s or keeper not in order:
+        if waited_s <= 2 * self._view.timers.suspect_s or leader not in order:
             return
-        for peer in order[: order.index(keeper)]:
+        for peer in order[: order.index(leader)]:
             if peer != self._view.me and self._level(peer):
                 self._fail(peer, "does not lead in its turn", now)
 

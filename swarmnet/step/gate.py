@@ -1,7 +1,7 @@
 """What a message of the step protocol must be before a machine looks at it. Pure.
 
 The wire has checked types and ranges; here every value is held against the run: stages and indexes that exist, ballots
-that their own keeper sends, rounds that can be summed, commits that can be applied. What does not fit is dropped and
+that their own leader sends, rounds that can be summed, commits that can be applied. What does not fit is dropped and
 costs its sender only. Well-formed lies pass (docs/protocol.md, Not proven). A notice of the run's owner is believed
 whoever brings it, and kept.
 """
@@ -28,7 +28,7 @@ from swarmnet.messages import (
 from swarmnet.step.rounds import round_refusal
 
 MAX_BALLOT_AHEAD = 1024
-"""Keepers take over one after the other: a number far ahead of the promised one is nobody's next."""
+"""Leaders take over one after the other: a number far ahead of the promised one is nobody's next."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,14 +5,14 @@ more than `DENSE` replicas, each replica chooses a few:
 
 | of | it chooses |
 |---|---|
-| its own stage | those next to it on the ring, in the order of their marks; the keeper that it follows |
+| its own stage | those next to it on the ring, in the order of their marks; the leader that it follows |
 | its own stage, if it counts | all others that count |
 | its own stage, if it does not | two of those that count, by lot |
 | its own stage, if it keeps | everybody it knows |
 | a stage beside it | those next to its own mark there |
 
 Whoever is chosen says so much back for as long as it is chosen, so the graph is symmetric whatever each knows of the
-others. Who is not in it is not heard, and not dead for that: the keeper hears all, and is heard by all.
+others. Who is not in it is not heard, and not dead for that: the leader hears all, and is heard by all.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def _ranks(term_chain: Chain, stage: int) -> Callable[[PeerId], bytes]:
     return rank
 
 
-def keeper_rank(term_chain: Chain, stage: int, peer: PeerId) -> bytes:
-    """Where a peer stands in the order of keepers of a term; lowest first."""
+def leader_rank(term_chain: Chain, stage: int, peer: PeerId) -> bytes:
+    """Where a peer stands in the order of leaders of a term; lowest first."""
     return _ranks(term_chain, stage)(peer)
 
 
@@ -99,12 +99,12 @@ class Graph:
         counting: Mapping[int, Set[PeerId]],
         contributors: Set[PeerId],
         *,
-        keeper: PeerId | None,
+        leader: PeerId | None,
     ) -> None:
         """names: the replicas known of my stage and of those beside it. counting, contributors: who counts in each,
-        and who has contributed to sums of mine. keeper: whom I follow."""
+        and who has contributed to sums of mine. leader: whom I follow."""
         # Mostly all are as they were a moment ago.
-        if (of := (names, counting, contributors, keeper)) == self._chosen_by:
+        if (of := (names, counting, contributors, leader)) == self._chosen_by:
             return
         self._chosen_by = of
         mine = {*names.get(self._stage, ()), *contributors} - {self._me}
@@ -114,10 +114,10 @@ class Graph:
         self.sparse = frozenset(stage for stage in sizes if max(sizes[stage], sizes[self._stage]) > DENSE)
         if self._stage not in self.sparse:
             found = set(mine)
-        elif keeper == self._me:
+        elif leader == self._me:
             found = mine
         else:
-            found = {*mates(self._me, mine, counting.get(self._stage, frozenset())), *({keeper} - {None} or ())}
+            found = {*mates(self._me, mine, counting.get(self._stage, frozenset())), *({leader} - {None} or ())}
         for stage in names.keys() - {self._stage}:
             found |= ring(self._me, names[stage]) if stage in self.sparse else names[stage]
         # My other stages have views of their own.

@@ -2,7 +2,7 @@
 
 | where | a commit comes |
 |---|---|
-| at once | from its keeper: to everybody; of a large stage to its neighbours, and two who count in each far stage |
+| at once | from its leader: to everybody; of a large stage to its neighbours, and two who count in each far stage |
 | when asked for | from one neighbour that knows it |
 
 A heartbeat names the stages whose commits its sender knows. Whoever lacks some asks one sender for each (`wants`), and
@@ -63,15 +63,15 @@ class Heartbeats:
     def neighbours(self, names: Mapping[int, Set[PeerId]], *, now: float) -> Collection[PeerId]:
         """Whom my heartbeats go to. names: the replicas known of my stage and of those beside it."""
         view, membership = self._of.view, self._of.membership
-        keeper = self._of.oldest.promised or self._of.kept_last
-        counting = {stage: membership.keepers(stage) for stage in names}
+        leader = self._of.oldest.promised or self._of.kept_last
+        counting = {stage: membership.leaders(stage) for stage in names}
         contributors = membership.contributors(self._of.stage)
         gone = {peer for peer, _ in view.mates() if view.refused(peer)}
-        self.graph.choose(names, counting, contributors - gone, keeper=keeper.peer if keeper is not None else None)
+        self.graph.choose(names, counting, contributors - gone, leader=leader.peer if leader is not None else None)
         view.sparse = self.graph.sparse
         me = {self._of.stage: {self._of.me}}
         membership.presume({stage: names[stage] | me.get(stage, set()) for stage in view.sparse})
-        # In a large stage heartbeats are rare: the keeper hears reports, and all hear the keeper.
+        # In a large stage heartbeats are rare: the leader hears reports, and all hear the leader.
         view.beat_s = max(self._of.timers.beat_s, STRETCH * self._of.timers.suspect_s if view.sparse else 0.0)
         found = self.graph.neighbours(for_s=3 * view.beat_s, now=now)
         view.hear_only(found, now=now)
@@ -80,7 +80,7 @@ class Heartbeats:
     def messengers(self) -> frozenset[PeerId]:
         """Of each stage that my neighbours do not serve, the replicas that count whom I tell of a commit.
 
-        In large runs two: keepers of different stages draw different ones.
+        In large runs two: leaders of different stages draw different ones.
         """
         far = set(range(self._of.shape.num_stages)) - {self._of.stage - 1, self._of.stage, self._of.stage + 1}
         rosters = [self._of.membership.roster(stage) for stage in far]
@@ -171,10 +171,10 @@ class Heartbeats:
         # Mostly a heartbeat tells of nothing that I lack.
         if not known:
             return
-        # In a large stage all hear the keeper: it is asked only if nobody else answers.
-        keeper = of.oldest.promised.peer if of.oldest.promised is not None and of.view.sparse else None
-        asked = known if beat is None else {peer: stages for peer, stages in known.items() if peer != keeper}
-        wanted = self.questions.whom(lacking, asked, last=keeper, now=now)
+        # In a large stage all hear the leader: it is asked only if nobody else answers.
+        leader = of.oldest.promised.peer if of.oldest.promised is not None and of.view.sparse else None
+        asked = known if beat is None else {peer: stages for peer, stages in known.items() if peer != leader}
+        wanted = self.questions.whom(lacking, asked, last=leader, now=now)
         # I have heard of these and do not believe them: the word of everybody who knows them may be what is missing.
         heard = lacking & of.membership.open_stages(of.version)
         for peer, stages in known.items() if heard else ():
@@ -238,7 +238,7 @@ class Heartbeats:
             stamp=Stamp(of.version, of.stage, of.chain, of.restart),
             incarnation=of.oldest.claims.generation.incarnation,
             synced=self._of.synced,
-            keeper=self._of.oldest.promised or self._of.kept_last,
+            leader=self._of.oldest.promised or self._of.kept_last,
             queue=self._of.queue,
             draining=self._of.view.draining,
             numerics=self._of.drift.numerics,

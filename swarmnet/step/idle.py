@@ -1,4 +1,4 @@
-"""What a keeper knows of work under way: who stands still, which member executes what nobody owns, what is not finite.
+"""What a leader knows of work under way: who stands still, which member executes what nobody owns, what is not finite.
 
 Pure.
 """
@@ -17,7 +17,7 @@ from swarmnet.step.view import View
 
 # ---------------------------------------------------------------- idle work
 #
-# Which member the keeper orders to execute an index that nobody owns (rule 8).
+# Which member the leader orders to execute an index that nobody owns (rule 8).
 #
 # What an evicted owner leaves behind is ordered at once, the rest only when nothing has been claimed for a while.
 # Orders go to the member with the least left to do, a few at a time: a step that nobody feeds is executed bit by bit.

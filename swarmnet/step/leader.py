@@ -634,7 +634,7 @@ class Leader:
 
     def _heirs(self, now: float) -> list[PeerId]:
         """Myself, and who would keep after me: one of them has a use for what I have given."""
-        order = self.view.keeper_order(self._member.term_chain, now=now)
+        order = self.view.leader_order(self._member.term_chain, now=now)
         heirs = (peer for peer in order if peer not in self.passed_over)
         return [self.view.me, *sorted(heirs, key=self._member.membership.is_new)[:_HEIRS]]
 

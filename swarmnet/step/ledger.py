@@ -1,7 +1,7 @@
-"""Who owns which index of one step in one stage: the keeper's ledger, and what a member claims for itself.
+"""Who owns which index of one step in one stage: the leader's ledger, and what a member claims for itself.
 
 An index is free or belongs to one (peer, generation). A member has *asked* for it while work on it is under way, was
-*granted* it once the keeper said so, and has *summed* it once its weight gradient is in the accumulator. The generation
+*granted* it once the leader said so, and has *summed* it once its weight gradient is in the accumulator. The generation
 fences all of it (docs/protocol.md, I3 and rules 10 to 12): an evicted pair never owns again, its peer must come back
 under the next generation. Pure.
 """
@@ -158,7 +158,7 @@ class ClaimBook:
         self.changes = 0
 
     def grant(self, index: int) -> None:
-        """The keeper said so."""
+        """The leader said so."""
         self.asked.discard(index)
         self.granted.add(index)
         self.changes += 1

@@ -75,7 +75,7 @@ class Member:
         self.version, self.chain, self.before = 0, chain, chain
         self._restored = 0  # the version at which this process last took state over
         self.term_chain = chain
-        """The chain at the start of the keepers' term: the order of keepers follows from it."""
+        """The chain at the start of the leaders' term: the order of leaders follows from it."""
         self.synced = False
         """Do I have state? Without it I take no part in the step."""
         self.horizon = Horizon(shape.total_steps)
@@ -243,7 +243,7 @@ class Member:
             of.claim(index, now=now)
 
     def withdraw(self, step: int, index: int) -> None:
-        """The work was dropped. A grant that still comes is ignored; the keeper hears of it, now or later."""
+        """The work was dropped. A grant that still comes is ignored; the leader hears of it, now or later."""
         if (of := self.step(step)) is not None:
             of.withdraw(index)
 
@@ -273,7 +273,7 @@ class Member:
         awaited: frozenset[PeerId] = frozenset(),
     ) -> None:
         """Record what the exchange noticed of my line and of the members that hold up the round; reports tell the
-        keeper.
+        leader.
 
         allowed: how long each member's stream may stand still. waits: the members that I wait for; True: the stream
         breaks each time that I request it.
@@ -287,9 +287,9 @@ class Member:
         assert ended.applying and ended.barrier.complete
         self.last_commits, self.last_finished, self._last_stamp = ended.barrier.known, ended.finished, ended.stamp
         self.kept_last, self._bad_voters = ended.promised, set()
-        keeper = self.last_commits[self.stage].id.ballot.peer
-        rival = self.view.get(keeper) if ended.promised is not None and ended.promised.peer == self.me else None
-        self.overruled_by = keeper if rival is not None and rival.keeper != ended.promised else None
+        leader = self.last_commits[self.stage].id.ballot.peer
+        rival = self.view.get(leader) if ended.promised is not None and ended.promised.peer == self.me else None
+        self.overruled_by = leader if rival is not None and rival.leader != ended.promised else None
         ended.applied(now)
         self.steps = self.steps[1:]
         self.horizon = self.horizon_of(self.last_commits)
@@ -298,11 +298,11 @@ class Member:
         self._exclude(self.last_commits[self.stage])
         self.membership.applied(self.last_commits, self.last_finished)
         self.version += 1
-        # Keepers are drawn again from a chain that nobody knew when the last term began.
+        # Leaders are drawn again from a chain that nobody knew when the last term began.
         if self.version % TERM_STEPS == 0:
             self.term_chain = self.chain
         self._lag.caught_up()
-        self._review_keeper(ended.late_s, now)
+        self._review_leader(ended.late_s, now)
         self.membership.patience_s = 2 * (self.pace.usual_s or 0.0)
         self.pace.begin()
         follows = bool(self.steps)
@@ -322,10 +322,10 @@ class Member:
             self.host.measure(self.version, self.chain, self.term_chain)
         self._advance(now)
 
-    def _review_keeper(self, late_s: float, now: float) -> None:
+    def _review_leader(self, late_s: float, now: float) -> None:
         """A leader is late under whom several steps in a row were slow, if steps under others are not.
 
-        late_s: seconds that the step waited for another member, which is not the keeper's fault.
+        late_s: seconds that the step waited for another member, which is not the leader's fault.
         """
         kept = self.kept_last.peer if self.kept_last is not None else None
         slow_s = self.pace.applied(kept, late_s=late_s, now=now)
@@ -375,7 +375,7 @@ class Member:
     def receive(self, peer: PeerId, message: StepControl, *, now: float, more: bool = False) -> None:
         """Any message of the step protocol. Wrong step, stage or chain: without effect.
 
-        more: others have come with it, and follow at once; a keeper looks at everybody after the last one.
+        more: others have come with it, and follow at once; a leader looks at everybody after the last one.
         """
         self._receive(peer, message, now)
         for step in self.steps if not more else ():
@@ -385,9 +385,9 @@ class Member:
         """The highest number that two mates say they have promised; of voters, if there are any."""
         voters = self.view.voters
         said = sorted(
-            seen.keeper.number
+            seen.leader.number
             for peer, seen in self.view.mates()
-            if seen.keeper is not None and (peer in voters or not voters)
+            if seen.leader is not None and (peer in voters or not voters)
         )
         return said[-2] if len(said) > 1 else 0
 
@@ -420,7 +420,7 @@ class Member:
             return
         if isinstance(message, StagePlan) and message.stamp.step == self.version + self._ahead + 1:
             if self._early_plan is None or message.ballot >= self._early_plan.ballot:
-                self._early_plan = message  # its keeper is ahead of us
+                self._early_plan = message  # its leader is ahead of us
             return
         # Else it is of another past or another fork, or the step is decided here.
         if about is not None and message.stamp == about.stamp and not about.applying:
@@ -477,7 +477,7 @@ class Member:
         self.heartbeats.took(peer, beat)
 
     def _stands(self, peer: PeerId, now: float) -> tuple[object, ...]:
-        """What a keeper's decisions depend on of a mate: while it is the same, a tick is early enough to look again."""
+        """What a leader's decisions depend on of a mate: while it is the same, a tick is early enough to look again."""
         seen = self.view.get(peer)
         if seen is None:
             return ()

@@ -42,7 +42,7 @@ _STAYS = 32
 """Steps without a contribution or a signature, after which a mate counts no more."""
 
 _MOST_SUMS = 2
-"""Sums of one step that one voter may sign. It needs the second when the first round failed and a keeper opens
+"""Sums of one step that one voter may sign. It needs the second when the first round failed and a leader opens
 another."""
 
 _PRESUMED = 15
@@ -109,7 +109,7 @@ class Membership:
         self._presumed_of = names
         self._presumed = {stage: frozenset(sorted(found, key=place_of)[:_PRESUMED]) for stage, found in names.items()}
 
-    def keepers(self, stage: int) -> frozenset[PeerId]:
+    def leaders(self, stage: int) -> frozenset[PeerId]:
         """Of a large stage: who counts, and so may keep."""
         return self.roster(stage) or self._presumed.get(stage, _NOBODY) - self._convicted
 
@@ -125,16 +125,16 @@ class Membership:
     def live(self, stage: int, *, now: float) -> frozenset[PeerId]:
         """The members of the roster that are not lost to me; if there are none, all replicas that I hear and can
         call."""
-        view, keepers = self._view, self.keepers(stage)
+        view, leaders = self._view, self.leaders(stage)
         # Each vote of a certificate asks for it.
-        of = now, view.changes, keepers, len(self._convicted)
+        of = now, view.changes, leaders, len(self._convicted)
         before = self._living.get(stage)
         if before is not None and before[0] == of:
             return before[1]
         long_s = view.timers.long_silence_s
         found = frozenset(
             peer
-            for peer in keepers
+            for peer in leaders
             if (stage, peer) == (self.stage, self.me)
             or (view.may_live(peer, now=now, stage=stage, within=long_s) and not self._stateless(peer, stage, now))
         )
@@ -412,7 +412,7 @@ class Membership:
     def with_votes(self, commit: Commit) -> Commit:
         """The same with all votes that I know of, and with the contributors, if I know them."""
         votes, named = self._votes_of(commit), self.rolls.of(commit)
-        counting = self.keepers(commit.stage)
+        counting = self.leaders(commit.stage)
         first = sorted(votes, key=lambda peer: (peer not in counting, peer))[:MAX_VOTES]
         seats = [seat for seat, peer in enumerate(named) if peer in first]
         return replace(

@@ -386,14 +386,14 @@ class OpenStep:
         if not self.election.promise(ballot, told_by=told_by, now=now):
             if told_by not in self._refused and (self.promised is None or ballot > self.promised):
                 self._refused.add(told_by)
-                self._host.log("refused_ballot", peer=told_by, ballot=ballot.number, keeper=ballot.peer)
+                self._host.log("refused_ballot", peer=told_by, ballot=ballot.number, leader=ballot.peer)
             return
         self._lock_again(now)
         self._delays = Delays(self._member.view.timers, now)  # what the last leader has caused is no member's fault
         self.part.drop()
         if self.leader is not None and self.leader.ballot != ballot:
             self.leader = None
-            self._host.log("keeper_stopped", step=self.stamp.step, **{"for": ballot.peer})
+            self._host.log("leader_stopped", step=self.stamp.step, **{"for": ballot.peer})
         self.report()
 
     def _on_answers(self, plan: StagePlan) -> None:
@@ -580,7 +580,7 @@ class OpenStep:
         self._lock_again(now)
         self.part.drop()
         self.leader = Leader(self.stamp, ballot, member, oldest=self.oldest, given=self.election.given, now=now)
-        self._host.log("keeper", step=self.stamp.step, ballot=ballot.number)
+        self._host.log("leader", step=self.stamp.step, ballot=ballot.number)
         self.report()
         self.leader.advance(now=now, resend=False)
 

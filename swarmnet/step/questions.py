@@ -1,7 +1,7 @@
 """Whom a replica asks for commits that it lacks, and to whom it hands out its own. Pure.
 
 Each commit is asked of one peer at a time. Whoever has left most questions without an answer is asked last, and the
-keeper of a large stage, whom all hear, after everybody else.
+leader of a large stage, whom all hear, after everybody else.
 """
 
 from __future__ import annotations

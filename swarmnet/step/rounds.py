@@ -1,4 +1,4 @@
-"""How the keeper opens a step's rounds. Pure.
+"""How the leader opens a step's rounds. Pure.
 
 `RoundBuilder` says who stands where and what is cut by which bandwidths. Members obey what a round says
 (`averaging.grid`), so this is the only place where latencies count.
@@ -191,7 +191,7 @@ def round_refusal(current: Round, num_microbatches: int, max_void: int) -> str |
         return "a round whose receivers are no group"
     if not any(indexes for _, _, indexes in current.contributions):
         return "a round to which nobody contributes"
-    # Sets are disjoint, as decoded: so these are all microbatches, or a keeper would choose whose gradients count.
+    # Sets are disjoint, as decoded: so these are all microbatches, or a leader would choose whose gradients count.
     if sum(len(indexes) for _, _, indexes in current.contributions) + len(current.voided) != num_microbatches:
         return "a round that leaves microbatches out"
     if len(current.voided) > max_void:

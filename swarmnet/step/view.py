@@ -25,7 +25,7 @@ from swarmnet.manifest.timers import Timers
 from swarmnet.messages import Heartbeat, Measure
 from swarmnet.quorum import has_quorum, quorum
 from swarmnet.step.commits import stages_in
-from swarmnet.step.graph import keeper_rank
+from swarmnet.step.graph import leader_rank
 
 _MOST_REPLICAS = 4096
 """Replicas of one stage that are remembered; identities are free, memory is not."""
@@ -49,7 +49,7 @@ class Seen:
     committed: bool = False
     known: frozenset[int] = frozenset()
     digest: bytes = b""
-    keeper: Ballot | None = None
+    leader: Ballot | None = None
     late: tuple[PeerId, ...] = ()
     unreached: Mapping[PeerId, float] = field(default_factory=dict)
     new: bool = False
@@ -116,7 +116,7 @@ class View:
         seen.before = beat.before
         seen.known, seen.digest = stages_in(beat.known), beat.digest
         seen.committed = beat.stamp.stage in seen.known or any(c.stage == beat.stamp.stage for c in beat.commits)
-        seen.queue, seen.draining, seen.keeper = beat.queue, beat.draining, beat.keeper
+        seen.queue, seen.draining, seen.leader = beat.queue, beat.draining, beat.leader
         seen.unreached = {mate: seen.unreached.get(mate, now) for mate in beat.unreached}
         seen.late, seen.new, seen.numerics, seen.measure = beat.late, beat.new, beat.numerics, beat.measure
         return fresh
@@ -309,6 +309,6 @@ class View:
         life = max(found, key=lambda seen: seen.since).incarnation if found else 0
         return [seen for seen in found if seen.incarnation == life]
 
-    def keeper_order(self, term_chain: Chain, *, now: float) -> list[PeerId]:
+    def leader_order(self, term_chain: Chain, *, now: float) -> list[PeerId]:
         """Replicas of my stage in touch, and I, in the order of rule 13; a peer cannot grind its id for a place."""
-        return sorted([*self.live(self.stage, now=now), self.me], key=lambda p: keeper_rank(term_chain, self.stage, p))
+        return sorted([*self.live(self.stage, now=now), self.me], key=lambda p: leader_rank(term_chain, self.stage, p))

@@ -22,7 +22,7 @@ def feeder(trainers: Iterable[PeerId], step: int, index: int) -> PeerId:
     """The trainer that feeds microbatch (step, index): rendezvous hashing (Thaler and Ravishankar, 1998).
 
     Trainers need not agree on who is alive: an index fed twice is counted once, one fed by nobody is executed on the
-    keeper's order.
+    leader's order.
     """
     return max(trainers, key=lambda peer: hashlib.sha256(f"{peer}/{step}/{index}".encode()).digest())
 
@@ -30,7 +30,7 @@ def feeder(trainers: Iterable[PeerId], step: int, index: int) -> PeerId:
 class FedShares:
     """One trainer's. Times are seconds of one clock.
 
-    least_s: a step is never late before; less than it takes until a keeper orders what nobody brings, or such steps
+    least_s: a step is never late before; less than it takes until a leader orders what nobody brings, or such steps
     would be usual. unknown_s: as long as no step is known.
     """
 

@@ -31,7 +31,7 @@ MICROBATCHES = 4
 """So many that who goes on alone makes steps, fed as slowly as they are, that who is back can follow."""
 
 TERMS = 34
-"""Steps: more than two terms of a keeper."""
+"""Steps: more than two terms of a leader."""
 
 
 def of_three_two_go_on_and_the_third_comes_back_although_it_crashed(folder: Path) -> None:

@@ -245,10 +245,10 @@ def _victim(swarm: Swarm, fault: Fault) -> Node | None:
     """A running replica without which every stage keeps its state; of a third of the faults, one that keeps."""
     mortal = [node for node in swarm.nodes if node.up and not node.process.stopped and swarm.may_die(node)]
     if fault.variant > 2 / 3:
-        keepers = [
+        leaders = [
             node for node in mortal if any(r.member.oldest.leader is not None for r in node.peer.replicas.values())
         ]
-        mortal = keepers or mortal
+        mortal = leaders or mortal
     return _pick(mortal, fault.pick) if mortal else None
 
 

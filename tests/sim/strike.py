@@ -51,7 +51,7 @@ def member_of(swarm: Swarm, peer: PeerId, stage: int):
     return node.peer.replicas[stage].member if node is not None and stage in node.peer.replicas else None
 
 
-def keeper_of(swarm: Swarm, stage: int) -> Node | None:
+def leader_of(swarm: Swarm, stage: int) -> Node | None:
     """Whoever keeps a stage under the highest ballot."""
     keeping = [
         (member.oldest.leader.ballot, node)

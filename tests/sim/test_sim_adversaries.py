@@ -30,7 +30,7 @@ FOUND_S = 60.0
 """Auditors draw some of a liar's works in so long, and agree on them."""
 
 LONG_S = 90.0
-"""So many show that two steps at most are held up by a keeper."""
+"""So many show that two steps at most are held up by a leader."""
 
 WITHSTOOD = (
     "forged-sum",
@@ -91,10 +91,10 @@ def test_no_known_lie_is_open() -> None:
 
 
 @pytest.mark.parametrize("name", ["keeps-idle", "keeps-and-evicts"])
-def test_a_keeper_under_whom_nothing_comes_is_left_and_named(name: str) -> None:
+def test_a_leader_under_whom_nothing_comes_is_left_and_named(name: str) -> None:
     row = strangers.measure(name, seconds=LONG_S)
     assert row.weights_equal and row.named and row.ratio >= SHORT_LEAST, row
-    assert row.longest_s <= 30.0, "two steps, each for as long as a keeper is given"
+    assert row.longest_s <= 30.0, "two steps, each for as long as a leader is given"
 
 
 def test_who_never_keeps_in_its_turn_is_passed_over_by_all() -> None:
@@ -110,12 +110,12 @@ def test_a_leader_whose_round_is_refused_is_left_at_once(name: str) -> None:
 
 
 @pytest.mark.long
-def test_two_honest_members_leave_an_idle_keeper_too() -> None:
+def test_two_honest_members_leave_an_idle_leader_too() -> None:
     row = strangers.measure("keeps-idle", honest=2, seconds=LONG_S)
     assert row.weights_equal and row.named and row.ratio >= SHORT_LEAST and row.longest_s <= 30.0, row
 
 
-def test_a_keeper_for_a_ghost_costs_two_honest_members_next_to_nothing() -> None:
+def test_a_leader_for_a_ghost_costs_two_honest_members_next_to_nothing() -> None:
     row = strangers.measure("keeps-for-a-ghost", honest=2, seconds=LONG_S)
     assert row.weights_equal and row.ratio >= 0.95 and row.longest_s <= 5.0, row
 

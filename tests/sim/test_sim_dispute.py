@@ -55,13 +55,13 @@ def spoil(node: Node, fault: Fault) -> None:
     engine.contribution = contribution  # type: ignore[method-assign]
 
 
-def play(fault: Fault, *, keeper: bool, replicas: int, steps: int = 4) -> tuple[Swarm, Node]:
+def play(fault: Fault, *, leader: bool, replicas: int, steps: int = 4) -> tuple[Swarm, Node]:
     swarm = Swarm(Plan(stages=2, replicas=replicas, microbatches=2 * replicas, steps=steps), seed=3)
     struck: list[Node] = []
 
     def hook(peer: object, event: str, fields: dict[str, object]) -> None:
-        if event == "keeper" and (fields["stage"], fields["step"]) == (STAGE, STEP) and not struck:
-            struck.append(next(node for node in swarm.replicas(STAGE) if (node.peer_id == peer) == keeper))
+        if event == "leader" and (fields["stage"], fields["step"]) == (STAGE, STEP) and not struck:
+            struck.append(next(node for node in swarm.replicas(STAGE) if (node.peer_id == peer) == leader))
             spoil(struck[0], fault)
 
     swarm.hooks.append(hook)
@@ -78,11 +78,11 @@ def left_out(swarm: Swarm) -> list[tuple[object, object, object]]:
 
 
 @pytest.mark.parametrize("replicas", [2, 3, *further(4)])
-@pytest.mark.parametrize("keeper", [False, True], ids=["member", "keeper"])
+@pytest.mark.parametrize("leader", [False, True], ids=["member", "leader"])
 @pytest.mark.parametrize("fault", [stands_still, is_refused, is_refused_in_one_place])
-def test_a_step_ends_without_who_holds_up_its_round(fault: Fault, keeper: bool, replicas: int) -> None:
-    steps = 40 if replicas > 2 and not keeper and fault is not stands_still else 4
-    swarm, node = play(fault, keeper=keeper, replicas=replicas, steps=steps)
+def test_a_step_ends_without_who_holds_up_its_round(fault: Fault, leader: bool, replicas: int) -> None:
+    steps = 40 if replicas > 2 and not leader and fault is not stands_still else 4
+    swarm, node = play(fault, leader=leader, replicas=replicas, steps=steps)
     reason = "late" if fault is stands_still else "refused"
     found = left_out(swarm)
     assert found == [(node.peer_id, reason, STEP)], "two of them refuse it, or its own reducer does"
@@ -103,17 +103,17 @@ def test_a_step_ends_without_who_holds_up_its_round(fault: Fault, keeper: bool, 
     ]
     assert len(struck) == 1
     assert STEP not in took_part
-    if replicas == 2 or (keeper and fault is not stands_still):
-        # Of two nobody sits out, and what a keeper holds against itself is its own affair.
+    if replicas == 2 or (leader and fault is not stands_still):
+        # Of two nobody sits out, and what a leader holds against itself is its own affair.
         assert took_part & {2, 3}, "it is back in the next steps"
-    elif not keeper:  # else all have waited for its stream, and it may keep the next step before they know how long
+    elif not leader:  # else all have waited for its stream, and it may keep the next step before they know how long
         assert not took_part & {2, 3}, "it sits out"
         if fault is not stands_still:
             assert took_part & set(range(4, steps)), "it is back once it has sat that out"
 
 
 def test_why_a_sum_failed_is_said_once_in_a_round_however_often_it_is_tried_again() -> None:
-    swarm, _ = play(is_refused_in_one_place, keeper=False, replicas=3)
+    swarm, _ = play(is_refused_in_one_place, leader=False, replicas=3)
     said = Counter((peer, fields["reason"]) for _, peer, event, fields in swarm.events if event == "sum_failed")
     cuts = sum(event == "cut_again" for _, _, event, _ in swarm.events)
     assert said and max(said.values()) <= 1 + cuts, said
@@ -121,7 +121,7 @@ def test_why_a_sum_failed_is_said_once_in_a_round_however_often_it_is_tried_agai
 
 @pytest.mark.parametrize("replicas", [6, *further(8)])
 def test_what_only_the_reducer_of_one_place_refuses_is_found_by_cutting_again_until_most_have(replicas: int) -> None:
-    swarm, node = play(is_refused_in_one_place, keeper=False, replicas=replicas)
+    swarm, node = play(is_refused_in_one_place, leader=False, replicas=replicas)
     assert left_out(swarm) == [(node.peer_id, "refused", STEP)]
     cuts = sum(event == "cut_again" and fields["stage"] == STAGE for _, _, event, fields in swarm.events)
     assert cuts <= replicas // 2, "one for each voice of a majority, or less: its own turn may come"
@@ -149,7 +149,7 @@ def test_a_line_broken_between_two_members_costs_one_step_and_not_each() -> None
     since: list[float] = []
 
     def hook(peer: object, event: str, fields: dict[str, object]) -> None:
-        if event == "keeper" and fields["step"] == STEP and not broken:
+        if event == "leader" and fields["step"] == STEP and not broken:
             since.append(swarm.loop.time())
             one, other = [node for node in swarm.replicas(STAGE) if node.peer_id != peer][:2]
             broken.extend((one.peer_id, other.peer_id))

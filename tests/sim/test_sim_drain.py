@@ -68,10 +68,10 @@ async def at_step(swarm: Swarm, step: int) -> None:
         await asyncio.sleep(0.002)
 
 
-@pytest.mark.parametrize("keeper", [False, True], ids=["member", "keeper"])
+@pytest.mark.parametrize("leader", [False, True], ids=["member", "leader"])
 @pytest.mark.parametrize("point", POINTS)
-def test_leaving_at(point: str, keeper: bool) -> None:
-    stage = (list(POINTS).index(point) + keeper) % 3
+def test_leaving_at(point: str, leader: bool) -> None:
+    stage = (list(POINTS).index(point) + leader) % 3
     swarm = watched(PLAN)
     farewells = Farewells(swarm)
     left: list[Node] = []
@@ -80,7 +80,7 @@ def test_leaving_at(point: str, keeper: bool) -> None:
         left.append(node)
         farewells.ask(node)
 
-    trap = Trap(swarm, stage, point, keeper=keeper, strike=strike)
+    trap = Trap(swarm, stage, point, leader=leader, strike=strike)
     swarm.run(until_s=60.0, script=trap.watch)
     assert farewells.seconds(left[0]) < 3.0
     assert farewells.gone[left[0].peer_id][1] == "nothing here is needed any more"

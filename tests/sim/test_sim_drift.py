@@ -66,9 +66,9 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 def order(swarm: Swarm) -> list[Node]:
-    """Replicas of stage 0 in the order of keepers."""
+    """Replicas of stage 0 in the order of leaders."""
     member = swarm.replicas(0)[0].peer.replicas[0].member
-    names = member.view.keeper_order(member.term_chain, now=swarm.loop.time())
+    names = member.view.leader_order(member.term_chain, now=swarm.loop.time())
     return [node for name in names if (node := node_of(swarm, name)) is not None]
 
 
@@ -82,7 +82,7 @@ def said(swarm: Swarm, event: str, **wanted: object) -> list[tuple[float, PeerId
 
 @pytest.mark.parametrize(("place", "sync"), [(0, "exact"), (2, "exact"), (2, "overlap")])
 def test_the_odd_one_of_three_is_named_and_repaired(place: int, sync: Literal["exact", "overlap"]) -> None:
-    """Also when it is the keeper: two others are more. And where steps overlap."""
+    """Also when it is the leader: two others are more. And where steps overlap."""
     swarm = watched(replace(plan(), sync=sync))
     victims: list[PeerId] = []
 
@@ -169,7 +169,7 @@ def test_replicas_that_agree_say_nothing_and_nobody_measures_unasked() -> None:
         assert measured == [bool(every)] * 3
 
 
-def test_other_numerics_classes_take_the_keepers_state_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_numerics_classes_take_the_leaders_state_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two machines round otherwise than the other two: their last digits are their own, between two meetings."""
     for each in (member, joiner):
         monkeypatch.setattr(each, "TERM_STEPS", 100)  # one term
@@ -194,7 +194,7 @@ def test_other_numerics_classes_take_the_keepers_state_in_turns(monkeypatch: pyt
             member = swarm.replicas(0)[0].peer.replicas[0].member
             at = int(str(fields["version"]))
             went.setdefault(at // 10, []).append((at, peer))
-            kept[at // 10] = classes[member.view.keeper_order(member.term_chain, now=swarm.loop.time())[0]]
+            kept[at // 10] = classes[member.view.leader_order(member.term_chain, now=swarm.loop.time())[0]]
 
     swarm.hooks.append(watch)
     swarm.run()

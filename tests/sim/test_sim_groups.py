@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 from benchmark_modules import load
 from further import further
-from strike import keeper_of, watch_messages
+from strike import leader_of, watch_messages
 
 from swarmnet.averaging.grid import grid_of
 from swarmnet.ids import PeerId
@@ -65,8 +65,8 @@ def test_replicas_are_lost_in_the_middle_of_a_round(
     watch_messages(swarm, watch)
 
     def strike() -> None:
-        keeper = keeper_of(swarm, 0)
-        candidates = sorted(node.peer_id for node in swarm.replicas(0) if node is not keeper)
+        leader = leader_of(swarm, 0)
+        candidates = sorted(node.peer_id for node in swarm.replicas(0) if node is not leader)
         lost.update(random.Random(3).sample(candidates, num_lost))
         for node in swarm.replicas(0):
             if node.peer_id in lost:

@@ -61,7 +61,7 @@ def test_one_hung_replica_of_four_costs_less_than_30_percent() -> None:
     assert around_s <= 5.0
 
 
-@pytest.mark.parametrize(("stage", "seed"), [(0, 3), (1, 4)], ids=["keeper", "member"])
+@pytest.mark.parametrize(("stage", "seed"), [(0, 3), (1, 4)], ids=["leader", "member"])
 def test_one_hung_replica_of_three_delays_one_step_by_the_silence_limit(stage: int, seed: int) -> None:
     """Also when microbatches are slow and when it keeps the ledger: its share is known, and executed at once."""
     plan = Plan(stages=2, replicas=3, microbatches=16, steps=400, forward_s=0.2)

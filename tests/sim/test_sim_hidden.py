@@ -32,7 +32,7 @@ def relayed_bytes(hidden: tuple[int, ...]) -> float:
 
 @pytest.mark.parametrize("hidden", [(2, 3), (1, 2, 3)])
 def test_nothing_of_a_round_crosses_a_relay(hidden: tuple[int, ...]) -> None:
-    # The first round may be opened before the keeper has heard of it.
+    # The first round may be opened before the leader has heard of it.
     assert relayed_bytes(hidden) <= 0.1 * SUM_BYTES
 
 

@@ -109,7 +109,7 @@ def test_a_stranger_with_other_tokens_changes_nothing_and_is_named(lie: str, mon
 
 
 def test_a_holder_that_hands_out_other_tokens_is_named_and_another_one_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody feeds and no peer has data: the keeper's orders are carried out with what a trainer hands out."""
+    """Nobody feeds and no peer has data: the leader's orders are carried out with what a trainer hands out."""
     plan = Plan(stages=2, replicas=2, microbatches=4, steps=3, trainers=2, data_at_peers=False)
     own = proven(plan, monkeypatch)
     here = watched(plan, 3)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 from further import further
-from strike import check_always, keeper_of, kill_and_restart, member_of, watch_messages, watched
+from strike import check_always, kill_and_restart, leader_of, member_of, watch_messages, watched
 
 from swarmnet.ids import PeerId
 from swarmnet.messages import Control
@@ -42,7 +42,7 @@ POINTS: dict[str, Callable[[list], bool]] = {
     ("point", "killed", "seed"),
     [
         *((point, killed, 1) for point in POINTS for killed in (False, True)),
-        # The keeper is back before the joiner has seen it contribute: both must draw the next keeper from one order.
+        # The leader is back before the joiner has seen it contribute: both must draw the next leader from one order.
         ("round", True, 0),
         ("round", True, 5),
     ],
@@ -53,9 +53,9 @@ def test_a_replica_joins_during(point: str, killed: bool, seed: int) -> None:
     async def script(swarm: Swarm) -> None:
         await until(swarm, lambda: POINTS[point]([m for m in standing(swarm, 1) if m.version == STEP]))
         swarm.add([1], "joiner")
-        keeper = keeper_of(swarm, 1)
-        if killed and keeper is not None and swarm.may_die(keeper):
-            kill_and_restart(swarm, keeper)
+        leader = leader_of(swarm, 1)
+        if killed and leader is not None and swarm.may_die(leader):
+            kill_and_restart(swarm, leader)
         await check_always(swarm)
 
     swarm.run(until_s=120.0, script=script)
@@ -94,7 +94,7 @@ def test_a_committed_sum_outlives_its_stage_by_one_joiner() -> None:
 @pytest.mark.parametrize("seed", [0, *further(1, 2, 3)])
 def test_every_message_arrives_again_much_later(seed: int) -> None:
     """Each one-way message once more, up to eight seconds later: of an older step, ballot, round, generation and, as
-    keepers are killed and come back, incarnation."""
+    leaders are killed and come back, incarnation."""
     swarm = watched(Plan(stages=2, replicas=3, microbatches=6, steps=10, forward_s=0.05, classes=2), seed)
     rng, tell, killed = random.Random(seed), swarm.network.tell, []
 
@@ -107,10 +107,10 @@ def test_every_message_arrives_again_much_later(seed: int) -> None:
     async def script(swarm: Swarm) -> None:
         while not swarm.done:
             await asyncio.sleep(2.0)
-            keeper = keeper_of(swarm, rng.randrange(2))
-            if keeper is not None and swarm.may_die(keeper) and len(killed) < 4:
-                killed.append(keeper.peer_id)
-                kill_and_restart(swarm, keeper, after_s=0.3)
+            leader = leader_of(swarm, rng.randrange(2))
+            if leader is not None and swarm.may_die(leader) and len(killed) < 4:
+                killed.append(leader.peer_id)
+                kill_and_restart(swarm, leader, after_s=0.3)
             swarm.check_now()
 
     swarm.run(until_s=200.0, script=script)
@@ -153,7 +153,7 @@ def test_a_newcomer_can_tell_others_how_the_step_before_ended() -> None:
 
 
 @pytest.mark.parametrize("joins_s", [0.08, 0.112, 0.14])
-def test_who_was_overruled_as_keeper_lets_the_other_keep_the_next_step(joins_s: float) -> None:
+def test_who_was_overruled_as_leader_lets_the_other_keep_the_next_step(joins_s: float) -> None:
     """The second replica of stage 1 signs the commit that the first makes alone, and the first does not hear it.
 
     So the second counts for itself and not for the first, and each takes itself for the first in order.
@@ -165,7 +165,7 @@ def test_who_was_overruled_as_keeper_lets_the_other_keep_the_next_step(joins_s: 
         swarm.add([2], "zz")
 
     swarm.run(until_s=120.0, script=script)
-    kept = [fields["step"] for _, peer, event, fields in swarm.events if event == "keeper" and fields["stage"] == 1]
+    kept = [fields["step"] for _, peer, event, fields in swarm.events if event == "leader" and fields["stage"] == 1]
     assert sorted(kept) == [0, *range(8)] and swarm.forks == 0
     # One idle time of 15 s is in it where a mate was waited for so long that its work was given up.
     assert swarm.loop.time() < 25.0, "forty and more, if both keep all the time"

@@ -33,7 +33,7 @@ def small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(membership, "_PRESUMED", 5)
 
 
-def keeper_of(swarm: Swarm, stage: int) -> Node:
+def leader_of(swarm: Swarm, stage: int) -> Node:
     return next(node for node in swarm.replicas(stage) if node.peer.replicas[stage].member.oldest.leader is not None)
 
 
@@ -42,21 +42,21 @@ def counting(swarm: Swarm, stage: int) -> list[Node]:
     return [node for node in swarm.replicas(stage) if node.peer_id in roster]
 
 
-def member(swarm: Swarm, keeper: Node, others: list[Node]) -> list[Node]:
+def member(swarm: Swarm, leader: Node, others: list[Node]) -> list[Node]:
     return [others[3]]
 
 
-def keeper(swarm: Swarm, keeper: Node, others: list[Node]) -> list[Node]:
-    return [keeper]
+def leader(swarm: Swarm, leader: Node, others: list[Node]) -> list[Node]:
+    return [leader]
 
 
-def keeper_and_successor(swarm: Swarm, keeper: Node, others: list[Node]) -> list[Node]:
-    order = keeper.peer.replicas[0].member.oldest.election._order(swarm.loop.time())
-    return [keeper, next(node for node in others if node.peer_id == order[1])]
+def leader_and_successor(swarm: Swarm, leader: Node, others: list[Node]) -> list[Node]:
+    order = leader.peer.replicas[0].member.oldest.election._order(swarm.loop.time())
+    return [leader, next(node for node in others if node.peer_id == order[1])]
 
 
-def half_of_those_who_count(swarm: Swarm, keeper: Node, others: list[Node]) -> list[Node]:
-    return [node for node in counting(swarm, 0) if node is not keeper][:3]
+def half_of_those_who_count(swarm: Swarm, leader: Node, others: list[Node]) -> list[Node]:
+    return [node for node in counting(swarm, 0) if node is not leader][:3]
 
 
 def swarm_of(script: Callable[[Swarm], Awaitable[None]] | None, *, stages: int = 2, steps: int = 3) -> Swarm:
@@ -69,11 +69,11 @@ async def in_step_1(swarm: Swarm) -> tuple[Node, list[Node]]:
     while not any(replica.member.version for node in swarm.nodes for replica in node.peer.replicas.values()):
         await asyncio.sleep(0.05)
     await asyncio.sleep(1.0)
-    found = keeper_of(swarm, 0)
+    found = leader_of(swarm, 0)
     return found, [node for node in swarm.replicas(0) if node is not found]
 
 
-@pytest.mark.parametrize("fault", [*further(member, keeper), keeper_and_successor, half_of_those_who_count])
+@pytest.mark.parametrize("fault", [*further(member, leader), leader_and_successor, half_of_those_who_count])
 def test_the_death_of_some_is_noticed_at_once(fault: Fault) -> None:
     killed: list[Node] = []
     at: list[float] = []
@@ -86,11 +86,11 @@ def test_the_death_of_some_is_noticed_at_once(fault: Fault) -> None:
 
     swarm = swarm_of(script)
     events = [(when - at[0], event, fields) for when, _, event, fields in swarm.events if when >= at[0]]
-    noticed = [after for after, event, fields in events if event in ("evicted", "keeper") and fields["stage"] == 0]
+    noticed = [after for after, event, fields in events if event in ("evicted", "leader") and fields["stage"] == 0]
     assert min(noticed) < 0.5
 
 
-def test_a_replica_has_few_neighbours_and_the_keeper_all() -> None:
+def test_a_replica_has_few_neighbours_and_the_leader_all() -> None:
     seen: list[tuple[int, int]] = []
 
     async def script(swarm: Swarm) -> None:
@@ -101,13 +101,13 @@ def test_a_replica_has_few_neighbours_and_the_keeper_all() -> None:
         seen.append((heard[0], max(chosen)))
 
     swarm = swarm_of(script)
-    keeper_hears, most = seen[0]
-    assert keeper_hears == REPLICAS - 1 and most < REPLICAS - 1
+    leader_hears, most = seen[0]
+    assert leader_hears == REPLICAS - 1 and most < REPLICAS - 1
     # All to all each would send 31 heartbeats twice a second.
     assert swarm.network.sent["Heartbeat"] < 31 * swarm.loop.time() * 2 * REPLICAS
 
 
-def test_a_stopped_member_and_a_stopped_keeper_are_missed() -> None:
+def test_a_stopped_member_and_a_stopped_leader_are_missed() -> None:
     at: list[float] = []
 
     async def script(swarm: Swarm) -> None:
@@ -120,7 +120,7 @@ def test_a_stopped_member_and_a_stopped_keeper_are_missed() -> None:
             swarm.resume(node)
 
     swarm = swarm_of(script)
-    stands = [when for when, _, event, fields in swarm.events if event == "keeper" and fields["stage"] == 0]
+    stands = [when for when, _, event, fields in swarm.events if event == "leader" and fields["stage"] == 0]
     assert min(when for when in stands if when > at[0]) - at[0] <= 3.0 + 3.0
 
 
@@ -154,7 +154,7 @@ def test_a_replica_gets_each_commit_about_once() -> None:
 
 
 def test_a_commit_whose_messages_are_lost_comes_all_the_same() -> None:
-    """No push of a commit reaches anybody but the keeper itself: all have to ask."""
+    """No push of a commit reaches anybody but the leader itself: all have to ask."""
 
     async def script(swarm: Swarm) -> None:
         watch_messages(swarm, lambda sender, receiver, message: not isinstance(message, Committed))

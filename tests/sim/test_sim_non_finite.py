@@ -18,7 +18,7 @@ def test_a_non_finite_microbatch_is_left_out_everywhere(stage: int, replicas: in
     assert found_by and all(fields["index"] == 2 for _, _, event, fields in swarm.events if event == "voided")
 
 
-def test_the_keeper_s_death_does_not_bring_it_back() -> None:
+def test_the_leader_s_death_does_not_bring_it_back() -> None:
     plan = Plan(stages=2, replicas=3, microbatches=4, steps=3, max_void=1, poison=frozenset({(0, 1, 0)}))
     swarm = Swarm(plan, seed=4)
 
@@ -26,8 +26,8 @@ def test_the_keeper_s_death_does_not_bring_it_back() -> None:
         voided = asyncio.Event()
         swarm.hooks.append(lambda peer, event, fields: voided.set() if event == "voided" else None)
         await voided.wait()
-        keeper = next(peer for _, peer, event, _ in swarm.events if event == "voided")
-        swarm.kill(next(node for node in swarm.nodes if node.peer_id == keeper))
+        leader = next(peer for _, peer, event, _ in swarm.events if event == "voided")
+        swarm.kill(next(node for node in swarm.nodes if node.peer_id == leader))
 
     swarm.run(until_s=120, script=script)
     assert swarm.counts["kills"] == 1

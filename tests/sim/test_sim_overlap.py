@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import pytest
 from further import further
-from strike import check_always, keeper_of, kill_and_restart, watch_calls, watched
+from strike import check_always, kill_and_restart, leader_of, watch_calls, watched
 from test_sim_drain import Farewells, executions, indexes
 from test_sim_random import KINDS, LONG, SEEDS, play
 from test_sim_scenarios import POINTS, STEP, Trap, held, state
@@ -91,34 +91,34 @@ def test_the_held_out_loss_of_a_version_is_that_of_its_weights() -> None:
         assert loss == last.loss(weights[1], first.forward(weights[0], tokens_of(10_000)))
 
 
-@pytest.mark.parametrize("keeper", [False, True], ids=["member", "keeper"])
+@pytest.mark.parametrize("leader", [False, True], ids=["member", "leader"])
 @pytest.mark.parametrize("point", [*EARLY, "after_forward", "in_round_after_ack", *further(*LATE)])
-def test_kill_at(point: str, keeper: bool) -> None:
+def test_kill_at(point: str, leader: bool) -> None:
     swarm = watched(PLAN if point in EARLY else replace(PLAN, averaging_s=0.001))
-    trap = Trap(swarm, 1, point, keeper=keeper, strike=lambda node: kill_and_restart(swarm, node))
+    trap = Trap(swarm, 1, point, leader=leader, strike=lambda node: kill_and_restart(swarm, node))
     swarm.run(until_s=60.0, script=trap.watch)
     assert trap.sprung and swarm.counts["kills"] == 1
 
 
 @pytest.mark.parametrize(
-    ("point", "keeper", "for_s"),
+    ("point", "leader", "for_s"),
     [
         *(("newest_summed", False, 2.0), ("in_round_before_ack", True, 8.0), ("after_commit", False, 40.0)),
         *further(("newest_summed", True, 8.0), ("in_round_before_ack", False, 40.0), ("after_commit", False, 2.0)),
         *further(("newest_summed", False, 40.0), ("in_round_before_ack", False, 2.0), ("after_commit", True, 8.0)),
     ],
 )
-def test_stopped_and_continued(point: str, keeper: bool, for_s: float) -> None:
+def test_stopped_and_continued(point: str, leader: bool, for_s: float) -> None:
     """Two replicas stay, so a stopped one is given up; it comes back within the step, some steps later, far behind."""
     swarm = watched(replace(PLAN, replicas=3))
 
     def found() -> Node | None:
-        keeps = keeper_of(swarm, 0)
+        keeps = leader_of(swarm, 0)
         return next(
             (
                 node
                 for node in swarm.replicas(0)
-                if (node is keeps) == keeper
+                if (node is keeps) == leader
                 and 0 in node.peer.replicas
                 and state(node, 0).version >= STEP
                 and POINTS[point](swarm, node, 0)
@@ -153,11 +153,11 @@ def test_a_replica_joins_while_both_steps_are_at_work() -> None:
     assert len(joined) == 2
 
 
-@pytest.mark.parametrize("keeper", [False, True], ids=["member", "keeper"])
-def test_who_leaves_stays_until_both_its_steps_are_averaged(keeper: bool) -> None:
+@pytest.mark.parametrize("leader", [False, True], ids=["member", "leader"])
+def test_who_leaves_stays_until_both_its_steps_are_averaged(leader: bool) -> None:
     swarm = watched(PLAN)
     farewells = Farewells(swarm)
-    trap = Trap(swarm, 1, "newest_summed_and_oldest_in_round", keeper=keeper, strike=farewells.ask)
+    trap = Trap(swarm, 1, "newest_summed_and_oldest_in_round", leader=leader, strike=farewells.ask)
     swarm.run(until_s=60.0, script=trap.watch)
     assert [words for _, words in farewells.gone.values()] == ["nothing here is needed any more"]
     assert executions(swarm) == indexes(swarm.plan), "a farewell made somebody compute again"

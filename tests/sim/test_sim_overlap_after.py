@@ -56,11 +56,11 @@ def test_until_then_nobody_computes_ahead() -> None:
 @pytest.mark.parametrize(
     "after", [STEP + 1, *further(STEP, STEP + 2)], ids=lambda after: f"late-from-{after - STEP:+d}"
 )
-@pytest.mark.parametrize("keeper", [False, True], ids=["member", "keeper"])
+@pytest.mark.parametrize("leader", [False, True], ids=["member", "leader"])
 @pytest.mark.parametrize("point", ["after_claim", "after_summed", "in_round_before_ack", "after_commit"])
-def test_kill_where_steps_begin_to_overlap(point: str, keeper: bool, after: int) -> None:
+def test_kill_where_steps_begin_to_overlap(point: str, leader: bool, after: int) -> None:
     swarm = watched(replace(PLAN, overlap_after=after, averaging_s=0.001))
-    trap = Trap(swarm, 1, point, keeper=keeper, strike=lambda node: kill_and_restart(swarm, node))
+    trap = Trap(swarm, 1, point, leader=leader, strike=lambda node: kill_and_restart(swarm, node))
     swarm.run(until_s=60.0, script=trap.watch)
     assert trap.sprung and swarm.counts["kills"] == 1
 

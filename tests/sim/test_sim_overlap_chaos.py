@@ -16,7 +16,7 @@ from dataclasses import replace
 import pytest
 from chaos import Chaos, Fault, shrink
 from going_back import GoingBack
-from strike import check_always, keeper_of, kill_and_restart, watched
+from strike import check_always, kill_and_restart, leader_of, watched
 
 from swarmnet.errors import Refused, RejectCode
 from swarmnet.simulate.engine import SimulatedEngine
@@ -68,7 +68,7 @@ def test_sides_that_forked_the_newest_weights_still_sum_the_oldest_step_together
     stages: int, heal: str, seed: int
 ) -> None:
     """What step v is computed on did not fork. The loser takes the other weights of its own version, and begins step v
-    again under the stamp it had, as its keeper too."""
+    again under the stamp it had, as its leader too."""
     swarm, oldest = watched(replace(FORKED, stages=stages), seed), []
 
     async def script(swarm: Swarm) -> None:
@@ -111,7 +111,7 @@ def owner_of_the_oldest_dies() -> None:
                     node
                     for node in swarm.replicas(0)
                     if 0 in node.peer.replicas
-                    and node is not keeper_of(swarm, 0)
+                    and node is not leader_of(swarm, 0)
                     and (member := node.peer.replicas[0].member).version == 2
                     and member.oldest.claims.summed
                     and member.steps[1].claims.summed
@@ -129,14 +129,14 @@ def owner_of_the_oldest_dies() -> None:
 
 
 def test_without_the_gate_the_newest_step_takes_the_sum_buffer_of_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keepers also wait for members that are a version behind, which hides the gate where all are level."""
+    """Leaders also wait for members that are a version behind, which hides the gate where all are level."""
     begin, keep = OpenStep.__init__, Leader.__init__
 
     def open_at_once(step: OpenStep, *args, **fields) -> None:
         begin(step, *args, **{**fields, "oldest": True})
 
-    def keep_at_once(keeper: Leader, *args, **fields) -> None:
-        keep(keeper, *args, **{**fields, "oldest": True})
+    def keep_at_once(leader: Leader, *args, **fields) -> None:
+        keep(leader, *args, **{**fields, "oldest": True})
 
     undisturbed()
     monkeypatch.setattr(OpenStep, "__init__", open_at_once)

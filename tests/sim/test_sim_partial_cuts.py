@@ -19,7 +19,7 @@ from swarmnet.simulate.swarm import Swarm
 def test_a_replica_that_some_mates_do_not_hear_costs_one_step_a_few_seconds(
     stage: int, replicas: int, mates: int
 ) -> None:
-    """It still got work that nobody counted, stood for keeper under its own order, and had honest mates struck."""
+    """It still got work that nobody counted, stood for leader under its own order, and had honest mates struck."""
     swarm = Swarm(Plan(stages=2, replicas=replicas, microbatches=8, steps=30, forward_s=0.1), 1)
     since_s = 0.0
 

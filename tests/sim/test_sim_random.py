@@ -1,7 +1,7 @@
 """Random faults, many seeds: every commit is the single process's sum, and the run ends with one chain per stage.
 
 Crashes with restarts under the same or a new name, trainers that come and go, stopped replicas, cuts between groups and
-one way, and one-way messages that are lost, doubled or overtaken; a third of the crashes and stops strike a keeper. In
+one way, and one-way messages that are lost, doubled or overtaken; a third of the crashes and stops strike a leader. In
 some kinds all replicas of a stage die at once, or everybody, so that the run goes back to what is on disks: at most
 twice per blow, and nobody serves what was given up.
 Each stage has two numerics classes, or as many as peers, so forks are seen, counted and must be healed. Invariants are

@@ -15,7 +15,7 @@ from swarmnet.ids import PeerId, Restart, first_chain
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import RUN, Node, Swarm
 from tests.sim.going_back import GoingBack
-from tests.sim.strike import keeper_of, node_of, watched
+from tests.sim.strike import leader_of, node_of, watched
 from tests.sim.test_sim_restart import kill_everybody, reached
 
 
@@ -321,16 +321,16 @@ def test_the_sum_of_a_step_that_is_done_a_second_time_is_handed_over() -> None:
         assert all_at(4)
 
         def summing() -> bool:
-            keeper = keeper_of(swarm, 0)
-            return keeper is not None and any(member(n).oldest.part.round is not None for n in swarm.replicas(0))
+            leader = leader_of(swarm, 0)
+            return leader is not None and any(member(n).oldest.part.round is not None for n in swarm.replicas(0))
 
         await until(summing, every_s=0.0005)
-        keeper = keeper_of(swarm, 0)
-        assert keeper is not None and all_at(4)
-        holder, late = (node for node in swarm.replicas(0) if node is not keeper)
+        leader = leader_of(swarm, 0)
+        assert leader is not None and all_at(4)
+        holder, late = (node for node in swarm.replicas(0) if node is not leader)
         swarm.stop(late)
         await until(lambda: member(holder).oldest.finished is not None or member(holder).version == 5)
-        swarm.kill(keeper)  # `holder` alone has the sum
+        swarm.kill(leader)  # `holder` alone has the sum
         await asyncio.sleep(1.0)
         swarm.resume(late)
         frozen.append((late.peer_id, swarm.loop.time()))

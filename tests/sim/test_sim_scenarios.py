@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import pytest
 from further import further
-from strike import check_always, keeper_of, kill_and_restart, member_of, soon, watch_calls, watch_messages, watched
+from strike import check_always, kill_and_restart, leader_of, member_of, soon, watch_calls, watch_messages, watched
 
 from swarmnet.messages import Accepted, Committed, Gradient, Process
 from swarmnet.simulate.plan import Plan
@@ -72,8 +72,8 @@ POINTS: dict[str, Predicate] = {
 class Trap:
     """Springs once, on the first replica of the stage that is at the point, not before step STEP."""
 
-    def __init__(self, swarm: Swarm, stage: int, point: str, *, keeper: bool, strike: Callable[[Node], None]) -> None:
-        self.swarm, self.stage, self.reached, self.keeper = swarm, stage, POINTS[point], keeper
+    def __init__(self, swarm: Swarm, stage: int, point: str, *, leader: bool, strike: Callable[[Node], None]) -> None:
+        self.swarm, self.stage, self.reached, self.leader = swarm, stage, POINTS[point], leader
         self.strike, self.sprung = strike, False
         watch_messages(swarm, lambda sender, receiver, message: self.look())
         swarm.hooks.append(lambda peer, event, fields: self.look())
@@ -81,10 +81,10 @@ class Trap:
     def look(self) -> None:
         if self.sprung:
             return
-        keeper = keeper_of(self.swarm, self.stage)
+        leader = leader_of(self.swarm, self.stage)
         for node in self.swarm.replicas(self.stage):
             ready = self.stage in node.peer.replicas and state(node, self.stage).version >= STEP
-            if ready and (node is keeper) == self.keeper and self.reached(self.swarm, node, self.stage):
+            if ready and (node is leader) == self.leader and self.reached(self.swarm, node, self.stage):
                 self.sprung = True
                 soon(self.swarm, lambda node=node: self.strike(node))
                 return
@@ -97,19 +97,19 @@ class Trap:
 
 
 @pytest.mark.parametrize("turn", [0, *further(1, 2)])
-@pytest.mark.parametrize("keeper", [False, True], ids=["member", "keeper"])
+@pytest.mark.parametrize("leader", [False, True], ids=["member", "leader"])
 @pytest.mark.parametrize("point", POINTS)
-def test_kill_at(point: str, keeper: bool, turn: int) -> None:
+def test_kill_at(point: str, leader: bool, turn: int) -> None:
     """Each in one stage; in the others, too, under --long."""
-    stage = (list(POINTS).index(point) + keeper + turn) % 3
+    stage = (list(POINTS).index(point) + leader + turn) % 3
     swarm = watched(PLAN)
-    trap = Trap(swarm, stage, point, keeper=keeper, strike=lambda node: kill_and_restart(swarm, node))
+    trap = Trap(swarm, stage, point, leader=leader, strike=lambda node: kill_and_restart(swarm, node))
     swarm.run(until_s=60.0, script=trap.watch)
     assert trap.sprung and swarm.counts["kills"] == 1
 
 
 @pytest.mark.parametrize("point", [point for point in POINTS if point != "after_commit"])
-def test_kill_keeper_and_then_its_successor(point: str) -> None:
+def test_kill_leader_and_then_its_successor(point: str) -> None:
     swarm = watched(Plan(stages=2, replicas=3, microbatches=6, steps=4))
 
     def strike(node: Node) -> None:
@@ -117,27 +117,27 @@ def test_kill_keeper_and_then_its_successor(point: str) -> None:
         swarm.hooks.append(kill_next)
 
     def kill_next(peer: str, event: str, fields: dict[str, object]) -> None:
-        if event == "keeper" and fields["stage"] == 1 and swarm.counts["kills"] == 1:
+        if event == "leader" and fields["stage"] == 1 and swarm.counts["kills"] == 1:
             successor = next(node for node in swarm.nodes if node.up and node.peer_id == peer)
             soon(swarm, lambda: kill_and_restart(swarm, successor) if swarm.counts["kills"] == 1 else None)
 
-    trap = Trap(swarm, 1, point, keeper=True, strike=strike)
+    trap = Trap(swarm, 1, point, leader=True, strike=strike)
     swarm.run(until_s=90.0, script=trap.watch)
     assert trap.sprung and swarm.counts["kills"] == 2
 
 
-def test_keeper_dies_after_it_told_exactly_one_member_of_the_commit() -> None:
+def test_leader_dies_after_it_told_exactly_one_member_of_the_commit() -> None:
     swarm = watched(Plan(stages=2, replicas=3, microbatches=6, steps=4))
     told: list[str] = []
 
     def on_tell(sender, receiver, message) -> bool | None:
         if isinstance(message, Committed) and message.commit.stage == 0 and message.commit.step == STEP:
-            keeper = keeper_of(swarm, 0)
-            if not told and keeper is not None and keeper.peer_id == sender and receiver.startswith("s0"):
+            leader = leader_of(swarm, 0)
+            if not told and leader is not None and leader.peer_id == sender and receiver.startswith("s0"):
                 told.append(receiver)
-                soon(swarm, lambda: kill_and_restart(swarm, keeper))
+                soon(swarm, lambda: kill_and_restart(swarm, leader))
                 return None
-            return bool(told) and sender != keeper_of(swarm, 0)
+            return bool(told) and sender != leader_of(swarm, 0)
         return None
 
     watch_messages(swarm, on_tell)
@@ -147,7 +147,7 @@ def test_keeper_dies_after_it_told_exactly_one_member_of_the_commit() -> None:
 
 def test_the_same_identity_restarts_within_the_step() -> None:
     swarm = watched(PLAN)
-    trap = Trap(swarm, 1, "after_summed", keeper=False, strike=lambda node: kill_and_restart(swarm, node, after_s=0.05))
+    trap = Trap(swarm, 1, "after_summed", leader=False, strike=lambda node: kill_and_restart(swarm, node, after_s=0.05))
     swarm.run(until_s=60.0, script=trap.watch)
     assert trap.sprung and swarm.counts["kills"] == 1
 
@@ -251,7 +251,7 @@ def test_calls_of_the_next_step_take_no_slot_while_this_one_needs_repair() -> No
             early.append(request.step)
 
     watch_calls(swarm, on_open)
-    trap = Trap(swarm, 1, "in_round_before_ack", keeper=False, strike=lambda node: kill_and_restart(swarm, node))
+    trap = Trap(swarm, 1, "in_round_before_ack", leader=False, strike=lambda node: kill_and_restart(swarm, node))
     swarm.run(until_s=90.0, script=trap.watch)
     assert trap.sprung and STEP + 1 in early
 
@@ -281,7 +281,7 @@ def test_two_trainers_on_the_same_split_count_nothing_twice() -> None:
     assert len(twice) > 6
 
 
-def test_a_trainer_dies_in_the_middle_and_the_keeper_orders_the_rest() -> None:
+def test_a_trainer_dies_in_the_middle_and_the_leader_orders_the_rest() -> None:
     swarm = watched(Plan(stages=2, replicas=2, microbatches=6, steps=4))
 
     async def script(swarm: Swarm) -> None:
@@ -296,7 +296,7 @@ def test_a_trainer_dies_in_the_middle_and_the_keeper_orders_the_rest() -> None:
     assert swarm.counts["ordered"] > 0
 
 
-def test_without_any_trainer_the_keeper_executes_from_data() -> None:
+def test_without_any_trainer_the_leader_executes_from_data() -> None:
     swarm = watched(Plan(stages=2, replicas=2, microbatches=4, steps=2, trainers=0))
     swarm.run(until_s=120.0, script=check_always)
     assert swarm.counts["ordered"] >= 8 and swarm.counts["rerouted"] == 0
@@ -309,7 +309,7 @@ def test_a_trainer_far_behind_or_ahead_of_the_run_finds_its_place() -> None:
         trainer = swarm.trainers["trainer.0"]
         while min(state(node, 0).version for node in swarm.replicas(0)) < 1:
             await asyncio.sleep(0.01)
-        swarm.loop.stop_process(trainer)  # it misses steps that the keeper executes
+        swarm.loop.stop_process(trainer)  # it misses steps that the leader executes
         while min(state(node, 0).version for node in swarm.replicas(0)) < 3:
             swarm.check_now()
             await asyncio.sleep(0.05)

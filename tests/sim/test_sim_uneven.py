@@ -58,15 +58,15 @@ class Blow:
 
     def __init__(self, *, kill: bool) -> None:
         self.kill, self.node, self.struck_at = kill, None, 0.0
-        self.keeper = PeerId("")
+        self.leader = PeerId("")
 
     def __call__(self, swarm: Swarm, peer: PeerId, event: str, fields: dict[str, object]) -> None:
-        if event == "keeper":
-            self.keeper = peer
+        if event == "leader":
+            self.leader = peer
         if self.node is None and event == "averaged" and fields["step"] == MEASURED_STEP:
             assert peer != NARROW
             self.node: Node | None = next(
-                node for node in swarm.nodes if node.peer_id not in (peer, NARROW, self.keeper)
+                node for node in swarm.nodes if node.peer_id not in (peer, NARROW, self.leader)
             )
             self.struck_at = swarm.loop.time()
             (swarm.kill if self.kill else swarm.stop)(self.node)

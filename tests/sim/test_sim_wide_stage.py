@@ -14,7 +14,7 @@ from swarmnet.simulate.swarm import Node, Swarm
 
 
 @pytest.mark.parametrize("replicas", [40, pytest.param(200, marks=(pytest.mark.long, pytest.mark.timeout(1200)))])
-def test_the_keeper_and_two_who_count_die_and_the_step_ends_in_its_time(replicas: int) -> None:
+def test_the_leader_and_two_who_count_die_and_the_step_ends_in_its_time(replicas: int) -> None:
     """Sums and weights are held against those of one process; nobody else is evicted."""
     killed: list[Node] = []
 
@@ -23,10 +23,10 @@ def test_the_keeper_and_two_who_count_die_and_the_step_ends_in_its_time(replicas
         while not any(member.version for member in members):
             await asyncio.sleep(0.05)
         await asyncio.sleep(0.5)
-        keeper = next(node for node in swarm.nodes if node.peer.replicas[0].member.oldest.leader is not None)
-        roster = keeper.peer.replicas[0].member.membership.roster(0)
-        assert len(roster) <= MAX_COUNTING < replicas and keeper.peer.replicas[0].member.view.sparse
-        killed.extend([keeper, *[node for node in swarm.nodes if node.peer_id in roster and node is not keeper][:2]])
+        leader = next(node for node in swarm.nodes if node.peer.replicas[0].member.oldest.leader is not None)
+        roster = leader.peer.replicas[0].member.membership.roster(0)
+        assert len(roster) <= MAX_COUNTING < replicas and leader.peer.replicas[0].member.view.sparse
+        killed.extend([leader, *[node for node in swarm.nodes if node.peer_id in roster and node is not leader][:2]])
         for node in killed:
             swarm.kill(node)
 

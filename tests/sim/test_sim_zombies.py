@@ -1,7 +1,7 @@
 """Processes that are stopped and come back after the others have gone on without them (docs/protocol.md, scenario 3).
 
-A stopped owner, a stopped member of a round, a stopped keeper: whoever comes back finds its generation closed, its
-round over or another keeper in its place, and nothing it does then counts twice.
+A stopped owner, a stopped member of a round, a stopped leader: whoever comes back finds its generation closed, its
+round over or another leader in its place, and nothing it does then counts twice.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 from further import further
-from strike import keeper_of, watched
+from strike import leader_of, watched
 
 from swarmnet.manifest.schema import Protocol
 from swarmnet.simulate.plan import Plan
@@ -35,12 +35,12 @@ POINTS: dict[str, Callable[[Node], bool]] = {
 }
 
 
-async def stop_at(swarm: Swarm, point: str, *, keeper: bool) -> Node:
+async def stop_at(swarm: Swarm, point: str, *, leader: bool) -> Node:
     """Stop the first replica of stage 1 that gets there in step STEP."""
     while True:
-        keeps = keeper_of(swarm, 1)
+        keeps = leader_of(swarm, 1)
         for node in swarm.replicas(1):
-            if member(node).version == STEP and (node is keeps) == keeper and POINTS[point](node):
+            if member(node).version == STEP and (node is keeps) == leader and POINTS[point](node):
                 swarm.stop(node)
                 return node
         swarm.check_now()
@@ -59,13 +59,13 @@ async def version_reached(swarm: Swarm, version: int, *, but: Node, within_s: fl
 
 
 @pytest.mark.parametrize("after", ["index_executed_again", "two_steps", *further("step_applied")])
-@pytest.mark.parametrize("keeper", [False, True], ids=["member", "keeper"])
+@pytest.mark.parametrize("leader", [False, True], ids=["member", "leader"])
 @pytest.mark.parametrize("point", POINTS)
-def test_stopped_and_continued(point: str, keeper: bool, after: str) -> None:
+def test_stopped_and_continued(point: str, leader: bool, after: str) -> None:
     swarm = watched(PLAN)
 
     async def script(swarm: Swarm) -> None:
-        zombie = await stop_at(swarm, point, keeper=keeper)
+        zombie = await stop_at(swarm, point, leader=leader)
         if after == "index_executed_again":
             await asyncio.sleep(4.0)  # beyond the silence limit: the others have begun to do its share
         else:
@@ -76,13 +76,13 @@ def test_stopped_and_continued(point: str, keeper: bool, after: str) -> None:
     assert swarm.forks == 0
 
 
-@pytest.mark.parametrize("keeper", [False, True], ids=["member", "keeper"])
+@pytest.mark.parametrize("leader", [False, True], ids=["member", "leader"])
 @pytest.mark.parametrize("point", ["granted", "summed"])
-def test_with_a_majority_the_others_go_on_within_the_silence_limit(point: str, keeper: bool) -> None:
+def test_with_a_majority_the_others_go_on_within_the_silence_limit(point: str, leader: bool) -> None:
     swarm = watched(PLAN)
 
     async def script(swarm: Swarm) -> None:
-        zombie = await stop_at(swarm, point, keeper=keeper)
+        zombie = await stop_at(swarm, point, leader=leader)
         assert await version_reached(swarm, STEP + 1, but=zombie, within_s=LONG_S) < 5.0
         swarm.resume(zombie)
 
@@ -90,13 +90,13 @@ def test_with_a_majority_the_others_go_on_within_the_silence_limit(point: str, k
     assert swarm.forks == 0
 
 
-@pytest.mark.parametrize("keeper", [False, True], ids=["member", "keeper"])
+@pytest.mark.parametrize("leader", [False, True], ids=["member", "leader"])
 @pytest.mark.parametrize("point", POINTS)
-def test_of_two_replicas_the_other_waits_for_the_long_silence_and_nothing_forks(point: str, keeper: bool) -> None:
+def test_of_two_replicas_the_other_waits_for_the_long_silence_and_nothing_forks(point: str, leader: bool) -> None:
     swarm = watched(PAIRS)
 
     async def script(swarm: Swarm) -> None:
-        zombie = await stop_at(swarm, point, keeper=keeper)
+        zombie = await stop_at(swarm, point, leader=leader)
         await asyncio.sleep(0.8 * LONG_S)
         (other,) = (node for node in swarm.replicas(1) if node is not zombie)
         # With its sum committed, the other one goes on: whoever has not begun the next step is no member of it.
@@ -107,13 +107,13 @@ def test_of_two_replicas_the_other_waits_for_the_long_silence_and_nothing_forks(
     assert swarm.forks == 0
 
 
-@pytest.mark.parametrize("keeper", [False, True], ids=["member", "keeper"])
+@pytest.mark.parametrize("leader", [False, True], ids=["member", "leader"])
 @pytest.mark.parametrize("point", POINTS)
-def test_of_two_replicas_the_other_goes_on_after_the_long_silence(point: str, keeper: bool) -> None:
+def test_of_two_replicas_the_other_goes_on_after_the_long_silence(point: str, leader: bool) -> None:
     swarm = watched(PAIRS)
 
     async def script(swarm: Swarm) -> None:
-        zombie = await stop_at(swarm, point, keeper=keeper)
+        zombie = await stop_at(swarm, point, leader=leader)
         await version_reached(swarm, STEP + 1, but=zombie, within_s=3 * LONG_S)
         swarm.resume(zombie)
 

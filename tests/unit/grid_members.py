@@ -109,7 +109,7 @@ class Vector:
 
 
 class Members:
-    """`num_members` replicas of which each has counted one microbatch, of its own number. A keeper's own `RoundBuilder`
+    """`num_members` replicas of which each has counted one microbatch, of its own number. A leader's own `RoundBuilder`
     makes their rounds. signs: they check reducers. dead: they answer nothing any more."""
 
     def __init__(
@@ -166,13 +166,13 @@ class Members:
     def alive(self) -> list[PeerId]:
         return [peer for peer in self.peers if peer not in self.dead]
 
-    # ------------------------------------------------------------ what a keeper does
+    # ------------------------------------------------------------ what a leader does
 
     def round(self) -> Round:
         return self.opening.open(self.alive, self.ledger)
 
     def lose(self, *lost: PeerId) -> None:
-        """They are gone, and what they had counted is executed again where the keeper would have it."""
+        """They are gone, and what they had counted is executed again where the leader would have it."""
         for peer in lost:
             self.dead.add(peer)
             self.ledger.evict((peer, self.generation[peer]))

@@ -254,13 +254,13 @@ class Table:
     # ------------------------------------------------------------ looking
 
     @property
-    def keeper(self) -> str:
+    def leader(self) -> str:
         """Who keeps, if exactly one does."""
         (name,) = [name for name, member in self.members.items() if member.oldest.leader is not None]
         return name
 
     def orders(self) -> list[tuple[str, int]]:
-        """(member, index) the keeper has had executed since last asked."""
+        """(member, index) the leader has had executed since last asked."""
         found = [(name, call.args[1]) for name, call in self.did if call.name == "execute"]
         self.did = [(name, call) for name, call in self.did if call.name != "execute"]
         return found
@@ -279,9 +279,9 @@ class Table:
                 for index in sorted(member.oldest.claims.granted - member.oldest.claims.summed):
                     self.add(name, index)
             self.settle()
-            keepers = [member.oldest.leader for member in self.members.values() if member.oldest.leader is not None]
-            if len(keepers) == 1 and keepers[0].round is not None:
-                current = keepers[0].round.id
+            leaders = [member.oldest.leader for member in self.members.values() if member.oldest.leader is not None]
+            if len(leaders) == 1 and leaders[0].round is not None:
+                current = leaders[0].round.id
                 if all(joined is not None and joined.id == current for _, joined in self._joined()):
                     return
             self.tick()

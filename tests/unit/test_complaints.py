@@ -47,12 +47,12 @@ def test_a_conviction_names_its_step_and_disputes_are_counted() -> None:
     assert (complaints.disputed, complaints.num_disputed) == ((4, "S"), 1)
 
 
-def test_a_keeper_names_whose_report_it_waits_for() -> None:
+def test_a_leader_names_whose_report_it_waits_for() -> None:
     table = Table("A", "B")
-    [keeper] = [member for member in table.members.values() if member.oldest.leader is not None]
-    other = next(name for name in table.members if name != keeper.me)
-    assert keeper.oldest.leader is not None and keeper.oldest.leader.waits(table.now) == []
-    del keeper.oldest.leader.members[PeerId(other)]
+    [leader] = [member for member in table.members.values() if member.oldest.leader is not None]
+    other = next(name for name in table.members if name != leader.me)
+    assert leader.oldest.leader is not None and leader.oldest.leader.waits(table.now) == []
+    del leader.oldest.leader.members[PeerId(other)]
     complaints = Complaints(TIMERS, lambda event, fields: None, now=table.now - 20.0)
-    said = complaints.of(keeper, None, now=table.now)
+    said = complaints.of(leader, None, now=table.now)
     assert said == (Complaint(0, PeerId(other), "waited_for", "does not report"),)

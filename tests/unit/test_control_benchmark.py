@@ -23,9 +23,9 @@ def test_a_row_has_what_was_asked_for(
     assert found["exponents"].keys() == {"replicas"} and found["exponents"]["replicas"]["bytes_per_peer"] > 0
     assert (small["replicas"], large["replicas"], small["microbatches"]) == (3, 5, 20)
     for row in (small, large):
-        assert min(row["claims_per_s"], row["keeper_cpu"], row["bytes_per_peer"], row["heartbeat_ms"]) > 0
+        assert min(row["claims_per_s"], row["leader_cpu"], row["bytes_per_peer"], row["heartbeat_ms"]) > 0
         assert 0 < row["quiet_report_bytes"] <= 200 < row["round_bytes"]
-    assert large["keeper_hears"] > small["keeper_hears"]
+    assert large["leader_hears"] > small["leader_hears"]
     kinds = small["by_kind"]
     assert kinds["MemberState"] >= kinds["StagePlan"] > 0
     assert small["messages"] == sum(kinds.values()) - kinds["Heartbeat"]

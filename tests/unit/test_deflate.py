@@ -23,13 +23,13 @@ def test_what_is_packed_comes_out(messages: list[bytes]) -> None:
 
 
 def test_a_heartbeat_that_says_what_the_last_one_said_is_a_few_bytes() -> None:
-    keeper = Ballot(3, Identity.from_seed(bytes(32)).peer)
+    leader = Ballot(3, Identity.from_seed(bytes(32)).peer)
     packed = Deflater()
     sizes = []
     for queue in range(3):
         chain = Chain("5a" * 32)
         stamp, numerics = Stamp(1000, 50, chain), "cpu AVX512/torch-2.13.0/1/fp32"
-        beat = Heartbeat(stamp, 1 << 61, True, keeper, queue=queue, numerics=numerics, before=chain)
+        beat = Heartbeat(stamp, 1 << 61, True, leader, queue=queue, numerics=numerics, before=chain)
         sizes.append((len(packed(write_control(beat))), len(write_control(beat))))
     assert sizes[0][0] > 100 and max(packed_bytes for packed_bytes, _ in sizes[1:]) <= 16, sizes
 

@@ -14,7 +14,7 @@ from swarmnet.ids import Chain, PeerId
 from swarmnet.manifest.timers import Timers
 from swarmnet.messages import Heartbeat, Measure, Stamp
 from swarmnet.step.drift import MOST_RESTS, Drift, DriftRules, may_go, resyncs
-from swarmnet.step.graph import keeper_rank
+from swarmnet.step.graph import leader_rank
 from swarmnet.step.host import Deferred
 from swarmnet.step.view import View
 
@@ -27,12 +27,12 @@ def measure(bits: int, *, version: int = 10, chain: Chain = CHAIN) -> Measure:
 
 
 def in_order(count: int) -> list[PeerId]:
-    """Names in the order of keepers."""
-    return sorted((PeerId(f"peer{n}") for n in range(count)), key=lambda peer: keeper_rank(TERM, 0, peer))
+    """Names in the order of leaders."""
+    return sorted((PeerId(f"peer{n}") for n in range(count)), key=lambda peer: leader_rank(TERM, 0, peer))
 
 
 class Stage:
-    """Replicas that hear each other's heartbeats at once. bits, numerics: of each, in the order of keepers."""
+    """Replicas that hear each other's heartbeats at once. bits, numerics: of each, in the order of leaders."""
 
     def __init__(self, bits: list[int], numerics: list[str] | None = None, rules: DriftRules = RULES) -> None:
         self.order = in_order(len(bits))
@@ -91,7 +91,7 @@ class Stage:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from("ab")), min_size=1, max_size=9))
-def test_the_keepers_class_ends_with_what_stood_and_few_are_away_at_a_time(parts: list[tuple[int, str]]) -> None:
+def test_the_leaders_class_ends_with_what_stood_and_few_are_away_at_a_time(parts: list[tuple[int, str]]) -> None:
     begun, kept = [bits for bits, _ in parts], parts[0][1]
     stage = Stage(begun, [numerics for _, numerics in parts])
     stood = Counter(bits for bits, numerics in parts if numerics == kept).most_common(1)[0][0]
@@ -219,7 +219,7 @@ def test_classes_that_differ_by_rounding_are_measured_and_not_repaired() -> None
 
 
 @given(st.lists(st.sampled_from(["cpu", "cuda", "rocm", ""]), min_size=1, max_size=9), st.integers(5, 60))
-def test_other_classes_take_the_keepers_state_once_a_period_and_in_turns(classes: list[str], every: int) -> None:
+def test_other_classes_take_the_leaders_state_once_a_period_and_in_turns(classes: list[str], every: int) -> None:
     order = in_order(len(classes))
     numerics = dict(zip(order, classes, strict=True))
     went: Counter[PeerId] = Counter()

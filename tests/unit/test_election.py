@@ -35,7 +35,7 @@ def test_a_leader_that_stands_at_once_makes_no_peer_late() -> None:
     assert follows.promise(Ballot(0, first), now=table.now) and not late(follows, table.now)
 
 
-def test_if_the_next_in_order_does_not_stand_for_a_dead_keeper_another_does() -> None:
+def test_if_the_next_in_order_does_not_stand_for_a_dead_leader_another_does() -> None:
     table = Table("A", "B", "C")
     (first, _), (_, next_one), (last, waits) = elections(table)
     for election in (next_one, waits):

@@ -396,7 +396,7 @@ def test_a_slow_sender_is_served_when_its_input_comes() -> None:
 
 
 def test_a_caller_uploads_as_much_at_once_as_there_are_slots() -> None:
-    """Also where the keeper's orders have begun tasks that hold no slot."""
+    """Also where the leader's orders have begun tasks that hold no slot."""
 
     async def act(here: Scene) -> None:
         for index in range(9):

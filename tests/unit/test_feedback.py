@@ -19,7 +19,7 @@ COARSE = "nf4"
 
 
 def round_id(number: int) -> RoundId:
-    return RoundId(Ballot(1, PeerId("keeper")), number)
+    return RoundId(Ballot(1, PeerId("leader")), number)
 
 
 @dataclass

@@ -20,9 +20,9 @@ from swarmnet.messages import (
 )
 from swarmnet.step.gate import Shape, refusal
 
-KEEPER, OTHER = PeerId("keeper"), PeerId("other")
+LEADER, OTHER = PeerId("leader"), PeerId("other")
 SHAPE = Shape(num_stages=2, num_microbatches=4, total_steps=10)
-STAMP, BALLOT, GEN = Stamp(3, 1, Chain("0" * 64)), Ballot(2, KEEPER), Generation(1, 0)
+STAMP, BALLOT, GEN = Stamp(3, 1, Chain("0" * 64)), Ballot(2, LEADER), Generation(1, 0)
 SOME, REST = frozenset({0, 3}), frozenset({1, 2})
 
 
@@ -49,7 +49,7 @@ def complaint(trouble: Trouble) -> MemberState:
 
 
 def round_of(
-    parts: tuple = ((OTHER, GEN, SOME), (KEEPER, GEN, REST)), receivers: tuple = (OTHER, KEEPER), **changed: object
+    parts: tuple = ((OTHER, GEN, SOME), (LEADER, GEN, REST)), receivers: tuple = (OTHER, LEADER), **changed: object
 ) -> StagePlan:
     attempt = Round(STAMP, RoundId(BALLOT, 0), parts, receivers, (), **changed)
     return StagePlan(STAMP, BALLOT, attempt=attempt)
@@ -68,8 +68,8 @@ GOOD = [
     round_of(bandwidths=(1, 10**12)),
     round_of(rows=(2,)),
     round_of(rows=(1, 1)),
-    complaint(Trouble(RoundId(BALLOT, 0), (Late(OTHER, True, 10.0),), (OTHER, KEEPER))),
-    report(LineQuality(10**9, ((OTHER, 1), (KEEPER, 50_000)))),
+    complaint(Trouble(RoundId(BALLOT, 0), (Late(OTHER, True, 10.0),), (OTHER, LEADER))),
+    report(LineQuality(10**9, ((OTHER, 1), (LEADER, 50_000)))),
     report(LineQuality(0)),
     Heartbeat(STAMP, 1, True, BALLOT, (commit(),), (commit(stage=0, step=2),)),
     Heartbeat(STAMP, 1, True, BALLOT, numerics="cpu", measure=Measure(3, STAMP.chain, b"d" * 32)),
@@ -77,8 +77,8 @@ GOOD = [
 
 BAD = [
     StagePlan(Stamp(3, 2, STAMP.chain), BALLOT),
-    StagePlan(STAMP, Ballot(1 << 40, KEEPER)),
-    StagePlan(STAMP, Ballot(BALLOT.number + 1, KEEPER), attempt=round_of().attempt),
+    StagePlan(STAMP, Ballot(1 << 40, LEADER)),
+    StagePlan(STAMP, Ballot(BALLOT.number + 1, LEADER), attempt=round_of().attempt),
     StagePlan(Stamp(4, STAMP.stage, STAMP.chain), BALLOT, attempt=round_of().attempt),
     MemberState(STAMP, BALLOT, GEN, NONE, NONE, None, None, 0, wants=frozenset({4})),
     StagePlan(STAMP, BALLOT, GEN, frozenset({65535})),
@@ -94,7 +94,7 @@ BAD = [
     round_of(parts=((OTHER, GEN, frozenset({4})),)),
     round_of(voided=frozenset({7})),
     round_of(parts=((OTHER, GEN, SOME),)),
-    round_of(parts=((OTHER, GEN, SOME), (KEEPER, GEN, frozenset({1}))), voided=frozenset({2})),
+    round_of(parts=((OTHER, GEN, SOME), (LEADER, GEN, frozenset({1}))), voided=frozenset({2})),
     round_of(rows=(1,)),
     round_of(rows=(2, 1)),
     round_of(parts=((PeerId("p9"), GEN, SOME),), rows=(1, 1)),
@@ -116,12 +116,12 @@ BAD = [
 
 @pytest.mark.parametrize("message", GOOD, ids=lambda message: type(message).__name__)
 def test_what_the_run_says_passes(message: Control) -> None:
-    assert refusal(KEEPER, message, SHAPE, BALLOT, lambda: 0) is None
+    assert refusal(LEADER, message, SHAPE, BALLOT, lambda: 0) is None
 
 
 @pytest.mark.parametrize("message", BAD, ids=lambda message: type(message).__name__)
 def test_what_cannot_be_true_is_refused(message: Control) -> None:
-    assert refusal(KEEPER, message, SHAPE, BALLOT, lambda: 0)
+    assert refusal(LEADER, message, SHAPE, BALLOT, lambda: 0)
 
 
 @pytest.mark.parametrize(
@@ -129,13 +129,13 @@ def test_what_cannot_be_true_is_refused(message: Control) -> None:
     [message for message in GOOD if isinstance(message, StagePlan)],
     ids=lambda message: type(message).__name__,
 )
-def test_only_a_keeper_uses_its_ballot(message: Control) -> None:
+def test_only_a_leader_uses_its_ballot(message: Control) -> None:
     assert refusal(OTHER, message, SHAPE, BALLOT, lambda: 0)
 
 
 def test_a_ballot_far_ahead_is_heard_if_two_mates_have_promised_such_a_one():
     """Else those whom a liar has led far ahead and the others would refuse each other for ever."""
-    ahead = Ballot(BALLOT.number + 2000, KEEPER)
+    ahead = Ballot(BALLOT.number + 2000, LEADER)
     message = StagePlan(STAMP, ahead)
-    assert refusal(KEEPER, message, SHAPE, BALLOT, lambda: 0)
-    assert refusal(KEEPER, message, SHAPE, BALLOT, lambda: ahead.number - 1) is None
+    assert refusal(LEADER, message, SHAPE, BALLOT, lambda: 0)
+    assert refusal(LEADER, message, SHAPE, BALLOT, lambda: ahead.number - 1) is None

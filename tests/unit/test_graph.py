@@ -97,7 +97,7 @@ def test_of_two_stages_beside_each_other_both_ends_find_few_neighbours() -> None
             graph = Graph(peer, stage)
             near = {at: found - {peer} for at, found in stages.items() if abs(at - stage) <= 1}
             counting = {at: counting_of(found) for at, found in near.items()}
-            graph.choose(near, counting, frozenset(), keeper=None)
+            graph.choose(near, counting, frozenset(), leader=None)
             large = {at for at in near if max(len(stages[at]), len(names)) > DENSE}
             assert graph.sparse == large
             beside = [other for at in near if at != stage for other in graph.chosen & stages[at]]
@@ -111,7 +111,7 @@ def test_of_two_stages_beside_each_other_both_ends_find_few_neighbours() -> None
 def test_who_has_chosen_me_is_answered_as_long_as_it_does() -> None:
     names, me = replicas(100), PeerId("me")
     graph = Graph(me, 0)
-    graph.choose({0: names}, {0: counting_of(names)}, frozenset(), keeper=None)
+    graph.choose({0: names}, {0: counting_of(names)}, frozenset(), leader=None)
     stranger = min(names - graph.chosen)
     graph.asked(stranger, chosen=True, now=0.0)
     assert stranger in graph.neighbours(for_s=9.0, now=9.0)
@@ -121,11 +121,11 @@ def test_who_has_chosen_me_is_answered_as_long_as_it_does() -> None:
     assert stranger not in graph.neighbours(for_s=9.0, now=12.0)
 
 
-def test_the_keeper_is_heard_by_all_and_hears_all() -> None:
+def test_the_leader_is_heard_by_all_and_hears_all() -> None:
     names, me = replicas(100), PeerId("me")
-    member, keeper = Graph(me, 0), Graph(me, 0)
+    member, leader = Graph(me, 0), Graph(me, 0)
     far = min(names - ring(me, names) - lots(me, counting_of(names)))
-    member.choose({0: names}, {0: counting_of(names)}, frozenset(), keeper=far)
+    member.choose({0: names}, {0: counting_of(names)}, frozenset(), leader=far)
     assert far in member.chosen
-    keeper.choose({0: ring(me, names)}, {0: counting_of(names)}, names, keeper=me)
-    assert keeper.chosen == names
+    leader.choose({0: ring(me, names)}, {0: counting_of(names)}, names, leader=me)
+    assert leader.chosen == names

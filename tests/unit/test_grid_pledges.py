@@ -149,7 +149,7 @@ def test_nothing_is_pledged_of_a_round_that_was_abandoned_meanwhile() -> None:
     play(story)
 
 
-def test_nobody_pledges_two_things_where_a_keeper_opens_a_round_twice() -> None:
+def test_nobody_pledges_two_things_where_a_leader_opens_a_round_twice() -> None:
     members = Members(3, 30, signs=True)
     *_, last = members.peers
 
@@ -182,7 +182,7 @@ def test_nobody_pledges_two_things_where_a_keeper_opens_a_round_twice() -> None:
 
 @pytest.mark.parametrize("mine", [1, 2])
 def test_who_was_started_again_pledges_nothing_for_the_process_before(mine: int) -> None:
-    """Else a keeper could ask both, and have an honest peer convicted of two pledges for one sum."""
+    """Else a leader could ask both, and have an honest peer convicted of two pledges for one sum."""
     members = Members(2, 30, signs=True)
     *_, last = members.peers
     exchange = members.exchanges[last]

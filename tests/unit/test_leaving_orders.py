@@ -1,9 +1,9 @@
-"""A keeper hands idle work to whoever stays, and to those who leave only if nobody else is there."""
+"""A leader hands idle work to whoever stays, and to those who leave only if nobody else is there."""
 
 from __future__ import annotations
 
 import pytest
-from test_keeper import ME, STAMP, B, C, Office
+from test_leader import ME, STAMP, B, C, Office
 
 from swarmnet.ids import PeerId
 from swarmnet.messages import Heartbeat, StagePlan

@@ -1,4 +1,4 @@
-"""The keeper's book: sets stay disjoint, the evicted never own again. Stateful, against a plain model."""
+"""The leader's book: sets stay disjoint, the evicted never own again. Stateful, against a plain model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ index_sets = st.frozensets(st.integers(0, SIZE - 1))
 
 
 class Bookkeeping(RuleBasedStateMachine):
-    """Every operation a keeper performs, as it performs it, beside a dictionary."""
+    """Every operation a leader performs, as it performs it, beside a dictionary."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Bookkeeping(RuleBasedStateMachine):
     @rule(owner=owners, index=st.integers(0, SIZE - 1))
     def claim(self, owner, index):
         if owner in self.closed:
-            return  # the keeper has no such member
+            return  # the leader has no such member
         before = self.model.get(index)
         assert self.ledger.claim(owner, index) == self.model.setdefault(index, owner)
         assert before is None or self.model[index] == before  # nothing is ever taken by a claim (I3)

@@ -1,6 +1,6 @@
 """Whole stages of step machines around a table: the traces of docs/protocol.md that killed earlier designs.
 
-A is a member, K (the highest name) the keeper, B and C bystanders.
+A is a member, K (the highest name) the leader, B and C bystanders.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def test_a_step_without_faults():
     table = Table("A", "K")
     table.execute("A", 0)
     table.execute("K", 1)
-    assert table.keeper == "K"
+    assert table.leader == "K"
     table.finish_all()
     for member in table.members.values():
         member.applied(now=table.now)
@@ -89,8 +89,8 @@ def test_h2_an_overlap_does_not_stay_for_ever():
     table.finish_all()
 
 
-def test_h4_of_two_keepers_with_equal_numbers_one_stops_and_the_ledger_completes():
-    table = fresh_pair_of_keepers()
+def test_h4_of_two_leaders_with_equal_numbers_one_stops_and_the_ledger_completes():
+    table = fresh_pair_of_leaders()
     assert sum(member.oldest.leader is not None for member in table.members.values()) == 2
     table.settle(lambda sender, receiver, message: sender == receiver)  # each grants to itself only
     for name, index in (("A", 0), ("K", 0), ("K", 1)):
@@ -101,12 +101,12 @@ def test_h4_of_two_keepers_with_equal_numbers_one_stops_and_the_ledger_completes
             table.add(name, index)
     table.settle()
     table.tick()
-    assert table.keeper == "K"
+    assert table.leader == "K"
     table.work_until_summed()
     table.finish_all()
 
 
-def fresh_pair_of_keepers() -> Table:
+def fresh_pair_of_leaders() -> Table:
     table = Table()
     table.start("A")
     table.start("K")
@@ -162,7 +162,7 @@ def test_a2_a_grant_under_an_evicted_generation_is_dead():
     table.finish_all()
 
 
-def test_a5_a_sum_that_too_few_hold_is_summed_again_by_the_next_keeper():
+def test_a5_a_sum_that_too_few_hold_is_summed_again_by_the_next_leader():
     table = Table("A", "B", "K")
     table.execute("A", 0)
     table.execute("B", 1)
@@ -175,7 +175,7 @@ def test_a5_a_sum_that_too_few_hold_is_summed_again_by_the_next_keeper():
     assert len({member.oldest.finished for member in table.members.values()}) == 1
 
 
-def test_a5_a_sum_that_most_have_signed_is_published_by_the_next_keeper():
+def test_a5_a_sum_that_most_have_signed_is_published_by_the_next_leader():
     table = Table("A", "B", "K")
     table.execute("A", 0)
     table.execute("B", 1)
@@ -296,12 +296,12 @@ def test_whoever_knows_what_its_stage_has_committed_sums_nothing_else():
     assert not again and table.rounds["K"] is None
 
 
-def test_the_successor_of_a_silent_keeper_knows_what_was_given_away():
-    """Found by stopping keepers: what only the stopped one owned waited until the step stood still."""
+def test_the_successor_of_a_silent_leader_knows_what_was_given_away():
+    """Found by stopping leaders: what only the stopped one owned waited until the step stood still."""
     table = Table("A", "B", "K", microbatches=4)
     table.execute("A", 0)
     table.execute("K", 1, 2)
-    table.tick(1.0)  # the keeper's heartbeat
+    table.tick(1.0)  # the leader's heartbeat
     table.tick(4.0, silent=("K",))
     assert {index for _, index in table.orders()} == {1, 2}, "3 was nobody's"
 
@@ -318,7 +318,7 @@ def test_h12_a_restart_within_the_step_under_the_same_name():
     table.finish_all()
 
 
-def test_h5_the_keeper_dies_after_telling_one_member_of_the_commit():
+def test_h5_the_leader_dies_after_telling_one_member_of_the_commit():
     table = Table("A", "B", "K")
     table.execute("A", 0)
     table.execute("B", 1)
@@ -333,20 +333,20 @@ def test_h5_the_keeper_dies_after_telling_one_member_of_the_commit():
     assert table.members["A"].oldest.barrier.of(0) == table.members["B"].oldest.barrier.of(0)
 
 
-def test_the_successor_of_a_dead_keeper_rebuilds_the_ledger_from_reports():
+def test_the_successor_of_a_dead_leader_rebuilds_the_ledger_from_reports():
     table = Table("A", "B", "K")
     table.execute("A", 0)
     table.kill("K")
     table.tick(4.0)
-    keeper = table.members[table.keeper].oldest.leader
-    assert keeper is not None and keeper.ballot.number == 1
-    assert keeper.ledger.owners == [(PeerId("A"), table.members["A"].oldest.claims.generation), None]
+    leader = table.members[table.leader].oldest.leader
+    assert leader is not None and leader.ballot.number == 1
+    assert leader.ledger.owners == [(PeerId("A"), table.members["A"].oldest.claims.generation), None]
     table.execute("B", 1)
     table.work_until_summed()
     table.finish_all()
 
 
-def test_a_stopped_keeper_that_comes_back_learns_that_it_keeps_no_more():
+def test_a_stopped_leader_that_comes_back_learns_that_it_keeps_no_more():
     table = Table("A", "B", "K")
     table.execute("A", 0)
     table.tick(12.0, silent=("K",))
@@ -357,7 +357,7 @@ def test_a_stopped_keeper_that_comes_back_learns_that_it_keeps_no_more():
     table.finish_all()
 
 
-def test_an_exchange_the_keeper_gave_up_does_not_freeze_its_member():
+def test_an_exchange_the_leader_gave_up_does_not_freeze_its_member():
     """Found by stopping replicas: it ignored every grant, and each new round freed its index again."""
     table = Table("A", "B", "K", microbatches=3)
     table.execute("A", 0)
@@ -479,7 +479,7 @@ def test_before_anybody_holds_the_sum_an_exchange_that_is_stuck_is_not_given_up(
     table.execute("B", 1)
     table.members["A"].feel(UNMEASURED, None, {}, {PeerId("B"): True})
     table.tick(2.0)
-    assert table.rounds["A"] is not None and table.collects["A"] is None, "the keeper must open another round"
+    assert table.rounds["A"] is not None and table.collects["A"] is None, "the leader must open another round"
 
 
 def test_a_commit_does_not_end_an_exchange_that_can_end():
@@ -709,11 +709,11 @@ def test_a_heartbeat_of_the_next_version_lets_a_laggard_with_the_sum_apply():
 def test_release_under_a_wrong_generation_frees_nothing():
     table = Table("A", "K")
     table.execute("A", 0)
-    keeper = table.members["K"].oldest.leader
-    stamp, ballot = table.members["A"].oldest.stamp, keeper.ballot
+    leader = table.members["K"].oldest.leader
+    stamp, ballot = table.members["A"].oldest.stamp, leader.ballot
     state = asking(stamp, ballot, Generation(99, 0), returns=frozenset({0}))
     table.put([(PeerId("A"), PeerId("K"), state)])
-    assert keeper.ledger.owners[0] == (PeerId("A"), table.members["A"].oldest.claims.generation)
+    assert leader.ledger.owners[0] == (PeerId("A"), table.members["A"].oldest.claims.generation)
 
 
 def summed_by_four() -> tuple[Table, OpenStep, Round]:
@@ -722,7 +722,7 @@ def summed_by_four() -> tuple[Table, OpenStep, Round]:
     for index, name in enumerate("ABCK"):
         table.execute(name, index)
     table.work_until_summed()
-    return table, table.members["A"].oldest, table.members[table.keeper].oldest.leader.round
+    return table, table.members["A"].oldest, table.members[table.leader].oldest.leader.round
 
 
 def test_a_leader_names_fewer_than_half_of_the_voters_late():
@@ -744,8 +744,8 @@ def test_a_leader_names_the_same_peers_late_in_all_attempts_of_a_step():
 
 def test_a_member_moves_a_leader_to_a_made_up_ballot_of_its_own_once():
     table = Table("A", "K")
-    leads = table.members[table.keeper].oldest
-    (member,) = {"A", "K"} - {table.keeper}
+    leads = table.members[table.leader].oldest
+    (member,) = {"A", "K"} - {table.leader}
     promised = [leads.promised]
     for number in (1000, 2000, 3000):
         ballot = Ballot(leads.promised.number + number, leads.promised.peer)
@@ -772,11 +772,11 @@ def test_without_the_freeze_an_accumulator_changes_under_its_round(monkeypatch):
         test_what_is_contributed_is_frozen_until_its_round_is_given_up()
 
 
-def test_without_the_peer_in_the_ballot_h4_has_two_keepers_for_ever(monkeypatch):
+def test_without_the_peer_in_the_ballot_h4_has_two_leaders_for_ever(monkeypatch):
     for name, compare in (("__lt__", operator.lt), ("__le__", operator.le), ("__gt__", operator.gt)):
         monkeypatch.setattr(Ballot, name, lambda self, other, compare=compare: compare(self.number, other.number))
     with pytest.raises((AssertionError, ValueError)):
-        test_h4_of_two_keepers_with_equal_numbers_one_stops_and_the_ledger_completes()
+        test_h4_of_two_leaders_with_equal_numbers_one_stops_and_the_ledger_completes()
 
 
 def test_without_a_new_generation_a2_revives_a_dead_grant(monkeypatch):
@@ -863,19 +863,19 @@ def test_who_begins_a_step_again_alone_takes_back_the_sum_that_it_signed():
 
 
 def test_who_keeps_no_longer_says_so_to_those_who_wait_for_it():
-    """K has promised a ballot whose keeper died before it had told anybody else, and is not first in order; A is, and
+    """K has promised a ballot whose leader died before it had told anybody else, and is not first in order; A is, and
     sees K alive."""
     table = Table("A", "K")
-    ghost, keeper = PeerId("Z"), table.members["K"]
-    assert keeper.view.keeper_order(CHAIN, now=0.0)[0] == "A" and table.keeper == "K"
+    ghost, leader = PeerId("Z"), table.members["K"]
+    assert leader.view.leader_order(CHAIN, now=0.0)[0] == "A" and table.leader == "K"
     table.neighbour("Z", stage=0)
-    keeper.receive(ghost, StagePlan(keeper.oldest.stamp, Ballot(0, ghost)), now=table.now)
+    leader.receive(ghost, StagePlan(leader.oldest.stamp, Ballot(0, ghost)), now=table.now)
     table.do("K")
     table.take(kind(MemberState, to="Z"))
     for name in ("A", "K"):
         table.suspect("Z", by=name)
     table.tick(5.0)
-    assert table.keeper == "A" and keeper.oldest.promised == Ballot(1, PeerId("A"))
+    assert table.leader == "A" and leader.oldest.promised == Ballot(1, PeerId("A"))
 
 
 def test_a_commit_heard_before_its_step_is_open_stands_only_if_it_follows_my_chain():
@@ -915,7 +915,7 @@ def test_all_that_are_told_the_same_are_told_the_same_heartbeat():
     assert len({id(beat) for beat in beats.values()}) == 2, "a mate, and those of another stage"
 
 
-def test_a_heartbeat_without_news_does_not_make_the_keeper_look_at_everybody(monkeypatch):
+def test_a_heartbeat_without_news_does_not_make_the_leader_look_at_everybody(monkeypatch):
     from swarmnet.step.leader import Leader
 
     table = Table("A", "B", "K")
@@ -925,11 +925,11 @@ def test_a_heartbeat_without_news_does_not_make_the_keeper_look_at_everybody(mon
     monkeypatch.setattr(
         Leader, "advance", lambda self, *, now, resend: looked.append(now) or advance(self, now=now, resend=resend)
     )
-    keeper, beat = table.members["K"], table.members["A"].heartbeat()
+    leader, beat = table.members["K"], table.members["A"].heartbeat()
 
     def hear(beat: Heartbeat, now: float) -> int:
         looked.clear()
-        keeper.receive(PeerId("A"), beat, now=now)
+        leader.receive(PeerId("A"), beat, now=now)
         table.do("K")
         return len(looked)
 

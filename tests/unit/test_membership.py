@@ -118,7 +118,7 @@ def test_a_sum_is_committed_with_whoever_contributed_to_it():
         "contributors",
         "chain",
         "ballot",
-        "keeper",
+        "leader",
         "round",
     ],
 )

@@ -177,7 +177,7 @@ def test_a_laggard_hears_the_commits_of_both_its_steps_and_applies_one_after_the
     assert member.version == 1 and member.oldest.barrier.of(1) == later and not member.oldest.applying
 
 
-def test_a_keeper_of_a_step_that_opens_next_is_remembered():
+def test_a_leader_of_a_step_that_opens_next_is_remembered():
     table = overlapping("A", "B")
     member = table.members["A"]
     table.execute("A", 0, step=0)
@@ -228,7 +228,7 @@ def test_forks_share_the_step_that_is_computed_on_what_they_share():
 
 
 def test_who_loses_a_fork_keeps_the_sum_of_the_shared_step_until_it_is_applied():
-    """Its keeper has counted on that sum being here, and may have told other stages so."""
+    """Its leader has counted on that sum being here, and may have told other stages so."""
     table = overlapping("A", "B", "K")
 
     def hears_of_a_fork(*, before: str) -> bool:
@@ -275,7 +275,7 @@ def test_state_of_a_version_opens_both_its_steps(finished: bool):
     assert member.oldest.finished is None and member.steps[1].finished is None
 
 
-def test_reports_of_each_step_go_to_its_keeper():
+def test_reports_of_each_step_go_to_its_leader():
     table = overlapping("A", "K")
     table.tick(0.5)
     beats = table.take(lambda *entry: kind(MemberState)(*entry) or has("attempt")(*entry))

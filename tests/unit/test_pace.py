@@ -11,13 +11,13 @@ A, B, C = (PeerId(name) for name in "ABC")
 
 
 def pace_of(*steps: tuple[PeerId, float]) -> tuple[Pace, float, list[float]]:
-    """Steps of these seconds under these keepers; the clock, and what each told."""
+    """Steps of these seconds under these leaders; the clock, and what each told."""
     pace, now = Pace(TIMERS), 0.0
     pace.applied(now=now)
     told = []
-    for keeper, took_s in steps:
+    for leader, took_s in steps:
         now += took_s
-        told.append(pace.applied(keeper, now=now))
+        told.append(pace.applied(leader, now=now))
     return pace, now, told
 
 
@@ -33,12 +33,12 @@ def test_patience_does_not_grow_while_steps_are_disturbed():
     assert pace_of(*[(A, 1.0)] * 5, *[(B, 60.0)] * 16)[0].patience_s == 120.0, "nothing else is usual any more"
 
 
-def test_two_slow_steps_in_a_row_are_their_keepers():
+def test_two_slow_steps_in_a_row_are_their_leaders():
     _, _, told = pace_of((A, 1.0), (A, 1.0), (B, 9.0), (B, 10.0), (B, 1.0), (B, 9.0))
     assert told == [0.0, 0.0, 0.0, 19.0, 0.0, 0.0]
 
 
-def test_a_slow_step_each_under_two_keepers_is_nobodys():
+def test_a_slow_step_each_under_two_leaders_is_nobodys():
     _, _, told = pace_of((A, 1.0), (A, 1.0), (B, 9.0), (C, 9.0))
     assert told == [0.0] * 4
 
@@ -48,7 +48,7 @@ def test_what_takes_less_than_a_silence_limit_is_never_slow_and_slow_steps_add_u
     assert pace_of((A, 0.1), (B, 5.0), (B, 5.0), (B, 5.0))[2] == [0.0, 0.0, 0.0, 15.0]
 
 
-def test_what_another_member_has_cost_is_not_its_keepers():
+def test_what_another_member_has_cost_is_not_its_leaders():
     pace, now, _ = pace_of((A, 1.0), (A, 1.0))
     assert pace.applied(B, late_s=8.0, now=now + 9.0) == 0.0
     assert pace.applied(B, late_s=8.0, now=now + 18.0) == 0.0

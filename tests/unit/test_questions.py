@@ -18,7 +18,7 @@ def test_each_commit_is_asked_of_one_peer_at_a_time() -> None:
     assert mine.whom({3}, {C: {3}}, last=None, now=1.6) == {C: {3}}, "another step's is another one"
 
 
-def test_the_keeper_of_a_large_stage_is_asked_last_but_asked() -> None:
+def test_the_leader_of_a_large_stage_is_asked_last_but_asked() -> None:
     mine = Questions(PeerId("me"), 0.5)
     assert mine.whom({3}, {A: {3}, B: {3}}, last=A, now=0.0) == {B: {3}}
     mine.answered(B)

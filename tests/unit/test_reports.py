@@ -1,4 +1,4 @@
-"""A report says what has changed, and refers to that afterwards; the keeper asks for what it lacks."""
+"""A report says what has changed, and refers to that afterwards; the leader asks for what it lacks."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ def test_a_whole_report_that_is_lost_is_asked_for() -> None:
     asked = [message for _, receiver, message in table.wire if receiver == "A" and isinstance(message, StagePlan)]
     assert [plan.whole for plan in asked] == [True]
     table.settle()
-    keeper = table.members["K"].oldest.leader
-    assert keeper is not None and keeper.ledger.of(PeerId("A")) == {0, 1}
-    assert keeper._followers[PeerId("A")].state.summed == {0, 1}
+    leader = table.members["K"].oldest.leader
+    assert leader is not None and leader.ledger.of(PeerId("A")) == {0, 1}
+    assert leader._followers[PeerId("A")].state.summed == {0, 1}
     assert not next_report(table, "A").whole
 
 
@@ -85,11 +85,11 @@ def test_a_whole_report_that_was_overtaken_changes_nothing() -> None:
     table.execute("A", 1)
     table.tick()
     table.put([(PeerId("A"), PeerId("K"), old)])
-    keeper = table.members["K"].oldest.leader
-    assert keeper is not None and keeper._followers[PeerId("A")].state.owned == {0, 1}
+    leader = table.members["K"].oldest.leader
+    assert leader is not None and leader._followers[PeerId("A")].state.owned == {0, 1}
 
 
-def test_a_new_keeper_and_a_new_generation_get_a_whole_report() -> None:
+def test_a_new_leader_and_a_new_generation_get_a_whole_report() -> None:
     table = at_work()
     table.members["A"].sums_lost()
     table.do("A")
@@ -103,27 +103,27 @@ def test_a_new_keeper_and_a_new_generation_get_a_whole_report() -> None:
     assert {report.stamp.step for report in said} == {0} and all(report.whole and report.line for report in said)
 
 
-def plans_of_a_tick(table: Table, keeper: Member) -> list[tuple[PeerId, StagePlan]]:
-    keeper.tick(now=table.now)
-    sent = [call.args for call in table.do(keeper.me) if call.name == "send"]
+def plans_of_a_tick(table: Table, leader: Member) -> list[tuple[PeerId, StagePlan]]:
+    leader.tick(now=table.now)
+    sent = [call.args for call in table.do(leader.me) if call.name == "send"]
     return [(peer, message) for peer, message in sent if isinstance(message, StagePlan)]
 
 
 def test_what_the_leader_owns_is_told_to_the_next_in_order() -> None:
     """What others own they say themselves."""
     table = Table(*"ABCDEFGK", microbatches=9)
-    keeper = table.members[table.keeper]
+    leader = table.members[table.leader]
     table.execute("A", 0)
-    table.execute(keeper.me, 1)
+    table.execute(leader.me, 1)
     table.now += 0.5
-    given_to = [peer for peer, plan in plans_of_a_tick(table, keeper) if plan.given]
-    order = keeper.view.keeper_order(keeper.term_chain, now=table.now)
-    heirs = {keeper.me, *[peer for peer in order if peer != keeper.me][:3]}
-    assert set(given_to) == heirs - {keeper.me}
+    given_to = [peer for peer, plan in plans_of_a_tick(table, leader) if plan.given]
+    order = leader.view.leader_order(leader.term_chain, now=table.now)
+    heirs = {leader.me, *[peer for peer in order if peer != leader.me][:3]}
+    assert set(given_to) == heirs - {leader.me}
     table.settle()
     table.execute("A", 2)
     table.now += 0.5
-    assert {peer for peer, _ in plans_of_a_tick(table, keeper)} <= {keeper.me}
+    assert {peer for peer, _ in plans_of_a_tick(table, leader)} <= {leader.me}
 
 
 def test_a_round_is_said_again_to_those_alone_that_do_not_name_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +147,7 @@ def test_a_round_is_said_again_to_those_alone_that_do_not_name_it(monkeypatch: p
 
 @settings(max_examples=60)
 @given(st.data())
-def test_whatever_is_lost_doubled_or_late_the_keeper_knows_what_is_held_in_the_end(data: st.DataObject) -> None:
+def test_whatever_is_lost_doubled_or_late_the_leader_knows_what_is_held_in_the_end(data: st.DataObject) -> None:
     table = Table("A", "K", microbatches=6)
     late: list[tuple[PeerId, PeerId, object]] = []
     for index in range(5):
@@ -171,11 +171,11 @@ def test_whatever_is_lost_doubled_or_late_the_keeper_knows_what_is_held_in_the_e
             table.do(name)
     for _ in range(4):
         table.tick()
-    member, keeper = table.members["A"], table.members["K"].oldest.leader
-    assert keeper is not None and keeper.members[PeerId("A")] == member.oldest.claims.generation
-    known = keeper._followers[PeerId("A")].state
+    member, leader = table.members["A"], table.members["K"].oldest.leader
+    assert leader is not None and leader.members[PeerId("A")] == member.oldest.claims.generation
+    known = leader._followers[PeerId("A")].state
     assert (known.owned, known.summed) == (member.oldest.claims.owned, member.oldest.claims.summed)
-    assert keeper.ledger.of(PeerId("A")) == member.oldest.claims.owned
+    assert leader.ledger.of(PeerId("A")) == member.oldest.claims.owned
 
 
 # ---------------------------------------------------------------- who contributed

@@ -1,4 +1,4 @@
-"""How a keeper opens rounds: who stands with whom, what it says when it is alone, and who makes good a loss."""
+"""How a leader opens rounds: who stands with whom, what it says when it is alone, and who makes good a loss."""
 
 from __future__ import annotations
 

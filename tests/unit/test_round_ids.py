@@ -1,4 +1,4 @@
-"""A round id names one set of contributions, whatever becomes of its keeper: parts know their round by nothing else."""
+"""A round id names one set of contributions, whatever becomes of its leader: parts know their round by nothing else."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ def _starts_again(table: Table, name: str) -> None:
 
 
 @pytest.mark.parametrize("begin_again", [_takes_state_of_its_own_version, _starts_again])
-@pytest.mark.parametrize("keeper", ["K", "S"])  # S comes first in order and stands at once, K would wait for its turn
-def test_a_keeper_that_begins_its_step_again_opens_new_rounds(
-    keeper: str, begin_again: Callable[[Table, str], None]
+@pytest.mark.parametrize("leader", ["K", "S"])  # S comes first in order and stands at once, K would wait for its turn
+def test_a_leader_that_begins_its_step_again_opens_new_rounds(
+    leader: str, begin_again: Callable[[Table, str], None]
 ) -> None:
-    table = Table("A", "B", keeper, microbatches=3)
+    table = Table("A", "B", leader, microbatches=3)
     table.execute("A", 0)
-    table.execute(keeper, 1, 2)
+    table.execute(leader, 1, 2)
     before = table.rounds["B"]
     assert before is not None
 
-    begin_again(table, keeper)  # while A and B exchange: they have promised its ballot, and see it alive
+    begin_again(table, leader)  # while A and B exchange: they have promised its ballot, and see it alive
     table.settle()
     table.tick(1.0)
-    assert table.keeper == keeper, "the others wait for it"
+    assert table.leader == leader, "the others wait for it"
     table.execute("A", 1)
-    table.execute(keeper, 2)
+    table.execute(leader, 2)
     table.tick(1.0)
 
     after = list(table.rounds.values())

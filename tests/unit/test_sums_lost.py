@@ -176,7 +176,7 @@ def test_what_is_void_says_whether_it_was_lost_or_does_not_count() -> None:
 
 
 def test_a_round_that_names_the_lost_generation_gets_nothing() -> None:
-    """The keeper opens it before it has heard."""
+    """The leader opens it before it has heard."""
     table = Table("A", "K")
     table.execute("A", 0)
     table.claim("K", 1)

@@ -9,7 +9,7 @@ import pytest
 from swarmnet.ids import Chain, PeerId
 from swarmnet.manifest.timers import Timers
 from swarmnet.messages import Heartbeat, Stamp
-from swarmnet.step.graph import keeper_rank
+from swarmnet.step.graph import leader_rank
 from swarmnet.step.view import View
 
 TIMERS = Timers()
@@ -135,18 +135,18 @@ def test_live_lists_synced_replicas_of_a_stage_without_me_in_mine():
     assert view.live(1, now=0.1) == [ME]
 
 
-def test_everybody_computes_the_same_order_of_keepers():
+def test_everybody_computes_the_same_order_of_leaders():
     orders = []
     for me in (ME, B, C):
         view = View(me, 0, TIMERS)
         for mate in {ME, B, C} - {me}:
             view.hear(mate, beat(), now=0.0)
-        orders.append(view.keeper_order(CHAIN, now=0.1))
-    assert orders[0] == orders[1] == orders[2] == sorted("ABC", key=lambda p: keeper_rank(CHAIN, 0, p))
+        orders.append(view.leader_order(CHAIN, now=0.1))
+    assert orders[0] == orders[1] == orders[2] == sorted("ABC", key=lambda p: leader_rank(CHAIN, 0, p))
 
 
 def test_the_order_changes_with_the_chain():
-    firsts = {min((ME, B, C, D), key=lambda p: keeper_rank(Chain(f"{n:064d}"), 0, p)) for n in range(40)}
+    firsts = {min((ME, B, C, D), key=lambda p: leader_rank(Chain(f"{n:064d}"), 0, p)) for n in range(40)}
     assert firsts == {ME, B, C, D}
 
 

@@ -8,11 +8,11 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Heartbeat(_message.Message):
-    __slots__ = ("stamp", "incarnation", "synced", "keeper", "commits", "last_commits", "queue", "draining", "before", "numerics", "measure", "late", "unreached", "new", "asks", "known", "digest", "notices", "wants")
+    __slots__ = ("stamp", "incarnation", "synced", "leader", "commits", "last_commits", "queue", "draining", "before", "numerics", "measure", "late", "unreached", "new", "asks", "known", "digest", "notices", "wants")
     STAMP_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SYNCED_FIELD_NUMBER: _ClassVar[int]
-    KEEPER_FIELD_NUMBER: _ClassVar[int]
+    LEADER_FIELD_NUMBER: _ClassVar[int]
     COMMITS_FIELD_NUMBER: _ClassVar[int]
     LAST_COMMITS_FIELD_NUMBER: _ClassVar[int]
     QUEUE_FIELD_NUMBER: _ClassVar[int]
@@ -31,7 +31,7 @@ class Heartbeat(_message.Message):
     stamp: _values_pb2.Stamp
     incarnation: int
     synced: bool
-    keeper: _values_pb2.Ballot
+    leader: _values_pb2.Ballot
     commits: _containers.RepeatedCompositeFieldContainer[_values_pb2.Commit]
     last_commits: _containers.RepeatedCompositeFieldContainer[_values_pb2.Commit]
     queue: int
@@ -47,7 +47,7 @@ class Heartbeat(_message.Message):
     digest: bytes
     notices: bytes
     wants: bytes
-    def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., incarnation: _Optional[int] = ..., synced: _Optional[bool] = ..., keeper: _Optional[_Union[_values_pb2.Ballot, _Mapping]] = ..., commits: _Optional[_Iterable[_Union[_values_pb2.Commit, _Mapping]]] = ..., last_commits: _Optional[_Iterable[_Union[_values_pb2.Commit, _Mapping]]] = ..., queue: _Optional[int] = ..., draining: _Optional[bool] = ..., before: _Optional[bytes] = ..., numerics: _Optional[str] = ..., measure: _Optional[_Union[Measure, _Mapping]] = ..., late: _Optional[_Iterable[str]] = ..., unreached: _Optional[_Iterable[str]] = ..., new: _Optional[bool] = ..., asks: _Optional[bool] = ..., known: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., notices: _Optional[bytes] = ..., wants: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., incarnation: _Optional[int] = ..., synced: _Optional[bool] = ..., leader: _Optional[_Union[_values_pb2.Ballot, _Mapping]] = ..., commits: _Optional[_Iterable[_Union[_values_pb2.Commit, _Mapping]]] = ..., last_commits: _Optional[_Iterable[_Union[_values_pb2.Commit, _Mapping]]] = ..., queue: _Optional[int] = ..., draining: _Optional[bool] = ..., before: _Optional[bytes] = ..., numerics: _Optional[str] = ..., measure: _Optional[_Union[Measure, _Mapping]] = ..., late: _Optional[_Iterable[str]] = ..., unreached: _Optional[_Iterable[str]] = ..., new: _Optional[bool] = ..., asks: _Optional[bool] = ..., known: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., notices: _Optional[bytes] = ..., wants: _Optional[bytes] = ...) -> None: ...
 
 class Measure(_message.Message):
     __slots__ = ("version", "chain", "digest")

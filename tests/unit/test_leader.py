@@ -1,4 +1,4 @@
-"""One term of a keeper: what it grants, evicts, opens and commits. Traces as named in docs/protocol.md."""
+"""One term of a leader: what it grants, evicts, opens and commits. Traces as named in docs/protocol.md."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def gen(number: int, incarnation: int = 1) -> Generation:
 
 
 class Office:
-    """A keeper with members that have reported nothing yet."""
+    """A leader with members that have reported nothing yet."""
 
     def __init__(
         self, *mates: PeerId, microbatches: int = 2, lines: BrokenLines | None = None, excluded: tuple[PeerId, ...] = ()
@@ -191,7 +191,7 @@ def test_nothing_is_granted_before_everybody_has_reported_and_then_at_once():
 
 
 def waits_for(office: Office, mate: PeerId, *spans: tuple[float, float]) -> list[tuple[float, str]]:
-    """Let the keeper look every half second, and hear `mate` in these spans only. When it said who was late."""
+    """Let the leader look every half second, and hear `mate` in these spans only. When it said who was late."""
     struck, now = [], 0.0
     while now < spans[-1][1]:
         if any(start <= now <= stop for start, stop in spans):
@@ -340,7 +340,7 @@ def test_what_nobody_sends_is_ordered_when_nothing_flows():
     assert ordered(office.advance(now=5.2, resend=True)) == [0, 1]
 
 
-def test_a_keeper_orders_eight_microbatches_of_each_member_at_a_time():
+def test_a_leader_orders_eight_microbatches_of_each_member_at_a_time():
     office = Office(B, microbatches=100)
     office.everybody_reports(B)
     office.beat(B, 5.0)
@@ -458,7 +458,7 @@ def test_of_differing_digests_neither_is_committed_between_two_while_both_are_al
     assert office.leader.commit is not None and office.leader.commit.digest == b"d"
 
 
-def test_of_differing_digests_the_one_that_most_hold_stands_against_the_keepers_own():
+def test_of_differing_digests_the_one_that_most_hold_stands_against_the_leaders_own():
     office = Office(B, C)
     office.everybody_reports(B, C)
     office.claim(ME, 0)
@@ -577,7 +577,7 @@ def test_a5_a_sum_of_another_round_without_a_certificate_changes_nothing():
     assert office.leader.commit is not None and office.leader.commit.id == mine.id
 
 
-def test_a5_a_sum_of_another_round_with_a_certificate_beats_the_round_this_keeper_has_just_opened():
+def test_a5_a_sum_of_another_round_with_a_certificate_beats_the_round_this_leader_has_just_opened():
     office, mine = of_three()
     older = Finished(RoundId(Ballot(0, B), 0), b"d", 2, 0.0, 1.0, mine.contributions)
     office.report(B, summed={1}, finished=older, now=0.4)
@@ -680,7 +680,7 @@ def test_a_member_that_holds_up_a_round_is_left_out_of_the_step_and_its_work_is_
     assert committed(calls)
 
 
-def test_a_keeper_whose_own_stream_stands_still_lets_the_others_sum_and_fetches_it():
+def test_a_leader_whose_own_stream_stands_still_lets_the_others_sum_and_fetches_it():
     office = Office(B, C)
     office.everybody_reports(B, C)
     office.claim(ME, 0)
@@ -777,7 +777,7 @@ def test_whoever_lacks_a_sum_for_long_is_not_waited_for_and_keeps_what_it_has_co
     assert late == {"peer": C, "reason": "does not end up with the aggregate"}
 
 
-def test_a_keeper_that_sums_alone_says_so():
+def test_a_leader_that_sums_alone_says_so():
     office = Office()
     office.view.hear(B, Heartbeat(Stamp(2, 0, CHAIN), 1, True, None), now=0.0)
     office.report(ME)
@@ -788,8 +788,8 @@ def test_a_keeper_that_sums_alone_says_so():
     assert alone == [{"step": 3, "reason": f"{B} is at version 2"}]
 
 
-def test_a_certified_sum_of_a_round_before_this_keeper_waits_for_nobody():
-    """Who lacks it fetches it; it has held up no round of this keeper, so it is not late."""
+def test_a_certified_sum_of_a_round_before_this_leader_waits_for_nobody():
+    """Who lacks it fetches it; it has held up no round of this leader, so it is not late."""
     office = Office(B, C)
     whole = Finished(RoundId(Ballot(0, C), 7), b"d", 2, 0.0, 1.0, ((ME, gen(0), frozenset({0, 1})),))
     office.report(ME, summed={0, 1}, finished=whole)
@@ -851,7 +851,7 @@ def test_a_round_that_no_line_keeps_waiting_is_cut_evenly():
         assert opening.open([ME, B, C], ledger).bandwidths == cut
 
 
-def test_a_keeper_that_left_the_step_to_others_takes_it_up_again_when_they_die():
+def test_a_leader_that_left_the_step_to_others_takes_it_up_again_when_they_die():
     office = Office(B)
     office.everybody_reports(B)
     office.claim(ME, 0)
@@ -897,7 +897,7 @@ def test_a_report_of_who_is_no_member_does_not_end_the_open_round():
     assert opened(office).id == before
 
 
-def test_a_release_is_not_heard_once_the_keeper_holds_the_rounds_sum():
+def test_a_release_is_not_heard_once_the_leader_holds_the_rounds_sum():
     office = Office(B)
     office.everybody_reports(B)
     office.claim(ME, 0)
@@ -963,7 +963,7 @@ def test_what_was_ordered_assigned_and_given_back_is_ordered_again_at_once():
     assert index in ordered(again) and index not in ordered(again, peer)
 
 
-def test_a_keeper_that_holds_a_sum_from_before_hears_the_others_before_it_opens_another_round():
+def test_a_leader_that_holds_a_sum_from_before_hears_the_others_before_it_opens_another_round():
     given = ((ME, gen(0), frozenset({0})), (B, gen(0), frozenset({1})), (C, gen(0), frozenset()))
     held = Finished(RoundId(Ballot(0, B), 0), b"d", 2, 0.0, 1.0, given)
     for others_hold_it in (False, True):
