@@ -577,6 +577,10 @@ class Peer:
         """The newest version that every stage is known to have on some disk."""
         return newest_on_disk(self._supply.everybody(), self.manifest.cut.stages)
 
+    def voters(self) -> Iterable[PeerId]:
+        """Peers that have contributed to commits of any stage, the latest last."""
+        return self._supply.rollbacks.voters
+
     def is_dead(self, record: Record) -> bool:
         """Is the process behind this record known to have ended?"""
         return self._supply.dead(record)

@@ -64,6 +64,7 @@ class Restorer:
             keep=peer.limits.keep_checkpoints,
             on_event=event,
             common=peer.on_every_disk,
+            voters=peer.voters,
         )
         self.source = SnapshotSource(
             stage,

@@ -103,6 +103,9 @@ class StateSupply:
         if not self.opened.is_set() or not self._peer.sees_all:
             return
         before, wanted, now = self.rollbacks.current, self.rollbacks.wanted, asyncio.get_running_loop().time()
+        for replica in self._replicas.values():
+            for stage in range(self.rollbacks.num_stages):
+                self.rollbacks.learn(replica.member.membership.contributors(stage))
         serving = any(replica.member.synced for replica in self._replicas.values())
         move, holdings, records, spoilt = None, self.everybody(), self._peer.records, self.rollbacks.spoilt
         self._heard_at = {peer: self._heard_at.get(peer, now) for peer, record in records.items() if record.stages}
@@ -184,22 +187,23 @@ class StateSupply:
     def _words_of_others(self, now: float) -> list[RestartReport]:
         """What the others say of restarts. Whose heartbeats should reach me and do not is not heard, whatever its
         record says."""
-        records, heard = self._peer.records, self._heard_of()
         return [
             RestartReport(
                 record.restart,
                 record.wants,
                 peer=record.peer,
-                heard=not (record.peer in heard and self.dead(record))
-                and (
-                    now - self._heard_at[record.peer] <= self.rollbacks.lost_s
-                    or not any(self._peer.expects(record.peer, status.stage) for status in record.stages)
-                ),
+                heard=self.is_heard(record, now=now),
                 has_say=bool(record.restart.number) or any(status.synced for status in record.stages),
             )
-            for record in records.values()
+            for record in self._peer.records.values()
             if record.stages
         ]
+
+    def is_heard(self, record: Record, *, now: float) -> bool:
+        """Does that peer speak, as far as I should hear it?"""
+        ended = record.peer in self._heard_of() and self.dead(record)
+        lately = now - self._heard_at.get(record.peer, now) <= self.rollbacks.lost_s
+        return not ended and (lately or not any(self._peer.expects(record.peer, of.stage) for of in record.stages))
 
     def _may_seed(self) -> bool:
         """Do I see a peer of every stage, or have I looked for a while? Somebody may have more on disk."""
@@ -228,7 +232,8 @@ class StateSupply:
     async def _start(self, stage: int) -> None:
         checkpoints = self._replicas[stage].state.checkpoints
         await checkpoints.open()
-        self.rollbacks.remember(checkpoints.restart.number)
+        self.rollbacks.remember(max(checkpoints.restart.number, checkpoints.memory.restart))
+        self.rollbacks.learn(map(PeerId, checkpoints.memory.voters))
         self._unopened -= 1
         if not self._unopened:
             self._opened_at = asyncio.get_running_loop().time()
@@ -246,6 +251,8 @@ class StateSupply:
             await replica.state.put_by(restart)
         await replica.driver.follow(restart)
         replica.state.forget_past()
+        # Before anything is computed under it: the next restart must not have the same number.
+        await replica.state.checkpoints.remember(restart)
         if restart > since:
             replica.state.checkpoints.go_back(restart)
         else:

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from swarmnet.errors import BadCheckpoint
 from swarmnet.ids import RunId
 from swarmnet.messages import StateHeader
-from swarmnet.state.disk import CheckpointInfo, Found, Written
+from swarmnet.state.disk import CheckpointInfo, Found, RunMemory, Written
 
 
 class SimulatedDisk:
@@ -20,6 +20,7 @@ class SimulatedDisk:
         self.open_s, self.write_s, self.full = open_s, write_s, False
         self.files: dict[tuple[int, int], tuple[CheckpointInfo, bytes]] = {}
         self.debts: dict[tuple[int, int], bytes | None] = {}
+        self.memories: dict[int, RunMemory] = {}
         self._run = run
 
     def path(self, stage: int, version: int) -> str:
@@ -40,7 +41,7 @@ class SimulatedDisk:
                     good.append(self._read(stage, version)[0])
                 except BadCheckpoint as error:
                     bad.append(error)
-        return Found(tuple(good), tuple(bad))
+        return Found(tuple(good), tuple(bad), self.memories.get(stage, RunMemory()))
 
     async def write(
         self, stage: int, header: StateHeader, data: bytes | memoryview, owed: bytes | memoryview | None
@@ -62,6 +63,9 @@ class SimulatedDisk:
             if held != stage or version in versions
         }
         return None
+
+    async def remember(self, stage: int, memory: RunMemory) -> None:
+        self.memories[stage] = memory
 
     async def load(self, stage: int, version: int) -> tuple[CheckpointInfo, memoryview]:
         info, data = self._read(stage, version)

@@ -16,11 +16,12 @@ from collections.abc import Callable, Iterable, Set
 
 from swarmnet.errors import BadCheckpoint
 from swarmnet.fetch.driver import loop_time
-from swarmnet.ids import NO_RESTART, OnDisk, Restart
+from swarmnet.ids import NO_RESTART, OnDisk, PeerId, Restart
 from swarmnet.messages import StateHeader
 from swarmnet.stage.seams import Compute, Summation
-from swarmnet.state.disk import CheckpointInfo, Disk, Written
+from swarmnet.state.disk import CheckpointInfo, Disk, RunMemory, Written
 from swarmnet.state.lineage import abandoned
+from swarmnet.state.rollback import MAX_VOTERS
 from swarmnet.state.snapshot_source import consistent_copy
 
 OnEvent = Callable[[str, dict[str, object]], None]
@@ -81,6 +82,7 @@ class Checkpointer:
         where: tells where the replica stands, None while it has no state of its own or is applying.
         keep: how many checkpoints stay on disk.
         common: tells the newest version that every stage is known to have on some disk.
+        voters: tells which peers have contributed to commits, the latest last.
     """
 
     def __init__(
@@ -95,10 +97,11 @@ class Checkpointer:
         keep: int,
         on_event: OnEvent,
         common: Callable[[], int | None] = lambda: None,
+        voters: Callable[[], Iterable[PeerId]] = tuple,
     ) -> None:
         self._stage, self._engine, self._sums, self._where, self._disk = stage, engine, sums, where, disk
         self._keep = keep
-        self._on_event, self._common_now = on_event, common
+        self._on_event, self._common_now, self._voters_now = on_event, common, voters
         self._schedule = schedule
         self._held: dict[int, CheckpointInfo] = {}
         self._restarts: set[Restart] = set()
@@ -107,6 +110,8 @@ class Checkpointer:
         self._tried: StateHeader | None = None
         self._prepared: StateHeader | None = None
         self._opened = False
+        self.memory = RunMemory()
+        """What this peer's disk remembers of the run."""
         self.most_bytes = 0
         """What they may take on disk, the one under way included; 0: no limit."""
         self.spared = -1
@@ -157,7 +162,7 @@ class Checkpointer:
         if self._opened:
             return self.versions
         found = await self._disk.open(self._stage)
-        self._opened = True
+        self._opened, self.memory = True, found.memory
         self.all_damaged = bool(found.bad) and not found.good
         # What was written while the disk was read is newer than what was found.
         self._held = {info.version: info for info in found.good} | self._held
@@ -180,6 +185,14 @@ class Checkpointer:
         # A later one that only the disk remembers was never decided, or was taken back.
         self._restarts = {known for known in self._restarts if known.number <= restart.number}
         self.go_back(restart)
+
+    async def remember(self, restart: Restart) -> None:
+        """Put on disk that the run goes on under `restart`, and who decides about the next one."""
+        voters = tuple(self._voters_now())[-MAX_VOTERS:] or self.memory.voters
+        memory = RunMemory(restart=max(restart.number, self.memory.restart), voters=voters)
+        if memory != self.memory:
+            self.memory = memory
+            await self._disk.remember(self._stage, memory)
 
     def ends_at(self, version: int) -> None:
         """This is the run's last version, as far as is decided: it is written in any case."""
@@ -291,6 +304,7 @@ class Checkpointer:
             self._say_failed(header.version, written.problem, len(data), then)
             return written
         self._held[header.version] = written.info
+        await self.remember(header.restart)
         problem = await self._retain(self._to_keep(header.version, self._keep))  # by what the others have by now
         done = {"version": header.version, "path": path, "bytes": written.info.num_bytes}
         done |= {"seconds": round(loop_time() - began, 3)} | ({"problem": problem} if problem else {})

@@ -22,7 +22,7 @@ import re
 import stat
 import threading
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal, Protocol
 
@@ -34,6 +34,7 @@ from swarmnet.errors import BadCheckpoint
 from swarmnet.ids import Chain, PeerId, Restart, RunId
 from swarmnet.manifest.extension import MAX_NOTICE_CHARS, MAX_NOTICES, Extension
 from swarmnet.messages import MAX_EXCLUSIONS, Exclusion, StateHeader
+from swarmnet.state.rollback import MAX_VOTERS
 
 MAX_JSON_BYTES = 64 << 10
 
@@ -118,12 +119,23 @@ class CheckpointInfo(Table):
         return StateHeader(self.version, *chains, self.restart, self.notices, exclusions)
 
 
+class RunMemory(Table):
+    """What a peer remembers of a run beside its checkpoints: without it a restart would be numbered like the one before
+    it, and peers that never computed anything could decide where the run goes on."""
+
+    restart: Count = 0
+    """The number of the last restart that this stage went under."""
+    voters: Annotated[tuple[_Name, ...], Field(max_length=MAX_VOTERS)] = ()
+    """Peers that have contributed to commits (`state.rollback`), the latest last."""
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """What lies on disk of one stage: `good` oldest first, `bad` with what is wrong."""
 
     good: tuple[CheckpointInfo, ...] = ()
     bad: tuple[BadCheckpoint, ...] = ()
+    memory: RunMemory = field(default_factory=RunMemory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +162,9 @@ class Disk(Protocol):
 
     async def retain(self, stage: int, versions: Collection[int]) -> str | None:
         """Delete the stage's checkpoints but these. Returns what went wrong, in words."""
+
+    async def remember(self, stage: int, memory: RunMemory) -> None:
+        """Keep this for the next process. A disk that cannot be written costs the memory, no more."""
 
     async def load(self, stage: int, version: int) -> tuple[CheckpointInfo, memoryview]:
         """One checkpoint, verified. Raises BadCheckpoint."""
@@ -179,6 +194,10 @@ class DirectoryDisk:
     async def retain(self, stage: int, versions: Collection[int]) -> str | None:
         return await asyncio.to_thread(self._retain, stage, frozenset(versions))
 
+    async def remember(self, stage: int, memory: RunMemory) -> None:
+        with contextlib.suppress(OSError):
+            await asyncio.to_thread(self.store.remember, stage, memory)
+
     async def load(self, stage: int, version: int) -> tuple[CheckpointInfo, memoryview]:
         return await asyncio.to_thread(self.store.load, stage, version)
 
@@ -188,7 +207,7 @@ class DirectoryDisk:
     def _open(self, stage: int) -> Found:
         with contextlib.suppress(OSError):  # a disk that cannot be written can be read
             self.store.clean(stage)
-        return self.store.found(stage, through=True)
+        return replace(self.store.found(stage, through=True), memory=self.store.memory(stage))
 
     def _write(
         self, stage: int, header: StateHeader, data: bytes | memoryview, owed: bytes | memoryview | None
@@ -285,6 +304,20 @@ class CheckpointStore:
         _read(path, info.owed_bytes, info.owed_sha256, data)
         return data
 
+    def memory(self, stage: int) -> RunMemory:
+        """What was remembered there last; nothing if that cannot be read."""
+        with contextlib.suppress(BadCheckpoint, ValidationError), _opened(self._memory_path(stage)) as (file, _):
+            return RunMemory.model_validate_json(file.read(MAX_JSON_BYTES))
+        return RunMemory()
+
+    def remember(self, stage: int, memory: RunMemory) -> None:
+        """Put it in place of what was remembered before. Raises OSError."""
+        _make_folder(self.folder)
+        _put(self._memory_path(stage), memory.model_dump_json(indent=1).encode() + b"\n")
+
+    def _memory_path(self, stage: int) -> Path:
+        return self.folder / f"stage-{stage}-run.json"
+
     def _names(self, stage: int) -> dict[int, set[str]]:
         """version -> parts that are there. Raises OSError."""
         versions: dict[int, set[str]] = {}
@@ -359,7 +392,7 @@ class CheckpointStore:
 
     def clean(self, stage: int) -> None:
         """Delete what interrupted writes have left. Call it before the stage's first write. Raises OSError."""
-        for path in self.folder.glob(f".stage-{stage}-step-*{_TEMPORARY}"):
+        for path in self.folder.glob(f".stage-{stage}-*{_TEMPORARY}"):
             path.unlink(missing_ok=True)
 
 

@@ -38,6 +38,9 @@ MOST_RETURNS = 2
 
 GIVE_UP = 2
 
+MAX_VOTERS = 256
+"""Of more contributors the latest decide where the run goes on."""
+
 _MOST_TAINTED = 256
 
 
@@ -139,6 +142,8 @@ class Rollbacks:
     """The highest number of a restart that a disk remembers."""
     wanted: Restart | None = None
     """What this peer would go under, if most want that."""
+    voters: Recent[PeerId, None] = field(default_factory=lambda: Recent(MAX_VOTERS))
+    """Peers that have contributed to commits, the latest last."""
     undoes: bool = False
     """Does the run go back before false work?"""
     _tainted: Recent[tuple[Restart, int, int], bool] = field(default_factory=lambda: Recent(_MOST_TAINTED))
@@ -181,6 +186,11 @@ class Rollbacks:
             return None
         self._alone_since = now if self._alone_since is None else self._alone_since
         return self._go(most, Move.TAKE_BACK) if now - self._alone_since >= self.settle_s else None
+
+    def learn(self, contributors: Iterable[PeerId]) -> None:
+        """These peers have contributed to a commit."""
+        for peer in sorted(contributors):
+            self.voters[peer] = None
 
     def remember(self, number: int) -> None:
         """A disk, mine or another's, remembers a restart of that number: the next one is higher."""

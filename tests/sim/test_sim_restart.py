@@ -43,6 +43,37 @@ def test_everybody_is_killed_and_comes_back() -> None:
     assert versions(swarm, "synced", "checkpoint") == [6] * 6 or set(versions(swarm, "synced", "snapshot")) <= {6}
 
 
+def test_a_restart_from_the_same_version_has_a_number_of_its_own() -> None:
+    """After an orderly end the run is killed before its next checkpoint: the steps in between are done again."""
+    swarm = watched(Plan(stages=2, replicas=2, microbatches=4, steps=12, checkpoint_every=50))
+
+    async def start_again(swarm: Swarm) -> None:
+        victims = kill_everybody(swarm)
+        await asyncio.sleep(40.0)  # longer than any record lives
+        for peer, stages in victims:
+            swarm.add(stages, peer)
+        swarm.add_trainer()
+
+    async def script(swarm: Swarm) -> None:
+        await reached(swarm, 4)
+        replicas = [node.peer.replicas[node.stages[0]] for node in swarm.nodes]
+
+        def stand() -> set[int | None]:
+            return {header and header.version for replica in replicas if [header := replica.state.header()]}
+
+        while len(stand()) > 1 or None in stand():  # noqa: ASYNC110  (virtual time)
+            await asyncio.sleep(0.01)
+        await asyncio.gather(*[replica.state.checkpoints.write_now() for replica in replicas])
+        await start_again(swarm)
+        await reached(swarm, 8)
+        await start_again(swarm)
+
+    swarm.run(script=script)
+    restarts = [(fields["number"], fields["version"]) for _, _, name, fields in swarm.events if name == "restart"]
+    (first, at), (second, again) = dict.fromkeys(restarts)
+    assert (first, second) == (1, 2) and at == again
+
+
 def test_the_last_replica_of_a_stage_comes_back_and_the_others_go_back_to_it() -> None:
     swarm = watched(Plan(stages=3, replicas=1, microbatches=4, steps=9, checkpoint_every=3))
 
@@ -146,6 +177,23 @@ def test_a_stage_whose_state_nobody_has_is_waited_for_in_words() -> None:
         swarm.add((1,), victim.peer_id)  # with its checkpoint, the run goes on
 
     swarm.run(script=script)
+
+
+def test_a_stage_whose_only_replica_is_gone_is_named_before_its_record_expires() -> None:
+    swarm = watched(Plan(stages=2, replicas=1, microbatches=4, steps=9, checkpoint_every=2))
+    waited: list[float] = []
+
+    async def script(swarm: Swarm) -> None:
+        await reached(swarm, 4)
+        victim = swarm.replicas(1)[0]
+        swarm.kill(victim)
+        killed_at = swarm.loop.time()
+        await asyncio.sleep(20.0)
+        waited.extend(at - killed_at for at, _, name, fields in swarm.events if name == "waiting" and at > killed_at)
+        swarm.add((1,), victim.peer_id)
+
+    swarm.run(script=script)
+    assert waited
 
 
 def test_with_leave_to_drop_the_others_do_not_go_back() -> None:
