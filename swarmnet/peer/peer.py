@@ -657,7 +657,9 @@ class Peer:
         # Who has not read all stages lately cannot know.
         if not self._directory.complete():
             return
-        missing = unserved(self.records.values(), num_stages=self.manifest.cut.stages, mine=self.replicas)
+        now = self._now()
+        there = (record for record in self.records.values() if self._supply.is_heard(record, now=now))
+        missing = unserved(there, num_stages=self.manifest.cut.stages, mine=self.replicas)
         if self.finished.is_set():  # nobody is needed any more
             missing = ()
         # Said once, until it changes.
