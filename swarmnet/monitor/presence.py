@@ -88,8 +88,8 @@ def _who(peer: PeerId, stage: int) -> dict[str, Any]:
 
 
 def went_back(restart: Restart) -> Change:
-    """The run went back."""
-    return Change("went_back", f"the run went back to version {restart.version}", {"version": restart.version})
+    """The run was restarted."""
+    return Change("went_back", f"the run was restarted from version {restart.version}", {"version": restart.version})
 
 
 def short(peer: PeerId) -> str:

@@ -390,7 +390,10 @@ def _went_back(restart: Restart, records: Sequence[Record]) -> Iterator[Problem]
     if not restart.number:
         return
     times = "once" if restart.number == 1 else f"{restart.number} times"
-    text = f"the run went back {times}, last to version {restart.version}: the steps after it are computed again"
+    text = (
+        f"the run was restarted {times}, last from version {restart.version}: steps that had been done after that "
+        "version are done again"
+    )
     if behind := sum(bool(record.stages) and record.restart != restart for record in records):
         text += f"; {counted(behind, 'peer')} {'has' if behind == 1 else 'have'} yet to follow"
     yield Problem("note", "went_back", text)

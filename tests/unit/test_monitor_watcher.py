@@ -308,7 +308,7 @@ def test_going_back_and_problems_are_said_once() -> None:
     assert [change.kind for change in presence.look(first)] == ["problem"], "no trainer"
     assert not list(presence.look(first))
     back = assess(RUN, [record("a", 0, restart=Restart(1, 3))], 1)
-    assert [change.text for change in presence.look(back)] == ["the run went back to version 3"]
+    assert [change.text for change in presence.look(back)] == ["the run was restarted from version 3"]
 
 
 def test_a_kill_and_a_farewell_have_words_of_their_own() -> None:

@@ -89,7 +89,7 @@ def test_a_run_that_went_back_says_so_and_who_has_yet_to_follow() -> None:
     after = [replace(each, restart=BACK) for each in (*three(0), *three(1))]
     result, problems = found(*after)
     assert result.restart == BACK and set(problems) == {"went_back"} and problems["went_back"].severity == "note"
-    assert "went back once, last to version 40" in problems["went_back"].text
+    assert "restarted once, last from version 40" in problems["went_back"].text
     assert "yet to follow" not in problems["went_back"].text
 
     old = record("old", status(1, 60, chain=Chain("d")))
