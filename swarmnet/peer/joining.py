@@ -26,6 +26,7 @@ from swarmnet.manifest.terms import RunTerms
 from swarmnet.messages import Busy, ManifestData, ManifestRequest
 from swarmnet.net.address import announced_at
 from swarmnet.net.admission_files import OwnPass, admissions_of
+from swarmnet.net.away import until_somebody_answers, was_in
 from swarmnet.net.dht import DhtDirectory
 from swarmnet.net.dht_daemon import Listen
 from swarmnet.net.dht_node import NobodyAnswered
@@ -35,7 +36,6 @@ from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import IDENTITY_FILE, Identity, own_identity
 from swarmnet.net.swarm_link import SwarmLink
 from swarmnet.net.twins import Twins, new_boot_id
-from swarmnet.peer.away import until_somebody_answers, was_in
 from swarmnet.peer.placement import Choice, Serving, placement_rule
 from swarmnet.peer.rates import measured
 from swarmnet.state.disk import CheckpointStore

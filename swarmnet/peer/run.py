@@ -16,11 +16,11 @@ from swarmnet.errors import DeviceFull, MeshFailed, SwarmError, UsageError, leav
 from swarmnet.manifest.file import run_id, to_toml
 from swarmnet.manifest.schema import Manifest
 from swarmnet.manifest.terms import RunTerms
+from swarmnet.net.away import remember, until_somebody_answers, was_in
 from swarmnet.net.endpoint import NOTHING_BETWEEN, Wrap, check_alone, open_endpoint
 from swarmnet.net.parent_death import dies_with_parent, same_python
 from swarmnet.net.stop import stopped_by_signal, unless_stopped
 from swarmnet.peer.auditor import PaperFiles
-from swarmnet.peer.away import remember, until_somebody_answers, was_in
 from swarmnet.peer.checkup import advice
 from swarmnet.peer.desk import OpenDesk
 from swarmnet.peer.devices import NumericsClass, check_memory, choose_layout, computed_here, meaningless, refuse_useless

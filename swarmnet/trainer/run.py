@@ -12,9 +12,10 @@ from swarmnet.clock import run_loop
 from swarmnet.config.peer import PeerConfig
 from swarmnet.data.source import load_tokens
 from swarmnet.manifest.codec_names import named_by
-from swarmnet.manifest.file import to_toml
+from swarmnet.manifest.file import run_id, to_toml
 from swarmnet.manifest.schema import Manifest
 from swarmnet.manifest.terms import RunTerms
+from swarmnet.net.away import remember, until_somebody_answers, was_in
 from swarmnet.net.endpoint import NOTHING_BETWEEN, Wrap, open_endpoint
 from swarmnet.net.stop import stopped_by_signal, unless_stopped
 from swarmnet.pipeline.router import RoutingRule, routing_rule
@@ -53,12 +54,19 @@ async def _feed(
 
     async with contextlib.AsyncExitStack() as stack:
         stop = stack.enter_context(stopped_by_signal())
-        joining = open_endpoint(RunTerms.of(manifest), config.network, numerics="trainer", role="trainer")
-        endpoint = await unless_stopped(stop, stack.enter_async_context(joining))
+        joining = until_somebody_answers(
+            lambda: stack.enter_async_context(
+                open_endpoint(RunTerms.of(manifest), config.network, numerics="trainer", role="trainer")
+            ),
+            say=lambda words: on_event("away", {"reason": words}),
+            patient=was_in(config.dir, run_id(manifest)),
+        )
+        endpoint = await unless_stopped(stop, joining)
         # Asked to stop while it was joining.
         if endpoint is None:
             on_event("stopped", {"reason": "asked to stop before it had joined"})
             return 0
+        remember(config.dir, run_id(manifest))
         trainer = Trainer(
             endpoint.me,
             manifest,

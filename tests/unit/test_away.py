@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import random
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
@@ -12,12 +14,16 @@ import pytest
 from swarmnet.config.peer import PeerConfig
 from swarmnet.errors import UsageError
 from swarmnet.ids import RunId
+from swarmnet.manifest.file import run_id
+from swarmnet.manifest.schema import Manifest
+from swarmnet.net.away import LONGEST_S, SAY_EVERY_S, remember, until_somebody_answers, was_in
 from swarmnet.net.dht_node import NobodyAnswered
 from swarmnet.net.identity import Identity
 from swarmnet.net.swarm_link import SwarmLink
 from swarmnet.peer import joining
-from swarmnet.peer.away import LONGEST_S, SAY_EVERY_S, remember, until_somebody_answers, was_in
 from swarmnet.simulate.clock import VirtualLoop
+from swarmnet.telemetry.events import EventLog
+from swarmnet.trainer import run as trainer
 
 RUN = RunId("0123456789ab" + "c" * 52)
 
@@ -97,3 +103,29 @@ def test_whoever_joins_again_waits_and_a_newcomer_does_not(
     remember(tmp_path, RUN)
     assert join() == "in"
     assert [name for name, _ in told].count("waiting") == 2
+
+
+def test_a_trainer_that_was_in_the_run_waits_and_a_new_one_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network, manifest = Network(back_after_s=100.0), Manifest()
+
+    @contextlib.asynccontextmanager
+    async def endpoint(*_: object, **__: object) -> AsyncGenerator[None, None]:
+        await network.attempt()
+        raise UsageError("the run answers")
+        yield
+
+    monkeypatch.setattr(trainer, "open_endpoint", endpoint)
+    monkeypatch.setattr(trainer, "stopped_by_signal", lambda: contextlib.nullcontext(asyncio.Event()))
+
+    def start() -> None:
+        with asyncio.Runner(loop_factory=VirtualLoop) as runner, EventLog(None) as events:
+            config = PeerConfig(dir=tmp_path)
+            runner.run(trainer._feed(config, manifest, None, events, trainer.NOTHING_BETWEEN, None))
+
+    with pytest.raises(NobodyAnswered):
+        start()
+    remember(tmp_path, run_id(manifest))
+    with pytest.raises(UsageError, match="the run answers"):
+        start()

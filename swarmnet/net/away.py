@@ -1,7 +1,7 @@
-"""A peer that was in the run before and finds nobody when it comes back: its network is away, and it keeps trying.
+"""A peer or trainer that was in the run before and that no address answers when it comes back: it keeps trying.
 
-To a newcomer, nobody at the address it was given is an error of whoever gave it. That a peer has once had its stage's
-state is remembered in its directory, so it holds for a process that was started again as well.
+To a newcomer, no answer is an error in the address it was given. That a peer has once had its stage's state, or that a
+trainer has once joined, is remembered in its directory, so it holds for a process that was started again as well.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ T = TypeVar("T")
 
 
 def remember(directory: Path, run: RunId) -> None:
-    """This peer has had state of `run`. A directory that cannot be written costs the memory, no more."""
+    """This peer or trainer was in `run`. A directory that cannot be written costs the memory, no more."""
     with contextlib.suppress(OSError):
         _mark(directory, run).touch()
 
 
 def was_in(directory: Path, run: str) -> bool:
-    """Has the peer of `directory` had state of the run, named by its id or the first digits of it?"""
+    """Was the peer or trainer of `directory` in the run, named by its id or the first digits of it?"""
     return _mark(directory, run).exists()
 
 
