@@ -63,17 +63,23 @@ class Tape:
         """Queue one gradient of `parameter`; `write` holds what it needs."""
         self._owed.append((parameter, write))
 
-    def weight_pass(self, out: Callable[[Parameter], Tensor]) -> set[Parameter]:
+    def weight_pass(
+        self, out: Callable[[Parameter], Tensor], whole: Callable[[Parameter], None] | None = None
+    ) -> set[Parameter]:
         """Write every owed gradient over `out(parameter)` and forget it; returns the parameters written.
 
-        A parameter used twice (tied embeddings) gets the sum.
+        A parameter used twice (tied embeddings) gets the sum. whole: called with each parameter as soon as its gradient
+        is whole.
         """
         written: dict[Parameter, None] = {}
         owed, self._owed = self._owed, []
         owed.reverse()
         with torch.no_grad():
             while owed:  # popping frees the operands one by one
-                _write(*owed.pop(), out, written)
+                parameter, write = owed.pop()
+                _write(parameter, write, out, written)
+                if whole is not None and all(later is not parameter for later, _ in owed):
+                    whole(parameter)
         return set(written)
 
 
@@ -101,11 +107,15 @@ class WritingTape(Tape):
         with torch.no_grad():
             _write(parameter, write, self._memory.__getitem__, self._written)
 
-    def weight_pass(self, out: Callable[[Parameter], Tensor]) -> set[Parameter]:
+    def weight_pass(
+        self, out: Callable[[Parameter], Tensor], whole: Callable[[Parameter], None] | None = None
+    ) -> set[Parameter]:
         """Copy every gradient over `out(parameter)`, in the order of backward, and forget it."""
         written, self._written, memory, self._memory = self._written, {}, self._memory, {}
         for parameter in written:
             out(parameter).copy_(memory[parameter])
+            if whole is not None:
+                whole(parameter)
         return set(written)
 
 

@@ -18,7 +18,6 @@ from swarmnet.manifest.schema import Averaging, Cut, StageSpec, Wire
 from swarmnet.pipeline.works import KEPT_MEMOS, KEPT_STEPS
 from swarmnet.plan.budget import HostMemory, Passage, RankMemory, StageBudget, along
 from swarmnet.plan.rehearsal import Rehearsed, RehearsedRank, rehearse
-from swarmnet.ranks.buckets import layer_of
 from swarmnet.ranks.host_copies import KEPT_WEIGHTS, copied
 from swarmnet.ranks.layout import MeshLayout, MeshSplit
 from swarmnet.stage.accumulator import sum_dtype
@@ -135,10 +134,11 @@ def _gathering(passing: Passage, mesh: MeshSplit, shapes: Mapping[str, torch.Siz
     and is unpacked. In backward a layer's gradients are whole, and packed to be scattered."""
     layers: dict[str, int] = {}
     for name, shape in shapes.items():
-        of = layer_of(name)
-        layers[of] = layers.get(of, 0) + _FP32 * mesh.along_tensor(name, shape, rank).num_elements
-    beside, layer = layers.pop("", 0), max(layers.values(), default=0)
-    gathered = max(beside + 5 * layer, 4 * beside)
+        _, part, number, *_ = [*name.split("."), ""]
+        layer = number if part == "layers" else ""
+        layers[layer] = layers.get(layer, 0) + _FP32 * mesh.along_tensor(name, shape, rank).num_elements
+    beside, most = layers.pop("", 0), max(layers.values(), default=0)
+    gathered = max(beside + 5 * most, 4 * beside)
     return passing.more(gathered)
 
 

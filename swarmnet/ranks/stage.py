@@ -37,7 +37,7 @@ from swarmnet.manifest.schema import StageSpec
 from swarmnet.model.comm import Comm
 from swarmnet.model.decoder import StageModule
 from swarmnet.model.sharded import ShardedStage, sum_terms
-from swarmnet.ranks.buckets import Gradients, buckets_of, own_chunk, take_block
+from swarmnet.ranks.chunks import Gradients, gather, own_chunk, scatter_sum, take_block
 from swarmnet.ranks.comm import ProcessComm
 from swarmnet.ranks.layout import Block, MeshLayout, MeshSplit, What
 from swarmnet.ranks.shared_comm import SharedComm
@@ -105,8 +105,7 @@ class RankStage:
         self._parameters = [list(module.parameters()) for module in self._modules]
         slices = [self._split.along_tensor(name, shape, rank) for name, shape in self._shapes.items()]
         shapes = [torch.Size(block.shape) for block in slices]
-        self._buckets = buckets_of(self._names, shapes, data)
-        self._gradients = Gradients(shapes, self._buckets, device, scattered=self._scatters)
+        self._gradients = Gradients(shapes, device, data=data if self._scatters else None)
         self._summed = [torch.Size(self._held("accumulators", name).shape) for name in self._names]
         self.sums = [self._new_sum() for _ in self._modules]  # one for each open step
         size = len(self._modules), num_scales(spec.averaging, self._shapes)
@@ -243,23 +242,19 @@ class RankStage:
     def write_sum(self, step: int, total: Tensor, held: Accumulator | None = None) -> None:
         """Write what this rank speaks for of the sum of `step` to `total`, flat, in canonical order, on the CPU.
 
-        Terms are summed on the way, a layer at a time; what the sum is made of stays as it is. held: of another sum.
+        Terms are summed on the way, parameter by parameter; what the sum is made of stays as it is. held: of another
+        sum.
         """
         held = held or self.sum_of(step)
         sizes = [shape.numel() for shape in self._summed]
-        pieces = [
-            piece.view(shape) for piece, shape in zip(torch.split(held.read(step), sizes), self._summed, strict=True)
-        ]
-        wholes = self._cut(total)
-        for bucket in self._buckets:
-            parts = [pieces[place] for place in bucket.places]
+        pieces = zip(torch.split(held.read(step), sizes), self._summed, strict=True)
+        for (name, whole), (piece, shape) in zip(self._cut(total).items(), pieces, strict=True):
+            part = piece.view(shape)
             if self._data.size > 1 and not self._scatters:  # else each rank holds its chunk's sum already
-                parts = bucket.scatter_sum(parts)
-            names = [self._names[place] for place in bucket.places]
+                part = scatter_sum(part, self._data)
             if not self._sums_first:
-                parts = sum_terms(parts, names, self._split.tensor, self._tensor)
-            for name, part in zip(names, parts, strict=True):
-                self._write(name, part, wholes[name])
+                [part] = sum_terms([part], [name], self._split.tensor, self._tensor)
+            self._write(name, part, whole)
 
     @torch.no_grad()
     def update(self, version: int, total: Tensor, *, scale: float, rate: float) -> None:
@@ -278,8 +273,8 @@ class RankStage:
         finally:
             torch.set_num_threads(threads)
         if self._data.size > 1 and self._split.shards("moments") and self._fully is None:
-            for bucket in self._buckets:  # each rank has updated its chunk only
-                bucket.gather([self._parameters[into][place].detach() for place in bucket.places])
+            for parameter in self._parameters[into]:  # each rank has updated its chunk only
+                gather(parameter.detach(), self._data)
         # Steps do not overlap yet, so both modules hold the newest weights.
         if self._delay.most and not self._delay.behind(version + 1):
             _copy(self._live(into), self._live((version + 1) % len(self._modules)))

@@ -256,15 +256,18 @@ def calls(shard: str) -> dict[str, dict[str, int]]:
 
 
 CHECK = {"all_reduce": 1}  # of one number
-BUCKETS = 2 + 1  # layers, and what is beside them
+PARAMETERS = 2 * 11 + 3  # of two layers, and outside layers
 
 
 @pytest.mark.parametrize(
     ("shard", "expected"),
     [
-        ("dp", {"accumulate": CHECK, "write_sum": {"reduce_scatter": BUCKETS}}),
-        ("zero1", {"accumulate": CHECK, "write_sum": {"reduce_scatter": BUCKETS}, "update": {"all_gather": BUCKETS}}),
-        ("zero2", {"accumulate": CHECK | {"reduce_scatter": BUCKETS}, "update": {"all_gather": BUCKETS}}),
+        ("dp", {"accumulate": CHECK, "write_sum": {"reduce_scatter": PARAMETERS}}),
+        (
+            "zero1",
+            {"accumulate": CHECK, "write_sum": {"reduce_scatter": PARAMETERS}, "update": {"all_gather": PARAMETERS}},
+        ),
+        ("zero2", {"accumulate": CHECK | {"reduce_scatter": PARAMETERS}, "update": {"all_gather": PARAMETERS}}),
     ],
 )
 def test_what_each_kind_costs(shard: str, expected: dict[str, dict[str, int]]) -> None:
