@@ -167,7 +167,7 @@ class CompiledLayers:
         if compiled is None:
             compiled = self._compiled[layer] = torch.compile(layer, dynamic=False, backend=self._backend)
             assert isinstance(layer, nn.Module)
-            for parameter in layer.parameters():
+            for parameter in filter(lambda each: each.requires_grad, layer.parameters()):
                 parameter.register_post_accumulate_grad_hook(self._hand_over)  # type: ignore[no-untyped-call]
         # Without a tape: autograd computes all gradients inside the compiled graph.
         return self._run(compiled, x, cos, sin, None)

@@ -181,6 +181,11 @@ class StageModule(nn.Module):
             x = self.lm_head(self.model.norm(x, tape), tape)
         return x
 
+    def trained(self) -> dict[str, nn.Parameter]:
+        """The parameters that train, by name in canonical order. Gradients, optimizer, snapshots and layouts are of
+        these alone; a parameter that is frozen is in none of them."""
+        return {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}
+
     def lasting(self) -> Iterator[Tensor]:
         """What forward reads and does not make: weights and tables."""
         yield from self.parameters()

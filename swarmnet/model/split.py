@@ -60,8 +60,9 @@ class Tape:
         return len(self._owed)
 
     def owe(self, parameter: Parameter, write: Write) -> None:
-        """Queue one gradient of `parameter`; `write` holds what it needs."""
-        self._owed.append((parameter, write))
+        """Queue one gradient of `parameter`, unless it is frozen; `write` holds what it needs."""
+        if parameter.requires_grad:
+            self._owed.append((parameter, write))
 
     def weight_pass(
         self, out: Callable[[Parameter], Tensor], whole: Callable[[Parameter], None] | None = None
@@ -101,7 +102,9 @@ class WritingTape(Tape):
         return len(self._written)
 
     def owe(self, parameter: Parameter, write: Write) -> None:
-        """Write the gradient of `parameter` now."""
+        """Write the gradient of `parameter` now, unless it is frozen."""
+        if not parameter.requires_grad:
+            return
         if not self._memory:  # borrowed with the first gradient: forward needs none
             self._memory = dict(zip(self._parameters, self._lend(), strict=True))
         with torch.no_grad():

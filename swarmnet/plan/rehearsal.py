@@ -175,7 +175,7 @@ class _FullySharded:
         self._dtype = sum_dtype(spec.numerics)
         integers = spec.numerics.integers
         self._rounding = FineRounding(spec.numerics.grid_bits, 1) if integers else NoRounding()
-        for parameter in self._module.parameters():
+        for parameter in self._module.trained().values():
             parameter.register_post_accumulate_grad_hook(_forget)  # type: ignore[no-untyped-call]
         versions = range(1 + spec.averaging.delay.most)
         self._weights = [self._empty() for _ in versions]

@@ -102,7 +102,7 @@ class RankStage:
         self._shapes = self.canonical.shapes
         self._names = list(self._shapes)
         self._modules = [self._module() for _ in range(1 + self._delay.most)]
-        self._parameters = [list(module.parameters()) for module in self._modules]
+        self._parameters = [list(module.trained().values()) for module in self._modules]
         slices = [self._split.along_tensor(name, shape, rank) for name, shape in self._shapes.items()]
         shapes = [torch.Size(block.shape) for block in slices]
         self._gradients = Gradients(shapes, device, data=data if self._scatters else None)
@@ -195,7 +195,7 @@ class RankStage:
         own = work.passes.backward(work, gradient)
         # FSDP has no weight pass apart: its backward leaves gradients at the parameters.
         if self._fully is not None:
-            work.gradients = [self._fully.take_gradient(parameter) for parameter in work.module.parameters()]
+            work.gradients = [self._fully.take_gradient(parameter) for parameter in work.module.trained().values()]
         return own
 
     def accumulate(self, work: ForwardPass, *, step: int, index: int, voids: int) -> bool:
@@ -214,7 +214,7 @@ class RankStage:
         # What the weight pass needs is free as soon as the gradients are added.
         tape, gradients, work.tape, work.gradients = work.tape, work.gradients, None, None
         if tape is not None:
-            gradients = self._gradients.of(tape, list(work.module.parameters()))
+            gradients = self._gradients.of(tape, list(work.module.trained().values()))
         assert gradients is not None
         # A small grid is too coarse for terms: their sum is rounded, once.
         if self._sums_first:
@@ -364,7 +364,7 @@ class RankStage:
         """
         past, size = self._recomputing(), self.canonical.num_elements
         if past.weights != weights.number:
-            held = self._held_of(past.module.parameters())
+            held = self._held_of(past.module.trained().values())
             for live, (name, whole) in zip(held, self._cut(weights.memory[:size]).items(), strict=True):
                 live.copy_(take_block(whole, self._held("parameters", name)))
             past.weights = weights.number

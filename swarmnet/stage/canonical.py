@@ -1,9 +1,9 @@
 """A stage's state in canonical form: names, shapes and order, whatever computes it, and how it goes on.
 
-The flat gradient is every parameter after the other in canonical order (that of `named_parameters`); a snapshot holds
-weights, moments and whatever else the run asks for under the names of `stage.snapshot`. The two numbers that turn a
-summed gradient into an update, learning rate and gradient scale, are computed in fp64 from the manifest, the notices in
-force and the commits alone, so that all replicas of all stages find the same. Holds no tensor of the state.
+The flat gradient is one parameter that trains after the other, in canonical order (`StageModule.trained`); a snapshot
+holds weights, moments and whatever else the run asks for under the names of `stage.snapshot`. The two numbers that turn
+a summed gradient into an update, learning rate and gradient scale, are computed in fp64 from the manifest, the notices
+in force and the commits alone, so that all replicas of all stages find the same. Holds no tensor of the state.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Canonical:
         # Only names and shapes are wanted, so the module takes no memory.
         with torch.device("meta"):
             module = StageModule(spec.model, layers_of(spec), first=spec.first, last=spec.last)
-        return cls(spec, {name: parameter.shape for name, parameter in module.named_parameters()})
+        return cls(spec, {name: parameter.shape for name, parameter in module.trained().items()})
 
     @property
     def horizon(self) -> Horizon:

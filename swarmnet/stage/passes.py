@@ -191,7 +191,7 @@ class Passes:
         if not self.memory.writes_at_once:
             return Tape(self._casts)
         # Backward writes the gradients itself, and no operands are kept.
-        parameters = list(module.parameters())
+        parameters = list(module.trained().values())
         return WritingTape(parameters, lambda: aligned([p.shape for p in parameters], self._device), self._casts)
 
     def _saving(self, module: StageModule) -> contextlib.AbstractContextManager[object]:
@@ -212,4 +212,4 @@ def _keep_to_deterministic_algorithms() -> None:
 
 def _versions(module: StageModule) -> int:
     """Grows with every change in place of a weight."""
-    return sum(parameter._version for parameter in module.parameters())
+    return sum(parameter._version for parameter in module.trained().values())

@@ -83,3 +83,22 @@ def test_backward_after_the_weights_changed_in_place_raises() -> None:
         module.model.layers["0"].mlp.up_proj.weight.mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()
+
+
+def test_a_frozen_parameter_has_no_gradient_and_the_others_have_the_same_ones() -> None:
+    ids = torch.randint(0, 67, (2, 9), generator=torch.Generator().manual_seed(5))
+
+    def gradients(*frozen: str) -> dict[str, torch.Tensor]:
+        module, tape = StageModule(WIDE, range(2), first=True, last=True), Tape()
+        module.reset(seed=1)
+        for name in frozen:
+            module.get_parameter(name).requires_grad_(False)
+        loss_sum(module(ids[:, :-1], tape), ids[:, 1:]).backward()
+        out = {parameter: torch.empty_like(parameter) for parameter in module.trained().values()}
+        assert tape.weight_pass(out.__getitem__) == set(out)
+        return {name: out[parameter] for name, parameter in module.trained().items()}
+
+    frozen = ("model.embed_tokens.weight", "model.layers.1.mlp.up_proj.weight", "model.norm.weight")
+    whole, some = gradients(), gradients(*frozen)
+    assert list(some) == [name for name in whole if name not in frozen]
+    assert all(torch.equal(some[name], whole[name]) for name in some)
