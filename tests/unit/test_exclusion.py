@@ -93,3 +93,14 @@ def test_a_step_that_waits_for_one_member_charges_that_one_and_never_the_observe
     both.note({B, C}, 3, now=2.0)
     both.charge(lateness, A, now=12.0)
     assert not lateness.late(now=12.0), "most are waited for: that is no fault of one"
+
+
+def test_what_is_remembered_of_many_identities_is_bounded_and_the_oldest_goes_first():
+    crowd = [PeerId(f"crowd-{number}") for number in range(4096)]
+    for others, is_late in ((crowd[:-1], True), (crowd, False)):
+        debts, observed = Lateness(TIMERS, Deferred()), Lateness(TIMERS, Deferred())
+        for peer in (B, *others):
+            debts.charge(peer, "slow", cost_s=3.0, now=0.0)
+            observed.observe(peer, "slow", now=0.0)
+        debts.charge(B, "slow", cost_s=3.0, now=0.0)
+        assert debts.is_late(B, now=0.0) == observed.is_late(B, now=0.0) == is_late
