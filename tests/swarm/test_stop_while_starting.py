@@ -14,12 +14,12 @@ from swarmnet.config import PeerConfig
 from swarmnet.errors import UsageError
 from swarmnet.manifest.file import run_id
 from swarmnet.manifest.schema import Data, Manifest
-from swarmnet.net import dht_node, endpoint
+from swarmnet.net import away, dht_node, endpoint
 from swarmnet.net.dht_daemon import DaemonFailed, Listen
 from swarmnet.net.dht_node import RecordGate
 from swarmnet.net.endpoint import NOTHING_BETWEEN
 from swarmnet.net.identity import Identity, own_identity
-from swarmnet.peer import away, bootstrap
+from swarmnet.peer import bootstrap
 from swarmnet.peer import run as peer_run
 from swarmnet.peer.rebalance import RecentMoves
 from swarmnet.peer.replica import ReplicaLimits
