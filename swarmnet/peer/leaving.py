@@ -268,7 +268,7 @@ def standing_of(leaver: Peer, replica: Replica, now: float) -> Standing:
         heirs=len(heirs),
         followers=followers,
         microbatches=max(execution.num_tasks, execution.queue),
-        counted=sum(len(step.claims.owned) for step in member.steps if newest <= step.stamp.step),
+        counted=sum(len(step.claims.assigned) for step in member.steps if newest <= step.stamp.step),
         whole=member.oldest.finished is not None and not ahead,
         applying=member.oldest.applying,
     )

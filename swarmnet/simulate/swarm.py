@@ -594,8 +594,8 @@ def standing(replica: Replica) -> str:
     works = {step: sorted(tasks.by_index) for step, tasks in pipeline.steps.items()}
     line = (
         f"stage {member.stage} v{member.version} synced={member.synced} promised={member.oldest.promised} "
-        f"gen={account.generation.number} asked={sorted(account.asked)} granted={sorted(account.granted)} "
-        f"summed={sorted(account.summed)} round={part.round and part.round.id} exchange={part.exchange} "
+        f"gen={account.generation.number} asked={sorted(account.asked)} assigned={sorted(account.assigned)} "
+        f"accumulated={sorted(account.accumulated)} round={part.round and part.round.id} exchange={part.exchange} "
         f"R={part.finished and part.finished.id} commits={[commit.stage for commit in member.oldest.barrier.known]} "
         f"applying={member.oldest.applying} works={works} queue={pipeline.queue}"
     )

@@ -4,17 +4,16 @@ One step sums the gradients of microbatches 0 .. M - 1 in every stage, each exac
 all stages. docs/protocol.md has the rules; rule numbers in this room refer to it. Everything but `driver` is pure:
 events and `now` go in as method calls, and calls of a host come out (`host`): in a peer that is the driver.
 
-An index in the claims of one member (`ledger.ClaimBook`), under one generation:
+An index in the claims of one replica, under one generation, follows `ledger.CLAIMS`:
 
-| state | event | next | said |
-|---|---|---|---|
-| - | work on it begins | asked | `MemberState.wants`, on every tick until answered |
-| asked | `StagePlan.assigned` | granted | - |
-| asked | `StagePlan.moved` | - | callers go to the owner |
-| granted | its weight gradient is in the accumulator | summed | the next `MemberState`, on a tick |
-| granted | the work was dropped | - | `MemberState.returns` |
-| any | `StagePlan.evicted`: closed | the same, under the next generation | `MemberState` |
-| any | `StagePlan.evicted`: void | asked, if work goes on | `MemberState` |
+| event | when | what follows |
+|---|---|---|
+| begin | work on it begins here | `MemberState.wants`, on every tick until it is answered |
+| assign | `StagePlan.assigned` | its weight gradient may be accumulated |
+| move | `StagePlan.moved` | callers go to the assignee |
+| drop | the work is dropped | `MemberState.returns`, if it was assigned |
+| accumulate | its weight gradient is in the accumulator | the next whole `MemberState`, on a tick |
+| void | `StagePlan.evicted`: void; or the accumulator is lost | the next generation; its work is offered again |
 
 A step in one replica (`open_step.OpenStep`):
 

@@ -1,15 +1,14 @@
 """Who owns which index of one step in one stage: the leader's ledger, and what a member claims for itself.
 
-An index is free or belongs to one (peer, generation). A member has *asked* for it while work on it is under way, was
-*granted* it once the leader said so, and has *summed* it once its weight gradient is in the accumulator. The generation
-fences all of it (docs/protocol.md, I3 and rules 10 to 12): an evicted pair never owns again, its peer must come back
-under the next generation. Pure.
+An index is free or belongs to one (peer, generation). The generation fences all of it (docs/protocol.md, I3 and rules
+10 to 12): an evicted pair never owns again, its peer must come back under the next generation. Pure.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
+from typing import Literal
 
 from swarmnet.ids import Generation, PeerId
 from swarmnet.messages import NONE, Indexes
@@ -145,48 +144,61 @@ def round_numbers(incarnation: int) -> Iterator[int]:
     return itertools.count((incarnation % _STARTS) * _ROUNDS_OF_A_START)
 
 
+Claim = Literal["free", "asked", "assigned", "accumulated"]
+ClaimEvent = Literal["begin", "assign", "move", "drop", "accumulate", "void"]
+
+CLAIMS: Mapping[tuple[Claim, ClaimEvent], Claim] = {
+    ("free", "begin"): "asked",
+    ("asked", "begin"): "asked",  # asked again: the answer may be lost
+    ("asked", "assign"): "assigned",
+    ("asked", "move"): "free",
+    ("asked", "drop"): "free",
+    ("assigned", "drop"): "free",
+    ("assigned", "accumulate"): "accumulated",
+    ("assigned", "void"): "free",
+    ("accumulated", "void"): "free",
+}
+"""What becomes of an index in one replica. An event without a row changes nothing, and the caller learns that."""
+
+
 class ClaimBook:
-    """Index sets of one step under one generation. changes: how often what a member's whole state says has changed."""
+    """What one replica claims of a step, for one accumulator. Invariant: only what was assigned is accumulated."""
 
     def __init__(self, generations: Generations) -> None:
         self._generations = generations
         self.generation = generations.newest
-        self.asked: set[int] = set()  # work on them is under way. Invariant: none of them is assigned
-        self.granted: set[int] = set()  # assigned to this replica
-        self.summed: set[int] = set()  # Invariant: accumulated is a subset of assigned
         self.non_finite: set[int] = set()
-        self.changes = 0
+        self._claims: dict[int, Claim] = {}  # Invariant: none of them is free
 
-    def grant(self, index: int) -> None:
-        """The leader said so."""
-        self.asked.discard(index)
-        self.granted.add(index)
-        self.changes += 1
-
-    def give_back(self, index: int) -> None:
-        """It was granted, and its work was dropped."""
-        self.granted.discard(index)
-        self.changes += 1
-
-    def add(self, index: int) -> None:
-        """Its weight gradient is in the accumulator."""
-        self.summed.add(index)
-        self.changes += 1
-
-    def find_non_finite(self, index: int) -> None:
-        """It gave a value that is not finite."""
-        self.non_finite.add(index)
-        self.changes += 1
+    def move(self, event: ClaimEvent, index: int) -> bool:
+        """Follow the table. False: it has no such row."""
+        after = CLAIMS.get((self._claims.get(index, "free"), event))
+        if after == "free":
+            del self._claims[index]
+        elif after is not None:
+            self._claims[index] = after
+        return after is not None
 
     def renew(self, *, void: bool) -> None:
-        """Close the generation: grants in flight are dead. `void` also closes what is in the accumulator (rule 11)."""
+        """Close the generation: assignments in flight are dead. `void` also drops what was assigned (rule 11)."""
         self.generation = self._generations.next()
-        self.changes += 1
-        if void:
-            self.granted.clear()
-            self.summed.clear()
+        for index in list(self._claims) if void else ():
+            self.move("void", index)
+
+    def _all(self, *states: Claim) -> Indexes:
+        return frozenset(index for index, state in self._claims.items() if state in states)
 
     @property
-    def owned(self) -> Indexes:
-        """Assigned or summed."""
-        return frozenset(self.granted | self.summed)
+    def asked(self) -> Indexes:
+        """Work on them is under way."""
+        return self._all("asked")
+
+    @property
+    def assigned(self) -> Indexes:
+        """Assigned, whether their gradients are accumulated or not."""
+        return self._all("assigned", "accumulated")
+
+    @property
+    def accumulated(self) -> Indexes:
+        """Their weight gradients are in the accumulator."""
+        return self._all("accumulated")

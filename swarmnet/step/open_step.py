@@ -92,12 +92,12 @@ class RoundPart:
             return None  # under a generation I have left: the leader learns it from my report
         # It names me: I contribute exactly that set, or say why not.
         if mine:
-            missing = mine[0] - claims.owned
+            missing = mine[0] - claims.assigned
             if missing:
                 return missing
-            if not (claims.summed == claims.granted == mine[0]):
+            if not (claims.accumulated == claims.assigned == mine[0]):
                 return None
-        elif claims.owned:
+        elif claims.assigned:
             return NONE
         self._start(current.id)
         if self.finished is not None:
@@ -160,7 +160,6 @@ class OpenStep:
         self._fed = False  # has work of this step come here?
         self._revision = 0
         self._reported: MemberState | None = None  # the last whole report to the promised leader
-        self._reported_changes = 0  # `ClaimBook.changes` then
         self._asked = False  # does the leader lack it?
         self._looked_at, self._looked_of = -math.inf, (-1, -1)  # when I last looked around, and what was known then
         self._delays = Delays(member.view.timers, now)
@@ -188,42 +187,36 @@ class OpenStep:
 
     def claim(self, index: int, *, now: float) -> None:
         """Work on `index` has begun: ask to count it (rule 3)."""
-        # It was granted to work that was dropped since: it need not be asked for again.
-        if index in self.claims.granted:
-            self._host.contribute(self.stamp.step, index)
+        if not self.claims.move("begin", index):
+            self._host.contribute(self.stamp.step, index)  # it was assigned to work that was dropped since
             return
         self._member.pace.claimed(now=now)
         self._fed = True
-        self.claims.asked.add(index)
         self._say(wants=frozenset({index}))
 
     def withdraw(self, index: int) -> None:
         """The work was dropped. A grant that still comes is ignored; the leader hears of it, now or later."""
-        claims = self.claims
-        claims.asked.discard(index)
-        if index in claims.granted and index not in claims.summed:
-            claims.give_back(index)
+        assigned = self.claims.assigned
+        if self.claims.move("drop", index) and index in assigned:
             self._say(returns=frozenset({index}))
 
     def add(self, index: int) -> None:
         """The weight gradient of `index` is in the accumulator, which has not been voided since."""
-        # The driver has added what nobody granted: nothing can be taken out of a sum (I3).
-        if index not in self.claims.granted:
-            self._begin_again("voided_myself")
-        else:
-            self.claims.add(index)
+        if self.claims.move("accumulate", index):
             self._join_round()
+        else:
+            self._end_accumulator("voided_myself")  # it was not assigned, and nothing can be taken out of a sum (I3)
 
     def found_non_finite(self, index: int) -> None:
         """`index` gave a non-finite value here."""
         self.withdraw(index)
-        self.claims.find_non_finite(index)
+        self.claims.non_finite.add(index)
         self.report()
 
     def sum_lost(self) -> None:
         """The accumulator's content is lost, and all work in flight. A finished sum is elsewhere, and stays."""
         if not self.applying:
-            self._begin_again("sum_lost")
+            self._end_accumulator("sum_lost")
 
     def sum_whole(self, finished: Finished, *, now: float) -> None:
         """The exchange of a round, or the collection of a finished sum, is complete and digest-checked."""
@@ -350,7 +343,7 @@ class OpenStep:
         self.election.heard(plan, now=now)
         if plan.generation == self.claims.generation:
             if plan.evicted:
-                self._end_accumulator(plan.evicted == "void")
+                self._end_accumulator("evicted_me", void=plan.evicted == "void")
             else:
                 self._on_answers(plan)
         for index in sorted(plan.execute):
@@ -399,27 +392,24 @@ class OpenStep:
     def _on_answers(self, plan: StagePlan) -> None:
         """What I asked for is mine, or another replica's. An answer to work that was dropped has no effect: if a round
         names the index, `returns` tells the leader."""
-        step, asked = self.stamp.step, self.claims.asked
-        if (mine := sorted(plan.assigned & asked)) and self._own_commit is None and not self.applying:
-            # A leader that assigns has no open round, so mine was given up. If others finish it all the same, its sum
-            # stands.
-            self.part.drop()
-            for index in mine:
-                self.claims.grant(index)
-                self._host.contribute(step, index)
+        for index in sorted(plan.assigned) if self._own_commit is None and not self.applying else ():
+            if self.claims.move("assign", index):
+                # A leader that assigns has no open round, so mine was given up. If others finish it all the same, its
+                # sum stands.
+                self.part.drop()
+                self._host.contribute(self.stamp.step, index)
         for index, owner in plan.moved:
-            if index in asked:
-                asked.discard(index)
-                self._host.redirect(step, index, owner)
+            if self.claims.move("move", index):
+                self._host.redirect(self.stamp.step, index, owner)
 
-    def _end_accumulator(self, void: bool) -> None:
+    def _end_accumulator(self, event: str, *, void: bool = True) -> None:
+        """void: it holds what was not assigned (I3), or nothing of what it should; else its work is offered again."""
         # Always a new generation: an answer still under way names the old one and is ignored.
         self.claims.renew(void=void)
         self.part.drop()
-        # Only then is the accumulator worth nothing; otherwise its work is offered again.
         if void:
             self._host.discard(self.stamp.step)
-        self._host.log("evicted_me", void=void, step=self.stamp.step)
+        self._host.log(event, void=void, step=self.stamp.step)
         self.report()
 
     # ------------------------------------------------------------ inside
@@ -466,18 +456,18 @@ class OpenStep:
             stamp=self.stamp,
             ballot=ballot,
             generation=claims.generation,
-            owned=claims.owned,
-            summed=frozenset(claims.summed),
+            owned=claims.assigned,
+            summed=claims.accumulated,
             ack=ack_of(finished) if finished is not None else None,
             commit=self._own_commit,
             progress=self.progress,
-            non_finite=frozenset(claims.non_finite) if claims.non_finite else NONE,
+            non_finite=frozenset(claims.non_finite),
             line=member.line,
             trouble=member.trouble if self.oldest else None,
             vote=self._vote if finished is not None else b"",
             revision=self._revision,
             round=current.id.number if current is not None and current.id.ballot == ballot else -1,
-            wants=frozenset(claims.asked),
+            wants=claims.asked,
         )
 
     def report(self) -> None:
@@ -490,11 +480,10 @@ class OpenStep:
         if last is not None and still and not self._asked:
             number = self.part.round.id.number if self.part.round is not None else -1
             trouble = self._member.trouble if self.oldest else None
-            report = unchanged(last, self.progress, trouble, number, frozenset(self.claims.asked))
+            report = unchanged(last, self.progress, trouble, number, self.claims.asked)
         else:
             self._revision += not still
-            self._reported, self._reported_changes = self._make_report(ballot), self.claims.changes
-            report = self._reported
+            report = self._reported = self._make_report(ballot)
             # A line has many numbers: those that the leader has had are left out.
             if last is not None and not self._asked and (last.ballot, last.line) == (ballot, report.line):
                 report = replace(report, line=None)
@@ -511,22 +500,15 @@ class OpenStep:
 
     def _still(self, last: MemberState) -> bool:
         """Does that report still say what I hold? A line that is measured anew is no news."""
-        finished = self.finished
+        finished, claims = self.finished, self.claims
         mine = (finished.id, finished.digest, self._vote) if finished is not None else None
         told = (last.ack.id, last.ack.digest, last.vote) if last.ack is not None else None
         return (
-            (last.ballot, last.generation, last.commit) == (self.promised, self.claims.generation, self._own_commit)
-            and (self._reported_changes, told) == (self.claims.changes, mine)
+            (last.ballot, last.generation, last.commit) == (self.promised, claims.generation, self._own_commit)
+            and (last.owned, last.summed, told) == (claims.assigned, claims.accumulated, mine)
+            and last.non_finite == claims.non_finite
             and (last.line is None or last.line.relayed == self._member.line.relayed)
         )
-
-    def _begin_again(self, why: str) -> None:
-        """The accumulator is worth nothing: it holds what nobody granted (I3), or nothing of what it should."""
-        self.claims.renew(void=True)
-        self.part.drop()
-        self._host.discard(self.stamp.step)
-        self._host.log(why, step=self.stamp.step)
-        self.report()
 
     def _join_round(self) -> None:
         if self.applying or not self.oldest or self._own_commit is not None:

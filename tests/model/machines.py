@@ -169,7 +169,7 @@ class Node:
             self.signed,
             held.contributions if held is not None else (),
             self.accumulated,
-            frozenset(self.accumulated) <= claims.granted or done,
+            frozenset(self.accumulated) <= claims.assigned or done,
             len(set(self.accumulated)) == len(self.accumulated),
             done or self.resyncs,
         )

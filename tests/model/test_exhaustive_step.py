@@ -99,12 +99,9 @@ def test_a_contribution_that_is_not_checked_makes_a_wrong_aggregate(monkeypatch:
     join = RoundPart.join
 
     def heedless(part: RoundPart, account: ClaimBook) -> object:
-        summed = account.summed
-        account.summed = set(account.granted)
-        try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ClaimBook, "accumulated", ClaimBook.assigned)
             return join(part, account)
-        finally:
-            account.summed = summed
 
     monkeypatch.setattr(RoundPart, "join", heedless)
     with pytest.raises(Broken, match="an aggregate of"):

@@ -31,7 +31,7 @@ def standing(swarm: Swarm, stage: int) -> list:
 
 
 POINTS: dict[str, Callable[[list], bool]] = {
-    "execution": lambda found: any(m.oldest.claims.summed for m in found),
+    "execution": lambda found: any(m.oldest.claims.accumulated for m in found),
     "round": lambda found: any(m.oldest.part.exchange is not None for m in found),
     "sum": lambda found: any(m.oldest.finished is not None for m in found),
     "commit": lambda found: any(m.oldest.barrier.of(1) is not None for m in found),

@@ -44,7 +44,7 @@ def test_a_loss_late_in_the_step_is_repaired_with_what_is_remembered_or_without(
     def victim() -> Node | None:
         for node in swarm.replicas(stage):
             member = node.peer.replicas[stage].member if node.peer.replicas else None
-            if member is not None and member.version == 1 and len(member.oldest.claims.summed) >= 2:
+            if member is not None and member.version == 1 and len(member.oldest.claims.accumulated) >= 2:
                 return node
         return None
 

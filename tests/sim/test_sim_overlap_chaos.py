@@ -52,7 +52,7 @@ def counting(swarm: Swarm) -> bool:
     """Is everybody at step 1, and has begun to count it?"""
     found = [member for stage in range(swarm.plan.stages) for member in members(swarm, stage)]
     level = len(found) == len(swarm.nodes) and all(m.version == 1 and m.oldest.finished is None for m in found)
-    return level and any(m.oldest.claims.summed for m in found)
+    return level and any(m.oldest.claims.accumulated for m in found)
 
 
 HEALS: dict[str, Callable[[Swarm, int], bool]] = {
@@ -113,8 +113,8 @@ def owner_of_the_oldest_dies() -> None:
                     if 0 in node.peer.replicas
                     and node is not leader_of(swarm, 0)
                     and (member := node.peer.replicas[0].member).version == 2
-                    and member.oldest.claims.summed
-                    and member.steps[1].claims.summed
+                    and member.oldest.claims.accumulated
+                    and member.steps[1].claims.accumulated
                 ),
                 None,
             )

@@ -64,7 +64,7 @@ def members(nodes: Sequence[Node], stage: int = 1) -> list:
 
 REACHED: dict[str, Callable[[list], bool]] = {
     "before_round": lambda found: any(
-        m.version > STEP or (m.version == STEP and m.oldest.claims.summed) for m in found
+        m.version > STEP or (m.version == STEP and m.oldest.claims.accumulated) for m in found
     ),
     "after_sum": lambda found: any(m.version > STEP or (m.version == STEP and m.oldest.finished) for m in found),
     "after_commit": lambda found: any(

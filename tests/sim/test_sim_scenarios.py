@@ -286,7 +286,7 @@ def test_a_trainer_dies_in_the_middle_and_the_leader_orders_the_rest() -> None:
 
     async def script(swarm: Swarm) -> None:
         while not any(
-            state(node, 0).version == STEP and state(node, 0).oldest.claims.summed for node in swarm.replicas(0)
+            state(node, 0).version == STEP and state(node, 0).oldest.claims.accumulated for node in swarm.replicas(0)
         ):
             await asyncio.sleep(0.002)
         swarm.kill_trainer("trainer.0")

@@ -35,7 +35,9 @@ def test_one_of_them_dies_and_comes_back(victim: int, slots: int, seed: int) -> 
 
     async def script(swarm: Swarm) -> None:
         node = swarm.nodes[victim]
-        while not any(r.member.version == 1 and r.member.oldest.claims.summed for r in node.peer.replicas.values()):
+        while not any(
+            r.member.version == 1 and r.member.oldest.claims.accumulated for r in node.peer.replicas.values()
+        ):
             await asyncio.sleep(0.005)
         kill_and_restart(swarm, node)
         await check_always(swarm)

@@ -28,8 +28,8 @@ def member(node: Node):
 
 
 POINTS: dict[str, Callable[[Node], bool]] = {
-    "granted": lambda node: bool(member(node).oldest.claims.granted - member(node).oldest.claims.summed),
-    "summed": lambda node: bool(member(node).oldest.claims.summed),
+    "granted": lambda node: bool(member(node).oldest.claims.assigned - member(node).oldest.claims.accumulated),
+    "summed": lambda node: bool(member(node).oldest.claims.accumulated),
     "frozen_in_round": lambda node: member(node).oldest.part.exchange is not None,
     "holding_the_sum": lambda node: member(node).oldest.finished is not None,
 }

@@ -272,11 +272,11 @@ class Table:
         """Obey orders and pass time until a round is open for all members."""
         for _ in range(rounds):
             for name, index in self.orders():
-                if name in self.members and index not in self.members[name].oldest.claims.summed:
+                if name in self.members and index not in self.members[name].oldest.claims.accumulated:
                     self.claim(name, index)
                     self.settle()
             for name, member in self.members.items():
-                for index in sorted(member.oldest.claims.granted - member.oldest.claims.summed):
+                for index in sorted(member.oldest.claims.assigned - member.oldest.claims.accumulated):
                     self.add(name, index)
             self.settle()
             leaders = [member.oldest.leader for member in self.members.values() if member.oldest.leader is not None]
@@ -288,7 +288,7 @@ class Table:
         raise AssertionError(
             "no round: "
             + "; ".join(
-                f"{name}: granted={member.oldest.claims.granted} summed={member.oldest.claims.summed} "
+                f"{name}: granted={member.oldest.claims.assigned} summed={member.oldest.claims.accumulated} "
                 f"owners={member.oldest.leader and member.oldest.leader.ledger.owners}"
                 for name, member in self.members.items()
             )

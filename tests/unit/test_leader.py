@@ -715,7 +715,7 @@ def test_one_voice_of_three_makes_somebody_else_reduce():
     assert second.receivers == (B, C, ME) and second.bandwidths == (500, 500, 500)
 
 
-def test_a_member_that_has_contributed_to_no_commit_is_not_waited_for():
+def test_s1_a_member_that_has_contributed_to_no_commit_is_not_waited_for():
     office = Office(B, C)
     earlier = Commit(0, 2, CHAIN, RoundId(BALLOT, 0), b"e", 2, 0.0, 1.0, contributors=(ME, B))
     office.membership.applied([earlier])

@@ -97,7 +97,7 @@ def test_h4_of_two_leaders_with_equal_numbers_one_stops_and_the_ledger_completes
         table.claim(name, index)
     table.settle(lambda sender, receiver, message: sender == receiver)
     for name in ("A", "K"):
-        for index in sorted(table.members[name].oldest.claims.granted):
+        for index in sorted(table.members[name].oldest.claims.assigned):
             table.add(name, index)
     table.settle()
     table.tick()
@@ -121,7 +121,7 @@ def test_a1_a_grant_nobody_waits_for_is_released():
     table.do("A")
     table.settle()
     table.execute("K", 1)
-    assert table.members["A"].oldest.claims.granted == set()
+    assert table.members["A"].oldest.claims.assigned == set()
     table.work_until_summed()
     table.finish_all()
 
@@ -131,7 +131,7 @@ def test_a1_a_duplicate_claim_after_moved_does_not_hold_up_the_round():
     table.claim("A", 0)
     copies = [entry for entry in table.wire if wants(*entry)]
     table.settle()
-    assert table.members["A"].oldest.claims.granted == {0}
+    assert table.members["A"].oldest.claims.assigned == {0}
     table.members["A"].withdraw(0, 0)
     table.do("A")
     table.settle()
@@ -157,7 +157,7 @@ def test_a2_a_grant_under_an_evicted_generation_is_dead():
     table.settle = everything
     assert table.members["A"].oldest.claims.generation.number > 1
     table.put(late)
-    assert table.members["A"].oldest.claims.granted == set()
+    assert table.members["A"].oldest.claims.assigned == set()
     table.work_until_summed()
     table.finish_all()
 
@@ -384,7 +384,7 @@ def test_what_is_contributed_is_frozen_until_its_round_is_given_up():
     for name, index in orders:
         table.claim(name, index)
         table.settle(lambda *entry: wants(*entry) or has("assigned")(*entry))
-        assert index in table.members[name].oldest.claims.granted
+        assert index in table.members[name].oldest.claims.assigned
         assert table.rounds[name] is None, "it still contributes to the old round what it is about to change"
         table.add(name, index)
     table.settle()
@@ -569,7 +569,7 @@ def test_grants_of_an_old_ballot_or_of_another_step_change_nothing():
     ):
         table.put([(PeerId("K"), PeerId("A"), StagePlan(stamp, ballot, generation, frozenset({0})))])
         table.put([(PeerId("K"), PeerId("A"), StagePlan(stamp, ballot, generation, evicted="void"))])
-    assert member.oldest.claims.granted == set()
+    assert member.oldest.claims.assigned == set()
 
 
 def test_a_doubled_eviction_moves_the_generation_once():

@@ -28,8 +28,8 @@ def test_one_index_is_counted_in_each_open_step_by_whoever_claims_it_first():
     table.execute("K", 0, step=1)
     table.execute("A", 1, step=1)
     oldest, newest = table.members["A"].steps
-    assert (oldest.claims.summed, newest.claims.summed) == ({0}, {1})
-    assert table.members["K"].steps[1].claims.summed == {0}
+    assert (oldest.claims.accumulated, newest.claims.accumulated) == ({0}, {1})
+    assert table.members["K"].steps[1].claims.accumulated == {0}
     assert table.sums == {"A": [0], "K": []} and table.later == {"A": [1], "K": [0]}
 
 
@@ -78,7 +78,7 @@ def test_a_step_that_is_applied_leaves_the_other_one_as_it_was():
     table.add("A", 0, step=1)
     before = table.members["A"].steps[1].claims
     through(table)
-    assert table.members["A"].oldest.claims is before and before.summed == {0} and table.sums["A"] == [0]
+    assert table.members["A"].oldest.claims is before and before.accumulated == {0} and table.sums["A"] == [0]
     table.add("K", 1)
     table.settle()
     table.finish_all()

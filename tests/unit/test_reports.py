@@ -174,8 +174,8 @@ def test_whatever_is_lost_doubled_or_late_the_leader_knows_what_is_held_in_the_e
     member, leader = table.members["A"], table.members["K"].oldest.leader
     assert leader is not None and leader.members[PeerId("A")] == member.oldest.claims.generation
     known = leader._followers[PeerId("A")].state
-    assert (known.owned, known.summed) == (member.oldest.claims.owned, member.oldest.claims.summed)
-    assert leader.ledger.of(PeerId("A")) == member.oldest.claims.owned
+    assert (known.owned, known.summed) == (member.oldest.claims.assigned, member.oldest.claims.accumulated)
+    assert leader.ledger.of(PeerId("A")) == member.oldest.claims.assigned
 
 
 # ---------------------------------------------------------------- who contributed

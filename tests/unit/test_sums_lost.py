@@ -37,7 +37,7 @@ def test_what_was_only_granted_is_executed_again(name: str) -> None:
     table.settle()
     generation = table.members[name].oldest.claims.generation
     lose(table, name)
-    assert table.members[name].oldest.claims.generation > generation and not table.members[name].oldest.claims.granted
+    assert table.members[name].oldest.claims.generation > generation and not table.members[name].oldest.claims.assigned
     ends(table)
 
 
@@ -145,7 +145,7 @@ def test_where_steps_overlap_all_open_ones_begin_again(name: str) -> None:
     table.execute(name, 0, 1, step=second)
     assert table.rounds[name] is not None
     lose(table, name)
-    assert all(not step.claims.owned for step in table.members[name].steps)
+    assert all(not step.claims.assigned for step in table.members[name].steps)
     ends(table)
     assert first == 0 and table.members[name].oldest.applying
 
