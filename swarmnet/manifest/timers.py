@@ -1,60 +1,46 @@
-"""How long a replica waits, and for what. Two numbers come from the manifest; every other wait is derived here. Pure.
+"""How long a replica waits, and for what: two numbers of the manifest, and what follows from them. Pure.
 
-| timer | value | default | what ends with it |
-|---|---|---|---|
-| `beat_s` | suspect / 6 | 0.5 s | the pause before state is sent again: heartbeats, reports, orders |
-| `ask_s` | beat / 2 | 0.25 s | the pause before a question is asked again, or of another replica |
-| `settle_s` | 2 beats | 1 s | a message that was sent has been acted on, if it arrived |
-| `suspect_s` | manifest | 3 s | the first silence of a replica; a lock on a signed aggregate |
-| `idle_s` | long silence / 3 | 5 s | the wait for a claim before the leader orders free indexes, at first |
-| `long_silence_s` | manifest | 15 s | the silence after which a replica is given up that cannot be outvoted |
-| `lease_s` | 2 long silences | 30 s | the wait for peers that could still help |
-| `forget_s` | 10 long silences | 150 s | what is remembered of a silent replica |
-| `Pace.patience_s` | max(2 usual steps, 2 suspect) | 6 s | the wait for a replica in touch; the lease at first |
-| `Pace.idle_s` | 4 pauses between claims | | the same as `idle_s`, once the pace of claims is known |
-
-A usual step is the lower quartile of the last 16: a mean would follow steps that a fault has made slow, and the wait
-for the next fault would grow.
+docs/protocol.md prints the table. Two more waits follow the pace of a run (`step.pace`): the patience with a replica
+in touch is the longer of two usual steps and 2 x `suspect_s`; free indexes are ordered after four usual pauses between
+claims, once they are known. A usual step is the lower quartile of the last 16: a mean would follow steps that a fault
+has made slow, and the wait for the next fault would grow.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
 
 TERM_STEPS = 16
 """Steps until the order of leaders is drawn again."""
 
+DERIVED: Mapping[str, tuple[Fraction, str, str]] = {
+    "beat_s": (Fraction(1, 6), "suspect_s", "before state is sent again: heartbeats, states, plans"),
+    "ask_s": (Fraction(1, 2), "beat_s", "before a question is asked again, or of another replica"),
+    "settle_s": (Fraction(2), "beat_s", "until a message that was sent has been acted on, if it arrived"),
+    "idle_s": (Fraction(1, 3), "long_silence_s", "for a claim, before the leader orders free indexes, at first"),
+    "lease_s": (Fraction(2), "long_silence_s", "for peers that could still help"),
+    "forget_s": (Fraction(10), "long_silence_s", "until what a silent replica said is forgotten"),
+}
+"""Timer -> (so many times, which timer of the manifest or above, what is waited for)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Timers:
-    """Seconds; the timers of the manifest, and what follows from them.
-
-    Invariant: beat < suspect <= long_silence.
-    """
+    """Seconds; those of the manifest, and those of `DERIVED`. Invariant: beat < suspect <= long_silence."""
 
     suspect_s: float = 3.0
+    """The first silence of a replica; the lock on a signed aggregate."""
     long_silence_s: float = 15.0
+    """The silence after which a replica is given up that cannot be outvoted."""
+    beat_s: float = field(init=False)
+    ask_s: float = field(init=False)
+    settle_s: float = field(init=False)
+    idle_s: float = field(init=False)
+    lease_s: float = field(init=False)
+    forget_s: float = field(init=False)
 
-    @property
-    def beat_s(self) -> float:
-        return self.suspect_s / 6
-
-    @property
-    def ask_s(self) -> float:
-        return self.beat_s / 2
-
-    @property
-    def settle_s(self) -> float:
-        return 2 * self.beat_s
-
-    @property
-    def idle_s(self) -> float:
-        return self.long_silence_s / 3
-
-    @property
-    def lease_s(self) -> float:
-        return 2 * self.long_silence_s
-
-    @property
-    def forget_s(self) -> float:
-        return 10 * self.long_silence_s
+    def __post_init__(self) -> None:
+        for name, (times, of, _) in DERIVED.items():
+            object.__setattr__(self, name, getattr(self, of) * times.numerator / times.denominator)

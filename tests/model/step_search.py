@@ -46,9 +46,9 @@ from swarmnet.step.member import Member
 class Impatient(Timers):
     """Free indexes are ordered soon: less to search."""
 
-    @property
-    def idle_s(self) -> float:
-        return 1.0
+    def __post_init__(self) -> None:
+        Timers.__post_init__(self)
+        object.__setattr__(self, "idle_s", 1.0)
 
 
 TIMERS = Impatient()

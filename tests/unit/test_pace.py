@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from stage_table import TIMERS
 
 from swarmnet.ids import PeerId
+from swarmnet.manifest.timers import DERIVED
 from swarmnet.step.pace import Pace
 
 A, B, C = (PeerId(name) for name in "ABC")
@@ -60,3 +63,9 @@ def test_how_long_a_state_was_fetched_is_nobodys_pace():
     pace, now, _ = pace_of((A, 1.0))
     pace.interrupted()
     assert pace.applied(B, now=now + 500.0) == 0.0 and pace.usual_s == 1.0
+
+
+def test_the_protocol_page_prints_the_table_of_timers():
+    page = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")
+    for name, (times, of, what) in DERIVED.items():
+        assert f"| `{name}` | {times} x `{of}` | {getattr(TIMERS, name):g} s | {what} |" in page.splitlines()
