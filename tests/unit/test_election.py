@@ -98,3 +98,19 @@ def test_excluded_peers_lead_last_even_if_too_many_are_out_to_be_passed_over() -
     heard(sees, first, leader=None, late=(second,), now=table.now)
     sees._view.late = (second,)
     assert sees._order(table.now) == [third, first], "most have observed it; fewer than half are passed over"
+
+
+def test_a_leaders_time_begins_anew_with_a_round_of_fewer_members_and_with_no_other() -> None:
+    for second_round, is_late in ((("A", "B"), False), (("A", "B", "C"), True)):
+        table = Table("A", "B", "C")
+        (first, _), *_, (_, follows) = elections(table)
+        ballot, began_at = Ballot(0, first), table.now
+        assert follows.promise(ballot, now=began_at)
+        term_s = 2 * table.members["A"].pace.patience_s
+        for number, names in enumerate((("A", "B", "C"), second_round)):
+            opened = Round(Stamp(0, 0, CHAIN), RoundId(ballot, number), (), tuple(PeerId(name) for name in names), ())
+            follows.opened(opened, now=began_at + number * 0.6 * term_s)
+        follows.due(keeping=False, now=began_at + 0.9 * term_s)
+        assert not late(follows, began_at + 0.9 * term_s)
+        follows.due(keeping=False, now=began_at + 1.2 * term_s)
+        assert late(follows, began_at + 1.2 * term_s) == ([first] if is_late else [])
