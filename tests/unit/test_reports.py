@@ -69,6 +69,18 @@ def test_a_whole_report_that_is_lost_is_asked_for() -> None:
     assert not next_report(table, "A").whole
 
 
+def test_a_whole_report_is_asked_for_once_for_all_that_refer_to_it() -> None:
+    table = at_work()
+    table.execute("A", 1)
+    next_report(table, "A")  # lost
+    report = next_report(table, "A")
+    for wanted in (1, 1, 2):
+        table.put([(PeerId("A"), PeerId("K"), report)])
+        asked = [plan for _, to, plan in table.wire if to == "A" and isinstance(plan, StagePlan) and plan.whole]
+        assert len(asked) == wanted
+        table.now += TIMERS.ask_s / 2
+
+
 def test_what_is_asked_for_has_the_revision_that_it_had() -> None:
     table = at_work()
     before = next_report(table, "A")
