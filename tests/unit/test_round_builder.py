@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import operator
+from collections.abc import Callable
 
 import pytest
 
@@ -32,16 +34,14 @@ def test_up_to_group_size_members_are_one_group_in_order() -> None:
     assert (current.receivers, current.rows) == (PEERS[:4], ())
 
 
-def test_beyond_it_they_stand_in_a_grid_near_ones_in_a_row() -> None:
+@pytest.mark.parametrize("measures", [operator.ne, operator.lt, operator.gt])  # both ends of a pair, or one of them
+def test_beyond_it_they_stand_in_a_grid_near_ones_in_a_row(measures: Callable[[PeerId, PeerId], bool]) -> None:
     opening, ledger = opening_of(20, 5)
     site = {peer: place % 4 for place, peer in enumerate(PEERS)}
     for peer in PEERS:
-        opening.measured(
-            peer,
-            LineQuality(
-                0, tuple((other, 1000 if site[other] == site[peer] else 80_000) for other in PEERS if other != peer)
-            ),
-        )
+        others = (other for other in PEERS if measures(peer, other))
+        trips = tuple((other, 1000 if site[other] == site[peer] else 80_000) for other in others)
+        opening.measured(peer, LineQuality(0, trips))
     current = opening.open(PEERS, ledger)
     assert current.rows == (5, 5, 5, 5)
     assert all(len({site[peer] for peer in row}) == 1 for row in grid_of(current).rows)
