@@ -13,7 +13,7 @@ import click
 
 from swarmnet.cli.settings import CountRange
 from swarmnet.errors import UsageError
-from swarmnet.telemetry.text import counted, typed
+from swarmnet.telemetry.text import typed
 
 if TYPE_CHECKING:
     from swarmnet.config.fleet import MachineKind, Members
@@ -173,7 +173,7 @@ def _at(here: str, _: tuple[str, ...]) -> str:
 
 
 def looking(manifest: Manifest, members: Members, memory: MemoryPolicy, memo_bytes: int, *, bf16: bool) -> Look:
-    """How machines hold the stages of proposals, found by planning them; each is said on standard error."""
+    """How machines hold the stages of proposals, found by planning them."""
     from swarmnet.manifest.schema import Wire
     from swarmnet.peer.memory_fit import machine_fit
     from swarmnet.plan.choice import MachineFit
@@ -192,8 +192,6 @@ def looking(manifest: Manifest, members: Members, memory: MemoryPolicy, memo_byt
         wire = Wire(activations=way.activations, gradients=way.gradients)
         audited = manifest.model_copy(update=changed).audited
         setup = Setup(specs, wire, MeshLayout(), memory=memory, memo_bytes=memo_bytes, audited=audited)
-        shape = f"{counted(priced.cut.stages, 'stage')}, {_microbatches(priced)}, {way.sync} {way.codec}"
-        click.echo(f"does it fit? {shape}", err=True)
         places = priced.cut.stages // priced.stages_per_peer
         known: dict[object, tuple[MachineFit, ...]] = {}
         found = []

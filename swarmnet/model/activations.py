@@ -95,7 +95,7 @@ class Offload:
 
         A tensor that several operations save is moved out once.
         """
-        staying = frozenset(tensor.untyped_storage()._cdata for tensor in stay)  # of fake tensors, too: no address
+        staying = frozenset(tensor.untyped_storage()._cdata for tensor in stay)
         moved: dict[tuple[object, ...], tuple[StorageWeakRef, _Moved]] = {}
 
         def pack(tensor: Tensor) -> Tensor | _Moved:

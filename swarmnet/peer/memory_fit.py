@@ -1,7 +1,4 @@
-"""Do the stages of a peer fit in the memory there is, and with how many slots? Plans of `plan.plan`, added up.
-
-A peer that takes far less than there is starts without a plan, which takes seconds.
-"""
+"""Do the stages of a peer fit in the memory there is, and with how many slots? Plans of `plan.plan`, added up."""
 
 from __future__ import annotations
 
@@ -21,9 +18,8 @@ from swarmnet.manifest.schema import Manifest
 from swarmnet.pipeline.depth import held_s, slots_enough
 from swarmnet.plan.budget import GIB, MIB, StageBudget, shown, together
 from swarmnet.plan.choice import MachineFit
-from swarmnet.plan.plan import Setup, audit_bytes, plan_stage
+from swarmnet.plan.plan import Setup, plan_stage
 from swarmnet.ranks.layout import MeshLayout, Shard
-from swarmnet.stage.canonical import Canonical, layers_of
 from swarmnet.stage.passes import MemoryPolicy
 
 RESERVE = {"cuda": GIB, "cpu": 256 * MIB}
@@ -127,9 +123,6 @@ def needed(plans: Sequence[StageBudget], layout: MeshLayout) -> int:
 
 MOST_SLOTS = 128
 """Nobody calls a replica more often at once, over two open steps (`GrpcConfig.calls`)."""
-
-_SURELY = 8
-"""A stage that takes so many times less than there is, by a rough guess, is not planned before it starts."""
 
 _DRIVER_S = 20.0
 """A driver that nobody has used yet takes seconds to begin."""
@@ -257,8 +250,6 @@ def slots_that_fit(setup: Setup, stages: Sequence[int], room: int, host_room: in
 def _slots_in(setup: Setup, stages: Sequence[int], room: int | None, host_room: int | None = None) -> int:
     """The most slots that need no more than `room` bytes, and `host_room` beside; 0 if one is too many."""
     most = min(setup.specs[0].training.microbatches, MOST_SLOTS)
-    if room is not None and _surely_fits(setup, stages, most, room, host_room):
-        return most
 
     def too_many(slots: int) -> bool:
         return not judge(replace(setup, slots=slots), stages, room, host_room).fits
@@ -293,11 +284,10 @@ def machine_fit(setup: Setup, stages: Sequence[int], kind: MachineKind) -> Machi
 
 
 def check_fits(setup: Setup, stages: Sequence[int], room: int, host_room: int | None = None) -> None:
-    """Raises UsageError, with advice, if not even one microbatch in flight fits. Costs a moment unless it is close."""
-    if not _surely_fits(setup, stages, 1, room, host_room):
-        one = replace(setup, slots=1)
-        if not judge(one, stages, room, host_room).fits:
-            raise _refused(one, stages, room, host_room)
+    """Raises UsageError, with advice, if not even one microbatch in flight fits."""
+    one = replace(setup, slots=1)
+    if not judge(one, stages, room, host_room).fits:
+        raise _refused(one, stages, room, host_room)
 
 
 def stages_that_fit(setup: Setup, room: int | None) -> list[int]:
@@ -315,21 +305,3 @@ def _fits(setup: Setup, stage: int, room: int) -> bool:
 
 def _refused(one: Setup, stages: Sequence[int], room: int, host_room: int | None) -> UsageError:
     return UsageError("; ".join(line.strip() for line in judge(one, stages, room, host_room).lines()))
-
-
-def _surely_fits(setup: Setup, stages: Sequence[int], slots: int, room: int, host_room: int | None) -> bool:
-    return _rough(setup, stages, slots) * _SURELY <= (room if host_room is None else min(room, host_room))
-
-
-def _rough(setup: Setup, stages: Sequence[int], slots: int) -> int:
-    """Bytes of state and of `slots` microbatches, about: what a decoder keeps without knowing how."""
-    specs = [setup.specs[stage] for stage in stages]
-    model, training = specs[0].model, specs[0].training
-    tokens = training.microbatch_size * training.sequence_length
-    canonicals = [Canonical.of(spec) for spec in specs]
-    elements = sum(canonical.num_elements for canonical in canonicals)
-    audits = sum(audit_bytes(setup, canonical) for canonical in canonicals)
-    layer = 16 * model.hidden_size + 8 * model.intermediate_size + 8 * model.num_heads * model.head_dim
-    scores = 2 * model.num_heads * training.sequence_length
-    width = sum(len(layers_of(spec)) for spec in specs) * (layer + scores) + 4 * model.vocab_size
-    return 32 * elements + audits + 4 * slots * tokens * width + RESERVE[setup.layout.kind]

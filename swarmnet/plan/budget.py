@@ -1,8 +1,7 @@
 """From what one microbatch takes, and what a stage holds anyway, to the memory of each rank and of its peer process.
 
 One microbatch passes three times: forward, backward, weight pass. What it holds between them is what each further
-microbatch in flight adds; the largest peak of a pass comes on top once, because one runs at a time. Pure: the traces
-come from `plan.plan`, which runs the stage's own code.
+microbatch in flight adds; the largest peak of a pass comes on top once, because one runs at a time. Pure.
 """
 
 from __future__ import annotations
@@ -10,24 +9,12 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import astuple, dataclass, fields, replace
-from typing import Any, TypeVar, cast
+from dataclasses import astuple, dataclass
 
-T = TypeVar("T")
 Deltas = tuple[int, ...]
 """Bytes allocated (+) and freed (-), one after the other."""
 
 MIB, GIB = 1 << 20, 1 << 30
-
-
-def along(few: T, many: T, share: float) -> T:
-    """On the line through `few` and `many`: 0 is few, 1 is many, 2 as far again. Of a dataclass, each field is."""
-    if isinstance(few, int) and isinstance(many, int):
-        found: Any = few + round(share * (many - few))
-    else:
-        pairs = ((getattr(few, each.name), getattr(many, each.name)) for each in fields(cast(Any, few)))
-        found = type(few)(*(along(one, other, share) for one, other in pairs))
-    return cast(T, found)
 
 
 def highest(deltas: Deltas, start: int = 0) -> int:
@@ -37,36 +24,17 @@ def highest(deltas: Deltas, start: int = 0) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """One microbatch on one rank, in bytes. stash, owed: held after forward, and after backward until the weight pass.
-    forward, backward, weights: the most at any time of each pass, what it holds included.
-    """
+    """One microbatch on one rank, in bytes. held: what each further microbatch in flight takes, the larger of what is
+    kept after forward and what is kept after backward. peak: the most at any time of a pass."""
 
-    stash: int = 0
-    owed: int = 0
-    forward: int = 0
-    backward: int = 0
-    weights: int = 0
+    held: int = 0
+    peak: int = 0
 
     @classmethod
     def of(cls, forward: Deltas, backward: Deltas, weights: Deltas) -> Passage:
         """What these deltas come to."""
         stash = sum(forward)
-        owed = stash + sum(backward)
-        return cls(stash, owed, highest(forward), highest(backward, stash), highest(weights, owed))
-
-    def more(self, extra: int) -> Passage:
-        """With `extra` at any time while a pass runs."""
-        return replace(self, forward=self.forward + extra, backward=self.backward + extra, weights=self.weights + extra)
-
-    @property
-    def peak(self) -> int:
-        """The most at any time."""
-        return max(self.forward, self.backward, self.weights)
-
-    @property
-    def held(self) -> int:
-        """What one more microbatch in flight takes at most."""
-        return max(self.stash, self.owed)
+        return cls(max(stash, stash + sum(backward)), highest((*forward, *backward, *weights)))
 
     def several(self, count: int) -> int:
         """The most that `count` microbatches in flight take together."""

@@ -40,9 +40,6 @@ _EQUAL = 1.1
 FEW = 5
 """Proposals of a search that are shown."""
 
-MOST_REHEARSALS = 16
-"""Kinds of proposals whose memory is looked at: each takes seconds."""
-
 _STAGES = (*range(1, 9), 10, 12, 14, 16, 20, 24, 32, 40, 48, 64)
 
 
@@ -133,7 +130,7 @@ def search(
 ) -> tuple[Priced, tuple[Priced, ...]]:
     """(the best way for a fleet, the best few): stages, their places, microbatch, sync and codecs; all fit in memory.
 
-    As `choose`; UsageError, too, if nothing that was looked at fits.
+    As `choose`; UsageError, too, if nothing fits.
     """
     shapes = list(_shapes(spec, said, members, times))
     found = sorted(_ways(spec, said, members, times, shapes=shapes), key=lambda each: each.seconds)
@@ -148,11 +145,6 @@ def search(
         if len({one.kind for one in fitting}) >= FEW and not near:
             break
         if each.kind not in looked:
-            if len(looked) >= MOST_REHEARSALS:
-                # What is left may be no better than what is found.
-                if fitting:
-                    break
-                continue
             looked[each.kind] = look(each)
         if (held := _held(spec, members, each, looked[each.kind], times)) is not None:
             fitting.append(held)

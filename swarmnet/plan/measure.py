@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import statistics
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
 
-from swarmnet.manifest.schema import StageSpec
+from swarmnet.manifest.schema import Cut, StageSpec
 from swarmnet.model.cut import layer_flops
 from swarmnet.plan.budget import Passage
 from swarmnet.plan.cost import LayerTimes
-from swarmnet.plan.metering import LiveBytes
-from swarmnet.plan.plan import alone
 from swarmnet.ranks.comm import FakeComm
 from swarmnet.ranks.layout import MeshLayout
 from swarmnet.ranks.stage import RankStage
@@ -65,7 +67,7 @@ def measure(spec: StageSpec, *, device: str, memory: MemoryPolicy, progress: Pro
         ("a layer and the head", 1, False, True),
     ):
         progress(f"measuring {name}")
-        found.append(_run(alone(spec, layers, first=first, last=last), device, memory))
+        found.append(_run(_alone(spec, layers, first=first, last=last), device, memory))
     one, many, begin, end = found
     # A noisy moment may make a part look free.
     layer_s = max((many.microbatch_s - one.microbatch_s) / (_MANY - 1), 1e-9)
@@ -80,6 +82,14 @@ def measure(spec: StageSpec, *, device: str, memory: MemoryPolicy, progress: Pro
     )
     held = (many.passage.held - one.passage.held) // (_MANY - 1)
     return Measured(times, held, many.passage.peak)
+
+
+def _alone(spec: StageSpec, layers: int, *, first: bool, last: bool) -> StageSpec:
+    """A stage with so many layers, of a run like that of `spec` without other layers."""
+    model = spec.model.model_copy(update={"num_layers": layers})
+    cut = (*[0] * (not first), layers, *[0] * (not last))
+    update = {"stage": int(not first), "model": model, "cut": Cut.model_construct(stages=len(cut), layers=cut)}
+    return spec.model_copy(update=update)
 
 
 def _run(spec: StageSpec, device: str, memory: MemoryPolicy) -> _Found:
@@ -99,7 +109,7 @@ def _run(spec: StageSpec, device: str, memory: MemoryPolicy) -> _Found:
         deltas, work = [], None
 
         def done() -> None:
-            deltas.append(meter.take()[0] if meter is not None else ())
+            deltas.append(meter.take() if meter is not None else ())
 
         _, work = rank.forward(0, tokens.to(on), None if spec.first else boundary.to(on), train=True)
         assert isinstance(work, ForwardPass)
@@ -136,3 +146,42 @@ def _timed(job: Callable[[], object], device: torch.device) -> float:
         job()
         found.append(now() - before)
     return statistics.median(found)
+
+
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's __init_subclass__
+    """Inside `with`, counts the bytes of storages that operators make, from allocation to last reference.
+
+    Only those of its own thread, and nothing that a kernel takes inside itself.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._seen: dict[int, weakref.ref[Any]] = {}
+        self._deltas: list[int] = []
+
+    def take(self) -> tuple[int, ...]:
+        """What was allocated (+) and freed (-) since the last call, one after the other."""
+        taken = tuple(self._deltas)
+        self._deltas.clear()
+        return taken
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for leaf in tree_iter(out):
+            if isinstance(leaf, Tensor):
+                self._meet(leaf)
+        return out
+
+    def _meet(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        # A view shares its storage, which is counted already.
+        if key in self._seen or not size:
+            return
+
+        def gone(_: Any) -> None:
+            del self._seen[key]
+            self._deltas.append(-size)
+
+        self._seen[key] = weakref.ref(storage, gone)
+        self._deltas.append(size)

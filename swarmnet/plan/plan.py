@@ -1,12 +1,13 @@
-"""How much memory a stage takes on each rank, found by running the stage's own code on tensors that are only shapes.
+"""How much memory a stage takes on each rank and in the peer process: a closed form, times a margin. Knows no machine.
 
-`plan.rehearsal` runs it. Layers are equal, so of many some are run and the rest follows: a 70B model takes no longer
-than a small one. By formula is only what no single rank's run shows: what FSDP2 gathers (ZeRO-3), what lies in the peer
-process, and what is copied between it and a GPU. Knows no machine.
+What is there always (weights, gradients, sums, moments) is counted to the byte. What a microbatch takes is a number of
+bytes for each token and layer, which follows from the operations of `model.decoder` whose operands autograd saves. The
+tests compare it with what torch's allocator hands out.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -14,14 +15,14 @@ import torch
 from torch.nn.attention import SDPBackend
 
 from swarmnet.manifest.codec_names import DIFFERENCES
-from swarmnet.manifest.schema import Averaging, Cut, StageSpec, Wire
+from swarmnet.manifest.schema import Averaging, StageSpec, Wire
 from swarmnet.pipeline.works import KEPT_MEMOS, KEPT_STEPS
-from swarmnet.plan.budget import HostMemory, Passage, RankMemory, StageBudget, along
-from swarmnet.plan.rehearsal import Rehearsed, RehearsedRank, rehearse
+from swarmnet.plan.budget import HostMemory, Passage, RankMemory, StageBudget
 from swarmnet.ranks.host_copies import KEPT_WEIGHTS, copied
 from swarmnet.ranks.layout import MeshLayout, MeshSplit
 from swarmnet.stage.accumulator import sum_dtype
 from swarmnet.stage.canonical import Canonical, layers_of
+from swarmnet.stage.optimizer_8bit import BLOCK, LEAST
 from swarmnet.stage.passes import MemoryPolicy, attention_kernels
 from swarmnet.stage.rounding import chunk_elements
 from swarmnet.sums.reducer import rule_of
@@ -29,8 +30,6 @@ from swarmnet.sums.references import TURNS
 
 _FP32, _BF16 = 4, 2
 _ALIGN = 64  # bytes: where a scratch piece may begin
-_SOME, _MANY = 4, 8  # layers: beyond, a layer more adds what a layer adds
-_CUDA = torch.device("cuda")
 _BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0}
 _COARSE = 1.1  # bytes of an element under any other codec, at most
 _AGAIN = 24  # bytes of temporary memory per element of one piece, in sums and updates
@@ -76,91 +75,139 @@ def plan_stage(setup: Setup, stage: int) -> StageBudget:
 # ------------------------------------------------------------ a rank
 
 
-def _held(spec: StageSpec, mesh: MeshSplit, rank: int, shapes: Mapping[str, torch.Size]) -> tuple[int, int, int]:
-    """Bytes of weights, gradients and the sums of open steps."""
-    versions, wide = 1 + spec.averaging.delay.most, sum_dtype(spec.numerics).itemsize
-    own = [mesh.along_tensor(name, shape, rank).num_elements for name, shape in shapes.items()]
-    scattered = mesh.layout.data > 1 and mesh.shards("accumulators")
-    gradients = 0 if scattered else sum(-(-_FP32 * size // _ALIGN) * _ALIGN for size in own)
-    return (
-        _FP32 * versions * mesh.num_elements("parameters", shapes, rank),
-        gradients,
-        wide * versions * mesh.num_elements("accumulators", shapes, rank),
-    )
+_Widths = tuple[int, int, int, int]
+"""Bytes for each token: per element of the hidden size, of the queries, of the keys and of the MLP's inner size."""
+
+_SAVED: dict[tuple[str, str], _Widths] = {
+    ("fp32", "stash"): (24, 8, 8, 16),
+    ("fp32", "selective"): (12, 8, 8, 8),
+    ("fp32", "recompute_layers"): (4, 0, 0, 0),
+    ("bf16", "stash"): (20, 4, 4, 8),
+    ("bf16", "selective"): (8, 4, 4, 4),
+    ("bf16", "recompute_layers"): (4, 0, 0, 0),
+}
+"""What a layer keeps on the device for backward, by `numerics.compute` and `memory.activations`; else nothing."""
+
+_TAPE: dict[str, _Widths] = {"fp32": (32, 8, 8, 12), "bf16": (24, 4, 4, 6)}
+"""What a layer keeps between backward and weight pass under "stash": the operands of its products."""
+
+_BACKWARD: dict[str, _Widths] = {"fp32": (0, 12, 0, 10), "bf16": (16, 8, 0, 4)}
+"""What the backward of one layer takes beyond what is saved."""
+
+_SCORES_SAVED, _SCORES_BACKWARD = 5, 6
+"""Bytes of a T x T score, where attention has them in memory: kept for backward, and more in backward."""
+
+_LOGITS_SAVED, _LOGITS_BACKWARD = 4, 8
+"""Bytes of a logit: kept for backward, and more in backward."""
+
+_MARGIN = 1.1
+"""For norms' statistics, positions and other small tensors, and for the order in which kernels free what they read."""
 
 
 def _rank_memory(
     setup: Setup, mesh: MeshSplit, rank: int, spec: StageSpec, layers: int, shapes: Mapping[str, torch.Size]
 ) -> RankMemory:
-    layout, wide = setup.layout, sum_dtype(spec.numerics).itemsize
-    seen = _traced(spec, layout, rank, replace(setup.memory, offload_optimizer=False), layers)
-    parameters, gradients, open_sums = _held(spec, mesh, rank, shapes)
-    sums = open_sums + seen.finished_sum
-    outer = 2 * parameters * (layout.ranks == 1 and spec.averaging.sync == "local")
-    optimizer = seen.state - parameters - outer - sums - gradients
-    if layout.kind == "cuda":
-        sums -= seen.finished_sum  # it is in host memory there
-    passing, update = seen.passing, seen.update
-    if layout.data > 1 and layout.shard == "zero3":
-        passing = _gathering(passing, mesh, shapes, rank)
-    if layout.kind == "cuda":
-        largest = max(mesh.along_tensor(name, shape, rank).num_elements for name, shape in shapes.items())
-        piece = _AGAIN * min(largest, chunk_elements(_CUDA))  # the rehearsal's were as small as a core's cache
-        given = outer // 2  # to an outer step, on its way to host memory
-        passing = replace(passing, weights=max(passing.weights, passing.owed + max(piece, given)))
-        update += piece + wide * largest  # a parameter's sum on its way to the device
-    again = added = 0
+    layout, wide, versions = setup.layout, sum_dtype(spec.numerics).itemsize, 1 + spec.averaging.delay.most
+    alone, local, cuda = layout.ranks == 1, spec.averaging.sync == "local", layout.kind == "cuda"
+    own = {name: mesh.along_tensor(name, shape, rank).num_elements for name, shape in shapes.items()}
+    held, largest = mesh.num_elements("parameters", shapes, rank), max(own.values())
+    gradient = sum(-(-_FP32 * size // _ALIGN) * _ALIGN for size in own.values())
+    scattered = layout.data > 1 and mesh.shards("accumulators")
+    fully = layout.data > 1 and layout.shard == "zero3"
+    # Matrices alone are cast, and no table of embeddings, of which rows are read.
+    casts = _BF16 * sum(own[name] for name, shape in shapes.items() if len(shape) > 1 and "embed_tokens" not in name)
+    casts *= spec.numerics.compute == "bf16"
+    accumulator = wide * mesh.num_elements("accumulators", shapes, rank)
+    outer = 2 * _FP32 * held * (alone and local)
+    finished = alone and not (local or cuda)  # else it is in the peer process
+    piece = _AGAIN * min(largest, chunk_elements(torch.device(layout.kind)))
+    passing, beside = _microbatch(setup, spec, layers, gradient // (layout.data if fully else 1))
+    # An outer step's vector is on the device on its way to host memory.
+    passing = replace(passing, peak=max(passing.peak, passing.held + max(piece, cuda * outer // 2)))
+    # A layer's chunks of gradients lie in no memory of their own under ZeRO-2 and 3.
+    update = _FP32 * (largest + scattered * mesh.num_elements("moments", shapes, rank)) + piece
+    update += cuda * wide * largest  # a parameter's sum on its way to the device
+    if fully:
+        passing = replace(passing, peak=passing.peak + _gathered(own))
+    elif scattered:  # a parameter's gradient, packed to be scattered, and what is scattered already
+        scattering = 3 * _FP32 * largest + _FP32 * mesh.num_elements("accumulators", shapes, rank)
+        passing = replace(passing, peak=max(passing.peak, passing.held + scattering))
+    if layout.data > 1 and mesh.shards("moments"):
+        update += 2 * _FP32 * largest  # updated weights are gathered, a parameter at a time
     # A rank whose device is full is lost, and all others with it: what computes past microbatches has to fit, too. A
     # peer of one rank only skips that audit.
-    if setup.audited and layout.ranks > 1:
-        # The weights of a past version, and their casts if products are in bf16.
-        again = _FP32 * mesh.num_elements("parameters", shapes, rank)
-        again += seen.shared // (1 + spec.averaging.delay.most)
-        added = wide * mesh.num_elements("accumulators", shapes, rank)
+    audited = setup.audited and not alone
     return RankMemory(
-        parameters + again + outer + seen.shared,
-        gradients,
-        sums + added,
-        optimizer,
-        passing,
-        seen.beside,
-        update,
+        parameters=versions * (_FP32 * held + casts) + outer + audited * (_FP32 * held + casts),
+        gradients=0 if scattered else gradient,
+        sums=(versions + finished + audited) * accumulator,
+        optimizer=sum(
+            _moments(spec, shape.numel(), mesh.held("moments", name, shape, rank).num_elements)
+            for name, shape in shapes.items()
+        ),
+        passing=passing,
+        beside=beside,
+        update=update,
         offloaded=setup.memory.offload_optimizer,
     )
 
 
-def _gathering(passing: Passage, mesh: MeshSplit, shapes: Mapping[str, torch.Size], rank: int) -> Passage:
-    """With what FSDP2 makes whole: what is beside layers, and two layers, the next one being fetched; each comes packed
-    and is unpacked. In backward a layer's gradients are whole, and packed to be scattered."""
-    layers: dict[str, int] = {}
-    for name, shape in shapes.items():
+def _moments(spec: StageSpec, whole: int, held: int) -> int:
+    """Of a parameter of `whole` elements, of which a rank holds `held`."""
+    packed = spec.optimizer.state == "8bit" and whole >= LEAST
+    return 2 * (held + _FP32 * -(-held // BLOCK)) if packed else 2 * _FP32 * held
+
+
+def _microbatch(setup: Setup, spec: StageSpec, layers: int, gradient: int) -> tuple[Passage, Passage]:
+    """(of a microbatch on a rank's device, what of it is in host memory meanwhile). gradient: bytes of a whole one."""
+    model, training, compute, policy = spec.model, spec.training, spec.numerics.compute, setup.memory.activations
+    tensor, tokens = setup.layout.tensor, training.microbatch_size // setup.layout.data * training.sequence_length
+    # Sequence parallelism splits what lies between the regions that tensor ranks share: half of what is saved.
+    hidden = model.hidden_size * ((1 + 1 / tensor) / 2 if setup.layout.sequence_parallel else 1.0)
+    queries, inner = model.num_heads * model.head_dim / tensor, model.intermediate_size / tensor
+    keys = max(model.num_kv_heads / tensor, 1) * model.head_dim
+    if model.qk_norm:
+        queries, keys = 2 * queries, 2 * keys
+    scores = model.num_heads / tensor * _score_row(setup, spec)
+
+    def of(widths: _Widths, per_score: int = 0) -> int:
+        """Of one layer."""
+        per_token: float = sum(map(operator.mul, widths, (hidden, queries, keys, inner)))
+        return round(tokens * (per_token + per_score * scores))
+
+    logits = tokens * spec.last * -(-model.vocab_size // tensor)
+    ends = tokens * model.hidden_size * (_FP32 + 12 * spec.last)  # the stage's input; norm and head
+    everything = of(_SAVED[compute, "stash"], _SCORES_SAVED)
+    kept = everything if policy == "stash" else of(_SAVED.get((compute, policy), (0, 0, 0, 0)))
+    writes = setup.memory.writes_at_once or setup.layout.shard == "zero3"
+    head = _LOGITS_SAVED * logits
+    owed = gradient if writes else ends + layers * of(_TAPE[compute]) + head
+    held = max(ends + layers * kept + head * (policy not in ("recompute", "offload")), owed)
+    # Under "recompute" the forward that is done again keeps all layers, elsewhere one at a time.
+    again, one = (layers * everything, 0) if policy == "recompute" else (layers * kept, everything - kept)
+    layer, loss = one + of(_BACKWARD[compute], _SCORES_BACKWARD), head + _LOGITS_BACKWARD * logits
+    # The loss goes back before layers do. Between them a tape still has the logits' gradient.
+    peak = ends + again + (gradient + max(layer, loss) if writes else max(layer + head, loss))
+    peak = max(peak, 0 if writes else owed + layer)
+    moved = ends + layers * everything + head if policy == "offload" else 0
+    return Passage(round(_MARGIN * held), round(_MARGIN * peak)), Passage(moved, moved)
+
+
+def _score_row(setup: Setup, spec: StageSpec) -> int:
+    """The length of a row of scores that attention has in memory: 0 if none."""
+    return spec.training.sequence_length if setup.layout.kind == "cuda" and keeps_scores(spec) else 0
+
+
+def _gathered(own: Mapping[str, int]) -> int:
+    """What FSDP2 makes whole: what is outside layers, and two layers, the next one being fetched; each comes packed and
+    is unpacked. In backward a layer's gradients are whole, and packed to be scattered."""
+    layers = {"": 0}
+    for name, size in own.items():
         _, part, number, *_ = [*name.split("."), ""]
         layer = number if part == "layers" else ""
-        layers[layer] = layers.get(layer, 0) + _FP32 * mesh.along_tensor(name, shape, rank).num_elements
-    beside, most = layers.pop("", 0), max(layers.values(), default=0)
-    gathered = max(beside + 5 * most, 4 * beside)
-    return passing.more(gathered)
-
-
-def _traced(spec: StageSpec, layout: MeshLayout, rank: int, memory: MemoryPolicy, layers: int) -> Rehearsed:
-    """Of a stage of any size, from small ones."""
-    like = replace(layout, devices=("cpu",) * layout.ranks)
-    scores = layout.kind == "cuda" and keeps_scores(spec)
-
-    def of(count: int) -> Rehearsed:
-        return rehearse(RehearsedRank(alone(spec, count, first=spec.first, last=spec.last), like, rank, memory, scores))
-
-    if layers <= _MANY:
-        return of(layers)
-    return along(of(_SOME), of(_MANY), (layers - _SOME) / (_MANY - _SOME))
-
-
-def alone(spec: StageSpec, layers: int, *, first: bool, last: bool) -> StageSpec:
-    """A stage with so many layers, of a run like that of `spec` without other layers."""
-    model = spec.model.model_copy(update={"num_layers": max(layers, 1)})
-    cut = (*[0] * (not first), layers, *[0] * (not last))
-    update = {"stage": int(not first), "model": model, "cut": Cut.model_construct(stages=len(cut), layers=cut)}
-    return spec.model_copy(update=update)
+        layers[layer] = layers.get(layer, 0) + _FP32 * size
+    outside, most = layers.pop(""), max(layers.values(), default=0)
+    return max(outside + 5 * most, 4 * outside)
 
 
 def keeps_scores(spec: StageSpec) -> bool:

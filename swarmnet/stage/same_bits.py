@@ -38,8 +38,7 @@ def cosine(angle: float) -> float:
 
 def root(values: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Square roots of fp32. On a CPU torch's are MKL's, which are off by a digit for one number in five."""
-    # A tensor that is only a shape (`plan.metering`) has no numbers to be off.
-    if values.device.type != "cpu" or hasattr(values, "fake_device"):
+    if values.device.type != "cpu":
         return torch.sqrt(values, out=out)
     found = torch.empty_like(values) if out is None else out
     np.sqrt(values.numpy(), out=found.numpy())

@@ -212,10 +212,7 @@ def of(family: Family, *tensors: torch.Tensor) -> Kernels | None:
     found = _trial.get(_used)
     if found is None or family not in found.families:
         return None
-    # A tensor that is only a shape (`plan.metering`) says that it is on the CPU, and has no memory.
-    usable = all(
-        each.device.type == "cpu" and each.is_contiguous() and not hasattr(each, "fake_device") for each in tensors
-    )
+    usable = all(each.device.type == "cpu" and each.is_contiguous() for each in tensors)
     return found if usable else None
 
 

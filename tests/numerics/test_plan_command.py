@@ -173,7 +173,7 @@ def test_a_search_proposes_the_best_few_that_fit(plan: Plan, tmp_path: Path) -> 
     file = tmp_path / "fleet.toml"
     file.write_text(FLEET, encoding="utf-8")
     code, out, err = plan(f"--fleet {file} --search")
-    assert code == 0 and "does it fit? " in err
+    assert code == 0 and not err
     assert "limited by" in out and "2 x small do nothing: no stage fits them" in out
     found = json.loads(plan(f"--fleet {file} --search --json")[1])
     assert 1 <= len(found["compared"]) <= 5 and sum(each["chosen"] for each in found["compared"]) == 1

@@ -24,7 +24,6 @@ from swarmnet.peer.devices import choose_layout
 from swarmnet.plan.budget import GIB
 from swarmnet.plan.plan import Setup
 from swarmnet.ranks.layout import MeshLayout
-from tests.further import further
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -74,7 +73,7 @@ def test_what_is_typed_wins_over_a_preset(name: str) -> None:
     assert (manifest.model.num_heads, manifest.model.hidden_size) == (16, preset.model[0])
 
 
-@pytest.mark.parametrize("name", ["8b", *further(*(name for name in PRESETS if name != "8b"))])
+@pytest.mark.parametrize("name", PRESETS)
 def test_the_memory_that_help_says_is_what_plan_finds(name: str) -> None:
     manifest = named(name)
     setup = Setup(manifest.specs, manifest.wire, MeshLayout(devices=("cuda:0",)), slots=1, audited=manifest.audited)
