@@ -39,8 +39,6 @@ Duration = Annotated[float, Field(gt=0, le=3600)]
 
 TRANSFERS = ("snapshot", "fetch")
 """Phases that a replica comes through only while it hands over or takes state."""
-PHASES: tuple[Phase, ...] = ("forward", "backward", "averaging", "apply")
-"""Phases that every replica comes through in every step, so that random faults can count on them."""
 
 
 class Fault(Table):
@@ -114,7 +112,7 @@ class Fault(Table):
         """Such a fault by chance, and what else it leads to.
 
         Args:
-            at: what chance has chosen already: step, stage, phase and moment.
+            at: what chance has chosen already: step and stage.
             replicas: names of all, of each stage equally many.
         """
         return []
@@ -136,11 +134,7 @@ class Kill(Fault):
 
     @classmethod
     def drawn(cls, rng: random.Random, at: Mapping[str, Any], replicas: Sequence[str]) -> list[Fault]:
-        found: list[Fault] = [cls(**at, back_s=rng.uniform(0.2, 2.0))]
-        if rng.random() < 0.3:  # and again while the first one fetches its state
-            during = dict(at, phase=rng.choice(TRANSFERS), moment="begin")
-            found.append(cls(**during, back_s=rng.uniform(0.2, 2.0)))
-        return found
+        return [cls(**at, back_s=rng.uniform(0.2, 2.0))]
 
 
 class Stop(Fault):
@@ -389,7 +383,6 @@ def expand(rates: Table, seed: int, *, stages: int, replicas: int, steps: int) -
         for _ in range(int(expected) + (rng.random() < expected % 1)):
             # The last two steps are left alone: who is struck there has nothing to come back to.
             at: dict[str, Any] = {"step": rng.randrange(1, max(steps - 2, 2)), "stage": rng.randrange(stages)}
-            at |= {"moment": rng.choice(("begin", "end")), "phase": rng.choice((None, *PHASES))}
             found += model.drawn(rng, at, everybody)
     return tuple(sorted(found, key=lambda fault: fault.step or 0))
 
