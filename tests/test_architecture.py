@@ -58,7 +58,7 @@ PURE = (
     "peer/checkup.py",
     "peer/rates.py",
     "peer/rebalance.py",
-    "peer/wishes.py",
+    "peer/control.py",
     "peer/devices.py",
     "monitor/curve.py",
     "monitor/page.py",

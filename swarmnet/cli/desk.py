@@ -74,7 +74,7 @@ def drain(directory: Path) -> int:
     return _ask(directory, "drain")
 
 
-_LIVE = ("upload_mbit", "download_mbit", "gpu_gib", "host_gib", "disk_gib", "hours")  # `peer.wishes` loads pydantic
+_LIVE = ("upload_mbit", "download_mbit", "gpu_gib", "host_gib", "disk_gib", "hours")  # `peer.control` loads pydantic
 
 
 @click.command("caps", cls=SchemaCommand, context_settings=SETTINGS)
@@ -85,8 +85,8 @@ _LIVE = ("upload_mbit", "download_mbit", "gpu_gib", "host_gib", "disk_gib", "hou
 def caps(ctx: click.Context, /, directory: Path, as_json: bool, **_: Any) -> int:
     """Show what a running peer lends at most, and change it at once.
 
-    What is changed is kept in the peer's --dir and holds after a restart, too, until a flag of `join` or `peer`, a
-    variable or the config file says something else than it did.
+    What is changed is written into the peer's --config file, or into peer.toml in its --dir, and holds after a
+    restart, too, unless a flag of `join` or `peer` or a variable says something else.
 
     \b
     Examples:

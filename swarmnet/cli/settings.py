@@ -361,6 +361,7 @@ def read_config(ctx: click.Context, role: Role) -> PeerConfig:
     Raises UsageError in the name of the flag, variable or file that is wrong.
     """
     from swarmnet import telemetry
+    from swarmnet.config import toml
     from swarmnet.config.check import SettingsLayer, resolve
     from swarmnet.config.peer import PeerConfig
     from swarmnet.net.address import check_addresses
@@ -372,12 +373,12 @@ def read_config(ctx: click.Context, role: Role) -> PeerConfig:
     # `doctor` reports what is wrong with the directory.
     if ctx.info_name != "doctor" and "dir" in {param.name for param in ctx.command.params}:
         check_writable(config.dir, "--dir")
-    if role == "stage":
-        from swarmnet.peer.desk import WISHES, kept_wishes
-
-        # Asked of an earlier process with this --dir, and of things of which the same is said now as then.
-        layers.append(SettingsLayer(str(config.dir / WISHES), kept_wishes(config).config))
+    if role == "stage" and not ctx.params["config"] and config.file.exists():
+        # What `swarmnet caps` has changed: a file's word, below variables and flags.
+        at = sum(each.origin == "default" for each in layers)
+        layers.insert(at, SettingsLayer(str(config.file), toml.read(config.file)))
         config = resolve(PeerConfig, layers, where=where)
+    config = config.read_from(ctx.params["config"])
     if role not in config.roles:
         raise UsageError(
             f"roles = {list(config.roles)} does not include {role!r}: "

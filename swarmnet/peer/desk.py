@@ -1,7 +1,8 @@
 """The control socket of a running peer: `desk.sock` in its directory, for the one who may read that.
 
-A request is one line of JSON, and so is the answer: {"words", "facts"}, or {"error"}. `peer.wishes` decides; this
-carries requests, does what was decided, and keeps wishes.json and contributed.json beside the socket.
+A request is one line of JSON, and so is the answer: {"words", "facts"}, or {"error"}. `peer.control` decides; this
+carries requests, does what was decided, writes limits into the peer config file, and keeps `paused` (a file that is
+there during a pause) and contributed.json in the directory of the socket.
 """
 
 from __future__ import annotations
@@ -12,27 +13,28 @@ import json
 import os
 import signal
 import socket
+import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from swarmnet import telemetry
 from swarmnet.clock import run_loop, wall_time
+from swarmnet.config import toml
 from swarmnet.config.peer import PeerConfig
 from swarmnet.errors import UsageError
 from swarmnet.net.identity import holder_of, write_whole
-from swarmnet.peer.wishes import Desk, Wishes, WorkCount, WorkDone
+from swarmnet.peer.control import Desk, WorkCount, WorkDone
 
 if TYPE_CHECKING:
     from swarmnet.net.traffic import Traffic
     from swarmnet.peer.peer import Peer
 
 log = telemetry.get(__name__)
-T = TypeVar("T")
 
-SOCKET, WISHES, CONTRIBUTED = "desk.sock", "wishes.json", "contributed.json"
+SOCKET, PAUSED, CONTRIBUTED = "desk.sock", "paused", "contributed.json"
 
 LONGEST_LINE, ANSWER_S = 1 << 16, 60.0
 """Of a request or an answer; and how long a client waits, since a change may have to be planned."""
@@ -48,16 +50,12 @@ _LONGEST_PATH = 100  # The system takes 107 bytes.
 # ---------------------------------------------------------------- what is kept
 
 
-def kept_wishes(config: PeerConfig) -> Wishes:
-    """What was asked of the peer of this directory, and holds under this config. Raises UsageError."""
-    return _kept(config.dir / WISHES, Wishes.parse, Wishes()).since(config)
-
-
-def _kept(path: Path, parse: Callable[[object], T], default: T) -> T:
+def _kept(path: Path) -> WorkDone | None:
+    """What was contributed so far; None if nothing was kept. Raises UsageError."""
     try:
-        return parse(json.loads(path.read_text(encoding="utf-8")))
+        return WorkDone.parse(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
-        return default
+        return None
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be used ({error}): remove it") from error
 
@@ -73,9 +71,9 @@ class OpenDesk:
         self, config: PeerConfig, traffic: Traffic, slots_of: Callable[[PeerConfig], int], stop: asyncio.Event
     ) -> None:
         self._dir, self._traffic, self._slots_of, self._stop = config.dir, traffic, slots_of, stop
-        began = WorkDone(round(wall_time()))
-        self.tally = WorkCount(_kept(config.dir / CONTRIBUTED, WorkDone.parse, began))
-        self._desk = Desk(config, kept_wishes(config), self.tally)
+        self._file = config.file
+        self.tally = WorkCount(_kept(config.dir / CONTRIBUTED) or WorkDone(round(wall_time())))
+        self._desk = Desk(config, self.tally, paused=(config.dir / PAUSED).exists())
         self._holding: asyncio.Task[None] | None = None
         self._leaving = False
         self._looked = asyncio.Event()
@@ -98,7 +96,7 @@ class OpenDesk:
                 group.create_task(self._look(peer))
                 await self._listen(peer)
         finally:
-            self._keep(CONTRIBUTED, asdict(self.tally.kept))
+            self._keep_work()
 
     async def _listen(self, peer: Peer) -> None:
         try:
@@ -145,7 +143,7 @@ class OpenDesk:
                 looked_at = now
                 if now - kept_at >= _KEEP_S:
                     kept_at = now
-                    self._keep(CONTRIBUTED, asdict(self.tally.kept))
+                    self._keep_work()
 
     async def _serve(self, peer: Peer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -162,16 +160,19 @@ class OpenDesk:
             writer.close()
 
     async def _answer(self, peer: Peer, line: bytes) -> dict[str, object]:
-        desk, before = self._desk, (self._desk.config, self._desk.wishes)
+        desk, before = self._desk, (self._desk.config, self._desk.paused)
         try:
             day = _day(self.tally.kept)
             reply = desk.answer(json.loads(line), minute=_minute(), day=day, leaves=self._stop.is_set())
-            if desk.config is not before[0]:
+            if reply.change:
+                text = toml.changed(self._file, reply.change)
                 self._lend(peer, desk.config, await asyncio.to_thread(self._slots_of, desk.config))
-            if desk.wishes != before[1]:
-                self._keep(WISHES, asdict(desk.wishes))
+                self._write(self._file, text)
+                reply = replace(reply, words=f"{reply.words}; kept in {self._file}")
+            if desk.paused != before[1]:
+                self._write(self._dir / PAUSED, "" if desk.paused else None)
         except BaseException as error:
-            desk.config, desk.wishes = before  # what cannot be is not kept, nor what took too long
+            desk.config, desk.paused = before  # what cannot be is not kept, nor what took too long
             if isinstance(error, UsageError):
                 return {"error": error.message}
             if isinstance(error, ValueError | RecursionError):
@@ -179,7 +180,7 @@ class OpenDesk:
             raise
         self._looked.set()
         tight = [stage for stage, replica in peer.replicas.items() if not replica.state.checkpoints.fits]
-        if desk.config is not before[0] and tight:
+        if reply.change and tight:
             stages = ", ".join(map(str, tight))
             then = f"no checkpoint of stage {stages} fits in so little disk: none is written any more"
             reply = replace(reply, words=f"{reply.words}; {then}")
@@ -197,11 +198,19 @@ class OpenDesk:
         line = int(min([rate for rate in (up, down) if rate], default=0))
         peer.limit(slots=slots, disk_bytes=int(caps.disk_gib * _GIB), line_bytes_per_s=line)
 
-    def _keep(self, name: str, data: dict[str, Any]) -> None:
+    def _keep_work(self) -> None:
+        self._write(self._dir / CONTRIBUTED, json.dumps(asdict(self.tally.kept), indent=2) + "\n")
+
+    def _write(self, path: Path, text: str | None) -> None:
+        """None: remove it."""
         try:
-            write_whole(self._dir / name, json.dumps(data, indent=2) + "\n")
+            if text is None:
+                path.unlink(missing_ok=True)
+            else:
+                mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o600
+                write_whole(path.resolve(), text, mode=mode)
         except OSError as error:
-            log.warning("not_kept", path=str(self._dir / name), reason=error.strerror or str(error))
+            log.warning("not_kept", path=str(path), reason=error.strerror or str(error))
 
 
 def _day(done: WorkDone) -> str:
@@ -253,8 +262,7 @@ def ask_desk(directory: Path, ask: str, **more: object) -> dict[str, Any]:
         return run_loop(_ask(directory, {"ask": ask, **more}))
     except NobodyRuns:
         # What it has done is on disk.
-        if ask == "contributed" and (directory / CONTRIBUTED).exists():
-            kept = _kept(directory / CONTRIBUTED, WorkDone.parse, WorkDone(0))
+        if ask == "contributed" and (kept := _kept(directory / CONTRIBUTED)):
             return {"words": kept.words(_day(kept)), "facts": asdict(kept)}
         raise
 

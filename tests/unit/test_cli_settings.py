@@ -2,7 +2,6 @@
 
 import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,7 +18,6 @@ from swarmnet.local.earlier import BEGAN
 from swarmnet.local.prepare import choose
 from swarmnet.manifest.file import load, override, run_id, to_toml
 from swarmnet.manifest.schema import Manifest
-from swarmnet.peer.wishes import Desk, Wishes, WorkCount, WorkDone
 
 ROOT = Path(__file__).parents[2]
 MADDR = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
@@ -112,14 +110,16 @@ def test_flag_over_set_over_variable_over_file_over_default(calls, monkeypatch: 
     assert (config.port, config.slots, config.threads, config.log.level) == (5, 9, 2, "error")
 
 
-def test_what_caps_changed_wins_until_something_else_is_said(calls) -> None:
-    desk = Desk(peer(calls, "--upload", "10", "--dir", "d"), Wishes(), WorkCount(WorkDone(1.0)))
-    desk.answer({"ask": "caps", "change": {"slots": 2, "caps": {"upload_mbit": 5.0}}}, minute=0, day="")
-    Path("d").mkdir()
-    Path("d", "wishes.json").write_text(json.dumps(asdict(desk.wishes)))
-    for upload, wins in (("10", 5.0), ("20", 20.0)):
-        again = peer(calls, "--upload", upload, "--dir", "d")
-        assert (again.slots, again.caps.upload_mbit) == (2, wins)
+def test_what_caps_changed_is_a_file_s_word(calls) -> None:
+    assert peer(calls, "--dir", "d").file == Path("d/peer.toml")
+    Path("d").mkdir(exist_ok=True)
+    Path("d/peer.toml").write_text("slots = 2\n[caps]\nupload_mbit = 5.0\n")
+    again = peer(calls, "--dir", "d")
+    assert (again.slots, again.caps.upload_mbit) == (2, 5.0)
+    assert peer(calls, "--dir", "d", "--upload", "20").caps.upload_mbit == 20.0, "a flag wins"
+    Path("own.toml").write_text("slots = 3\n")
+    named = peer(calls, "--dir", "d", "--config", "own.toml")
+    assert (named.slots, named.caps.upload_mbit, named.file) == (3, 0.0, Path("own.toml"))
 
 
 def test_variables_hold_several_values(calls, monkeypatch: pytest.MonkeyPatch) -> None:

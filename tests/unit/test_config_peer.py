@@ -169,3 +169,24 @@ def test_any_value_anywhere_is_a_setting_or_one_line(value: object, path: tuple[
 @given(st.text(st.characters(exclude_categories=["Cs"])))
 def test_any_string_is_written_as_toml(text: str) -> None:
     assert tomllib.loads(toml.write(PeerConfig(data=text)))["data"] == text
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_a_file_is_changed_where_it_stands(path: Path, tmp_path: Path) -> None:
+    before = path.read_text(encoding="utf-8")
+    copy = tmp_path / "peer.toml"
+    copy.write_text(before, encoding="utf-8")
+    change = {"slots": 3, "caps": {"upload_mbit": 5.0, "hours": "22:00-07:00"}}
+    text = toml.changed(copy, change)
+    data, after = tomllib.loads(before), tomllib.loads(text)
+    assert after == data | {"slots": 3, "caps": data.get("caps", {}) | change["caps"]}
+    kept = [line for line in before.splitlines() if line.startswith("#")]
+    assert [line for line in text.splitlines() if line.startswith("#")] == kept
+
+
+def test_a_new_file_has_what_was_changed_and_a_strange_one_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "peer.toml"
+    assert toml.changed(path, {"caps": {"disk_gib": 1.5}}) == "[caps]\ndisk_gib = 1.5\n"
+    path.write_text("caps = { disk_gib = 1.0 }\n")
+    with pytest.raises(UsageError, match="a line of its own"):
+        toml.changed(path, {"caps": {"disk_gib": 1.5}})

@@ -18,8 +18,8 @@ from swarmnet.ids import Chain, PeerId, RunId
 from swarmnet.monitor import dashboard
 from swarmnet.monitor.curve import Curve
 from swarmnet.monitor.dashboard import ASSETS, ServedPage, application, trusted
+from swarmnet.peer.control import Desk
 from swarmnet.peer.swarm_health import assess
-from swarmnet.peer.wishes import Desk
 
 LINK = f"swarm:{'ab' * 32}@/ip4/127.0.0.1/tcp/1/p2p/12D3KooWQYhTNQdmr3ArTeUHRYzFg94BKyTkoWBDWez9kSCVe2Xo"
 HOSTILE = "<img src=x onerror=alert(1)>\u202e\x1b[31m"
@@ -203,7 +203,7 @@ def test_variables_of_a_peer_do_not_open_the_page_to_others(monkeypatch: pytest.
 
 
 def test_a_peer_tells_its_owner_by_which_links_others_join() -> None:
-    desk = Desk(cast(Any, None), cast(Any, None), cast(Any, None))
+    desk = Desk(cast(Any, None), cast(Any, None), paused=False)
     with pytest.raises(UsageError, match="name the run by its link"):
         desk.answer({"ask": "links"}, minute=0, day="")
     desk.links = ("swarm:far", "swarm:near")

@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 
 from swarmnet.cli.frame import run
+from swarmnet.config import toml
 from swarmnet.config.peer import PeerConfig
 from swarmnet.errors import UsageError
 from swarmnet.net.identity import own_identity
 from swarmnet.net.stop import stopped_by_signal
 from swarmnet.net.traffic import Traffic
-from swarmnet.peer.desk import CONTRIBUTED, SOCKET, WISHES, OpenDesk
-from swarmnet.peer.wishes import Wishes
+from swarmnet.peer.desk import CONTRIBUTED, PAUSED, SOCKET, OpenDesk
 
 SLOW, began, goes_on = 7, threading.Event(), threading.Event()
 """So many slots take until `goes_on` to be planned."""
@@ -108,9 +108,9 @@ def test_a_peer_is_paused_and_resumed_and_a_pause_outlives_it(tmp_path: Path) ->
 
     with_desk(tmp_path, pauses)
     with_desk(tmp_path, leaves)
-    assert not (tmp_path / SOCKET).exists() and json.loads((tmp_path / WISHES).read_text())["paused"]
+    assert not (tmp_path / SOCKET).exists() and (tmp_path / PAUSED).exists()
     with_desk(tmp_path, resumes)
-    assert not json.loads((tmp_path / WISHES).read_text())["paused"]
+    assert not (tmp_path / PAUSED).exists()
 
 
 def test_caps_are_in_force_at_once_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -132,7 +132,7 @@ def test_caps_are_in_force_at_once_and_kept(tmp_path: Path, capsys: pytest.Captu
     assert errors == "swarmnet: error: no room for so many\n"
     assert json.loads(out.partition("\n")[2])["slots"] == 2
     kept = {"slots": 2, "caps": {"upload_mbit": 8.0, "download_mbit": 80.0, "disk_gib": 1.0}}
-    assert json.loads((deep / WISHES).read_text())["config"] == kept
+    assert toml.read(deep / "peer.toml") == kept
 
 
 def test_a_disk_that_holds_no_checkpoint_is_said_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -189,8 +189,8 @@ def test_where_nobody_runs_it_says_what_to_do(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    (tmp_path / WISHES).write_text("[]")
-    with pytest.raises(UsageError, match=r"wishes.json cannot be used .*: remove it"):
+    (tmp_path / CONTRIBUTED).write_text("[]")
+    with pytest.raises(UsageError, match=r"contributed.json cannot be used .*: remove it"):
         OpenDesk(PeerConfig(dir=tmp_path), Traffic(), lambda config: 4, asyncio.Event())
 
 
@@ -216,14 +216,14 @@ def test_what_takes_too_long_changes_nothing(tmp_path: Path) -> None:
         assert desk.config == PeerConfig(dir=tmp_path, slots=4) and peer.limits["slots"] == 4
 
     with_desk(tmp_path, changes)
-    assert not (tmp_path / WISHES).exists()
+    assert not (tmp_path / "peer.toml").exists()
 
 
 def test_without_a_socket_the_peer_goes_on_and_says_so_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / SOCKET).mkdir()  # what cannot be replaced
 
     async def goes_on_anyway(peer: NotedPeer, desk: OpenDesk, traffic: Traffic, command) -> None:
-        desk._desk.wishes = Wishes(paused=True)
+        desk._desk.paused = True
         desk._looked.set()
         await peer.holding.wait()
 

@@ -1,14 +1,14 @@
 """What the operator of a running peer asks of it, and what the peer has done so far. Pure: requests and the time in,
-answers out; `peer.desk` carries them and keeps both in the peer's directory.
+answers out; `peer.desk` carries them and keeps both on disk.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from swarmnet.config.check import SettingsLayer, merge, resolve
+from swarmnet.config.check import SettingsLayer, resolve
 from swarmnet.config.peer import Hours, PeerConfig
 from swarmnet.errors import UsageError
 from swarmnet.telemetry.text import counted
@@ -103,56 +103,27 @@ class WorkCount:
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
-    """What was asked of a peer and holds after a restart, too. config: settings, as in a peer config file. over: what
-    the peer's config said of each without the wish."""
-
-    paused: bool = False
-    config: Mapping[str, Any] = field(default_factory=dict)
-    over: Mapping[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def parse(cls, data: object) -> Wishes:
-        """What was kept. Raises ValueError; whether the settings are valid is found out with the whole config."""
-        match data:
-            case {"paused": bool() as paused, "config": dict() as config, "over": dict() as over, **rest} if not rest:
-                if isinstance(config.get("caps", {}), dict):
-                    return cls(paused, config, over)
-        raise ValueError("it says other things than paused, config and over")
-
-    def since(self, config: PeerConfig) -> Wishes:
-        """Without the settings of which `config` says something else than when they were asked for: that is newer."""
-        said, wished = _live(config), _flat(self.config)
-        held = {name for name, value in wished.items() if said.get(name) in (value, self.over.get(name))}
-        caps = {name: value for name, value in wished.items() if name in held and name != "slots"}
-        slots = {"slots": wished["slots"]} if "slots" in held else {}
-        return Wishes(
-            self.paused,
-            slots | ({"caps": caps} if caps else {}),
-            {name: value for name, value in self.over.items() if name in held},
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class Reply:
-    """To one request: a line for a person, the same as facts; what was asked is in force then. leave: now."""
+    """To one request: a line for a person, the same as facts; what was asked is in force then. leave: now. change: of
+    the peer config."""
 
     words: str
     facts: Mapping[str, Any] = field(default_factory=dict)
     leave: bool = False
+    change: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Desk:
-    """Answers requests. config: what the peer was started with, wishes included."""
+    """Answers requests. config: what the peer was started with. paused: has its operator asked it to pause?"""
 
-    def __init__(self, config: PeerConfig, wishes: Wishes, tally: WorkCount) -> None:
-        self.config, self.wishes, self.tally = config, wishes, tally
+    def __init__(self, config: PeerConfig, tally: WorkCount, *, paused: bool) -> None:
+        self.config, self.tally, self.paused = config, tally, paused
         self.links: Sequence[str] = ()
         """By which others join, those of this machine alone last."""
 
     def pauses(self, minute: int) -> str:
         """Why the peer is to be paused in this minute of the day, in words; "" if it is not."""
-        if self.wishes.paused:
+        if self.paused:
             return "as asked: `swarmnet resume` ends it"
         hours = self.config.caps.hours
         if hours and not Hours.parse(hours).includes(minute):
@@ -164,14 +135,14 @@ class Desk:
         leaves: has it been asked to?"""
         match request:
             case {"ask": "pause"}:
-                self.wishes = replace(self.wishes, paused=True)
+                self.paused = True
                 words = (
                     "it takes no new microbatches, unless nobody else has its stage's state, which it keeps up to date"
                 )
                 return Reply(f"paused: {words}")
             case {"ask": "resume"}:
                 was = bool(self.pauses(minute))
-                self.wishes = replace(self.wishes, paused=False)
+                self.paused = False
                 still = self.pauses(minute)
                 words = f"it stays paused, {still}" if still else "resumed" if was else "it was not paused"
                 return Reply(words, {"paused": bool(still)})
@@ -198,11 +169,9 @@ class Desk:
                 raise UsageError(f"slots, {', '.join(LIVE)} can be changed while a peer runs, nothing else")
             # Checked with all the rest, as if it had been in the file.
             said = [SettingsLayer("now", self.config.model_dump(mode="json")), SettingsLayer("caps", change)]
-            over = _live(self.config) | dict(self.wishes.over)
-            self.config = resolve(PeerConfig, said, where="caps")
-            kept, _ = merge([SettingsLayer("kept", self.wishes.config), SettingsLayer("caps", change)])
-            self.wishes = Wishes(self.wishes.paused, kept, {name: over[name] for name in _flat(kept)})
-        caps, facts = self.config.caps, _live(self.config)
+            self.config = resolve(PeerConfig, said, where="caps").read_from(str(self.config.file))
+        caps = self.config.caps
+        facts = {"slots": self.config.slots, **caps.model_dump(include={*LIVE})}
         words = [
             f"upload {_lent(caps.upload_mbit, 'Mbit/s')}",
             f"download {_lent(caps.download_mbit, 'Mbit/s')}",
@@ -212,16 +181,7 @@ class Desk:
             f"slots {self.config.slots or 'as many as fit'}",
             f"hours {caps.hours or 'all day'}",
         ]
-        return Reply(", ".join(words), facts)
-
-
-def _live(config: PeerConfig) -> dict[str, Any]:
-    """What can be changed while a peer runs, by name."""
-    return {"slots": config.slots, **config.caps.model_dump(include={*LIVE})}
-
-
-def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in settings.items() if name != "caps"} | dict(settings.get("caps", {}))
+        return Reply(", ".join(words), facts, change=change)
 
 
 def _lent(amount: float, unit: str) -> str:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnet.config.peer import Caps, Hours, PeerConfig
+from swarmnet.config.peer import Hours, PeerConfig
 from swarmnet.errors import UsageError
-from swarmnet.peer.wishes import Desk, Reply, Wishes, WorkCount, WorkDone
+from swarmnet.peer.control import Desk, Reply, WorkCount, WorkDone
 
 
-def desk(**wishes) -> Desk:
-    return Desk(PeerConfig(), Wishes(**wishes), WorkCount(WorkDone(1.0)))
+def desk() -> Desk:
+    return Desk(PeerConfig(), WorkCount(WorkDone(1.0)), paused=False)
 
 
 def ask(at: Desk, request: object, *, minute: int = 720) -> Reply:
@@ -26,10 +25,10 @@ def test_a_pause_holds_until_it_is_ended() -> None:
     at = desk()
     assert not at.pauses(0)
     ask(at, {"ask": "pause"})
-    assert at.pauses(0) == "as asked: `swarmnet resume` ends it" and at.wishes.paused
+    assert at.pauses(0) == "as asked: `swarmnet resume` ends it" and at.paused
     assert ask(at, {"ask": "resume"}).words == "resumed"
     assert ask(at, {"ask": "resume"}).words == "it was not paused"
-    assert not at.pauses(0) and not at.wishes.paused
+    assert not at.pauses(0) and not at.paused
 
 
 def test_outside_its_hours_it_pauses_by_itself() -> None:
@@ -50,14 +49,18 @@ def test_hours_and_the_rest_of_the_day_are_the_day(begin: int, end: int, minute:
     assert Hours(begin, end).includes(minute) != Hours(end, begin).includes(minute)
 
 
-def test_caps_change_is_kept_and_what_is_not_said_stays() -> None:
-    at = desk(config={"caps": {"upload_mbit": 5.0}})
-    reply = ask(at, {"ask": "caps", "change": {"slots": 2, "caps": {"disk_gib": 1.5}}})
-    assert at.config.slots == 2 and at.config.caps.disk_gib == 1.5
-    assert at.wishes.config == {"slots": 2, "caps": {"upload_mbit": 5.0, "disk_gib": 1.5}}
+def test_caps_change_what_is_said_and_what_is_not_said_stays() -> None:
+    at = desk()
+    at.config.read_from("own.toml")
+    ask(at, {"ask": "caps", "change": {"caps": {"upload_mbit": 5.0}}})
+    assert at.config.file == Path("own.toml"), "a peer that moves goes on with it"
+    change = {"slots": 2, "caps": {"disk_gib": 1.5}}
+    reply = ask(at, {"ask": "caps", "change": change})
+    assert at.config.slots == 2 and (at.config.caps.disk_gib, at.config.caps.upload_mbit) == (1.5, 5.0)
+    assert reply.change == change
     assert reply.words.endswith("disk 1.5 GiB, slots 2, hours all day") and reply.facts["disk_gib"] == 1.5
-    before = at.config, at.wishes
-    assert ask(at, {"ask": "caps", "change": {}}).words == reply.words and (at.config, at.wishes) == before
+    before = at.config
+    assert ask(at, {"ask": "caps", "change": {}}).words == reply.words and at.config == before
 
 
 @pytest.mark.parametrize(
@@ -75,27 +78,10 @@ def test_caps_change_is_kept_and_what_is_not_said_stays() -> None:
 )
 def test_what_cannot_be_is_said_and_changes_nothing(request_: object, words: str) -> None:
     at = desk()
-    before = at.config, at.wishes
+    before = at.config
     with pytest.raises(UsageError, match=words.replace("(", r"\(").replace("[", r"\[")):
         ask(at, request_)
-    assert (at.config, at.wishes) == before
-
-
-def test_the_newest_word_counts() -> None:
-    """What the config says otherwise than it did when caps were changed has been said since."""
-
-    def started(slots: int, upload: float) -> PeerConfig:
-        return PeerConfig(slots=slots, caps=Caps(upload_mbit=upload))
-
-    at = Desk(started(4, 10.0), Wishes(), WorkCount(WorkDone(1.0)))
-    ask(at, {"ask": "caps", "change": {"slots": 2, "caps": {"upload_mbit": 5.0}}})
-    kept = Wishes.parse(json.loads(json.dumps(asdict(at.wishes))))
-    assert kept.since(started(4, 10.0)) == kept.since(at.config) == kept, "it crashed, or moved"
-    later = kept.since(started(4, 20.0))
-    assert later.config == {"slots": 2} and later.over == {"slots": 4}
-    at = Desk(started(2, 20.0), later, at.tally)
-    ask(at, {"ask": "caps", "change": {"slots": 3, "caps": {"upload_mbit": 6.0}}})
-    assert at.wishes.over == {"slots": 4, "upload_mbit": 20.0}
+    assert at.config == before
 
 
 def test_only_drain_has_it_leave() -> None:
@@ -120,7 +106,7 @@ def test_what_it_has_done_adds_up_over_its_lives() -> None:
     second.passed(1.0, 10, 10, serving=True)
     assert second.kept == WorkDone(1.0, 11, 3, 11.0, 1510, 910)
     words = "11 microbatches counted, 3 steps applied, 0 min served, 0.0 MB sent and 0.0 MB received since 2026-11-23"
-    assert ask(Desk(PeerConfig(), Wishes(), second), {"ask": "contributed"}).words == words
+    assert ask(Desk(PeerConfig(), second, paused=False), {"ask": "contributed"}).words == words
 
 
 def test_what_a_run_computes_again_after_it_went_back_is_not_counted_again() -> None:
@@ -135,5 +121,3 @@ def test_what_a_run_computes_again_after_it_went_back_is_not_counted_again() -> 
 def test_a_file_of_something_else_is_refused(data: object) -> None:
     with pytest.raises(ValueError):
         WorkDone.parse(data)
-    with pytest.raises(ValueError):
-        Wishes.parse(data)
