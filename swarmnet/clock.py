@@ -44,6 +44,11 @@ def boot_time() -> float:
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
+def loop_time() -> float:
+    """The running event loop's clock, seconds: boot time in a peer, and in the simulator it jumps."""
+    return asyncio.get_running_loop().time()
+
+
 class BootLoop(asyncio.SelectorEventLoop):
     """asyncio by boot time: after a sleep every timer that has become due fires, as after SIGSTOP and SIGCONT."""
 

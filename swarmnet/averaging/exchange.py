@@ -23,8 +23,9 @@ from swarmnet.averaging.pledges import NOTHING, Contradiction, RoundCheck, Said
 from swarmnet.averaging.replay_log import ReplayLog
 from swarmnet.averaging.watch import allowance_s, needs_s
 from swarmnet.bounds import Recent
+from swarmnet.clock import loop_time
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode, leaves
-from swarmnet.fetch.driver import PieceFetch, expect, loop_time
+from swarmnet.fetch.driver import PieceFetch, expect
 from swarmnet.fetch.plan import Holders
 from swarmnet.ids import PeerId, RoundId, Signer
 from swarmnet.messages import (

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from swarmnet.clock import loop_time
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode, SwarmError
 from swarmnet.fetch.plan import FetchPlan, Holders, digest_of, num_pieces, span
 from swarmnet.ids import PeerId
@@ -25,11 +26,6 @@ LARGE = 1 << 20
 
 _TICK_S = 0.25
 """How often the driver looks for pieces that take too long."""
-
-
-def loop_time() -> float:
-    """The event loop's clock, seconds: in the simulator it jumps."""
-    return asyncio.get_running_loop().time()
 
 
 def expect(answer: Answer, kind: type[T], holder: PeerId) -> T:

@@ -21,6 +21,7 @@ import numpy as np
 
 from swarmnet import telemetry
 from swarmnet.bounds import Recent
+from swarmnet.clock import loop_time
 from swarmnet.errors import BadMessage, PeerGone, RejectCode, SwarmError
 from swarmnet.ids import PeerId
 from swarmnet.messages import Packed
@@ -97,7 +98,7 @@ class Incoming:
         self.dropped = False
         """Its call has ended: nobody waits for it."""
         self.on_drop: Callable[[Incoming], None] = lambda incoming: None
-        self.rate = LeastRate(asyncio.get_running_loop().time())
+        self.rate = LeastRate(loop_time())
 
     def drop(self) -> None:
         """Nobody waits for it any more."""
@@ -156,7 +157,7 @@ class Outgoing:
         self._moved = moved
         self._over = asyncio.Event()
         self.stopped = self.failed = False
-        self.rate = LeastRate(asyncio.get_running_loop().time())
+        self.rate = LeastRate(loop_time())
 
     def stop(self) -> None:
         """Send no more of it than was begun."""
@@ -164,12 +165,12 @@ class Outgoing:
 
     def goes_on(self) -> None:
         """Our own line holds it up no longer."""
-        self.rate.go_on(asyncio.get_running_loop().time())
+        self.rate.go_on(loop_time())
         self._moved()
 
     def moves(self, num_bytes: int) -> None:
         """So many bytes have left."""
-        self.rate.moves(num_bytes, asyncio.get_running_loop().time())
+        self.rate.moves(num_bytes, loop_time())
         self._moved()
 
     def end(self, *, failed: bool) -> None:
@@ -254,7 +255,7 @@ class BulkCalls:
 
     async def taker(self, connection: int, call: int) -> Incoming | None:
         """Who waits for a payload of this call, once somebody does; None: nobody will."""
-        until = asyncio.get_running_loop().time() + _HEADER_S
+        until = loop_time() + _HEADER_S
         while call in self._open or not (self._mine or call in self._ended):
             if (incoming := self._wanted.pop((connection, call), None)) is not None:
                 return incoming

@@ -22,6 +22,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from swarmnet import telemetry
+from swarmnet.clock import loop_time
 from swarmnet.errors import BadMessage, RejectCode, UsageError
 from swarmnet.ids import PeerId, RunId
 from swarmnet.net.bulk_connection import BULK_FROM, BulkCalls, BulkConnection
@@ -96,7 +97,7 @@ class BulkPool:
 
     @property
     def _pausing(self) -> bool:
-        return asyncio.get_running_loop().time() < self._again_at
+        return loop_time() < self._again_at
 
     def failed(self) -> None:
         """A payload did not get through. A path may let connections begin and hold up what they carry: none is used for
@@ -114,12 +115,12 @@ class BulkPool:
 
     def _pause(self) -> None:
         self._pause_s = min(max(2 * self._pause_s, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
-        self._again_at = asyncio.get_running_loop().time() + self._pause_s
+        self._again_at = loop_time() + self._pause_s
 
     def lane(self, num_bytes: int) -> BulkConnection | None:
         """A connection for a call with a payload of so many bytes, which releases it at its end. None: there may be one
         next time."""
-        self._used_at = asyncio.get_running_loop().time()
+        self._used_at = loop_time()
         if num_bytes < BULK_FROM or self._pausing:
             return None
         free = next((connection for connection in self._connections.values() if connection.free), None)
@@ -182,7 +183,7 @@ class BulkPool:
 
     def close_idle(self, *, welcome: bool) -> None:
         """Close what was not used for long; all, if the peer is not welcome any more."""
-        idle = self.calls.idle and asyncio.get_running_loop().time() - self._used_at > _IDLE_S
+        idle = self.calls.idle and loop_time() - self._used_at > _IDLE_S
         if idle or not welcome:
             self.close()
 
@@ -372,7 +373,7 @@ class BulkListener:
             async with asyncio.timeout(_PROVE_S):
                 taken = await self._prove(sock)
         except (OSError, EOFError, BadMessage) as error:
-            self._junk.take(PeerId(line), 0, asyncio.get_running_loop().time())
+            self._junk.take(PeerId(line), 0, loop_time())
             log.debug("no_bulk_connection_of_ours", host=line, error=repr(error))
         finally:
             self._unproven[line] -= 1

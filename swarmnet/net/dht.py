@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from swarmnet.bounds import Recent
-from swarmnet.clock import CLOCK, LOOK_S, MOST_APART_S, WallClock, correction_s
+from swarmnet.clock import CLOCK, LOOK_S, MOST_APART_S, WallClock, correction_s, loop_time
 from swarmnet.directory import MAX_ADDRESSES, SMALL_RUN, ReadPace, Record
 from swarmnet.errors import SwarmError, UsageError
 from swarmnet.ids import PeerId, RunId, mark_of
@@ -253,7 +253,7 @@ class DhtDirectory:
 
     async def records(self, near: Collection[int] | None = None, *, at_once: bool = False) -> tuple[Record, ...]:
         """Fresh, verified records of this run, newest per peer, my own among them; see `Directory`."""
-        now, known = asyncio.get_running_loop().time(), len(self._table)
+        now, known = loop_time(), len(self._table)
         self._near = tuple(near) if near is not None else None
         # Of a small run the whole costs no more.
         whole = near is None or known <= SMALL_RUN
@@ -277,7 +277,7 @@ class DhtDirectory:
 
     def complete(self) -> bool:
         """Was the whole run read lately?"""
-        return self._pace.complete(asyncio.get_running_loop().time())
+        return self._pace.complete(loop_time())
 
     async def find(self, peer: PeerId, stages: Collection[int]) -> None:
         """Read the record of one peer of one of these stages."""
@@ -290,7 +290,7 @@ class DhtDirectory:
     async def look_up(self, peer: PeerId) -> None:
         """Read the record of a peer near me, or that counts elsewhere, which is called by name; at most every few
         seconds."""
-        now, at = asyncio.get_running_loop().time(), self._looked_up_at.get(peer, -math.inf)
+        now, at = loop_time(), self._looked_up_at.get(peer, -math.inf)
         if self._near is not None and now - at >= _LOOK_UP_AGAIN_S:
             self._looked_up_at[peer] = now
             await self.find(peer, {*self._near, *self.serves(peer)})
@@ -344,7 +344,7 @@ class DhtDirectory:
         assert len(first_digits) >= FIRST_DIGITS
         self._sought = set()
         try:
-            deadline = asyncio.get_running_loop().time() + READ_DEADLINE_S
+            deadline = loop_time() + READ_DEADLINE_S
             await self._node.lookup((dht_key(RunId(first_digits), WHOLE_RUN),), deadline=deadline)
             return tuple(sorted(run for run in self._sought if run.startswith(first_digits)))
         finally:
@@ -369,7 +369,7 @@ class DhtDirectory:
     # ---------------------------------------------------------------- publishing
 
     async def _announce(self, record: Record) -> None:
-        wall, now = self._clock.time(), asyncio.get_running_loop().time()
+        wall, now = self._clock.time(), loop_time()
         # Where others look seldom a record has to last.
         ttl_s = max(self._ttl_s, min(3 * self._pace.near_s, _LONGEST_TTL_S))
         expiry_ms = int((wall + ttl_s) * 1000)
@@ -446,7 +446,7 @@ class DhtDirectory:
 
     async def _ask(self, places: Sequence[Place]) -> bool:
         assert self._run is not None
-        deadline, wall = asyncio.get_running_loop().time() + READ_DEADLINE_S, self._clock.time()
+        deadline, wall = loop_time() + READ_DEADLINE_S, self._clock.time()
         known = {
             dht_key(self._run, place): {
                 each.record.peer: each.expiry_ms
@@ -462,7 +462,7 @@ class DhtDirectory:
 
     async def publish_word(self, word: OwnersWord) -> bool:
         """Spread what a run's owner has signed. Returns whether anybody keeps it."""
-        expiry, deadline = self._clock.time() + WORD_TTL_S, asyncio.get_running_loop().time() + PUBLISH_DEADLINE_S
+        expiry, deadline = self._clock.time() + WORD_TTL_S, loop_time() + PUBLISH_DEADLINE_S
         entry = Entry(word_key(word), word.owner, word.text.encode(), expiry)
         kept = await self._node.store([entry], deadline=deadline)
         self._word_until[entry.key] = expiry if kept else 0.0
@@ -504,7 +504,7 @@ class DhtDirectory:
             keys.append(notice_key(self._run))
         if not keys:
             return
-        await self._node.lookup(tuple(keys), deadline=asyncio.get_running_loop().time() + READ_DEADLINE_S)
+        await self._node.lookup(tuple(keys), deadline=loop_time() + READ_DEADLINE_S)
         self._keep_notices()
         # Nobody keeps them for long: those who know them renew them in turn.
         for word in (

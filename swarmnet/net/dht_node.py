@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from swarmnet.bounds import Recent
-from swarmnet.clock import CLOCK, WallClock, wall_time
+from swarmnet.clock import CLOCK, WallClock, loop_time, wall_time
 from swarmnet.errors import BadMessage, UsageError
 from swarmnet.ids import PeerId
 from swarmnet.manifest.extension import EXTENSION, Extension
@@ -436,13 +436,13 @@ class DhtNode:
 
     async def lookup_near_us(self) -> None:
         """Fill the routing table around our own id."""
-        await self._nearest([self._dht.node_id], deadline=asyncio.get_running_loop().time() + 2 * RPC_TIMEOUT_S)
+        await self._nearest([self._dht.node_id], deadline=loop_time() + 2 * RPC_TIMEOUT_S)
 
     async def lookup(self, keys: Sequence[str], *, deadline: float) -> bool:
         """Ask the nodes nearest to `keys`; the gate hears what they hold. False if the deadline cut it short."""
         ids = [DHTID.generate(source=key) for key in keys]
         for key_id in ids:
-            self._all_asked_at[key_id] = asyncio.get_running_loop().time()
+            self._all_asked_at[key_id] = loop_time()
         return await self._nearest(ids, deadline=deadline) is not None
 
     async def read(self, known: Mapping[str, Mapping[PeerId, int]], *, deadline: float) -> bool:
@@ -451,7 +451,7 @@ class DhtNode:
 
         known: by key, the entries that it should hold at least, and when they expire (Unix milliseconds).
         """
-        now, asked, unsure = asyncio.get_running_loop().time(), dict[PeerID, list[str]](), list[str]()
+        now, asked, unsure = loop_time(), dict[PeerID, list[str]](), list[str]()
         for key in known:
             key_id = DHTID.generate(source=key)
             found = self._fresh_near(key_id, now)
@@ -471,7 +471,7 @@ class DhtNode:
     async def _read_at(self, holder: PeerID, known: Mapping[str, Mapping[PeerId, int]], unsure: list[str]) -> None:
         ids = {key: DHTID.generate(source=key) for key in known}
         answer = await self._dht._call_find_with_blacklist(holder, list(ids.values()))
-        now = asyncio.get_running_loop().time()
+        now = loop_time()
         for key, entries in known.items():
             value, _ = (answer or {}).get(ids[key], (None, None))
             told = dict(_expiries(value))
@@ -489,7 +489,7 @@ class DhtNode:
 
     async def store(self, entries: Sequence[Entry], *, deadline: float) -> int:
         """Keep each entry at the nodes nearest to its key. Returns how many are kept somewhere."""
-        now = asyncio.get_running_loop().time()
+        now = loop_time()
         ids = [DHTID.generate(source=entry.key) for entry in entries]
         nearest = {key_id: found for key_id in ids if (found := self._fresh_near(key_id, now))}
         # Whoever is asked about a key answers with all that it holds there; nobody holds anything beside it.
@@ -536,7 +536,7 @@ class DhtNode:
                 with _nobody_left_waiting():
                     found: dict[DHTID, dict[DHTID, PeerID]] = await self._dht.find_nearest_nodes(ids)
                     for key_id, near in found.items():
-                        self._near[key_id] = asyncio.get_running_loop().time(), near
+                        self._near[key_id] = loop_time(), near
                     return found
         except (TimeoutError, AssertionError):  # the traversal asserts when an answer made one of its tasks fail
             return None
@@ -565,7 +565,7 @@ class PacedP2P(P2P):  # type: ignore[misc]
         """Register `handler` behind the allowance: it runs later, or not if its caller would have given up by then."""
 
         async def paced(request: Any, context: Any) -> Any:
-            now = asyncio.get_running_loop().time()
+            now = loop_time()
             # A node without a run keeps others' keys; each costs its author a signature, so that few are made up.
             keys_per_s = max(_KEYS_PER_S, _READS_PER_S * len(self.own) or len(self.held))
             keys_s = len(getattr(request, "keys", ())) / keys_per_s

@@ -17,6 +17,7 @@ import grpc
 
 from swarmnet import telemetry
 from swarmnet.bounds import Recent
+from swarmnet.clock import loop_time
 from swarmnet.errors import BadMessage, PeerGone, Refused, RejectCode, leaves
 from swarmnet.ids import PeerId
 from swarmnet.messages import STRANGERS_ASK, Accepted, Answer, Busy, Control, Rejected, Request, gives_way
@@ -127,7 +128,7 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
         if caller == self._me and hello.run == self._greeter.run:
             self._on_twin(hello, host, refusal is None)
             return write_hello_reply(self._greeter.hello())
-        if refusal is None and self._lives.another(caller, hello.boot_id, asyncio.get_running_loop().time()):
+        if refusal is None and self._lives.another(caller, hello.boot_id, loop_time()):
             refusal = TWIN_REFUSED
         if refusal is not None:
             return write_hello_reply(refusal)
@@ -145,7 +146,7 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
             return write_bulk_offer(BulkOffer(0))
         try:
             outside = bool(public_home(host_of(context.peer())))
-            now = asyncio.get_running_loop().time()
+            now = loop_time()
             return write_bulk_offer(self._bulk.offer(caller, read_bulk_ask(data), now=now, outside=outside))
         except BadMessage:
             return write_bulk_offer(BulkOffer(0))
@@ -197,7 +198,7 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
     ) -> None:
         unpacked = Inflater(self._config.reader.longest)
         while (data := await context.read()) is not grpc.aio.EOF:
-            self._lives.heard(caller, boot_id, asyncio.get_running_loop().time())
+            self._lives.heard(caller, boot_id, loop_time())
             # Answered by the event loop itself: it proves that this process runs, not that its service is quick.
             if (ping := await self._hear(caller, data, unpacked)) is not None:
                 await self._say(context, writing, Pong(ping.nonce))
@@ -256,7 +257,7 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     async def _keep_to_allowance(self, caller: PeerId, num_bytes: int) -> None:
         """Leave the link unread for a while if too much came: the rest waits at the caller's end."""
-        pause_s = self._allowances.take(caller, num_bytes, asyncio.get_running_loop().time())
+        pause_s = self._allowances.take(caller, num_bytes, loop_time())
         if pause_s:
             if self._allowances.first_excess(caller):
                 log.warning(
@@ -306,7 +307,7 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def _may_complain(self, event: str, caller: PeerId) -> bool:
         """Is it time to log that of this caller? What it sends costs it nothing, and neither does another identity."""
-        now, said = asyncio.get_running_loop().time(), self._complained_at
+        now, said = loop_time(), self._complained_at
         # Of a newcomer when there is room again: the complaint that is oldest has had its time.
         oldest = next(iter(said.values())) if len(said) == said.most else -math.inf
         if now - said.get((event, caller), oldest) < _COMPLAIN_EVERY_S:

@@ -18,6 +18,7 @@ from functools import partial
 import grpc
 
 from swarmnet import telemetry
+from swarmnet.clock import loop_time
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, RejectCode, SwarmError, UsageError
 from swarmnet.ids import PeerId
 from swarmnet.messages import Case, Rejected
@@ -300,7 +301,7 @@ class PeerChannels:
         return min(ready, key=lambda at: self._failed.index(at) + 1 if at in self._failed else 0)
 
     def _pauses_s(self, known: Sequence[Address]) -> dict[Address, float]:
-        now = asyncio.get_running_loop().time()
+        now = loop_time()
         return {at: self._dialling.dials.pause_s(self.peer, at, now) for at in known}
 
     # ------------------------------------------------------------ greeting
@@ -462,7 +463,7 @@ class PeerChannels:
 
     async def _nobody_listens(self) -> bool:
         """Does every address refuse us? Those that the peer has not shown are dialled as any other, in their turn."""
-        dials, now = self._dialling.dials, asyncio.get_running_loop().time()
+        dials, now = self._dialling.dials, loop_time()
         known = self.addresses()
         shown = [at for at in known if dials.shown(self.peer, at)]
         if any(address.relay for address in known):

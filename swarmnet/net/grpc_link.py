@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable
 import grpc
 
 from swarmnet import telemetry
+from swarmnet.clock import loop_time
 from swarmnet.errors import BadMessage, PeerGone, RejectCode, SwarmError
 from swarmnet.ids import PeerId
 from swarmnet.messages import Accepted, Answer, Control, Heartbeat, MemberState, StagePlan
@@ -180,11 +181,11 @@ class Link:
 
     async def _connect_and_stream(self) -> bool:
         """Returns whether the peer took the link."""
-        deadline = asyncio.get_running_loop().time() + self._config.stall_s
+        deadline = loop_time() + self._config.stall_s
         try:
             refusal = await self._channels.greet(deadline=deadline)
             if refusal is not None:
-                if times := self._refused.again(refusal.reason, now=asyncio.get_running_loop().time()):
+                if times := self._refused.again(refusal.reason, now=loop_time()):
                     code, reason = refusal.code.value, refusal.reason
                     log.warning("link_refused", peer=self._channels.peer, code=code, reason=reason, times=times)
                 self.outbox.clear()
@@ -242,7 +243,7 @@ class Link:
         while (said := await self._channels.read(stream, channel)) is not None:
             match read_answer(said)[0]:
                 case Pong() as pong:
-                    if probe.answered(pong, now=asyncio.get_running_loop().time()):
+                    if probe.answered(pong, now=loop_time()):
                         self._on_reached(self._channels.peer)
                 case Told(message):
                     await self._on_told(self._channels.peer, message, unpacked)
@@ -259,7 +260,7 @@ class Link:
                     # The callee has read all when it ends the stream.
                     await stream.done_writing()
                     return
-                if ping := probe.ask(now=asyncio.get_running_loop().time()):
+                if ping := probe.ask(now=loop_time()):
                     await stream.write(packed(write_control(ping)))
                 if self.outbox:  # it may have been cleared meanwhile
                     data = packed(self.outbox.pop())

@@ -17,6 +17,7 @@ from typing import Any
 import grpc
 
 from swarmnet import telemetry
+from swarmnet.clock import loop_time
 from swarmnet.directory import Record
 from swarmnet.errors import PeerGone, PeerTimeout, SwarmError, UsageError
 from swarmnet.ids import PeerId, RunId
@@ -363,7 +364,7 @@ class GrpcTransport:
 
     def believes(self, record: Record) -> bool:
         """False for the record of a peer of which I hear another process: that one keeps its place."""
-        now = asyncio.get_running_loop().time()
+        now = loop_time()
         return not self._dialling.lives.another(record.peer, record.incarnation, now)
 
     async def answers_as_me(self, address: str, *, limit_s: float) -> tuple[int, bool] | None:
@@ -380,7 +381,7 @@ class GrpcTransport:
         channels = PeerChannels(self.peer, alone)
         try:
             async with asyncio.timeout(limit_s):
-                refusal = await channels.greet(deadline=asyncio.get_running_loop().time() + limit_s)
+                refusal = await channels.greet(deadline=loop_time() + limit_s)
         except (SwarmError, TimeoutError) as error:
             log.debug("no_twin", address=address, error=error)
             return None
@@ -413,7 +414,7 @@ class GrpcTransport:
             self.service.on_tell(peer, proof)
 
     def _tell_reached(self, peer: PeerId) -> None:
-        self._dialling.lives.heard(peer, self._channels_to(peer).boot_id, asyncio.get_running_loop().time())
+        self._dialling.lives.heard(peer, self._channels_to(peer).boot_id, loop_time())
         if not self._closing and self.service is not None:
             self.service.on_reached(peer)
 
@@ -435,7 +436,7 @@ class GrpcTransport:
         """Close the channels to peers that have left the directory; those that still talk keep theirs."""
         while True:
             await asyncio.sleep(self._config.forget_s / _LOOKS_PER_FORGET)
-            now = asyncio.get_running_loop().time()
+            now = loop_time()
             self._bulk.drop(self._dialling.greeter.unwelcome)
             for peer, channels in self._channels.items():
                 channels.bulk.close_idle(welcome=self._dialling.greeter.unwelcome(peer) is None)
@@ -516,7 +517,7 @@ async def dial(peer: PeerId, text: str, leaf: Leaf, greeter: Greeter, *, deadlin
     # Our TLS would fail anyway; this says it in words.
     if address.peer not in (None, peer):
         raise PeerGone("the address of another peer", peer=peer, address=text)
-    if reason := await knock(address, limit_s=min(deadline - asyncio.get_running_loop().time(), SILENCE_S)):
+    if reason := await knock(address, limit_s=min(deadline - loop_time(), SILENCE_S)):
         raise PeerGone(reason, peer=peer)
     channel = grpc.aio.secure_channel(address.target, leaf.channel_credentials(peer), options=CHANNEL_OPTIONS)
     try:

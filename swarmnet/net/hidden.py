@@ -21,6 +21,7 @@ import grpc
 
 from swarmnet import telemetry
 from swarmnet.bounds import Recent
+from swarmnet.clock import loop_time
 from swarmnet.errors import PeerGone, PeerTimeout, Refused, RejectCode, SwarmError, leaves
 from swarmnet.ids import PeerId
 from swarmnet.messages import Accepted, Rejected
@@ -60,7 +61,7 @@ log = telemetry.get(__name__)
 @asynccontextmanager
 async def asked(channels: PeerChannels, method: str, ask: bytes, *, limit_s: float) -> AsyncGenerator[Called, None]:
     """A stream that begins with this question, once the callee has been greeted. Raises SwarmError, TimeoutError."""
-    deadline = asyncio.get_running_loop().time() + limit_s
+    deadline = loop_time() + limit_s
     async with AsyncExitStack() as stack:
         async with asyncio.timeout_at(deadline):
             if (refusal := await channels.greet(deadline=deadline)) is not None:
@@ -147,7 +148,7 @@ class Places:
 
     def _next(self) -> list[PeerId]:
         """Whom to ask now, at random: nobody can make up an id that is chosen, and hidden peers spread."""
-        now = asyncio.get_running_loop().time()
+        now = loop_time()
         able = [
             peer
             for peer in self._candidates()
@@ -178,7 +179,7 @@ class Places:
             reason = f"nothing was heard for {SILENCE_S:g} s"
         finally:
             self._keeping.discard(relay)
-            again_at = asyncio.get_running_loop().time() + _RELAY_AGAIN_S
+            again_at = loop_time() + _RELAY_AGAIN_S
             self._again_at[relay] = max(again_at, self._again_at.get(relay, again_at))
             self._changed.set()
             if relay in self.relays:
@@ -340,7 +341,7 @@ class Ways:
 
     def _may_come(self, peer: PeerId, relay: PeerId) -> bool:
         """Is it worth while to have the relay send the peer to us?"""
-        now = asyncio.get_running_loop().time()
+        now = loop_time()
         # A twin cannot be sent to me: it would dial itself.
         since_s = now - self._in_vain.get((peer, relay), -_REVERSE_AGAIN_S)
         return not self._hidden() and peer != self._relay.me and since_s >= _REVERSE_AGAIN_S
@@ -365,7 +366,7 @@ class Ways:
         if self._may_come(peer, relay):
             if (came := await self._expect(stack, peer, partial(self._reverse, channels))) is not None:
                 return came
-            self._in_vain[peer, relay] = asyncio.get_running_loop().time()
+            self._in_vain[peer, relay] = loop_time()
             log.debug("does_not_come", peer=peer, relay=relay)
         connect = Connect(peer, secrets.token_bytes(ID_BYTES))
         end = await stack.enter_async_context(asked(channels, CONNECT, write_ask(connect), limit_s=COME_S))

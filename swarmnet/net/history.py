@@ -5,11 +5,11 @@ The last figures are kept, and no more; an answer has a few of them; and all who
 
 from __future__ import annotations
 
-import asyncio
 import bisect
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 
+from swarmnet.clock import loop_time
 from swarmnet.messages import (
     MAX_EVALUATIONS,
     MAX_FIGURES,
@@ -67,7 +67,7 @@ class HistoryBook:
 
     async def serve(self, request: HistoryRequest) -> AsyncGenerator[Answer, None]:
         """Answer, or say when to come back."""
-        now = asyncio.get_running_loop().time()
+        now = loop_time()
         self._answers = min(_AT_ONCE, self._answers + (now - self._counted_at) * ANSWERS_PER_S)
         self._counted_at = now
         if self._answers < 1:

@@ -13,6 +13,7 @@ import math
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
+from swarmnet.clock import loop_time
 from swarmnet.errors import PeerGone
 from swarmnet.ids import PeerId
 from swarmnet.messages import Accepted, Answer, Busy, LineTest, LineTested, Packed, Rejected, Running
@@ -96,7 +97,7 @@ class LineTests:
         if not (request.num_bytes or payload.declared):
             yield LineTested()
             return
-        now = asyncio.get_running_loop().time()
+        now = loop_time()
         # Identities cost nothing, so all callers together wait as well.
         if (wait_s := max(self._each.wait_s(caller, now), min(self._free_at - now, _EVERY_S))) > 0:
             yield Busy(wait_s, -1)

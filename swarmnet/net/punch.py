@@ -21,6 +21,7 @@ from typing import TypeVar
 import grpc
 
 from swarmnet import telemetry
+from swarmnet.clock import loop_time
 from swarmnet.errors import BadMessage, PeerGone, RejectCode, SwarmError
 from swarmnet.ids import PeerId
 from swarmnet.messages import Busy, Rejected
@@ -387,7 +388,7 @@ class Holes:
     def _places(self, sight: Sight, theirs: Offer) -> list[Endpoint]:
         """Raises PeerGone if there is nothing to dial."""
         seen = Sight(_endpoint(theirs.inside), tuple(map(_endpoint, theirs.outside)))
-        places = self._punches.take(dialled(sight, seen), asyncio.get_running_loop().time())
+        places = self._punches.take(dialled(sight, seen), loop_time())
         if not places:
             raise PeerGone("no place to dial", mine=sight.kind(), theirs=seen.kind())
         return places

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 import grpc
 
 from swarmnet import telemetry
+from swarmnet.clock import loop_time
 from swarmnet.errors import BadMessage, Coded, PeerGone, RejectCode, SwarmError
 from swarmnet.ids import PeerId
 from swarmnet.messages import Accepted, Busy, Rejected
@@ -90,7 +91,7 @@ class Relay:
     # ------------------------------------------------------------ answering
 
     async def _answer(self, expected: type, _: object, context: grpc.aio.ServicerContext) -> None:
-        caller, now = caller_of(context.auth_context()), asyncio.get_running_loop().time()
+        caller, now = caller_of(context.auth_context()), loop_time()
         if caller is None:
             return
         try:
@@ -151,7 +152,7 @@ class Relay:
                 async with asyncio.timeout(SILENCE_S):
                     ask = await _heard(context)
                 # It says more than that it is there.
-                if not isinstance(ask, Ping) or self._pings.ask(peer, asyncio.get_running_loop().time()) > 0:
+                if not isinstance(ask, Ping) or self._pings.ask(peer, loop_time()) > 0:
                     break
                 if not self._admitted(peer):
                     break
@@ -159,7 +160,7 @@ class Relay:
         saying.put_nowait(None)
 
     async def _connect(self, caller: PeerId, ask: Connect, context: grpc.aio.ServicerContext) -> None:
-        now = asyncio.get_running_loop().time()
+        now = loop_time()
         home = home_of(self._host(context))
         reason = self.book.call(caller, ask.peer, ask.id, now, home=home)
         if reason:
@@ -176,7 +177,7 @@ class Relay:
             with self._arrivals.expect(ask.peer, ask.id) as coming:
                 async with asyncio.timeout(COME_S):
                     far = await coming
-                if self.book.arrive(ask.peer, ask.id, asyncio.get_running_loop().time()):
+                if self.book.arrive(ask.peer, ask.id, loop_time()):
                     await _say(context, Accepted())
                     await self._join(caller, ask, home, Answered(context), far)
         finally:
@@ -189,7 +190,7 @@ class Relay:
         """
         if peer not in self._summons:
             return _AGAIN_S
-        now = asyncio.get_running_loop().time()
+        now = loop_time()
         pause_s = self._summoned_from.ask(f"{peer}/{home}", now) if home else 0.0
         if (pause_s := pause_s or self._summoned.ask(peer, now)) > 0:
             return pause_s
@@ -215,7 +216,7 @@ class Relay:
         async def watch() -> None:
             while self._admitted(caller) and self._admitted(ask.peer):
                 await asyncio.sleep(_LOOK_S)
-                if self.book.idle(ask.peer, ask.id, asyncio.get_running_loop().time()):
+                if self.book.idle(ask.peer, ask.id, loop_time()):
                     break
             near.over.set()
 

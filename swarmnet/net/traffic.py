@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from swarmnet.bounds import Recent
+from swarmnet.clock import loop_time
 from swarmnet.ids import PeerId
 
 _REMEMBERED = 1 << 14
@@ -195,7 +196,7 @@ class LentLine:
                         await self._changed.wait()
 
     def _settle(self) -> float:
-        now = asyncio.get_running_loop().time()
+        now = loop_time()
         self._owed = max(self._owed - (now - self._at) * self._rate, 0.0) if self._rate else 0.0
         self._at = now
         return self._owed

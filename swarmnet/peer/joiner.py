@@ -15,8 +15,9 @@ from dataclasses import replace
 from typing import Any
 
 from swarmnet.averaging.exchange import Exchange
+from swarmnet.clock import loop_time
 from swarmnet.errors import BadMessage, NoReplica, PeerGone, PeerTimeout, Refused, RejectCode, SwarmError
-from swarmnet.fetch.driver import GRACE_S, expect, first_answers, loop_time
+from swarmnet.fetch.driver import GRACE_S, expect, first_answers
 from swarmnet.ids import PeerId, next_chain
 from swarmnet.manifest.extension import Horizon
 from swarmnet.manifest.timers import TERM_STEPS

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from swarmnet.clock import loop_time
 from swarmnet.ids import PeerId
 from swarmnet.peer.replica import Replica
 from swarmnet.step.view import Seen
@@ -139,11 +140,11 @@ async def hand_over(mover: Peer, patience_s: float, *, standstill: bool) -> str:
     standstill: nobody serves the other stage, so until the peer is there no step ends: others have its state, and what
     is under way is computed again.
     """
-    farewell, began, reason = Farewell(mover), _now(), "it was ended"
+    farewell, began, reason = Farewell(mover), loop_time(), "it was ended"
     leaving = Leaving(now=began, drain_s=patience_s)
     try:
         while not (reason := why_it_stays(standings := farewell.look(), paused=mover.paused)):
-            lasted = _now() - began
+            lasted = loop_time() - began
             # Nobody goes before a mate that goes as well can have said so: of those the lowest stays.
             heard, ready = lasted >= mover.timers.suspect_s, all(standing.heirs for standing in standings)
             if heard and ready and (standstill or all(standing.free for standing in standings)):
@@ -175,11 +176,11 @@ class Farewell:
     """What a peer does while it leaves: it tells everybody, and begins nothing new where others have its state."""
 
     def __init__(self, leaver: Peer) -> None:
-        self._leaver, self._beat_at = leaver, _now()
+        self._leaver, self._beat_at = leaver, loop_time()
 
     def look(self) -> list[Standing]:
         """Where each replica stands now."""
-        leaver, now = self._leaver, _now()
+        leaver, now = self._leaver, loop_time()
         for replica in leaver.replicas.values():
             replica.member.view.draining = True
         if now >= self._beat_at:
@@ -208,18 +209,18 @@ class Farewell:
 async def hold(holder: Peer) -> None:
     """Until cancelled, take no new microbatches, except for a stage whose state nobody else has; follow the state."""
     said: list[int] | None = None
-    turned_at = _now()
+    turned_at = loop_time()
     holder.paused = True
     holder.news.set()
     try:
         while True:
-            standings = [standing_of(holder, replica, _now()) for replica in holder.replicas.values()]
+            standings = [standing_of(holder, replica, loop_time()) for replica in holder.replicas.values()]
             for standing in standings:
                 replica = holder.replicas[standing.stage]
                 replica.member.view.draining, replica.execution.leaving = True, standing.refusing
             # The run must not stand still for somebody's pause.
             serving = [standing.stage for standing in standings if not standing.refusing]
-            now = _now()
+            now = loop_time()
             if serving == said:
                 turned_at = now
             # Whoever is first at a new version is alone there until a heartbeat says otherwise.
@@ -231,10 +232,6 @@ async def hold(holder: Peer) -> None:
     finally:
         holder.paused = False
         Farewell(holder).end()
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 def standing_of(leaver: Peer, replica: Replica, now: float) -> Standing:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from swarmnet.clock import loop_time
 from swarmnet.errors import NoReplica, SwarmError
-from swarmnet.fetch.driver import loop_time
 from swarmnet.net.records import TTL_S
 from swarmnet.peer.joining import servings
 from swarmnet.peer.leaving import hand_over

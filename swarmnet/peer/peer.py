@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from swarmnet.averaging.meeting import Meeting
-from swarmnet.clock import wall_time
+from swarmnet.clock import loop_time, wall_time
 from swarmnet.directory import MAX_TAINTED, Directory, DisputedWork, Estimate, Record, Role, StageStatus, TaintedStep
 from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.ids import NO_RESTART, PeerId, RunId, Signer
@@ -235,7 +235,7 @@ class Peer:
         async with asyncio.TaskGroup() as group:
             self._group = group
             for stage, engine in self._engines.items():
-                self._complaints[stage] = Complaints(self.timers, partial(self.on_event, stage), now=self._now())
+                self._complaints[stage] = Complaints(self.timers, partial(self.on_event, stage), now=loop_time())
                 self.replicas[stage] = Replica(stage, engine, self)
             await self.refresh(whole=True)
             group.create_task(self._looking())
@@ -439,7 +439,7 @@ class Peer:
 
     def on_event(self, stage: int, event: str, fields: dict[str, object]) -> None:
         self._on_event(event, {"stage": stage, **fields})
-        self._complaints[stage].on_event(event, fields, now=self._now())
+        self._complaints[stage].on_event(event, fields, now=loop_time())
         if event == "halted":
             self.halted = self.replicas[stage].member.version
         # Others wait for this news: it is not left to the next renewal.
@@ -471,14 +471,14 @@ class Peer:
         step, num_tokens = last.step, last.num_tokens
         norm = math.sqrt(sum(commits[stage].grad_sq_norm for stage in sorted(commits)))
         rate = rate_of(self.manifest.optimizer, step, replica.member.horizon)
-        figures = StepFigures(step, last.loss_sum, num_tokens, norm / max(num_tokens, 1), rate, self._now())
+        figures = StepFigures(step, last.loss_sum, num_tokens, norm / max(num_tokens, 1), rate, loop_time())
         self._history.applied(figures)
         loss = last.loss_sum / num_tokens if num_tokens else 0.0
         fields = {"loss": loss, "num_tokens": num_tokens, "grad_norm": figures.grad_norm, "learning_rate": rate}
         self._on_event("figures", {"step": step, **fields})
         if num_tokens:
             self._loss = (step, loss)
-            self._pace.append((self._now(), step, num_tokens))
+            self._pace.append((loop_time(), step, num_tokens))
 
     def _count(self, replica: Replica) -> None:
         """After each step: training forwards so far, and how many indexes this replica has contributed to sums."""
@@ -486,7 +486,7 @@ class Peer:
         if finished is not None:
             counts = {peer: len(indexes) for peer, _, indexes in finished.contributions}
             self._counted[replica.stage] += counts.get(self.me, 0)
-            here = view.live(replica.stage, now=self._now())
+            here = view.live(replica.stage, now=loop_time())
             self._rates[replica.stage].step(counts, here, computed=replica.execution.computed)
             self._executed[replica.stage] = replica.execution.executions
         self._on_event(
@@ -524,7 +524,7 @@ class Peer:
         self._dispatch(self.me, message)
 
     def near(self, stage: int) -> Mapping[int, Set[PeerId]]:
-        view, now = self.replicas[stage].member.view, self._now()
+        view, now = self.replicas[stage].member.view, loop_time()
         beside = {stage - 1, stage, stage + 1} & set(range(self.manifest.cut.stages))
         found = {other: set(view.live(other, now=now)) for other in sorted(beside)}
         for other, peers in found.items():
@@ -657,7 +657,7 @@ class Peer:
         # Who has not read all stages lately cannot know.
         if not self._directory.complete():
             return
-        now = self._now()
+        now = loop_time()
         there = (record for record in self.records.values() if self._supply.is_heard(record, now=now))
         missing = unserved(there, num_stages=self.manifest.cut.stages, mine=self.replicas)
         if self.finished.is_set():  # nobody is needed any more
@@ -715,7 +715,7 @@ class Peer:
 
     def _still_s(self, replica: Replica) -> int:
         over = replica.member.done or self.halted is not None or not self._serves(replica)
-        return 0 if over else self._complaints[replica.stage].still_s(now=self._now())
+        return 0 if over else self._complaints[replica.stage].still_s(now=loop_time())
 
     def status(self) -> Record:
         """What this peer announces."""
@@ -758,7 +758,7 @@ class Peer:
             complaints=tuple(
                 complaint
                 for stage, replica in self.replicas.items()
-                for complaint in self._complaints[stage].of(replica.member, replica.exchange.trouble, now=self._now())
+                for complaint in self._complaints[stage].of(replica.member, replica.exchange.trouble, now=loop_time())
             ),
             estimates=self._estimates(),
             may_move=self.may_move,
@@ -797,10 +797,6 @@ class Peer:
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         assert self._group is not None
         return self._group.create_task(work)
-
-    @staticmethod
-    def _now() -> float:
-        return asyncio.get_running_loop().time()
 
 
 async def _set_within(event: asyncio.Event, seconds: float) -> bool:

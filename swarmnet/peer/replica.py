@@ -8,13 +8,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from swarmnet.averaging.exchange import PIECE_ELEMENTS, Exchange
+from swarmnet.clock import loop_time
 from swarmnet.errors import BadMessage
 from swarmnet.fetch.plan import PIECE_BYTES
 from swarmnet.ids import PeerId, first_chain
@@ -124,7 +124,7 @@ class Replica:
             timers,
             incarnation=peer.incarnation,
             chain=first_chain(peer.run_id, stage),
-            now=self._now(),
+            now=loop_time(),
             signer=peer.signer,
             drift=DriftRules(averaging.drift_every, averaging.resync_every) if averaging.equal_bits else NO_DRIFT,
             numerics=peer.numerics,
@@ -251,7 +251,7 @@ class Replica:
     # ------------------------------------------------------------ whom it calls, and who may call it
 
     def _live(self, stage: int) -> list[PeerId]:
-        return self.member.view.live(stage, now=self._now())
+        return self.member.view.live(stage, now=loop_time())
 
     def _next_seen(self) -> Iterator[tuple[PeerId, Seen]]:
         for peer in self._live(self.stage + 1):
@@ -261,7 +261,7 @@ class Replica:
     def _next_replicas(self) -> Mapping[PeerId, int]:
         """Live replicas of the next stage and their queues."""
         found = dict(self._next_seen())
-        without, newest = self.member.passed_over(self.stage + 1, now=self._now()), self.member.version + 1
+        without, newest = self.member.passed_over(self.stage + 1, now=loop_time()), self.member.version + 1
         chains = Counter((seen.version, seen.chain) for seen in found.values())
         # The smaller side of a fork computes on other weights than the run's.
         minority = {at for at in chains if any(at[0] == other[0] and chains[at] < chains[other] for other in chains)}
@@ -303,7 +303,7 @@ class Replica:
             if record is None:
                 self._peer.look_for(peer)
             return record is not None and any(status.stage == stage and status.synced for status in record.stages)
-        return seen is not None and seen.synced and view.in_touch(peer, now=self._now(), stage=stage)
+        return seen is not None and seen.synced and view.in_touch(peer, now=loop_time(), stage=stage)
 
     def _bad_input(self, peer: PeerId, step: int, index: int, error: BadMessage) -> None:
         self.name_once(
@@ -320,7 +320,3 @@ class Replica:
 
     def _event(self, event: str, fields: dict[str, object]) -> None:
         self._peer.on_event(self.stage, event, fields)
-
-    @staticmethod
-    def _now() -> float:
-        return asyncio.get_running_loop().time()

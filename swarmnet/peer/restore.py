@@ -11,8 +11,8 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from swarmnet.averaging.exchange import Exchange
+from swarmnet.clock import loop_time
 from swarmnet.errors import BadCheckpoint, BadMessage, SwarmError, UsageError
-from swarmnet.fetch.driver import loop_time
 from swarmnet.ids import PeerId, Restart, first_chain, next_chain
 from swarmnet.manifest.extension import Horizon
 from swarmnet.messages import Answer, SnapshotRequest, StateHeader, TrailRequest, TrailStep

@@ -12,6 +12,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Set
 from dataclasses import dataclass, replace
 
+from swarmnet.clock import loop_time
 from swarmnet.errors import BadMessage, NoReplica, PeerGone, PeerTimeout, Refused, RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.messages import Busy, Gradient, MovedTo, Packed, Process, Rejected
@@ -89,7 +90,7 @@ class Caller:
         self._router.gone(peer)
         for call in self._open.get(peer, ()):
             with contextlib.suppress(RuntimeError):  # it is ending by itself
-                call.reschedule(asyncio.get_running_loop().time())
+                call.reschedule(loop_time())
 
     async def process(self, request: Process, payload: tuple[Packed, ...]) -> Gradient:
         """Return the answer of whichever replica gives it. Cancel to give up.

@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from swarmnet.clock import loop_time
 from swarmnet.errors import BadMessage, DeviceFull, Overflow, Refused, RejectCode, SwarmError
 from swarmnet.ids import PeerId
 from swarmnet.messages import (
@@ -253,7 +254,7 @@ class StepTasks:
 
     def _span(self, kind: SpanKind, index: int, began: float, ended: float | None = None) -> None:
         """It is over now, if not before."""
-        ended = asyncio.get_running_loop().time() if ended is None else ended
+        ended = loop_time() if ended is None else ended
         self._context.spans.add(kind, self._context.stage, self.step, index, began, ended)
 
     async def _admit(self, request: Process, arrived: float) -> MicrobatchTask | Answer | None:
@@ -324,7 +325,7 @@ class StepTasks:
                 task.starve()
 
     async def _upload(self, task: MicrobatchTask, caller: PeerId, request: Process, read: ReadPayload) -> None:
-        task.sending[caller] = began = asyncio.get_running_loop().time()
+        task.sending[caller] = began = loop_time()
         self._context.sending[caller] += 1
         try:
             task.feed(await self._context.receive(caller, request, read), request.sents)
@@ -438,7 +439,7 @@ class StepTasks:
             if self._transfers is not None:
                 task.passed = await self._transfers.sign(task.index, "output", stash.output, fed)
             self.memo.keep_output(task.index, output, task.passed)
-            asked = asyncio.get_running_loop().time()
+            asked = loop_time()
             answer = await self._gradient_of(task, output)
             self._span("call", task.index, asked)
         else:
@@ -453,7 +454,7 @@ class StepTasks:
         self.memo.keep_answer(task.index, mine)
         task.finish(mine)
         if task.slot_at is not None and task.has_slot:
-            task.answered_s = asyncio.get_running_loop().time() - task.slot_at
+            task.answered_s = loop_time() - task.slot_at
         await self._count(task, stash, answer, mine)
 
     async def _gradient_of(self, task: MicrobatchTask, output: tuple[Packed, ...]) -> Gradient:
@@ -479,7 +480,7 @@ class StepTasks:
 
     async def _count(self, task: MicrobatchTask, stash: Stash, answer: Gradient, mine: Gradient) -> None:
         """The weight pass, once granted (rule 5). Without the leader's word the stash is dropped after a while."""
-        answered_compute_s, answered = stash.compute_s, asyncio.get_running_loop().time()
+        answered_compute_s, answered = stash.compute_s, loop_time()
         try:
             async with asyncio.timeout(self._limits.wait_s):
                 await task.decided.wait()

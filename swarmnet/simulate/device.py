@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from swarmnet.clock import loop_time
+
 
 class JobKind(enum.IntEnum):
     """What a job is; of one step, the most urgent first."""
@@ -57,7 +59,7 @@ class Device:
     async def run(self, seconds: float, turn: JobTurn) -> None:
         """Occupy the device."""
         await self._turn(turn)
-        began = _now()
+        began = loop_time()
         try:
             await asyncio.sleep(seconds)
         finally:
@@ -68,7 +70,7 @@ class Device:
         """Occupy the device, then do the job. Whoever gives up while it waits for its turn takes it back; once it has
         begun it ends all the same, as on a thread."""
         await self._turn(turn)
-        began = _now()
+        began = loop_time()
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def end() -> None:
@@ -82,7 +84,7 @@ class Device:
         await ended
 
     def _done(self, began: float, turn: JobTurn) -> None:
-        now = _now()
+        now = loop_time()
         self.busy_s += now - began
         if turn.kind is JobKind.FORWARD:
             self.forwards[turn.step] += 1
@@ -110,7 +112,3 @@ class Device:
                 ticket.set_result(None)
                 return
         self._running = False
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 
 from swarmnet.audit.pledge import whole_of
 from swarmnet.averaging.exchange import PIECE_ELEMENTS
+from swarmnet.clock import loop_time
 from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.manifest.extension import Extension, Horizon
 from swarmnet.manifest.schema import Delay
@@ -233,13 +234,9 @@ class SimulatedEngine(Compute, Summation):
         if life != self._life:
             raise Refused(RejectCode.NOT_READY, "the ranks were lost")
 
-    @staticmethod
-    def _now() -> float:
-        return asyncio.get_running_loop().time()
-
     def _computed(self, stash: Stash, asked: float) -> None:
         stash.compute_s += self.device.forward_s
-        now = self._now()
+        now = loop_time()
         stash.ran = asked, now - self.device.forward_s, now
 
     @property
@@ -271,7 +268,7 @@ class SimulatedEngine(Compute, Summation):
         return self.version <= step <= self.version + self._delay.ahead(self.version)
 
     async def forward(self, step: int, index: int, payload: Sequence[Packed], *, train: bool) -> Stash:
-        asked, voids, life = self._now(), self.voids(step), self._life
+        asked, voids, life = loop_time(), self.voids(step), self._life
         await self._compute(JobTurn(step, JobKind.FORWARD, -self.stage, index))
         weights = self.weights_of(step)
         check_payload(payload)
@@ -287,7 +284,7 @@ class SimulatedEngine(Compute, Summation):
         return stash
 
     async def backward(self, stash: Stash, gradient: Sequence[Packed]) -> tuple[Packed, ...]:
-        asked, saved = self._now(), stash.saved
+        asked, saved = loop_time(), stash.saved
         assert isinstance(saved, _SimulatedStash)
         await self._compute(JobTurn(stash.step, JobKind.BACKWARD, -self.stage, stash.index), saved.life)
         check_payload(gradient)
@@ -296,7 +293,7 @@ class SimulatedEngine(Compute, Summation):
         return self.arithmetic.backward(self.weights_of(stash.step), saved.payload, gradient)
 
     async def accumulate(self, stash: Stash) -> bool:
-        asked, saved = self._now(), stash.saved
+        asked, saved = loop_time(), stash.saved
         assert isinstance(saved, _SimulatedStash)
         await self.device.run(self.device.forward_s, JobTurn(stash.step, JobKind.WEIGHTS, -self.stage, stash.index))
         self._computed(stash, asked)

@@ -14,8 +14,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Set
 
+from swarmnet.clock import loop_time
 from swarmnet.errors import BadCheckpoint
-from swarmnet.fetch.driver import loop_time
 from swarmnet.ids import NO_RESTART, OnDisk, PeerId, Restart
 from swarmnet.messages import StateHeader
 from swarmnet.stage.seams import Compute, Summation

@@ -12,8 +12,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from swarmnet.clock import loop_time
 from swarmnet.errors import BadMessage, NoReplica, Refused, RejectCode, SwarmError
-from swarmnet.fetch.driver import HolderCalls, PartialContent, PieceFetch, expect, first_answers, loop_time
+from swarmnet.fetch.driver import HolderCalls, PartialContent, PieceFetch, expect, first_answers
 from swarmnet.fetch.plan import address, check_content, num_pieces
 from swarmnet.ids import PeerId
 from swarmnet.messages import Answer, Busy, Snapshot, SnapshotPiece, SnapshotRequest

@@ -16,8 +16,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Ite
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from swarmnet.clock import loop_time
 from swarmnet.errors import RejectCode
-from swarmnet.fetch.driver import LARGE, loop_time
+from swarmnet.fetch.driver import LARGE
 from swarmnet.fetch.plan import PIECE_BYTES, address, num_pieces, piece_size, span
 from swarmnet.messages import (
     Accepted,

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 
+from swarmnet.clock import loop_time
 from swarmnet.errors import Refused
 from swarmnet.ids import PeerId
 from swarmnet.messages import Gradient
@@ -49,7 +50,7 @@ class Evaluations:
 
     def begin(self, version: int, group: asyncio.TaskGroup) -> OpenEvaluation:
         """Measure the held-out loss of that version, in tasks of `group`."""
-        opened = OpenEvaluation(version, _now())
+        opened = OpenEvaluation(version, loop_time())
         opened.scoring = group.create_task(self._score(opened))
         opened.telling = group.create_task(self._tell(opened, self._open[-1:]))
         self._open.append(opened)
@@ -58,7 +59,7 @@ class Evaluations:
     async def answered(self, some: list[OpenEvaluation], patience_s: Callable[[], float]) -> None:
         """Wait for what these ask for, as long as answers come: none for `patience_s()`, and it is enough."""
         while open_ := [each for each in some if not each.scoring.done()]:
-            left_s = max(each.heard_at for each in open_) + patience_s() - _now()
+            left_s = max(each.heard_at for each in open_) + patience_s() - loop_time()
             if left_s <= 0:
                 return
             await asyncio.wait([each.scoring for each in open_], timeout=left_s)
@@ -100,7 +101,7 @@ class Evaluations:
             answer = await self._ask(opened.version, number, avoid)
         except Refused:
             return None
-        opened.heard_at = _now()
+        opened.heard_at = loop_time()
         return Look(answer.loss_sum, answer.num_tokens, answer.route)
 
     async def _tell(self, opened: OpenEvaluation, before: list[OpenEvaluation]) -> None:
@@ -113,7 +114,3 @@ class Evaluations:
         loss, num_tokens = found
         self._scored(opened.version, loss)
         self._on_event("evaluated", {"step": opened.version, "loss": loss, "num_tokens": num_tokens})
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

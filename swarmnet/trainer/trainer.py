@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import partial
 
 from swarmnet.audit.case import Verify, agreed, at_fault, contributors_in, needs_no_recheck, refusal, results
-from swarmnet.clock import wall_time
+from swarmnet.clock import loop_time, wall_time
 from swarmnet.directory import Directory, Record
 from swarmnet.errors import Refused, RejectCode
 from swarmnet.ids import NO_RESTART, PeerId, Restart
@@ -424,7 +424,7 @@ class Trainer:
                     for version in (step - 1, step)
                     if version >= 0 and version + self._delay.ahead(version) == step and self._to_evaluate(version)
                 ]
-                trainers, now = self._trainers(), asyncio.get_running_loop().time()
+                trainers, now = self._trainers(), loop_time()
                 mine = self._shares.of(trainers, step, training.microbatches, now=now)
                 if alone_since is not None:
                     self._shares.brought((), took_s=now - alone_since)
@@ -499,7 +499,7 @@ class Trainer:
         # All trainers agree on who measures: no version is measured twice.
         if not training.eval_every or (version % training.eval_every and version < self._stage.steps):
             return False
-        feeding = self._shares.feeding(self._trainers(), now=asyncio.get_running_loop().time())
+        feeding = self._shares.feeding(self._trainers(), now=loop_time())
         return feeder(feeding, version, -1) == self.me
 
     def _scored(self, version: int, loss: float) -> None:
@@ -518,7 +518,7 @@ class Trainer:
 
     def _say_what_lacks(self) -> None:
         """Once, and again when it changes: why no step can be done. At the end replicas may leave."""
-        now, lacks = asyncio.get_running_loop().time(), self._stage.lacks()
+        now, lacks = loop_time(), self._stage.lacks()
         # Its time counts from the last change.
         if lacks != self._lacks:
             self._lacks, self._lacks_since = lacks, now
@@ -533,7 +533,7 @@ class Trainer:
 
     def _say_progress(self) -> None:
         """Now and then, where the run is, as its members say: what `swarmnet watch` shows, too."""
-        now, (told, told_at) = asyncio.get_running_loop().time(), self._progress
+        now, (told, told_at) = loop_time(), self._progress
         records, steps = list(self._stage.records.values()), self._stage.steps
         step, loss = max((record.loss for record in records if record.loss), default=(-1, 0.0))
         if step == told or now - told_at < _PROGRESS_S or not 0 <= step < steps:
