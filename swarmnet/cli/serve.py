@@ -12,6 +12,7 @@ from swarmnet.cli.settings import (
     BUILT_IN,
     LOGS,
     NETWORK,
+    RELAYING,
     SERVING,
     SETTINGS,
     SchemaCommand,
@@ -168,7 +169,7 @@ def peer(ctx: click.Context, /, *, no_restart: bool, **_: Any) -> int:
 
 
 @click.command("trainer", cls=SchemaCommand, context_settings=SETTINGS)
-@peer_options("manifest", "dir", "data", "host", "port", *NETWORK, "invitation", "caps", *LOGS)
+@peer_options("manifest", "dir", "data", "host", "port", *NETWORK, "invitation", *RELAYING, *LOGS)
 @click.pass_context
 def trainer(ctx: click.Context, /, **_: Any) -> int:
     """Feed microbatches into stage 0; holds no weights.

@@ -321,6 +321,7 @@ def origin_of(param: click.Parameter, source: ParameterSource | None) -> str:
 MESH_AND_MEMORY = ("mesh", "memory")
 NETWORK = ("dht_port", "announce", "bootstrap")
 LOGS = ("events", "log")
+RELAYING = ("caps.relay_peers", "caps.relay_mbit")
 PLACES = ("dir", "data", "initial", "host", "port", "bulk_port")
 SERVING = (
     "stages",

@@ -96,7 +96,7 @@ class Members(Table):
             raise ValueError(f"machines: {self.count} are more than {MOST_MACHINES}")
         for kind in self.machines:
             if kind.region and kind.region not in self.regions.names:
-                raise ValueError(f'machines: region = "{kind.region}" is none of regions.names')
+                raise ValueError(f'machines: region = "{kind.region}" is none of regions.names: add it there')
         return self
 
     @property

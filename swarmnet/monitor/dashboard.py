@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import ipaddress
 import json
+import os
 import re
 import socket
 from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
@@ -208,7 +209,9 @@ def _bound(host: str, port: int) -> Iterator[list[socket.socket]]:
         with socket.create_server(address[:2], family=family) as bound:
             yield [bound]
     except OSError as error:
-        reason = error.strerror or str(error)
+        # Python says the address once more, as a tuple; a host that has none is no error of the system's.
+        code = error.errno or 0
+        reason = os.strerror(code) if code > 0 else error.strerror or str(error)
         raise UsageError(
             f"dashboard: cannot listen at {host}:{port} ({reason}): choose another --host or --port"
         ) from error
