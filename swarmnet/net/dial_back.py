@@ -14,17 +14,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import math
 import socket
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from swarmnet.bounds import Recent
 from swarmnet.directory import Record
 from swarmnet.errors import PeerGone, PeerTimeout, SwarmError, UsageError
 from swarmnet.ids import PeerId
 from swarmnet.messages import Answer, Busy, DialBack, DialledBack
 from swarmnet.net.address import Address, network_of
+from swarmnet.net.traffic import Allowance, Allowances
 from swarmnet.transport import Transport, ask
 
 AT_ONCE, ENOUGH_YES, MOST_NO, MOST_ASKED, MOST_REPEATS = 2, 2, 4, 8, 24
@@ -260,32 +261,12 @@ def _in_words(addresses: Sequence[str], could_not: Mapping[PeerId, str]) -> str:
 # ---------------------------------------------------------------- who is asked
 
 
-@dataclass(slots=True)
-class DialQuota:
-    """Who may have what dialled, and when. Pure: `now` in seconds of any clock.
+_PAUSE_S = 5.0
+_EACH = Allowance(messages_per_s=1 / _PAUSE_S, bytes_per_s=math.inf, burst_s=_PAUSE_S)
+"""Of a caller, and of an address: identities cost nothing, so nobody is dialled often because many say so."""
 
-    Identities cost nothing, so an address counts as much as the caller: nobody is dialled often because many say so.
-    """
-
-    at_once: int = 4
-    pause_s: float = 5.0
-    under_way: int = 0
-    _free_at: Recent[str, float] = field(default_factory=lambda: Recent(1024))
-    """When a caller or an address may come again."""
-
-    def wait_s(self, caller: PeerId, now: float) -> float:
-        """Seconds until this caller may have something dialled; 0: now."""
-        # Dials take seconds: strangers must not keep this peer busy with them.
-        if self.under_way >= self.at_once:
-            return 1.0
-        return max(0.0, self._free_at.get(caller, 0.0) - now)
-
-    def take(self, caller_or_address: str, now: float) -> bool:
-        """Is it this one's turn? Then it is not again for a while."""
-        if self._free_at.get(caller_or_address, 0.0) > now:
-            return False
-        self._free_at[caller_or_address] = now + self.pause_s
-        return True
+_DIALLED_AT_ONCE = 4
+"""Callers: dials take seconds, and strangers must not keep this peer busy with them."""
 
 
 class DialBacks:
@@ -295,28 +276,30 @@ class DialBacks:
         self, transport: Transport, records: Callable[[], Mapping[PeerId, Record]], look: Callable[[], None]
     ) -> None:
         self._transport, self._records, self._look = transport, records, look
-        self._quota, self._looking = DialQuota(), 0
+        self._allowances, self._under_way, self._looking = Allowances(_EACH), 0, 0
 
     async def serve(self, caller: PeerId, request: DialBack) -> AsyncGenerator[Answer, None]:
         """Answer `DialBack`."""
         loop = asyncio.get_running_loop()
-        if (wait_s := self._quota.wait_s(caller, loop.time())) > 0:
-            yield Busy(wait_s, -1)
+        if self._under_way >= _DIALLED_AT_ONCE:
+            yield Busy(1.0, -1)
             return
         # Charged first: a caller without a record costs looks into the directory.
-        self._quota.take(caller, loop.time())
-        record = self._records().get(caller) or await self._look_for(caller)
-        if record is None or self._quota.under_way >= self._quota.at_once:
-            yield Busy(self._quota.wait_s(caller, loop.time()), -1)
+        if wait_s := self._allowances.ask(caller, loop.time()):
+            yield Busy(wait_s, -1)
             return
-        self._quota.under_way += 1
+        record = self._records().get(caller) or await self._look_for(caller)
+        if record is None or self._under_way >= _DIALLED_AT_ONCE:
+            yield Busy(max(self._allowances.early_s(caller, loop.time()), 1.0), -1)
+            return
+        self._under_way += 1
         try:
             where = [f"/ip4/0.0.0.0/tcp/{request.port}"] if request.port else record.addresses[:_MOST_ADDRESSES]
             found = await asyncio.gather(*map(_in_numbers, where))
-            addresses = [text for text in found if self._quota.take(_place(text), loop.time())]
+            addresses = [text for text in found if not self._allowances.ask(_place(text), loop.time())]
             answer = await self._dial(caller, addresses, deadline=loop.time() + DIAL_S)
         finally:
-            self._quota.under_way -= 1
+            self._under_way -= 1
         yield answer
 
     async def _look_for(self, caller: PeerId) -> Record | None:
@@ -349,7 +332,7 @@ class DialBacks:
                 undecided = undecided or reason is None
                 reasons[text] = reason or ""
         if undecided:
-            return Busy(self._quota.pause_s, -1)
+            return Busy(_PAUSE_S, -1)
         if len(set(reasons.values())) == 1:
             return DialledBack(False, next(iter(reasons.values())))
         return DialledBack(False, "; ".join(f"{reason} at {_place(text)}" for text, reason in reasons.items()))

@@ -12,7 +12,7 @@ from swarmnet.directory import Record, StageStatus
 from swarmnet.errors import PeerGone, PeerTimeout, UsageError
 from swarmnet.ids import Chain, PeerId, RunId
 from swarmnet.messages import Answer, Busy, DialBack, DialledBack
-from swarmnet.net.dial_back import MOST_ASKED, MOST_NO, Asking, DialBacks, DialQuota, Proofs, public_home
+from swarmnet.net.dial_back import MOST_ASKED, MOST_NO, Asking, DialBacks, Proofs, public_home
 from swarmnet.simulate.clock import VirtualLoop
 
 ME = PeerId("me")
@@ -283,20 +283,6 @@ def test_who_serves_already_asks_nobody() -> None:
 
 
 # ---------------------------------------------------------------- being asked
-
-
-def test_neither_a_caller_nor_an_address_is_dialled_often_and_few_at_once() -> None:
-    allowance = DialQuota(at_once=2, pause_s=5.0)
-    assert allowance.wait_s(ME, 0.0) == 0.0 and allowance.take(ME, 0.0)
-    assert allowance.wait_s(ME, 1.0) == 4.0 and not allowance.take(ME, 4.9)
-    assert allowance.take(AT, 1.0) and not allowance.take(AT, 5.0) and allowance.take(ME, 5.0)
-    allowance.under_way = 2
-    assert allowance.wait_s(PeerId("other"), 9.0) > 0.0
-    allowance.under_way = 1
-    assert allowance.wait_s(PeerId("other"), 9.0) == 0.0
-    for number in range(2000):
-        allowance.take(f"stranger {number}", 9.0)
-    assert len(allowance._free_at) <= 1024
 
 
 class Dialling:
