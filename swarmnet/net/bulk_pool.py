@@ -25,6 +25,7 @@ from swarmnet import telemetry
 from swarmnet.clock import loop_time
 from swarmnet.errors import BadMessage, RejectCode, UsageError
 from swarmnet.ids import PeerId, RunId
+from swarmnet.net.background import BackgroundTasks
 from swarmnet.net.bulk_connection import BULK_FROM, BulkCalls, BulkConnection
 from swarmnet.net.bulk_records import AROUND, BulkSession, Kind, Opener, Sealer, read_head
 from swarmnet.net.traffic import Allowance, Allowances
@@ -275,7 +276,7 @@ class BulkListener:
         self._of_caller: Counter[PeerId] = Counter()
         self._unproven: Counter[str] = Counter()
         self._asks, self._junk = Allowances(_ASKS), Allowances(_JUNK)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
         self.port = 0
         self.outside_port: int | None = None
         """The router's, which it forwards to ours; 0: it forwards others of ours, not this one, None: none of ours."""
@@ -342,7 +343,7 @@ class BulkListener:
             ) from error
         listening.setblocking(False)
         self.port = listening.getsockname()[1]
-        self._spawn(self._accept(listening))
+        self._tasks.spawn(self._accept(listening))
 
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -364,7 +365,7 @@ class BulkListener:
                     await asyncio.sleep(_REFUSED_S)
                     continue
                 self._unproven[line] += 1
-                self._spawn(self._take(_ready(sock), line))
+                self._tasks.spawn(self._take(_ready(sock), line))
 
     async def _take(self, sock: socket.socket, line: str) -> None:
         """Let a connection prove whose it is. Nothing is said to one that cannot."""
@@ -417,11 +418,6 @@ class BulkListener:
     def _give_back(self, caller: PeerId) -> None:
         self._of_caller[caller] -= 1
         self._of_caller += Counter()
-
-    def _spawn(self, work: Awaitable[None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
         """Close the port and all connections."""

@@ -20,6 +20,7 @@ from collections.abc import Callable, Coroutine
 
 from swarmnet import telemetry
 from swarmnet.errors import PeerGone
+from swarmnet.net.background import BackgroundTasks
 
 log = telemetry.get(__name__)
 
@@ -123,7 +124,7 @@ class Bundle:
         self._next, self._theirs = (0, 1) if first else (1, 0)
         self._streams: dict[int, BundledStream] = {}
         self._turn = asyncio.Lock()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
         self.over = False
 
     async def open(self) -> BundledStream:
@@ -160,8 +161,7 @@ class Bundle:
             self.over = True
             for stream in self._streams.values():
                 stream.end()
-            for task in tuple(self._tasks):
-                task.cancel()
+            self._tasks.cancel()
             self._writer.transport.abort()
 
     async def _take(self, kind: int, number: int, amount: int) -> None:
@@ -201,9 +201,7 @@ class Bundle:
                     await stream.close()
 
         # The reader itself never writes: two of them could wait for each other.
-        task = asyncio.get_running_loop().create_task(answer())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.spawn(answer())
 
     async def forget(self, number: int) -> None:
         """This side has closed a stream."""

@@ -13,7 +13,7 @@ import contextlib
 import itertools
 import shutil
 import socket
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Protocol
@@ -23,6 +23,7 @@ import grpc
 from swarmnet import telemetry
 from swarmnet.errors import PeerGone, Refused, RejectCode, SwarmError
 from swarmnet.ids import PeerId
+from swarmnet.net.background import BackgroundTasks
 from swarmnet.net.identity import FileLock, own_directory, sweep
 from swarmnet.wire.relay import MAX_BYTES, checked
 
@@ -227,7 +228,7 @@ class Tunnel:
     def __init__(self, path: str, way: Way) -> None:
         self.path, self._way = path, way
         self.on_end: Callable[[], None] = lambda: None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.bind(path)
         # Whoever dials before the event loop accepts waits here.
@@ -238,8 +239,7 @@ class Tunnel:
 
     def close(self) -> None:
         """And all connections. Idempotent."""
-        for task in self._tasks:
-            task.cancel()
+        self._tasks.cancel()
         # First of all: looked at longer, its number may be that of another socket.
         if self._socket.fileno() >= 0:
             self._loop.remove_reader(self._socket)
@@ -259,7 +259,7 @@ class Tunnel:
             self._loop.remove_reader(self._socket)
             self._loop.call_later(_AGAIN_S, self._listen)
             return
-        self._spawn(self._carry(accepted))
+        self._tasks.spawn(self._carry(accepted))
 
     async def _carry(self, accepted: socket.socket) -> None:
         near = Connection(*await asyncio.open_unix_connection(sock=accepted))
@@ -272,8 +272,3 @@ class Tunnel:
         finally:
             near.close()
             self.on_end()
-
-    def _spawn(self, work: Coroutine[object, object, None]) -> None:
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)

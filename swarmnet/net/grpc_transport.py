@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import ipaddress
 import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from swarmnet.errors import PeerGone, PeerTimeout, SwarmError, UsageError
 from swarmnet.ids import PeerId, RunId
 from swarmnet.messages import Answer, Case, Control, Heartbeat, Packed, Request
 from swarmnet.net.address import Address
+from swarmnet.net.background import BackgroundTasks
 from swarmnet.net.bulk_pool import BulkListener
 from swarmnet.net.circuits import Arrivals, Doors
 from swarmnet.net.descriptors import DescriptorWatch, raise_limit
@@ -156,7 +157,7 @@ class GrpcTransport:
         self._channels: dict[PeerId, PeerChannels] = {}
         self._links: dict[PeerId, tuple[Link, asyncio.Task[object]]] = {}
         self._unknown_since: dict[PeerId, float] = {}
-        self._tasks: set[asyncio.Task[object]] = set()
+        self._tasks = BackgroundTasks()
         self._group = asyncio.TaskGroup()
         self._listener: grpc.aio.Server | None = None
         self._listens, self._started, self._closing = listens, False, False
@@ -172,8 +173,8 @@ class GrpcTransport:
             self._listener = await self._listen()
         await self._group.__aenter__()
         self._started = True
-        self._spawn(self._forgetting())
-        self._spawn(descriptors.run())
+        self._tasks.spawn(self._forgetting(), self._group)
+        self._tasks.spawn(descriptors.run(), self._group)
         return self
 
     async def _listen(self) -> grpc.aio.Server:
@@ -210,8 +211,7 @@ class GrpcTransport:
         if self._closing or not self._started:
             return
         self._closing = True
-        for task in tuple(self._tasks):
-            task.cancel()
+        self._tasks.cancel()
         if self._listener is not None:
             await self._listener.stop(grace=None)
         await self._bulk.close()
@@ -292,7 +292,7 @@ class GrpcTransport:
         """
         places = Places(self.peer, self._channels_to, candidates, self._door, say)
         self.relay.close()
-        keeping = self._spawn(places.run())
+        keeping = self._tasks.spawn(places.run(), self._group)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FIND_RELAY_S):
                 await places.settled.wait()
@@ -314,7 +314,7 @@ class GrpcTransport:
         if peer not in self._links:
             channels, callee = self._channels_to(peer), self._callee
             link = Link(channels, self._written, self._tell_reached, callee.told, self.traffic.up)
-            self._links[peer] = link, self._spawn(link.run())
+            self._links[peer] = link, self._tasks.spawn(link.run(), self._group)
         link, _ = self._links[peer]
         # An old connection may still lead to a peer that hides since: it is no way for what comes.
         if isinstance(message, Heartbeat) and self.relayed(peer):
@@ -346,7 +346,7 @@ class GrpcTransport:
             address = str(Address.of(host, Address.parse(address).port, peer))
         await dial(peer, address, self._leaf, self._dialling.greeter, deadline=deadline)
         # It learns in the same way whether its other port can be connected to.
-        self._spawn(self._open_bulk(peer, deadline))
+        self._tasks.spawn(self._open_bulk(peer, deadline), self._group)
 
     async def _open_bulk(self, peer: PeerId, deadline: float) -> None:
         channels = self._channels_to(peer)
@@ -424,7 +424,7 @@ class GrpcTransport:
         # Its link is often the first to notice that a process died. Of strangers nothing can be dialled. What takes a
         # shortcut has not died.
         if not self._closing and not self._holes.leads_to(peer) and self._dialling.lookup(peer):
-            self._spawn(self._channels_to(peer).broke(None))
+            self._tasks.spawn(self._channels_to(peer).broke(None), self._group)
 
     def _take_shortcut(self, peer: PeerId) -> None:
         """There is a way to this peer without a relay: what begins from now on takes it, and the link moves there."""
@@ -460,12 +460,6 @@ class GrpcTransport:
             _, running = self._links.pop(peer)
             running.cancel()
         await channels.close()
-
-    def _spawn(self, work: Coroutine[Any, Any, object]) -> asyncio.Task[object]:
-        task = self._group.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
 
 def outbound_hosts(host: str) -> list[str]:

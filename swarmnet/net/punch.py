@@ -14,7 +14,7 @@ import random
 import secrets
 import socket
 import urllib.parse
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TypeVar
 
@@ -26,6 +26,7 @@ from swarmnet.errors import BadMessage, PeerGone, RejectCode, SwarmError
 from swarmnet.ids import PeerId
 from swarmnet.messages import Busy, Rejected
 from swarmnet.net.address import Address
+from swarmnet.net.background import BackgroundTasks
 from swarmnet.net.bundle import Bundle, BundledStream
 from swarmnet.net.circuits import Answered, Called, Connection, Doors, End, Tunnel, splice
 from swarmnet.net.grpc_channels import PeerChannels
@@ -244,7 +245,7 @@ class Holes:
         self._punches = Punches(me)
         self._bundles: dict[PeerId, Bundle] = {}
         self._wanted: set[PeerId] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
         self.methods: dict[str, Callable[[object, grpc.aio.ServicerContext], Awaitable[None]]] = {
             PUNCH: self._answer,
             OBSERVE: self._observe,
@@ -268,12 +269,11 @@ class Holes:
         """A circuit leads to this peer: a hole would be better."""
         if self._hidden() and peer not in self._wanted and not self.leads_to(peer):
             self._wanted.add(peer)
-            self._spawn(self._find(peer))
+            self._tasks.spawn(self._find(peer))
 
     def close(self) -> None:
         """Close all."""
-        for task in tuple(self._tasks):
-            task.cancel()
+        self._tasks.cancel()
 
     async def _find(self, peer: PeerId) -> None:
         """Try once, and until there is a hole or nothing goes to this peer any more."""
@@ -310,7 +310,7 @@ class Holes:
         else:
             # At once: whoever looks whether there is a hole would else begin another punch.
             self._bundles[peer] = bundle
-            self._spawn(self._keep(peer, bundle))
+            self._tasks.spawn(self._keep(peer, bundle))
             self._say("punched", {"peer": peer, "nat": sight.kind(), "seconds": round(loop.time() - began, 3)})
         finally:
             under_way.discard(peer)
@@ -449,11 +449,6 @@ class Holes:
         if not at.isdigit():
             return Rejected(RejectCode.NOT_SERVED, "that came through a relay")
         return SeenPort(host.strip("[]"), int(at))
-
-    def _spawn(self, work: Coroutine[object, object, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 @asynccontextmanager

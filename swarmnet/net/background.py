@@ -1,0 +1,23 @@
+"""Tasks that run beside whoever started them, and that nobody awaits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+
+class BackgroundTasks(set["asyncio.Task[Any]"]):
+    """Those that run. The event loop alone would forget a task that nobody refers to."""
+
+    def spawn(self, work: Coroutine[Any, Any, Any], group: asyncio.TaskGroup | None = None) -> asyncio.Task[Any]:
+        """Begin one. group: what it ends with, and whose other tasks end if it raises."""
+        task = (group or asyncio.get_running_loop()).create_task(work)
+        self.add(task)
+        task.add_done_callback(self.discard)
+        return task
+
+    def cancel(self) -> None:
+        """Cancel all. Some may end only later."""
+        for task in tuple(self):
+            task.cancel()
