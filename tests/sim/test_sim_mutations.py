@@ -31,8 +31,8 @@ def void_within_a_weight_pass(monkeypatch: pytest.MonkeyPatch, accumulate: Accum
             struck.append(engine)
             node = next(node for node in swarm.nodes if node.engines.get(0) is engine)
             driver, member = node.peer.replicas[0].driver, member_of(swarm, node.peer_id, 0)
-            begin_again = member.oldest._begin_again
-            swarm.loop.call_later(swarm.plan.forward_s / 2, lambda: driver._tell(begin_again, "voided_myself"))
+            end_accumulator = member.oldest._end_accumulator
+            swarm.loop.call_later(swarm.plan.forward_s / 2, lambda: driver._tell(end_accumulator, "voided_myself"))
         return await accumulate(engine, stash)
 
     monkeypatch.setattr(SimulatedEngine, "accumulate", interrupted)

@@ -35,10 +35,10 @@ def newest(node: Node, stage: int):
 
 
 EARLY = {
-    "newest_claimed": lambda swarm, node, stage: bool(newest(node, stage).asked or newest(node, stage).granted),
-    "newest_summed": lambda swarm, node, stage: bool(newest(node, stage).summed),
+    "newest_claimed": lambda swarm, node, stage: bool(newest(node, stage).asked or newest(node, stage).assigned),
+    "newest_summed": lambda swarm, node, stage: bool(newest(node, stage).accumulated),
     "newest_summed_and_oldest_in_round": lambda swarm, node, stage: (
-        bool(newest(node, stage).summed) and state(node, stage).oldest.part.exchange is not None
+        bool(newest(node, stage).accumulated) and state(node, stage).oldest.part.exchange is not None
     ),
 }
 
@@ -143,7 +143,9 @@ def test_a_replica_joins_while_both_steps_are_at_work() -> None:
     async def script(swarm: Swarm) -> None:
         for version in (1, 3):
             first = swarm.replicas(1)[0]
-            while not (1 in first.peer.replicas and state(first, 1).version == version and newest(first, 1).summed):
+            while not (
+                1 in first.peer.replicas and state(first, 1).version == version and newest(first, 1).accumulated
+            ):
                 await asyncio.sleep(0.002)
             swarm.add((1,))
         await check_always(swarm)
@@ -179,7 +181,7 @@ def test_owners_of_the_oldest_step_die_while_the_newest_has_taken_all_its_slots(
                         node
                         for node in swarm.replicas(stage)
                         if state(node, stage).version == STEP
-                        and held(node, stage).summed
+                        and held(node, stage).accumulated
                         and tasks_of(node, stage)[STEP + 1].queue == slots
                     ),
                     None,
@@ -203,7 +205,7 @@ def test_a_cut_through_all_stages_heals(for_s: float) -> None:
     swarm = watched(replace(PLAN, steps=8, classes=2, forward_s=0.1), seed=2)
 
     async def script(swarm: Swarm) -> None:
-        while not any(newest(node, 0).summed and state(node, 0).version == STEP for node in swarm.replicas(0)):
+        while not any(newest(node, 0).accumulated and state(node, 0).version == STEP for node in swarm.replicas(0)):
             await asyncio.sleep(0.002)
         swarm.partition(
             [swarm.replicas(0)[0], swarm.replicas(1)[0], "trainer.0"], [swarm.replicas(0)[1], swarm.replicas(1)[1]]

@@ -55,12 +55,12 @@ def holds_sum(swarm: Swarm, stage: int) -> bool:
 
 
 POINTS: dict[str, Predicate] = {
-    "after_claim": lambda swarm, node, stage: bool(held(node, stage).asked or held(node, stage).granted),
+    "after_claim": lambda swarm, node, stage: bool(held(node, stage).asked or held(node, stage).assigned),
     "after_forward": lambda swarm, node, stage: any(
         work.computing and work.voids is not None for work in works_of(node, stage)
     ),
-    "after_gradient": lambda swarm, node, stage: bool(answered(node, stage) - held(node, stage).summed),
-    "after_summed": lambda swarm, node, stage: bool(held(node, stage).summed),
+    "after_gradient": lambda swarm, node, stage: bool(answered(node, stage) - held(node, stage).accumulated),
+    "after_summed": lambda swarm, node, stage: bool(held(node, stage).accumulated),
     "in_round_before_ack": lambda swarm, node, stage: (
         state(node, stage).oldest.part.exchange is not None and not holds_sum(swarm, stage)
     ),
@@ -199,7 +199,7 @@ def owners_of_one_index(swarm: Swarm) -> list[Node]:
             if stage in node.peer.replicas
             and state(node, stage).version == STEP
             and state(node, stage).oldest.finished is None
-            and index in held(node, stage).summed
+            and index in held(node, stage).accumulated
         ]
         if len(found) == swarm.plan.stages:
             return found
@@ -228,12 +228,12 @@ def test_one_slot_and_loss_of_one_owner_in_each_stage_at_once(trainers: int) -> 
 
     async def script(swarm: Swarm) -> None:
         while not all(
-            any(state(node, stage).version == STEP and held(node, stage).summed for node in swarm.replicas(stage))
+            any(state(node, stage).version == STEP and held(node, stage).accumulated for node in swarm.replicas(stage))
             for stage in range(3)
         ):
             await asyncio.sleep(0.002)
         for stage in range(3):
-            victim = next(node for node in swarm.replicas(stage) if held(node, stage).summed)
+            victim = next(node for node in swarm.replicas(stage) if held(node, stage).accumulated)
             kill_and_restart(swarm, victim)
         await check_always(swarm)
 
