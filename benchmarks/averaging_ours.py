@@ -40,7 +40,7 @@ from swarmnet.messages import (
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.stage.canonical import Canonical
 from swarmnet.stage.rounding import MAX_SUM, FineRounding
-from swarmnet.step.commits import ack_of, acked
+from swarmnet.step.commits import commit_of
 from swarmnet.step.ledger import Ledger
 from swarmnet.step.rounds import RoundBuilder
 from swarmnet.sums.step_sum import StepSum
@@ -133,7 +133,7 @@ class Leader:
         elif self._current is not None and report.ack.id == self._current.id:
             self._holding.add(member)
             if self._holding >= self._shares.live.keys():
-                self._tell_all(Committed(acked(self._current.stamp, report.ack)))
+                self._tell_all(Committed(report.ack))
                 self._builder = self._current = None
 
     def gone(self, member: PeerId) -> None:
@@ -241,7 +241,7 @@ class Member:
 
     def _report(self, stamp: Stamp, finished: Finished | None, line: LineQuality = UNMEASURED) -> None:
         mine = frozenset({self.everyone.index(self.me)})
-        ack = ack_of(finished) if finished is not None else None
+        ack = commit_of(stamp, finished, named=False) if finished is not None else None
         self._tell(self._ballot.peer, MemberState(stamp, self._ballot, GENERATION, mine, mine, ack, None, 1, line=line))
 
     def _sent(self) -> int:

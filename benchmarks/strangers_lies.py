@@ -48,13 +48,12 @@ from swarmnet.messages import (
     Stamp,
     TrailRequest,
     Trouble,
-    asking,
 )
 from swarmnet.messages import Process as ProcessCall
 from swarmnet.simulate.clock import SimulatedProcess
 from swarmnet.simulate.engine import NUM_ELEMENTS, Arithmetic, SimulatedEngine, proven_tokens_of, tokens_of
 from swarmnet.simulate.swarm import RUN, Guise, Node, Swarm
-from swarmnet.step.commits import ack_of
+from swarmnet.step.commits import commit_of
 from swarmnet.transport import ReadPayload, Service, Transport
 
 STAGE, BESIDE = 1, 0
@@ -496,7 +495,7 @@ class ClaimsEverything(Lie):
     def acts(self) -> None:
         state = self.said.get(MemberState)
         if state is not None:
-            self.tell((state.ballot.peer,), asking(state.stamp, state.ballot, state.generation, wants=self.every_index))
+            self.tell((state.ballot.peer,), state.unchanged(revision=0, wants=self.every_index))
 
     def bend(self, engine: SimulatedEngine) -> Any:
         return Bent(engine, accumulate=lambda stash: never(self, engine.accumulate, stash))
@@ -535,7 +534,7 @@ class Releases(Lie):
             return
         for indexes in (report.owned, self.every_index):
             if indexes:
-                release = asking(report.stamp, report.ballot, report.generation, returns=indexes)
+                release = report.unchanged(revision=0, returns=indexes)
                 self.tell((report.ballot.peer,), release)
 
 
@@ -750,7 +749,8 @@ class Forges(Lie):
     def acked(self, report: MemberState) -> MemberState:
         """The same with an ack of the sum that nobody made."""
         forged = self.forged()
-        return report if forged is None else replace(report, ack=ack_of(forged), whole=True)
+        ack = None if forged is None else commit_of(report.stamp, forged, named=False)
+        return report if ack is None else replace(report, ack=ack, whole=True)
 
     def answers(
         self, caller: PeerId, request: Request, read: ReadPayload, honest: AsyncGenerator[Answer, None]

@@ -12,7 +12,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from swarmnet.bounds import MAX_COMMITS, MAX_INDEXES, MAX_MEMBERS, Between, Entries, Size
 from swarmnet.errors import RejectCode
@@ -122,21 +122,6 @@ def place_of(peer: PeerId) -> bytes:
 def first_of(peers: Set[PeerId]) -> frozenset[PeerId]:
     """These peers; if they are too many, the same selection at every replica."""
     return frozenset(peers if len(peers) <= MAX_COUNTING else sorted(peers, key=place_of)[:MAX_COUNTING])
-
-
-@dataclass(frozen=True, slots=True)
-class Ack:
-    """That a sum is here, whole and digest-checked: what a vote for it needs, and not who contributed what."""
-
-    id: RoundId
-    digest: Digest
-    num_tokens: Count
-    loss_sum: float
-    grad_sq_norm: NotNegative
-    roll: Roll
-    voided: Indexes = NONE
-    notice: Notice = ""
-    late: LatePeers = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -459,14 +444,14 @@ class MemberState:
     """The term that the member follows."""
     generation: Generation
     """Of the member's accumulator."""
-    owned: Indexes
+    owned: Indexes = NONE
     """Assigned or summed."""
-    summed: Indexes
+    summed: Indexes = NONE
     """In the accumulator."""
-    ack: Ack | None
-    """The finished sum that is here: the ack of its round."""
-    commit: Commit | None
-    progress: Count
+    ack: Commit | None = None
+    """The complete aggregate that is here, as the stage would commit it; without its contributors."""
+    commit: Commit | None = None
+    progress: Count = 0
     """Counts finished compute jobs."""
     non_finite: Indexes = NONE
     line: LineQuality | None = UNMEASURED
@@ -474,7 +459,7 @@ class MemberState:
     trouble: Trouble | None = None
     """In the open round."""
     vote: Annotated[bytes, Size(64)] = b""
-    """My signature under the commit of `ack`."""
+    """My signature under `ack`."""
     whole: bool = True
     revision: Count = 0
     """Grows from 1 with every change of what is left out of a state that is not whole."""
@@ -491,29 +476,10 @@ class MemberState:
         said = self.owned or self.summed or self.ack or self.commit or self.non_finite or self.vote
         return "" if self.whole or not said else "is not whole and says what it holds"
 
-
-def unchanged(
-    last: MemberState, progress: int, trouble: Trouble | None, current: int, wants: Indexes = NONE
-) -> MemberState:
-    """The state that says that the last whole one still holds. current: the number of the round, -1 of none."""
-    return MemberState(
-        *(last.stamp, last.ballot, last.generation, NONE, NONE, None, None, progress),
-        line=None,
-        trouble=trouble,
-        whole=False,
-        revision=last.revision,
-        round=current,
-        wants=wants,
-    )
-
-
-def asking(
-    stamp: Stamp, ballot: Ballot, generation: Generation, *, wants: Indexes = NONE, returns: Indexes = NONE
-) -> MemberState:
-    """The state that says only what is wanted or returned."""
-    return MemberState(
-        *(stamp, ballot, generation, NONE, NONE, None, None, 0), line=None, whole=False, wants=wants, returns=returns
-    )
+    def unchanged(self, **news: Any) -> MemberState:
+        """The state that says that this whole one still holds, and what is new beyond it."""
+        told = {"revision": self.revision, **news}
+        return MemberState(self.stamp, self.ballot, self.generation, line=None, whole=False, **told)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from swarmnet import statement as signed
 from swarmnet.ids import PeerId, Restart
-from swarmnet.messages import Ack, Commit, Finished, Round, Stamp, contributors_of, first_of, roll_of
+from swarmnet.messages import Commit, Finished, Round, Stamp, contributors_of, first_of, roll_of
 
 _UNSIGNED = "contributors", "votes", "seats", "signatures"
 """Of a commit: `roll` stands for the contributors."""
@@ -26,30 +26,16 @@ _MOST_ROLLS = 4
 """Lists of contributors that are remembered of a stage, beside that of the last step."""
 
 
-def ack_of(finished: Finished) -> Ack:
-    """What its holder tells the leader of that sum."""
-    return Ack(
-        finished.id,
-        finished.digest,
-        finished.num_tokens,
-        finished.loss_sum,
-        finished.grad_sq_norm,
-        roll_of(counting(finished)),
-        finished.voided,
-        finished.notice,
-        finished.late,
+def commit_of(stamp: Stamp, finished: Finished, *, named: bool = True) -> Commit:
+    """The commit that a holder of this aggregate votes for. named: with the contributors."""
+    contributors = counting(finished)
+    return Commit(
+        *(stamp.stage, stamp.step, stamp.chain, finished.id, finished.digest, finished.num_tokens),
+        *(finished.loss_sum, finished.grad_sq_norm, finished.voided, roll_of(contributors)),
+        contributors=contributors if named else (),
+        notice=finished.notice,
+        late=finished.late,
     )
-
-
-def acked(stamp: Stamp, ack: Ack) -> Commit:
-    """The commit that a holder of that sum votes for; it does not name the contributors."""
-    sums = (ack.id, ack.digest, ack.num_tokens, ack.loss_sum, ack.grad_sq_norm, ack.voided, ack.roll)
-    return Commit(stamp.stage, stamp.step, stamp.chain, *sums, notice=ack.notice, late=ack.late)
-
-
-def commit_of(stamp: Stamp, finished: Finished) -> Commit:
-    """What the holder of that sum would have its stage commit."""
-    return replace(acked(stamp, ack_of(finished)), contributors=counting(finished))
 
 
 def counting(of: Finished | Round) -> tuple[PeerId, ...]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from swarmnet.ids import Ballot, Generation, PeerId, RoundId
 from swarmnet.messages import MAX_LATE, NONE, UNMEASURED, Commit, Committed, Indexes, MemberState, Round, Stamp
 from swarmnet.quorum import blocks, has_quorum, minority
-from swarmnet.step.commits import acked, counting
+from swarmnet.step.commits import counting
 from swarmnet.step.exclusion import passed_over
 from swarmnet.step.followers import AtStep, Follower, Plans
 from swarmnet.step.idle import IdleWork, NonFinite
@@ -568,15 +568,12 @@ class Leader:
 
     def _hear_sum(self, peer: PeerId, report: MemberState, now: float) -> None:
         """A member holds a sum, of this round or of one before, and has signed so."""
-        ack = report.ack
-        if ack is None:
+        ack, step = report.ack, (self.stamp.stage, self.stamp.step, self.stamp.chain)
+        of_step = ack is not None and (ack.stage, ack.step, ack.chain) == step
+        if ack is None or not (of_step and self._member.membership.hear_vote(ack, peer, report.vote, now=now)):
             self.acks.pop(peer, None)
-            return
-        commit = acked(self.stamp, ack)
-        if not self._member.membership.hear_vote(commit, peer, report.vote, now=now):
-            self.acks.pop(peer, None)
-        elif self.acks.get(peer) != commit:
-            self._rounds.held_at, self.acks[peer] = now, commit
+        elif self.acks.get(peer) != ack:
+            self._rounds.held_at, self.acks[peer] = now, ack
             # Its vote may be the one that makes the certificate.
             roster = self._member.membership.roster(self.stamp.stage)
             self.looks |= not roster or peer in roster

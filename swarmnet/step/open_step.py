@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from swarmnet.ids import Ballot, PeerId, RoundId
-from swarmnet.messages import NONE, Commit, Finished, Indexes, MemberState, Round, StagePlan, Stamp, asking, unchanged
+from swarmnet.messages import NONE, Commit, Finished, Indexes, MemberState, Round, StagePlan, Stamp
 from swarmnet.quorum import minority
-from swarmnet.step.commits import Barrier, ack_of, commit_of
+from swarmnet.step.commits import Barrier, commit_of
 from swarmnet.step.election import Election
 from swarmnet.step.host import StepHost
 from swarmnet.step.lateness import Delays
@@ -458,7 +458,7 @@ class OpenStep:
             generation=claims.generation,
             owned=claims.assigned,
             summed=claims.accumulated,
-            ack=ack_of(finished) if finished is not None else None,
+            ack=commit_of(self.stamp, finished, named=False) if finished is not None else None,
             commit=self._own_commit,
             progress=self.progress,
             non_finite=frozenset(claims.non_finite),
@@ -480,7 +480,7 @@ class OpenStep:
         if last is not None and still and not self._asked:
             number = self.part.round.id.number if self.part.round is not None else -1
             trouble = self._member.trouble if self.oldest else None
-            report = unchanged(last, self.progress, trouble, number, self.claims.asked)
+            report = last.unchanged(progress=self.progress, trouble=trouble, round=number, wants=self.claims.asked)
         else:
             self._revision += not still
             report = self._reported = self._make_report(ballot)
@@ -495,8 +495,7 @@ class OpenStep:
         last, ballot = self._reported, self.promised
         # Else the state that is due first says it.
         if last is not None and (last.ballot, last.generation) == (ballot, self.claims.generation):
-            message = asking(self.stamp, last.ballot, last.generation, wants=wants, returns=returns)
-            self._host.send(last.ballot.peer, message)
+            self._host.send(last.ballot.peer, last.unchanged(revision=0, wants=wants, returns=returns))
 
     def _still(self, last: MemberState) -> bool:
         """Does that report still say what I hold? A line that is measured anew is no news."""

@@ -37,7 +37,7 @@ from swarmnet.ids import Chain, PeerId
 from swarmnet.manifest.timers import Timers
 from swarmnet.messages import NONE, Committed, Finished, MemberState, Round, StagePlan
 from swarmnet.simulate.swarm import SimulatedSigner
-from swarmnet.step.commits import acked, statement
+from swarmnet.step.commits import statement
 from swarmnet.step.gate import Shape
 from swarmnet.step.member import Member
 
@@ -486,7 +486,7 @@ def lies_of(message: Any, liar: PeerId, setup: Setup) -> Iterator[Any]:
             yield replace(message, commit=forged)
         case MemberState() if message.ack is not None and message.whole:
             ack = replace(message.ack, digest=FORGED)
-            vote = SimulatedSigner(liar).sign(statement(acked(message.stamp, ack), message.stamp.restart))
+            vote = SimulatedSigner(liar).sign(statement(ack, message.stamp.restart))
             yield replace(message, ack=ack, vote=vote)
 
 

@@ -13,7 +13,7 @@ from swarmnet.messages import Commit, Committed, Control, Finished, Heartbeat, M
 from swarmnet.simulate.clock import SimulatedProcess
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Swarm
-from swarmnet.step.commits import ack_of
+from swarmnet.step.commits import commit_of
 
 
 class Stranger:
@@ -80,7 +80,9 @@ class Stranger:
                 StagePlan(stamp, ballot, generation, moved=((index, self.peer),)),
                 StagePlan(stamp, ballot, generation, evicted="void"),
                 StagePlan(stamp, ballot, execute=frozenset({index})),
-                MemberState(stamp, ballot, generation, some, some, rng.choice([None, ack_of(finished)]), None, 0, some),
+                MemberState(
+                    stamp, ballot, generation, some, some, rng.choice([None, commit_of(stamp, finished)]), None, 0, some
+                ),
                 StagePlan(
                     stamp, ballot, attempt=Round(stamp, number, parts, tuple(rng.sample(peers, len(peers))), (), some)
                 ),

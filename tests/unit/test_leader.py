@@ -23,11 +23,9 @@ from swarmnet.messages import (
     StagePlan,
     Stamp,
     Trouble,
-    asking,
-    unchanged,
 )
 from swarmnet.simulate.swarm import SimulatedSigner
-from swarmnet.step.commits import ack_of, commit_of, statement
+from swarmnet.step.commits import commit_of, statement
 from swarmnet.step.gate import Shape
 from swarmnet.step.host import Call, Deferred
 from swarmnet.step.idle import NonFinite
@@ -92,7 +90,7 @@ class Office:
             generation or gen(0),
             frozenset(owned) | frozenset(summed),
             frozenset(summed),
-            ack_of(finished) if finished is not None else None,
+            commit_of(STAMP, finished, named=False) if finished is not None else None,
             commit,
             progress,
             line=LineQuality(bandwidth, busy=True),
@@ -109,8 +107,9 @@ class Office:
         """What a member says between heartbeats; else, that its last whole state holds."""
         some = [NONE if index is None else frozenset({index}) for index in (wants, returns)]
         if any(some):
-            return asking(STAMP, ballot, generation or gen(0), wants=some[0], returns=some[1])
-        return unchanged(MemberState(STAMP, ballot, gen(0), NONE, NONE, None, None, 0, revision=1), 0, None, -1)
+            whole = MemberState(STAMP, ballot, generation or gen(0))
+            return whole.unchanged(wants=some[0], returns=some[1])
+        return MemberState(STAMP, ballot, gen(0), revision=1).unchanged()
 
     def complain(self, peer: PeerId, of: Round, *, late=None, refused=None, summed=(), now: float) -> list[Call]:
         for mate in self.leader.members:
@@ -536,7 +535,7 @@ def test_a_sum_that_its_holder_has_not_signed_is_none():
     office, first = of_three()
     for peer in (B, C):
         unsigned = MemberState(
-            STAMP, BALLOT, gen(0), frozenset(), frozenset(), ack_of(sum_of(first)), None, 0, vote=b"B's word"
+            STAMP, BALLOT, gen(0), frozenset(), frozenset(), commit_of(STAMP, sum_of(first)), None, 0, vote=b"B's word"
         )
         office.leader.on_state(peer, unsigned, now=0.4)
     office.advance(now=0.4, resend=True)

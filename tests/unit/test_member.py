@@ -25,7 +25,6 @@ from swarmnet.messages import (
     StagePlan,
     Stamp,
     Trouble,
-    asking,
 )
 from swarmnet.simulate.swarm import SimulatedSigner
 from swarmnet.step.commits import bits_of, commit_of, stages_in
@@ -711,7 +710,7 @@ def test_release_under_a_wrong_generation_frees_nothing():
     table.execute("A", 0)
     leader = table.members["K"].oldest.leader
     stamp, ballot = table.members["A"].oldest.stamp, leader.ballot
-    state = asking(stamp, ballot, Generation(99, 0), returns=frozenset({0}))
+    state = MemberState(stamp, ballot, Generation(99, 0)).unchanged(returns=frozenset({0}))
     table.put([(PeerId("A"), PeerId("K"), state)])
     assert leader.ledger.owners[0] == (PeerId("A"), table.members["A"].oldest.claims.generation)
 
@@ -749,7 +748,7 @@ def test_a_member_moves_a_leader_to_a_made_up_ballot_of_its_own_once():
     promised = [leads.promised]
     for number in (1000, 2000, 3000):
         ballot = Ballot(leads.promised.number + number, leads.promised.peer)
-        state = asking(leads.stamp, ballot, Generation(99, 0), returns=frozenset({0}))
+        state = MemberState(leads.stamp, ballot, Generation(99, 0)).unchanged(returns=frozenset({0}))
         table.put([(PeerId(member), leads.promised.peer, state)])
         promised.append(leads.promised)
     assert promised[0] < promised[1] and promised[2:] == promised[1:2] * 2

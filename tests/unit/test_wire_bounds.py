@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from test_wire_messages import controls
 from swarmnet.bounds import MAX_INDEXES, MAX_MEMBERS, Bounds
 from swarmnet.errors import BadMessage, RejectCode
 from swarmnet.ids import Ballot, Generation, PeerId, RoundId
-from swarmnet.messages import NOBODY, Ack, Commit, Finished, Heartbeat, MemberState, Round, StagePlan, Stamp, TrailStep
+from swarmnet.messages import Commit, Finished, Heartbeat, MemberState, Round, StagePlan, Stamp, TrailStep
 from swarmnet.wire import convert
 from swarmnet.wire.pb import control_pb2
 from swarmnet.wire.peer_ids import peer_id_from_public_bytes
@@ -135,7 +136,7 @@ def test_contributions_that_cannot_be_are_refused(field: str, value: Any) -> Non
 def test_reports_and_answers_are_bounded_too() -> None:
     parts = ((peer(1), Generation(1, 1), frozenset({9})),)
     finished = Finished(ID, b"d", 1, 0.0, 0.0, parts)
-    ack = Ack(ID, b"d", 1, 0.0, 0.0, NOBODY, frozenset({9}))
+    ack = replace(COMMIT, voided=frozenset({9}))
     report = MemberState(STAMP, BALLOT, Generation(1, 1), frozenset(), frozenset(), ack, None, 0)
     assert refusal(convert.write_control(report)) is RejectCode.MALFORMED
     for answer in (TrailStep(finished, ()), TrailStep(None, (COMMIT,) * 4)):

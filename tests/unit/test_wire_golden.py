@@ -13,7 +13,6 @@ from swarmnet.errors import RejectCode
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, Restart, RoundId, RunId
 from swarmnet.messages import (
     Accepted,
-    Ack,
     Answer,
     AuditData,
     AuditRequest,
@@ -94,7 +93,7 @@ COMMIT = Commit(
     2, 41, chain(9), ROUND_ID, b"digest", 77, -2.5, 0.125, frozenset({4}), roll_of(NAMED), NAMED,
     (Vote(peer(3), b"vote"),), frozenset({1}), (b"signed",), late=(peer(4),),
 )  # fmt: skip
-ACK = Ack(ROUND_ID, b"digest", 77, -2.5, 0.125, roll_of(NAMED), frozenset({4}))
+ACK = Commit(2, 41, chain(9), ROUND_ID, b"digest", 77, -2.5, 0.125, frozenset({4}), roll_of(NAMED))
 FENCED = (STAMP, BALLOT, GENERATION)
 TENSOR = Packed("fp32", (2, 3), bytes(24))
 PLEDGE = Pledge(

@@ -21,7 +21,6 @@ from swarmnet.messages import (
     MAX_VOTES,
     PRIME,
     Accepted,
-    Ack,
     AuditData,
     AuditRequest,
     Busy,
@@ -70,7 +69,6 @@ from swarmnet.messages import (
     Trouble,
     WorkRecord,
     roll_of,
-    unchanged,
 )
 from swarmnet.wire import convert
 from swarmnet.wire.convert import (
@@ -140,7 +138,6 @@ def build(draw: st.DrawFn, kind: type, **fields: st.SearchStrategy) -> Any:
 
 sums = {"id": rounds, "digest": digests, "num_tokens": counts, "loss_sum": finite, "grad_sq_norm": not_negative}
 finished = build(Finished, **sums)
-acks = st.builds(Ack, voided=indexes, roll=rolls, **sums)
 commits = st.builds(Commit, stage=stages, step=steps, chain=hex32, voided=indexes, roll=rolls, **sums)
 several = st.lists(commits, max_size=3).map(tuple)
 many_peers = st.lists(peers, max_size=4).map(tuple)
@@ -198,7 +195,7 @@ controls: dict[type, st.SearchStrategy] = {
         whole=st.booleans(),
     ) | st.builds(StagePlan, **kept),
     MemberState: st.builds(
-        MemberState, **fenced, owned=indexes, summed=indexes, ack=st.none() | acks, commit=st.none() | commits,
+        MemberState, **fenced, owned=indexes, summed=indexes, ack=st.none() | commits, commit=st.none() | commits,
         progress=counts, non_finite=indexes, line=st.none() | lines,
         trouble=st.none() | troubles, revision=counts, round=st.integers(-1, 1 << 53),
     ),
@@ -457,7 +454,7 @@ def test_a_commit_that_contradicts_itself_is_refused(wrong: dict[str, Any]) -> N
 
 @given(controls[MemberState], counts, st.none() | troubles)
 def test_a_report_of_what_has_not_changed_is_short(last: MemberState, progress: int, trouble: Trouble | None) -> None:
-    report = unchanged(last, progress, trouble, 3)
+    report = last.unchanged(progress=progress, trouble=trouble, round=3)
     written = convert.write_control(report)
     assert convert.read_control(written) == report
     assert trouble is not None or len(written) <= 200

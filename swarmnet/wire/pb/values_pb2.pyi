@@ -84,28 +84,6 @@ class Finished(_message.Message):
     late: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, id: _Optional[_Union[RoundId, _Mapping]] = ..., digest: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., loss_sum: _Optional[float] = ..., grad_sq_norm: _Optional[float] = ..., contributions: _Optional[_Union[Contributions, _Mapping]] = ..., voided: _Optional[bytes] = ..., notice: _Optional[str] = ..., late: _Optional[_Iterable[str]] = ...) -> None: ...
 
-class Ack(_message.Message):
-    __slots__ = ("id", "digest", "num_tokens", "loss_sum", "grad_sq_norm", "roll", "voided", "notice", "late")
-    ID_FIELD_NUMBER: _ClassVar[int]
-    DIGEST_FIELD_NUMBER: _ClassVar[int]
-    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
-    GRAD_SQ_NORM_FIELD_NUMBER: _ClassVar[int]
-    ROLL_FIELD_NUMBER: _ClassVar[int]
-    VOIDED_FIELD_NUMBER: _ClassVar[int]
-    NOTICE_FIELD_NUMBER: _ClassVar[int]
-    LATE_FIELD_NUMBER: _ClassVar[int]
-    id: RoundId
-    digest: bytes
-    num_tokens: int
-    loss_sum: float
-    grad_sq_norm: float
-    roll: bytes
-    voided: bytes
-    notice: str
-    late: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, id: _Optional[_Union[RoundId, _Mapping]] = ..., digest: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., loss_sum: _Optional[float] = ..., grad_sq_norm: _Optional[float] = ..., roll: _Optional[bytes] = ..., voided: _Optional[bytes] = ..., notice: _Optional[str] = ..., late: _Optional[_Iterable[str]] = ...) -> None: ...
-
 class Commit(_message.Message):
     __slots__ = ("stage", "step", "chain", "id", "digest", "num_tokens", "loss_sum", "grad_sq_norm", "voided", "contributors", "votes", "notice", "roll", "seats", "signatures", "late")
     STAGE_FIELD_NUMBER: _ClassVar[int]
