@@ -123,33 +123,29 @@ class Barrier:
     """Collects one commit per stage of `step`. The first one heard of another stage stands: forks are equal."""
 
     def __init__(self, step: int, num_stages: int) -> None:
-        self.step, self.num_stages = step, num_stages
+        self.step = step
+        self.missing = frozenset(range(num_stages))  # stages whose commits are not known
+        self.known: tuple[Commit, ...] = ()  # in stage order; the same tuple until another commit is known
         self._commits: dict[int, Commit] = {}
-        self._known: tuple[Commit, ...] | None = ()
 
     def add(self, commit: Commit) -> bool:
         """Take in a commit. Returns True if it is news."""
-        if commit.step != self.step or not 0 <= commit.stage < self.num_stages or commit.stage in self._commits:
+        if commit.step != self.step or commit.stage not in self.missing:
             return False
         self.replace(commit)
         return True
 
     def replace(self, commit: Commit) -> None:
         """Let this commit stand for its stage, whatever was known."""
-        self._commits[commit.stage], self._known = commit, None
+        self._commits[commit.stage] = commit
+        self.missing -= {commit.stage}
+        self.known = tuple(self._commits[stage] for stage in sorted(self._commits))
 
     def of(self, stage: int) -> Commit | None:
         """The commit of one stage, if known."""
         return self._commits.get(stage)
 
     @property
-    def known(self) -> tuple[Commit, ...]:
-        """Commits known so far, in stage order; the same tuple until another is."""
-        if self._known is None:
-            self._known = tuple(self._commits[stage] for stage in sorted(self._commits))
-        return self._known
-
-    @property
     def complete(self) -> bool:
         """All stages have committed."""
-        return len(self._commits) == self.num_stages
+        return not self.missing

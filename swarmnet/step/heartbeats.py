@@ -47,13 +47,9 @@ class Heartbeats:
     def __init__(self, of: Member) -> None:
         self._of, self.graph = of, Graph(of.me, of.stage)
         self.questions = Questions(of.me, of.timers.ask_s)
-        # What follows of what others know, until I know more.
-        self._memo_of: tuple[object, ...] = ()
-        self._lacking: frozenset[int] = frozenset()  # the stages whose commits are none of these
-        self._lacking_of: tuple[Commit, ...] = ()
-        self._made: dict[_Told, Heartbeat] = {}
-        self._said: dict[tuple[PeerId, int], Heartbeat] = {}  # the last of each from whose repetition nothing follows
-        self._plain_of: tuple[object, ...] = ()
+        # What follows from heartbeats of others, for as long as I know what I knew then.
+        self._knew: tuple[object, ...] = ()
+        self._without_news: dict[tuple[PeerId, int], Heartbeat] = {}  # the last of each; said again, nothing follows
         self._lists: dict[tuple[bytes, bytes], frozenset[Commit]] = {}
 
     def to(self, peer: PeerId | None) -> Heartbeat:
@@ -92,14 +88,13 @@ class Heartbeats:
         for peer in to:
             told = self._told(peer)
             if told not in made:
-                beat, before = self._make(told), self._made.get(told)
-                made[told] = self._made[told] = before if before is not None and before == beat else beat
+                made[told] = self._make(told)
             yield peer, made[told]
 
     def repeats(self, peer: PeerId, beat: Heartbeat, *, now: float) -> bool:
         """Does a heartbeat say what its sender's last one said, of which nothing but its being alive follows here?"""
-        said = self._said.get((peer, beat.stamp.stage))
-        if said is None or (said is not beat and said != beat) or self._plain_of != self._plainly():
+        self._renew()
+        if self._without_news.get((peer, beat.stamp.stage)) != beat:
             return False
         seen = self._of.view.get(peer, beat.stamp.stage)
         if seen is None or not self._of.view.in_touch(peer, now=now, stage=beat.stamp.stage):
@@ -110,23 +105,25 @@ class Heartbeats:
 
     def took(self, peer: PeerId, beat: Heartbeat) -> None:
         """A heartbeat has been looked at, and nothing is asked of its sender."""
-        if self._plain_of != (of := self._plainly()):
-            self._plain_of = of
-            self._said.clear()
+        self._renew()
         plain = beat.synced and not (beat.commits or beat.last_commits or beat.wants)
         known = {commit.stage for commit in self._of.oldest.barrier.known}
         here = beat.stamp.step == self._of.version and self._of.view.get(peer, beat.stamp.stage) is not None
         if plain and here and stages_in(beat.known) <= known:
-            self._said[peer, beat.stamp.stage] = beat
+            self._without_news[peer, beat.stamp.stage] = beat
 
     def forget(self, peer: PeerId, stage: int) -> None:
         """It says something else than before: to say that again would be news."""
-        self._said.pop((peer, stage), None)
+        self._without_news.pop((peer, stage), None)
 
-    def _plainly(self) -> tuple[object, ...]:
-        """What of mine decides what follows of a heartbeat."""
+    def _renew(self) -> None:
+        """Forget what followed from less than I know now."""
         of = self._of
-        return of.version, of.chain, of.restart, of.synced, of.oldest.barrier.known
+        knows = of.version, of.chain, of.restart, of.synced, of.oldest.barrier.known, of.membership.changes
+        if knows != self._knew:
+            self._knew = knows
+            self._without_news.clear()
+            self._lists.clear()
 
     def _told(self, peer: PeerId) -> _Told:
         sparse = bool(self._of.view.sparse)
@@ -156,10 +153,7 @@ class Heartbeats:
     def ask(self, beat: tuple[PeerId, Heartbeat] | None, *, now: float) -> None:
         """Ask for commits of my step that I lack: who sent this heartbeat, or else whoever has them."""
         of, known = self._of, dict[PeerId, Set[int]]()
-        if of.oldest.barrier.known is not self._lacking_of or not self._lacking_of:
-            self._lacking_of = of.oldest.barrier.known
-            self._lacking = frozenset(range(of.shape.num_stages)) - {commit.stage for commit in of.oldest.barrier.known}
-        lacking = self._lacking
+        lacking = of.oldest.barrier.missing
         if not lacking or of.done or of.oldest.applying:
             return
         # Whoever owes an answer in a large stage is asked again only as one of all: it may never give any.
@@ -206,7 +200,7 @@ class Heartbeats:
         """The commits that the sender of a heartbeat believes, if I know all of them."""
         if beat.stamp.step != self._of.version:
             return frozenset()
-        self._forget()
+        self._renew()
         of = beat.known, beat.digest
         if of not in self._lists:
             known = stages_in(beat.known)
@@ -217,14 +211,6 @@ class Heartbeats:
                 self._lists.clear()
             self._lists[of] = frozenset(found) if same else frozenset()
         return self._lists[of]
-
-    def _forget(self) -> None:
-        """Forget what followed from less than I know now."""
-        of = self._of.version, self._of.restart, self._of.oldest.barrier.known, self._of.membership.changes
-        before = self._memo_of
-        if len(before) < 4 or of[2] is not before[2] or (of[0], of[1], of[3]) != (before[0], before[1], before[3]):
-            self._memo_of = of
-            self._lists.clear()
 
     def _heard_of(self, stage: int) -> Commit | None:
         """The commit of a stage in this step that I believe, or the only one that I have heard of."""
