@@ -125,7 +125,7 @@ class Complaints:
         """Of two reasons for one mate the later one counts."""
         promised = member.oldest.promised
         if member.oldest.leader is not None:
-            yield from member.oldest.leader.waits(now)
+            yield from member.oldest.leader.waits(now).items()
         elif promised is not None and not member.view.in_touch(promised.peer, now=now):
             yield promised.peer, "keeps the step and is silent"
         # The round sees the streams themselves, so its word comes last.

@@ -28,15 +28,15 @@ A step in one replica (`open_step.OpenStep`):
 | committed | a commit of every stage is known (`commits.Barrier`) | applying |
 | applying | the optimizer step is done | the next version begins |
 
-A leader's term (`leader.Leader`), in one replica, for one step, under one ballot:
+A leader's term (`leader.Leader.phase`, `leader.DUTIES`), in one replica, for one step, under one ballot:
 
-| state | until | it does |
+| phase | until | the leader |
 |---|---|---|
-| hearing | everybody who counts has reported, or is left out | enters reports in the ledger |
-| granting | every index has an owner | answers claims, orders idle work |
-| averaging | most of those who count have signed one sum | opens rounds, hears who holds them up |
-| certified | all members hold that sum, or are left out | waits for who is nearly there |
-| done | the step is applied | tells the commit |
+| hearing | all voters in touch have reported, or are left out | enters reports in the ledger |
+| assigning | every index has an assignee | answers claims, orders free indexes, opens a round |
+| aggregating | a quorum has signed one aggregate | says the round again, hears who holds it up |
+| certified | all members hold that aggregate, or are left out | waits for those that are nearly there |
+| committed | the step is applied | tells the commit |
 
 A higher ballot ends a term at any time (`election`): the next leader rebuilds the ledger from reports. Safety does not
 hang on any of it: a contribution to a round is bound to (peer, generation, exact index set), and the sets of a round

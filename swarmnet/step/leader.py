@@ -8,9 +8,9 @@ what any member reports.
 from __future__ import annotations
 
 import math
-from collections.abc import Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from swarmnet.ids import Ballot, Generation, PeerId, RoundId
 from swarmnet.messages import MAX_LATE, NONE, UNMEASURED, Commit, Committed, Indexes, MemberState, Round, Stamp
@@ -40,6 +40,9 @@ _HEIRS = 3
 _MANY, _LOOK_S = 64, 1e-4
 """Members in a large stage; and how many seconds, for each of them, pass at least between two looks at all of them that
 messages ask for. The tick comes anyway."""
+
+
+Phase = Literal["hearing", "assigning", "aggregating", "certified", "committed"]
 
 
 class Leader:
@@ -273,7 +276,8 @@ class Leader:
         self._waits.complete, self.looks, self._looked_at = False, False, now
         self.passed_over = self._pass_over(now)
         if self.commit is None:
-            self._note_waits(now)
+            late = self.waits(now).keys() - self._at_step.behind(self.members)
+            self._waits.delays.note(late, len(self.members.keys() | late), now=now)
         self._evict_lost(now)
         self._prepare(resend, now)
         if self.commit is not None:
@@ -281,35 +285,40 @@ class Leader:
                 self.publish(self.commit)
             return
         self._settle_dispute(now)
+        phase = self.phase(now)
+        for of, duty in DUTIES:
+            if of == phase:
+                duty(self, now)
+                phase = self.phase(now)
+        if phase not in ("hearing", "committed"):
+            self._say_round(resend, now)
+
+    def phase(self, now: float) -> Phase:
+        """Where the term stands."""
+        if self.commit is not None:
+            return "committed"
         if not self._everybody_reported(now):
-            self._leave_silent(now)
-            if not self._everybody_reported(now):
-                return
-        self._waits.all_reported(self.members)
+            return "hearing"
+        if self.oldest and self._sure(now):
+            return "certified"
+        return "aggregating" if self.round is not None else "assigning"
+
+    def _assign_free(self, now: float) -> None:
+        """Answer the members that wanted an index before all had reported; have free indexes executed."""
         early, self._early = self._early, {}
         for (peer, index), generation in early.items():
             self._assign(peer, generation, index, now)
-        if self.oldest and self._sure(now):
-            self._leave_late(now)
-            self._try_commit(now)
-            if self.commit is None:
-                self._say_round(resend, now)
+        if not self.oldest:
             return
-        # A member that has signed an aggregate joins no other round for `suspect_s`. Another attempt waits until it has
-        # joined this one: given up in the same moment, two replicas would follow each other from round to round.
-        if self.acks and now - self._rounds.held_at > self.view.timers.suspect_s + self.view.timers.beat_s:
-            self._give_up_sums(now)
-        if self.round is None and self.oldest:
-            self._non_finite.void(self.ledger, self._voting_members())
-            if self._non_finite.halted:
-                return
-            self._evict_laggards(now)
-            if not self.ledger.complete:
-                self._observe_idle(now)
-                self._order_idle(now)
-            elif not self._at_step.behind(self.members) and not self._may_be_certified(now):
-                self._open_round(now)
-        self._say_round(resend, now)
+        self._non_finite.void(self.ledger, self._voting_members())
+        if self._non_finite.halted:
+            return
+        self._evict_laggards(now)
+        if not self.ledger.complete:
+            self._observe_idle(now)
+            self._order_idle(now)
+        elif not self._at_step.behind(self.members) and not self._may_be_certified(now):
+            self._open_round(now)
 
     def _order_idle(self, now: float) -> None:
         """Have members execute what has no assignee."""
@@ -324,15 +333,15 @@ class Leader:
         """The open round."""
         return self.round.id if self.round else None
 
-    def waits(self, now: float) -> list[tuple[PeerId, str]]:
-        """(peer, reason in words) of those that the step waits for; in an open round its members know better."""
-        if self.commit is not None or (self.round is not None and not self.acks):
-            return []
+    def waits(self, now: float) -> dict[PeerId, str]:
+        """The replicas that the step waits for, and why; in an open round its members know better."""
+        if self.commit is not None:
+            return {}
         if self.acks:
-            return [(peer, "has not got the sum") for peer in sorted(self.members.keys() - self.acks.keys())]
+            return dict.fromkeys(sorted(self.members.keys() - self.acks.keys()), "has not got the sum")
         silent = sorted({*self._waited_for(now)} - self.members.keys() - self._left_out)
         behind = self._at_step.behind(self.members)
-        return [*((peer, "does not report") for peer in silent), *((peer, "is behind") for peer in behind)]
+        return {**dict.fromkeys(silent, "does not report"), **dict.fromkeys(behind, "is behind")}
 
     # ------------------------------------------------------------ inside
 
@@ -344,6 +353,8 @@ class Leader:
         if not self._waits.complete:
             self._waits.missing = {self.view.me, *self._waited_for(now)} - self._left_out - self.members.keys()
             self._waits.complete = not self._waits.missing
+            if self._waits.complete:
+                self._waits.all_reported(self.members)
         return self._waits.complete
 
     def _waited_for(self, now: float) -> list[PeerId]:
@@ -542,16 +553,6 @@ class Leader:
                 self._member.lateness.observe(peer, "does not end up with the aggregate", now=now)
             self._log_evicted(peer, "late")
 
-    def _note_waits(self, now: float) -> None:
-        """Note the members that the step waits for: for a report, a stream, a last gradient, or an ack."""
-        if self._sure(now):
-            waits = self.members.keys() - self.acks.keys()
-        elif not self._waits.complete:
-            waits = {peer for peer in self._waited_for(now) if peer not in self.members} - self._left_out
-        else:
-            waits = {*self._waits.last_since, *(self._member.awaited if self.round is not None else ())}
-        self._waits.delays.note(waits, len(self.members.keys() | waits), now=now)
-
     def _log_evicted(self, peer: PeerId, reason: str) -> None:
         self._member.host.log("evicted", peer=peer, reason=reason, step=self.stamp.step)
 
@@ -583,6 +584,10 @@ class Leader:
 
         For very long none has come of them: who was left out may have signed another sum, and is needed again.
         """
+        # A member that has signed an aggregate joins no other round for `suspect_s`. Another attempt waits until it has
+        # joined this one: given up in the same moment, two replicas would follow each other from round to round.
+        if not self.acks or now - self._rounds.held_at <= self.view.timers.suspect_s + self.view.timers.beat_s:
+            return
         whole = self.round is not None and self.members.keys() <= self.acks.keys()
         if self._left_out and now - self._rounds.held_at > self.view.timers.lease_s:
             self._left_out, self._rounds.held_at = set(), now
@@ -681,3 +686,14 @@ class Leader:
         """The stage has committed: under me, under a leader before me, or without me."""
         self.commit = commit
         self._member.host.publish(Committed(self._member.membership.brief(commit), self.stamp.restart))
+
+
+DUTIES: Sequence[tuple[Phase, Callable[[Leader, float], None]]] = (
+    ("hearing", Leader._leave_silent),
+    ("certified", Leader._leave_late),
+    ("certified", Leader._try_commit),
+    ("aggregating", Leader._give_up_sums),
+    ("assigning", Leader._give_up_sums),
+    ("assigning", Leader._assign_free),
+)
+"""What the leader does in each phase, in this order: what is done in one phase may begin the next."""
