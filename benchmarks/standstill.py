@@ -38,7 +38,7 @@ LASTS_S = 30.0
 BEGIN_S = 10.0
 """By then steps have their usual length."""
 
-LARGE, LARGE_LASTS_S, LARGE_BEGIN_S = 128, 12.0, 4.0
+LARGE, LARGE_LASTS_S, LARGE_BEGIN_S = 128, 12.0, 10.0
 """The same of a stage of so many replicas, of which a virtual second takes ten real ones."""
 
 _LONG_SILENCE = Timers().long_silence_s

@@ -2,7 +2,7 @@
 
 Three kinds: `Control` messages are one-way and idempotent (re-sent until the state they report has changed), a
 `Request` opens a call, an `Answer` comes back on it. Index sets are frozensets here, bitmaps or runs on the wire. The
-bound beside a field is what every reader insists on (`wire.fields`); a plain float is any finite number.
+bound of a field is what every reader insists on (`wire.fields`); a plain float is any finite number.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def is_loss(loss_sum: float, num_tokens: int) -> bool:
 class Commit:
     """The sum of (stage, step) that the stage settles on.
 
-    Commits are equal that differ only in their votes, or in whether the contributors are named beside their digest.
+    Commits are equal that differ only in their votes, or in whether they name the contributors or only their digest.
     """
 
     stage: Stage
@@ -362,9 +362,9 @@ class Heartbeat:
     before: Chain = NO_CHAIN
     """My chain one version earlier; at version 0 the first chain."""
     late: LatePeers = ()
-    """Mates that were late, as I have observed it: for my leader."""
+    """Replicas of my stage that were late, as I have observed it: for my leader."""
     unreached: Annotated[tuple[PeerId, ...], Entries(MAX_UNREACHED)] = ()
-    """Mates to whom my line is broken: I do not hear them, or hear them and cannot call them."""
+    """Replicas of my stage that I am out of touch with, or cannot call."""
     new: bool = False
     """I have still to contribute before I count, for the first time or since I came back."""
     asks: bool = True
@@ -380,11 +380,11 @@ class Heartbeat:
 
 
 MAX_UNREACHED = 16
-"""Mates that a heartbeat can name as not reached."""
+"""Replicas that a heartbeat can name as not reached."""
 
 
 MAX_MATES = 64
-"""Mates whose round trip a replica reports: those that it exchanged with last."""
+"""Round trips that a replica reports: to the replicas that it exchanged with last."""
 
 MAX_BYTES_PER_S = 10**12
 Microseconds = Annotated[int, Between(1, 3600 * 10**6)]
@@ -397,9 +397,9 @@ class LineQuality:
     bytes_per_s: Annotated[int, Between(0, MAX_BYTES_PER_S)] = 0
     """What it carries, the lower of both directions; 0: not known yet."""
     round_trips: Annotated[tuple[tuple[PeerId, Microseconds], ...], Entries(MAX_MATES, distinct=True)] = ()
-    """Mates and how far away they are; each once."""
+    """Replicas and how far away they are; each once."""
     relayed: bool = False
-    """Are some mates reached through a relay alone?"""
+    """Are some replicas reached through a relay alone?"""
     busy: bool = False
     """Did the last two rounds wait for this line? If not, the rate may be that of a machine slow to feed it."""
 
@@ -413,7 +413,7 @@ class Late:
 
     peer: PeerId
     owes: bool
-    """The missing chunk is of its own contribution, which depends on nobody else."""
+    """The missing chunk is of its own contribution, which depends on no other member."""
     allowed_s: Annotated[float, Between(0.0, 1e6)]
     """The line's speed explains a pause of this many seconds; the stream has stood still for longer."""
 
@@ -472,7 +472,7 @@ class MemberState:
 
     def contradiction(self) -> str:
         """What in it cannot be, in words; "" if nothing."""
-        # Left out is left out: nobody may think that it was read.
+        # What is left out must not look as if it was read.
         said = self.owned or self.summed or self.ack or self.commit or self.non_finite or self.vote
         return "" if self.whole or not said else "is not whole and says what it holds"
 
@@ -493,7 +493,7 @@ class Round:
     contributions: Contributions
     """Empty only where a replica tells itself to fetch a sum."""
     receivers: Members
-    """Everybody who must end up holding the sum."""
+    """The members that must end up holding the aggregate."""
     holders: Members
     """The peers that hold the finished sum. A leader always sends (): only a replica's order to itself names some."""
     voided: Indexes = NONE
@@ -545,7 +545,7 @@ class StagePlan:
     attempt: Round | None = None
     """The open round, until the member's state names it (rule 15)."""
     given: Indexes = NONE
-    """The indexes that somebody owns or has owned; only the next leaders in order are told. If this leader dies, its
+    """The indexes that have or had an assignee; only the next leaders in order are told. If this leader dies, its
     successor has those executed that have lost their assignee, without the idle timeout."""
     whole: bool = False
     """The leader lacks the member's last whole state (rule 9)."""
@@ -610,10 +610,10 @@ class Process:
     purpose: Literal["train", "eval"] = "train"
     """"eval": forward only, claims nothing."""
     hedge: bool = False
-    """Compute it, whoever owns it: the caller believes that the owner hangs. Wins over `repair`."""
+    """Compute it, in any case: the caller believes that the assignee hangs. Wins over `repair`."""
     repair: bool = False
-    """Somebody has begun this microbatch before: wait for the claim's answer before computing, since an owner with a
-    finished answer may exist."""
+    """Another call has begun this microbatch before: wait for the claim's answer before computing, since an assignee
+    with a finished answer may exist."""
     avoid: Annotated[tuple[PeerId, ...], Entries(MAX_AVOIDED, packed=True)] = ()
     """Of an evaluation: peers that are not to compute it in later stages, where others can."""
     sents: Sents = ()
@@ -727,7 +727,7 @@ class ManifestRequest:
 
 @dataclass(frozen=True, slots=True)
 class HistoryRequest:
-    """What came of the run's steps? Anybody may ask."""
+    """What came of the run's steps? Any peer may ask."""
 
     since: Step = 0
     """The first step that is wanted. Of one that no run comes to, the answer has `times` alone."""
@@ -776,7 +776,7 @@ class Busy:
 
 @dataclass(frozen=True, slots=True)
 class MovedTo:
-    """Callee to caller: somebody else owns this index, attach there. (To a member: `StagePlan.moved`.)"""
+    """Callee to caller: the index has another assignee, attach there. (To a member: `StagePlan.moved`.)"""
 
     owner: PeerId
 
@@ -823,13 +823,13 @@ class PartData:
 
     payload: tuple[Packed, ...] = ()
     losses: Mapping[int, tuple[float, Count]] = field(default_factory=dict)
-    """index -> (loss_sum, num_tokens) of the indexes that were summed: one contributor's, or everybody's for
+    """index -> (loss_sum, num_tokens) of the indexes that were summed: one contributor's, or all of them for
     "reduced"."""
     finished: Finished | None = None
     """Only for "sum" and "replay"."""
     pledges: Annotated[tuple[Pledge, ...], Entries(MAX_MEMBERS, "members")] = ()
-    """For "pledges" what was asked for. With the last chunk of somebody's part: what the callee has signed of that part
-    (`averaging.pledges`), if members pledge."""
+    """For "pledges" what was asked for. With the last chunk of a contributor's part: what the callee has signed of
+    that part (`averaging.pledges`), if members pledge."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ NAMED_EVERY = 8
 """Every so many steps a commit names its contributors in any case: who came meanwhile learns them."""
 
 _MOST_ROLLS = 4
-"""Lists of contributors that are remembered of a stage, beside that of the last step."""
+"""Lists of contributors that are remembered of a stage, in addition to that of the last step."""
 
 
 def commit_of(stamp: Stamp, finished: Finished, *, named: bool = True) -> Commit:
@@ -82,7 +82,7 @@ class Rolls:
                 del told[oldest]
 
     def of(self, commit: Commit) -> tuple[PeerId, ...]:
-        """The contributors that may count; () if nobody has named them here."""
+        """The contributors that may count; () if no commit has named them here."""
         last = self._last.get(commit.stage)
         if not commit.contributors and last is not None and last[0] == commit.roll:
             return last[1]

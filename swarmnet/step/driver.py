@@ -47,7 +47,7 @@ class Listener(Protocol):
         """A message from this peer to itself: hand it to whichever of its stages it concerns."""
 
     def near(self, stage: int) -> Mapping[int, Set[PeerId]]:
-        """The other replicas known of `stage`, and those of the stages beside it; by stage."""
+        """The other replicas known of `stage`, and those of its neighbour stages; by stage."""
 
     def everyone(self) -> Iterable[PeerId]:
         """All known replicas of all stages."""
@@ -85,7 +85,7 @@ class StepDriver:
         self._spread_last: Commit | None = None
         self._whole_at = 0.0  # when the last whole sum was here
         self.on_applied: Callable[[Stamp, Finished, tuple[Commit, ...]], None] = lambda stamp, finished, commits: None
-        """Hears of every sum that the engine has applied, with the commits of all stages."""
+        """Is told of every aggregate that the engine has applied, with the commits of all stages."""
         self._failed: tuple[tuple[Stamp, RoundId] | None, set[str]] = (None, set())  # of a round: why its sum failed
         engine.subscribe(self)
 
@@ -219,8 +219,8 @@ class StepDriver:
         self._beat()
 
     def publish(self, committed: Committed) -> None:
-        """My stage has committed: tell everybody once; in a large run my neighbours and a few of each stage. Whoever
-        has not heard of it sees in a heartbeat that others have, and asks."""
+        """My stage has committed: tell all peers once; in a large run my neighbours and a few of each stage. The
+        others see in a heartbeat that it is known, and ask."""
         member = self.member
         if committed.commit != self._spread_last:
             near = self._beaten if member.view.sparse else self._listener.everyone()
@@ -277,7 +277,7 @@ class StepDriver:
 
     def _beat(self, *, due_only: bool = False) -> None:
         """My heartbeat to all my neighbours. due_only: if it is time; else to those who are new among them, or do not
-        know of commits that I have heard of since."""
+        know of commits that I learnt since."""
         member, now = self.member, self._now()
         known = len(member.oldest.barrier.known)
         due, news = now + member.timers.ask_s >= self._beat_again_at, known > self._known_said
@@ -369,7 +369,7 @@ class StepDriver:
         self._spans.add("barrier", member.stage, step, -1, self._whole_at, began)
         try:
             outer = await self._engine.apply(commits)
-        except SwarmError as error:  # what is known of this step cannot be: a mate's state tells better
+        except SwarmError as error:  # what is known of this step cannot be: another replica's state tells better
             self._cannot_apply(step, str(error))
             return
         stamp = member.oldest.stamp

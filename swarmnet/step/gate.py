@@ -2,8 +2,8 @@
 
 The wire has checked types and ranges; here every value is held against the run: stages and indexes that exist, ballots
 that their own leader sends, rounds that can be summed, commits that can be applied. What does not fit is dropped and
-costs its sender only. Well-formed lies pass (docs/protocol.md, Not proven). A notice of the run's owner is believed
-whoever brings it, and kept.
+costs its sender only. Well-formed false messages pass (docs/protocol.md, Not proven). A notice of the run's owner is
+believed and kept, whichever peer brings it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from swarmnet.messages import (
 from swarmnet.step.rounds import round_refusal
 
 MAX_BALLOT_AHEAD = 1024
-"""Leaders take over one after the other: a number far ahead of the promised one is nobody's next."""
+"""Leaders take over one after the other: a number far ahead of the promised one is no next one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Shape:
 def refusal(
     sender: PeerId, message: StepControl, shape: Shape, promised: Ballot | None, highest: Callable[[], int]
 ) -> str | None:
-    """Why a message is not looked at, or None. highest: of a ballot that two mates at least have promised."""
+    """Why a message is not looked at, or None. highest: of a ballot that two replicas of my stage at least follow."""
     if isinstance(message, Heartbeat):
         return _heartbeat(message, shape)
     if isinstance(message, Committed):
@@ -62,7 +62,7 @@ def refusal(
     if not 0 <= message.stamp.stage < shape.num_stages:
         return "no such stage"
     if isinstance(message, StagePlan) and message.ballot.peer != sender:
-        return "a ballot of somebody else"
+        return "a ballot of another peer"
     ahead = message.ballot.number - (promised.number if promised is not None else 0)
     # A liar may have led some of us far ahead: the others follow, or they would refuse each other for ever.
     if ahead > MAX_BALLOT_AHEAD and message.ballot.number - highest() > MAX_BALLOT_AHEAD:

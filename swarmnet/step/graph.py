@@ -1,6 +1,6 @@
 """Who sends heartbeats to whom. Pure.
 
-In a run of small stages everybody hears everybody of its stage and of the stages beside it. If one of these stages has
+In a run of small stages each replica hears all of its stage and of the neighbour stages. If one of these stages has
 more than `DENSE` replicas, each replica chooses a few:
 
 | of | it chooses |
@@ -8,11 +8,11 @@ more than `DENSE` replicas, each replica chooses a few:
 | its own stage | those next to it on the ring, in the order of their marks; the leader that it follows |
 | its own stage, if it counts | all others that count |
 | its own stage, if it does not | two of those that count, by lot |
-| its own stage, if it keeps | everybody it knows |
-| a stage beside it | those next to its own mark there |
+| its own stage, if it leads | all that it knows |
+| a neighbour stage | those next to its own mark there |
 
-Whoever is chosen says so much back for as long as it is chosen, so the graph is symmetric whatever each knows of the
-others. Who is not in it is not heard, and not dead for that: the leader hears all, and is heard by all.
+A replica that is chosen sends heartbeats back for as long as it is chosen, so the graph is symmetric. A replica without
+an edge to me is not dead for that: the leader has an edge to all.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DENSE = 24
 """Replicas of a stage that all hear each other."""
 
 _EACH_WAY = 4
-"""Neighbours on the ring of my stage, and in a stage beside it, in each direction."""
+"""Neighbours on the ring of my stage, and in a neighbour stage, in each direction."""
 
 _LOTS = 2
 
@@ -37,7 +37,7 @@ _MOST_ANSWERED = 2048
 
 
 def ring(me: PeerId, names: Iterable[PeerId], each_way: int = _EACH_WAY) -> frozenset[PeerId]:
-    """Those of the names whose marks come next to mine in each direction, all around."""
+    """The names with the marks next to mine in each direction, all around."""
     others = sorted((mark_of(peer), peer) for peer in {*names} - {me})
     if len(others[each_way:]) <= each_way:
         return frozenset(peer for _, peer in others)
@@ -80,7 +80,7 @@ class Graph:
         self._asked_at: dict[PeerId, float] = {}  # who has chosen me; the latest last
         self._chosen_by: object = None  # of what it has last been chosen
         self.arrivals = 0
-        """How often somebody chose me who had not, or no longer did."""
+        """How often another replica began or ceased to choose me."""
         self.chosen: frozenset[PeerId] = frozenset()
         self.sparse: frozenset[int] = frozenset()
         """The stages near me of which I hear a few replicas only."""
@@ -101,8 +101,8 @@ class Graph:
         *,
         leader: PeerId | None,
     ) -> None:
-        """names: the replicas known of my stage and of those beside it. counting, contributors: who counts in each,
-        and who has contributed to sums of mine. leader: whom I follow."""
+        """names: the replicas known of my stage and of its neighbour stages. counting: the voters of each.
+        contributors: to aggregates of mine. leader: the one that I follow."""
         # Mostly all are as they were a moment ago.
         if (of := (names, counting, contributors, leader)) == self._chosen_by:
             return
@@ -110,7 +110,7 @@ class Graph:
         mine = {*names.get(self._stage, ()), *contributors} - {self._me}
         sizes = {stage: max(len(found), len(counting.get(stage, ()))) for stage, found in names.items()}
         sizes[self._stage] = len(mine) + 1
-        # Of two stages beside each other both ends have to see that one is large.
+        # Of two neighbour stages both ends have to see that one is large.
         self.sparse = frozenset(stage for stage in sizes if max(sizes[stage], sizes[self._stage]) > DENSE)
         if self._stage not in self.sparse:
             found = set(mine)
@@ -121,8 +121,8 @@ class Graph:
         for stage in names.keys() - {self._stage}:
             found |= ring(self._me, names[stage]) if stage in self.sparse else names[stage]
         # My other stages have views of their own.
-        beside = {self._me for stage in names.keys() - {self._stage} if self._me in names[stage]}
-        self.chosen = frozenset((found - {self._me}) | beside)
+        mine_elsewhere = {self._me for stage in names.keys() - {self._stage} if self._me in names[stage]}
+        self.chosen = frozenset((found - {self._me}) | mine_elsewhere)
 
     def neighbours(self, *, for_s: float, now: float) -> Collection[PeerId]:
         """Whom I send heartbeats: those whom I have chosen, and who have chosen me within so many seconds."""

@@ -2,18 +2,19 @@
 
 | where | a commit comes |
 |---|---|
-| at once | from its leader: to everybody; of a large stage to its neighbours, and two who count in each far stage |
+| at once | from its leader: to all; of a large stage to its neighbours, and two voters of each far stage |
 | when asked for | from one neighbour that knows it |
 
-A heartbeat names the stages whose commits its sender knows. Whoever lacks some asks one sender for each (`wants`), and
-somebody else if nothing comes for a while (`step.questions`). So a replica gets a commit about once. Beside the stages
-goes a digest of their commits: whoever knows the same counts that as if they had been told (`Membership.lists`).
+A heartbeat names the stages whose commits its sender knows. A replica that lacks some asks one sender for each
+(`wants`), and another one if nothing comes for a while (`step.questions`). So a replica gets a commit about once. A
+digest of the commits goes with the stages: a replica that knows the same takes it as if it had been told
+(`Membership.lists`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from swarmnet.ids import PeerId
@@ -33,12 +34,8 @@ _MOST_LISTS = 1024
 """Sets of commits that others list in heartbeats, and that are remembered."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Told:
-    """What a heartbeat says depends on its receiver. mate: it is one of my stage. asks: I have chosen it."""
-
-    mate: bool = True
-    asks: bool = True
+_Kind = tuple[bool, bool]
+"""What a heartbeat says depends on its receiver: is that a replica of my stage, and have I chosen it?"""
 
 
 class Heartbeats:
@@ -53,11 +50,11 @@ class Heartbeats:
         self._lists: dict[tuple[bytes, bytes], frozenset[Commit]] = {}
 
     def to(self, peer: PeerId | None) -> Heartbeat:
-        """My heartbeat; None: to anybody."""
-        return self._make(_Told() if peer is None else self._told(peer))
+        """My heartbeat; None: to any replica of my stage."""
+        return self._make((True, True) if peer is None else self._kind(peer))
 
     def neighbours(self, names: Mapping[int, Set[PeerId]], *, now: float) -> Collection[PeerId]:
-        """Whom my heartbeats go to. names: the replicas known of my stage and of those beside it."""
+        """Whom my heartbeats go to. names: the replicas known of my stage and of its neighbour stages."""
         view, membership = self._of.view, self._of.membership
         leader = self._of.oldest.promised or self._of.kept_last
         counting = {stage: membership.leaders(stage) for stage in names}
@@ -67,7 +64,7 @@ class Heartbeats:
         view.sparse = self.graph.sparse
         me = {self._of.stage: {self._of.me}}
         membership.presume({stage: names[stage] | me.get(stage, set()) for stage in view.sparse})
-        # In a large stage heartbeats are rare: the leader hears reports, and all hear the leader.
+        # In a large stage heartbeats are rare: the leader gets reports, and all get its plans.
         view.beat_s = max(self._of.timers.beat_s, STRETCH * self._of.timers.suspect_s if view.sparse else 0.0)
         found = self.graph.neighbours(for_s=3 * view.beat_s, now=now)
         view.hear_only(found, now=now)
@@ -83,13 +80,13 @@ class Heartbeats:
         return frozenset().union(*((lots(self._of.me, each) for each in rosters) if self._of.view.sparse else rosters))
 
     def to_each(self, to: Iterable[PeerId]) -> Iterator[tuple[PeerId, Heartbeat]]:
-        """My heartbeat for each of these. All that are told the same are told the same object: it is written once."""
-        made: dict[_Told, Heartbeat] = {}
+        """My heartbeat for each of these. Those that are told the same get the same object: it is written once."""
+        made: dict[_Kind, Heartbeat] = {}
         for peer in to:
-            told = self._told(peer)
-            if told not in made:
-                made[told] = self._make(told)
-            yield peer, made[told]
+            kind = self._kind(peer)
+            if kind not in made:
+                made[kind] = self._make(kind)
+            yield peer, made[kind]
 
     def repeats(self, peer: PeerId, beat: Heartbeat, *, now: float) -> bool:
         """Does a heartbeat say what its sender's last one said, of which nothing but its being alive follows here?"""
@@ -125,15 +122,14 @@ class Heartbeats:
             self._without_news.clear()
             self._lists.clear()
 
-    def _told(self, peer: PeerId) -> _Told:
-        sparse = bool(self._of.view.sparse)
-        return _Told(mate=self._of.view.get(peer) is not None, asks=not sparse or peer in self.graph.chosen)
+    def _kind(self, peer: PeerId) -> _Kind:
+        return self._of.view.get(peer) is not None, not self._of.view.sparse or peer in self.graph.chosen
 
     # ------------------------------------------------------------ commits
 
     def awaited(self, peer: PeerId) -> bool:
-        """May a neighbour wait to hear which commits I know? By its own word; or for mine, where nobody knows yet who
-        counts, as in the first step."""
+        """May a neighbour wait to hear which commits I know? By its own word; or for mine, while no voters are
+        known, as in the first step."""
         known = self._of.oldest.barrier.known
         if any(not self._of.membership.roster(commit.stage) for commit in known):
             return True
@@ -151,12 +147,12 @@ class Heartbeats:
         return frozenset(range(of.shape.num_stages)) if seen.version == of.version + 1 else frozenset()
 
     def ask(self, beat: tuple[PeerId, Heartbeat] | None, *, now: float) -> None:
-        """Ask for commits of my step that I lack: who sent this heartbeat, or else whoever has them."""
+        """Ask for commits of my step that I lack: the sender of this heartbeat, or else any replica that has them."""
         of, known = self._of, dict[PeerId, Set[int]]()
         lacking = of.oldest.barrier.missing
         if not lacking or of.done or of.oldest.applying:
             return
-        # Whoever owes an answer in a large stage is asked again only as one of all: it may never give any.
+        # A replica that owes an answer in a large stage is asked again only as one of all: it may never give any.
         if beat is not None and of.view.sparse and self.questions.owes(beat[0]):
             beat = None
         for stage, peer, seen in of.view.known() if beat is None else self._sender(*beat):
@@ -165,14 +161,14 @@ class Heartbeats:
         # Mostly a heartbeat tells of nothing that I lack.
         if not known:
             return
-        # In a large stage all hear the leader: it is asked only if nobody else answers.
+        # In a large stage the leader is asked only if no other replica answers.
         leader = of.oldest.promised.peer if of.oldest.promised is not None and of.view.sparse else None
         asked = known if beat is None else {peer: stages for peer, stages in known.items() if peer != leader}
         wanted = self.questions.whom(lacking, asked, last=leader, now=now)
-        # I have heard of these and do not believe them: the word of everybody who knows them may be what is missing.
-        heard = lacking & of.membership.open_stages(of.version)
-        for peer, stages in known.items() if heard else ():
-            if untold := {stage for stage in stages & heard if not of.membership.has_told(peer, stage, of.version)}:
+        # I know of these and do not believe them: the word of all that know them may be what is missing.
+        doubted = lacking & of.membership.open_stages(of.version)
+        for peer, stages in known.items() if doubted else ():
+            if untold := {stage for stage in stages & doubted if not of.membership.has_told(peer, stage, of.version)}:
                 wanted[peer] = wanted.get(peer, frozenset()) | untold
         for peer, stages in sorted(wanted.items()):
             of.host.send(peer, replace(self.to(peer), wants=bits_of(stages)))
@@ -218,8 +214,8 @@ class Heartbeats:
         found = self._of.membership.candidates(stage, self._of.version) if mine is None else []
         return mine or (found[0] if len(found) == 1 else None)
 
-    def _make(self, told: _Told) -> Heartbeat:
-        of = self._of
+    def _make(self, kind: _Kind) -> Heartbeat:
+        of, (of_my_stage, asks) = self._of, kind
         return Heartbeat(
             stamp=Stamp(of.version, of.stage, of.chain, of.restart),
             incarnation=of.oldest.claims.generation.incarnation,
@@ -228,12 +224,12 @@ class Heartbeats:
             queue=self._of.queue,
             draining=self._of.view.draining,
             numerics=self._of.drift.numerics,
-            measure=self._of.drift.mine if told.mate else None,
+            measure=self._of.drift.mine if of_my_stage else None,
             before=self._of.before,
             late=self._of.view.late,
             unreached=self._unreached,
             new=self._of.membership.is_new(self._of.me),
-            asks=told.asks,
+            asks=asks,
             known=bits_of(commit.stage for commit in self._of.oldest.barrier.known),
             digest=self._of.membership.digest_of(self._of.oldest.barrier.known),
             notices=self._of.shape.notices.mark,

@@ -1,4 +1,4 @@
-"""What a leader knows of work under way: who stands still, which member executes what nobody owns, what is not finite.
+"""What a leader knows of work under way: which member stands still or executes free indexes, what is not finite.
 
 Pure.
 """
@@ -17,10 +17,10 @@ from swarmnet.step.view import View
 
 # ---------------------------------------------------------------- idle work
 #
-# Which member the leader orders to execute an index that nobody owns (rule 8).
+# Which member the leader orders to execute a free index (rule 8).
 #
 # What an evicted owner leaves behind is ordered at once, the rest only when nothing has been claimed for a while.
-# Orders go to the member with the least left to do, a few at a time: a step that nobody feeds is executed bit by bit.
+# Orders go to the member with the least left to do, a few at a time: a step without callers is executed bit by bit.
 
 _ORDERS_PER_MEMBER = 8
 """Orders under way at a time."""
@@ -53,7 +53,7 @@ class IdleWork:
         self._moved.pop(peer, None)
 
     def still_s(self, peer: PeerId, *, now: float) -> float:
-        """Seconds for which a member's counter has stood still; 0 if nothing was heard (rule 12)."""
+        """Seconds for which a member's counter has stood still; 0 if it has not reported (rule 12)."""
         moved = self._moved.get(peer)
         return now - moved[1] if moved is not None else 0.0
 
@@ -67,7 +67,7 @@ class IdleWork:
         self.flow(now=now)
 
     def instead(self, index: int, members: Sequence[PeerId], *, now: float) -> tuple[PeerId, bool]:
-        """The member that executes an index begun by a mate that sits out; and is it to be ordered now?"""
+        """The member that executes an index begun by an excluded replica; and is it to be ordered now?"""
         if self._instead.get(index) in members and now <= self._until.get(index, -math.inf):
             return self._instead[index], False
         peer = min(members, key=lambda p: (self._view.leaves(p), self.at_work.get(p, 0), p))

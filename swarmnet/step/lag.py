@@ -15,7 +15,7 @@ _MOST_NAMED = 16
 
 
 class Lag:
-    """Watches how far one replica is behind its mates."""
+    """Watches how far one replica is behind the others of its stage."""
 
     def __init__(self, view: View, membership: Membership, host: StepHost) -> None:
         self._view, self._membership, self._host = view, membership, host
@@ -30,11 +30,11 @@ class Lag:
         self._alone &= {peer for peer, _ in self._view.mates()}
 
     def behind(self, version: int, *, fetching: bool, now: float) -> bool:
-        """A mate is ahead (rule 18): by one step the sum may still be fetched; by more, or for long, the state must.
-        Returns True if anything follows now.
+        """Another replica is ahead (rule 18): by one step the sum may still be fetched; by more, or for long, the state
+        must. Returns True if anything follows now.
 
-        One mate alone is not believed: either most live others of my stage are ahead, or most of another stage are, or
-        for two long silences nothing has led me on. fetching: is the sum being fetched?
+        One replica alone is not believed: either most live others of my stage are ahead, or most of another stage are,
+        or for two long silences nothing has led me on. fetching: is the sum being fetched?
         """
         if self._behind_since is None:
             self._behind_since = now
@@ -69,11 +69,11 @@ class Lag:
         return False
 
     def orphaned(self, version: int, *, now: float) -> bool:
-        """Have other stages gone past a step that neither this replica nor a mate of it can end?
+        """Have other stages gone past a step that no replica of this stage can end?
 
-        The others applied the step; every peer that held my stage's sum or knew the commits is gone. Nobody can make
-        the sum again, because the other stages no longer have the weights of that step. True only after two long
-        silences, in which a peer that could still help would be heard.
+        The others applied the step; every peer that held my stage's sum or knew the commits is gone. The sum cannot be
+        made again, because the other stages no longer have the weights of that step. True only after two long
+        silences, in which a peer that could still help would report.
         """
         view = self._view
         ahead = [
@@ -82,8 +82,8 @@ class Lag:
             if seen.version > version and seen.synced and not view.refused(peer)
         ]
         passed = bool(ahead)
-        mate = any(stage == view.stage and peer != view.me for stage, peer in ahead)
-        if mate or not passed:
+        helps = any(stage == view.stage and peer != view.me for stage, peer in ahead)
+        if helps or not passed:
             self._orphaned_since = None
             return False
         if self._orphaned_since is None:

@@ -17,7 +17,7 @@ Owner = tuple[PeerId, Generation]
 
 
 class Ledger:
-    """index -> owner for indexes 0..num_indexes-1. freed: free, though somebody owned them before."""
+    """index -> owner for indexes 0..num_indexes-1. freed: free, and had an assignee before."""
 
     def __init__(self, num_indexes: int, freed: Indexes = NONE) -> None:
         self.owners: list[Owner | None] = [None] * num_indexes
@@ -26,7 +26,6 @@ class Ledger:
         self.freed: set[int] = set(freed)  # Invariant: a subset of the free indexes
         self._free = set(range(num_indexes))  # Invariant: none of them has an owner
         self._owned: dict[PeerId, set[int]] = {}  # Invariant: the inverse of `owners`
-        self._given: Indexes | None = None
 
     @property
     def complete(self) -> bool:
@@ -34,14 +33,12 @@ class Ledger:
         return not self._free
 
     def free(self) -> list[int]:
-        """Indexes nobody owns, though somebody should."""
+        """Indexes without an assignee."""
         return sorted(self._free)
 
     def given(self) -> Indexes:
-        """Indexes that somebody owns, or that somebody owned before."""
-        if self._given is None:
-            self._given = frozenset(index for index in range(len(self.owners)) if index not in self._free) | self.freed
-        return self._given - self.voided if self.voided else self._given
+        """Indexes that have or had an assignee."""
+        return (frozenset(range(len(self.owners))) - self._free | self.freed) - self.voided
 
     def of(self, peer: PeerId) -> Set[int]:
         """Indexes a peer owns, under any generation."""
@@ -56,7 +53,7 @@ class Ledger:
         return held
 
     def overlaps(self, peer: PeerId, indexes: Indexes) -> bool:
-        """Would entering `indexes` under `peer` take any from somebody else?"""
+        """Would entering `indexes` under `peer` take any from another peer?"""
         return any((held := self.owners[index]) is not None and held[0] != peer for index in indexes)
 
     def enter(self, owner: Owner, indexes: Indexes) -> None:
@@ -80,12 +77,11 @@ class Ledger:
         return bool(mine)
 
     def void(self, index: int) -> bool:
-        """Leave an index out: its gradient is not finite. False if somebody owns it (and so found it finite)."""
+        """Leave an index out: its gradient is not finite. False if it has an assignee, which found it finite."""
         if self.owners[index] is None:
             self.voided.add(index)
             self._free.discard(index)
             self.freed.discard(index)
-            self._given = None
         return index in self.voided
 
     def contributions(self) -> tuple[tuple[PeerId, Generation, Indexes], ...]:
@@ -102,7 +98,6 @@ class Ledger:
         self._owned.setdefault(owner[0], set()).add(index)
         self.freed.discard(index)
         self._free.discard(index)
-        self._given = None
 
     def _disown(self, index: int) -> None:
         held = self.owners[index]
@@ -114,7 +109,6 @@ class Ledger:
         self.owners[index] = None
         self.freed.add(index)
         self._free.add(index)
-        self._given = None
 
 
 # ---------------------------------------------------------------- a member's claims
@@ -139,7 +133,7 @@ def round_numbers(incarnation: int) -> Iterator[int]:
     """Numbers for the rounds that one process opens: none twice, and none that another start of its identity used.
 
     A replica may keep the same step twice under the same ballot: after a restart, or with a state of the same version
-    taken from a mate. Who still exchanges the earlier round must not take the later one for it.
+    taken from another replica. A member that still exchanges the earlier round must not take the later one for it.
     """
     return itertools.count((incarnation % _STARTS) * _ROUNDS_OF_A_START)
 

@@ -2,8 +2,8 @@
 
 One broken line between two members costs a step two cuts and one of the two (`step.suspects`), and would cost that in
 every step. So the two reduce nothing: members that only contribute exchange with the reducers alone, and not with
-each other. A member that cannot call a mate says so before a round is opened, and that line costs no step anything. A
-line that broke in a round is tried again some steps later: lines come back, and a liar can have somebody named.
+each other. A member that cannot call another says so before a round is opened, and that line costs no step anything. A
+line that broke in a round is tried again some steps later: lines come back, and a Byzantine member can name others.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MOST_BROKEN = 64
 """Broken lines that are remembered."""
 
 _MOST_NAMED = 2
-"""Mates that a member is believed not to reach: who names more is at fault itself."""
+"""Members that a member is believed not to reach: one that names more is at fault itself."""
 
 
 def _pairs(unreached: Mapping[PeerId, Collection[PeerId]]) -> list[frozenset[PeerId]]:
@@ -35,8 +35,8 @@ def broken_lines(
 ) -> Counter[PeerId]:
     """How many broken lines each member is an end of, those to `without` aside.
 
-    unreached: the mates that each member says it does not reach, and since when it says so. What is news since `until`
-    has not come to everybody, and does not count.
+    unreached: the members that each one says it does not reach, and since when it says so. What is news since
+    `until` has not come to all, and does not count.
     """
     firm = {one: [other for other, since in said.items() if since <= until] for one, said in unreached.items()}
     found = Counter(peer for pair in set(_pairs(firm)) if not pair & without for peer in pair)
@@ -56,7 +56,7 @@ class BrokenLines:
         return max(LEAST_S, self.allowed.get(peer, 0.0))
 
     def broken(self, one: PeerId, others: Iterable[PeerId], *, step: int) -> None:
-        """In that step nothing came through between them, and nobody else complained."""
+        """In that step nothing came through between them, and no other member complained."""
         for other in others:
             pair = frozenset({one, other})
             self._broken.pop(pair, None)
@@ -75,7 +75,7 @@ class BrokenLines:
     ) -> frozenset[PeerId]:
         """Members that should reduce nothing, as a line between them is broken; a quarter reduce, and one at least.
 
-        unreached: the mates that each member says it does not reach.
+        unreached: the members that each one says it does not reach.
         """
         pairs = [pair for pair, since in reversed(self._broken.items()) if 0 <= step - since <= _BROKEN_STEPS]
         pairs += _pairs(unreached)

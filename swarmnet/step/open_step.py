@@ -113,7 +113,7 @@ class RoundPart:
         is stuck (a contribution may be void, or a reducer gone) or if all whom it was collected from are gone.
         """
         found = sorted(holders)
-        # Nobody else is known to hold it: perhaps I have it aside myself.
+        # No other replica is known to hold it: perhaps I have it aside myself.
         if not found and ((wanted.id, digest) not in self.aside or self.exchange == wanted.id):
             return
         # The exchange of that round goes on, or one of the holders is being asked.
@@ -195,7 +195,7 @@ class OpenStep:
         self._say(wants=frozenset({index}))
 
     def withdraw(self, index: int) -> None:
-        """The work was dropped. A grant that still comes is ignored; the leader hears of it, now or later."""
+        """The work was dropped. An assignment that still comes is ignored; the leader is told, now or later."""
         assigned = self.claims.assigned
         if self.claims.move("drop", index) and index in assigned:
             self._say(returns=frozenset({index}))
@@ -224,7 +224,7 @@ class OpenStep:
         wanted = self._wanted_sum()
         mine = self.barrier.of(self.stamp.stage)
         foreign = mine is not None and not mine.says(finished)  # not what my stage has committed
-        # A sum of a round that was given up meanwhile, or that nobody else holds.
+        # A sum of a round that was given up meanwhile, or that no other replica holds.
         if wanted is None or finished.id != wanted or foreign:
             self._join_round()
             return
@@ -288,7 +288,7 @@ class OpenStep:
             return True
         finished = self.finished
         if finished is not None and finished.id == commit.id and not commit.says(finished):
-            self.part.finished = None  # the same round, other bits than my stage's: fetch them from whoever holds them
+            self.part.finished = None  # the same round, other bits than my stage's: fetch them from a holder
             self._member.membership.give_up(commit_of(self.stamp, finished))
         return True
 
@@ -328,7 +328,7 @@ class OpenStep:
             self._host.send(peer, self._make_report(self.promised))
 
     def turn(self, *, now: float) -> None:
-        """All messages of this turn are in: the leader looks at everybody, if one of them asks for that."""
+        """All messages of this turn are in: the leader looks at all members, if one of them asks for that."""
         if self.leader is not None and self.leader.due(now):
             self.leader.advance(now=now, resend=False)
 
@@ -421,7 +421,7 @@ class OpenStep:
         return None if commit is not None and self._is_lost and not self._holds(commit) else commit
 
     def _note_holders(self, now: float) -> None:
-        """Has nobody handed over the committed aggregate for so long that all who held it must be gone?
+        """Has no replica handed over the committed aggregate for so long that all its holders must be gone?
 
         Then the stage makes it again. Replicas of one numerics class get the same bits, which the commit names; other
         bits are not signed (`sum_whole`).
@@ -498,7 +498,7 @@ class OpenStep:
             self._host.send(last.ballot.peer, last.unchanged(revision=0, wants=wants, returns=returns))
 
     def _still(self, last: MemberState) -> bool:
-        """Does that report still say what I hold? A line that is measured anew is no news."""
+        """Does that report still say what I hold? A line that is measured again is no news."""
         finished, claims = self.finished, self.claims
         mine = (finished.id, finished.digest, self._vote) if finished is not None else None
         told = (last.ack.id, last.ack.digest, last.vote) if last.ack is not None else None
@@ -549,10 +549,10 @@ class OpenStep:
             self._try_apply()
 
     def _is_fed(self, now: float) -> bool:
-        """Is the step under way? Work came to me or to a mate that does not keep, or another stage has committed."""
+        """Is the step under way? Work came to me or to a replica that does not lead, or another stage has committed."""
         view, leader = self._member.view, self.promised.peer if self.promised is not None else None
-        mates = (view.get(peer) for peer in view.live(self.stamp.stage, now=now) if peer != leader)
-        return self._fed or bool(self.barrier.known) or any(seen is not None and seen.queue > 0 for seen in mates)
+        others = (view.get(peer) for peer in view.live(self.stamp.stage, now=now) if peer != leader)
+        return self._fed or bool(self.barrier.known) or any(seen is not None and seen.queue > 0 for seen in others)
 
     def _lead_under(self, ballot: Ballot, now: float) -> None:
         """My turn: lead under this ballot."""
@@ -576,11 +576,11 @@ class OpenStep:
         return self._delays.late_s(without=self.promised.peer if self.promised is not None else None)
 
     def _collect_committed(self) -> None:
-        """My stage has committed a sum I do not hold: fetch it from whoever holds it (rule 16)."""
+        """My stage has committed a sum I do not hold: fetch it from a holder (rule 16)."""
         commit = self._own_commit
         if commit is None or self._holds(commit):
             return
-        # Who holds it, nobody says: who does not, answers so at once.
+        # No replica says that it holds it: one that does not answers so at once.
         view = self._member.view
         holders = sorted(peer for peer, seen in view.mates() if seen.synced and not view.refused(peer))
         self.part.collect(Round(self.stamp, commit.id, (), (), ()), commit.digest, holders)

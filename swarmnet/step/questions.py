@@ -1,7 +1,7 @@
 """Whom a replica asks for commits that it lacks, and to whom it hands out its own. Pure.
 
-Each commit is asked of one peer at a time. Whoever has left most questions without an answer is asked last, and the
-leader of a large stage, whom all hear, after everybody else.
+Each commit is asked of one peer at a time. The peer that has left most questions without an answer is asked last, and
+the leader of a large stage, which has an edge to all, after the others.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MOST_DEBTORS = 256
 
 
 class Questions:
-    """One member's. patience_s: for so long a commit is asked of nobody else."""
+    """One member's. patience_s: for so long a commit is asked of no other peer."""
 
     def __init__(self, me: PeerId, patience_s: float) -> None:
         self._me, self._patience_s = me, patience_s

@@ -57,7 +57,7 @@ _SURVEY = 8
 
 
 _ANY = 1 << 20
-"""Bytes per second of everybody, where nobody has measured anything and some should reduce nothing."""
+"""Bytes per second of each member, where no line is measured and some should reduce nothing."""
 
 
 class RoundBuilder:
@@ -88,10 +88,10 @@ class RoundBuilder:
         self, members: Collection[PeerId], broken: frozenset[PeerId], newcomers: frozenset[PeerId] = frozenset()
     ) -> frozenset[PeerId]:
         """Who should reduce nothing: ends of broken lines, members that have contributed to no commit yet (the others
-        would wait for what they reduce), and members that reach mates through a relay alone.
+        would wait for what they reduce), and members that reach others through a relay alone.
 
         Members that only contribute exchange nothing with each other, so that nothing of a round crosses a relay. Never
-        all: where nobody else is left, relays carry it.
+        all: where no other member is left, relays carry it.
         """
         relayed = frozenset(peer for peer in members if self._lines.get(peer, UNMEASURED).relayed)
         found = broken
@@ -110,7 +110,7 @@ class RoundBuilder:
         if bandwidths and (self._turns or self.stamp.step % _SURVEY == 0 or not waits):
             # Even parts. None would mean that no line is known, and members would wait for a hung one much longer.
             bandwidths = dict.fromkeys(bandwidths, min(bandwidths.values()))
-        if apart and not self._turns:  # in a dispute everybody may have to judge
+        if apart and not self._turns:  # in a dispute any member may have to judge
             bandwidths = _without_parts(bandwidths or dict.fromkeys(members, _ANY), apart)
         trips = {
             (peer, other): float(microseconds)
@@ -139,7 +139,7 @@ class RoundBuilder:
         return [frozenset(group) & frozenset(members) for group in circles(grid_of(current), self._group_size)]
 
     def _bandwidths(self, members: Collection[PeerId]) -> Mapping[PeerId, int]:
-        """What members measured; an unknown one counts as the median. Empty: nobody has measured anything."""
+        """What members measured; an unknown one counts as the median. Empty: no line is measured."""
         measured = {peer: self._lines.get(peer, UNMEASURED).bytes_per_s for peer in members}
         known = [bandwidth for bandwidth in measured.values() if bandwidth]
         if not known:
@@ -161,7 +161,7 @@ def _turned(row: tuple[PeerId, ...], turns: int) -> tuple[PeerId, ...]:
 
 
 def left_alone(view: View, stamp: Stamp, members: Collection[PeerId], *, now: float) -> str | None:
-    """Why I sum alone although mates are alive; None: I do not, or no mate lives."""
+    """Why I sum alone although other replicas are in touch; None: I do not, or none is."""
     if set(members) != {view.me}:
         return None
     reasons = []
@@ -180,7 +180,7 @@ def left_alone(view: View, stamp: Stamp, members: Collection[PeerId], *, now: fl
 
 
 def round_refusal(current: Round, num_microbatches: int, max_void: int) -> str | None:
-    """Why nobody takes part in this round, or None (I2)."""
+    """Why no member takes part in this round, or None (I2)."""
     if current.rows:
         if sum(current.rows) != len(current.receivers):
             return "a grid whose rows are not the round's receivers"
@@ -190,8 +190,8 @@ def round_refusal(current: Round, num_microbatches: int, max_void: int) -> str |
     if not current.receivers or len(set(current.receivers)) != len(current.receivers):
         return "a round whose receivers are no group"
     if not any(indexes for _, _, indexes in current.contributions):
-        return "a round to which nobody contributes"
-    # Sets are disjoint, as decoded: so these are all microbatches, or a leader would choose whose gradients count.
+        return "a round without a contribution"
+    # Sets are disjoint, as decoded: so these are all microbatches, or a leader would choose which gradients count.
     if sum(len(indexes) for _, _, indexes in current.contributions) + len(current.voided) != num_microbatches:
         return "a round that leaves microbatches out"
     if len(current.voided) > max_void:
