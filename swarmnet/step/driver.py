@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Set
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Set
 from dataclasses import replace
 from typing import Any, ParamSpec, Protocol
 
@@ -17,7 +17,7 @@ from swarmnet.averaging.exchange import Exchange
 from swarmnet.errors import SwarmError, leaves
 from swarmnet.ids import Chain, PeerId, Restart, RoundId
 from swarmnet.manifest.extension import Extension
-from swarmnet.messages import Commit, Committed, Exclusion, Finished, Heartbeat, Measure, Round, Stamp, StepControl
+from swarmnet.messages import Commit, Committed, Exclusion, Finished, Measure, Round, Stamp, StepControl
 from swarmnet.pipeline.execution import Execution
 from swarmnet.pipeline.recovery import Spawn
 from swarmnet.stage.seams import Compute, Stash
@@ -79,8 +79,6 @@ class StepDriver:
         self._settled.set()
         self._beaten: set[PeerId] = set()  # who has had a heartbeat since it is among my neighbours
         self._beat_again_at = 0.0
-        self._neighbours: Collection[PeerId] = ()
-        self._neighbours_of: tuple[object, ...] = ()  # what may change them before the next heartbeat
         self._known_said = 0  # commits that I knew then
         self._spread_last: Commit | None = None
         self._whole_at = 0.0  # when the last whole sum was here
@@ -99,8 +97,6 @@ class StepDriver:
         """A message from another replica (or from this one)."""
         # Of what comes in one turn of the event loop the leader makes one sense.
         if not self._inbox:
-            if isinstance(message, Heartbeat) and self.member.heartbeats.repeats(peer, message, now=self._now()):
-                return
             asyncio.get_running_loop().call_soon(self._read)
         self._inbox.append((peer, message))
 
@@ -282,12 +278,7 @@ class StepDriver:
         known = len(member.oldest.barrier.known)
         due, news = now + member.timers.ask_s >= self._beat_again_at, known > self._known_said
         self._known_said = known
-        of = member.view.arrivals, member.heartbeats.graph.arrivals, member.oldest.promised or member.kept_last
-        if due_only and not due and not news and of == self._neighbours_of:
-            member.view.hear_only(self._neighbours, now=now)
-            return
         receivers = member.heartbeats.neighbours(self._listener.near(member.stage), now=now)
-        self._neighbours, self._neighbours_of = receivers, of
         if not due_only or due:
             fresh = receivers
             # Among a few, news never puts off a heartbeat.

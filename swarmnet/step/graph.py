@@ -79,15 +79,13 @@ class Graph:
         self._me, self._stage = me, stage
         self._asked_at: dict[PeerId, float] = {}  # who has chosen me; the latest last
         self._chosen_by: object = None  # of what it has last been chosen
-        self.arrivals = 0
-        """How often another replica began or ceased to choose me."""
         self.chosen: frozenset[PeerId] = frozenset()
         self.sparse: frozenset[int] = frozenset()
         """The stages near me of which I hear a few replicas only."""
 
     def asked(self, peer: PeerId, *, chosen: bool, now: float) -> None:
         """A heartbeat: has its sender chosen me?"""
-        self.arrivals += (self._asked_at.pop(peer, None) is None) == chosen
+        self._asked_at.pop(peer, None)
         if chosen:
             self._asked_at[peer] = now
             if len(self._asked_at) > _MOST_ANSWERED:

@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 STRETCH = 5 / 6
 """Of the silence limit: between two heartbeats of a replica that has a large stage near it."""
 
-_MOST_LISTS = 1024
-"""Sets of commits that others list in heartbeats, and that are remembered."""
-
 
 _Kind = tuple[bool, bool]
 """What a heartbeat says depends on its receiver: is that a replica of my stage, and have I chosen it?"""
@@ -44,10 +41,6 @@ class Heartbeats:
     def __init__(self, of: Member) -> None:
         self._of, self.graph = of, Graph(of.me, of.stage)
         self.questions = Questions(of.me, of.timers.ask_s)
-        # What follows from heartbeats of others, for as long as I know what I knew then.
-        self._knew: tuple[object, ...] = ()
-        self._without_news: dict[tuple[PeerId, int], Heartbeat] = {}  # the last of each; said again, nothing follows
-        self._lists: dict[tuple[bytes, bytes], frozenset[Commit]] = {}
 
     def to(self, peer: PeerId | None) -> Heartbeat:
         """My heartbeat; None: to any replica of my stage."""
@@ -87,40 +80,6 @@ class Heartbeats:
             if kind not in made:
                 made[kind] = self._make(kind)
             yield peer, made[kind]
-
-    def repeats(self, peer: PeerId, beat: Heartbeat, *, now: float) -> bool:
-        """Does a heartbeat say what its sender's last one said, of which nothing but its being alive follows here?"""
-        self._renew()
-        if self._without_news.get((peer, beat.stamp.stage)) != beat:
-            return False
-        seen = self._of.view.get(peer, beat.stamp.stage)
-        if seen is None or not self._of.view.in_touch(peer, now=now, stage=beat.stamp.stage):
-            return False
-        self.graph.asked(peer, chosen=beat.asks, now=now)
-        seen.heard_at = now
-        return True
-
-    def took(self, peer: PeerId, beat: Heartbeat) -> None:
-        """A heartbeat has been looked at, and nothing is asked of its sender."""
-        self._renew()
-        plain = beat.synced and not (beat.commits or beat.last_commits or beat.wants)
-        known = {commit.stage for commit in self._of.oldest.barrier.known}
-        here = beat.stamp.step == self._of.version and self._of.view.get(peer, beat.stamp.stage) is not None
-        if plain and here and stages_in(beat.known) <= known:
-            self._without_news[peer, beat.stamp.stage] = beat
-
-    def forget(self, peer: PeerId, stage: int) -> None:
-        """It says something else than before: to say that again would be news."""
-        self._without_news.pop((peer, stage), None)
-
-    def _renew(self) -> None:
-        """Forget what followed from less than I know now."""
-        of = self._of
-        knows = of.version, of.chain, of.restart, of.synced, of.oldest.barrier.known, of.membership.changes
-        if knows != self._knew:
-            self._knew = knows
-            self._without_news.clear()
-            self._lists.clear()
 
     def _kind(self, peer: PeerId) -> _Kind:
         return self._of.view.get(peer) is not None, not self._of.view.sparse or peer in self.graph.chosen
@@ -196,17 +155,11 @@ class Heartbeats:
         """The commits that the sender of a heartbeat believes, if I know all of them."""
         if beat.stamp.step != self._of.version:
             return frozenset()
-        self._renew()
-        of = beat.known, beat.digest
-        if of not in self._lists:
-            known = stages_in(beat.known)
-            # Those that I do not believe yet included: that many list them may be what is missing.
-            found = [commit for stage in sorted(known) if (commit := self._heard_of(stage)) is not None]
-            same = len(found) == len(known) and self._of.membership.digest_of(found) == beat.digest
-            if len(self._lists) >= _MOST_LISTS:
-                self._lists.clear()
-            self._lists[of] = frozenset(found) if same else frozenset()
-        return self._lists[of]
+        known = stages_in(beat.known)
+        # Those that I do not believe yet included: that many list them may be what is missing.
+        found = [commit for stage in sorted(known) if (commit := self._heard_of(stage)) is not None]
+        same = len(found) == len(known) and self._of.membership.digest_of(found) == beat.digest
+        return frozenset(found) if same else frozenset()
 
     def _heard_of(self, stage: int) -> Commit | None:
         """The commit of a stage in this step that I believe, or the only one that I have heard of."""

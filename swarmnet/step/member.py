@@ -437,7 +437,6 @@ class Member:
             self.heartbeats.questions.answered(peer)
 
     def _on_heartbeat(self, peer: PeerId, beat: Heartbeat, now: float) -> None:
-        self.heartbeats.forget(peer, beat.stamp.stage)  # `took` keeps this one, if nothing more follows of it
         if beat.stamp.restart != self.restart:
             # It follows another restart, so it has no say here. One peer alone cannot move the run (state/rollback.py).
             self.view.forget(peer)
@@ -474,7 +473,6 @@ class Member:
             for open_step in self.steps:
                 if open_step.leader is not None:
                     open_step.leader.looks = True
-        self.heartbeats.took(peer, beat)
 
     def _stands(self, peer: PeerId, now: float) -> tuple[object, ...]:
         """What a leader's decisions depend on of a mate: while it is the same, a tick is early enough to look again."""

@@ -69,7 +69,6 @@ class Membership:
         self.me, self.stage, self._view, self._signer, self._host = me, stage, view, signer, host
         self.patience_s = 0.0  # what is long here: several usual steps
         self._restart = NO_RESTART
-        self._digested: tuple[Sequence[Commit], Restart, bytes] = ((), NO_RESTART, b"")
         self._presumed: dict[int, frozenset[PeerId]] = {}  # of large stages
         self._presumed_of: Mapping[int, Set[PeerId]] = {}
         self._counting: dict[int, dict[PeerId, int]] = {}  # stage -> who counts -> its last step
@@ -364,12 +363,8 @@ class Membership:
 
     def digest_of(self, commits: Sequence[Commit]) -> bytes:
         """What stands for these commits in a heartbeat; b"" for none."""
-        # Each heartbeat asks for it again.
-        if commits is not self._digested[0] or self._restart != self._digested[1]:
-            words = [statement(commit, self._restart) for commit in sorted(commits, key=lambda c: c.stage)]
-            digest = hashlib.sha256(b"".join(words)).digest()[:16] if words else b""
-            self._digested = commits, self._restart, digest
-        return self._digested[2]
+        words = [statement(commit, self._restart) for commit in sorted(commits, key=lambda c: c.stage)]
+        return hashlib.sha256(b"".join(words)).digest()[:16] if words else b""
 
     def told(self, peer: PeerId, commit: Commit) -> None:
         """Record that a replica that I hear believes this commit, besides what its heartbeats list: it says so."""

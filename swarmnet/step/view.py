@@ -74,7 +74,6 @@ class View:
         """The replicas of my stage that I call and am out of touch with, and since when; as of the last tick."""
         self.late: tuple[PeerId, ...] = ()  # those that I have observed to be late, as my heartbeats say it
         self._neighbours: frozenset[PeerId] = frozenset()  # whom I send heartbeats
-        self._given: Collection[PeerId] = ()  # the same as they were given
         self.contributors: Callable[[int], Set[PeerId]] = lambda stage: frozenset()
         """Who has contributed to a stage lately, as its commits say."""
         self.voters: Set[PeerId] = frozenset()
@@ -190,8 +189,7 @@ class View:
     def hear_only(self, neighbours: Collection[PeerId], *, now: float) -> None:
         """Of large stages I hear and call these alone: who falls silent and is none of them need not be gone."""
         self.changes += 1
-        if neighbours is not self._given:
-            self._given, self._neighbours = neighbours, frozenset(neighbours)
+        self._neighbours = frozenset(neighbours)
         for stage in self.sparse & self._seen.keys():
             known = self._seen[stage]
             for peer in [p for p in known if p not in self._neighbours]:

@@ -1010,34 +1010,6 @@ def test_who_has_not_applied_yet_is_told_the_last_commits_if_it_asks():
     assert [commit.contributors for each in told for commit in each.last_commits] == [("A", "K")], "with their names"
 
 
-def test_of_a_repeated_heartbeat_nothing_follows_but_that_its_sender_lives() -> None:
-    table = Table("A", "K")
-    mine, peer = table.members["A"], PeerId("K")
-    beat, now = table.members["K"].heartbeat(PeerId("A")), table.now
-    assert not mine.heartbeats.repeats(peer, replace(beat, queue=1), now=now), "it was never said"
-    mine.receive(peer, beat, now=now)
-    assert mine.heartbeats.repeats(peer, replace(beat), now=now + 2.0)
-    silence_s = mine.timers.suspect_s
-    assert mine.view.in_touch(peer, now=now + 2.0 + silence_s) and not mine.view.in_touch(peer, now=now + 20.0)
-    assert not mine.heartbeats.repeats(peer, beat, now=now + 20.0), "it comes back: who waits for it has to hear"
-    mine.receive(peer, beat, now=now + 20.0)
-    assert not mine.heartbeats.repeats(peer, replace(beat, draining=True), now=now + 20.0), "it is news"
-    mine.gone(peer, definite=True, now=now + 20.5)
-    assert not mine.heartbeats.repeats(peer, beat, now=now + 21.0), "it was sent before it died"
-
-
-@pytest.mark.parametrize("forks", [False, True], ids=["no state", "a fork"])
-def test_who_said_something_else_meanwhile_does_not_repeat_itself(forks: bool) -> None:
-    table = Table("A", "K")
-    mine, peer = table.members["A"], PeerId("K")
-    beat, now = table.members["K"].heartbeat(PeerId("A")), table.now
-    mine.receive(peer, beat, now=now)
-    fork = replace(beat, stamp=replace(beat.stamp, chain=Chain("2" * 64)))
-    other = fork if forks else replace(beat, synced=False)
-    mine.receive(peer, other, now=now)
-    assert not mine.heartbeats.repeats(peer, beat, now=now)
-
-
 def test_nobodys_word_of_steps_that_are_far_away_is_kept() -> None:
     table = Table("A", "K", stages=2)
     mine, peer = table.members["A"], PeerId("K")
@@ -1046,16 +1018,3 @@ def test_nobodys_word_of_steps_that_are_far_away_is_kept() -> None:
     for step in range(9):
         mine.receive(peer, Committed(replace(made, step=step), mine.restart), now=table.now)
     assert [step for step in range(9) if mine.membership.has_told(peer, 1, step)] == [0, 1]
-
-
-def test_a_repeated_heartbeat_is_looked_at_again_after_a_step() -> None:
-    table = Table("A", "K")
-    mine, peer = table.members["A"], PeerId("K")
-    beat = table.members["K"].heartbeat(PeerId("A"))
-    mine.receive(peer, beat, now=table.now)
-    assert mine.heartbeats.repeats(peer, beat, now=table.now)
-    table.execute("A", 0)
-    table.execute("K", 1)
-    table.finish_all()
-    mine.applied(now=table.now)
-    assert not mine.heartbeats.repeats(peer, beat, now=table.now), "its sender is behind now"
