@@ -44,10 +44,6 @@ class Election:
         seen = self._view.get(peer)
         return seen is not None and seen.version >= self._step
 
-    def sits(self, peer: PeerId, *, now: float) -> bool:
-        """Is this mate passed over, so that I do not let it lead?"""
-        return peer in self._passed_over(now)
-
     def _passed_over(self, now: float) -> frozenset[PeerId]:
         """The mates that I do not let lead: fewer than half of the voters, or of all of us while there are none.
 
@@ -68,33 +64,13 @@ class Election:
         return self._membership.excluded(self._view.stage, self._step)
 
     def promise(self, ballot: Ballot, *, told_by: PeerId | None = None, now: float) -> bool:
-        """Promise a ballot. False: I promised as high a one, or its leader sits out, usurps, or cannot hear my reports.
+        """Follow a ballot from now on. False: I do not (`_follows`).
 
-        If most live replicas follow a leader, I follow it too: even if I have observed it to be late, and even if
-        I have promised a higher ballot meanwhile.
-
-        told_by: the peer that reported its promise of this ballot. If that is my leader, it keeps no longer.
+        told_by: the peer that reported that it follows this ballot. If that is my leader, it leads no longer.
         """
-        peer, view = ballot.peer, self._view
-        if ballot == self.promised or peer in self._rejected:
+        if not self._follows(ballot, told_by, now):
             return False
-        left = self.promised is not None and told_by == self.promised.peer != view.me
-        if peer != view.me:
-            if view.get(peer) is None or not (left or view.in_touch(peer, now=now, within=view.timers.long_silence_s)):
-                return False
-            lower = self.promised is not None and ballot < self.promised
-            refused = lower or self.sits(peer, now=now) or (not left and self._usurps(ballot, now))
-            if refused and (self._runs(now) or not self._followed(ballot, now)):
-                return False
-        elif self.promised is not None and (
-            ballot < self.promised
-            or (
-                told_by not in (None, peer, self.promised.peer)
-                and self.promised.peer != peer
-                and self._followed(self.promised, now)
-            )
-        ):
-            return False  # I have given up that ballot of mine, for the leader whom most follow
+        peer = ballot.peer
         if self.promised is None or self.promised.peer != peer:
             if self.promised is None:
                 self._observe_before(peer, now)
@@ -103,6 +79,32 @@ class Election:
             self._kept_at, self._smallest = now, math.inf
         self.promised, self._promised_at = ballot, now
         return True
+
+    def _follows(self, ballot: Ballot, told_by: PeerId | None, now: float) -> bool:
+        """Do I follow this ballot?
+
+        | ballot | answer |
+        |---|---|
+        | the one that I follow; of a peer that I rejected in this step | no |
+        | mine | if it is the highest, unless I gave it up for a leader that most follow |
+        | of a peer out of touch for a long silence, if my leader does not name it | no |
+        | higher than mine, of a peer that is not passed over and does not usurp | yes |
+        | any other | if most live replicas follow it, and I do not run for leader myself |
+        """
+        peer, view, mine = ballot.peer, self._view, self.promised
+        if ballot == mine or peer in self._rejected:
+            return False
+        if peer == view.me:
+            if mine is None or mine.peer == peer or told_by in (None, peer, mine.peer):
+                return mine is None or ballot > mine
+            return ballot > mine and not self._followed(mine, now)
+        left = mine is not None and told_by == mine.peer != view.me
+        if view.get(peer) is None or not (left or view.in_touch(peer, now=now, within=view.timers.long_silence_s)):
+            return False
+        higher = mine is None or ballot > mine
+        if higher and peer not in self._passed_over(now) and (left or not self._usurps(ballot, now)):
+            return True
+        return not self._runs(now) and self._followed(ballot, now)
 
     def _order(self, now: float) -> list[PeerId]:
         """Who should keep, best first: who overruled me, the roster first, the fewest broken lines, and as drawn."""
@@ -133,7 +135,7 @@ class Election:
         if self.promised is None:
             return begins and ballot.peer != order[0]
         leader = self.promised.peer
-        if leader == ballot.peer or self.sits(leader, now=now):
+        if leader == ballot.peer or leader in self._passed_over(now):
             return False
         return view.in_touch(leader, now=now) and (
             self._followed(self.promised, now) or (begins and leader == order[0])
@@ -217,7 +219,7 @@ class Election:
         if (seen := view.get(leader)) is not None and view.refused(leader):
             waited_s = now - max(seen.heard_at, self._kept_at)
             return higher if place == 0 or waited_s > place * limit else None
-        if self.sits(leader, now=now):
+        if leader in self._passed_over(now):
             # I wait longer if others still follow it: if they stay with it, I would only come back.
             # Each time that I stood in vain doubles the wait, because no sum comes while leaders change.
             alone = leader not in self._rejected and leader not in view.observed_late(now=now)

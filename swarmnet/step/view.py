@@ -48,7 +48,6 @@ class Seen:
     synced: bool = False
     committed: bool = False
     known: frozenset[int] = frozenset()
-    digest: bytes = b""
     leader: Ballot | None = None
     late: tuple[PeerId, ...] = ()
     unreached: Mapping[PeerId, float] = field(default_factory=dict)
@@ -113,7 +112,7 @@ class View:
         seen.heard_at = now
         seen.version, seen.chain, seen.synced = beat.stamp.step, beat.stamp.chain, beat.synced
         seen.before = beat.before
-        seen.known, seen.digest = stages_in(beat.known), beat.digest
+        seen.known = stages_in(beat.known)
         seen.committed = beat.stamp.stage in seen.known or any(c.stage == beat.stamp.stage for c in beat.commits)
         seen.queue, seen.draining, seen.leader = beat.queue, beat.draining, beat.leader
         seen.unreached = {mate: seen.unreached.get(mate, now) for mate in beat.unreached}
