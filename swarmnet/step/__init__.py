@@ -15,16 +15,15 @@ An index in the claims of one replica, under one generation, follows `ledger.CLA
 | accumulate | its weight gradient is in the accumulator | the next whole `MemberState`, on a tick |
 | void | `StagePlan.evicted`: void; or the accumulator is lost | the next generation; its work is offered again |
 
-A step in one replica (`open_step.OpenStep`):
+A step in one replica (`open_step.OpenStep.phase`):
 
-| state | event | next |
+| phase | event | next |
 |---|---|---|
-| counting | `StagePlan.attempt` that names exactly what is summed here | exchanging: the accumulator is frozen |
-| exchanging | the round is given up | counting |
-| exchanging | the whole sum is here, and its digest | holding: it is signed and reported |
-| holding | the leader shows a certificate, or votes make one | committed |
-| counting, exchanging | the stage's certificate is of a sum that is not here | collecting |
-| collecting | that sum is here, with the certificate's digest | committed |
+| counting, holding | `StagePlan.attempt` that names exactly what is here | exchanging: the accumulator is frozen |
+| exchanging | the round is given up | counting, or holding what it held |
+| exchanging | the complete aggregate is here, and its digest | holding: it is signed and reported |
+| any of these | the leader shows a certificate, or votes make one | committed, or collecting if it is not here |
+| collecting | that aggregate is here, with the certificate's digest | committed |
 | committed | a commit of every stage is known (`commits.Barrier`) | applying |
 | applying | the optimizer step is done | the next version begins |
 

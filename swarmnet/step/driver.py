@@ -11,6 +11,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Set
 from dataclasses import replace
+from functools import partial
 from typing import Any, ParamSpec, Protocol
 
 from swarmnet.averaging.exchange import Exchange
@@ -236,10 +237,10 @@ class StepDriver:
         self._pipeline.voided(step)
 
     def aggregate(self, attempt: Round) -> None:
-        self._round = self._spawn(self._sum(attempt))
+        self._round = self._spawn(self._whole("averaging", attempt, self._take_part))
 
     def fetch(self, attempt: Round, digest: bytes) -> None:
-        self._round = self._spawn(self._collect(attempt, digest))
+        self._round = self._spawn(self._whole("collect", attempt, partial(self._exchange.collect, digest=digest)))
 
     def stop(self) -> None:
         if self._round is not None:
@@ -291,9 +292,6 @@ class StepDriver:
         for peer, beat in member.heartbeats.to_each(fresh):
             self.send(peer, beat)
 
-    async def _sum(self, current: Round) -> None:
-        await self._whole("averaging", current, self._take_part(current))
-
     async def _take_part(self, current: Round) -> Finished:
         step, began, event = current.stamp.step, self._now(), "sum_left"  # unless it comes to its end
         try:
@@ -303,13 +301,12 @@ class StepDriver:
             self.log(event, step=step, seconds=self._now() - began)
         return finished
 
-    async def _collect(self, current: Round, digest: bytes) -> None:
-        await self._whole("collect", current, self._exchange.collect(current, digest))
-
-    async def _whole(self, kind: SpanKind, current: Round, exchange: Coroutine[Any, Any, Finished]) -> None:
+    async def _whole(
+        self, kind: SpanKind, current: Round, exchange: Callable[[Round], Coroutine[Any, Any, Finished]]
+    ) -> None:
         began = self._now()
         try:
-            finished = await exchange
+            finished = await exchange(current)
         except (SwarmError, ExceptionGroup) as error:
             if isinstance(error, ExceptionGroup):
                 named, bugs = error.split(SwarmError)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from swarmnet.ids import Ballot, PeerId, RoundId
 from swarmnet.messages import NONE, Commit, Finished, Indexes, MemberState, Round, StagePlan, Stamp
@@ -136,6 +136,11 @@ StepMessage = StagePlan | MemberState
 """What is about one step, and goes to the machine of that step."""
 
 
+Phase = Literal["counting", "exchanging", "holding", "collecting", "committed", "applying"]
+DECIDED: frozenset[Phase] = frozenset({"collecting", "committed", "applying"})
+"""The stage has committed: no index is assigned any more, and no other aggregate of the step is of use."""
+
+
 class OpenStep:
     """The machine of one step, known by its stamp. finished: the step's sum, if it came with the state."""
 
@@ -175,6 +180,17 @@ class OpenStep:
     def finished(self) -> Finished | None:
         """The finished sum of this step, if it is here (R)."""
         return self.part.finished
+
+    @property
+    def phase(self) -> Phase:
+        """Where this replica stands in the step (`swarmnet.step`)."""
+        if self.applying:
+            return "applying"
+        if (commit := self._own_commit) is not None:
+            return "committed" if self._holds(commit) else "collecting"
+        if self.part.exchange is not None:
+            return "exchanging"
+        return "holding" if self.finished is not None else "counting"
 
     # ------------------------------------------------------------ events from my own replica
 
@@ -392,7 +408,7 @@ class OpenStep:
     def _on_answers(self, plan: StagePlan) -> None:
         """What I asked for is mine, or another replica's. An answer to work that was dropped has no effect: if a round
         names the index, `returns` tells the leader."""
-        for index in sorted(plan.assigned) if self._own_commit is None and not self.applying else ():
+        for index in sorted(plan.assigned) if self.phase not in DECIDED else ():
             if self.claims.move("assign", index):
                 # A leader that assigns has no open round, so mine was given up. If others finish it all the same, its
                 # sum stands.
@@ -510,8 +526,8 @@ class OpenStep:
         )
 
     def _join_round(self) -> None:
-        if self.applying or not self.oldest or self._own_commit is not None:
-            return  # the stage has committed: that sum is fetched (`_collect_committed`), and no other is of use
+        if not self.oldest or self.phase in DECIDED:
+            return
         missing = self.part.join(self.claims)
         if missing:
             self._say(returns=missing)
@@ -525,7 +541,7 @@ class OpenStep:
             return
         if resend and self.oldest:
             self._note_holders(now)
-        if not self.oldest or self._own_commit is not None or not self._is_fed(now):
+        if not self.oldest or self.phase in DECIDED or not self._is_fed(now):
             self.election.moves(now=now)
         ballot = self.election.due(keeping=self.leader is not None, now=now)
         if ballot is not None:
@@ -544,9 +560,11 @@ class OpenStep:
             self.part.locked = now - self._signed_at <= member.view.timers.suspect_s
             self._join_round()
         # Rounds, sums and the optimizer step are of the oldest open step alone.
-        if self.oldest:
-            self._collect_committed()
-            self._try_apply()
+        commit = self._own_commit
+        if commit is not None and self.oldest and self.phase == "collecting":
+            self._collect(commit)
+        elif self.oldest and self.phase == "committed" and self.barrier.complete:
+            self._apply()
 
     def _is_fed(self, now: float) -> bool:
         """Is the step under way? Work came to me or to a replica that does not lead, or another stage has committed."""
@@ -575,20 +593,14 @@ class OpenStep:
         """The longest time that I waited for one member of the round, the leader not counted."""
         return self._delays.late_s(without=self.promised.peer if self.promised is not None else None)
 
-    def _collect_committed(self) -> None:
-        """My stage has committed a sum I do not hold: fetch it from a holder (rule 16)."""
-        commit = self._own_commit
-        if commit is None or self._holds(commit):
-            return
+    def _collect(self, commit: Commit) -> None:
+        """My stage has committed an aggregate that is not here: fetch it from a holder (rule 16)."""
         # No replica says that it holds it: one that does not answers so at once.
         view = self._member.view
         holders = sorted(peer for peer, seen in view.mates() if seen.synced and not view.refused(peer))
         self.part.collect(Round(self.stamp, commit.id, (), (), ()), commit.digest, holders)
 
-    def _try_apply(self) -> None:
-        commit = self._own_commit
-        if commit is None or not self._holds(commit) or not self.barrier.complete:
-            return
+    def _apply(self) -> None:
         # A step beyond the end is the run's only if a commit of it names the notice that says so.
         if self.stamp.step < self._member.horizon_of(self.barrier.known).last:
             self.applying = True

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from swarmnet.ids import PeerId
 from tests.benchmark_modules import load
 
 strangers = load("strangers")
@@ -125,6 +126,14 @@ def test_two_that_collude_against_three(name: str) -> None:
     row = strangers.measure(name, liars=2, seconds=LONG_S)
     assert not row.broken and row.weights_equal and row.named and row.ratio >= SHORT_LEAST, row
     assert row.longest_s <= 20.0, "what two honest members and two liars have signed, somebody honest has"
+
+
+def test_s2_a_callee_that_answers_running_for_ever_makes_no_caller_late() -> None:
+    trial, liar = strangers.Trial(3, 2 * SHORT_S, 1, strangers.STAGE, QUIET_S), PeerId("liar.0")
+    trial.run([strangers.LIES["accepts-never-finishes"](trial.swarm, liar)])
+    assert not trial.broken and trial.weights_equal and trial.steps >= SHORT_S
+    late = {fields["peer"] for _, _, event, fields in trial.swarm.events if event in ("late", "excluded")}
+    assert late <= {liar}, "its callers do their part"
 
 
 def test_an_honest_member_in_the_liars_place_is_named_in_no_event() -> None:
