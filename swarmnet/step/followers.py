@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 from swarmnet.ids import Ballot, Generation, PeerId
@@ -59,22 +59,23 @@ class Plans:
 
 
 class AtStep:
-    """The other replicas at one step. delay: so many versions the weights of the step are behind it."""
+    """The other replicas at one step, as of the leader's last look. delay: of the weights of the step, in versions.
+
+    running: those that are not refused. live: those of them that are not given up.
+    """
 
     def __init__(self, view: View, stamp: Stamp, delay: int) -> None:
         self._view, self._stamp, self.delay = view, stamp, delay
-        self._looked_of, self._found = (-math.inf, 0), (list[PeerId](), list[PeerId]())
+        self.given_up: Set[PeerId] = frozenset()
+        self.running: list[PeerId] = []
+        self.live: list[PeerId] = []
 
-    def found(self, now: float) -> tuple[list[PeerId], list[PeerId]]:
-        """Those whose processes run, for all I know; and those of them that are not given up."""
-        # Each look of a leader asks several times.
-        if self._looked_of != (now, self._view.changes):
-            self._looked_of = now, self._view.changes
-            given_up = self._view.given_up(self._stamp.step, now=now)
-            known = ((peer, seen) for peer, seen in self._view.mates() if seen.synced and self._is_open_at(seen))
-            running = [peer for peer, _ in known if not self._view.refused(peer)]
-            self._found = running, [peer for peer in running if peer not in given_up]
-        return self._found
+    def look(self, now: float) -> None:
+        """Find them."""
+        self.given_up = self._view.given_up(self._stamp.step, now=now)
+        known = ((peer, seen) for peer, seen in self._view.mates() if seen.synced and self._is_open_at(seen))
+        self.running = [peer for peer, _ in known if not self._view.refused(peer)]
+        self.live = [peer for peer in self.running if peer not in self.given_up]
 
     def _is_open_at(self, seen: Seen) -> bool:
         """Does this replica have the weights that the step is computed on?"""

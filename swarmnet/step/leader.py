@@ -274,6 +274,7 @@ class Leader:
 
     def _look(self, now: float, resend: bool) -> None:
         self._waits.complete, self.looks, self._looked_at = False, False, now
+        self._at_step.look(now)
         self.passed_over = self._pass_over(now)
         if self.commit is None:
             late = self.waits(now).keys() - self._at_step.behind(self.members)
@@ -297,7 +298,7 @@ class Leader:
         """Where the term stands."""
         if self.commit is not None:
             return "committed"
-        if not self._everybody_reported(now):
+        if not self._everybody_reported():
             return "hearing"
         if self.oldest and self._sure(now):
             return "certified"
@@ -339,29 +340,29 @@ class Leader:
             return {}
         if self.acks:
             return dict.fromkeys(sorted(self.members.keys() - self.acks.keys()), "has not got the sum")
-        silent = sorted({*self._waited_for(now)} - self.members.keys() - self._left_out)
+        silent = sorted({*self._waited_for()} - self.members.keys() - self._left_out)
         behind = self._at_step.behind(self.members)
         return {**dict.fromkeys(silent, "does not report"), **dict.fromkeys(behind, "is behind")}
 
     # ------------------------------------------------------------ inside
 
-    def _everybody_reported(self, now: float) -> bool:
+    def _everybody_reported(self) -> bool:
         """Rule 14: the leader assigns and opens nothing before every live member has reported.
 
         A new mate is first heard by a heartbeat, after which the leader advances: until then the last answer stands.
         """
         if not self._waits.complete:
-            self._waits.missing = {self.view.me, *self._waited_for(now)} - self._left_out - self.members.keys()
+            self._waits.missing = {self.view.me, *self._waited_for()} - self._left_out - self.members.keys()
             self._waits.complete = not self._waits.missing
             if self._waits.complete:
                 self._waits.all_reported(self.members)
         return self._waits.complete
 
-    def _waited_for(self, now: float) -> list[PeerId]:
+    def _waited_for(self) -> list[PeerId]:
         """Live mates whose report I have or wait for: members of the roster, or everybody while it is empty."""
         return [
             peer
-            for peer in self._at_step.found(now)[1]
+            for peer in self._at_step.live
             if peer in self.members or not (peer in self.passed_over or self._member.membership.is_new(peer))
         ]
 
@@ -417,7 +418,7 @@ class Leader:
         The leader waits for a long silence; if most others have reported, for several usual steps. Only time in which
         it is in touch counts: a mate that was cut off is not late for that.
         """
-        awaited, timers = self._waited_for(now), self.view.timers
+        awaited, timers = self._waited_for(), self.view.timers
         missing = [peer for peer in awaited if peer not in self.members and peer not in self._left_out]
         self._waits.for_states([peer for peer in missing if self.view.in_touch(peer, now=now)], now=now)
         most = has_quorum(self.members.keys(), {self.view.me, *awaited})
@@ -458,12 +459,11 @@ class Leader:
         left = {peer for peer in self.members if self._work.at_work.get(peer)}
         last = self.ledger.complete and not blocks(left, self.members.keys())
         self._waits.for_last(left if last else set(), now=now)
-        out = self.members.keys() - {self.view.me, *self._at_step.found(now)[1]}
-        given_up = self.view.given_up(self.stamp.step, now=now) if out else frozenset[PeerId]()
+        out = self.members.keys() - {self.view.me, *self._at_step.live}
         for peer, generation in list(self.members.items()):
             if peer == self.view.me:
                 continue
-            if peer in given_up or (peer in out and self.view.get(peer) is None):
+            if peer in self._at_step.given_up or (peer in out and self.view.get(peer) is None):
                 reason = "silent" if self.view.get(peer) is not None and not self.view.refused(peer) else "dead"
             elif self._stalled(peer, now):
                 reason = "stalled"
@@ -619,7 +619,7 @@ class Leader:
     def _prepare(self, resend: bool, now: float) -> None:
         """Tell members of the term; mates left out or out of touch as well: one that never hears of me would stand
         itself."""
-        open_here = {self.view.me, *self._at_step.found(now)[0]}
+        open_here = {self.view.me, *self._at_step.running}
         due = open_here if resend else {peer for peer in open_here if self._follower(peer).given is None}
         heirs = self._heirs(now) if due else []
         # What lives says itself what it owns, and an open round names all: neither is a reason for a plan.

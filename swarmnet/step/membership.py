@@ -83,7 +83,6 @@ class Membership:
         self._given_up: set[Commit] = set()  # sums of the open step
         self._convicted: set[PeerId] = set()
         self._rosters: dict[int, frozenset[PeerId]] = {}  # as they follow from these two
-        self._living: dict[int, tuple[tuple[object, ...], frozenset[PeerId]]] = {}  # stage -> (of what, who lives)
         self._alone: set[PeerId] = set()  # replicas that believed what nobody committed
         self.rolls = Rolls()
 
@@ -125,11 +124,6 @@ class Membership:
         """The members of the roster that are not lost to me; if there are none, all replicas that I hear and can
         call."""
         view, leaders = self._view, self.leaders(stage)
-        # Each vote of a certificate asks for it.
-        of = now, view.changes, leaders, len(self._convicted)
-        before = self._living.get(stage)
-        if before is not None and before[0] == of:
-            return before[1]
         long_s = view.timers.long_silence_s
         found = frozenset(
             peer
@@ -140,7 +134,6 @@ class Membership:
         if not found:
             heard = {*view.live(stage, now=now), *({self.me} if stage == self.stage else ())}
             found = first_of(heard - (self._convicted - {self.me}))
-        self._living[stage] = of, found
         return found
 
     def _stateless(self, peer: PeerId, stage: int, now: float) -> bool:

@@ -82,8 +82,6 @@ class View:
         """Stages of which I hear a few replicas only: there silence of the others means nothing (`step.graph`)."""
         self.beat_s = timers.beat_s
         """Between two heartbeats to a peer."""
-        self.changes = 0
-        """How often what decides who lives has changed: until then it need not be looked at again."""
         self.arrivals = 0
         """How often somebody was heard for the first time, came back or was lost."""
         self._refused_at: dict[PeerId, float] = {}  # the latest last
@@ -92,7 +90,6 @@ class View:
 
     def hear(self, peer: PeerId, beat: Heartbeat, *, now: float) -> bool:
         """Take in a heartbeat. Returns True if the peer is new, newly alive, or a new incarnation of itself."""
-        self.changes += 1
         stage = self._seen.setdefault(beat.stamp.stage, {})
         seen, refused_at = stage.get(peer), self._refused_at.get(peer)
         # A beat of the life that has ended was under way. If more come later, the refusal was an error.
@@ -121,7 +118,6 @@ class View:
 
     def touch(self, peer: PeerId, *, now: float) -> None:
         """Any message is a sign of life."""
-        self.changes += 1
         if peer not in self._refused_at:
             for stage in self._seen.values():
                 if peer in stage:
@@ -130,13 +126,11 @@ class View:
     def echo(self, peer: PeerId, *, now: float) -> None:
         """The peer answered on a connection that I opened."""
         if (seen := self.get(peer)) is not None:
-            self.changes += not self.in_touch(peer, now=now)
             seen.echoed_at = now
 
     def refuse(self, peer: PeerId, *, now: float) -> bool:
         """Nobody listens at the address of this peer: I am out of touch with it at once. Returns True if that is news
         of a known replica."""
-        self.changes += 1
         self.arrivals += 1
         known = any(peer in stage for stage in self._seen.values())
         news = known and peer not in self._refused_at
@@ -153,18 +147,15 @@ class View:
 
     def forget(self, peer: PeerId) -> None:
         """Know nothing of this peer any more."""
-        self.changes += 1
         for stage in self._seen.values():
             stage.pop(peer, None)
 
     def forget_all(self) -> None:
         """Forget all that others said; what I know of connections stays."""
-        self.changes += 1
         self._seen.clear()
 
     def review(self, *, now: float) -> None:
         """A heartbeat's time has passed. Replicas that were silent for ten long silences are forgotten."""
-        self.changes += 1
         # My process was stopped, and has asked for no answer in that time.
         if now - self._reviewed_at > self.timers.suspect_s:
             for _, seen in self.mates():
@@ -187,7 +178,6 @@ class View:
 
     def hear_only(self, neighbours: Collection[PeerId], *, now: float) -> None:
         """Of large stages I hear and call these alone: who falls silent and is none of them need not be gone."""
-        self.changes += 1
         self._neighbours = frozenset(neighbours)
         for stage in self.sparse & self._seen.keys():
             known = self._seen[stage]

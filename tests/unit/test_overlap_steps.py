@@ -224,7 +224,9 @@ def test_forks_share_the_step_that_is_computed_on_what_they_share():
     for place, shared in enumerate((True, False)):
         (name,) = [name for name, member in table.members.items() if member.steps[place].leader is not None]
         table.members[name].receive(PeerId("F"), fork, now=table.now)
-        assert ("F" in table.members[name].steps[place].leader._at_step.found(table.now)[1]) is shared
+        at_step = table.members[name].steps[place].leader._at_step
+        at_step.look(table.now)
+        assert ("F" in at_step.live) is shared
 
 
 def test_who_loses_a_fork_keeps_the_sum_of_the_shared_step_until_it_is_applied():
