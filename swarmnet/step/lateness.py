@@ -68,31 +68,41 @@ class Lateness:
         return [peer for peer, until in reversed(self._until.items()) if now < until]
 
 
+class WaitTimes:
+    """How long replicas were waited for, in seconds."""
+
+    def __init__(self, now: float) -> None:
+        self.seconds: dict[PeerId, float] = {}
+        self._waits_for: Collection[PeerId] = ()
+        self._noted_at = now
+
+    def note(self, peers: Collection[PeerId], *, now: float) -> None:
+        """These are waited for from now on."""
+        for peer in self._waits_for:
+            self.seconds[peer] = self.seconds.get(peer, 0.0) + now - self._noted_at
+        self._waits_for, self._noted_at = peers, now
+
+
 class Delays:
-    """Which members one step has waited for, and how long: for reports, last gradients, streams, or signatures."""
+    """Which members one step has waited for, and how long: for reports, streams, or signatures."""
 
     def __init__(self, timers: Timers, now: float) -> None:
-        self._timers, self._began_at, self._noted_at = timers, now, now
-        self._waits_for: frozenset[PeerId] = frozenset()
-        self._late_s: dict[PeerId, float] = {}
+        self._timers, self._began_at, self._late = timers, now, WaitTimes(now)
 
     def note(self, waits_for: Set[PeerId], members: int, *, now: float) -> None:
         """The members that the step waits for from now on. Nobody is to blame unless most members are ready."""
-        for peer in self._waits_for:
-            self._late_s[peer] = self._late_s.get(peer, 0.0) + now - self._noted_at
-        self._noted_at = now
-        self._waits_for = frozenset(waits_for) if len(waits_for) < quorum(members) else frozenset()
+        self._late.note(frozenset(waits_for) if len(waits_for) < quorum(members) else (), now=now)
 
     def late_s(self, *, without: PeerId | None) -> float:
         """The longest time that the step waited for one member other than `without`."""
-        return max((late_s for peer, late_s in self._late_s.items() if peer != without), default=0.0)
+        return max((late_s for peer, late_s in self._late.seconds.items() if peer != without), default=0.0)
 
     def charge(self, lateness: Lateness, me: PeerId, *, now: float) -> None:
         """The step is over. A member owes what it was late beyond half of the time that the others took."""
-        self.note(frozenset(), 0, now=now)
-        alone_s = now - self._began_at - max(self._late_s.values(), default=0.0)
+        self._late.note((), now=now)
+        alone_s = now - self._began_at - self.late_s(without=None)
         free_s = max(alone_s, 0.0) / 2 + self._timers.settle_s
-        for peer, late_s in sorted(self._late_s.items()):
+        for peer, late_s in sorted(self._late.seconds.items()):
             if peer != me and late_s > free_s:
                 lateness.charge(peer, "slows the steps down", cost_s=late_s - free_s, now=now)
 
@@ -102,7 +112,7 @@ class Waits:
 
     missing: replicas whose states were awaited at the last look. complete: there were none, and nobody was lost since.
     last_since: members that still have gradients to accumulate while most have none, and since when. behind_at: when no
-    member was behind last.
+    member was behind last. states: for the states of replicas in touch.
     """
 
     def __init__(self, timers: Timers, now: float) -> None:
@@ -110,28 +120,13 @@ class Waits:
         self.missing: set[PeerId] = set()
         self.complete = False
         self.last_since: dict[PeerId, float] = {}
-        self._waited_s: dict[PeerId, float] = {}  # for a state, in all the time that the replica was in touch
-        self._noted_at: dict[PeerId, float] = {}
+        self.states = WaitTimes(now)
 
-    def for_states(self, peers: Collection[PeerId], *, now: float) -> None:
-        """The states of these replicas, which are in touch, are awaited from now on."""
-        for peer, noted_at in self._noted_at.items():
-            self._waited_s[peer] = self._waited_s.get(peer, 0.0) + now - noted_at
-        self._noted_at = dict.fromkeys(peers, now)
-
-    def waited_s(self, peer: PeerId) -> float:
-        """How long the term has waited for this state."""
-        return self._waited_s.get(peer, 0.0)
-
-    def gives_up(self, peer: PeerId) -> None:
-        """The term goes on without this state."""
-        self._noted_at.pop(peer, None)
-        self.complete = False
-
-    def all_reported(self, members: Collection[PeerId]) -> None:
+    def all_reported(self, members: Collection[PeerId], *, now: float) -> None:
         """No state is awaited any more; members that are lost later are awaited anew."""
-        self._noted_at = {}
-        self._waited_s = {peer: waited_s for peer, waited_s in self._waited_s.items() if peer not in members}
+        self.states.note((), now=now)
+        for peer in members:
+            self.states.seconds.pop(peer, None)
 
     def for_last(self, left: Set[PeerId], *, now: float) -> None:
         """These members are the last that have gradients to accumulate."""

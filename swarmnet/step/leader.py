@@ -298,7 +298,7 @@ class Leader:
         """Where the term stands."""
         if self.commit is not None:
             return "committed"
-        if not self._everybody_reported():
+        if not self._everybody_reported(now):
             return "hearing"
         if self.oldest and self._sure(now):
             return "certified"
@@ -346,7 +346,7 @@ class Leader:
 
     # ------------------------------------------------------------ inside
 
-    def _everybody_reported(self) -> bool:
+    def _everybody_reported(self, now: float) -> bool:
         """Rule 14: the leader assigns and opens nothing before every live member has reported.
 
         A new mate is first heard by a heartbeat, after which the leader advances: until then the last answer stands.
@@ -355,7 +355,7 @@ class Leader:
             self._waits.missing = {self.view.me, *self._waited_for()} - self._left_out - self.members.keys()
             self._waits.complete = not self._waits.missing
             if self._waits.complete:
-                self._waits.all_reported(self.members)
+                self._waits.all_reported(self.members, now=now)
         return self._waits.complete
 
     def _waited_for(self) -> list[PeerId]:
@@ -420,12 +420,13 @@ class Leader:
         """
         awaited, timers = self._waited_for(), self.view.timers
         missing = [peer for peer in awaited if peer not in self.members and peer not in self._left_out]
-        self._waits.for_states([peer for peer in missing if self.view.in_touch(peer, now=now)], now=now)
+        states = self._waits.states
+        states.note([peer for peer in missing if self.view.in_touch(peer, now=now)], now=now)
         most = has_quorum(self.members.keys(), {self.view.me, *awaited})
         patience_s = min(timers.long_silence_s, self._member.pace.patience_s) if most else timers.long_silence_s
         for peer in missing:
-            if self._waits.waited_s(peer) > patience_s:
-                self._waits.gives_up(peer)
+            if states.seconds.get(peer, 0.0) > patience_s:
+                self._waits.complete = False
                 self._leave_out(peer, "does not report", now)
 
     def _leave_out(self, peer: PeerId, reason: str, now: float) -> None:
