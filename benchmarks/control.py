@@ -40,7 +40,7 @@ from typing import Any, NoReturn
 from swarmnet.bounds import Bounds
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.manifest.timers import Timers
-from swarmnet.messages import Control, Finished, Heartbeat, MemberState, Round, StagePlan, Stamp
+from swarmnet.messages import Control, Finished, Heartbeat, MemberState, Round, StagePlan, Stamp, StateHeader
 from swarmnet.net.grpc_link import MessageWriter
 from swarmnet.net.identity import Identity
 from swarmnet.step.commits import commit_of
@@ -114,7 +114,9 @@ class Stage:
             self.neighbours(name)  # as on the ticks before a peer has state: whether the stage is a large one
         for name in names:
             self._call(
-                name, "begin", lambda member: member.restored(1, CHAIN, CHAIN, CHAIN, None, (), (before,), now=self.now)
+                name,
+                "begin",
+                lambda member: member.restored(StateHeader(1, CHAIN, CHAIN, CHAIN), None, (), (before,), now=self.now),
             )
         self.settle()
 

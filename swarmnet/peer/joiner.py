@@ -18,9 +18,7 @@ from swarmnet.averaging.exchange import Exchange
 from swarmnet.clock import loop_time
 from swarmnet.errors import BadMessage, NoReplica, PeerGone, PeerTimeout, Refused, RejectCode, SwarmError
 from swarmnet.fetch.driver import GRACE_S, expect, first_answers
-from swarmnet.ids import PeerId, next_chain
-from swarmnet.manifest.extension import Horizon
-from swarmnet.manifest.timers import TERM_STEPS
+from swarmnet.ids import PeerId
 from swarmnet.messages import (
     Answer,
     Commit,
@@ -36,8 +34,6 @@ from swarmnet.messages import (
 from swarmnet.stage.seams import Compute
 from swarmnet.state.catch_up import WITHIN, Ahead, InSync, line_needed, next_stamp, sums_arrive
 from swarmnet.state.snapshot_fetch import SnapshotFetch, Sources, TransferProgress
-from swarmnet.step.commits import evidence
-from swarmnet.step.exclusion import after
 from swarmnet.step.gate import Shape
 from swarmnet.step.member import Member
 from swarmnet.transport import Transport
@@ -203,7 +199,7 @@ class Joiner:
             # They name the voters: certificates come first, then what most sources tell.
             before = max(told, key=lambda of: (all(commit in self._proven for commit in of), told[of]), default=())
             return InSync(header, finished, tuple(commit for commit in commits if commit in self._proven), before)
-        after = self._after(header, commits)
+        after = self._member.after(commits)
         self._engine.lengthen(after.extensions)
         await self._engine.apply(commits)
         self._stand(after)
@@ -297,20 +293,7 @@ class Joiner:
     def _stand(self, header: StateHeader) -> None:
         """The engine holds this version now; not to be served before it has caught up with the others."""
         self.touch()
-        member = self._member
-        member.version, member.chain = header.version, header.chain
-        member.before, member.term_chain = header.before, header.term_chain
-        member.horizon = Horizon(self._shape.total_steps, header.extensions)
-
-    def _after(self, header: StateHeader, commits: tuple[Commit, ...]) -> StateHeader:
-        """The header of a replica that has applied on these commits of all stages; as Member.applied."""
-        chain = next_chain(header.chain, evidence(commits))
-        begins_term = (header.version + 1) % TERM_STEPS == 0
-        learn, held = self._shape.notices.learn, Horizon(self._shape.total_steps, header.extensions)
-        held = held.after(header.version, [learn(commit.notice) for commit in commits if commit.notice])
-        term_chain = chain if begins_term else header.term_chain
-        exclusions = after(header.exclusions, commits[self._stage])
-        return StateHeader(header.version + 1, chain, header.chain, term_chain, header.restart, held.texts, exclusions)
+        self._member.stand(header)
 
     def _say_followed(self, version: int) -> None:
         collected, since_s = self._exchange.collected_bytes - self._collected, loop_time() - self._began

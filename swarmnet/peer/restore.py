@@ -110,7 +110,7 @@ class Restorer:
 
     def stay(self) -> None:
         """Go on with the weights that are here: nobody could hand over newer ones, or the run goes on from these."""
-        self._serve(InSync(self._stands_at()))
+        self._serve(InSync(self._member.header))
 
     async def load(self, version: int, *, becomes: int) -> bool:
         """Serve this peer's checkpoint of `version` as version `becomes`. False if it cannot be used.
@@ -169,20 +169,9 @@ class Restorer:
             self.checkpoints.say_not_owed(BadCheckpoint(path, f"what was owed beside it is not so: {error.reason}"))
 
     def _serve(self, reached: InSync) -> None:
-        at = reached.header
         self.joiner.whole = True
         self.checkpoints.stand_under(self._member.restart)
-        self._driver.restored(
-            at.version,
-            at.chain,
-            at.before,
-            at.term_chain,
-            reached.finished,
-            reached.commits,
-            reached.last_commits,
-            extensions=at.extensions,
-            exclusions=at.exclusions,
-        )
+        self._driver.restored(reached.header, reached.finished, reached.commits, reached.last_commits)
         self.checkpoints.ends_at(self._member.horizon.last)
 
     def _say_synced(self, how: str, *, began: float, num_bytes: int, **more: object) -> None:
@@ -268,12 +257,7 @@ class Restorer:
         stands = self._still and self.joiner.whole and self._driver.is_settled  # also after an apply that failed
         if not stands and (not member.synced or member.oldest.applying):
             return None
-        return self._stands_at()
-
-    def _stands_at(self) -> StateHeader:
-        member = self._member
-        chains = member.chain, member.before, member.term_chain
-        return StateHeader(member.version, *chains, member.restart, member.horizon.texts, member.membership.exclusions)
+        return member.header
 
     async def _checkpoint(self, version: int) -> tuple[StateHeader, memoryview] | None:
         """This peer's checkpoint, to be handed to a mate."""

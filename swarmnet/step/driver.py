@@ -17,8 +17,7 @@ from typing import Any, ParamSpec, Protocol
 from swarmnet.averaging.exchange import Exchange
 from swarmnet.errors import SwarmError, leaves
 from swarmnet.ids import Chain, PeerId, Restart, RoundId
-from swarmnet.manifest.extension import Extension
-from swarmnet.messages import Commit, Committed, Exclusion, Finished, Measure, Round, Stamp, StepControl
+from swarmnet.messages import Commit, Committed, Finished, Measure, Round, Stamp, StateHeader, StepControl
 from swarmnet.pipeline.execution import Execution
 from swarmnet.pipeline.recovery import Spawn
 from swarmnet.stage.seams import Compute, Stash
@@ -120,11 +119,11 @@ class StepDriver:
         self.member.view.echo(peer, now=self._now())
 
     def restored(
-        self, *args: Any, extensions: tuple[Extension, ...] = (), exclusions: tuple[Exclusion, ...] = ()
+        self, header: StateHeader, finished: Finished | None, commits: tuple[Commit, ...], last: tuple[Commit, ...]
     ) -> None:
-        """State is in place; see Member.restored."""
-        self._engine.lengthen(extensions)
-        self.member.restored(*args, extensions=extensions, exclusions=exclusions, now=self._now())
+        """State is in place, as in `Member.restored`."""
+        self._engine.lengthen(header.extensions)
+        self.member.restored(header, finished, commits, last, now=self._now())
         self._pipeline.stop()
         self._begin()
         self.member.calls.make(self)

@@ -10,22 +10,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from swarmnet.ids import NO_RESTART, Ballot, Chain, PeerId, Restart, RoundId, Signer, next_chain
-from swarmnet.manifest.extension import Extension, Horizon
+from swarmnet.manifest.extension import Horizon
 from swarmnet.manifest.timers import TERM_STEPS, Timers
 from swarmnet.messages import (
     MAX_LATE,
     UNMEASURED,
     Commit,
     Committed,
-    Exclusion,
     Finished,
     Heartbeat,
     LineQuality,
     Measure,
     StagePlan,
     Stamp,
+    StateHeader,
     StepControl,
     Trouble,
 )
@@ -72,14 +73,11 @@ class Member:
         self.view.contributors = self.membership.contributors
         self.lateness, self.pace, self.lines = Lateness(timers, self.host), Pace(timers), BrokenLines()
         self.generations, self.round_numbers = Generations(incarnation), round_numbers(incarnation)
-        self.version, self.chain, self.before = 0, chain, chain
+        self.restart = NO_RESTART
+        self.stand(StateHeader(0, chain, chain, chain))
         self._restored = 0  # the version at which this process last took state over
-        self.term_chain = chain
-        """The chain at the start of the leaders' term: the order of leaders follows from it."""
         self.synced = False
         """Do I have state? Without it I take no part in the step."""
-        self.horizon = Horizon(shape.total_steps)
-        """How many steps the run has, by the notices in force at this version."""
         self.overruled_by: PeerId | None = None
         """Who kept the step before while I thought that I did, and did not follow me."""
         self.line: LineQuality = UNMEASURED
@@ -89,7 +87,6 @@ class Member:
         self.awaited: frozenset[PeerId] = frozenset()
         """Members whose streams are later than their measured lines explain."""
         self._waits: Mapping[PeerId, bool] = {}
-        self.restart = NO_RESTART
         self.queue = 0
         self.last_commits: tuple[Commit, ...] = ()
         self.evidence: tuple[bytes, ...] = ()
@@ -183,39 +180,47 @@ class Member:
         """May an earlier process of mine have led in that step, or I before I fetched the state anew?"""
         return step <= self._restored + self._ahead
 
+    def stand(self, header: StateHeader) -> None:
+        """The state that is here is this one."""
+        self.header, self.version = header, header.version
+        self.chain, self.before, self.term_chain = header.chain, header.before, header.term_chain
+        self.horizon = Horizon(self.shape.total_steps, header.extensions)  # by the notices in force at this version
+
+    def after(self, commits: tuple[Commit, ...]) -> StateHeader:
+        """The state that follows from this one and the commits of all stages."""
+        chain, version = next_chain(self.chain, evidence(commits)), self.version + 1
+        # Leaders are drawn again from a chain that no replica knew when the last term began.
+        term_chain = chain if version % TERM_STEPS == 0 else self.term_chain
+        exclusions = after(self.header.exclusions, commits[self.stage])
+        notices = self.horizon_of(commits).texts
+        return StateHeader(version, chain, self.chain, term_chain, self.restart, notices, exclusions)
+
     def restored(
         self,
-        version: int,
-        chain: Chain,
-        before: Chain,
-        term_chain: Chain,
+        header: StateHeader,
         finished: Finished | None,
         commits: tuple[Commit, ...],
         last_commits: tuple[Commit, ...] = (),
         *,
-        extensions: tuple[Extension, ...] = (),
-        exclusions: tuple[Exclusion, ...] = (),
         now: float,
     ) -> None:
-        """State of `version` is in place (seed or snapshot), with the oldest step's finished sum if there is one.
+        """This state is in place (seed or snapshot), with the oldest step's complete aggregate if there is one.
 
-        before: the chain of one version earlier. last_commits: of the step before, all or none: others may still need
-        to hear them from me. extensions, exclusions: in force at this version.
+        last_commits: of the step before, all or none: others may still need to hear them from me.
         """
         self.generations.next()
-        self._restored = version
-        self.horizon = Horizon(self.shape.total_steps, extensions)
+        self._restored = header.version
         # What I have not summed myself I sign only if my stage has committed it: a donor may have made it up.
         if not any(commit.stage == self.stage and finished and commit.says(finished) for commit in commits):
             finished = None
         left = self.oldest
-        self.version, self.chain, self.before, self.term_chain = version, chain, before, term_chain
+        self.stand(header)
         self.synced = True
         self.last_commits, self.last_finished, self._last_stamp = last_commits, None, None
         self.evidence = (evidence(last_commits),) if last_commits else ()
         for commit in (*commits, *last_commits):
             self.membership.hear(commit, now=now)
-        self.membership.restored(last_commits, exclusions)
+        self.membership.restored(last_commits, header.exclusions)
         for commit in last_commits:
             if commit.stage == self.stage:  # who has taken over what followed from it stands by it, too
                 self.membership.hear_vote(commit, self.me, self.membership.sign(commit), now=now)
@@ -233,6 +238,7 @@ class Member:
     def follow(self, restart: Restart) -> None:
         """The run goes on from another version: nothing said before counts, and I have no state until `restored`."""
         self.restart, self.synced = restart, False
+        self.header = replace(self.header, restart=restart)
         self.membership.follow(restart)
         self.view.forget_all()
         self.drift.forget()
@@ -292,15 +298,10 @@ class Member:
         self.overruled_by = leader if rival is not None and rival.leader != ended.promised else None
         ended.applied(now)
         self.steps = self.steps[1:]
-        self.horizon = self.horizon_of(self.last_commits)
         self.evidence = (*self.evidence[-1:], evidence(self.last_commits))
-        self.before, self.chain = self.chain, next_chain(self.chain, self.evidence[-1])
         self._exclude(self.last_commits[self.stage])
         self.membership.applied(self.last_commits, self.last_finished)
-        self.version += 1
-        # Leaders are drawn again from a chain that nobody knew when the last term began.
-        if self.version % TERM_STEPS == 0:
-            self.term_chain = self.chain
+        self.stand(self.after(self.last_commits))
         self._lag.caught_up()
         self._review_leader(ended.late_s, now)
         self.membership.patience_s = 2 * (self.pace.usual_s or 0.0)

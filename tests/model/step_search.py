@@ -35,7 +35,7 @@ from machines import Effects, Event, Machines, Node, Share
 
 from swarmnet.ids import Chain, PeerId
 from swarmnet.manifest.timers import Timers
-from swarmnet.messages import NONE, Committed, Finished, MemberState, Round, StagePlan
+from swarmnet.messages import NONE, Committed, Finished, MemberState, Round, StagePlan, StateHeader
 from swarmnet.simulate.swarm import SimulatedSigner
 from swarmnet.step.commits import statement
 from swarmnet.step.gate import Shape
@@ -167,7 +167,7 @@ class Setup:
         state = State(0.0, (DEAD,) * len(self.peers), ((),) * len(self.pairs), frozenset(), Faults())
         for peer, member in members.items():
             chain = CHAINS[member.stage]
-            member.restored(0, chain, chain, chain, None, (), now=0.0)
+            member.restored(StateHeader(0, chain, chain, chain), None, (), now=0.0)
             state = self._begin(state, peer, Node(member))
         for _ in range(self.steps_before):
             state = self._next_step(Ways(self).end(self._claimed(state)))
@@ -309,10 +309,7 @@ class Setup:
         source = self.machines.nodes[state.nodes[self.place[donor]]]
         of = source.member
         member = self.member(peer, 2, state.now)
-        chains = of.chain, of.before, of.term_chain
-        member.restored(
-            of.version, *chains, of.oldest.finished, of.oldest.barrier.known, of.last_commits, now=state.now
-        )
+        member.restored(of.header, of.oldest.finished, of.oldest.barrier.known, of.last_commits, now=state.now)
         kept = frozenset({member.oldest.finished} if member.oldest.finished is not None else ())
         return self._begin(state, peer, Node(member, kept=kept, applied=source.applied))
 

@@ -63,7 +63,9 @@ async def restored(joiner: TorchEngine, mate: Mate) -> None:
         mate,
         joiner,
         SimpleNamespace(collected_bytes=0),  # type: ignore[arg-type]  # nothing was summed since
-        SimpleNamespace(restart=NO_RESTART, view=SimpleNamespace(mates=lambda: ())),  # type: ignore[arg-type]
+        SimpleNamespace(  # type: ignore[arg-type]
+            restart=NO_RESTART, view=SimpleNamespace(mates=lambda: ()), stand=lambda header: None
+        ),
         stage=STAGE,
         shape=Shape(3, 4, 20),
         serving=lambda stage: frozenset(),

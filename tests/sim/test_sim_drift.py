@@ -14,7 +14,6 @@ from strike import node_of, watched
 
 from swarmnet.ids import PeerId
 from swarmnet.messages import Commit
-from swarmnet.peer import joiner
 from swarmnet.simulate.engine import SimulatedEngine
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Node, Swarm
@@ -171,8 +170,7 @@ def test_replicas_that_agree_say_nothing_and_nobody_measures_unasked() -> None:
 
 def test_other_numerics_classes_take_the_leaders_state_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two machines round otherwise than the other two: their last digits are their own, between two meetings."""
-    for each in (member, joiner):
-        monkeypatch.setattr(each, "TERM_STEPS", 100)  # one term
+    monkeypatch.setattr(member, "TERM_STEPS", 100)  # one term
     swarm = watched(plan(replicas=4, steps=24, drift_every=2, resync_every=10), 2)
     classes = {PeerId(f"s0.{n}"): "cuda" if n % 2 else "cpu" for n in range(4)}
     swarm.classes.update(classes)

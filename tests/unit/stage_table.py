@@ -13,7 +13,18 @@ from dataclasses import replace
 from swarmnet.ids import NO_RESTART, Chain, PeerId
 from swarmnet.manifest.schema import Delay
 from swarmnet.manifest.timers import Timers
-from swarmnet.messages import Commit, Control, Finished, Heartbeat, MemberState, Round, StagePlan, Stamp, Vote
+from swarmnet.messages import (
+    Commit,
+    Control,
+    Finished,
+    Heartbeat,
+    MemberState,
+    Round,
+    StagePlan,
+    Stamp,
+    StateHeader,
+    Vote,
+)
 from swarmnet.simulate.swarm import SimulatedSigner
 from swarmnet.step.commits import statement
 from swarmnet.step.gate import Shape
@@ -95,7 +106,7 @@ class Table:
         )
         self.members[name], self.sums[name], self.rounds[name], self.collects[name] = member, [], None, None
         self.later[name] = []
-        member.restored(0, CHAIN, CHAIN, CHAIN, None, (), now=self.now)
+        member.restored(StateHeader(0, CHAIN, CHAIN, CHAIN), None, (), now=self.now)
         self.do(name)
 
     def kill(self, name: str) -> None:

@@ -6,21 +6,23 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence, Set
 from dataclasses import replace
 from functools import cache
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from swarmnet.errors import BadMessage, NoReplica, PeerGone, Refused, RejectCode, SwarmError
-from swarmnet.ids import NO_RESTART, Ballot, PeerId, RoundId, RunId, first_chain, next_chain
+from swarmnet.ids import Ballot, PeerId, RoundId, RunId, first_chain, next_chain
 from swarmnet.manifest.extension import Extension
 from swarmnet.manifest.schema import NO_DELAY
+from swarmnet.manifest.timers import Timers
 from swarmnet.messages import Answer, Commit, Finished, Rejected, Round, StateHeader, TrailRequest, TrailStep
 from swarmnet.peer.joiner import Joiner
 from swarmnet.simulate.clock import VirtualLoop
+from swarmnet.simulate.swarm import SimulatedSigner
 from swarmnet.state.catch_up import InSync
 from swarmnet.step.commits import evidence
 from swarmnet.step.gate import Shape
+from swarmnet.step.member import Member
 
 STAGE, STAGES, HERE = 1, 2, 9
 FIRST = first_chain(RunId("00" * 32), STAGE)
@@ -72,14 +74,17 @@ class Story:
         self.refuse: dict[PeerId, SwarmError] = {}
         self.slow_s: dict[PeerId, float] = {}
         self.took_s = 0.0
-        member = SimpleNamespace(restart=NO_RESTART, membership=self, view=SimpleNamespace(mates=lambda: ()))
+        me, shape = PeerId("joins"), Shape(STAGES, 4, 20)
+        signer = SimulatedSigner(me)
+        member = Member(me, STAGE, shape, Timers(), incarnation=1, chain=FIRST, now=0.0, signer=signer)
+        member.membership = self
         self.machine = Joiner(
             self,
             self,
             self,
             member,
             stage=STAGE,
-            shape=Shape(STAGES, 4, 20),
+            shape=shape,
             serving=lambda stage: frozenset(),
             step_s=lambda: 0.0,
             event=self.event,

@@ -24,6 +24,7 @@ from swarmnet.messages import (
     Round,
     StagePlan,
     Stamp,
+    StateHeader,
     Trouble,
 )
 from swarmnet.simulate.swarm import SimulatedSigner
@@ -508,7 +509,7 @@ def test_a_replica_one_step_behind_fetches_the_aggregate_before_it_follows_a_lea
     ]
     for peer, beat in beats:
         joiner.receive(peer, beat, now=table.now)
-    joiner.restored(0, CHAIN, CHAIN, CHAIN, None, (), now=table.now)
+    joiner.restored(StateHeader(0, CHAIN, CHAIN, CHAIN), None, (), now=table.now)
     calls_of(joiner.calls)
     for peer, beat in beats:
         joiner.receive(peer, beat, now=table.now)
@@ -646,7 +647,7 @@ def test_a_second_commit_of_a_stage_does_not_replace_the_first():
         table.put([(PeerId("N"), PeerId("A"), Committed(commit))])
         assert member.oldest.barrier.of(1) == commits[0]
     # Nor if a state comes with both.
-    member.restored(0, CHAIN, CHAIN, CHAIN, None, tuple(commits[::-1]), now=table.now)
+    member.restored(StateHeader(0, CHAIN, CHAIN, CHAIN), None, tuple(commits[::-1]), now=table.now)
     table.do("A")
     assert member.oldest.barrier.of(1) == commits[1]
 
@@ -855,7 +856,7 @@ def test_who_begins_a_step_again_alone_takes_back_the_sum_that_it_signed():
     commit = member.oldest.barrier.of(0)
     assert commit is not None and not table.applies
     table.kill("K")
-    member.restored(0, CHAIN, CHAIN, CHAIN, None, (commit,), now=table.now)
+    member.restored(StateHeader(0, CHAIN, CHAIN, CHAIN), None, (commit,), now=table.now)
     table.do("A")
     wanted = table.collects["A"]
     assert wanted is not None and (wanted[0].id, wanted[0].holders, wanted[1]) == (commit.id, (), commit.digest)
@@ -894,7 +895,7 @@ def test_a_commit_heard_before_its_step_is_open_stands_only_if_it_follows_my_cha
     member.receive(mate, Committed(mine), now=table.now)
     table.do("A")
     assert member.oldest.barrier.of(0) == mine
-    member.restored(1, member.chain, CHAIN, CHAIN, None, (other, mine), now=table.now)
+    member.restored(StateHeader(1, member.chain, CHAIN, CHAIN), None, (other, mine), now=table.now)
     table.do("A")
     assert member.oldest.barrier.of(0) == mine
 

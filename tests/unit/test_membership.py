@@ -11,7 +11,7 @@ from stage_table import CHAIN, TIMERS
 
 from swarmnet import statement as signing
 from swarmnet.ids import NO_RESTART, Ballot, Generation, PeerId, Restart, RoundId
-from swarmnet.messages import MAX_VOTES, Commit, Finished, Heartbeat, Stamp, Vote, roll_of
+from swarmnet.messages import MAX_VOTES, Commit, Finished, Heartbeat, Stamp, StateHeader, Vote, roll_of
 from swarmnet.simulate.swarm import SimulatedSigner
 from swarmnet.step.commits import commit_of, evidence, statement
 from swarmnet.step.gate import Shape
@@ -177,7 +177,7 @@ def test_names_under_a_commit_that_came_with_state_count_if_they_have_signed_it(
     for peer in (B, *(vote.peer for vote in forged)):
         member.view.hear(peer, Heartbeat(Stamp(3, 0, CHAIN), 1, True, None), now=0.0)
     given = replace(committed, votes=(*with_votes(committed, B).votes, *forged))
-    member.restored(3, CHAIN, CHAIN, CHAIN, finished, (given,), now=0.0)
+    member.restored(StateHeader(3, CHAIN, CHAIN, CHAIN), finished, (given,), now=0.0)
     assert member.oldest.applying
     member.applied(now=0.0)
     assert member.membership.roster(0) == {ME, B, C}

@@ -271,7 +271,7 @@ def test_state_of_a_version_opens_both_its_steps(finished: bool):
     whole = table.finish("K") if finished else None
     table.start("A")
     member = table.members["A"]
-    member.restored(1, kept.chain, kept.before, kept.term_chain, whole, (), now=table.now)
+    member.restored(kept.header, whole, (), now=table.now)
     table.do("A")
     assert [step.stamp for step in member.steps] == [step.stamp for step in kept.steps]
     assert member.oldest.finished is None and member.steps[1].finished is None

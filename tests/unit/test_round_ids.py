@@ -7,13 +7,14 @@ from collections.abc import Callable
 import pytest
 from stage_table import CHAIN, Table
 
+from swarmnet.messages import StateHeader
 from swarmnet.step.ledger import round_numbers
 
 
 def _takes_state_of_its_own_version(table: Table, name: str) -> None:
     """Where steps overlap, who lost a fork of the newest weights begins the oldest step again under the same stamp."""
     table.sums[name] = []
-    table.members[name].restored(0, CHAIN, CHAIN, CHAIN, None, (), now=table.now)
+    table.members[name].restored(StateHeader(0, CHAIN, CHAIN, CHAIN), None, (), now=table.now)
     table.do(name)
 
 
