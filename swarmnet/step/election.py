@@ -52,7 +52,7 @@ class Election:
         """
         view = self._view
         out = view.observed_late(now=now), view.cut_off(view.stage, now=now)
-        worst = [*sorted(self._failed), *(peer for peers in out for peer in sorted(peers)), *self._excluded]
+        worst = [*sorted(self._failed), *(peer for peers in out for peer in sorted(peers)), *self._were_late]
         if not worst:
             return frozenset()
         live = self._membership.live(view.stage, now=now) | {*view.live(view.stage, now=now), view.me}
@@ -60,8 +60,8 @@ class Election:
         return passed_over((peer for peer in worst if peer != view.me), live)
 
     @property
-    def _excluded(self) -> list[PeerId]:
-        return self._membership.excluded(self._view.stage, self._step)
+    def _were_late(self) -> list[PeerId]:
+        return self._membership.may_not_lead(self._step)
 
     def promise(self, ballot: Ballot, *, told_by: PeerId | None = None, now: float) -> bool:
         """Follow a ballot from now on. False: I do not (`_follows`).
@@ -109,7 +109,7 @@ class Election:
     def _order(self, now: float) -> list[PeerId]:
         """Who should keep, best first: who overruled me, the roster first, the fewest broken lines, and as drawn."""
         out, view, ruler = self._passed_over(now), self._view, self._member.overruled_by
-        excluded = self._excluded
+        last = self._were_late
         if view.stage not in view.sparse:
             order = [peer for peer in view.leader_order(self._term_chain, now=now) if peer not in out]
             said = {
@@ -121,11 +121,11 @@ class Election:
             if view.voters:  # and many silent strangers would put me at fault that names them
                 said = {one: {mate: said[one][mate] for mate in said[one].keys() & view.voters} for one in said}
             broken = broken_lines(said, out | new, now - view.timers.suspect_s / 2)
-            return sorted(order, key=lambda peer: (peer in excluded, peer != ruler, peer in new, broken[peer]))
+            return sorted(order, key=lambda peer: (peer in last, peer != ruler, peer in new, broken[peer]))
         # Of a large stage those keep who count. They hear each other; I stand last if I am none of them.
         may = {peer for peer in self._membership.leaders(view.stage) if view.may_live(peer, now=now)} - out
         ranks = {peer: leader_rank(self._term_chain, view.stage, peer) for peer in {*may, view.me}}
-        return sorted(ranks, key=lambda peer: (peer not in may, peer in excluded, ranks[peer]))
+        return sorted(ranks, key=lambda peer: (peer not in may, peer in last, ranks[peer]))
 
     def _usurps(self, ballot: Ballot, now: float) -> bool:
         """Does it stand against a leader that lives and is followed, or that is first and has just begun?"""
@@ -237,12 +237,18 @@ class Election:
         return None
 
     def _observe_before(self, leader: PeerId, now: float) -> None:
-        """Rule 13: those before the step's first leader in order, heard and at the step, did not keep in their turn."""
+        """Rule 13: those before the step's first leader in order, heard and at the step, did not keep in their turn.
+
+        One that follows another of them had no turn.
+        """
         waited_s, order = now - self._began_at, self._order(now)
         if waited_s <= 2 * self._view.timers.suspect_s or leader not in order:
             return
-        for peer in order[: order.index(leader)]:
-            if peer != self._view.me and self._level(peer):
+        before = order[: order.index(leader)]
+        for peer in before:
+            seen = self._view.get(peer)
+            follows = seen is not None and seen.leader is not None and seen.leader.peer in {*before} - {peer}
+            if peer != self._view.me and self._level(peer) and not follows:
                 self._fail(peer, "does not lead in its turn", now)
 
     def _observe_idle(self, now: float) -> None:

@@ -12,8 +12,12 @@ names the peers that were late (`late`), and the chain of commits covers the nam
 |---|---|---|---|
 | back-off, steps | 32 | 64 | 128 |
 
-No step waits for an excluded peer, it leads no step and is assigned no index. It computes, answers calls, fetches what
-was committed, and votes. Silence and crashes exclude nobody.
+No step waits for an excluded peer, and it is assigned no index. It computes, answers calls, fetches what was committed,
+and votes. It leads no step until it is forgotten, as a bad leader costs more time than the shortest exclusion lasts.
+Silence and crashes exclude nobody.
+
+Of the voters fewer than half are excluded at a time: those that were named last. So a leader that names correct peers
+does not keep the next leader from naming it.
 """
 
 from __future__ import annotations
@@ -48,15 +52,10 @@ def _level(exclusion: Exclusion, step: int) -> int:
     return exclusion.level - max(step - exclusion.until_step, 0) // CLEAN
 
 
-def excluded(table: Table, step: int) -> list[PeerId]:
-    """The peers that are excluded at this step: the highest level first, then the longest exclusion."""
-    current = (each for each in table if step < each.until_step)
-    return [each.peer for each in sorted(current, key=lambda each: (-each.level, -each.until_step, each.peer))]
-
-
-def on_probation(table: Table, step: int) -> dict[PeerId, int]:
-    """The peers whose exclusion has ended and is remembered, and the step at which it ended."""
-    return {each.peer: each.until_step for each in table if each.until_step <= step and _level(each, step) > 0}
+def remembered(table: Table, step: int) -> list[Exclusion]:
+    """The exclusions that are not forgotten at this step: the one that was committed last first."""
+    found = [each for each in table if _level(each, step) > 0]
+    return sorted(found, key=lambda each: (BACK_OFF[each.level - 1] - each.until_step, each.peer))
 
 
 def passed_over(worst_first: Iterable[PeerId], live: Set[PeerId]) -> frozenset[PeerId]:

@@ -391,7 +391,7 @@ class Leader:
                 self._member.lateness.observe(peer, "takes no work that it is brought", now=now)
 
     def _late(self, now: float) -> tuple[PeerId, ...]:
-        """The peers that the commit is to name as late: of the voters fewer than half, with those excluded already.
+        """The peers that the commit is to name as late: fewer than half of the voters.
 
         An aggregate that members hold may have been committed by votes that I do not see: the same aggregate, made
         again, then names the same peers, or the stage would have two chains.
@@ -404,9 +404,8 @@ class Leader:
                 return held.late
         if (named := membership.late_signed(self.stamp.step, self.view.me)) is not None:
             return named  # else its members refuse what they have signed under me with other names
-        room = max(minority(voters) - len(voters.intersection(excluded)), 0)
         late = [peer for peer in self._observed(now) if peer in voters and peer not in (*excluded, self.view.me)]
-        return tuple(sorted(late[: min(room, MAX_LATE)]))
+        return tuple(sorted(late[: min(minority(voters), MAX_LATE)]))
 
     def _voting_members(self) -> Set[PeerId]:
         """The members that decide what is left out: voters, or all while there are none; identities cost nothing."""

@@ -34,7 +34,7 @@ from swarmnet.messages import (
 )
 from swarmnet.quorum import has_quorum, minority
 from swarmnet.step.commits import Rolls, statement
-from swarmnet.step.exclusion import Table, after, excluded, on_probation
+from swarmnet.step.exclusion import Table, after, remembered
 from swarmnet.step.host import StepHost
 from swarmnet.step.view import View
 
@@ -163,13 +163,20 @@ class Membership:
         return self._exclusions.get(self.stage, ())
 
     def excluded(self, stage: int, step: int) -> list[PeerId]:
-        """The peers for which that step of the stage does not wait, worst first."""
-        return excluded(self._exclusions.get(stage, ()), step)
+        """The peers for which that step of the stage does not wait, the one that was named last first."""
+        found = remembered(self._exclusions.get(stage, ()), step)
+        current = [each.peer for each in found if step < each.until_step]
+        voters = self.roster(stage)
+        return current[: minority(voters)] if voters else current
+
+    def may_not_lead(self, step: int) -> list[PeerId]:
+        """The peers of my stage that were late not long ago, the one that was named last first."""
+        return [each.peer for each in remembered(self.exclusions, step)]
 
     def idle_since_exclusion(self, step: int) -> list[PeerId]:
         """The peers of my stage that have contributed to no commit since their exclusion ended."""
-        last, ended = self._counting.get(self.stage, {}), on_probation(self.exclusions, step)
-        return [peer for peer, end in ended.items() if last.get(peer, -1) < end]
+        last, found = self._counting.get(self.stage, {}), remembered(self.exclusions, step)
+        return [each.peer for each in found if last.get(each.peer, -1) < each.until_step <= step]
 
     def restored(self, commits: Iterable[Commit], exclusions: tuple[Exclusion, ...]) -> None:
         """State was taken over, after these commits: a newcomer learns who counts.

@@ -375,19 +375,18 @@ class OpenStep:
     def late_refusal(self, attempt: Round) -> str | None:
         """Why I sign nothing with the peers that this attempt names as late, or None.
 
-        A lying leader may name correct peers, as only the leader sees most lateness: but fewer than half of the voters
-        at a time, so that the others are a quorum, and the same ones in all attempts of a step.
+        A lying leader may name correct peers, as only the leader sees most lateness: but fewer than half of the voters,
+        so that the others are a quorum, and the same ones in all attempts of a step.
         """
-        stage, step, membership = self.stamp.stage, self.stamp.step, self._member.membership
-        signed = membership.late_signed(step, attempt.id.ballot.peer)
+        membership = self._member.membership
+        signed = membership.late_signed(self.stamp.step, attempt.id.ballot.peer)
         if signed is not None and signed != attempt.late:
             return "names other late peers than an aggregate of it that I signed"
         named = {*attempt.late}
         # I may have begun lately, and know fewer voters than the leader.
         contributors = {peer for peer, _, indexes in attempt.contributions if indexes}
-        voters = membership.roster(stage) | contributors | named
-        passed_over = named | (voters & {*membership.excluded(stage, step)})
-        if named and len(passed_over) > minority(voters):
+        voters = membership.roster(self.stamp.stage) | contributors | named
+        if named and len(named) > minority(voters):
             return "names too many peers as late"
         return None
 

@@ -28,6 +28,16 @@ def test_who_does_not_keep_in_its_turn_is_late_for_all_who_follow_another() -> N
     assert follows.promise(Ballot(0, second), now=table.now) and late(follows, table.now) == [lazy]
 
 
+def test_who_follows_another_that_does_not_lead_in_its_turn_is_not_late() -> None:
+    table = Table("A", "B", "C")
+    (lazy, _), (second, _), (third, stands) = elections(table)
+    follows = stands._view.get(second)
+    assert follows is not None
+    follows.leader = Ballot(0, lazy)
+    table.tick(4 * TIMERS.suspect_s + 1.0)
+    assert stands.due(keeping=False, now=table.now) == Ballot(0, third) and late(stands, table.now) == [lazy]
+
+
 def test_a_leader_that_stands_at_once_makes_no_peer_late() -> None:
     table = Table("A", "B", "C")
     (first, keeps), *_, (_, follows) = elections(table)

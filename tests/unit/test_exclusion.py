@@ -9,11 +9,15 @@ from stage_table import TIMERS
 from swarmnet.ids import NO_CHAIN, Ballot, PeerId, RoundId
 from swarmnet.messages import Commit, Exclusion
 from swarmnet.step.commits import evidence
-from swarmnet.step.exclusion import CLEAN, Table, after, excluded, on_probation, passed_over
+from swarmnet.step.exclusion import CLEAN, Table, after, passed_over, remembered
 from swarmnet.step.host import Deferred
 from swarmnet.step.lateness import Delays, Lateness
 
 A, B, C, D = (PeerId(name) for name in "ABCD")
+
+
+def excluded(table: Table, step: int) -> list[PeerId]:
+    return [each.peer for each in remembered(table, step) if step < each.until_step]
 
 
 def commit(step: int, *late: PeerId) -> Commit:
@@ -31,9 +35,9 @@ def test_each_time_that_a_peer_is_late_its_exclusion_is_longer_up_to_128_steps()
 def test_a_level_falls_after_128_clean_steps_and_at_0_the_peer_is_forgotten():
     table = after(after((), commit(0, B)), commit(33, B))
     end = 34 + 64
-    assert table == (Exclusion(B, end, 2),) and on_probation(table, end) == {B: end}
+    assert table == (Exclusion(B, end, 2),) and remembered(table, end) == [*table]
     assert after(table, commit(end + CLEAN - 1, B))[0].level == 2, "one level has fallen, and it is late again"
-    assert after(table, commit(end + 2 * CLEAN - 1)) == () and on_probation(table, end + 2 * CLEAN) == {}
+    assert after(table, commit(end + 2 * CLEAN - 1)) == () and remembered(table, end + 2 * CLEAN) == []
 
 
 @given(st.lists(st.sets(st.sampled_from((A, B, C, D))), max_size=40))

@@ -79,6 +79,16 @@ def votes_of(of: Commit) -> dict[PeerId, bytes]:
 # ---------------------------------------------------------------- what is signed
 
 
+def test_of_too_many_excluded_voters_those_that_were_named_last_are_out():
+    """So a leader that has named correct peers again and again does not keep the others from naming it."""
+    known = Known(roster=(ME, B, C, D))
+    for step, late in enumerate((B, B, C, D), 3):
+        known.of.applied([replace(commit(step), late=(late,))])
+    assert known.of.excluded(0, 7) == [D] and known.of.may_not_lead(7) == [D, C, B]
+    last = 7 + 32 + 128
+    assert known.of.excluded(0, last) == [] and D not in known.of.may_not_lead(last), "it is forgotten"
+
+
 def test_a_sum_is_committed_with_whoever_contributed_to_it():
     given_away = (
         (C, Generation(1, 0), frozenset({1})),
