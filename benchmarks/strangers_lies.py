@@ -381,6 +381,34 @@ class NeverReports(Lie):
 
 
 @lie
+class NewAccumulators(Lie):
+    """reports another accumulator with every state"""
+
+    states = 0
+
+    def tells(self, to: PeerId, message: Control) -> Iterable[Control]:
+        if not isinstance(message, MemberState):
+            return (message,)
+        self.states += 1
+        generation = message.generation
+        return (replace(message, generation=replace(generation, number=generation.number + self.states)),)
+
+
+@lie
+class NewLives(Lie):
+    """says every half second that its process has started again"""
+
+    def tells(self, to: PeerId, message: Control) -> Iterable[Control]:
+        later = int(2 * self.now)
+        if isinstance(message, Heartbeat):
+            return (replace(message, incarnation=message.incarnation + later),)
+        if isinstance(message, MemberState):
+            generation = message.generation
+            return (replace(message, generation=replace(generation, incarnation=generation.incarnation + later)),)
+        return (message,)
+
+
+@lie
 class OnlyBeats(Lie):
     """sends heartbeats, answers calls and says nothing else"""
 

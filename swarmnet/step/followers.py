@@ -23,7 +23,7 @@ class Follower:
     given: Indexes | None = None
     """The given indexes that it was told of with the term; None: it was not told of the term."""
     knows: int = -1  # the number of the round that it was told of, by its state
-    offences: int = 0  # states that could not be
+    offences: int = 0  # how often the step began anew with it
 
 
 class Plans:

@@ -32,7 +32,8 @@ _LATE = 4.0
 """The leader waits for a member without the sum for so many times as long as the sum took, and for `suspect_s`."""
 
 _OFFENCES = 3
-"""Impossible reports of one member in one step before it is left out: the first may have crossed with a new ballot."""
+"""Times that a member may make the leader begin the step anew with it before it is left out: by a report that cannot
+be, of which the first may have crossed with a new ballot; or by another accumulator, as after a restart."""
 
 _HEIRS = 3
 """Members that hear what has been given: those that would keep next."""
@@ -204,6 +205,9 @@ class Leader:
                 self._plans.of(peer, report.generation).evicted = "closed"
                 return
             self._evict(peer, known)
+            crosses = self.ledger.overlaps(peer, report.owned)  # counted below
+            if not crosses and self._offends(peer, "begins its accumulator again and again", now):
+                return
         if owner in self.ledger.closed and report.ack is None:
             self._plans.of(peer, report.generation).evicted = "closed"
             return
@@ -220,12 +224,11 @@ class Leader:
         # Above a certificate the ledger does not matter any more, only who holds the sum.
         if overlaps and not self._sure(now):
             # Two accumulators have counted one index, and no sum can be split: the reporter's is void (rule 10).
-            self._follower(peer).offences += owner not in self.ledger.closed  # once for all reports under way
+            is_news = owner not in self.ledger.closed  # once for all reports under way
             self._evict(peer, report.generation)
             self._plans.void(peer, report.generation)
-            # Each impossible report makes the step begin anew with the member.
-            if self._follower(peer).offences >= _OFFENCES:
-                self._leave_out(peer, "reports what others own", now)
+            if is_news:
+                self._offends(peer, "reports what others own", now)
             return
         if owner not in self.ledger.closed and not overlaps:
             self.ledger.enter(owner, report.owned)
@@ -234,6 +237,15 @@ class Leader:
             self._waits.missing.discard(peer)
             self.looks |= not self._waits.missing
         self._note_news()
+
+    def _offends(self, peer: PeerId, reason: str, now: float) -> bool:
+        """A member makes me begin the step anew with it. Is that once too often?"""
+        follower, voters = self._follower(peer), self._member.membership.roster(self.stamp.stage)
+        follower.offences += 1
+        # Identities cost nothing: a member that is no voter may do so with each of them.
+        if follower.offences >= _OFFENCES or (voters and peer not in voters):
+            self._leave_out(peer, reason, now)
+        return peer in self._left_out
 
     def _note_news(self) -> None:
         """Look at everybody soon if this may be what the step waits for; mostly the next tick is early enough."""

@@ -49,6 +49,8 @@ WITHSTOOD = (
     "voids-everything",
     "fifty-ahead",
     "never-reports",
+    "new-accumulators",
+    "new-lives",
     "moves-on",
     "says-void",
     "says-stale",

@@ -884,6 +884,18 @@ def test_who_reports_what_others_own_under_three_generations_is_left_out_and_lat
     assert {peer for peer, _, _ in opened(office).contributions} == {B}, "the round waits for it no more"
 
 
+def test_a_member_with_a_third_new_accumulator_in_a_step_is_left_out_and_late():
+    office = Office(B, C)
+    office.everybody_reports(B, C)
+    for number in (1, 2):
+        office.report(C, generation=gen(number))
+    assert C in office.leader.members, "a peer may restart once or twice"
+    calls = office.report(C, generation=gen(3), now=1.0)
+    assert logged(calls, "late")[0]["peer"] == C and C not in office.leader.members
+    office.report(C, generation=gen(4), now=1.1)
+    assert C not in office.leader.members, "not in this step"
+
+
 def test_a_report_of_who_is_no_member_does_not_end_the_open_round():
     office = Office(B)
     office.everybody_reports(B)
