@@ -729,7 +729,7 @@ class NamesCorrectPeersLate(Lie):
         if self.node is not None and self.stage in self.node.peer.replicas:
             member = self.node.peer.replicas[self.stage].member
             for mate in self.mates:
-                member.late(mate, "is correct", now=self.now)
+                member.lateness.observe(mate, "is correct", now=self.now)
 
 
 @lie

@@ -240,10 +240,10 @@ class Leader:
 
     def _offends(self, peer: PeerId, reason: str, now: float) -> bool:
         """A member makes me begin the step anew with it. Is that once too often?"""
-        follower, voters = self._follower(peer), self._member.membership.roster(self.stamp.stage)
+        follower = self._follower(peer)
         follower.offences += 1
         # Identities cost nothing: a member that is no voter may do so with each of them.
-        if follower.offences >= _OFFENCES or (voters and peer not in voters):
+        if follower.offences >= _OFFENCES or not self._is_voter(peer):
             self._leave_out(peer, reason, now)
         return peer in self._left_out
 
@@ -403,7 +403,8 @@ class Leader:
                 self._member.lateness.observe(peer, "takes no work that it is brought", now=now)
 
     def _late(self, now: float) -> tuple[PeerId, ...]:
-        """The peers that the commit is to name as late: fewer than half of the voters.
+        """The peers that the commit is to name as late: of the voters fewer than half, with those excluded already; or
+        without those, if most have observed it.
 
         An aggregate that members hold may have been committed by votes that I do not see: the same aggregate, made
         again, then names the same peers, or the stage would have two chains.
@@ -417,7 +418,14 @@ class Leader:
         if (named := membership.late_signed(self.stamp.step, self.view.me)) is not None:
             return named  # else its members refuse what they have signed under me with other names
         late = [peer for peer in self._observed(now) if peer in voters and peer not in (*excluded, self.view.me)]
-        return tuple(sorted(late[: min(minority(voters), MAX_LATE)]))
+        most, room = self.view.observed_late(now=now), minority(voters) - len(voters.intersection(excluded))
+        found = [peer for place, peer in enumerate(late) if place < room or peer in most]
+        return tuple(sorted(found[: min(minority(voters), MAX_LATE)]))
+
+    def _is_voter(self, peer: PeerId) -> bool:
+        """Has this member, or I, a say in the step? All have while there are no voters."""
+        voters = self._member.membership.roster(self.stamp.stage)
+        return not voters or peer in voters or peer == self.view.me
 
     def _voting_members(self) -> Set[PeerId]:
         """The members that decide what is left out: voters, or all while there are none; identities cost nothing."""

@@ -165,13 +165,15 @@ class Membership:
     def excluded(self, stage: int, step: int) -> list[PeerId]:
         """The peers for which that step of the stage does not wait, the one that was named last first."""
         found = remembered(self._exclusions.get(stage, ()), step)
-        current = [each.peer for each in found if step < each.until_step]
-        voters = self.roster(stage)
-        return current[: minority(voters)] if voters else current
+        return self._fewer_than_half(stage, [each.peer for each in found if step < each.until_step])
 
     def may_not_lead(self, step: int) -> list[PeerId]:
         """The peers of my stage that were late not long ago, the one that was named last first."""
-        return [each.peer for each in remembered(self.exclusions, step)]
+        return self._fewer_than_half(self.stage, [each.peer for each in remembered(self.exclusions, step)])
+
+    def _fewer_than_half(self, stage: int, peers: list[PeerId]) -> list[PeerId]:
+        voters = self.roster(stage)
+        return peers[: minority(voters)] if voters else peers
 
     def idle_since_exclusion(self, step: int) -> list[PeerId]:
         """The peers of my stage that have contributed to no commit since their exclusion ended."""
