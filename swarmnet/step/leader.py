@@ -20,7 +20,7 @@ from swarmnet.step.exclusion import passed_over
 from swarmnet.step.followers import AtStep, Follower, Plans
 from swarmnet.step.idle import IdleWork, NonFinite
 from swarmnet.step.lateness import Waits
-from swarmnet.step.ledger import Ledger
+from swarmnet.step.ledger import Ledger, Owner
 from swarmnet.step.rounds import RoundBuilder, Rounds, left_alone
 from swarmnet.step.suspects import CutAgain, Leave, SuspectGraph
 from swarmnet.step.view import View
@@ -134,6 +134,11 @@ class Leader:
         if self.members.get(peer) != generation or index in self.ledger.voided:
             return
         held = self.ledger.owners[index]
+        # Identities cost nothing: a voter contributes what it works on, whatever a member that is none has asked for.
+        if held is not None and self._is_voter(peer) and self._yields(held, index):
+            self._plans.void(*held)
+            self._evict(*held)
+            held = None
         if held is None:
             # In an open round no set may change; if the index stays free the round is opened again.
             if self.round is not None:
@@ -426,6 +431,12 @@ class Leader:
         """Has this member, or I, a say in the step? All have while there are no voters."""
         voters = self._member.membership.roster(self.stamp.stage)
         return not voters or peer in voters or peer == self.view.me
+
+    def _yields(self, owner: Owner, index: int) -> bool:
+        """Is its assignee no voter, and has not accumulated it yet, by its last state?"""
+        state = self._follower(owner[0]).state
+        done = bool(self.acks) or (state is not None and index in state.summed)
+        return not done and not self._is_voter(owner[0])
 
     def _voting_members(self) -> Set[PeerId]:
         """The members that decide what is left out: voters, or all while there are none; identities cost nothing."""
