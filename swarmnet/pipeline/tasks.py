@@ -479,14 +479,16 @@ class StepTasks:
             raise
 
     async def _count(self, task: MicrobatchTask, stash: Stash, answer: Gradient, mine: Gradient) -> None:
-        """The weight pass, once granted (rule 5). Without the leader's word the stash is dropped after a while."""
+        """The weight pass, once granted (rule 5). Without the leader's word the stash is dropped after a while.
+
+        The claim stands, because the caller has its answer and brings the microbatch to no other replica: if the leader
+        grants it later, `granted` finds no task and gives the index back, and the leader orders it at once.
+        """
         answered_compute_s, answered = stash.compute_s, loop_time()
         try:
             async with asyncio.timeout(self._limits.wait_s):
                 await task.decided.wait()
         except TimeoutError:
-            # Without a grant nothing was added: a later grant finds no task, and is released.
-            self._claims.withdraw(self.step, task.index)
             return
         if task.voids is None or task.index in self.losses:
             return  # another's, or counted here before (the memo forgot the answer)

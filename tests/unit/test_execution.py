@@ -451,6 +451,20 @@ def test_our_own_result_is_a_finding_and_nobodys_fault() -> None:
     scene(1, act, poison=frozenset({(1, 0, 0)}))
 
 
+def test_work_that_no_leader_grants_for_long_is_given_back_once_it_is_granted() -> None:
+    """Its caller has the answer and brings it to nobody else, so the leader must hear that it was dropped."""
+
+    async def act(here: Scene) -> None:
+        here.claim = lambda step, index: here.said.append(("claim", index))  # type: ignore[method-assign]
+        assert isinstance(await here.ask(0, payload(1)), Gradient)
+        await asyncio.sleep(5.0)
+        assert here.said == [("claim", 0)] and not here.execution.num_tasks
+        here.execution.granted(0, 0, here.engine.voids(0))
+        assert here.said[-1] == ("withdraw", 0)
+
+    scene(1, act)
+
+
 @pytest.mark.parametrize("where", ["forward", "backward"])
 def test_a_full_device_is_busy_and_has_a_slot_less(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def act(here: Scene) -> None:
