@@ -181,7 +181,7 @@ class Heartbeats:
             before=self._of.before,
             late=self._of.view.late,
             unreached=self._unreached,
-            new=self._of.membership.is_new(self._of.me),
+            new=self._of.membership.is_new(self._of.me) or self._of.membership.has_begun,
             asks=asks,
             known=bits_of(commit.stage for commit in self._of.oldest.barrier.known),
             digest=self._of.membership.digest_of(self._of.oldest.barrier.known),

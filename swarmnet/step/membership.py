@@ -73,6 +73,8 @@ class Membership:
         self._presumed_of: Mapping[int, Set[PeerId]] = {}
         self._counting: dict[int, dict[PeerId, int]] = {}  # stage -> who counts -> its last step
         self._exclusions: dict[int, Table] = {}  # of other stages as far as their commits were applied here
+        self.has_begun = False
+        """Have I taken state over and contributed nothing since?"""
         self._lives: dict[PeerId, int] = {}  # of my stage: the incarnation in which it first counted or contributed
         self._votes: dict[tuple[int, int], Votes] = {}
         self._late_signed: dict[tuple[int, PeerId], LatePeers] = {}  # (step, leader)
@@ -129,17 +131,18 @@ class Membership:
             peer
             for peer in leaders
             if (stage, peer) == (self.stage, self.me)
-            or (view.may_live(peer, now=now, stage=stage, within=long_s) and not self._stateless(peer, stage, now))
+            or (view.may_live(peer, now=now, stage=stage, within=long_s) and not self._signs_nothing(peer, stage, now))
         )
         if not found:
             heard = {*view.live(stage, now=now), *({self.me} if stage == self.stage else ())}
             found = first_of(heard - (self._convicted - {self.me}))
         return found
 
-    def _stateless(self, peer: PeerId, stage: int, now: float) -> bool:
-        """Does a replica in touch say that it has no state?"""
+    def _signs_nothing(self, peer: PeerId, stage: int, now: float) -> bool:
+        """Does a replica in touch say that it has no state; or, of another stage, that it has just begun?"""
         seen = self._view.get(peer, stage)
-        return seen is not None and not seen.synced and self._view.in_touch(peer, now=now, stage=stage)
+        nothing = seen is not None and (not seen.synced or (seen.new and stage != self.stage))
+        return nothing and self._view.in_touch(peer, now=now, stage=stage)
 
     def is_new(self, peer: PeerId) -> bool:
         """Must this mate (or I) still contribute before it counts, for the first time or since it came back?
@@ -185,7 +188,7 @@ class Membership:
 
         exclusions: of my stage, after these commits.
         """
-        commits = tuple(commits)
+        commits, self.has_begun = tuple(commits), True
         for commit in commits:
             self.rolls.applied(commit)
         if not self.roster(self.stage):
@@ -234,6 +237,7 @@ class Membership:
     def _note_lives(self, peers: Iterable[PeerId]) -> None:
         for peer in peers:
             seen = self._view.get(peer)
+            self.has_begun &= peer != self.me
             if peer == self.me or seen is not None:
                 self._lives[peer] = seen.incarnation if seen is not None else 0
 

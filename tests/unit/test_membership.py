@@ -79,6 +79,17 @@ def votes_of(of: Commit) -> dict[PeerId, bytes]:
 # ---------------------------------------------------------------- what is signed
 
 
+def test_a_replica_of_another_stage_that_has_just_taken_state_over_need_not_sign():
+    """It may have woken from a hang: until it contributes again, the other one of its stage commits without it."""
+    known = Known(neighbours=(D, E))
+    known.of.applied([commit(2, stage=1, contributors=(D, E))])
+    made = commit(3, stage=1)
+    known.vote(made, D)
+    assert not known.certified(made)
+    known.view.hear(E, Heartbeat(Stamp(3, 1, CHAIN), 1, True, None, new=True), now=0.0)
+    assert known.certified(made)
+
+
 def test_of_too_many_excluded_voters_those_that_were_named_last_are_out():
     """So a leader that has named correct peers again and again does not keep the others from naming it."""
     known = Known(roster=(ME, B, C, D))
