@@ -422,7 +422,9 @@ class Leader:
                 return held.late
         if (named := membership.late_signed(self.stamp.step, self.view.me)) is not None:
             return named  # else its members refuse what they have signed under me with other names
-        late = [peer for peer in self._observed(now) if peer in voters and peer not in (*excluded, self.view.me)]
+        # A peer that was excluded and has contributed nothing since is no voter any more; neighbours bring it work.
+        known = voters.union(each.peer for each in membership.exclusions)
+        late = [peer for peer in self._observed(now) if peer in known and peer not in (*excluded, self.view.me)]
         most, room = self.view.observed_late(now=now), minority(voters) - len(voters.intersection(excluded))
         found = [peer for place, peer in enumerate(late) if place < room or peer in most]
         return tuple(sorted(found[: min(minority(voters), MAX_LATE)]))

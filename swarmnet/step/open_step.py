@@ -375,22 +375,19 @@ class OpenStep:
     def late_refusal(self, attempt: Round) -> str | None:
         """Why I sign nothing with the peers that this attempt names as late, or None.
 
-        A lying leader may name correct peers, as only the leader sees most lateness: but fewer than half of the voters
-        at a time, so that the others are a quorum, and the same ones in all attempts of a step. Once so many are
-        excluded another one takes the place of one of them, if somebody else has observed it to be late.
+        A lying leader may name correct peers, as only the leader sees most lateness: but fewer than half of the voters,
+        so that the others are a quorum, and the same ones in all attempts of a step. All members must refuse the same,
+        so what one of them alone has observed decides nothing.
         """
-        step, leader, view = self.stamp.step, attempt.id.ballot.peer, self._member.view
         membership = self._member.membership
-        signed = membership.late_signed(step, leader)
+        signed = membership.late_signed(self.stamp.step, attempt.id.ballot.peer)
         if signed is not None and signed != attempt.late:
             return "names other late peers than an aggregate of it that I signed"
         named = {*attempt.late}
         # I may have begun lately, and know fewer voters than the leader.
         contributors = {peer for peer, _, indexes in attempt.contributions if indexes}
         voters = membership.roster(self.stamp.stage) | contributors | named
-        excluded = voters & {*membership.excluded(self.stamp.stage, step)}
-        witnessed = {peer for peer in named if view.observers_of(peer) - {leader, peer}}
-        if len(named) > minority(voters) or (named > witnessed and len(named | excluded) > minority(voters)):
+        if named and len(named) > minority(voters):
             return "names too many peers as late"
         return None
 

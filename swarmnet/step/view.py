@@ -253,11 +253,6 @@ class View:
         said.update(self.late)
         return frozenset(of for of, voices in said.items() if voices > 1 and voices >= quorum({*live, self.me} - {of}))
 
-    def observers_of(self, peer: PeerId) -> set[PeerId]:
-        """The voters of my stage, or I, that have observed this peer to be late, by their last heartbeats."""
-        mates = {mate for mate, seen in self.mates() if peer in seen.late and (mate in self.voters or not self.voters)}
-        return mates | {self.me} if peer in self.late else mates
-
     def _with_a_say(self, stage: int, *, now: float) -> list[PeerId]:
         """The live replicas of a stage; once there are voters, only those: identities cost nothing."""
         live, voters = self.live(stage, now=now), self.voters if stage == self.stage else self.contributors(stage)
