@@ -1,4 +1,4 @@
-"""`model.comm.Comm` over a torch process group: nccl on CUDA, or gloo. Ranks on the CPU have `ranks.shared_comm`.
+"""`model.comm.Comm` over a torch process group: nccl on CUDA, gloo on the CPU.
 
 The caller owns the group: it makes it, gives it a deadline and destroys it. Torch's collectives join along the
 first dimension, so others are moved to the front and back; at one sequence per microbatch that moves no memory.

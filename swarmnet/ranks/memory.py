@@ -33,12 +33,12 @@ class SharedMemory:
 
     def __init__(self, places: Mapping[str, int], descriptor: int | None = None) -> None:
         """Raises ValueError for a place without a byte, OSError if the system gives none."""
-        if min(places.values(), default=0) < 1:
+        if min(places.values(), default=1) < 1:
             raise ValueError(f"shared memory of {dict(places)} bytes")
         # CUDA pins whole pages.
         pages = (-(-num_bytes // mmap.PAGESIZE) for num_bytes in places.values())
         ends = [mmap.PAGESIZE * end for end in itertools.accumulate(pages)]
-        self.num_bytes = ends[-1]
+        self.num_bytes = max(ends, default=mmap.PAGESIZE)  # no mapping is empty
         self.descriptor = anonymous_file("swarmnet", self.num_bytes) if descriptor is None else descriptor
         try:
             whole = torch.frombuffer(mmap.mmap(self.descriptor, self.num_bytes), dtype=torch.uint8)

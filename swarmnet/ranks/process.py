@@ -31,8 +31,7 @@ from torch._C._distributed_c10d import FileStore
 from swarmnet.ranks.channel import ALIKE, ChannelClosed, ChildChannel, Packet, packed, packet_of
 from swarmnet.ranks.comm import ProcessComm
 from swarmnet.ranks.memory import SharedMemory, pin
-from swarmnet.ranks.shared_comm import SharedBuffers, SharedComm
-from swarmnet.ranks.supervisor import BUFFERS, DUMP
+from swarmnet.ranks.supervisor import DUMP
 from swarmnet.wire import kernel_build
 
 Handler = Callable[[str, Mapping[str, Any]], Mapping[str, Any] | None]
@@ -58,8 +57,6 @@ class RankContext:
         self.rank, self.ranks, self.device = hello["rank"], hello["ranks"], torch.device(hello["device"])
         self.settings, self.epoch = hello["settings"], hello["epoch"]
         self._shared, self._pinned = shared.places, set[str]()
-        # Before ranks meet: they use each other's.
-        self._buffers = SharedBuffers(shared.places[BUFFERS], self.rank, self.ranks)
 
     def memory(self, name: str) -> Tensor:
         """The bytes of that place of the shared memory: [n] uint8 on the CPU, a small one pinned for a CUDA device."""
@@ -69,15 +66,14 @@ class RankContext:
             pin(memory)
         return memory
 
-    def new_group(self, lists: Sequence[Sequence[int]]) -> ProcessComm | SharedComm:
+    def new_group(self, lists: Sequence[Sequence[int]]) -> ProcessComm:
         """This rank's end of one of several groups, none of which share a rank: of the list it is in.
 
         Every rank calls it alike, and only while the program's handler is made. `.group` is torch's own group.
         """
         assert sorted(rank for ranks in lists for rank in ranks) == list(range(self.ranks)), lists
         groups = [dist.new_group(list(ranks), timeout=NO_LIMIT) for ranks in lists]
-        group, ranks = next(pair for pair in zip(groups, lists, strict=True) if self.rank in pair[1])
-        return ProcessComm(group) if self.device.type == "cuda" else SharedComm(self._buffers, ranks, group)
+        return ProcessComm(next(group for group, ranks in zip(groups, lists, strict=True) if self.rank in ranks))
 
 
 def main(end: int, store: int, memory: int) -> NoReturn:

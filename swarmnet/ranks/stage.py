@@ -40,7 +40,6 @@ from swarmnet.model.sharded import ShardedStage, sum_terms
 from swarmnet.ranks.chunks import Gradients, gather, own_chunk, scatter_sum, take_block
 from swarmnet.ranks.comm import ProcessComm
 from swarmnet.ranks.layout import Block, MeshLayout, MeshSplit, What
-from swarmnet.ranks.shared_comm import SharedComm
 from swarmnet.stage import snapshot
 from swarmnet.stage.accumulator import Accumulator, largest_magnitude, sum_dtype
 from swarmnet.stage.backend import PastShare
@@ -136,7 +135,7 @@ class RankStage:
         """What shards modules, with ZeRO-3: backward is fused then."""
         if not self._split.shards("parameters") or self._data.size == 1:
             return None
-        if not isinstance(self._data, ProcessComm | SharedComm) or self._data.group is None:
+        if not isinstance(self._data, ProcessComm) or self._data.group is None:
             raise ValueError("ZeRO-3 needs a process group along the data axis")
         from swarmnet.ranks.fully_sharded import FullySharded  # 0.6 s of imports
 

@@ -31,7 +31,6 @@ from swarmnet.errors import DeviceFull, MeshFailed, RankLost, Refused, RejectCod
 from swarmnet.ranks.channel import ChannelClosed, ChildChannel, Packet, channel_pair, disagreement, error_of, packed
 from swarmnet.ranks.launcher import ChildCall, ChildProcess, Launcher, LauncherLost
 from swarmnet.ranks.memory import SharedMemory, anonymous_file
-from swarmnet.ranks.shared_comm import SharedBuffers
 from swarmnet.stage.backend import OnEvent
 
 log = telemetry.get(__name__)
@@ -45,10 +44,6 @@ PRELOAD = (
     "torch.fx.experimental.symbolic_shapes",  # the first backward imports it, and with it sympy
 )
 """What every rank imports, besides its program. Importing these starts no thread and touches no device."""
-
-BUFFERS = "buffers"
-"""The shared memory that collectives of ranks on the CPU go through (`ranks.shared_comm`). On GPUs no page of it is
-written."""
 
 WRITE_S = 5.0
 """How long a rank may take to read a packet that its channel does not hold; packets are small, and channels hold many.
@@ -110,7 +105,7 @@ class RankGroup:
         self._program, self._settings, self._devices = program, settings, tuple(devices)
         self._modules = (*PRELOAD, *preload, program.partition(":")[0])
         self._deadline_s = deadline_s
-        self._sizes = {BUFFERS: SharedBuffers.num_bytes(len(devices)), **(memory or {})}
+        self._sizes = dict(memory or {})
         self.memory = SharedMemory(self._sizes)
         self._lock = threading.Lock()
         self._launcher: Launcher | None = None

@@ -11,7 +11,6 @@ import torch
 from swarmnet.ranks import memory as shared
 from swarmnet.ranks import process
 from swarmnet.ranks.memory import SharedMemory, pin, unpin
-from swarmnet.ranks.shared_comm import SharedBuffers
 
 
 class Runtime:
@@ -62,7 +61,7 @@ def test_where_cuda_refuses_memory_stays_as_it_is_and_the_error_is_not_the_next_
 def test_a_rank_pins_what_crosses_with_every_microbatch_and_not_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = runtime(monkeypatch)
     monkeypatch.setattr(process, "PIN_BYTES", 1 << 12)
-    sizes = {"small": 1 << 12, "large": (1 << 12) + 1, "unused": 1 << 12, "buffers": SharedBuffers.num_bytes(1)}
+    sizes = {"small": 1 << 12, "large": (1 << 12) + 1, "unused": 1 << 12}
     shared_memory = SharedMemory(sizes)
     hello = {"rank": 0, "ranks": 1, "device": "cuda:0", "settings": {}, "epoch": 1}
     context = process.RankContext(hello, shared_memory)
