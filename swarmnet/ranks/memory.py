@@ -8,7 +8,6 @@ nothing of what is in it.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import itertools
 import mmap
 import os
@@ -59,12 +58,9 @@ class SharedMemory:
 
 def anonymous_file(name: str, num_bytes: int = 0) -> int:
     """A new descriptor of a file in memory that no directory knows. Raises OSError."""
-    descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    descriptor = os.memfd_create(name)
     try:
         os.ftruncate(descriptor, num_bytes)
-        # A file cut short under a mapping would end the process that reads there.
-        if num_bytes:
-            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
     except BaseException:
         os.close(descriptor)
         raise

@@ -23,7 +23,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NoReturn
 
 from swarmnet import telemetry
@@ -312,26 +311,17 @@ def cause(ranks: Sequence[Rank], answers: Mapping[int, Packet], ended: Sequence[
 
 
 def late(missing: Sequence[Rank], what: str, limit_s: float) -> RankLost:
-    """Why the ranks are lost if these gave no answer in time. Those that run write their stacks to stderr."""
-    stopped = [rank for rank in missing if _is_stopped(rank.process.pid)]
-    hanging = [rank for rank in missing if rank not in stopped]
-    for rank in hanging:
+    """Why the ranks are lost if these gave no answer in time. They write their stacks to stderr."""
+    for rank in missing:
         rank.process.send(DUMP)
     deadline = time.monotonic() + DUMP_S
-    for rank in hanging:
+    for rank in missing:
         rank.process.wait(deadline)
-    culprits = [rank.number for rank in stopped or missing]  # a rank that waits for a stopped one is not to blame
-    words = f"{'ranks' if len(culprits) > 1 else 'rank'} {', '.join(map(str, culprits))}"
-    gave = "stopped by a signal, gave" if stopped else "gave"
+    numbers = [rank.number for rank in missing]
+    words = f"{'ranks' if len(numbers) > 1 else 'rank'} {', '.join(map(str, numbers))}"
     return RankLost(
-        culprits[0] if len(culprits) == 1 else None, f"{words} {gave} no answer to {what!r} within {limit_s:g} s"
+        numbers[0] if len(numbers) == 1 else None, f"{words} gave no answer to {what!r} within {limit_s:g} s"
     )
-
-
-def _is_stopped(pid: int) -> bool:
-    with contextlib.suppress(OSError):  # it is gone
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "tT"
-    return False
 
 
 # ---------------------------------------------------------------- the next mesh epoch
@@ -526,7 +516,7 @@ class RankSupervisor:
 
     def _do(self, name: str, fields: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         forgotten = [self._forgotten.popleft() for _ in range(len(self._forgotten))]
-        answers = self._group.order(name, deadline_s=self._backoff.order_s, forgotten=forgotten, **fields)
+        answers = self._group.order(name, forgotten=forgotten, **fields)
         self._losses.did(name)
         return answers
 

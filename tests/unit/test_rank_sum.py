@@ -44,7 +44,7 @@ class Group:
     def check(self) -> None:
         self._fate("check")
 
-    def order(self, name: str, /, deadline_s: float, forgotten: list[int], **fields: Any) -> list[Mapping[str, Any]]:
+    def order(self, name: str, /, forgotten: list[int], **fields: Any) -> list[Mapping[str, Any]]:
         self._fate(name)
         self.holds -= set(forgotten)
         if self.refuses is not None:

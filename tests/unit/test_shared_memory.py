@@ -52,13 +52,6 @@ def test_it_has_no_name_anywhere() -> None:
     shared.close()
 
 
-def test_nobody_cuts_it_short_under_a_reader() -> None:
-    shared = SharedMemory({"only": 2 * mmap.PAGESIZE})
-    with pytest.raises(PermissionError):
-        os.ftruncate(shared.descriptor, mmap.PAGESIZE)
-    shared.close()
-
-
 @pytest.mark.parametrize("num_bytes", [0, -1])
 def test_no_bytes_are_refused(num_bytes: int) -> None:
     before = descriptors()
