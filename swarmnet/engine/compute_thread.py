@@ -109,8 +109,8 @@ class JobQueue(Generic[J]):
 class _JobThread:
     """One thread and its queue."""
 
-    def __init__(self, name: str, *, max_deferred: int) -> None:
-        self._queue: JobQueue[tuple[Callable[[], Any], Future[Any]]] = JobQueue(max_deferred=max_deferred)
+    def __init__(self, name: str) -> None:
+        self._queue: JobQueue[tuple[Callable[[], Any], Future[Any]]] = JobQueue()
         self._changed = threading.Condition()
         self._closed = False
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
@@ -160,9 +160,8 @@ class _JobThread:
 class ComputeThread:
     """Owns the device, with the averaging thread beside it. `run` from an event loop, `close` when stages are done."""
 
-    def __init__(self, *, max_deferred: int = MAX_DEFERRED) -> None:
-        self._compute = _JobThread("compute", max_deferred=max_deferred)
-        self._averaging = _JobThread("averaging", max_deferred=max_deferred)
+    def __init__(self) -> None:
+        self._compute, self._averaging = _JobThread("compute"), _JobThread("averaging")
 
     async def run(self, turn: Turn, call: Callable[[], T]) -> T:
         """Run `call` on its thread when its turn comes; returns or raises what it does.

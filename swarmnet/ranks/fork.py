@@ -129,9 +129,7 @@ def run(module: str) -> int:
             return leaving.code or 0
         print(leaving.code, file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        raise
-    except BaseException:
+    except Exception:
         sys.excepthook(*sys.exc_info())
         return 1
     return 0

@@ -81,12 +81,10 @@ class MeshLayout:
 
 What = Literal["moments", "accumulators", "parameters"]
 
-_SHARDED: Mapping[Shard, frozenset[What]] = {
-    "none": frozenset(),
-    "dp": frozenset(),
-    "zero1": frozenset(["moments"]),
-    "zero2": frozenset(["moments", "accumulators"]),
-    "zero3": frozenset(["moments", "accumulators", "parameters"]),
+_SHARDED_IN: Mapping[What, Sequence[Shard]] = {
+    "moments": ("zero1", "zero2", "zero3"),
+    "accumulators": ("zero2", "zero3"),
+    "parameters": ("zero3",),
 }
 
 
@@ -157,7 +155,7 @@ class MeshSplit:
         """Does the data axis cut `what`?"""
         # A small grid is too coarse for terms: data ranks sum theirs before they round.
         scattered = what == "accumulators" and self.codec == "small" and self.layout.data > 1
-        return scattered or what in _SHARDED[self.layout.shard]
+        return scattered or self.layout.shard in _SHARDED_IN[what]
 
     def along_tensor(self, name: str, shape: Sequence[int], rank: int) -> Block:
         """What `rank` would hold of parameter `name`, whole of `shape`, if the data axis cut nothing."""

@@ -283,7 +283,6 @@ class RankStage:
         for roundings in (self._rounded, self._averages):
             roundings.changed()
         self._optimizer.take(self._own(self._newest(version)))
-        self._optimizer.set_num_steps(version)
 
     @torch.no_grad()
     def reset(self, weights: Iterable[tuple[str, Tensor]]) -> None:
