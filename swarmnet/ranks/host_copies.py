@@ -49,9 +49,9 @@ class HostCopies:
         self._views = {name: copied(canonical).views(memory[name]) for name in COPIES}
         self._version, (self._now, self._other) = 0, COPIES
 
-    def load(self) -> list[tuple[str, Mapping[str, Any]]]:
-        """The orders that bring ranks to the newest state."""
-        return [("load", {"version": self._version, "copy": self._now})]
+    def load(self) -> Mapping[str, Any]:
+        """Where ranks read the newest state."""
+        return {"version": self._version, "copy": self._now}
 
     def update(self, version: int, total: Tensor, *, scale: float, rate: float) -> None:
         """From `version` to the next. Raises Refused(NOT_READY) if the ranks are given up."""

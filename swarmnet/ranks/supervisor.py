@@ -49,10 +49,7 @@ WRITE_S = 5.0
 """
 
 START_S = 120.0
-"""How long a start may take, besides the time for shared memory."""
-
-MAP_BYTES_PER_S = 1 << 28
-"""Slower than any rank maps memory, and registers it with CUDA."""
+"""How long a start may take. Large places of shared memory add nothing: no rank touches or pins them as it starts."""
 
 KILL_S = 30.0
 """How long a killed process may take to end: a driver that frees a device's memory takes its time."""
@@ -127,21 +124,20 @@ class RankGroup:
             self._must_be_open()
             self._end(RankLost(None, "the ranks are being started again"))  # no rank of an earlier epoch may live on
             self.epoch += 1
-            began = time.monotonic()
-            limit_s = START_S + self.memory.num_bytes / MAP_BYTES_PER_S if deadline_s is None else deadline_s
+            limit_s = START_S if deadline_s is None else deadline_s
+            deadline = time.monotonic() + limit_s
             hello = {"epoch": self.epoch, "program": self._program, "settings": self._settings, "memory": self._sizes}
             hello["ranks"] = len(self._devices)
             store = anonymous_file("swarmnet-store")  # ranks meet in it before they are a process group
             try:
-                self._launch(store, began + limit_s)
+                self._launch(store, deadline)
                 for rank in self._ranks:
                     rank.channel.send(packed(hello | {"rank": rank.number, "device": self._devices[rank.number]}))
-                self._exchange("start", began + limit_s, limit_s)
+                self._exchange("start", deadline, limit_s)
             except (LauncherLost, OSError) as error:
                 self._fail(RankLost(None, f"the ranks could not be started: {error}"))
             finally:
                 os.close(store)
-            log.info("ranks_started", epoch=self.epoch, ranks=len(self._ranks), seconds=time.monotonic() - began)
 
     def order(self, name: str, /, deadline_s: float | None = None, **fields: Any) -> list[Packet]:
         """The same order to all ranks; their answers, by rank.
@@ -215,16 +211,11 @@ class RankGroup:
     def _exchange(self, what: str, deadline: float, limit_s: float) -> list[Packet]:
         """One answer of each rank."""
         answers: dict[int, Packet] = {}
-        try:
-            while missing := [rank for rank in self._ranks if rank.number not in answers]:
-                left = deadline - time.monotonic()
-                # what has come by now counts, however late it is when we look: we may have been stopped meanwhile
-                if not self._listen(answers, max(left, 0.0), what) and left <= 0:
-                    self._fail(late(missing, what, limit_s))
-        except BaseException as error:  # the next order would take these answers for its own
-            if self._ranks:
-                self._end(RankLost(None, f"{what!r} was broken off by {type(error).__name__}"))
-            raise
+        while missing := [rank for rank in self._ranks if rank.number not in answers]:
+            left = deadline - time.monotonic()
+            # what has come by now counts, however late it is when we look: we may have been stopped meanwhile
+            if not self._listen(answers, max(left, 0.0), what) and left <= 0:
+                self._fail(late(missing, what, limit_s))
         return [answers[rank.number] for rank in self._ranks]
 
     def _listen(self, answers: dict[int, Packet], left: float, what: str) -> bool:
@@ -240,9 +231,7 @@ class RankGroup:
 
     def _fail(self, lost: RankLost) -> NoReturn:
         """End all ranks and raise `lost`, or that the group is closed."""
-        if not self._closed:
-            log.warning("ranks_lost", epoch=self.epoch, rank=lost.rank, reason=lost.reason)
-        else:
+        if self._closed:
             lost = RankLost(None, CLOSED)
         self._end(lost)
         raise lost
@@ -394,8 +383,8 @@ class Losses:
 class RankSupervisor:
     """Threads take turns by `lock`, which they may hold around several calls.
 
-    on_lost: called when what ranks held is lost. load: the orders that bring ranks to the state as it is now. label: of
-    the mesh, for people. life: how often what ranks held was lost.
+    on_lost: called when what ranks held is lost. load: fields of the order "load", by which ranks read the state as it
+    is now. label: of the mesh, for people. life: how often what ranks held was lost.
     """
 
     def __init__(
@@ -405,7 +394,7 @@ class RankSupervisor:
         on_event: OnEvent,
         *,
         label: str,
-        load: Callable[[], Sequence[tuple[str, Mapping[str, Any]]]],
+        load: Callable[[], Mapping[str, Any]],
         backoff: RestartBackoff,
     ) -> None:
         self.lock = threading.RLock()
@@ -474,7 +463,7 @@ class RankSupervisor:
             if not self._up:
                 return
             try:
-                self._read()
+                self._do("load", self._load())
                 self.life += 1
             except RankLost as lost:
                 self._lost(lost, "load")
@@ -498,7 +487,7 @@ class RankSupervisor:
         began = time.monotonic()
         try:
             self._group.start()
-            self._read()
+            self._do("load", self._load())
         except RankLost as lost:
             self._lost(lost, None)
             # Nothing is on the device yet but what the stage is: another start would find as little room.
@@ -509,10 +498,6 @@ class RankSupervisor:
         epoch, pids = self._group.epoch, list(self._group.pids)
         seconds = round(self._since - began, 3)
         self._event("mesh_started", {"mesh": self._label, "epoch": epoch, "pids": pids, "seconds": seconds})
-
-    def _read(self) -> None:
-        for name, fields in self._load():
-            self._do(name, fields)
 
     def _do(self, name: str, fields: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         forgotten = [self._forgotten.popleft() for _ in range(len(self._forgotten))]

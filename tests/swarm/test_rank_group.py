@@ -384,18 +384,6 @@ def test_imports_that_take_longer_than_a_start_may_are_not_begun_again() -> None
         group.close()
 
 
-@pytest.mark.usefixtures("fork_server")
-def test_a_start_may_take_longer_with_more_memory_to_map(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarmnet.ranks.supervisor.START_S", 0.5)
-    group = toy({"2": (1, "stop")}, ranks=2, memory={"large": 3 << 28})
-    try:
-        group.start(deadline_s=DEADLINE_S)
-        with pytest.raises(RankLost, match=r"'start' within 3\.5\d* s"):
-            group.start()
-    finally:
-        group.close()
-
-
 def test_a_program_that_is_not_there_is_named() -> None:
     with pytest.raises(RankLost, match="ModuleNotFoundError: No module named 'no_such_program'"):
         with toy_group(program="no_such_program:make"):

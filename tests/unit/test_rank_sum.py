@@ -84,7 +84,7 @@ class Table:
             self.losses.lost,
             self.losses.event,
             label="tp2",
-            load=lambda: [("load", {"version": 3})],
+            load=lambda: {"version": 3},
             backoff=backoff,  # type: ignore
         )
         self.reading = SumReading(torch.zeros(3))
