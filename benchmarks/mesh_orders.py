@@ -100,7 +100,9 @@ def _pipes(pipes: Sequence[Connection], times: int) -> float:
 @contextlib.contextmanager
 def ranks(devices: Sequence[str]) -> Iterator[RankGroup]:
     """Started ranks with some shared memory."""
-    group = RankGroup("mesh_orders:program", {}, devices=devices, deadline_s=60.0, memory={"some": SHARED_BYTES})
+    group = RankGroup(
+        "mesh_orders:program", {}, devices=devices, deadline_s=60.0, memory={"some": ((SHARED_BYTES,), "uint8")}
+    )
     try:
         group.start()
         yield group

@@ -9,7 +9,6 @@ its step is applied, or until its handle here is gone: then the next order has t
 from __future__ import annotations
 
 import itertools
-import math
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +22,7 @@ from swarmnet.errors import Refused, RejectCode
 from swarmnet.manifest.schema import StageSpec
 from swarmnet.ranks.host_copies import COPIES, PASTS, SUMS, HostCopies, copied
 from swarmnet.ranks.layout import MeshLayout, MeshSplit
+from swarmnet.ranks.memory import Place
 from swarmnet.ranks.program import PAST
 from swarmnet.ranks.supervisor import RankGroup, RankSupervisor, RestartBackoff
 from swarmnet.stage.accumulator import GradientSum, SumContent, sum_dtype
@@ -68,25 +68,24 @@ class MeshBackend:
         batch, length, late = training.microbatch_size, training.sequence_length, 1 + spec.averaging.delay.most
         activation, size = (batch, length, spec.model.hidden_size), canonical.num_elements
         numbers = num_scales(spec.averaging, canonical.shapes)
-        places: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
-            "tokens": ((batch, length + 1), torch.int32),
-            **dict.fromkeys(("inward", "outward"), (activation, torch.float32)),
-            **dict.fromkeys(SUMS, ((size,), sum_dtype(spec.numerics))),
-            **dict.fromkeys(COPIES, ((copied(canonical).num_bytes,), torch.uint8)),
-            "scales": ((late, numbers), torch.float32),
-            **dict.fromkeys(PASTS, ((size + numbers,), torch.float32)),
+        places: dict[str, Place] = {
+            "tokens": ((batch, length + 1), "int32"),
+            **dict.fromkeys(("inward", "outward"), (activation, "float32")),
+            **dict.fromkeys(SUMS, ((size,), str(sum_dtype(spec.numerics)).removeprefix("torch."))),
+            **dict.fromkeys(COPIES, ((copied(canonical).num_bytes,), "uint8")),
+            "scales": ((late, numbers), "float32"),
+            **dict.fromkeys(PASTS, ((size + numbers,), "float32")),
         }
         self._group = RankGroup(
             PROGRAM,
             {"spec": spec.model_dump_json(), "layout": asdict(layout), "memory": asdict(memory)},
             devices=layout.devices,
             deadline_s=backoff.order_s,
-            memory={name: math.prod(shape) * dtype.itemsize for name, (shape, dtype) in places.items()},
+            memory=places,
             # FSDP2 takes seconds to import: no restart should wait for it, and other meshes need none of it
             preload=("swarmnet.ranks.fully_sharded",) if layout.shard == "zero3" else (),
         )
-        shared = self._group.memory.places
-        self._memory = {name: shared[name].view(dtype).view(shape) for name, (shape, dtype) in places.items()}
+        self._memory = self._group.memory.places
         self._tokens, self._inward, self._outward = (self._memory[name] for name in ("tokens", "inward", "outward"))
         self._ranks = RankSupervisor(
             self._group,

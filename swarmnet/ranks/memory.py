@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import mmap
 import os
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -21,21 +22,25 @@ from swarmnet import telemetry
 
 log = telemetry.get(__name__)
 
+Place = tuple[Sequence[int], str]
+"""Shape of a tensor and torch's name of its dtype: JSON."""
+
 
 class SharedMemory:
     """Named places of zeros in one file, seen by the peer process and all its ranks. Pages take memory once written.
 
     Args:
-        places: bytes of each. The same in every process that maps the file.
+        places: the tensor in each. The same in every process that maps the file.
         descriptor: of the file, ours to close; None: a new one.
     """
 
-    def __init__(self, places: Mapping[str, int], descriptor: int | None = None) -> None:
+    def __init__(self, places: Mapping[str, Place], descriptor: int | None = None) -> None:
         """Raises ValueError for a place without a byte, OSError if the system gives none."""
-        if min(places.values(), default=1) < 1:
-            raise ValueError(f"shared memory of {dict(places)} bytes")
+        sizes = [math.prod(shape) * getattr(torch, dtype).itemsize for shape, dtype in places.values()]
+        if min(sizes, default=1) < 1:
+            raise ValueError(f"shared memory of {dict(places)}")
         # CUDA pins whole pages.
-        pages = (-(-num_bytes // mmap.PAGESIZE) for num_bytes in places.values())
+        pages = (-(-num_bytes // mmap.PAGESIZE) for num_bytes in sizes)
         ends = [mmap.PAGESIZE * end for end in itertools.accumulate(pages)]
         self.num_bytes = max(ends, default=mmap.PAGESIZE)  # no mapping is empty
         self.descriptor = anonymous_file("swarmnet", self.num_bytes) if descriptor is None else descriptor
@@ -44,9 +49,12 @@ class SharedMemory:
         except BaseException:
             self.close()
             raise
-        starts = dict(zip(places, [0, *ends], strict=False))
-        self.places = {name: whole[starts[name] : starts[name] + num_bytes] for name, num_bytes in places.items()}
-        """The bytes of each: [n] uint8 on the CPU."""
+        starts = zip(places.items(), sizes, [0, *ends], strict=False)
+        self.places = {
+            name: whole[start : start + size].view(getattr(torch, dtype)).view(*shape)
+            for (name, (shape, dtype)), size, start in starts
+        }
+        """The tensor in each, on the CPU."""
 
     def close(self) -> None:
         """Let go of the file. The memory goes back once no tensor over a place is left and no rank lives."""

@@ -59,7 +59,7 @@ class RankContext:
         self._shared, self._pinned = shared.places, set[str]()
 
     def memory(self, name: str) -> Tensor:
-        """The bytes of that place of the shared memory: [n] uint8 on the CPU, a small one pinned for a CUDA device."""
+        """That place of the shared memory, on the CPU; a small one is pinned for a CUDA device."""
         memory = self._shared[name]
         if self.device.type == "cuda" and memory.nbytes <= PIN_BYTES and name not in self._pinned:
             self._pinned.add(name)

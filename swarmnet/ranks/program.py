@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from swarmnet.manifest.schema import StageSpec
@@ -16,7 +15,6 @@ from swarmnet.ranks.host_copies import copied
 from swarmnet.ranks.layout import MeshLayout, MeshSplit
 from swarmnet.ranks.process import RankContext
 from swarmnet.ranks.stage import RankStage
-from swarmnet.stage.accumulator import sum_dtype
 from swarmnet.stage.backend import PastShare
 from swarmnet.stage.passes import ForwardPass, MemoryPolicy
 from swarmnet.stage.state import PastWeights
@@ -46,10 +44,11 @@ class Program:
             data=context.new_group(along_data),
             device=context.device,
             memory=MemoryPolicy(**settings["memory"]),
-            scales=self._floats("scales"),
+            scales=context.memory("scales"),
         )
         self._writes_output = t == 0  # it is the same on all tensor ranks
-        self._rows = MeshSplit.of(self._spec, layout).rows(context.rank)
+        rows = MeshSplit.of(self._spec, layout).rows(context.rank)
+        self._rows = slice(rows.start, rows.stop)
         self._layout = copied(self._stage.canonical)
         self._works: dict[int, tuple[int, ForwardPass]] = {}  # by the key of the order, with their steps
 
@@ -71,7 +70,7 @@ class Program:
 
     def forward(self, key: int, step: int, train: bool) -> Answer:
         hidden = None if self._spec.first else self._read("inward")
-        output, work = self._stage.forward(step, self._read_tokens(), hidden, train=train)
+        output, work = self._stage.forward(step, self._read("tokens"), hidden, train=train)
         if work is not None:
             self._works[key] = step, work
         return self._output(output)
@@ -87,20 +86,19 @@ class Program:
 
     def write_sum(self, step: int, voids: int) -> None:
         self._stage.sum_of(step).follow(voids)
-        self._stage.write_sum(step, self._context.memory("reading").view(sum_dtype(self._spec.numerics)))
+        self._stage.write_sum(step, self._context.memory("reading"))
 
     def update(self, version: int, total: str, scale: float, rate: float, copy: str) -> None:
-        flat = self._context.memory(total).view(sum_dtype(self._spec.numerics))
-        self._stage.update(version, flat, scale=scale, rate=rate)
+        self._stage.update(version, self._context.memory(total), scale=scale, rate=rate)
         # What is still here of steps that are applied now was given up.
         self._works = {key: (step, work) for key, (step, work) in self._works.items() if step > version}
         self._stage.write_state(version + 1, self._copy(copy))
 
     def again(self, weights: str, number: int, step: int, index: int, share: int | None) -> Answer:
         """A microbatch of a step that is over."""
-        tokens, hidden = self._read_tokens(), None if self._spec.first else self._read("inward")
+        tokens, hidden = self._read("tokens"), None if self._spec.first else self._read("inward")
         gradient = None if self._spec.last else self._read("outward")
-        kept = PastWeights(step, number, 0, self._floats(weights))
+        kept = PastWeights(step, number, 0, self._context.memory(weights))
         of = None if share is None else PastShare(step, share)
         output, own = self._stage.recompute(kept, index, tokens, hidden, gradient, of)
         if own is not None:
@@ -108,8 +106,8 @@ class Program:
         return self._output(output)
 
     def write_share(self, step: int, into: str, share: int) -> None:
-        dtype = sum_dtype(self._spec.numerics)
-        total = self._context.memory(into)[: dtype.itemsize * self._stage.canonical.num_elements].view(dtype)
+        like = self._context.memory("reading")
+        total = self._context.memory(into)[: like.nbytes].view(like.dtype)
         self._stage.write_sum(step, total, self._stage.share(PastShare(step, share)))
 
     # ------------------------------------------------------------ shared memory
@@ -125,21 +123,8 @@ class Program:
 
     def _write(self, name: str, rows: Tensor) -> None:
         if self._writes_output:
-            self._activations(name).copy_(rows)
+            self._context.memory(name)[self._rows].copy_(rows)
 
     def _read(self, name: str) -> Tensor:
-        """Ours to keep: the next microbatch comes in at the same place, before the weight pass."""
-        return self._activations(name).to(self._context.device, copy=True)
-
-    def _read_tokens(self) -> Tensor:
-        whole = self._context.memory("tokens").view(torch.int32).view(self._spec.training.microbatch_size, -1)
-        return whole[self._rows.start : self._rows.stop].to(self._context.device, copy=True)
-
-    def _activations(self, name: str) -> Tensor:
-        """This rank's rows of a microbatch's tensor."""
-        training = self._spec.training
-        whole = self._floats(name).view(training.microbatch_size, training.sequence_length, -1)
-        return whole[self._rows.start : self._rows.stop]
-
-    def _floats(self, name: str) -> Tensor:
-        return self._context.memory(name).view(torch.float32)
+        """This rank's rows, ours to keep: the next microbatch comes in at the same place, before the weight pass."""
+        return self._context.memory(name)[self._rows].to(self._context.device, copy=True)

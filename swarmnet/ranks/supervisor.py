@@ -29,7 +29,7 @@ from swarmnet import telemetry
 from swarmnet.errors import DeviceFull, MeshFailed, RankLost, Refused, RejectCode
 from swarmnet.ranks.channel import ChannelClosed, ChildChannel, Packet, channel_pair, disagreement, error_of, packed
 from swarmnet.ranks.launcher import ChildCall, ChildProcess, Launcher, LauncherLost
-from swarmnet.ranks.memory import SharedMemory, anonymous_file
+from swarmnet.ranks.memory import Place, SharedMemory, anonymous_file
 from swarmnet.stage.backend import OnEvent
 
 log = telemetry.get(__name__)
@@ -82,7 +82,7 @@ class RankGroup:
         settings: JSON, read at each start.
         devices: of each rank, in torch's words.
         deadline_s: of an order that names none.
-        memory: bytes of what ranks share with this process, by name.
+        memory: what ranks share with this process, by name.
         preload: modules that ranks import besides their program, once for all starts.
     """
 
@@ -93,7 +93,7 @@ class RankGroup:
         *,
         devices: Sequence[str],
         deadline_s: float,
-        memory: Mapping[str, int] | None = None,
+        memory: Mapping[str, Place] | None = None,
         preload: Sequence[str] = (),
     ) -> None:
         """Raises ValueError, OSError: the system gives no such memory."""
@@ -101,8 +101,8 @@ class RankGroup:
         self._program, self._settings, self._devices = program, settings, tuple(devices)
         self._modules = (*PRELOAD, *preload, program.partition(":")[0])
         self._deadline_s = deadline_s
-        self._sizes = dict(memory or {})
-        self.memory = SharedMemory(self._sizes)
+        self._places = dict(memory or {})
+        self.memory = SharedMemory(self._places)
         self._lock = threading.Lock()
         self._launcher: Launcher | None = None
         self._ranks: list[Rank] = []
@@ -126,7 +126,7 @@ class RankGroup:
             self.epoch += 1
             limit_s = START_S if deadline_s is None else deadline_s
             deadline = time.monotonic() + limit_s
-            hello = {"epoch": self.epoch, "program": self._program, "settings": self._settings, "memory": self._sizes}
+            hello = {"epoch": self.epoch, "program": self._program, "settings": self._settings, "memory": self._places}
             hello["ranks"] = len(self._devices)
             store = anonymous_file("swarmnet-store")  # ranks meet in it before they are a process group
             try:

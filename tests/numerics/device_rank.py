@@ -21,13 +21,12 @@ def make(context: RankContext) -> Handler:
                 for check in CHECKS:
                     check(comm)
             return {"checks": len(CHECKS)}
-        memory = context.memory(fields["memory"])
-        numbers = memory.view(torch.float32)
+        numbers = context.memory(fields["memory"])
         here = numbers[fields["start"] : fields["stop"]].to(context.device, copy=True)
         total = comm.all_reduce(here.double().square_().sum())
         numbers[fields["start"] + context.rank] = total.cpu()
         return {
-            "pinned": memory.is_pinned() if context.device.type == "cuda" else None,
+            "pinned": numbers.is_pinned() if context.device.type == "cuda" else None,
             "current": torch.cuda.current_device() if context.device.type == "cuda" else None,
         }
 

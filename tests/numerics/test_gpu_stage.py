@@ -140,13 +140,13 @@ def test_ranks_of_this_machine_keep_the_contract_and_share_memory(device: str, m
     monkeypatch.setattr(sys, "path", [str(Path(__file__).parent), str(Path(__file__).parents[2]), *sys.path])
     ranks = 2 if device == "cpu" else torch.cuda.device_count()
     devices = ["cpu"] * ranks if device == "cpu" else [f"cuda:{rank}" for rank in range(ranks)]
-    sizes = {"first": 4 << 20, "second": 4 << 10}
-    group = RankGroup("device_rank:make", {}, devices=devices, deadline_s=120.0, memory=sizes)
+    places = {"first": ((1 << 20,), "float32"), "second": ((1 << 10,), "float32")}
+    group = RankGroup("device_rank:make", {}, devices=devices, deadline_s=120.0, memory=places)
     try:
         group.start()
         assert group.order("check") == [{"checks": len(CHECKS)}] * ranks
-        for name in sizes:
-            numbers = group.memory.places[name].view(torch.float32)
+        for name in places:
+            numbers = group.memory.places[name]
             numbers[100:1000] = torch.arange(900.0)
             answers = group.order("squares", memory=name, start=100, stop=1000)
             pinned, current = (True, list(range(ranks))) if device == "cuda" else (None, [None] * ranks)

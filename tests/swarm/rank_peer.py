@@ -8,7 +8,9 @@ from swarmnet.ranks.supervisor import RankGroup
 
 
 def main() -> None:
-    group = RankGroup("rank_toy:make", {}, devices=["cpu"] * 4, deadline_s=100.0, memory={"memory": 1 << 16})
+    group = RankGroup(
+        "rank_toy:make", {}, devices=["cpu"] * 4, deadline_s=100.0, memory={"memory": ((1 << 14,), "float32")}
+    )
     group.start()
     group.order("write", memory="memory", value=1.0)
     print(json.dumps(group.pids), flush=True)

@@ -37,7 +37,7 @@ def toy(
 
 @pytest.fixture(scope="module")
 def one_group() -> Iterator[RankGroup]:
-    group = toy(memory={"first": 4 * RANKS, "second": 4 * RANKS})
+    group = toy(memory={"first": ((RANKS,), "float32"), "second": ((RANKS,), "float32")})
     yield group
     group.close()
 
@@ -154,7 +154,7 @@ def test_large_fields_cross(group: RankGroup) -> None:
 
 
 def test_memory_is_shared_in_every_epoch(group: RankGroup) -> None:
-    first, second = (group.memory.places[name].view(torch.float32) for name in ("first", "second"))
+    first, second = (group.memory.places[name] for name in ("first", "second"))
     group.order("write", memory="second", value=7.0)
     assert second.tolist() == [7.0, 8.0, 9.0, 10.0] and not first.any()
     group.start()
@@ -491,7 +491,7 @@ def kill_at_random(kills: int, seed: int) -> list[float]:
     rng = random.Random(seed)
     before = left_behind()
     seconds: list[float] = []
-    group = toy(memory={"some": 1 << 16})
+    group = toy(memory={"some": ((1 << 14,), "float32")})
     group.start()
     running = len(os.listdir("/proc/self/fd"))
 
@@ -550,9 +550,9 @@ def test_ranks_on_all_gpus_by_the_same_code() -> None:
         {},
         devices=[f"cuda:{n}" for n in range(count)],
         deadline_s=DEADLINE_S,
-        memory={"memory": 4 * count},
+        memory={"memory": ((count,), "float32")},
     )
-    numbers = group.memory.places["memory"].view(torch.float32)
+    numbers = group.memory.places["memory"]
     try:
         for epoch in (1, 2):
             group.start()

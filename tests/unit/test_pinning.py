@@ -62,7 +62,7 @@ def test_a_rank_pins_what_crosses_with_every_microbatch_and_not_the_state(monkey
     fake = runtime(monkeypatch)
     monkeypatch.setattr(process, "PIN_BYTES", 1 << 12)
     sizes = {"small": 1 << 12, "large": (1 << 12) + 1, "unused": 1 << 12}
-    shared_memory = SharedMemory(sizes)
+    shared_memory = SharedMemory({name: ((size,), "uint8") for name, size in sizes.items()})
     hello = {"rank": 0, "ranks": 1, "device": "cuda:0", "settings": {}, "epoch": 1}
     context = process.RankContext(hello, shared_memory)
     assert [context.memory(name).nbytes for name in ("small", "large", "small")] == [1 << 12, (1 << 12) + 1, 1 << 12]
