@@ -119,7 +119,7 @@ def test_a_leaders_time_begins_anew_with_a_round_of_fewer_members_and_with_no_ot
         term_s = 2 * table.members["A"].pace.patience_s
         for number, names in enumerate((("A", "B", "C"), second_round)):
             opened = Round(Stamp(0, 0, CHAIN), RoundId(ballot, number), (), tuple(PeerId(name) for name in names), ())
-            follows.opened(opened, now=began_at + number * 0.6 * term_s)
+            follows.opened(opened, now=began_at + (number + 1) * 0.3 * term_s)
         follows.due(keeping=False, now=began_at + 0.9 * term_s)
         assert not late(follows, began_at + 0.9 * term_s)
         follows.due(keeping=False, now=began_at + 1.2 * term_s)
