@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from stage_table import Table
 
-from swarmnet.ids import PeerId, RunId
+from swarmnet.ids import Chain, PeerId, RunId
 from swarmnet.manifest.extension import MAX_NOTICES, Extension, Horizon, Notices, extend
 from swarmnet.manifest.schema import Optimizer
 from swarmnet.net.identity import Identity, verify
@@ -120,6 +121,14 @@ def test_what_a_checkpoint_remembers_is_checked() -> None:
     for bad in ([second.text, first.text], [first.text, first.text], [replace(first, number=9).text]):
         with pytest.raises(ValueError, match="notice"):
             notices().horizon(bad)
+
+
+def test_a_replica_that_is_restored_has_the_notices_of_its_state_and_no_others() -> None:
+    member = Table("A").members["A"]
+    first, chain = notice(1, 10, 50), Chain("2" * 64)
+    for held, last in (((first,), 50), ((), 10)):
+        member.restored(10, chain, chain, chain, None, (), extensions=held, now=0.0)
+        assert (member.horizon.last, member.horizon.texts) == (last, tuple(each.text for each in held))
 
 
 # ---------------------------------------------------------------- the schedule
