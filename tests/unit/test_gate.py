@@ -64,6 +64,7 @@ GOOD = [
     StagePlan(STAMP, BALLOT, execute=frozenset({3})),
     MemberState(STAMP, BALLOT, GEN, SOME, SOME, None, None, 0),
     Committed(commit()),
+    Committed(commit(stage=0, step=0, voided=SOME)),
     round_of(),
     round_of(bandwidths=(1, 10**12)),
     round_of(rows=(2,)),
