@@ -221,11 +221,9 @@ class DirectoryDisk:
             return Written(info)
 
     def _retain(self, stage: int, versions: frozenset[int]) -> str | None:
-        store = self.store
         with self._one_writes:
             try:
-                store.remove(stage, [old.version for old in store.found(stage).good if old.version not in versions])
-                store.remove_leftovers(stage, below=min(versions, default=0))
+                self.store.retain(stage, versions)
             except OSError as error:
                 return f"older checkpoints cannot be deleted: {error.strerror or error}"
         return None
@@ -350,45 +348,24 @@ class CheckpointStore:
     def write(self, info: CheckpointInfo, data: bytes | memoryview, owed: bytes | memoryview | None = None) -> None:
         """Put a checkpoint on disk, in place of one of the same stage and version.
 
-        Where the same data lie already, only the JSON is replaced: the state that a run has just gone back to is never
-        absent. Raises OSError (full, read-only, ...): the checkpoint is then absent or the old one, all others are
-        untouched.
+        The state that a run has just gone back to is written again with the same data: it is never absent. Raises
+        OSError (full, read-only, ...): all other checkpoints are untouched; if other data lay there, the old JSON may
+        be left beside the new data, and its digest gives that away.
         """
         _make_folder(self.folder)
-        told = self.info_path(info.stage, info.version)
-        # After a restart the same state is often here already.
-        if not self._holds(info):
-            # Nothing may vouch for data that is about to change.
-            if os.path.lexists(told):
-                told.unlink()
-                _sync_folder(self.folder)  # else the old JSON could outlive a crash and speak of the new data
-            _put(self.data_path(info.stage, info.version), data)
+        _put(self.data_path(info.stage, info.version), data)
         if owed is not None:
             _put(self.owed_path(info.stage, info.version), owed)
-        _put(told, info.model_dump_json(indent=1).encode() + b"\n")
+        _put(self.info_path(info.stage, info.version), info.model_dump_json(indent=1).encode() + b"\n")
 
-    def _holds(self, info: CheckpointInfo) -> bool:
-        """Is there a sound checkpoint with the same data?"""
-        try:
-            old = self._info(info.stage, info.version)
-            if (old.sha256, old.num_bytes) != (info.sha256, info.num_bytes):
-                return False
-            self.verify(old)
-        except BadCheckpoint:
-            return False
-        return True
-
-    def remove(self, stage: int, versions: Collection[int]) -> None:
-        """Delete these checkpoints; the JSON first, so that none is left half. Raises OSError."""
-        for version in versions:
-            self.info_path(stage, version).unlink(missing_ok=True)
-            self.owed_path(stage, version).unlink(missing_ok=True)
-            self.data_path(stage, version).unlink(missing_ok=True)
-
-    def remove_leftovers(self, stage: int, *, below: int) -> None:
-        """Delete what is older than version `below` and no checkpoint: nobody will repair it. Raises OSError."""
-        good = {info.version for info in self.found(stage).good}
-        self.remove(stage, [version for version in self._names(stage) if version < below and version not in good])
+    def retain(self, stage: int, versions: Collection[int]) -> None:
+        """Delete all checkpoints but these, the JSON first, so that none is left half; and what is older than these and
+        no checkpoint, because no later write repairs it. Raises OSError."""
+        good, oldest = {info.version for info in self.found(stage).good}, min(versions, default=0)
+        for version in self._names(stage):
+            if version not in versions and (version in good or version < oldest):
+                for path in (self.info_path, self.owed_path, self.data_path):
+                    path(stage, version).unlink(missing_ok=True)
 
     def clean(self, stage: int) -> None:
         """Delete what interrupted writes have left. Call it before the stage's first write. Raises OSError."""
