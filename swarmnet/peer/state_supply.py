@@ -61,6 +61,7 @@ class StateSupply:
         self.rollbacks = Rollbacks(
             stages,
             training.total_steps,
+            me=peer.me,
             settle_s=timers.suspect_s,
             lost_s=timers.long_silence_s,
             allow_drop=training.allow_drop,
@@ -99,13 +100,13 @@ class StateSupply:
 
     def consider(self) -> None:
         """Look at who holds and says what, if I know it of myself: may the run be stuck for good, or have gone back?"""
+        for replica in self._replicas.values():
+            for stage in range(self.rollbacks.num_stages):
+                self.rollbacks.learn(replica.member.membership.contributors(stage))
         # What is on my own disk may change the answer, and so may what peers of far stages announce.
         if not self.opened.is_set() or not self._peer.sees_all:
             return
         before, wanted, now = self.rollbacks.current, self.rollbacks.wanted, asyncio.get_running_loop().time()
-        for replica in self._replicas.values():
-            for stage in range(self.rollbacks.num_stages):
-                self.rollbacks.learn(replica.member.membership.contributors(stage))
         serving = any(replica.member.synced for replica in self._replicas.values())
         move, holdings, records, spoilt = None, self.everybody(), self._peer.records, self.rollbacks.spoilt
         self._heard_at = {peer: self._heard_at.get(peer, now) for peer, record in records.items() if record.stages}
@@ -193,7 +194,7 @@ class StateSupply:
                 record.wants,
                 peer=record.peer,
                 heard=self.is_heard(record, now=now),
-                has_say=bool(record.restart.number) or any(status.synced for status in record.stages),
+                holds=bool(record.restart.number) or any(status.synced for status in record.stages),
             )
             for record in self._peer.records.values()
             if record.stages
@@ -232,7 +233,7 @@ class StateSupply:
     async def _start(self, stage: int) -> None:
         checkpoints = self._replicas[stage].state.checkpoints
         await checkpoints.open()
-        self.rollbacks.remember(max(checkpoints.restart.number, checkpoints.memory.restart))
+        self.rollbacks.remember(checkpoints.memory.restart)
         self.rollbacks.learn(map(PeerId, checkpoints.memory.voters))
         self._unopened -= 1
         if not self._unopened:

@@ -512,8 +512,8 @@ def _without_state(line: StageLine, standing: _Standing) -> Problem:
     elif disk:
         text = (
             f"stage {stage} has lost all its replicas{at}; it has version {', '.join(map(str, disk))} on disk, which "
-            "some other stage has not: start a peer with its --dir that has a checkpoint, older or newer, of a version "
-            "that the other stages have, too"
+            "some other stage has not: start more of the run's peers again, each with the --dir that it had, until one "
+            "has a version that the other stages have"
         )
     else:
         text = (

@@ -1,20 +1,23 @@
 """When a run cannot go on, from which version it does; and where one replica takes its state from. Pure.
 
 A stage that lost every replica with its state takes the run's newest weights with it. What is left is exact all the
-same, further back: the newest version that every stage has somewhere, on a disk or in a replica (docs/checkpoints.md).
-All go on from there, under a higher `Restart`.
+same, further back: the newest version that every stage has on a disk or in a replica (docs/checkpoints.md). All peers
+go on from there, under a higher `Restart`.
 
-Nobody decides that alone, and another's word is no reason. Whoever finds that the run cannot go on says which restart
-it *wants*, and goes once more than half of those whose records it holds want it too. Whoever finds more than half of
-those it hears under another restart goes there as well, up or down: what somebody did alone, behind a cut, is taken
-back.
+One rule decides, and only the version differs: more than half of the voters want a restart, or are under one. The
+voters are the contributors to commits whose records have not expired, because other identities are free. A peer wants
 
-A run may ask to go back before false work that somebody is convicted for (docs/trust.md). Everybody hears the proof, so
-all honest peers who applied that step come to want it. What bounds a liar: each case costs an identity, sends the
-run back once, and not to a version to which the run has gone back twice for that, nor below. Who cannot have its way
-for `GIVE_UP` times `lost_s` gives up: the step stays applied.
+| version | when |
+|---|---|
+| the newest that every stage has | a stage is without the newest weights, and nothing moves |
+| the same, or an older one of its own stage | the same, where the run has `allow_drop` |
+| the newest on disk in every stage up to proven false work | the run asks for that (docs/trust.md) |
 
-Knows no peer, no disk and no clock; it is told who holds what, and who says what.
+A peer that went back and finds that most voters have not, such as one behind a cut, takes it back. For false work each
+case costs an identity, and the run returns to one version twice at most. A peer that stays alone with it for `GIVE_UP`
+times `lost_s` gives up: the step stays applied.
+
+Knows no peer, no disk and no clock; it is told what peers hold and report.
 """
 
 from __future__ import annotations
@@ -22,13 +25,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TypeVar
 
 from swarmnet.bounds import Recent
 from swarmnet.ids import NO_RESTART, PeerId, Restart
 from swarmnet.quorum import reached_by_half, reached_by_most
-
-_T = TypeVar("_T", int, Restart)
 
 MAX_RESTARTS_AHEAD = 1024
 """A restart far ahead of all others is nobody's next."""
@@ -37,6 +37,9 @@ MOST_RETURNS = 2
 """So often the run goes back to one version for false work."""
 
 GIVE_UP = 2
+
+_YOUNG = 64
+"""Up to this version a run is young: it gives way to later disks, and all peers vote. Later, both may be made up."""
 
 MAX_VOTERS = 256
 """Of more contributors the latest decide where the run goes on."""
@@ -96,15 +99,20 @@ class NoSource:
 
 @dataclass(frozen=True, slots=True)
 class RestartReport:
-    """What another peer, whose record has not expired, says of restarts: the one it is under, and the one it wants."""
+    """The restart that a peer whose record has not expired is under, and the one it wants."""
 
     restart: Restart = NO_RESTART
     wants: Restart = NO_RESTART
     heard: bool = True
-    """Has it spoken itself, lately?"""
-    has_say: bool = True
-    """Has it state, or is it under a restart? Nobody else says in which run all go on."""
+    """Is it in touch?"""
+    holds: bool = True
+    """Does it serve state, or is it under a restart?"""
     peer: PeerId | None = None
+
+    @property
+    def vote(self) -> Restart:
+        """The highest restart that it goes under, as far as it is in touch."""
+        return max(self.restart, self.wants) if self.heard else NO_RESTART
 
 
 class Move(Enum):
@@ -142,6 +150,7 @@ class Rollbacks:
     """The highest number of a restart that a disk remembers."""
     wanted: Restart | None = None
     """What this peer would go under, if most want that."""
+    me: PeerId | None = None
     voters: Recent[PeerId, None] = field(default_factory=lambda: Recent(MAX_VOTERS))
     """Peers that have contributed to commits, the latest last."""
     undoes: bool = False
@@ -160,32 +169,42 @@ class Rollbacks:
     _alone_since: float | None = field(default=None)
 
     def decide(
-        self, holdings: Sequence[Holding], words: Collection[RestartReport], *, serving: bool, now: float
+        self, holdings: Sequence[Holding], reports: Collection[RestartReport], *, serving: bool, now: float
     ) -> Move | None:
-        """Look at who holds and says what. If that moves me, `current` is where to. serving: have I state?"""
+        """Look at who holds and reports what. If that moves me, `current` is where to. serving: have I state?"""
         self.want(holdings, now=now)
-        mine = [self.current] if serving or self.current.number else []
-        under = [word.restart for word in words if word.heard and word.has_say]
-        if (most := self._most(mine + under, holdings)) > self.current and most.version <= self.last_version:
-            # Who could not see the false work itself must not bring it back to those who gave it up.
+        if self.wanted is not None:
+            # A part of the run may have gone on from that version already: it has one number for all.
+            there = [report.restart for report in reports if report.heard and report.restart > self.current]
+            self.wanted = max((r for r in there if r.version == self.wanted.version), default=self.wanted)
+        mine = RestartReport(self.current, self.wanted or NO_RESTART, holds=serving or self.current > NO_RESTART)
+        votes, trusted = [replace(mine, peer=self.me), *reports], self._trusted(holdings)
+        votes = [report for report in votes if report.peer in trusted] or votes
+        heard = [report for report in votes if report.heard and report.holds]
+        if (most := self._most([report.restart for report in heard], holdings)) > self.current:
+            # A peer that could not see the false work must not bring it back to those that gave it up.
             keeps = serving and self._alleged < most.version and self._whole_and_further(most, holdings)
-            return self._go(most, Move.KEEP if keeps else Move.GO_BACK)
-        votes = [max(word.restart, word.wants) if word.heard else NO_RESTART for word in words]
+            return self._go(most, Move.KEEP if keeps else Move.GO_BACK) if most.version <= self.last_version else None
         # Most must want it: one peer alone never sends the run back.
         if self.wanted is not None:
-            agreed = reached_by_most([self.wanted, *votes])
+            agreed = reached_by_most([report.vote for report in votes])
             if self.spoilt is not None:
                 # The run moves on meanwhile: only who wants to go back spares what is that old on its disk.
-                others = {word.peer for word, vote in zip(words, votes, strict=True) if vote < agreed}
+                others = {report.peer for report in reports if report.vote < agreed}
                 holdings = [held for held in holdings if held.peer not in others]
             if agreed > self.current and self._reachable(agreed, holdings):
                 return self._go(agreed, Move.GO_BACK)
-        followers = [max(word.restart, word.wants) for word in words if word.heard and word.has_say]
-        if (most := reached_by_most([self.current, *followers])) >= self.current:
+        if (most := reached_by_most([report.vote for report in heard] or [self.current])) >= self.current:
             self._alone_since = None
             return None
         self._alone_since = now if self._alone_since is None else self._alone_since
         return self._go(most, Move.TAKE_BACK) if now - self._alone_since >= self.settle_s else None
+
+    def _trusted(self, holdings: Iterable[Holding]) -> Collection[PeerId]:
+        """The contributors: other identities are free. None while all that this peer has is a young run, because
+        newcomers who begin at the seed contribute to that, too."""
+        mine = (v for held in holdings if held.peer == self.me for v in (held.version or 0, *held.disk))
+        return self.voters if max(mine, default=0) > _YOUNG else ()
 
     def learn(self, contributors: Iterable[PeerId]) -> None:
         """These peers have contributed to a commit."""
@@ -272,7 +291,8 @@ class Rollbacks:
 
     def words(self, holdings: Sequence[Holding]) -> str:
         """Why nothing goes on, and what to do."""
-        without = [s for s in self.uncovered(holdings) if not self._has_any(s, holdings)]
+        with_state = {held.stage for held in holdings if held.version or any(held.disk)}
+        without = [stage for stage in self.uncovered(holdings) if stage not in with_state]
         if without:
             stages = _stages(without)
             return (
@@ -283,8 +303,8 @@ class Rollbacks:
             return "the run is about to go on from its newest common checkpoint"
         lines = "; ".join(f"stage {s}: {self._held(s, holdings)}" for s in range(self.num_stages))
         return (
-            f"no version of the weights exists in every stage ({lines}): start a peer with its --dir that has a "
-            "checkpoint, older or newer, of a version that the other stages have, too"
+            f"no version of the weights exists in every stage ({lines}): start more of the run's peers again, each "
+            "with the --dir that it had, until one has a version that the other stages have"
         )
 
     def source(
@@ -344,20 +364,21 @@ class Rollbacks:
     def _serving(self, holdings: Iterable[Holding]) -> list[Holding]:
         return [h for h in holdings if h.version is not None and h.restart == self.current]
 
-    def _standing(self, holdings: Iterable[Holding]) -> dict[int, int]:
-        """By stage: the version that most of those who serve it have reached. What one of several says is a word."""
+    def _standing(self, holdings: Sequence[Holding]) -> dict[int, int]:
+        """By stage: the version that most of those who serve it have reached; of contributors, if any serves."""
         served: dict[int, list[int]] = {}
-        for held in self._serving(holdings):
+        serving, trusted = self._serving(holdings), self._trusted(holdings)
+        for held in [held for held in serving if held.peer in trusted] or serving:
             served.setdefault(held.stage, []).append(held.version or 0)
         return {stage: reached_by_most(versions) for stage, versions in served.items()}
 
-    def _newest_served(self, holdings: Iterable[Holding]) -> int | None:
+    def _newest_served(self, holdings: Sequence[Holding]) -> int | None:
         return max(self._standing(holdings).values(), default=None)
 
     def _begun_anew(self, newest: int, holdings: Sequence[Holding]) -> bool:
         """Have newcomers begun at the seed before they heard of what others have on disk?"""
         # After a restart they follow a decision, and have not begun by themselves.
-        if self.current.number:
+        if self.current.number or newest > _YOUNG:
             return False
         beyond = {h.peer for h in holdings if any(v > (newest + 1 if newest else 0) for v in h.disk)}
         if len(beyond) < len({h.peer for h in self._serving(holdings)} - beyond):
@@ -454,12 +475,7 @@ class Rollbacks:
 
     def _begun(self, holdings: Iterable[Holding]) -> bool:
         """Does anybody hold more than the seed?"""
-        return bool(self.current.number) or any(h.version or any(h.disk) for h in holdings)
-
-    @staticmethod
-    def _has_any(stage: int, holdings: Iterable[Holding]) -> bool:
-        """Does anybody have anything of this stage that is more than the seed?"""
-        return any(h.stage == stage and (h.version or any(h.disk)) for h in holdings)
+        return bool(self.current.number) or any(held.version or any(held.disk) for held in holdings)
 
     def _everywhere(self, version: int, holdings: Sequence[Holding], *, but: Set[int] = frozenset()) -> bool:
         """Can somebody begin every stage, but for these, at that version, by the run's rules?"""

@@ -189,6 +189,45 @@ def test_who_is_not_heard_wants_nothing_and_counts_all_the_same() -> None:
     assert wanting(restarts(), [silent, RestartReport(wants=WANTED)]) is Move.GO_BACK
 
 
+def test_only_contributors_decide_while_one_of_them_is_announced() -> None:
+    """Other identities are free; a contributor that is announced and silent counts as content."""
+    held = [holding("me", 0, version=137, disk=(120, 130)), holding("b", 1, disk=(120, 130))]
+    wanted = Restart(1, 130)
+
+    def moves(*reports: RestartReport) -> Move | None:
+        machine = restarts(me=PeerId("me"))
+        machine.learn(map(PeerId, ("me", "a", "b")))
+        return wanting(machine, list(reports), held)
+
+    crowd = [RestartReport(Restart(1, 120), peer=PeerId(f"free.{number}")) for number in range(9)]
+    a, b = (RestartReport(wants=wanted, peer=PeerId(name)) for name in "ab")
+    assert restarts().decide(held, crowd, serving=True, now=0.0) is Move.GO_BACK, "no contributor is known"
+    assert moves(*crowd, replace(a, wants=NO_RESTART), replace(b, heard=False)) is None
+    assert moves(*crowd, a, replace(b, heard=False)) is Move.GO_BACK
+    assert moves(*crowd) is Move.GO_BACK, "the others' records have expired"
+
+
+def test_a_peer_goes_on_under_the_number_that_others_have_taken_from_that_version() -> None:
+    machine = restarts(floor=1)
+    there = [RestartReport(wants=Restart(2, 30)), RestartReport(Restart(1, 30)), *under(*3 * [NO_RESTART])]
+    assert wanting(machine, there) is None and machine.wanted == Restart(1, 30)
+
+
+def test_a_version_that_strangers_claim_is_not_what_the_run_has_got_to() -> None:
+    machine = restarts(me=PeerId("a"))
+    machine.learn([PeerId("a"), PeerId("b")])
+    whole = [holding("a", 0, version=137), holding("b", 1, version=137)]
+    crowd = [holding(f"free.{number}", 0, version=999) for number in range(9)]
+    assert not machine.uncovered([*whole, *crowd])
+
+
+def test_a_run_gives_way_to_what_strangers_claim_to_have_on_disk_only_while_it_is_young() -> None:
+    crowd = [holding(f"free.{number}", number % 2, disk=(999,)) for number in range(9)]
+    for version, gives_way in ((8, True), (800, False)):
+        whole = [holding("a", 0, version=version), holding("b", 1, version=version)]
+        assert (decided(restarts(), [*whole, *crowd], after_s=SETTLE_S) is not None) == gives_way
+
+
 def test_what_most_want_moves_nobody_who_sees_no_need() -> None:
     whole = [holding("a", 0, version=37, disk=(30,)), holding("b", 1, version=37, disk=(30,))]
     machine = restarts()
@@ -223,9 +262,7 @@ def test_a_newcomer_follows_those_who_have_a_say_if_more_than_half_of_them_go_th
 
     assert goes(*under(NO_RESTART, NO_RESTART, far)) == NO_RESTART
     assert goes(*under(one, one, far)) == one, "a number somebody makes up does not lead beyond the others'"
-    assert goes(*under(one), RestartReport(has_say=False), RestartReport(has_say=False)) == one, (
-        "other newcomers have none"
-    )
+    assert goes(*under(one), RestartReport(holds=False), RestartReport(holds=False)) == one, "other newcomers have none"
     assert goes(*under(one), *[replace(word, heard=False) for word in under(NO_RESTART) * 3]) == one
     assert goes(*under(Restart(1, LAST + 1)) * 3) == NO_RESTART, "beyond the end of the run it is nobody's"
 
@@ -446,7 +483,7 @@ def test_all_come_to_serve_one_version_if_every_stage_has_one(swarm: list[Holdin
                 RestartReport(
                     h.restart,
                     machines[h.peer].wanted or NO_RESTART,
-                    has_say=bool(h.restart.number) or h.version is not None,
+                    holds=bool(h.restart.number) or h.version is not None,
                 )
                 for h in state.values()
                 if h.peer != peer

@@ -69,7 +69,7 @@ def test_a_checkpoint_on_a_disk_is_enough_to_go_on_from() -> None:
     assert "the run goes on from version 40 by itself" in problems["stage_not_synced"].text
     _, problems = found(*three(0, disk=(30,)), record("j", status(1, 0, synced=False, disk=(40,))))
     text = problems["stage_not_synced"].text
-    assert "version 40 on disk" in text and "a checkpoint, older or newer" in text
+    assert "version 40 on disk" in text and "the --dir that it had" in text
 
 
 def test_a_run_that_has_not_begun_has_lost_nothing() -> None:
