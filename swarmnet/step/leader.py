@@ -247,8 +247,9 @@ class Leader:
         """A member makes me begin the step anew with it. Is that once too often?"""
         follower = self._follower(peer)
         follower.offences += 1
-        # Identities cost nothing: a member that is no voter may do so with each of them.
-        if follower.offences >= _OFFENCES or not self._is_voter(peer):
+        # Identities cost nothing, so a member that is no voter has one time less; not two, because in a large stage it
+        # may be a correct one whose state crossed with a new ballot.
+        if follower.offences >= (_OFFENCES if self._is_voter(peer) else _OFFENCES - 1):
             self._leave_out(peer, reason, now)
         return peer in self._left_out
 
@@ -606,6 +607,9 @@ class Leader:
         of_step = ack is not None and (ack.stage, ack.step, ack.chain) == step
         if ack is None or not (of_step and self._member.membership.hear_vote(ack, peer, report.vote, now=now)):
             self.acks.pop(peer, None)
+            # The attempt has lost a member, and then the last replica that held its sum: nothing comes of it.
+            if not self.acks and (attempt := self._rounds.attempt) is not None and attempt.is_spoilt:
+                self._rounds.attempt, self.looks = None, True
         elif self.acks.get(peer) != ack:
             self._rounds.held_at, self.acks[peer] = now, ack
             # Its vote may be the one that makes the certificate.
