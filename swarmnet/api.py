@@ -40,7 +40,7 @@ def peer_config(file: Path | str | None = None, *, role: Role = "stage", **setti
 
     Raises: UsageError, in the name of the field.
     """
-    from swarmnet.cli.settings import implied
+    from swarmnet.cli.settings import implied, own_layers
     from swarmnet.config import toml
     from swarmnet.config.check import SettingsLayer, resolve
 
@@ -49,7 +49,9 @@ def peer_config(file: Path | str | None = None, *, role: Role = "stage", **setti
         implied(role),
         *([SettingsLayer(str(file), toml.read(Path(file).expanduser()))] if file is not None else []),
     ]
-    return resolve(PeerConfig, [*layers, SettingsLayer("peer_config", plain)], where="peer_config")
+    last = SettingsLayer("peer_config", plain)
+    config = resolve(PeerConfig, [*layers, last], where="peer_config")
+    return resolve(PeerConfig, [*layers, *own_layers(config), last], where="peer_config") if role == "stage" else config
 
 
 def run_peer(

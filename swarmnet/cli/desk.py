@@ -85,7 +85,7 @@ _LIVE = ("upload_mbit", "download_mbit", "gpu_gib", "host_gib", "disk_gib", "hou
 def caps(ctx: click.Context, /, directory: Path, as_json: bool, **_: Any) -> int:
     """Show what a running peer lends at most, and change it at once.
 
-    What is changed is written into the peer's --config file, or into peer.toml in its --dir, and holds after a
+    What is changed is written into peer.toml in the peer's --dir, which lies above a --config file, and holds after a
     restart, too, unless a flag of `join` or `peer` or a variable says something else.
 
     \b

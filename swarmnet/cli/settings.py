@@ -362,24 +362,21 @@ def read_config(ctx: click.Context, role: Role) -> PeerConfig:
     Raises UsageError in the name of the flag, variable or file that is wrong.
     """
     from swarmnet import telemetry
-    from swarmnet.config import toml
-    from swarmnet.config.check import SettingsLayer, resolve
+    from swarmnet.config.check import resolve
     from swarmnet.config.peer import PeerConfig
     from swarmnet.net.address import check_addresses
 
     # Checked after all layers are laid: what a stronger one corrects is no mistake.
     layers, where = _layers(ctx, role), ctx.params["config"] or "peer config"
     config = resolve(PeerConfig, layers, where=where)
-    check_addresses(config.bootstrap)
     # `doctor` reports what is wrong with the directory.
     if ctx.info_name != "doctor" and "dir" in {param.name for param in ctx.command.params}:
         check_writable(config.dir, "--dir")
-    if role == "stage" and not ctx.params["config"] and config.file.exists():
-        # What `swarmnet caps` has changed: a file's word, below variables and flags.
-        at = sum(each.origin == "default" for each in layers)
-        layers.insert(at, SettingsLayer(str(config.file), toml.read(config.file)))
-        config = resolve(PeerConfig, layers, where=where)
-    config = config.read_from(ctx.params["config"])
+    if role == "stage" and "dir" in {param.name for param in ctx.command.params}:
+        # The peer's own file lies above one that peers share, and below variables and flags.
+        at = sum(each.origin in ("default", ctx.params["config"]) for each in layers)
+        config = resolve(PeerConfig, [*layers[:at], *own_layers(config), *layers[at:]], where=where)
+    check_addresses(config.bootstrap)
     if role not in config.roles:
         raise UsageError(
             f"roles = {list(config.roles)} does not include {role!r}: "
@@ -387,6 +384,17 @@ def read_config(ctx: click.Context, role: Role) -> PeerConfig:
         )
     telemetry.setup(config.log.level, format=config.log.format)
     return config
+
+
+def own_layers(config: PeerConfig) -> list[SettingsLayer]:
+    """What `swarmnet caps` has kept for this peer, if anything: the file in its `dir`, which names no other one."""
+    from swarmnet.config import toml
+    from swarmnet.config.check import SettingsLayer
+
+    if not config.own_file.exists():
+        return []
+    own = {key: value for key, value in toml.read(config.own_file).items() if key != "dir"}
+    return [SettingsLayer(str(config.own_file), own)]
 
 
 def read_manifest(config: PeerConfig, command: str) -> Manifest:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from swarmnet import host
 from swarmnet.config.plug_in import one_of
@@ -330,17 +330,10 @@ class PeerConfig(Table):
     caps: Caps = Caps()
     log: Log = Log()
 
-    _file: Path | None = PrivateAttr(default=None)
-
     @property
-    def file(self) -> Path:
-        """Where `swarmnet caps` keeps what it changes: the file of --config, or peer.toml in `dir`."""
-        return self._file or self.dir / "peer.toml"
-
-    def read_from(self, file: str | None) -> PeerConfig:
-        """The same, with the file of --config, if there was one."""
-        self._file = None if file is None else Path(file).expanduser()
-        return self
+    def own_file(self) -> Path:
+        """This peer's own config file, above --config, which peers may share: `swarmnet caps` writes there."""
+        return self.dir / "peer.toml"
 
     @property
     def data_folder(self) -> Path | None:

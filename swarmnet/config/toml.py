@@ -79,6 +79,8 @@ def changed(path: Path, values: Mapping[str, Any]) -> str:
     """
     data = read(path) if path.exists() else {}
     lines = path.read_text(encoding="utf-8-sig").splitlines() if path.exists() else []
+    if wrong := [key for key, value in values.items() if isinstance(value, Mapping) and not _is_table(data.get(key))]:
+        raise UsageError(f"{path}: {wrong[0]} must be a table, with its head [{wrong[0]}] in a line of its own")
     for head, keys in {"": values, **values}.items():
         if isinstance(keys, Mapping):
             _change_table(lines, head, {key: value for key, value in keys.items() if not isinstance(value, Mapping)})
@@ -94,6 +96,10 @@ def changed(path: Path, values: Mapping[str, Any]) -> str:
     if kept != wanted:
         raise UsageError(f"{path}: write each key in a line of its own below the head of its table, such as [caps]")
     return text
+
+
+def _is_table(value: object) -> bool:
+    return value is None or isinstance(value, Mapping)
 
 
 def _change_table(lines: list[str], head: str, values: Mapping[str, Any]) -> None:

@@ -122,10 +122,10 @@ def public_key(peer: PeerId) -> Ed25519PublicKey:
     return Ed25519PublicKey.from_public_bytes(public_bytes_of(peer))
 
 
-def write_whole(path: Path, content: str | bytes, *, mode: int = 0o600, once: bool = False) -> bool:
+def write_whole(path: Path, content: str | bytes, *, mode: int = 0o600, once: bool = False, sync: bool = False) -> bool:
     """Put a file at `path` so that a reader never sees half of it. Raises OSError.
 
-    once: never over one that is there. Returns whether it was written.
+    once: never over one that is there. sync: it outlives a power cut. Returns whether it was written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
@@ -133,7 +133,7 @@ def write_whole(path: Path, content: str | bytes, *, mode: int = 0o600, once: bo
         with open(draft, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             file.write(content.encode() if isinstance(content, str) else content)
             # What is written once cannot be written again after a power cut.
-            if once:
+            if once or sync:
                 file.flush()
                 os.fsync(file.fileno())
         if once:

@@ -169,7 +169,7 @@ class Desk:
                 raise UsageError(f"slots, {', '.join(LIVE)} can be changed while a peer runs, nothing else")
             # Checked with all the rest, as if it had been in the file.
             said = [SettingsLayer("now", self.config.model_dump(mode="json")), SettingsLayer("caps", change)]
-            self.config = resolve(PeerConfig, said, where="caps").read_from(str(self.config.file))
+            self.config = resolve(PeerConfig, said, where="caps")
         caps = self.config.caps
         facts = {"slots": self.config.slots, **caps.model_dump(include={*LIVE})}
         words = [

@@ -71,7 +71,7 @@ class OpenDesk:
         self, config: PeerConfig, traffic: Traffic, slots_of: Callable[[PeerConfig], int], stop: asyncio.Event
     ) -> None:
         self._dir, self._traffic, self._slots_of, self._stop = config.dir, traffic, slots_of, stop
-        self._file = config.file
+        self._file = config.own_file
         self.tally = WorkCount(_kept(config.dir / CONTRIBUTED) or WorkDone(round(wall_time())))
         self._desk = Desk(config, self.tally, paused=(config.dir / PAUSED).exists())
         self._holding: asyncio.Task[None] | None = None
@@ -165,12 +165,12 @@ class OpenDesk:
             day = _day(self.tally.kept)
             reply = desk.answer(json.loads(line), minute=_minute(), day=day, leaves=self._stop.is_set())
             if reply.change:
-                text = toml.changed(self._file, reply.change)
-                self._lend(peer, desk.config, await asyncio.to_thread(self._slots_of, desk.config))
-                self._write(self._file, text)
+                slots = await asyncio.to_thread(self._slots_of, desk.config)
+                self._keep(self._file, toml.changed(self._file, reply.change))
+                self._lend(peer, desk.config, slots)
                 reply = replace(reply, words=f"{reply.words}; kept in {self._file}")
             if desk.paused != before[1]:
-                self._write(self._dir / PAUSED, "" if desk.paused else None)
+                self._keep(self._dir / PAUSED, "" if desk.paused else None)
         except BaseException as error:
             desk.config, desk.paused = before  # what cannot be is not kept, nor what took too long
             if isinstance(error, UsageError):
@@ -199,18 +199,23 @@ class OpenDesk:
         peer.limit(slots=slots, disk_bytes=int(caps.disk_gib * _GIB), line_bytes_per_s=line)
 
     def _keep_work(self) -> None:
-        self._write(self._dir / CONTRIBUTED, json.dumps(asdict(self.tally.kept), indent=2) + "\n")
+        path = self._dir / CONTRIBUTED
+        try:
+            write_whole(path, json.dumps(asdict(self.tally.kept), indent=2) + "\n")
+        except OSError as error:
+            log.warning("not_kept", path=str(path), reason=error.strerror or str(error))
 
-    def _write(self, path: Path, text: str | None) -> None:
-        """None: remove it."""
+    def _keep(self, path: Path, text: str | None) -> None:
+        """What was asked for outlives the process, or is refused. None: remove it. Raises UsageError."""
         try:
             if text is None:
                 path.unlink(missing_ok=True)
             else:
                 mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o600
-                write_whole(path.resolve(), text, mode=mode)
+                write_whole(path.resolve(), text, mode=mode, sync=True)
         except OSError as error:
-            log.warning("not_kept", path=str(path), reason=error.strerror or str(error))
+            reason = error.strerror or str(error)
+            raise UsageError(f"nothing is changed: {path} cannot be written: {reason}") from error
 
 
 def _day(done: WorkDone) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import click
 import pytest
 
+import swarmnet as product
 from swarmnet import telemetry
 from swarmnet.cli.frame import COMMANDS, run, swarmnet
 from swarmnet.cli.settings import flagged
@@ -111,15 +112,17 @@ def test_flag_over_set_over_variable_over_file_over_default(calls, monkeypatch: 
 
 
 def test_what_caps_changed_is_a_file_s_word(calls) -> None:
-    assert peer(calls, "--dir", "d").file == Path("d/peer.toml")
+    assert peer(calls, "--dir", "d").own_file == Path("d/peer.toml")
     Path("d").mkdir(exist_ok=True)
     Path("d/peer.toml").write_text("slots = 2\n[caps]\nupload_mbit = 5.0\n")
     again = peer(calls, "--dir", "d")
     assert (again.slots, again.caps.upload_mbit) == (2, 5.0)
     assert peer(calls, "--dir", "d", "--upload", "20").caps.upload_mbit == 20.0, "a flag wins"
-    Path("own.toml").write_text("slots = 3\n")
-    named = peer(calls, "--dir", "d", "--config", "own.toml")
-    assert (named.slots, named.caps.upload_mbit, named.file) == (3, 0.0, Path("own.toml"))
+    Path("shared.toml").write_text("slots = 3\nthreads = 1\n")
+    named = peer(calls, "--dir", "d", "--config", "shared.toml")
+    assert (named.slots, named.threads, named.caps.upload_mbit) == (2, 1, 5.0), "above a file that peers share"
+    assert peer(calls, "--dir", "e", "--config", "shared.toml").slots == 3, "and for no other peer"
+    assert product.peer_config("shared.toml", dir="d").slots == 2
 
 
 def test_variables_hold_several_values(calls, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,9 +49,7 @@ def test_hours_and_the_rest_of_the_day_are_the_day(begin: int, end: int, minute:
 
 def test_caps_change_what_is_said_and_what_is_not_said_stays() -> None:
     at = desk()
-    at.config.read_from("own.toml")
     ask(at, {"ask": "caps", "change": {"caps": {"upload_mbit": 5.0}}})
-    assert at.config.file == Path("own.toml"), "a peer that moves goes on with it"
     change = {"slots": 2, "caps": {"disk_gib": 1.5}}
     reply = ask(at, {"ask": "caps", "change": change})
     assert at.config.slots == 2 and (at.config.caps.disk_gib, at.config.caps.upload_mbit) == (1.5, 5.0)

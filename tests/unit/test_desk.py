@@ -4,8 +4,10 @@ told."""
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
+import os
 import signal
 import stat
 import threading
@@ -23,6 +25,7 @@ from swarmnet.errors import UsageError
 from swarmnet.net.identity import own_identity
 from swarmnet.net.stop import stopped_by_signal
 from swarmnet.net.traffic import Traffic
+from swarmnet.peer import desk as peer_desk
 from swarmnet.peer.desk import CONTRIBUTED, PAUSED, SOCKET, OpenDesk
 
 SLOW, began, goes_on = 7, threading.Event(), threading.Event()
@@ -203,6 +206,20 @@ def test_who_leaves_already_is_not_killed_by_another_drain(tmp_path: Path, capsy
     with_desk(tmp_path, leaves)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     assert capsys.readouterr().out.splitlines()[1] == "it leaves already; its log says what it waits for"
+
+
+def test_what_cannot_be_written_is_refused_and_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_space(path: Path, *_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    async def changes(peer: NotedPeer, desk: OpenDesk, traffic: Traffic, command) -> None:
+        monkeypatch.setattr(peer_desk, "write_whole", no_space)
+        line = json.dumps({"ask": "caps", "change": {"slots": 2}}).encode()
+        answer = await desk._answer(peer, line)  # type: ignore[arg-type]
+        assert f"{tmp_path / 'peer.toml'} cannot be written: No space left on device" in answer["error"]
+        assert desk.config.slots == 4 and peer.limits["slots"] == 4
+
+    with_desk(tmp_path, changes)
 
 
 def test_what_takes_too_long_changes_nothing(tmp_path: Path) -> None:
