@@ -13,6 +13,7 @@ from stage_table import Table
 from swarmnet.ids import Chain, PeerId, RunId
 from swarmnet.manifest.extension import MAX_NOTICES, Extension, Horizon, Notices, extend
 from swarmnet.manifest.schema import Optimizer
+from swarmnet.messages import StateHeader
 from swarmnet.net.identity import Identity, verify
 from swarmnet.stage.canonical import learning_rate, rate_of
 
@@ -127,7 +128,9 @@ def test_a_replica_that_is_restored_has_the_notices_of_its_state_and_no_others()
     member = Table("A").members["A"]
     first, chain = notice(1, 10, 50), Chain("2" * 64)
     for held, last in (((first,), 50), ((), 10)):
-        member.restored(10, chain, chain, chain, None, (), extensions=held, now=0.0)
+        member.restored(
+            StateHeader(10, chain, chain, chain, notices=tuple(each.text for each in held)), None, (), now=0.0
+        )
         assert (member.horizon.last, member.horizon.texts) == (last, tuple(each.text for each in held))
 
 
