@@ -129,6 +129,7 @@ class StateSupply:
     def taint(self, stamp: Stamp, peer: PeerId, *, applied: bool) -> None:
         """That peer is convicted for its work of that step. applied: is it known that its sum was applied here?"""
         before = self.rollbacks.tainted
+        self.rollbacks.voters.pop(peer, None)  # it does not decide whether its own work is undone
         self.rollbacks.taint(stamp.restart, stamp.stage, stamp.step, applied=applied)
         if self.rollbacks.tainted != before:
             self._peer.say("tainted", {"step": stamp.step, "stage": stamp.stage, "peer": peer})

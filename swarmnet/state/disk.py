@@ -196,7 +196,7 @@ class DirectoryDisk:
 
     async def remember(self, stage: int, memory: RunMemory) -> None:
         with contextlib.suppress(OSError):
-            await asyncio.to_thread(self.store.remember, stage, memory)
+            await asyncio.to_thread(self._remember, stage, memory)
 
     async def load(self, stage: int, version: int) -> tuple[CheckpointInfo, memoryview]:
         return await asyncio.to_thread(self.store.load, stage, version)
@@ -219,6 +219,10 @@ class DirectoryDisk:
             except OSError as error:
                 return Written(info, error.strerror or str(error))
             return Written(info)
+
+    def _remember(self, stage: int, memory: RunMemory) -> None:
+        with self._one_writes:
+            self.store.remember(stage, memory)
 
     def _retain(self, stage: int, versions: frozenset[int]) -> str | None:
         with self._one_writes:

@@ -173,18 +173,22 @@ class Rollbacks:
     ) -> Move | None:
         """Look at who holds and reports what. If that moves me, `current` is where to. serving: have I state?"""
         self.want(holdings, now=now)
+        trusted = self._trusted(holdings)
         if self.wanted is not None:
             # A part of the run may have gone on from that version already: it has one number for all.
-            there = [report.restart for report in reports if report.heard and report.restart > self.current]
+            highest = max(self.current.number, self.floor) + MAX_RESTARTS_AHEAD
+            there = [r.restart for r in reports if r.heard and (not trusted or r.peer in trusted)]
+            there = [r for r in there if self.current < r and r.number <= highest]
             self.wanted = max((r for r in there if r.version == self.wanted.version), default=self.wanted)
         mine = RestartReport(self.current, self.wanted or NO_RESTART, holds=serving or self.current > NO_RESTART)
-        votes, trusted = [replace(mine, peer=self.me), *reports], self._trusted(holdings)
+        votes = [replace(mine, peer=self.me), *reports]
         votes = [report for report in votes if report.peer in trusted] or votes
         heard = [report for report in votes if report.heard and report.holds]
-        if (most := self._most([report.restart for report in heard], holdings)) > self.current:
+        most = self._most([report.restart for report in heard], holdings)
+        if most > self.current and most.version <= self.last_version:
             # A peer that could not see the false work must not bring it back to those that gave it up.
             keeps = serving and self._alleged < most.version and self._whole_and_further(most, holdings)
-            return self._go(most, Move.KEEP if keeps else Move.GO_BACK) if most.version <= self.last_version else None
+            return self._go(most, Move.KEEP if keeps else Move.GO_BACK)
         # Most must want it: one peer alone never sends the run back.
         if self.wanted is not None:
             agreed = reached_by_most([report.vote for report in votes])
