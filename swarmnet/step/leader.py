@@ -353,7 +353,7 @@ class Leader:
         return self.round.id if self.round else None
 
     def waits(self, now: float) -> dict[PeerId, str]:
-        """The replicas that the step waits for, and why; in an open round its members know better."""
+        """The replicas that the step waits for, and why; whom an open round waits for its members say."""
         if self.commit is not None:
             return {}
         if self.acks:

@@ -176,7 +176,8 @@ class Membership:
 
     def _fewer_than_half(self, stage: int, peers: list[PeerId]) -> list[PeerId]:
         voters = self.roster(stage)
-        return peers[: minority(voters)] if voters else peers
+        out = [peer for peer in peers if peer in voters][: minority(voters)]
+        return [peer for peer in peers if peer in out or peer not in voters]
 
     def idle_since_exclusion(self, step: int) -> list[PeerId]:
         """The peers of my stage that have contributed to no commit since their exclusion ended."""
@@ -260,6 +261,7 @@ class Membership:
         self._presumed.clear()
         self._presumed_of = {}
         self._exclusions.clear()
+        self._late_signed.clear()
         for known in (self._counting, self._lives, self._votes, self._heard_at, self._listed, self._given_up):
             known.clear()
         self._rosters.clear()
