@@ -211,7 +211,9 @@ class Leader:
                 return
             self._evict(peer, known)
             crosses = self.ledger.overlaps(peer, report.owned)  # counted below
-            if not crosses and self._offends(peer, "begins its accumulator again and again", now):
+            # Identities cost nothing: a member that is no voter could do so with each of them.
+            most = _OFFENCES if self._is_voter(peer) else 1
+            if not crosses and self._offends(peer, "begins its accumulator again and again", now, most=most):
                 return
         if owner in self.ledger.closed and report.ack is None:
             self._plans.of(peer, report.generation).evicted = "closed"
@@ -243,13 +245,11 @@ class Leader:
             self.looks |= not self._waits.missing
         self._note_news()
 
-    def _offends(self, peer: PeerId, reason: str, now: float) -> bool:
+    def _offends(self, peer: PeerId, reason: str, now: float, *, most: int = _OFFENCES) -> bool:
         """A member makes me begin the step anew with it. Is that once too often?"""
         follower = self._follower(peer)
         follower.offences += 1
-        # Identities cost nothing, so a member that is no voter has one time less; not two, because in a large stage it
-        # may be a correct one whose state crossed with a new ballot.
-        if follower.offences >= (_OFFENCES if self._is_voter(peer) else _OFFENCES - 1):
+        if follower.offences >= most:
             self._leave_out(peer, reason, now)
         return peer in self._left_out
 
