@@ -32,8 +32,8 @@ _LATE = 4.0
 """The leader waits for a member without the sum for so many times as long as the sum took, and for `suspect_s`."""
 
 _OFFENCES = 3
-"""Times that a member may make the leader begin the step anew with it before it is left out: by a report that cannot
-be, of which the first may have crossed with a new ballot; or by another accumulator, as after a restart."""
+"""So many times a member makes the leader begin the step again, and is left out: by a report that cannot be, of which
+the first may have crossed with a new ballot, or by another accumulator, as after a restart of its process."""
 
 _HEIRS = 3
 """Members that hear what has been given: those that would keep next."""

@@ -896,6 +896,27 @@ def test_a_member_with_a_third_new_accumulator_in_a_step_is_left_out_and_late():
     assert C not in office.leader.members, "not in this step"
 
 
+def test_a_correct_member_that_is_no_voter_is_not_left_out_for_a_state_that_crossed_a_new_ballot():
+    office = Office(B, C)
+    office.membership._rosters[0] = frozenset({ME, B})
+    office.everybody_reports(B, C)
+    office.claim(B, 0)
+    calls = office.report(C, generation=gen(1), owned={0})
+    assert evicted(calls, C) and not logged(calls, "late")
+    calls = office.report(C, generation=gen(2))
+    assert C in office.leader.members, "it has counted nothing under that one"
+    assert logged(office.report(C, generation=gen(3)), "late"), "identities are free: one new accumulator is its last"
+
+
+def test_an_attempt_that_lost_a_member_ends_with_the_last_holder_of_its_aggregate():
+    office, first = of_three()
+    office.report(ME, summed={0}, finished=sum_of(first), now=0.4)
+    office.report(B, generation=gen(1), now=0.5)
+    assert office.leader.current_id == first.id, "others may hold it, and join no other attempt so soon"
+    office.report(ME, summed={0}, now=0.6)
+    assert office.leader.current_id is None
+
+
 def test_a_report_of_who_is_no_member_does_not_end_the_open_round():
     office = Office(B)
     office.everybody_reports(B)

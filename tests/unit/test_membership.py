@@ -100,6 +100,13 @@ def test_of_too_many_excluded_voters_those_that_were_named_last_are_out():
     assert known.of.may_not_lead(last - 1) == [D] != known.of.may_not_lead(last), "it is forgotten"
 
 
+def test_late_peers_that_are_no_voters_do_not_free_an_excluded_voter():
+    known = Known(roster=(ME, B, C, D))
+    for step, late in enumerate((B, "x", "y"), 3):
+        known.of.applied([replace(commit(step), late=(PeerId(late),))])
+    assert known.of.excluded(0, 6) == ["y", "x", B]
+
+
 def test_a_sum_is_committed_with_whoever_contributed_to_it():
     given_away = (
         (C, Generation(1, 0), frozenset({1})),

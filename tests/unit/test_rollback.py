@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from swarmnet.ids import NO_RESTART, PeerId, Restart
 from swarmnet.state.rollback import (
+    MAX_RESTARTS_AHEAD,
     FromDisk,
     FromHere,
     FromReplicas,
@@ -211,6 +212,16 @@ def test_a_peer_goes_on_under_the_number_that_others_have_taken_from_that_versio
     machine = restarts(floor=1)
     there = [RestartReport(wants=Restart(2, 30)), RestartReport(Restart(1, 30)), *under(*3 * [NO_RESTART])]
     assert wanting(machine, there) is None and machine.wanted == Restart(1, 30)
+
+
+def test_no_other_identity_and_no_contributor_carries_the_number_of_a_restart_far_away() -> None:
+    held = [holding("me", 0, version=137, disk=(120, 130)), holding("b", 1, disk=(120, 130))]
+    for who, number, taken in (("free", 9, 1), ("b", 9, 9), ("b", MAX_RESTARTS_AHEAD + 1, 1)):
+        machine = restarts(me=PeerId("me"))
+        machine.learn(map(PeerId, ("me", "b", "c")))
+        reports = [RestartReport(Restart(number, 130), peer=PeerId(who)), RestartReport(peer=PeerId("c"))]
+        wanting(machine, reports, held)
+        assert (machine.wanted or machine.current) == Restart(taken, 130), (who, number)
 
 
 def test_a_version_that_strangers_claim_is_not_what_the_run_has_got_to() -> None:
