@@ -330,11 +330,12 @@ class SwarmProgress:
         total = len(self.replicas) + len(self.trainers)
         if not self.starts:
             return f"importing torch and hivemind, once for {total} processes"
+        synced = sum(len(self.synced(stage)) for stage in range(self.stages))
+        # Trainers are started once all replicas are there.
+        if self.dht.keys() >= self.replicas.keys() and synced < len(self.replicas):
+            return f"{len(self.dht)} processes are up, {synced} of {len(self.replicas)} replicas hold their weights"
         if len(self.dht) < total:
             return f"starting processes, {len(self.dht)} of {total} are up"
-        synced = sum(len(self.synced(stage)) for stage in range(self.stages))
-        if synced < len(self.replicas):
-            return f"{total} processes are up, {synced} of {len(self.replicas)} replicas hold their weights"
         return f"{total} processes are up, the first step is under way"
 
     def again(self) -> str:

@@ -288,15 +288,16 @@ class Supervisor:
             self._start(self._waiting.pop(0), now=now)
         elif self.progress.bootstrap():
             while self._waiting and not self.interrupt.count:  # of many processes the last is started late
-                # The run would begin without replicas whose ranks still start.
-                if self._waiting[0] in self.swarm.trainers and self._meshes_start():
+                # The run would begin without some of its replicas.
+                if self._waiting[0] in self.swarm.trainers and self._replicas_start():
                     break
                 self._start(self._waiting.pop(0), now=now)
 
-    def _meshes_start(self) -> bool:
-        several = meshed(self.swarm.meshes, self.swarm.replicas)
+    def _replicas_start(self) -> bool:
+        """Does one of them not hold its weights yet? Nobody waits for one that a fault has struck."""
         return any(
-            name in several for name in self.progress.not_up(lambda name: mesh_of(self.swarm.meshes, name).ranks)
+            replica.alive and replica.version is None and name not in self.progress.faulted
+            for name, replica in self.progress.replicas.items()
         )
 
     def _start(self, name: str, *, now: float) -> None:
