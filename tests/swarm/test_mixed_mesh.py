@@ -7,6 +7,7 @@ in host memory.
 import csv
 import json
 import math
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -141,7 +142,17 @@ def test_ranks_are_audited_and_audit_though_they_die(finished: Finished) -> None
     """Bit by bit in stage 1, whose replicas are of one numerics class; up to rounding in stage 2."""
     assert {event["name"] for event in finished.of("audited") if event["ok"]} >= {"s1-r0", "s1-r1"}
     assert all(event["ok"] for event in finished.of("audited"))
-    assert {event["name"] for event in finished.of("weighed")} == {"s2-r0", "s2-r1"}
+    ids = {event["peer"]: event["name"] for event in finished.of("listening")}
+    did = Counter(
+        ids[peer]
+        for commit in {event["step"]: event for event in finished.of("committed") if event["stage"] == 2}.values()
+        for peer, own in commit["contributions"]
+        for _ in own
+    )
+    # A fifth of all work is looked at, and one replica may do nearly all of it.
+    mates = {"s2-r0": "s2-r1", "s2-r1": "s2-r0"}
+    busy = {mates[name] for name, indexes in did.items() if indexes >= 40}
+    assert busy and busy <= {event["name"] for event in finished.of("weighed")} <= mates.keys()
     assert max(event["off"] for event in finished.of("weighed")) < TOLERANCE / 64
     assert not finished.of("withheld") and not finished.of("disputed")
 
