@@ -19,6 +19,7 @@ SwarmError
 from __future__ import annotations
 
 import enum
+import errno
 from collections.abc import Iterator
 from typing import TypeVar
 
@@ -38,6 +39,14 @@ class SwarmError(Exception):
 
 class UsageError(SwarmError):
     """Bad input from the person at the keyboard: one line that says what, where and what to do."""
+
+
+def unwritable(path: object, error: Exception) -> UsageError:
+    """What to raise where a file that a person asked for cannot be written."""
+    reason = getattr(error, "strerror", None) or error
+    full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+    advice = "; free some space, or name a place on another disk" if full else ""
+    return UsageError(f"{path}: cannot be written: {reason}{advice}")
 
 
 class NoReplica(SwarmError):

@@ -12,7 +12,7 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Any, TextIO
 
@@ -104,7 +104,31 @@ class Lazy(click.Group):
             close = difflib.get_close_matches(args[0], COMMANDS, n=1)
             advice = f"did you mean {close[0]}?" if close else f"commands are {', '.join(COMMANDS)}"
             raise UsageError(f"there is no command {args[0]!r}; {advice}")
-        return super().resolve_command(ctx, args)
+        name, command, rest = super().resolve_command(ctx, args)
+        if command is not None and (unknown := _variables() - _settings(ctx, command)):
+            self._refuse_unknown(ctx, unknown)
+        return name, command, rest
+
+    def _refuse_unknown(self, ctx: click.Context, variables: Set[str]) -> None:
+        """Raise UsageError if no command at all reads one of them: a typing error would go unnoticed."""
+        import difflib
+
+        commands = [self.get_command(ctx, name) for name in COMMANDS]
+        known = {variable for command in commands if command is not None for variable in _settings(ctx, command)}
+        for variable in sorted(variables - known):
+            close = difflib.get_close_matches(variable, sorted(known), n=1)
+            advice = f"did you mean {close[0]}?" if close else "unset it"
+            raise UsageError(f"the environment has {variable}, which is no setting of any command; {advice}")
+
+
+def _variables() -> Set[str]:
+    return {name for name in os.environ if name.startswith("SWARMNET_")}
+
+
+def _settings(ctx: click.Context, command: click.Command) -> Set[str]:
+    """Variables that say an option of `command`."""
+    options = [word for param in command.get_params(ctx) for word in (param.name or "", *param.opts)]
+    return {f"SWARMNET_{word.lstrip('-').replace('-', '_').upper()}" for word in options}
 
 
 @click.group(cls=Lazy, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})

@@ -13,7 +13,7 @@ import click
 
 from swarmnet.cli.line import Fit, lent, with_line
 from swarmnet.cli.settings import SETTINGS, TYPED, SchemaCommand, fields, given, with_json
-from swarmnet.errors import UsageError
+from swarmnet.errors import UsageError, unwritable
 from swarmnet.manifest import presets
 from swarmnet.telemetry.text import counted, typed
 
@@ -433,7 +433,7 @@ def _write(path: Path, text: str, *, force: bool) -> None:
     try:
         written = write_whole(path, text, mode=0o666, once=not force)
     except OSError as error:
-        raise UsageError(f"{path}: cannot be written: {error.strerror}") from error
+        raise unwritable(path, error) from error
     # Somebody has written it since we looked.
     if not written:
         raise UsageError(f"{path}: {EXISTS}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from swarmnet.errors import UsageError
+from swarmnet.errors import UsageError, unwritable
 from swarmnet.manifest.schema import Manifest, StageSpec
 from swarmnet.model.cut import cut_layers
 from swarmnet.net.identity import write_whole
@@ -67,7 +67,7 @@ def measured_here(path: Path, setup: Setup, *, threads: int, as_json: bool) -> i
     try:
         write_whole(file, json.dumps(record, indent=2) + "\n", mode=0o666, once=False)
     except OSError as error:
-        raise UsageError(f"{file}: cannot be written: {error.strerror}") from error
+        raise unwritable(file, error) from error
     now = tuple(map(len, cut_layers(model, spec.cut, spec.training.sequence_length)))
     best = times.cut(model.num_layers, spec.cut.stages)
     if as_json:

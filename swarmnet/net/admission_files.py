@@ -13,7 +13,7 @@ from pathlib import Path
 
 from swarmnet.clock import wall_time
 from swarmnet.directory import Role
-from swarmnet.errors import UsageError
+from swarmnet.errors import UsageError, unwritable
 from swarmnet.ids import PeerId
 from swarmnet.manifest.extension import MAX_NOTICES, MAX_NOTICES_CHARS, Extension, Notices, extend
 from swarmnet.manifest.terms import RunTerms
@@ -82,7 +82,7 @@ def write_owner(manifest: Path, owner: Identity) -> None:
     try:
         written = owner.create(path)
     except OSError as error:
-        raise UsageError(f"{path}: cannot be written: {error.strerror or error}") from error
+        raise unwritable(path, error) from error
     if not written:
         raise _owner_exists(manifest)
 
@@ -150,7 +150,7 @@ class Owner:
         try:
             write_whole(path, f"{bans.text}\n")
         except OSError as error:
-            raise UsageError(f"{path}: cannot be written: {error.strerror or error}") from error
+            raise unwritable(path, error) from error
         return bans
 
     def notices(self) -> Notices:
@@ -172,7 +172,7 @@ class Owner:
         try:
             write_whole(path, f"{known.text}\n")
         except OSError as error:
-            raise UsageError(f"{path}: cannot be written: {error.strerror or error}") from error
+            raise unwritable(path, error) from error
         return extension
 
 

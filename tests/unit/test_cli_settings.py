@@ -135,6 +135,14 @@ def test_variables_hold_several_values(calls, monkeypatch: pytest.MonkeyPatch) -
     assert config.bootstrap == (MADDR, OTHER) and config.stages == (1, 2) and config.slots == 2
 
 
+def test_a_variable_that_no_command_reads_is_refused(calls, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setenv("SWARMNET_STEPS", "3")  # of another command
+    assert run(["peer", "--manifest", "run.toml", "--stage", "1"]) == 0
+    monkeypatch.setenv("SWARMNET_PRT", "3")
+    assert run(["peer", "--manifest", "run.toml", "--stage", "1"]) == 2
+    assert "SWARMNET_PRT, which is no setting of any command; did you mean SWARMNET_PORT?" in capsys.readouterr().err
+
+
 def test_a_typed_path_to_the_text_starts_here_and_the_manifest_s_own_at_the_manifest(calls) -> None:
     assert run(["trainer", "--manifest", "run.toml", "--data", "corpus.txt"]) == 0
     assert calls.pop()[1].data_folder is None

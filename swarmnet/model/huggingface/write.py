@@ -18,7 +18,7 @@ import safetensors.torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from swarmnet.errors import UsageError
+from swarmnet.errors import UsageError, unwritable
 from swarmnet.manifest.schema import Model
 from swarmnet.model.huggingface.checkpoint import INDEX, SINGLE
 from swarmnet.model.huggingface.config import FILE, config_of, raw_config, sliding
@@ -81,7 +81,7 @@ def write_model(
             _sync(path)  # a quota, or a full disk behind a network, may be noticed only now
         beside.rename(target)  # only now does anything lie under the name that was asked for
     except (OSError, SafetensorError, UnicodeError) as error:
-        raise UsageError(f"{target}: cannot be written: {getattr(error, 'strerror', None) or error}") from error
+        raise unwritable(target, error) from error
     finally:
         shutil.rmtree(beside, ignore_errors=True)
         for folder in made:
