@@ -7,7 +7,6 @@ drift from it. Reading is the standard library's; what the data mean is `config.
 from __future__ import annotations
 
 import json
-import re
 import textwrap
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
@@ -73,50 +72,18 @@ def assignment(text: str, *, where: str = "--set") -> tuple[tuple[str, ...], Any
 
 
 def changed(path: Path, values: Mapping[str, Any]) -> str:
-    """The text of the TOML file `path`, or of an empty one, with these values of keys and of tables; comments stay.
+    """The text of the TOML file `path`, or of an empty one, with these values of keys and of tables; without comments.
 
-    Raises UsageError if it cannot be read, or does not have a key's value in a line of its own.
+    Raises UsageError if it cannot be read.
     """
     data = read(path) if path.exists() else {}
-    lines = path.read_text(encoding="utf-8-sig").splitlines() if path.exists() else []
-    if wrong := [key for key, value in values.items() if isinstance(value, Mapping) and not _is_table(data.get(key))]:
-        raise UsageError(f"{path}: {wrong[0]} must be a table, with its head [{wrong[0]}] in a line of its own")
-    for head, keys in {"": values, **values}.items():
-        if isinstance(keys, Mapping):
-            _change_table(lines, head, {key: value for key, value in keys.items() if not isinstance(value, Mapping)})
-    text = "\n".join(lines) + "\n"
-    wanted = data | {
-        key: {**data.get(key, {}), **value} if isinstance(value, Mapping) else value for key, value in values.items()
-    }
-    # A table in braces, or a dotted key.
-    try:
-        kept = tomllib.loads(text)
-    except tomllib.TOMLDecodeError:
-        kept = {}
-    if kept != wanted:
-        raise UsageError(f"{path}: write each key in a line of its own below the head of its table, such as [caps]")
-    return text
-
-
-def _is_table(value: object) -> bool:
-    return value is None or isinstance(value, Mapping)
-
-
-def _change_table(lines: list[str], head: str, values: Mapping[str, Any]) -> None:
-    heads = [number for number, line in enumerate(lines) if line.lstrip().startswith("[")]
-    start = next((number + 1 for number in heads if re.match(rf"\s*\[{head}\]", lines[number])), 0)
-    if head and not start and values:
-        lines += ["", f"[{head}]"] if lines else [f"[{head}]"]
-        start = len(lines)
     for key, value in values.items():
-        stop = next((number for number in heads if number >= start), len(lines))
-        for number in range(start, stop):
-            if found := re.fullmatch(rf"\s*{key}\s*=\s*(\"[^\"]*\"|[^#\"]*?)(\s*(#.*)?)", lines[number]):
-                lines[number] = f"{key} = {_literal(value)}{found[2]}"
-                break
-        else:
-            lines.insert(start, f"{key} = {_literal(value)}")
-            heads = [number + (number >= start) for number in heads]
+        data[key] = {**data.get(key, {}), **value} if isinstance(value, Mapping) else value
+    tables = {key: value for key, value in data.items() if isinstance(value, Mapping)}
+    lines = [f"{key} = {_literal(value)}" for key, value in data.items() if key not in tables]
+    for head, table in tables.items():
+        lines += [*[""] * bool(lines), f"[{head}]", *(f"{key} = {_literal(value)}" for key, value in table.items())]
+    return "\n".join(lines) + "\n"
 
 
 def write(table: Table, *, left_out: Collection[str] = ()) -> str:
