@@ -18,7 +18,7 @@ from swarmnet.averaging.exchange import Exchange
 from swarmnet.clock import loop_time
 from swarmnet.errors import BadMessage, NoReplica, PeerGone, PeerTimeout, Refused, RejectCode, SwarmError
 from swarmnet.fetch.driver import GRACE_S, expect, first_answers
-from swarmnet.ids import PeerId
+from swarmnet.ids import PeerId, next_chain
 from swarmnet.messages import (
     Answer,
     Commit,
@@ -34,6 +34,7 @@ from swarmnet.messages import (
 from swarmnet.stage.seams import Compute
 from swarmnet.state.catch_up import WITHIN, Ahead, InSync, line_needed, next_stamp, sums_arrive
 from swarmnet.state.snapshot_fetch import SnapshotFetch, Sources, TransferProgress
+from swarmnet.step.commits import evidence
 from swarmnet.step.gate import Shape
 from swarmnet.step.member import Member
 from swarmnet.transport import Transport
@@ -195,10 +196,8 @@ class Joiner:
             await self._collect(stamp, finished, holders)
         # The step is still open for those who told of it. A member fetches what its stage has committed.
         if finished is None or len(commits) < self._shape.num_stages:
-            told = Counter(step.last_commits for _, step in sorted(steps.items()) if step.last_commits)
-            # They name the voters: certificates come first, then what most sources tell.
-            before = max(told, key=lambda of: (all(commit in self._proven for commit in of), told[of]), default=())
-            return InSync(header, finished, tuple(commit for commit in commits if commit in self._proven), before)
+            proven = tuple(commit for commit in commits if commit in self._proven)
+            return InSync(header, finished, proven, self._last_commits(steps))
         after = self._member.after(commits)
         self._engine.lengthen(after.extensions)
         await self._engine.apply(commits)
@@ -207,6 +206,29 @@ class Joiner:
             self._member.membership.followed(commits)
         self._say_followed(after.version)
         return after
+
+    def _last_commits(self, steps: dict[PeerId, TrailStep]) -> tuple[Commit, ...]:
+        """The commits of the step before: they name the voters, and whom the next steps do not wait for.
+
+        What they commit must lead to the chain that is here. The chain does not hold who contributed: of a stage's
+        commits a certificate wins, then the one that most of those who serve the stage have signed, then what most
+        sources tell.
+        """
+        member = self._member
+        told = [step.last_commits for _, step in sorted(steps.items()) if step.last_commits]
+        told = [last for last in told if next_chain(member.before, evidence(last)) == member.chain]
+
+        def rank(commit: Commit, count: int) -> tuple[bool, int, int]:
+            signers = member.membership.signers(commit, self._serving(commit.stage))
+            return commit in self._proven, len(signers), count
+
+        last = []
+        for of_stage in zip(*told, strict=True):
+            counts = Counter(of_stage)
+            # Mostly all sources tell the same, and signatures take long to check.
+            best = of_stage[0] if len(counts) == 1 else max(of_stage, key=lambda each: rank(each, counts[each]))
+            last.append(self._proven.get(best, best))
+        return tuple(last)
 
     def _holders(
         self, commits: Sequence[Commit], steps: dict[PeerId, TrailStep]

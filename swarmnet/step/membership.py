@@ -467,11 +467,14 @@ class Membership:
         roster, here = self.roster(commit.stage), serving | {*self._view.live(commit.stage, now=now)}
         # Those who are not there any more need not have signed.
         left = first_of((here & roster or here) - self._convicted - {self.me})
-        words, votes = statement(commit, self._restart), dict(self._votes_in(commit) or ())
-        good = {
-            peer for peer in (roster | left) & votes.keys() if self._signer.verify(peer, words, votes[peer])
-        } - self._convicted
+        good = self.signers(commit, roster | left)
         return has_quorum(good, roster) or has_quorum(good, left)
+
+    def signers(self, commit: Commit, among: Set[PeerId]) -> Set[PeerId]:
+        """Those of these peers that have signed it, as the message shows."""
+        words, votes = statement(commit, self._restart), dict(self._votes_in(commit) or ())
+        signed = {peer for peer in among & votes.keys() if self._signer.verify(peer, words, votes[peer])}
+        return signed - self._convicted
 
     def _is_preferred(self, commit: Commit, rivals: Iterable[Commit]) -> bool:
         """Two who live have signed sums that differ in the last digits: neighbours take the one of the lower round."""

@@ -15,7 +15,7 @@ from swarmnet.ids import Ballot, PeerId, RoundId, RunId, first_chain, next_chain
 from swarmnet.manifest.extension import Extension
 from swarmnet.manifest.schema import NO_DELAY
 from swarmnet.manifest.timers import Timers
-from swarmnet.messages import Answer, Commit, Finished, Rejected, Round, StateHeader, TrailRequest, TrailStep
+from swarmnet.messages import Answer, Commit, Finished, Rejected, Round, StateHeader, TrailRequest, TrailStep, Vote
 from swarmnet.peer.joiner import Joiner
 from swarmnet.simulate.clock import VirtualLoop
 from swarmnet.simulate.swarm import SimulatedSigner
@@ -106,6 +106,9 @@ class Story:
 
     def proven(self, commit: Commit, serving: Set[PeerId], *, now: float) -> bool:
         return commit in committed(commit.step)
+
+    def signers(self, commit: Commit, among: Set[PeerId]) -> Set[PeerId]:
+        return {vote.peer for vote in commit.votes}
 
     def followed(self, commits: Sequence[Commit]) -> None:
         pass
@@ -205,6 +208,27 @@ def test_of_the_open_step_nothing_is_taken_that_the_stage_has_not_committed() ->
     story.lies[C] = lambda step: TrailStep(None, (), committed(HERE - 1))
     found = InSync(header(HERE), None, committed(HERE, 1), committed(HERE - 1))
     assert story.run(HERE) == found and not story.collected, "nor voters that no certificate names"
+
+
+def test_commits_that_do_not_lead_to_the_state_name_nobody_late() -> None:
+    """Nobody can prove them any more: most sources could name whom they like."""
+    story = Story()
+    story.machine._member.membership.proven = lambda commit, serving, now: False
+    last = tuple(replace(each, late=(C,)) for each in committed(HERE - 1))
+    story.lies = dict.fromkeys((A, B), lambda step: TrailStep(None, (), last))
+    assert story.run(HERE).last_commits == ()
+    story.lies[C] = lambda step: TrailStep(None, (), committed(HERE - 1))
+    assert story.run(HERE).last_commits == committed(HERE - 1)
+
+
+def test_contributors_that_most_sources_make_up_are_not_taken_over_what_one_of_the_stage_has_signed() -> None:
+    story = Story()
+    true, made_up = committed(HERE - 1), tuple(replace(each, roll=bytes(32)) for each in committed(HERE - 1))
+    signed = replace(true[0], votes=(Vote(C, bytes(64)),))
+    story.machine._member.membership.proven = lambda commit, serving, now: commit == true[1]
+    story.lies = dict.fromkeys((A, B), lambda step: TrailStep(None, (), made_up))
+    story.lies[C] = lambda step: TrailStep(None, (), (signed, true[1]))
+    assert story.run(HERE).last_commits == true, "a certificate counts for its own stage"
 
 
 def test_a_sum_that_was_made_again_in_another_round_is_as_good() -> None:
