@@ -101,8 +101,7 @@ class StateSupply:
     def consider(self) -> None:
         """Look at who holds and says what, if I know it of myself: may the run be stuck for good, or have gone back?"""
         for replica in self._replicas.values():
-            for stage in range(self.rollbacks.num_stages):
-                self.rollbacks.learn(replica.member.membership.contributors(stage))
+            self.rollbacks.learn(*map(replica.member.membership.contributors, range(self.rollbacks.num_stages)))
         # What is on my own disk may change the answer, and so may what peers of far stages announce.
         if not self.opened.is_set() or not self._peer.sees_all:
             return
@@ -235,7 +234,7 @@ class StateSupply:
         checkpoints = self._replicas[stage].state.checkpoints
         await checkpoints.open()
         self.rollbacks.remember(checkpoints.memory.restart)
-        self.rollbacks.learn(map(PeerId, checkpoints.memory.voters))
+        self.rollbacks.learn([PeerId(voter) for voter in checkpoints.memory.voters])
         self._unopened -= 1
         if not self._unopened:
             self._opened_at = asyncio.get_running_loop().time()

@@ -210,10 +210,11 @@ class Rollbacks:
         mine = (v for held in holdings if held.peer == self.me for v in (held.version or 0, *held.disk))
         return self.voters if max(mine, default=0) > _YOUNG else ()
 
-    def learn(self, contributors: Iterable[PeerId]) -> None:
-        """These peers have contributed to a commit."""
-        for peer in sorted(contributors):
-            self.voters[peer] = None
+    def learn(self, *stages: Collection[PeerId]) -> None:
+        """These peers have contributed to commits, by stage. Of a large run equally many of each stage decide."""
+        most = max(MAX_VOTERS // len(stages), 1)
+        for contributors in stages:
+            self.voters.update(dict.fromkeys(sorted(contributors)[:most]))
 
     def remember(self, number: int) -> None:
         """A disk, mine or another's, remembers a restart of that number: the next one is higher."""

@@ -197,7 +197,7 @@ def test_only_contributors_decide_while_one_of_them_is_announced() -> None:
 
     def moves(*reports: RestartReport) -> Move | None:
         machine = restarts(me=PeerId("me"))
-        machine.learn(map(PeerId, ("me", "a", "b")))
+        machine.learn([PeerId(name) for name in ("me", "a", "b")])
         return wanting(machine, list(reports), held)
 
     crowd = [RestartReport(Restart(1, 120), peer=PeerId(f"free.{number}")) for number in range(9)]
@@ -218,10 +218,20 @@ def test_no_other_identity_and_no_contributor_carries_the_number_of_a_restart_fa
     held = [holding("me", 0, version=137, disk=(120, 130)), holding("b", 1, disk=(120, 130))]
     for who, number, taken in (("free", 9, 1), ("b", 9, 9), ("b", MAX_RESTARTS_AHEAD + 1, 1)):
         machine = restarts(me=PeerId("me"))
-        machine.learn(map(PeerId, ("me", "b", "c")))
+        machine.learn([PeerId(name) for name in ("me", "b", "c")])
         reports = [RestartReport(Restart(number, 130), peer=PeerId(who)), RestartReport(peer=PeerId("c"))]
         wanting(machine, reports, held)
         assert (machine.wanted or machine.current) == Restart(taken, 130), (who, number)
+
+
+def test_of_more_contributors_than_are_remembered_each_stage_has_its_part() -> None:
+    machine = restarts(3)
+    stages = [
+        frozenset(PeerId(f"{stage}.{number}") for number in range(size)) for stage, size in enumerate((9, 200, 200))
+    ]
+    for _ in range(2):
+        machine.learn(*stages)
+    assert [len(machine.voters.keys() & stage) for stage in stages] == [9, 85, 85]
 
 
 def test_a_version_that_strangers_claim_is_not_what_the_run_has_got_to() -> None:
