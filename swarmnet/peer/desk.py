@@ -74,6 +74,10 @@ class OpenDesk:
         self._file = config.own_file
         self.tally = WorkCount(_kept(config.dir / CONTRIBUTED) or WorkDone(round(wall_time())))
         self._desk = Desk(config, self.tally, paused=(config.dir / PAUSED).exists())
+        # An earlier version kept there what people had set while the peer ran.
+        if (earlier := config.dir / "wishes.json").exists():
+            then = "set limits and pauses once more (`swarmnet caps`, `swarmnet pause`), and delete it"
+            log.warning("not_read", path=str(earlier), reason="a file of an earlier version", then=then)
         self._holding: asyncio.Task[None] | None = None
         self._leaving = False
         self._looked = asyncio.Event()

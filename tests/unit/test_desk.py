@@ -197,6 +197,19 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         OpenDesk(PeerConfig(dir=tmp_path), Traffic(), lambda config: 4, asyncio.Event())
 
 
+def test_limits_that_an_earlier_version_kept_are_named_as_not_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def named() -> list[str]:
+        caplog.clear()
+        OpenDesk(PeerConfig(dir=tmp_path), Traffic(), lambda config: 4, asyncio.Event())
+        return [record.message for record in caplog.records]
+
+    assert named() == []
+    (tmp_path / "wishes.json").write_text("{}")
+    assert named() == ["not_read"]
+
+
 def test_who_leaves_already_is_not_killed_by_another_drain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async def leaves(peer: NotedPeer, desk: OpenDesk, traffic: Traffic, command) -> None:
         assert await command("drain") == 0
