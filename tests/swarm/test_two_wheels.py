@@ -162,20 +162,24 @@ def test_peers_move_to_a_later_minor_version_one_by_one(
     assert all(event["loss"] == oracle.losses[event["step"]] for event in seen)
 
 
-def test_a_peer_of_another_major_version_is_refused_in_words(
-    new: Path, start: Callable[..., Running], tmp_path: Path
+@pytest.mark.parametrize("first", ["older", "newer"])
+def test_a_peer_of_another_major_version_is_refused_in_one_line(
+    new: Path, start: Callable[..., Running], tmp_path: Path, first: str
 ) -> None:
     other = shutil.copytree(new, tmp_path / "other")
     numbers = f"PROTOCOL_VERSION = ({MAJOR}, {MINOR + 1})", f"PROTOCOL_VERSION = ({MAJOR + 1}, 0)"
     edit(other, {"swarmnet/__init__.py": (numbers,)})
+    older, newer = (None, SOFTWARE), (other, f"swarmnet 9.0.0, protocol {MAJOR + 1}.0")
+    (there, theirs), (package, mine) = (older, newer) if first == "older" else (newer, older)
     path = write_tiny_run(tmp_path, steps=STEPS)
     command = ("peer", "--manifest", str(path), "--stage", "0", "--device", "cpu", "--no-restart")
-    here = start(None, "here", *command)
+    here = start(there, "here", *command)
     address = here.says("listening")["dht"][0]
     here.says("synced")
-    strange = start(other, "strange", *command, "--bootstrap", address)
+    strange = start(package, "strange", *command, "--bootstrap", address)
     strange.says("listening")
-    words = f"swarmnet 9.0.0, protocol {MAJOR + 1}.0 and {SOFTWARE}: update the callee's software (docs/upgrading.md)"
+    behind = "callee's" if first == "older" else "caller's"
+    words = f"protocols differ, {mine} and {theirs}: update the {behind} software (docs/upgrading.md)"
     # Neither end's log is an event: any event of its own is a chance to look.
-    strange.until(lambda _: f"protocols differ, {words}" in strange.log.read_text(encoding="utf-8"))
+    strange.until(lambda _: words in strange.log.read_text(encoding="utf-8"))
     assert not here.so_far("evicted", "restart")
