@@ -15,17 +15,19 @@ An index in the claims of one replica, under one generation, follows `ledger.CLA
 | accumulate | its weight gradient is in the accumulator | the next whole `MemberState`, on a tick |
 | void | `StagePlan.evicted`: void; or the accumulator is lost | the next generation; its work is offered again |
 
-A step in one replica (`open_step.OpenStep.phase`):
+A step in one replica (`open_step.OpenStep.phase`) follows `open_step.PHASES`:
 
-| phase | event | next |
-|---|---|---|
-| counting, holding | `StagePlan.attempt` that names exactly what is here | exchanging: the accumulator is frozen |
-| exchanging | the round is given up | counting, or holding what it held |
-| exchanging | the complete aggregate is here, and its digest | holding: it is signed and reported |
-| any of these | the leader shows a certificate, or votes make one | committed, or collecting if it is not here |
-| collecting | that aggregate is here, with the certificate's digest | committed |
-| committed | a commit of every stage is known (`commits.Barrier`) | applying |
-| applying | the optimizer step is done | the next version begins |
+| event | from | to | when |
+|---|---|---|---|
+| join | counting, holding | exchanging | `StagePlan.attempt` names exactly what is here: the accumulator is frozen |
+| leave | exchanging | counting | the round is given up |
+| complete | exchanging | holding | the complete aggregate is here: it is signed and reported |
+| commit | counting, exchanging, holding, collecting | collecting | the leader shows a certificate, or votes make one |
+| complete | collecting | committed | the aggregate that the certificate names is here |
+| lose | collecting | counting | all replicas that held it are gone: the stage makes it again |
+| apply | committed | applying | a commit of every stage is known (`commits.Barrier`) |
+
+The next version begins when the optimizer step is done.
 
 A leader's term (`leader.Leader.phase`, `leader.DUTIES`), in one replica, for one step, under one ballot:
 

@@ -8,7 +8,7 @@ collects sums and has idle indexes executed. What outlives a step is the member'
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
@@ -25,6 +25,30 @@ from swarmnet.step.ledger import ClaimBook
 if TYPE_CHECKING:
     from swarmnet.step.member import Member
 
+# ---------------------------------------------------------------- the phases of a step in one replica
+
+Phase = Literal["counting", "exchanging", "holding", "collecting", "committed", "applying"]
+PhaseEvent = Literal["join", "leave", "complete", "commit", "lose", "apply"]
+
+PHASES: Mapping[tuple[Phase, PhaseEvent], Phase] = {
+    ("counting", "join"): "exchanging",
+    ("holding", "join"): "exchanging",
+    ("exchanging", "leave"): "counting",
+    ("exchanging", "complete"): "holding",
+    ("counting", "commit"): "collecting",
+    ("exchanging", "commit"): "collecting",
+    ("holding", "commit"): "collecting",
+    ("collecting", "commit"): "collecting",
+    ("collecting", "complete"): "committed",
+    ("collecting", "lose"): "counting",
+    ("committed", "apply"): "applying",
+}
+"""What becomes of a step in one replica. An event without a row changes nothing, and the caller learns that."""
+
+DECIDED: frozenset[Phase] = frozenset({"collecting", "committed", "applying"})
+"""The stage has committed: no index is assigned any more, and no other aggregate of the step is of use."""
+
+
 # ---------------------------------------------------------------- one replica's part in rounds
 #
 # One replica's part in the rounds of a step: contribute, receive, collect a finished sum, or say why not.
@@ -36,8 +60,10 @@ if TYPE_CHECKING:
 
 
 class RoundPart:
-    """My part in rounds. exchange: the sum being exchanged or collected; collecting: the holders it is fetched from.
+    """My part in rounds. phase: follows `PHASES`. finished: the complete aggregate that is here. Invariant: in
+    counting and exchanging there is none; in committed and applying it is the stage's.
 
+    exchange: the aggregate being exchanged or fetched. collecting: the holders that it is fetched from.
     stuck: the exchange cannot end by itself, as far as is known here. locked: I have signed a sum and join no other
     round of the step for a while, because the first may have become a certificate elsewhere. The step sets both on
     every tick. aside: (round, digest) of finished sums that I stopped offering when I joined another round; their data
@@ -46,6 +72,7 @@ class RoundPart:
 
     def __init__(self, me: PeerId, host: StepHost, finished: Finished | None = None) -> None:
         self.me, self._host, self.finished = me, host, finished
+        self.phase: Phase = "counting" if finished is None else "holding"
         self.round: Round | None = None
         self.exchange: RoundId | None = None
         self.collecting: frozenset[PeerId] = frozenset()
@@ -53,18 +80,36 @@ class RoundPart:
         self.stuck = False
         self.locked = False
 
+    def move(self, event: PhaseEvent) -> bool:
+        """Follow the table. False: it has no such row."""
+        after = PHASES.get((self.phase, event))
+        self.phase = after or self.phase
+        return after is not None
+
+    def decide(self, commit: Commit) -> None:
+        """My stage has committed this."""
+        self.move("commit")
+        if self.finished is not None and commit.says(self.finished):
+            self.move("complete")
+
     def drop(self) -> None:
         """Forget the round; what is exchanged ends."""
         self.round = None
+        self.move("leave")
         if self.exchange is not None:
             self.exchange = None
             self._host.stop()
 
+    def put_aside(self) -> None:
+        """Offer what is complete no more."""
+        if self.finished is not None:
+            self.aside.add((self.finished.id, self.finished.digest))
+            self.finished = None
+
     def remember(self, before: RoundPart) -> None:
         """I begin the step again: what I signed before may be its commit, and its data is still here."""
+        before.put_aside()
         self.aside |= before.aside
-        if before.finished is not None:
-            self.aside.add((before.finished.id, before.finished.digest))
 
     def hear(self, message: Round) -> None:
         """The leader opened this round. An exchange of another round ends: its index sets may no longer be true."""
@@ -78,9 +123,9 @@ class RoundPart:
         Empty: it gives to others what I hold, so the leader must hear of that first. None: there is nothing to say.
         """
         current = self.round
-        if current is None or (self.finished is not None and self.finished.id == current.id):
+        if current is None or (self.phase, "join") not in PHASES:
             return None
-        if self.exchange == current.id or (self.finished is not None and self.locked):
+        if self.finished is not None and (self.locked or self.finished.id == current.id):
             return None
         mine = [
             indexes
@@ -100,9 +145,8 @@ class RoundPart:
         elif claims.assigned:
             return NONE
         self._start(current.id)
-        if self.finished is not None:
-            self.aside.add((self.finished.id, self.finished.digest))  # what is summed now takes its place
-            self.finished = None
+        self.move("join")
+        self.put_aside()  # what is summed now takes its place
         self._host.aggregate(current)
         return None
 
@@ -136,11 +180,6 @@ StepMessage = StagePlan | MemberState
 """What is about one step, and goes to the machine of that step."""
 
 
-Phase = Literal["counting", "exchanging", "holding", "collecting", "committed", "applying"]
-DECIDED: frozenset[Phase] = frozenset({"collecting", "committed", "applying"})
-"""The stage has committed: no index is assigned any more, and no other aggregate of the step is of use."""
-
-
 class OpenStep:
     """The machine of one step, known by its stamp. finished: the step's sum, if it came with the state."""
 
@@ -154,12 +193,10 @@ class OpenStep:
         self.leader: Leader | None = None
         self.part = RoundPart(member.me, member.host, finished)
         self.barrier = Barrier(stamp.step, member.shape.num_stages)
-        self.applying = False
         self.progress = 0
         self._vote = b""
         self._signed_at = -math.inf
         self._unheld_since = math.inf  # since when no live replica is known to hold the committed aggregate
-        self._is_lost = False
         self._refused: set[PeerId] = set()  # peers whose ballot I did not promise
         self._told_mine: set[PeerId] = set()  # peers that told me of a ballot of mine of before
         self._fed = False  # has work of this step come here?
@@ -183,14 +220,13 @@ class OpenStep:
 
     @property
     def phase(self) -> Phase:
-        """Where this replica stands in the step (`swarmnet.step`)."""
-        if self.applying:
-            return "applying"
-        if (commit := self._own_commit) is not None:
-            return "committed" if self._holds(commit) else "collecting"
-        if self.part.exchange is not None:
-            return "exchanging"
-        return "holding" if self.finished is not None else "counting"
+        """Where this replica stands in the step."""
+        return self.part.phase
+
+    @property
+    def applying(self) -> bool:
+        """Is the optimizer step under way?"""
+        return self.phase == "applying"
 
     # ------------------------------------------------------------ events from my own replica
 
@@ -236,15 +272,17 @@ class OpenStep:
 
     def sum_whole(self, finished: Finished, *, now: float) -> None:
         """The exchange of a round, or the collection of a finished sum, is complete and digest-checked."""
-        self.part.exchange = None
-        wanted = self._wanted_sum()
-        mine = self.barrier.of(self.stamp.stage)
-        foreign = mine is not None and not mine.says(finished)  # not what my stage has committed
-        # A sum of a round that was given up meanwhile, or that no other replica holds.
-        if wanted is None or finished.id != wanted or foreign:
+        part, commit, decided = self.part, self.barrier.of(self.stamp.stage), self._own_commit
+        wanted, part.exchange = decided.id if decided is not None else part.exchange, None
+        # It is of a round that was given up meanwhile, or has other bits than my stage has committed.
+        refused = finished.id != wanted or (commit is not None and not commit.says(finished))
+        if refused or not part.move("complete"):
+            part.move("leave")
             self._join_round()
             return
         self._sign(finished, now)
+        if commit is not None:
+            part.decide(commit)
         self.report()
         self.advance(now)
 
@@ -264,6 +302,7 @@ class OpenStep:
         """The exchange gave up; the next Round message (or tick) starts it again."""
         if self.part.exchange == round_id:
             self.part.exchange = None
+            self.part.move("leave")
 
     # ------------------------------------------------------------ events from others
 
@@ -279,6 +318,8 @@ class OpenStep:
         for commit in commits:
             if commit.stage != self.stamp.stage or commit.chain == self.stamp.chain:
                 self.barrier.add(commit)
+        if (mine := self.barrier.of(self.stamp.stage)) is not None:
+            self.part.decide(mine)
 
     def add_commit(self, commit: Commit, *, now: float) -> None:
         """Record this commit if its votes, or the word of most others, make it credible (`step.membership`)."""
@@ -306,6 +347,7 @@ class OpenStep:
         if finished is not None and finished.id == commit.id and not commit.says(finished):
             self.part.finished = None  # the same round, other bits than my stage's: fetch them from a holder
             self._member.membership.give_up(commit_of(self.stamp, finished))
+        self.part.decide(commit)
         return True
 
     def _look_around(self, now: float) -> None:
@@ -433,8 +475,7 @@ class OpenStep:
     @property
     def _own_commit(self) -> Commit | None:
         """What my stage has committed, unless its aggregate is lost and has to be made again."""
-        commit = self.barrier.of(self.stamp.stage)
-        return None if commit is not None and self._is_lost and not self._holds(commit) else commit
+        return self.barrier.of(self.stamp.stage) if self.phase in DECIDED else None
 
     def _note_holders(self, now: float) -> None:
         """Has no replica handed over the committed aggregate for so long that all its holders must be gone?
@@ -443,28 +484,23 @@ class OpenStep:
         bits are not signed (`sum_whole`).
         """
         commit, part, view = self.barrier.of(self.stamp.stage), self.part, self._member.view
+        if commit is None or self.phase == "committed":
+            return
         holders = {peer for peer, seen in view.mates() if seen.synced and seen.version > self.stamp.step}
-        if commit is not None and part.exchange == commit.id:
+        if part.exchange == commit.id:
             holders |= part.collecting or frozenset(part.round.receivers if part.round is not None else ())
         handed = any(view.in_touch(peer, now=now) for peer in holders - {view.me})
-        held = commit is None or handed or self._holds(commit)
-        self._unheld_since = math.inf if held else min(self._unheld_since, now)
-        lost = now - self._unheld_since > view.timers.lease_s
-        if lost and not self._is_lost:
+        self._unheld_since = math.inf if handed else min(self._unheld_since, now)
+        if now - self._unheld_since <= view.timers.lease_s:
+            part.decide(commit)
+        elif part.move("lose"):
+            part.put_aside()
             self.leader = None  # its term ended with the commit: the next one begins with what members hold
             self.election.moves(now=now)
-        self._is_lost = lost
 
     def _holds(self, commit: Commit) -> bool:
         """Is the sum of this commit here, bit by bit?"""
         return self.finished is not None and commit.says(self.finished)
-
-    def _wanted_sum(self) -> RoundId | None:
-        mine = self._own_commit
-        # A commit stands above whatever round is open.
-        if mine is not None:
-            return mine.id
-        return self.part.round.id if self.part.round is not None else None
 
     def _make_report(self, ballot: Ballot) -> MemberState:
         claims, member, finished, current = self.claims, self._member, self.finished, self.part.round
@@ -526,9 +562,7 @@ class OpenStep:
         )
 
     def _join_round(self) -> None:
-        if not self.oldest or self.phase in DECIDED:
-            return
-        missing = self.part.join(self.claims)
+        missing = self.part.join(self.claims) if self.oldest else None
         if missing:
             self._say(returns=missing)
         elif missing is not None:
@@ -561,9 +595,11 @@ class OpenStep:
             self._join_round()
         # Rounds, sums and the optimizer step are of the oldest open step alone.
         commit = self._own_commit
-        if commit is not None and self.oldest and self.phase == "collecting":
+        if not self.oldest or commit is None:
+            return
+        if self.phase == "collecting":
             self._collect(commit)
-        elif self.oldest and self.phase == "committed" and self.barrier.complete:
+        elif self.barrier.complete:
             self._apply()
 
     def _is_fed(self, now: float) -> bool:
@@ -602,6 +638,5 @@ class OpenStep:
 
     def _apply(self) -> None:
         # A step beyond the end is the run's only if a commit of it names the notice that says so.
-        if self.stamp.step < self._member.horizon_of(self.barrier.known).last:
-            self.applying = True
+        if self.stamp.step < self._member.horizon_of(self.barrier.known).last and self.part.move("apply"):
             self._host.apply(self.barrier.known)

@@ -218,6 +218,7 @@ def test_a_sum_that_one_mate_alone_claims_to_hold_is_not_the_stages():
     )
     invented = Finished(RoundId(ballot, 9), b"invented", 2, 0.0, 1.0, contributions)
     liar.oldest.part.hear(Round(liar.oldest.stamp, invented.id, contributions, (), ()))
+    liar.oldest.part.exchange = invented.id if liar.oldest.part.move("join") else None
     liar.oldest.sum_whole(invented, now=table.now)
     table.do("B")
     assert liar.oldest.finished == invented
