@@ -21,7 +21,7 @@ import os
 import re
 import stat
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal, Protocol
@@ -184,19 +184,22 @@ class DirectoryDisk:
         return str(self.store.data_path(stage, version))
 
     async def open(self, stage: int) -> Found:
-        return await asyncio.to_thread(self._open, stage)
+        await self._change(lambda: self.store.clean(stage))  # a disk that cannot be written can be read
+        found = await asyncio.to_thread(self.store.found, stage, through=True)
+        return replace(found, memory=await asyncio.to_thread(self.store.memory, stage))
 
     async def write(
         self, stage: int, header: StateHeader, data: bytes | memoryview, owed: bytes | memoryview | None
     ) -> Written:
-        return await asyncio.to_thread(self._write, stage, header, data, owed)
+        info = await asyncio.to_thread(self.store.describe, stage, header, data, owed)
+        return Written(info, await self._change(lambda: self.store.write(info, data, owed)))
 
     async def retain(self, stage: int, versions: Collection[int]) -> str | None:
-        return await asyncio.to_thread(self._retain, stage, frozenset(versions))
+        problem = await self._change(lambda: self.store.retain(stage, versions))
+        return problem and f"older checkpoints cannot be deleted: {problem}"
 
     async def remember(self, stage: int, memory: RunMemory) -> None:
-        with contextlib.suppress(OSError):
-            await asyncio.to_thread(self._remember, stage, memory)
+        await self._change(lambda: self.store.remember(stage, memory))
 
     async def load(self, stage: int, version: int) -> tuple[CheckpointInfo, memoryview]:
         return await asyncio.to_thread(self.store.load, stage, version)
@@ -204,33 +207,18 @@ class DirectoryDisk:
     async def owed(self, stage: int, version: int) -> memoryview | None:
         return await asyncio.to_thread(self.store.owed, stage, version)
 
-    def _open(self, stage: int) -> Found:
-        with contextlib.suppress(OSError):  # a disk that cannot be written can be read
-            self.store.clean(stage)
-        return replace(self.store.found(stage, through=True), memory=self.store.memory(stage))
+    async def _change(self, change: Callable[[], None]) -> str | None:
+        """Returns what the disk refused, in words."""
 
-    def _write(
-        self, stage: int, header: StateHeader, data: bytes | memoryview, owed: bytes | memoryview | None
-    ) -> Written:
-        with self._one_writes:
-            info = self.store.describe(stage, header, data, owed)
+        def alone() -> str | None:
             try:
-                self.store.write(info, data, owed)
+                with self._one_writes:
+                    change()
             except OSError as error:
-                return Written(info, error.strerror or str(error))
-            return Written(info)
+                return error.strerror or str(error)
+            return None
 
-    def _remember(self, stage: int, memory: RunMemory) -> None:
-        with self._one_writes:
-            self.store.remember(stage, memory)
-
-    def _retain(self, stage: int, versions: frozenset[int]) -> str | None:
-        with self._one_writes:
-            try:
-                self.store.retain(stage, versions)
-            except OSError as error:
-                return f"older checkpoints cannot be deleted: {error.strerror or error}"
-        return None
+        return await asyncio.to_thread(alone)
 
 
 class CheckpointStore:

@@ -191,27 +191,13 @@ class SnapshotFetch:
 
     async def _look(self, snapshot: Snapshot, fetch: PieceFetch, sources: Sources, version: int) -> None:
         """Other sources may have the same snapshot: those that start meanwhile, and those that were a step behind."""
-        asked: set[PeerId] = set()
-
-        async def invite(source: PeerId) -> None:
-            offer = await self._describe(source, snapshot.header.version, version)
-            # It may have room later, while pieces are still missing.
-            if isinstance(offer, Busy):
-                await asyncio.sleep(_pause_s(offer))
-            if not isinstance(offer, Snapshot):
-                asked.discard(source)
-            elif offer == snapshot:
-                asked.discard(source)
+        while True:
+            others = [source for source in self.calls.usable(sources()) if source not in fetch.plan.holders]
+            offers, _ = await self._offers(others, snapshot.header.version, version)
+            for source in offers.get(snapshot, ()):
                 self._described_by.add(source)
                 fetch.plan.add(source)
-
-        async with asyncio.TaskGroup() as group:
-            while True:
-                for source in self.calls.usable(sources()):
-                    if source not in asked and source not in fetch.plan.holders:
-                        asked.add(source)
-                        group.create_task(invite(source))
-                await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_LOOK_S)
 
 
 def _pause_s(busy: Busy) -> float:
