@@ -47,7 +47,7 @@ class Restorer:
         exchange: Exchange,
         event: Event,
     ) -> None:
-        self._engine, self._sums = engine.compute, engine.sums
+        self._engine = engine.compute
         self._member, self._driver, self._exchange = member, driver, exchange
         self._shape, self._event = shape, event
         self.no_initial_weights = peer.limits.no_initial_weights
@@ -57,7 +57,7 @@ class Restorer:
         self.checkpoints = Checkpointer(
             stage,
             self._engine,
-            self._sums,
+            engine.sums,
             self.header,
             peer.disk,
             CheckpointSchedule(every=training.checkpoint_every, last=training.total_steps),
@@ -132,7 +132,7 @@ class Restorer:
         header, notices = info.header, self._shape.notices
         # Only a state that is taken as it is continues its own error feedback.
         if becomes == version:
-            await self._recall(version)
+            await self.checkpoints.recall(version)
         else:
             dropped = (becomes - version) * self._shape.num_microbatches
             reason = "nobody had newer state of this stage (training.allow_drop)"
@@ -155,18 +155,6 @@ class Restorer:
             bad = BadCheckpoint(self.checkpoints.path(info.version), str(error))
             self.checkpoints.forget(info.version, bad)
             raise bad from error
-
-    async def _recall(self, version: int) -> None:
-        """Take up again what this replica's averaging codec owed when it wrote that checkpoint."""
-        owed = await self.checkpoints.owed(version)
-        # The codec has no memory, or the disk has lost it: only error feedback starts anew.
-        if owed is None:
-            return
-        try:
-            await self._sums.recall(owed)
-        except BadMessage as error:
-            path = self.checkpoints.path(version)
-            self.checkpoints.say_not_owed(BadCheckpoint(path, f"what was owed beside it is not so: {error.reason}"))
 
     def _serve(self, reached: InSync) -> None:
         self.joiner.whole = True

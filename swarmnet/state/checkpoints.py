@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Set
 
 from swarmnet.clock import loop_time
-from swarmnet.errors import BadCheckpoint
+from swarmnet.errors import BadCheckpoint, BadMessage
 from swarmnet.ids import NO_RESTART, OnDisk, PeerId, Restart
 from swarmnet.messages import StateHeader
 from swarmnet.stage.seams import Compute, Summation
@@ -246,18 +246,17 @@ class Checkpointer:
             self.forget(version, error)
             raise
 
-    async def owed(self, version: int) -> memoryview | None:
-        """What this replica's averaging codec owed at that checkpoint of its own; None: nothing, or it is lost, which
-        is named."""
+    async def recall(self, version: int) -> None:
+        """Take up again what this replica's averaging codec owed at that checkpoint of its own. If that is lost, it is
+        named: the checkpoint can be used without it."""
         try:
-            return await self._disk.owed(self._stage, version)
-        except BadCheckpoint as error:
-            self.say_not_owed(error)
-            return None
-
-    def say_not_owed(self, error: BadCheckpoint) -> None:
-        """What was owed cannot be used; the checkpoint can."""
-        self._say_bad(error, then="the state is used without it: what the averaging codec had yet to send is lost")
+            owed = await self._disk.owed(self._stage, version)
+            if owed is not None:
+                await self._sums.recall(owed)
+        except (BadCheckpoint, BadMessage) as error:
+            bad = error if isinstance(error, BadCheckpoint) else BadCheckpoint(self.path(version), error.reason)
+            then = "the state is used without it: what the averaging codec had yet to send is lost"
+            self._say_bad(bad, then)
 
     def forget(self, version: int, error: BadCheckpoint) -> None:
         """A checkpoint has turned out to be unusable: use an older one."""

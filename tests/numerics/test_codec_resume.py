@@ -60,9 +60,7 @@ class Kept:
             assert version in await checkpointer.open()
             _, data = await checkpointer.load(version)
             await engine.restore(data, version=version)
-            owed = await checkpointer.owed(version)
-            if owed is not None:
-                await engine.sums.recall(owed)
+            await checkpointer.recall(version)
         self.chain.step_number = version
 
 

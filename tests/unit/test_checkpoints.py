@@ -49,6 +49,7 @@ class Replica:
         self.owes = False
         self.copy_s = self.prepare_s = self.memory_s = 0.0
         self.prepared: list[int | None] = []
+        self.recalled: list[bytes] = []
         self.events: list[tuple[str, dict[str, object]]] = []
         self.common: int | None = None
         self.disk = disk
@@ -89,6 +90,9 @@ class Replica:
         version = self.version
         await asyncio.sleep(self.memory_s)
         return version, f"owed {version}".encode() if self.owes else None
+
+    async def recall(self, owed: memoryview) -> None:
+        self.recalled.append(bytes(owed))
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -555,8 +559,8 @@ def test_what_is_owed_is_written_beside_the_state_of_its_version(disk: Watched) 
             await replica.train(20)
             await asyncio.sleep(10.0)
         assert disk.debts == {(STAGE, version): f"owed {version}".encode() for version in (10, 20)}
-        found = await replica.checkpointer.owed(20)
-        assert found is not None and bytes(found) == b"owed 20"
+        await replica.checkpointer.recall(20)
+        assert replica.recalled == [b"owed 20"]
 
     play(story())
 
@@ -569,6 +573,7 @@ def test_a_checkpoint_of_a_version_that_has_passed_is_written_without_what_is_ow
             await replica.train(12)
             await asyncio.sleep(10.0)
         assert written(disk) == [10] and disk.debts == {(STAGE, 10): None}
-        assert await replica.checkpointer.owed(10) is None and not replica.of("checkpoint_bad")
+        await replica.checkpointer.recall(10)
+        assert replica.recalled == [] and not replica.of("checkpoint_bad")
 
     play(story())
