@@ -1,8 +1,9 @@
-"""A replica's checkpoints: at which versions one is written, how it is written beside training, which ones stay.
+"""A replica's checkpoints: at which versions one is written, how it is written while training goes on, which ones stay.
 
 What counts when the run goes back is the newest version that *every* stage has on some disk. So all stages aim at the
 same versions, multiples of `training.checkpoint_every`. A disk too slow for each of them takes every second, fourth,
-..., which are among those of the faster ones. Nobody deletes a version that may still become, or is, the newest common.
+..., which are among those of the faster ones. No peer deletes a version that is, or may
+still become, the newest common one.
 
 The copy is taken between two steps; hashing and writing happen on a thread, one checkpoint at a time. A disk that is
 slower than training is given fewer checkpoints, never a queue; one that is full or broken costs a warning and the
@@ -146,7 +147,7 @@ class Checkpointer:
 
     @property
     def restart(self) -> Restart:
-        """The highest restart known here: after a crash of everybody, what the disk remembers of it."""
+        """The highest restart known here: after a crash of all peers, what the disk remembers of it."""
         return max(self._restarts, default=NO_RESTART)
 
     def path(self, version: int) -> str:
@@ -180,7 +181,7 @@ class Checkpointer:
                 self._common = min(self._common, restart.version)
 
     def stand_under(self, restart: Restart) -> None:
-        """The replica has the run's state, under this restart: what the disk remembers of later ones is nobody's."""
+        """The replica has the run's state, under this restart: later ones that the disk remembers do not count."""
         self._under = restart
         # A later one that only the disk remembers was never decided, or was taken back.
         self._restarts = {known for known in self._restarts if known.number <= restart.number}
@@ -214,7 +215,7 @@ class Checkpointer:
             # One checkpoint at a time, also with `write_now`.
             async with self._writing:
                 header = self._where()
-                # Memory takes seconds to have: a step earlier it holds up nobody.
+                # Memory takes seconds to have: a step earlier it delays no step.
                 if header is not None and self._is_next(header):
                     self._prepared = header
                     await self._engine.prepare_snapshot()
@@ -233,7 +234,7 @@ class Checkpointer:
         """
         async with self._writing:
             header = self._where()
-            # It lies there already, of the same lineage.
+            # It is there already, of the same lineage.
             if header is not None and (info := self._held.get(header.version)) is not None and info.header == header:
                 return Written(info)
             return await self._copy_and_write()

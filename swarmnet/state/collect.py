@@ -28,7 +28,7 @@ _DEEPEST = 6
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """One checkpoint and whose directory it lies in."""
+    """One checkpoint and the store that has it."""
 
     store: CheckpointStore
     info: CheckpointInfo

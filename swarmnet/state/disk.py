@@ -1,9 +1,9 @@
 """Checkpoints on disk: each is whole, named as bad with a reason, or absent.
 
 A checkpoint is two files, `stage-S-step-V.safetensors` and the JSON that vouches for it, and sometimes `.owed`: what
-this peer's averaging codec owed then, which is nobody else's. Each is written to a temporary file, synced, renamed, and
-the directory synced; the JSON last, so that it makes the checkpoint exist. What is read is not trusted: regular files
-only, sizes before contents, and the digest before anybody sees a byte.
+this peer's averaging codec owed then, which no other peer can use. Each is written to a temporary file, synced,
+renamed, and the directory synced; the JSON last, so that it makes the checkpoint exist. What is read is not trusted:
+regular files only, sizes before contents, and the digest before a byte is used.
 
 `CheckpointStore` blocks; `DirectoryDisk` runs it on threads. One process writes a directory at a time (net.identity
 holds the lock). Knows no engine and decides nothing about when to write or what to keep.
@@ -46,7 +46,7 @@ _Name = Annotated[str, Field(max_length=256)]
 
 
 class CheckpointInfo(Table):
-    """What the JSON beside a checkpoint says of it."""
+    """The JSON of a checkpoint."""
 
     format: Literal[1] = 1
     run: _Hex64
@@ -93,7 +93,7 @@ class CheckpointInfo(Table):
         owed: bytes | memoryview | None = None,
         **origin: str,
     ) -> CheckpointInfo:
-        """What a checkpoint of `data`, the state at `header`, has to say of itself, and of what is owed beside it.
+        """What a checkpoint of `data`, the state at `header`, has to say of itself, and of what is owed with it.
 
         origin: numerics, written_at and owner.
         """
@@ -120,8 +120,11 @@ class CheckpointInfo(Table):
 
 
 class RunMemory(Table):
-    """What a peer remembers of a run beside its checkpoints: without it a restart would be numbered like the one before
-    it, and peers that never computed anything could decide where the run goes on."""
+    """What a peer remembers of a run in addition to its checkpoints.
+
+    Without it a restart would be numbered like the one before it, and peers that never computed anything could decide
+    where the run goes on.
+    """
 
     restart: Count = 0
     """The number of the last restart that this stage went under."""
@@ -131,7 +134,7 @@ class RunMemory(Table):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What lies on disk of one stage: `good` oldest first, `bad` with what is wrong."""
+    """What is on disk of one stage: `good` oldest first, `bad` with what is wrong."""
 
     good: tuple[CheckpointInfo, ...] = ()
     bad: tuple[BadCheckpoint, ...] = ()
@@ -147,10 +150,10 @@ class Written:
 
 
 class Disk(Protocol):
-    """Where the checkpoints of a run lie: a directory, or in the simulator a dictionary."""
+    """Where the checkpoints of a run are: a directory, or in the simulator a dictionary."""
 
     def path(self, stage: int, version: int) -> str:
-        """Where a checkpoint lies or would lie, for people."""
+        """Where a checkpoint is or would be, for people."""
 
     async def open(self, stage: int) -> Found:
         """Tidy up after a crash, and say what is there, verified."""
@@ -174,7 +177,7 @@ class Disk(Protocol):
 
 
 class DirectoryDisk:
-    """A `CheckpointStore`, on threads. One writes at a time, also if whoever waited for the one before has given up."""
+    """A `CheckpointStore`, on threads. One writes at a time, also if the caller of the one before was cancelled."""
 
     def __init__(self, store: CheckpointStore) -> None:
         self.store = store
@@ -232,15 +235,15 @@ class CheckpointStore:
         self._run, self._numerics, self._owner = run, numerics, owner
 
     def data_path(self, stage: int, version: int) -> Path:
-        """Where the data of a checkpoint lies."""
+        """The data file of a checkpoint."""
         return self.folder / f"stage-{stage}-step-{version}.safetensors"
 
     def info_path(self, stage: int, version: int) -> Path:
-        """Where the JSON of a checkpoint lies."""
+        """The JSON file of a checkpoint."""
         return self.folder / f"stage-{stage}-step-{version}.json"
 
     def owed_path(self, stage: int, version: int) -> Path:
-        """Where it lies what the averaging codec owed at a checkpoint."""
+        """The file of what the averaging codec owed at a checkpoint."""
         return self.folder / f"stage-{stage}-step-{version}.owed"
 
     # ------------------------------------------------------------ reading
@@ -342,7 +345,7 @@ class CheckpointStore:
 
         The state that a run has just gone back to is written again with the same data: it is never absent. Raises
         OSError (full, read-only, ...): all other checkpoints are untouched; if other data lay there, the old JSON may
-        be left beside the new data, and its digest gives that away.
+        be left with the new data, and its digest shows that.
         """
         _make_folder(self.folder)
         _put(self.data_path(info.stage, info.version), data)

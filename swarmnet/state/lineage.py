@@ -1,9 +1,9 @@
-"""Which of the checkpoints that lie on the peers' disks are of one lineage. Pure.
+"""Which of the checkpoints on the peers' disks are of one lineage. Pure.
 
-A run that goes back leaves checkpoints of later versions behind, on disks of peers that do not hear of it. Put beside
-those of the steps that were done again, they would make a model whose stages have seen different histories. So every
-checkpoint is announced with the restart that it descends from, and a restart anybody names tells everybody which
-checkpoints were given up. Knows no disk and no network.
+A run that goes back leaves checkpoints of later versions behind, on disks of peers that do not know of it. Put
+together with those of the steps that were done again, they would make a model whose stages have seen different
+histories. So every checkpoint is announced with the restart that it descends from, and a restart that one peer names
+tells all peers which checkpoints were given up. Knows no disk and no network.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Announced = tuple[Holding, tuple[OnDisk, ...]]
 def of_one_lineage(announced: Sequence[Announced], rules: Rollbacks) -> list[Holding]:
     """The holdings, with the versions on disk that may be put together.
 
-    While somebody serves under the current restart, nobody else's later restart gives anything up. While nobody does,
+    While a peer serves under the current restart, no later restart of another gives anything up. While none does,
     the latest that any disk remembers counts; if it leaves nothing to go on from (see `Rollbacks.common`), it was known
     to too few, and the one before it counts. The seed is nothing to go on from while any disk has more.
     """
     current = rules.current
     furthest = max((kept.version for _, disk in announced for kept in disk), default=0)
     known = sorted({current, NO_RESTART, *(kept.restart for _, disk in announced for kept in disk)}, reverse=True)
-    # Somebody goes on under the current restart: a later one was decided by nobody here.
+    # A peer goes on under the current restart: a later one was never decided here.
     if any(held.version is not None and held.restart == current for held, _ in announced):
         return _filtered(announced, [restart for restart in known if restart <= current], current)
     for latest in (restart for restart in known if restart >= current):

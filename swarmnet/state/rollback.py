@@ -31,7 +31,7 @@ from swarmnet.ids import NO_RESTART, PeerId, Restart
 from swarmnet.quorum import reached_by_half, reached_by_most
 
 MAX_RESTARTS_AHEAD = 1024
-"""A restart far ahead of all others is nobody's next."""
+"""A restart far ahead of all others is not the next one."""
 
 MOST_RETURNS = 2
 """So often the run goes back to one version for false work."""
@@ -123,7 +123,7 @@ class Move(Enum):
     KEEP = "keep"
     """Take its number and keep the state: this side lacks nothing and has got further. Others catch up with it."""
     TAKE_BACK = "take back"
-    """Hardly anybody has come along: go on with those who have not."""
+    """Too few have come along: go on with those who have not."""
 
 
 Source = FromReplicas | FromHere | FromDisk | FromSeed | NoSource
@@ -136,7 +136,7 @@ class Rollbacks:
     num_stages: int
     last_version: int = 2**53
     settle_s: float = 0.0
-    """How long nothing must have changed before a run that nobody serves begins again, and how long the others are
+    """How long nothing must have changed before a run that no peer serves begins again, and how long the others are
     waited for under a higher number."""
     lost_s: float = 0.0
     """How long nothing must have changed before the run goes back for a stage that is without its newest state. As long
@@ -158,7 +158,7 @@ class Rollbacks:
     _tainted: Recent[tuple[Restart, int, int], bool] = field(default_factory=lambda: Recent(_MOST_TAINTED))
     """(restart, stage, step): does this peer want it undone?"""
     _alleged: int = -1
-    """The highest step under `current` that anybody is convicted for, applied here or not."""
+    """The highest step under `current` that a peer is banned for, applied here or not."""
     _been: list[Restart] = field(default_factory=list)
     """Where this peer has gone back to; of a restart under which it kept its state nothing."""
     _returned: list[int] = field(default_factory=list)
@@ -223,7 +223,7 @@ class Rollbacks:
             self.floor = max(self.floor, number)
 
     def taint(self, restart: Restart, stage: int, step: int, *, applied: bool) -> None:
-        """Somebody is convicted for its work of that step. applied: is it known that its sum was applied here?"""
+        """A peer is banned for its work of that step. applied: is it known that its sum was applied here?"""
         if applied and (restart, stage, step) not in self._tainted:
             self._tainted[restart, stage, step] = self.undoes
         if self.undoes and restart == self.current:
@@ -277,9 +277,9 @@ class Rollbacks:
         self.wanted = None if version is None else Restart(number, version)
 
     def uncovered(self, holdings: Sequence[Holding]) -> tuple[int, ...]:
-        """Stages in which nobody serves the weights the run has got to."""
+        """Stages in which no peer serves the weights that the run has got to."""
         newest = self._newest_served(holdings)
-        # Nobody serves what the run had got to.
+        # No peer serves what the run had got to.
         if newest is None or self._begun_anew(newest, holdings):
             return tuple(range(self.num_stages))
         near = {h.stage for h in self._serving(holdings) if h.version is not None and h.version >= newest - 1}
@@ -321,12 +321,12 @@ class Rollbacks:
         """
         others = tuple(others)
         everyone = (mine, *others)
-        mates = [h for h in others if h.stage == mine.stage]
+        replicas = [h for h in others if h.stage == mine.stage]
         version = self.current.version
-        live = [h for h in mates if h.restart == self.current and h.version is not None]
+        live = [h for h in replicas if h.restart == self.current and h.version is not None]
         newest = self._newest_served(everyone)
         if beyond is not None and newest is not None and newest <= beyond:
-            beyond = None  # whoever was ahead has gone back: what is here is as good as anybody's
+            beyond = None  # the peer that was ahead has gone back: what is here is as good as what others have
         # Their older state would overwrite the newer one on this disk.
         if beyond is None and newest is not None and self._left_behind(newest, mine, everyone):
             return NoSource(self._words_anew(newest, mine))
@@ -337,7 +337,7 @@ class Rollbacks:
         if ahead or (live and self.current.number and beyond is None):
             ranked = sorted(ahead or live, key=lambda h: (-(h.version or 0), h.peer))
             return FromReplicas(tuple(h.peer for h in ranked))
-        # A new run: everybody begins at the seed.
+        # A new run: all peers begin at the seed.
         if not self._begun(everyone):
             return FromSeed()
         if beyond is None and newest in mine.disk and not live:
@@ -345,22 +345,22 @@ class Rollbacks:
         moved_on = newest > version + 1 if newest is not None else self._outlived(everyone)
         if beyond is not None or not self.current.number or moved_on:
             return NoSource(self.words(everyone))  # a decision has to come first
-        # One's own disk is faster than anybody's line.
+        # The own disk is faster than a network link.
         if version in mine.disk:
             return FromDisk(version)
-        holders = tuple(sorted(h.peer for h in mates if version in h.disk))
+        holders = tuple(sorted(h.peer for h in replicas if version in h.disk))
         if holders:
             return FromReplicas(holders, version)
         if version == 0:
             return FromSeed()
-        return self._older(mine, mates) or NoSource(self.words(everyone))
+        return self._older(mine, replicas) or NoSource(self.words(everyone))
 
-    def _older(self, mine: Holding, mates: Sequence[Holding]) -> Source | None:
-        """If nobody has the stage's state of this version and the run allows it: the newest of an earlier one."""
+    def _older(self, mine: Holding, replicas: Sequence[Holding]) -> Source | None:
+        """If no peer has the stage's state of this version and the run allows it: the newest of an earlier one."""
         version = self.current.version
-        if any(h.has(version, self.current) for h in mates):
-            return None  # a mate is about to serve it
-        newest_of = {h.peer: max((v for v in h.disk if v < version), default=None) for h in (mine, *mates)}
+        if any(h.has(version, self.current) for h in replicas):
+            return None  # another replica is about to serve it
+        newest_of = {h.peer: max((v for v in h.disk if v < version), default=None) for h in (mine, *replicas)}
         best = max((v for v in newest_of.values() if v is not None), default=None)
         return FromDisk(best) if self.allow_drop and best is not None and newest_of[mine.peer] == best else None
 
@@ -381,7 +381,7 @@ class Rollbacks:
         return max(self._standing(holdings).values(), default=None)
 
     def _begun_anew(self, newest: int, holdings: Sequence[Holding]) -> bool:
-        """Have newcomers begun at the seed before they heard of what others have on disk?"""
+        """Have newcomers begun at the seed before they knew what others have on disk?"""
         # After a restart they follow a decision, and have not begun by themselves.
         if self.current.number or newest > _YOUNG:
             return False
@@ -433,11 +433,11 @@ class Rollbacks:
         return move
 
     def _most(self, under: Sequence[Restart], holdings: Sequence[Holding]) -> Restart:
-        """The highest restart that more than half are under, or beyond; mine if nobody has a say.
+        """The highest restart that more than half are under, or beyond; mine if no peer has a say.
 
         Of two sides of equal size the lower one stays, unless it lacks a stage and the other does not.
         """
-        # Nobody has a say.
+        # No peer has a say.
         if not under:
             return self.current
         low, high = reached_by_most(under), reached_by_half(under)
@@ -455,7 +455,7 @@ class Rollbacks:
         # The others stand further, so there is nothing here to keep.
         if newest is None or newest < restart.version or self._begun_anew(newest, holdings):
             return False
-        # Whoever stands where the others went back to has gone along: the sum that brought me one further is lost.
+        # A peer that stands where the others went back to has gone along: what brought me one further is lost.
         taken_along = newest - 1 == restart.version
         least = {self.current: newest - 1, restart: newest if taken_along else newest - 1}
         near = {h.stage for h in holdings if h.version is not None and h.version >= least.get(h.restart, newest + 1)}
@@ -475,15 +475,15 @@ class Rollbacks:
         )
 
     def _outlived(self, holdings: Sequence[Holding]) -> bool:
-        """Did the run get further under this restart, before everybody died? What it gave up is no holding."""
+        """Did the run get further under this restart, before all peers died? What it gave up is no holding."""
         return (self.common(holdings) or 0) > self.current.version
 
     def _begun(self, holdings: Iterable[Holding]) -> bool:
-        """Does anybody hold more than the seed?"""
+        """Does a peer hold more than the seed?"""
         return bool(self.current.number) or any(held.version or any(held.disk) for held in holdings)
 
     def _everywhere(self, version: int, holdings: Sequence[Holding], *, but: Set[int] = frozenset()) -> bool:
-        """Can somebody begin every stage, but for these, at that version, by the run's rules?"""
+        """Can every stage, but for these, begin at that version, by the run's rules?"""
         missing = set(range(self.num_stages)) - but - {h.stage for h in holdings if h.has(version, self.current)}
         if not missing:
             return True
@@ -495,9 +495,9 @@ class Rollbacks:
         return self.allow_drop and missing <= earlier
 
     def _held(self, stage: int, holdings: Sequence[Holding]) -> str:
-        mates = [h for h in holdings if h.stage == stage]
-        served = sorted({h.version for h in self._serving(mates) if h.version is not None})
-        disk = sorted({v for h in mates for v in h.disk})
+        replicas = [h for h in holdings if h.stage == stage]
+        served = sorted({h.version for h in self._serving(replicas) if h.version is not None})
+        disk = sorted({v for h in replicas for v in h.disk})
         found = [f"served {', '.join(map(str, served))}"] if served else []
         found += [f"on disk {', '.join(map(str, disk))}"] if disk else []
         return " and ".join(found) or "none"
