@@ -81,23 +81,29 @@ class SnapshotFetch:
 
         Raises NoReplica if no source hands one over; what has been verified by then serves the next call.
         """
-        until = loop_time() + _PATIENCE_S
+        since = loop_time()
         while True:
-            snapshot, partial, described_by = await self._choose(sources, version)
-            self._partial, self._described_by = (snapshot, partial), set(described_by)
-            had = len(partial.done)
-            await self._pull(snapshot, partial, sources, version)
-            if partial.complete:
-                self._partial = None
-                # The run may have gone back while the snapshot travelled.
-                if self._unfit(snapshot, version) is None:
-                    return snapshot, partial.data
-            # As long as pieces arrive, patience starts again.
-            if len(partial.done) > had:
-                until = loop_time() + _PATIENCE_S
-            elif loop_time() >= until:
-                raise NoReplica("those who describe a copy hand over none of it", stage=self._stage)
-            await asyncio.sleep(_PAUSE_S)
+            offers, busy_s = await self._choose(self.calls.usable(sources()), version)
+            if offers:
+                # The snapshot with most sources is the fastest, and the likeliest.
+                snapshot = max(offers, key=lambda offer: (len(offers[offer]), offer.header.version, offers[offer]))
+                if self._partial is None or self._partial[0] != snapshot:
+                    self._partial = snapshot, PartialContent(snapshot.content)
+                self._described_by, partial = set(offers[snapshot]), self._partial[1]
+                had = len(partial.done)
+                await self._pull(snapshot, partial, sources, version)
+                if partial.complete:
+                    self._partial = None
+                    # The run may have gone back while the snapshot travelled.
+                    if self._unfit(snapshot, version) is None:
+                        return snapshot, partial.data
+                # As long as pieces arrive, patience starts again.
+                if len(partial.done) > had:
+                    since = loop_time()
+            if loop_time() - since >= (_PATIENCE_S if busy_s is None else _BUSY_S):
+                reason = "those who describe a copy hand over none of it" if offers else "nobody hands over a copy"
+                raise NoReplica(reason, stage=self._stage)
+            await asyncio.sleep(_PAUSE_S if busy_s is None else busy_s)
 
     def forget(self) -> None:
         """The pieces of an incomplete snapshot are of no use any more."""
@@ -108,39 +114,31 @@ class SnapshotFetch:
         for source in sorted(self._described_by):
             self.calls.failed(source, error)
 
-    async def _choose(self, sources: Sources, version: int) -> tuple[Snapshot, PartialContent, list[PeerId]]:
-        """What to fetch, and from which sources."""
-        began = loop_time()
-        while True:
-            candidates = self.calls.usable(sources())
-            if self._partial is not None and self._unfit(self._partial[0], version) is not None:
-                self._partial = None
-            # A source may still have the snapshot of which some pieces are here.
-            if self._partial is not None and version in (-1, self._partial[0].header.version):
-                kept, partial = self._partial
-                offers, _ = await self._offers(candidates, kept.header.version, version)
-                if kept in offers:
-                    return kept, partial, offers[kept]
-            offers, wait_s = await self._offers(candidates, version, version)
-            if offers:
-                # The snapshot with most sources is the fastest, and the likeliest.
-                best = max(offers, key=lambda offer: (len(offers[offer]), offer.header.version, offers[offer]))
-                return best, PartialContent(best.content), offers[best]
-            if loop_time() - began >= (_PATIENCE_S if wait_s is None else _BUSY_S):
-                raise NoReplica("nobody hands over a copy", stage=self._stage, asked=len(candidates))
-            await asyncio.sleep(_PAUSE_S if wait_s is None else wait_s)
+    async def _choose(
+        self, sources: Sequence[PeerId], version: int
+    ) -> tuple[dict[Snapshot, list[PeerId]], float | None]:
+        """What may be fetched, and from which sources; see `_offers`."""
+        kept = self._partial[0] if self._partial is not None else None
+        # A source may still have the snapshot of which some pieces are here.
+        if kept is not None and version in (-1, kept.header.version) and self._unfit(kept, version) is None:
+            offers, _ = await self._offers(sources, kept.header.version, version)
+            if kept in offers:
+                return {kept: offers[kept]}, None
+        return await self._offers(sources, version, version)
 
     async def _offers(
         self, sources: Sequence[PeerId], asked: int, version: int
     ) -> tuple[dict[Snapshot, list[PeerId]], float | None]:
-        """The sources of each snapshot that is described, and when to ask again if sources are busy."""
+        """The sources of each snapshot that is described; without any, when to ask again if sources are busy."""
         describe = {source: self._describe(source, asked, version) for source in sources}
         answers, _ = await first_answers(describe, counts=lambda answer: isinstance(answer, Snapshot))
         offers: dict[Snapshot, list[PeerId]] = {}
         for source, answer in sorted(answers.items()):
             if isinstance(answer, Snapshot):
                 offers.setdefault(answer, []).append(source)
-        return offers, min((_pause_s(busy) for busy in answers.values() if isinstance(busy, Busy)), default=None)
+        busy = [answer.retry_after_s for answer in answers.values() if isinstance(answer, Busy)]
+        # As they wish, within reason.
+        return offers, min(max(min(busy), _PAUSE_S), _LONGEST_WAIT_S) if busy and not offers else None
 
     async def _describe(self, source: PeerId, asked: int, version: int) -> Snapshot | Busy | None:
         """A source's checked description of version `asked`; None if it gave none that can be used."""
@@ -198,8 +196,3 @@ class SnapshotFetch:
                 self._described_by.add(source)
                 fetch.plan.add(source)
             await asyncio.sleep(_LOOK_S)
-
-
-def _pause_s(busy: Busy) -> float:
-    """How long to leave a busy source alone: as it wishes, within reason."""
-    return min(max(busy.retry_after_s, _PAUSE_S), _LONGEST_WAIT_S)
