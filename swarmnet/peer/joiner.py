@@ -291,7 +291,7 @@ class Joiner:
         for source in late:
             self._fetch.calls.failed(source, PeerTimeout("says nothing", peer=source), after_s=GRACE_S)
         steps = {source: step for source in sources if isinstance(step := answers.get(source), TrailStep)}
-        # All who signed it have left since, so nobody can prove it: what most sources tell is followed.
+        # All who signed it have left since, so it cannot be proven: what most sources tell is followed.
         if not steps and unproven:
             (most, _), *_ = Counter(step.commits for _, step in sorted(unproven.items())).most_common(1)
             steps = {source: step for source, step in unproven.items() if step.commits == most}
@@ -324,7 +324,7 @@ class Joiner:
         self._event("following", {"version": version, "newest": self._newest(version), "level_in": level_in})
 
     def _newest(self, version: int) -> int:
-        """The version that the other replicas have reached, as far as they are heard; at least that one."""
+        """The version that the other replicas have reached, as far as heartbeats tell; at least that one."""
         return max([version, *(seen.version for _, seen in self._member.view.mates() if seen.synced)])
 
     def _say(self, fields: dict[str, object], *known: object) -> None:

@@ -1,7 +1,7 @@
 """From an invitation to a stage of the run: what `swarmnet join` finds out before it is a peer like any other.
 
-Which run, by the link; its manifest, from anybody and checked by its hash; and the stage, from what everybody announces
-(`placement` decides). It speaks as a DHT client under the peer's own identity and serves nobody yet; the state of the
+Which run, by the link; its manifest, from any peer and checked by its hash; and the stage, from what all peers announce
+(`placement` decides). It speaks as a DHT client under the peer's own identity and serves nothing yet; the state of the
 stage is fetched by the peer itself (`replica`). What it does is told in words, phase by phase.
 """
 
@@ -51,7 +51,7 @@ SILENT_S = 2.0
 """After looking for so long in vain it says so."""
 
 SETTLE_S = 1.0
-"""How long a newcomer says that it is choosing before it chooses: others who came with it are heard meanwhile."""
+"""How long a newcomer says that it is choosing before it chooses: it learns meanwhile of others that came with it."""
 
 Tell = Callable[[str, str], None]
 """Takes the name of a phase and what it came to, for a person."""
@@ -112,7 +112,7 @@ async def _found(config: PeerConfig, identity: Identity, invitation: SwarmLink |
 
 @dataclass(frozen=True, slots=True)
 class FoundRun:
-    """A run that was found. config names the manifest's file and whom to join by; records are everybody else's.
+    """A run that was found. config names the manifest's file and whom to join by; records are those of all other peers.
 
     greeter: as whom its peers are greeted, with the pass that this process shows.
     """
@@ -183,7 +183,7 @@ async def reach(
 
 @contextlib.asynccontextmanager
 async def _directory(config: PeerConfig, identity: Identity, run: RunId | None) -> AsyncGenerator[DhtDirectory, None]:
-    """The DHT as a client. Raises UsageError if nobody answers."""
+    """The DHT as a client. Raises UsageError if no peer answers."""
     joining = DhtDirectory(identity, run, bootstrap=config.bootstrap, state_dir=config.dir, listen=Listen(client=True))
     try:
         async with joining as directory:
@@ -223,7 +223,7 @@ async def _whole_run(config: PeerConfig, identity: Identity, link: SwarmLink, te
 
 
 async def announced(directory: DhtDirectory, digits: str, look_s: float, tell: Tell) -> RunId | None:
-    """The run whose id begins so, if anybody announces it within `look_s`. Raises UsageError if there are several."""
+    """The run whose id begins so, if a peer announces it within `look_s`. Raises UsageError if there are several."""
     async for _ in _looks(look_s, tell):
         if found := await directory.runs(digits):
             break
@@ -237,7 +237,7 @@ async def announced(directory: DhtDirectory, digits: str, look_s: float, tell: T
 
 
 async def _look(directory: DhtDirectory, look_s: float, tell: Tell) -> tuple[Record, ...]:
-    """Everybody's records but mine; none if nobody is heard for `look_s`."""
+    """The records of all others; none if there is none for `look_s`."""
     async for _ in _looks(look_s, tell):
         if others := _others(directory, await directory.records()):
             return others
@@ -276,11 +276,11 @@ def _seen(run: RunId, directory: DhtDirectory, records: Sequence[Record]) -> str
 async def _manifest(
     path: Path, run: RunId, identity: Identity, directory: DhtDirectory, tell: Tell, way_in: str
 ) -> Manifest:
-    """The manifest of `run`, from `path` if it is there already, else from whoever has it; then kept at `path`.
+    """The manifest of `run`, from `path` if it is there already, else from a peer that has it; then kept at `path`.
 
     way_in: see `_way_in`.
     """
-    # Its hash was checked: nobody needs to be asked.
+    # Its hash was checked: no peer needs to be asked.
     if (kept := _kept(path, run)) is not None:
         tell("manifest", f"{_shape(kept)}; kept in {path}")
         return kept
@@ -403,7 +403,7 @@ def servings(records: Sequence[Record]) -> list[Serving]:
     said: dict[int, dict[PeerId, tuple[Estimate, ...]]] = {}
     for record in records:
         for status in record.stages:
-            # Who does not serve measures nobody, and is measured by nobody.
+            # A peer that does not serve measures no peer, and none measures it.
             if status.synced:
                 said.setdefault(status.stage, {})[record.peer] = record.estimates
     rates = {stage: measured(of) for stage, of in said.items()}
@@ -441,7 +441,7 @@ async def fetch_manifest(
     *,
     on_failure: Callable[[PeerId, SwarmError], None],
 ) -> Manifest | None:
-    """Ask for the manifest of `run`, who is busy again; None if nobody had it.
+    """Ask for the manifest of `run`, busy peers again; None if none had it.
 
     whom() says whom to ask, best first, and is called before each of them is asked.
     on_failure(peer, error) is told why each in vain: PeerGone, PeerTimeout, Refused, or BadMessage (it lied, or has

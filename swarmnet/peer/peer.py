@@ -575,7 +575,7 @@ class Peer:
 
     def on_every_disk(self) -> int | None:
         """The newest version that every stage is known to have on some disk."""
-        return newest_on_disk(self._supply.everybody(), self.manifest.cut.stages)
+        return newest_on_disk(self._supply.holdings(), self.manifest.cut.stages)
 
     def voters(self) -> Iterable[PeerId]:
         """Peers that have contributed to commits of any stage, the latest last."""

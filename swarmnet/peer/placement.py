@@ -1,8 +1,8 @@
 """Which stage a newcomer takes: where a replica is missed most (cf. block selection in Petals, arXiv:2209.01188).
 
 The stage with the least rate first, those that are still fetching their state included: they will serve in a moment. A
-replica's rate is what its mates have measured (`rates`); one that nobody has measured counts as its stage's median, so
-where nobody has measured anything the fewest replicas are the least rate. Among equals the stage that is loaded most,
+replica's rate is what the other replicas have measured (`rates`); one without a measurement counts as its stage's
+median, so where nothing is measured the fewest replicas are the least rate. Among equals the stage that is loaded most,
 and what is then still equal is drawn by peer id, so that newcomers do not move as one.
 
 Newcomers who look at the same moment see the same swarm and would all choose the same stage. So each first announces
@@ -39,8 +39,8 @@ class Serving:
 
     has_state: synced, or a checkpoint on disk. leaving: draining. load: microbatches in flight per slot.
     choosing: announced only to say that it is choosing now. synced: it serves now. rate: microbatches per second that
-    it computes, as its mates have measured; None: nobody has. may_move: it moves where it is needed. going: the stage
-    to which it would move; surely: it is on the way there.
+    it computes, as other replicas have measured; None: none has. may_move: it moves where it is needed. going: the
+    stage to which it would move; surely: it is on the way there.
     """
 
     peer: PeerId
@@ -72,11 +72,11 @@ class PlacementRule(Protocol):
     def __call__(
         self, me: PeerId, num_stages: int, serving: Sequence[Serving], *, held: Collection[int] = ()
     ) -> Choice:
-        """The stage that `me` takes. It is asked twice: before and after others have heard that `me` is choosing.
+        """The stage that `me` takes. It is asked twice: before and after others know that `me` is choosing.
 
         Args:
-            serving: what everybody announces, `me` perhaps included.
-            held: stages whose checkpoint lies on my disk.
+            serving: what all peers announce, `me` perhaps included.
+            held: stages whose checkpoint is on my disk.
         """
         ...
 
@@ -90,7 +90,7 @@ def placement_rule(name: str) -> PlacementRule:
 
     def checked(me: PeerId, num_stages: int, serving: Sequence[Serving], *, held: Collection[int] = ()) -> Choice:
         choice = rule(me, num_stages, serving, held=held)
-        # A plug-in is somebody else's code.
+        # A plug-in is foreign code.
         if choice.stage not in range(num_stages):
             raise UsageError(f"placement: {name} chose stage {choice.stage!r}: the run has 0 to {num_stages - 1}")
         return choice
@@ -101,19 +101,21 @@ def placement_rule(name: str) -> PlacementRule:
 def choose(me: PeerId, num_stages: int, serving: Sequence[Serving], *, held: Collection[int] = ()) -> Choice:
     """The stage that `me` takes, as one of all who are choosing. `me` in `serving` is passed over.
 
-    held: stages whose checkpoint lies on my disk; where nobody else has that state it decides, else it breaks ties.
+    held: stages whose checkpoint is on my disk; where no other peer has that state it decides, else it breaks ties.
     """
     tally = _Tally(num_stages, [each for each in serving if not each.choosing and each.peer != me])
     for peer in sorted({each.peer for each in serving if each.choosing and each.peer != me}, key=_rank):
-        # Those before me choose first, in the order that everybody computes.
+        # Those before me choose first, in the order that all compute.
         if _rank(peer) < _rank(me):
             tally.add(tally.choice(peer, ()).stage)
     return tally.choice(me, held)
 
 
 def rated(num_stages: int, serving: Iterable[Serving]) -> list[tuple[Serving, float]]:
-    """Everybody of a stage that there is, with a rate: of whom it is not measured, the median of its stage; where that
-    is not measured either, of the run; 1 where nothing is."""
+    """All replicas of the run's stages, with a rate.
+
+    Without a measurement it is the median of the stage; without one of the stage, of the run; else 1.
+    """
     there = [each for each in serving if 0 <= each.stage < num_stages]  # a record may name any stage
     measured: dict[int, list[float]] = {}
     for each in there:
@@ -131,9 +133,9 @@ class _Tally:
         self.replicas, self.rates = [0] * num_stages, [0.0] * num_stages
         self.stateless = set(range(num_stages))
         loads: list[list[float]] = [[] for _ in range(num_stages)]
-        everybody = rated(num_stages, serving)
-        self._usual = max(statistics.median([rate for _, rate in everybody]), LEAST_RATE) if everybody else 1.0
-        for each, rate in everybody:
+        replicas = rated(num_stages, serving)
+        self._usual = max(statistics.median([rate for _, rate in replicas]), LEAST_RATE) if replicas else 1.0
+        for each, rate in replicas:
             if each.has_state:
                 self.stateless.discard(each.stage)
             # Who is on the way to another stage counts there.

@@ -33,7 +33,7 @@ Event = Callable[[str, dict[str, object]], None]
 
 
 class Restorer:
-    """Gives one replica its state, keeps it on disk, and hands it to mates."""
+    """Gives one replica its state, keeps it on disk, and hands it to other replicas."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Restorer:
         self._member, self._driver, self._exchange = member, driver, exchange
         self._shape, self._event = shape, event
         self.no_initial_weights = peer.limits.no_initial_weights
-        """Why this peer has no weights of version 0 and takes them from mates, in words for a person."""
+        """Why this peer has no weights of version 0 and takes them from other replicas, in words for a person."""
         self._first_chain = first_chain(peer.run_id, stage)
         training = peer.manifest.training
         self.checkpoints = Checkpointer(
@@ -109,7 +109,7 @@ class Restorer:
         return True
 
     def stay(self) -> None:
-        """Go on with the weights that are here: nobody could hand over newer ones, or the run goes on from these."""
+        """Go on with the weights that are here: no replica hands over newer ones, or the run goes on from these."""
         self._serve(InSync(self._member.header))
 
     async def load(self, version: int, *, becomes: int) -> bool:
@@ -171,7 +171,7 @@ class Restorer:
     async def restore_from(self, donors: Sequence[PeerId], *, version: int = -1) -> bool:
         """Take over the state of `version` (-1: the newest) from all who have it, catch up by replay, and serve.
 
-        False if nobody hands it over.
+        False if no replica hands it over.
         """
         # One copy at a time: two would overwrite each other.
         if self._restoring:
@@ -248,7 +248,7 @@ class Restorer:
         return member.header
 
     async def _checkpoint(self, version: int) -> tuple[StateHeader, memoryview] | None:
-        """This peer's checkpoint, to be handed to a mate."""
+        """This peer's checkpoint, to be handed to another replica."""
         try:
             info, data = await self.checkpoints.load(version)
         except BadCheckpoint:
@@ -256,7 +256,7 @@ class Restorer:
         return info.header, data
 
     def _leads_on(self, header: StateHeader) -> bool:
-        """Could somebody who has that state be told what came next?"""
+        """Can a replica that has that state be told what came next?"""
         stamp = next_stamp(header, self._member.stage, self._engine.delay)
         return stamp == self._member.oldest.stamp or self._exchange.replay_log.step(stamp) is not None
 

@@ -77,7 +77,7 @@ class StateSupply:
         self._words: dict[int, str] = {}
 
     def begin(self) -> None:
-        """The process has started: nobody here has state yet."""
+        """The process has started: no replica here has state yet."""
         self._unopened = len(self._replicas)
         for stage in self._replicas:
             self._replace(stage, self._start(stage))
@@ -88,7 +88,7 @@ class StateSupply:
             self._replace(stage, self._resync(stage, donors))
 
     def orphaned(self, stage: int) -> None:
-        """The replica cannot catch up: only a mate that got further helps, or the run going back."""
+        """The replica cannot catch up: only a replica that got further helps, or the run going back."""
         self._replace(stage, self._bring_up(stage, beyond=self._replicas[stage].state.held))
         self._peer.news.set()
 
@@ -107,9 +107,9 @@ class StateSupply:
             return
         before, wanted, now = self.rollbacks.current, self.rollbacks.wanted, asyncio.get_running_loop().time()
         serving = any(replica.member.synced for replica in self._replicas.values())
-        move, holdings, records, spoilt = None, self.everybody(), self._peer.records, self.rollbacks.spoilt
+        move, holdings, records, spoilt = None, self.holdings(), self._peer.records, self.rollbacks.spoilt
         self._heard_at = {peer: self._heard_at.get(peer, now) for peer, record in records.items() if record.stages}
-        # Where nobody names a restart, nobody's word moves me unless I want one myself.
+        # Where no peer names a restart, no report moves me unless I want one myself.
         if calm := before == NO_RESTART == self._peer.named:
             self.rollbacks.want(holdings, now=now)
         if not calm or self.rollbacks.wanted is not None:
@@ -134,7 +134,7 @@ class StateSupply:
             self._peer.say("tainted", {"step": stamp.step, "stage": stamp.stage, "peer": peer})
             self._peer.look()
 
-    def everybody(self) -> list[Holding]:
+    def holdings(self) -> list[Holding]:
         """Who holds what: the live peers of all stages, myself included. What is on disk is of one lineage."""
         announced = [
             (self._here(stage), replica.state.checkpoints.on_disk) for stage, replica in self._replicas.items()
@@ -186,8 +186,8 @@ class StateSupply:
         return any(life in view.ended(status.stage) for view in views for status in record.stages)
 
     def _words_of_others(self, now: float) -> list[RestartReport]:
-        """What the others say of restarts. Whose heartbeats should reach me and do not is not heard, whatever its
-        record says."""
+        """What the others say of restarts. A peer whose heartbeats should reach me and do not is not in touch,
+        whatever its record says."""
         return [
             RestartReport(
                 record.restart,
@@ -207,7 +207,7 @@ class StateSupply:
         return not ended and (lately or not any(self._peer.expects(record.peer, of.stage) for of in record.stages))
 
     def _may_seed(self) -> bool:
-        """Do I see a peer of every stage, or have I looked for a while? Somebody may have more on disk."""
+        """Do I see a peer of every stage, or have I looked for a while? A peer may have more on disk."""
         seen = {status.stage for record in self._peer.records.values() for status in record.stages}
         complete = len(seen | self._replicas.keys()) == self.rollbacks.num_stages
         return complete or asyncio.get_running_loop().time() - self._opened_at >= self._settle_s
@@ -276,9 +276,9 @@ class StateSupply:
             self.consider()
             if self._tasks[stage] is not asyncio.current_task():
                 return  # the run goes on from elsewhere: another task has this replica now
-            everybody = self.everybody()
-            mine = next(h for h in everybody if (h.peer, h.stage) == (self._peer.me, stage))
-            others = [h for h in everybody if h.peer != mine.peer]
+            holdings = self.holdings()
+            mine = next(h for h in holdings if (h.peer, h.stage) == (self._peer.me, stage))
+            others = [h for h in holdings if h.peer != mine.peer]
             source = self.rollbacks.source(mine, others, held=self._replicas[stage].state.held, beyond=beyond)
             # A replica serves only if others can call it.
             if not isinstance(source, NoSource):
@@ -304,27 +304,27 @@ class StateSupply:
             case FromDisk(version):
                 return await replica.state.load(version, becomes=max(version, self.rollbacks.current.version))
             case FromSeed():
-                # A checkpoint that somebody holds is worth more than the seed.
+                # A checkpoint of any peer is worth more than the seed.
                 if not self._may_seed():
                     return False
-                # The run has been further, and whoever else has that may come yet.
+                # The run has been further, and a peer that has that may come yet.
                 if replica.state.checkpoints.all_damaged:
                     self._say_waiting(stage, _DAMAGED.format(stage=stage))
                     return False
                 if not replica.state.no_initial_weights and await replica.state.start_from_seed():
                     return True
-                return await self._begin_with_mates(stage)
+                return await self._begin_with_others(stage)
             case NoSource(words):
                 self._say_waiting(stage, words)
                 return False
 
-    async def _begin_with_mates(self, stage: int) -> bool:
-        """The weights of version 0 are not here: take those of whoever serves the stage. True if it serves now."""
+    async def _begin_with_others(self, stage: int) -> bool:
+        """The weights of version 0 are not here: take those of other replicas. True if it serves now."""
         replica, restart = self._replicas[stage], self.rollbacks.current
         donors = tuple(
             sorted(
                 h.peer
-                for h in self.everybody()
+                for h in self.holdings()
                 if h.stage == stage and h.peer != self._peer.me and h.version is not None and h.restart == restart
             )
         )
