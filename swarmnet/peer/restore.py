@@ -20,7 +20,7 @@ from swarmnet.peer.joiner import Joiner
 from swarmnet.stage.seams import Engine
 from swarmnet.state.catch_up import InSync, next_stamp
 from swarmnet.state.checkpoints import Checkpointer, CheckpointSchedule
-from swarmnet.state.disk import CheckpointInfo, Written
+from swarmnet.state.disk import Written
 from swarmnet.state.snapshot_source import SnapshotSource
 from swarmnet.step.driver import StepDriver
 from swarmnet.step.gate import Shape
@@ -65,6 +65,7 @@ class Restorer:
             on_event=event,
             common=peer.on_every_disk,
             voters=peer.voters,
+            check_notices=shape.notices.horizon,
         )
         self.source = SnapshotSource(
             stage,
@@ -120,7 +121,6 @@ class Restorer:
         began = loop_time()
         try:
             info, data = await self.checkpoints.load(version)
-            self._check_notices(info)
             self.joiner.touch()
             await self._engine.restore(data, version=version, becomes=becomes)
         except BadCheckpoint:
@@ -146,15 +146,6 @@ class Restorer:
         self._serve(InSync(header))
         self._say_synced("checkpoint", began=began, num_bytes=len(data), path=self.checkpoints.path(version))
         return True
-
-    def _check_notices(self, info: CheckpointInfo) -> None:
-        """Learn what a checkpoint remembers. Raises BadCheckpoint: it is not the run's owner's, and is named so."""
-        try:
-            self._shape.notices.horizon(info.notices)
-        except ValueError as error:
-            bad = BadCheckpoint(self.checkpoints.path(info.version), str(error))
-            self.checkpoints.forget(info.version, bad)
-            raise bad from error
 
     def _serve(self, reached: InSync) -> None:
         self.joiner.whole = True
@@ -203,7 +194,6 @@ class Restorer:
             return None
         try:
             info, data = await self.checkpoints.load(version)
-            self._check_notices(info)
         except BadCheckpoint:
             return None
         return (info.header, data) if info.restart == self._member.restart else None

@@ -84,6 +84,7 @@ class Checkpointer:
         keep: how many checkpoints stay on disk.
         common: tells the newest version that every stage is known to have on some disk.
         voters: tells which peers have contributed to commits, the latest last.
+        check_notices: raises ValueError unless the run's owner has signed these.
     """
 
     def __init__(
@@ -99,10 +100,12 @@ class Checkpointer:
         on_event: OnEvent,
         common: Callable[[], int | None] = lambda: None,
         voters: Callable[[], Iterable[PeerId]] = tuple,
+        check_notices: Callable[[tuple[str, ...]], object] = lambda notices: None,
     ) -> None:
         self._stage, self._engine, self._sums, self._where, self._disk = stage, engine, sums, where, disk
         self._keep = keep
         self._on_event, self._common_now, self._voters_now = on_event, common, voters
+        self._check_notices = check_notices
         self._schedule = schedule
         self._held: dict[int, CheckpointInfo] = {}
         self._restarts: set[Restart] = set()
@@ -110,7 +113,6 @@ class Checkpointer:
         self._common: int | None = None
         self._tried: StateHeader | None = None
         self._prepared: StateHeader | None = None
-        self._opened = False
         self.memory = RunMemory()
         """What this peer's disk remembers of the run."""
         self.most_bytes = 0
@@ -155,15 +157,9 @@ class Checkpointer:
         return self._disk.path(self._stage, version)
 
     async def open(self) -> tuple[int, ...]:
-        """Read through what an earlier process has left; what is bad is named and not used. Returns `versions`.
-
-        Once: asked again, it only answers.
-        """
-        # Reading through them all is done once.
-        if self._opened:
-            return self.versions
+        """Read through what an earlier process has left; what is bad is named and not used. Returns `versions`."""
         found = await self._disk.open(self._stage)
-        self._opened, self.memory = True, found.memory
+        self.memory = found.memory
         self.all_damaged = bool(found.bad) and not found.good
         # What was written while the disk was read is newer than what was found.
         self._held = {info.version: info for info in found.good} | self._held
@@ -242,10 +238,13 @@ class Checkpointer:
     async def load(self, version: int) -> tuple[CheckpointInfo, memoryview]:
         """Read a checkpoint, verified. Raises BadCheckpoint: it is then named, and announced no more."""
         try:
-            return await self._disk.load(self._stage, version)
-        except BadCheckpoint as error:
-            self.forget(version, error)
-            raise
+            info, data = await self._disk.load(self._stage, version)
+            self._check_notices(info.notices)
+        except (BadCheckpoint, ValueError) as error:
+            bad = error if isinstance(error, BadCheckpoint) else BadCheckpoint(self.path(version), str(error))
+            self.forget(version, bad)
+            raise bad from error
+        return info, data
 
     async def recall(self, version: int) -> None:
         """Take up again what this replica's averaging codec owed at that checkpoint of its own. If that is lost, it is

@@ -46,7 +46,7 @@ class Replica:
         self.version: int | None = 0
         self.restart = NO_RESTART
         self.copies = 0
-        self.owes = False
+        self.owes = self.forged = False
         self.copy_s = self.prepare_s = self.memory_s = 0.0
         self.prepared: list[int | None] = []
         self.recalled: list[bytes] = []
@@ -63,7 +63,12 @@ class Replica:
             keep=keep,
             common=lambda: self.common,  # type: ignore[arg-type]
             on_event=lambda event, fields: self.events.append((event, fields)),
+            check_notices=self.check_notices,
         )
+
+    def check_notices(self, notices: tuple[str, ...]) -> None:
+        if self.forged:
+            raise ValueError("not the owner's")
 
     def where(self) -> StateHeader | None:
         if self.version is None:
@@ -367,6 +372,19 @@ def test_leaving_copies_again_if_the_state_moved(disk: Watched) -> None:
 # ---------------------------------------------------------------- coming back
 
 
+def test_a_checkpoint_with_notices_that_the_owner_has_not_signed_is_named_and_not_used(disk: Watched) -> None:
+    async def story() -> None:
+        await filled(disk, (10, NO_RESTART), (20, NO_RESTART))
+        replica = Replica(disk)
+        replica.forged = True
+        await replica.checkpointer.open()
+        with pytest.raises(BadCheckpoint, match="not the owner's"):
+            await replica.checkpointer.load(20)
+        assert replica.checkpointer.versions == (10,) and len(replica.of("checkpoint_bad")) == 1
+
+    play(story())
+
+
 async def filled(disk: SimulatedDisk, *cuts: tuple[int, Restart]) -> None:
     for version, restart in cuts:
         header = StateHeader(version, Chain(f"{version:064x}"), Chain("0b" * 32), Chain("00" * 32), restart)
@@ -382,7 +400,6 @@ def test_what_an_earlier_process_left_is_verified_and_the_bad_one_named(disk: Wa
         (warning,) = replica.of("checkpoint_bad")
         assert warning["path"] == "simulated/stage-1-step-30" and warning["reason"] == "altered"
         assert warning["then"] == "it is not used; the newest one here that is sound is step 20"
-        assert await replica.checkpointer.open() == (10, 20) and len(replica.events) == 1
         info, data = await replica.checkpointer.load(20)
         assert info.version == 20 and bytes(data) == b"state 20" and not replica.checkpointer.all_damaged
         disk.spoil(STAGE, 10)
