@@ -77,8 +77,8 @@ class Exchange:
     Round ids repeat from step to step: a round is named by stamp and id. num_tokens: of every microbatch of the run.
     group_size: of the run, see `averaging.grid`. on_event hears `clipped`: whom the run's reducer clipped in a round's
     part. spans: told how long hops took.
-    meeting: of a simulation of many peers, which makes the sum without streams, and has nobody pledge. signer: where
-    sums are `pledged` members check reducers (`averaging.pledges`); without it nobody does. on_event then hears
+    meeting: of a simulation of many peers, which makes the sum without streams, and has nobody pledge. signer: with
+    it members check reducers (`averaging.pledges`), of integers in one phase. on_event then hears
     `sum_checked`, `reducer_lied` and `pledge_lied`, and on_contradiction of two pledges by one peer for one sum.
     """
 
@@ -108,7 +108,7 @@ class Exchange:
             running_s,
             on_event,
             SpanBook() if spans is None else spans,
-            signer if sums.pledged else None,
+            signer,
             incarnation,
         )
         self.meter, self.watch = self._context.meter, self._context.watch
@@ -122,9 +122,10 @@ class Exchange:
         self._open: tuple[Butterfly, ...] = ()
         self._opened = asyncio.Event()
         self._holders = Holders()
-        self._held_elements = self._sent_bytes = 0  # _held_elements: how long the sum in the buffer is
+        self._held_span = 0, 0  # the positions of the sum in the buffer
+        self._sent_bytes = 0
         self.collected_bytes = self._last_bytes = 0  # of sums that were fetched: of all, and of the last one
-        self.replay_log = ReplayLog(sums, lambda: pieces(0, self._held_elements, piece_elements))
+        self.replay_log = ReplayLog(sums, lambda: pieces(*self._held_span, piece_elements))
 
     # ------------------------------------------------------------ my part in a round
 
@@ -153,9 +154,7 @@ class Exchange:
         for phase, span in enumerate(spans):
             private = phase < self._sums.private_phases
             mine = butterflies(self._context, current, span, {} if private else dict(losses), private=private)
-            if phase:
-                await self._sums.next_phase()
-            else:
+            if not phase:
                 await self._sums.open_round(current.id)
             self._open = (*self._open, *mine)  # others may still be at the phase before
             if (signer := self._context.signer) is not None:
@@ -263,17 +262,16 @@ class Exchange:
             PeerGone, PeerTimeout, Refused, BadMessage: of the last holder that failed. Before anything is installed,
                 unless a holder describes the right sum and sends other bits.
         """
-        ranges, before = pieces(0, self._sums.sum_elements, self._piece_elements), self.collected_bytes
+        ranges, before = pieces(*self._finished_span, self._piece_elements), self.collected_bytes
 
         described: set[Finished] = set()
-        unpacked: dict[int, Packed] = {}
+        found: dict[int, Packed] = {}
 
         async def get(holder: PeerId, piece: int) -> None:
             request = Part(current.stamp, current.id, kind, *ranges[piece])
             finished, packed = await self._ask(holder, request, digest, patience_s)
             self.collected_bytes += packed.num_bytes
-            # Decoded while others are on their way: on a fast line that takes as long as they do.
-            unpacked[piece] = await self._sums.unpack(packed)
+            found[piece] = packed
             described.add(finished)
 
         if (error := await PieceFetch(len(ranges), get, holders).run()) is not None:
@@ -282,9 +280,9 @@ class Exchange:
         if len(described) != 1:
             raise BadMessage(RejectCode.MALFORMED, "two descriptions of a sum", peer=holders[0])
         finished = described.pop()
-        found, sq_norm = await self._install(current, [unpacked[piece] for piece in range(len(ranges))])
+        held, sq_norm = await self._install(current, [found[piece] for piece in range(len(ranges))])
         # Each piece had the right description; only the whole shows whether the bits are right.
-        if found != digest or sq_norm != finished.grad_sq_norm:
+        if held != digest or sq_norm != finished.grad_sq_norm:
             raise BadMessage(RejectCode.MALFORMED, "the sum does not have its digest", peer=holders[0])
         return self._hold(current, finished)
 
@@ -444,13 +442,24 @@ class Exchange:
 
     def _hold(self, current: Round, finished: Finished) -> Finished:
         """The sum of that round is in the buffer, whole."""
-        self._held, self._held_elements = (current.stamp, finished), self._sums.sum_elements
+        self._held, self._held_span = (current.stamp, finished), self._finished_span
         return finished
 
     async def _install(self, current: Round, parts: Sequence[Packed]) -> tuple[bytes, float]:
-        """Put a collected sum into the buffer."""
+        """Put a collected sum into the buffer. parts: in order."""
         await self._leave(current.stamp)
-        return await self._sums.install(parts)
+        start, _ = self._finished_span
+        await self._sums.open_sum()
+        for packed in parts:
+            await self._sums.put(start, packed)
+            start += packed.shape[0]
+        return await self._sums.seal()
+
+    @property
+    def _finished_span(self) -> tuple[int, int]:
+        """The positions of what all members hold in the end."""
+        phases = self._sums.phases
+        return sum(phases[: self._sums.private_phases]), sum(phases)
 
     async def _leave(self, stamp: Stamp) -> None:
         """Another sum of that step comes into the buffer; what was there goes to the trail."""

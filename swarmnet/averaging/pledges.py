@@ -1,6 +1,6 @@
 """Reducers cannot lie: what the members of a round sign, and how each checks the sum that it was given.
 
-Where sums are pledged for (`Summation.pledged`), whoever sends a part of a vector signs what it has sent with its last
+In an audited run whoever sends a part of a vector signs what it has sent with its last
 chunk: a contributor to the reducer, a reducer to whoever asks (`part_pledge`). When a member holds the whole sum, it
 and all others draw the same vector by the sum's digest, and every contributor signs a `Pledge`: the product of its
 contribution with that vector. The products must add up to the sum's own (`sums.linear`). Then nobody has put anything

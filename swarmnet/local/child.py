@@ -185,11 +185,6 @@ class HeldSums:
         await self._between.reach("averaging", "end", self._compute.averaged)
         return digest
 
-    async def install(self, parts: Sequence[Packed]) -> tuple[bytes, float]:
-        digest = await self._inner.install(parts)
-        await self._between.reach("averaging", "end", self._compute.averaged)
-        return digest
-
 
 def held_engine(inner: Engine, between: Interposed) -> Engine:
     """`inner`, longer where its child holds, and false where it lies."""

@@ -328,10 +328,6 @@ class SimulatedEngine(Compute, Summation):
             total = self.arithmetic.add(total, _unpack(contribution.packed, len(total)))
         return Reduced(self._pack(total, 0, stop - start))
 
-    @property
-    def pledged(self) -> bool:
-        return True
-
     async def prove(self, seed: bytes) -> int:
         if self.accumulator(self.version).lost:
             raise Refused(RejectCode.NOT_READY, "the sum was lost with the ranks")
@@ -361,15 +357,6 @@ class SimulatedEngine(Compute, Summation):
         await asyncio.sleep(self.averaging_s)
         if self._missing or self._padding_missing:
             raise BadMessage(RejectCode.BAD_SHAPE, "pieces do not cover the sum")
-        return self.arithmetic.digest(self._buffer)[0], self.arithmetic.digest(self.exact_sum)[1]
-
-    async def install(self, parts: Sequence[Packed]) -> tuple[bytes, float]:
-        await asyncio.sleep(0.001)
-        values, start = list[int](), 0
-        for packed in parts:
-            values += _unpack(packed, len(range(start, min(start + packed.shape[0], NUM_ELEMENTS))))
-            start += packed.shape[0]
-        self._buffer = values
         return self.arithmetic.digest(self._buffer)[0], self.arithmetic.digest(self.exact_sum)[1]
 
     @property

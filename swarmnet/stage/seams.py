@@ -269,21 +269,10 @@ class Summation(Protocol):
         return b""
 
     @property
-    def sum_elements(self) -> int:
-        """Length of the finished sum of this version."""
-        return self.num_elements
-
-    @property
     def block(self) -> int:
         """The block size, a power of two. Every piece of a round must start at a multiple of it: otherwise the bits of
         the sum would depend on where the pieces were cut."""
         return 1
-
-    @property
-    def pledged(self) -> bool:
-        """Do members pledge what they contribute (`averaging.pledges`)? Where a round has one phase, and the same
-        contributions in the same pieces always travel as the same bytes."""
-        return False
 
     async def open_round(self, round_id: RoundId) -> None:
         """Open round `round_id`: every later `contribution` and `reduce` belongs to it."""
@@ -304,17 +293,16 @@ class Summation(Protocol):
         """
 
     async def open_sum(self) -> None:
-        """Another sum comes into the sum buffer, piece by piece; what it held is gone. Accumulator untouched."""
+        """Another sum comes into the sum buffer, piece by piece: from a round, or from a replica that has it. What the
+        buffer held is gone. Accumulator untouched."""
 
     async def put(self, start: int, packed: Packed) -> None:
-        """Decode reduced elements into the sum buffer, the first at `start`. Raises BAD_SHAPE if they do not fit."""
-
-    async def next_phase(self) -> None:
-        """This phase's vector is whole here, and another one follows."""
-        return  # mostly there is one phase
+        """Decode a reduced piece, or one of `finished_sum`, into the sum buffer; its first element is at position
+        `start`. Raises BadMessage."""
 
     async def seal(self) -> tuple[bytes, float]:
-        """The sum is whole. Returns what `install` returns. Raises BAD_SHAPE unless each element was put once."""
+        """The sum is whole: (digest of the decoded sum, the same however it was cut; its squared L2 norm in fp64 in
+        canonical parameter order). Raises BAD_SHAPE unless each element was put once."""
 
     async def prove(self, seed: bytes) -> int:
         """The product of my contribution with the vector that this seed draws (`sums.linear`), modulo `messages.PRIME`.
@@ -325,24 +313,13 @@ class Summation(Protocol):
         """The product of one contribution to [start, stop), or with None of the sealed sum there. Raises BadMessage."""
         return 0
 
-    async def install(self, parts: Sequence[Packed]) -> tuple[bytes, float]:
-        """Decode reduced parts (in order, covering everything) into the sum buffer; accumulator untouched.
-
-        All or none: refused parts leave the buffer as it was. Returns (digest of the decoded sum, the same however it
-        was cut; its squared L2 norm in fp64 in canonical parameter order).
-        """
-
     @property
     def travel_bytes(self) -> float:
         """About as many bytes the finished sum of a usual step travels in."""
-        return 8.0 * self.sum_elements
+        return 8.0 * self.num_elements
 
     async def finished_sum(self, start: int, stop: int) -> Packed:
-        """Elements [start, stop) of the sum buffer, losslessly, in as few bytes as that takes."""
-
-    async def unpack(self, packed: Packed) -> Packed:
-        """A piece of a finished sum from a peer, decoded, for `install`. Raises BadMessage."""
-        return packed
+        """Positions [start, stop) of the sum buffer, losslessly, in as few bytes as that takes."""
 
     async def memory(self) -> tuple[int, bytes | memoryview | None]:
         """(version, the codec's error feedback or None), to be saved beside my own snapshots and never handed on."""

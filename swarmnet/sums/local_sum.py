@@ -155,7 +155,6 @@ class LocalSum(RoundSum):
         self._voids = 0
         self._mine: Tensor | None = None  # my vector in that round, over all elements
         self._length: Tensor | None = None
-        self._reached: RoundId | None = None  # the round whose mean among partners is whole here
 
     # ------------------------------------------------------------ what a round looks like
 
@@ -196,12 +195,6 @@ class LocalSum(RoundSum):
         return codecs.find(self.canonical.spec.averaging.codec).block
 
     @property
-    def sum_elements(self) -> int:
-        """Length of the finished sum of this version: what everybody holds in the end."""
-        start, stop = (0, 0) if self._gossip else self.due or (0, 0)
-        return stop - start + _LENGTHS
-
-    @property
     def _outer_phases(self) -> tuple[int, ...]:
         return () if self.due is None else (self.due[1] - self.due[0],)
 
@@ -211,7 +204,7 @@ class LocalSum(RoundSum):
     def open_round(self, round_id: RoundId) -> None:
         """Open that round: later contributions and reductions belong to it, and the accumulator counts as it is now."""
         self.codec.begin(round_id)
-        self._round, self._reached = round_id, None
+        self._round = round_id
         self._counted, self._voids = self._accumulator.indexes(self.state.version), self._accumulator.voids
         self._mine = self._length = None
         # Nobody has moved yet: these weights are everybody's.
@@ -220,6 +213,7 @@ class LocalSum(RoundSum):
         if self._gossip and self.due is not None:
             cycle, turn = divmod(self._plan.turn(self.state.version), TURNS)
             self._references.open(turn, self.due, first=not cycle)
+            self._open_exchanged()
 
     @in_round
     def contribution(self, start: int, stop: int, reference: bytes = b"") -> Packed:
@@ -266,67 +260,45 @@ class LocalSum(RoundSum):
 
     @in_round
     def open_sum(self) -> None:
-        """Empty the sum buffers for another sum."""
-        self._open()
-
-    def _open(self) -> None:
-        start, stop = self.due or (0, 0)
+        """Empty the sum buffers for another sum. The partners' mean is no part of it, and stays."""
         self._lengths.open()
+        if not self._gossip:
+            self._open_exchanged()
+        self._version = -1
+
+    def _open_exchanged(self) -> None:
+        start, stop = self.due or (0, 0)
         if self._exchanged.flat.numel() != stop - start:
             self._exchanged = SumBuffer(torch.zeros(stop - start, device=self._device))
         self._exchanged.open()
-        self._version = -1
 
     @in_round
     def put(self, start: int, packed: Packed) -> None:
-        """Decode a reduced piece, its first element at position `start`."""
+        """Decode a piece, its first element at position `start`. A finished sum is fp32, like the one number."""
         edge, size = sum(self._outer_phases), num_elements(packed.shape)
         if self._gossip and start < edge:
-            place = self._exchanged.place(start, size)
-            place.copy_(self._references.decode(packed, start, size))
-            self._exchanged.written(start, size)
-            return
-        codec, _ = self._in_use
-        check_codec(packed, "fp32" if start >= edge else codec.reduced)
-        buffer, start = (self._lengths, start - edge) if start >= edge else (self._exchanged, start)
-        codecs.decode_into(buffer.place(start, size), packed)
-        buffer.written(start, size)
-
-    @in_round
-    def next_phase(self) -> None:
-        """The outer vector is whole here, and lengths are to be summed."""
-        # The partners' mean counts whatever becomes of the rest of the round.
-        if self._gossip:
-            self._exchanged.seal()
-            self._reached = self._round
+            vector = self._references.decode(packed, start, size)
+        else:
+            codec, _ = self._in_use
+            check_codec(packed, "fp32", *((codec.reduced,) if start < edge else ()))
+            vector = codecs.decode(packed, expect_shape=(size,))
+        # A piece of a finished sum may reach across the edge.
+        outer, lengths = vector[: max(edge - start, 0)], vector[max(edge - start, 0) :]
+        for buffer, first, piece in (self._exchanged, start, outer), (self._lengths, max(start - edge, 0), lengths):
+            if piece.numel():
+                buffer.place(first, piece.numel()).copy_(piece)
+                buffer.written(first, piece.numel())
 
     @in_round
     def seal(self) -> tuple[bytes, float]:
         """Everything was put: the digest of what everybody holds, and its measure."""
-        return self._sealed()
+        digest = hashlib.sha256(self._lengths.seal())
+        if self.due is not None and not self._gossip:
+            digest.update(self._exchanged.seal())
+        self._version = self.state.version
+        return digest.digest(), float(self._lengths.flat[0].item()) ** 2
 
     # ------------------------------------------------------------ finished sums
-
-    @in_round
-    def install(self, parts: Sequence[Packed]) -> tuple[bytes, float]:
-        """Take over a sum that others have finished, all of it or none. From a partner there is nothing to take."""
-        if sum(num_elements(packed.shape) for packed in parts) != self.sum_elements:
-            raise BadMessage(RejectCode.BAD_SHAPE, "parts do not cover the sum", count=len(parts))
-        decoded = []
-        for packed in parts:
-            check_codec(packed, "fp32")
-            decoded.append(codecs.decode(packed, expect_shape=(num_elements(packed.shape),)))
-        flat = torch.cat(decoded)
-        edge = flat.numel() - _LENGTHS
-        if self._gossip:  # what my partner and I have agreed on stays
-            self._lengths.open()
-        else:
-            self._open()
-            self._exchanged.place(0, edge).copy_(flat[:edge])
-            self._exchanged.written(0, edge)
-        self._lengths.place(0, _LENGTHS).copy_(flat[edge:])
-        self._lengths.written(0, _LENGTHS)
-        return self._sealed()
 
     @property
     def travel_bytes(self) -> float:
@@ -335,14 +307,15 @@ class LocalSum(RoundSum):
 
     @in_round
     def finished_sum(self, start: int, stop: int) -> Packed:
-        """Elements [start, stop) of the finished sum, losslessly."""
-        shared = [] if self._gossip else [self._exchanged.flat]
-        edge = sum(flat.numel() for flat in shared)
+        """Positions [start, stop) of the finished sum, losslessly."""
+        edge = self._exchanged.flat.numel()
         check_part(start, stop, edge + _LENGTHS)
-        pieces = [flat[start : min(stop, edge)].cpu() for flat in shared if start < edge]
-        if stop > edge:
-            pieces.append(self._lengths.flat[max(start, edge) - edge : stop - edge])
-        return codecs.encode("fp32", torch.cat(pieces) if pieces else torch.zeros(0))
+        # What partners agreed on is theirs.
+        if self._gossip and start < edge:
+            raise BadMessage(RejectCode.BAD_SHAPE, "no part of the finished sum", start=start, stop=stop)
+        outer = self._exchanged.flat[start : min(stop, edge)].cpu()
+        lengths = self._lengths.flat[max(start - edge, 0) : max(stop - edge, 0)]
+        return codecs.encode("fp32", torch.cat([outer, lengths]))
 
     # ------------------------------------------------------------ steps
 
@@ -360,7 +333,7 @@ class LocalSum(RoundSum):
         else:
             # The version counts up all the same, or this replica would fall behind.
             self.state.stay(commits)
-        self._round, self._reached, self._mine, self._length = None, None, None, None
+        self._round, self._mine, self._length = None, None, None
         return outer
 
     def _own(self, step: int) -> Tensor | None:
@@ -397,14 +370,14 @@ class LocalSum(RoundSum):
         if self._gossip and commit.id != self._round:
             return "was no member of the round to the end"
         if self._gossip:
-            return "" if self._reached == commit.id else "did not get its partners' mean"
+            return "" if self._exchanged.is_whole else "did not get its partners' mean"
         if commit.id != self._round:
             return "collected the sum instead of taking part"
         return "" if self._counted else "counted nothing in this step"
 
     def changed(self) -> None:
         """The state is another: no sum of mine leads on from it."""
-        self._version, self._round, self._reached = -1, None, None
+        self._version, self._round = -1, None
         self._centers.clear()
         self._references.forget()
         self.codec.forget()
@@ -481,10 +454,3 @@ class LocalSum(RoundSum):
         for piece in torch.split(vector, _CHUNK):
             piece.sub_(codecs.decode(codecs.encode(self.canonical.spec.averaging.codec, piece), device=piece.device))
         return vector.div_(len(self._counted))
-
-    def _sealed(self) -> tuple[bytes, float]:
-        digest = hashlib.sha256(self._lengths.seal())
-        if self.due is not None and not self._gossip:
-            digest.update(self._exchanged.seal())
-        self._version = self.state.version
-        return digest.digest(), float(self._lengths.flat[0].item()) ** 2

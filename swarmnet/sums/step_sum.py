@@ -8,7 +8,6 @@ Knows rounds by their ids only, and no peers but as names of contributions.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -21,7 +20,7 @@ from swarmnet.engine.torch_engine import StageSums
 from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.ids import RoundId
 from swarmnet.messages import LARGEST_NORM, Commit, Packed
-from swarmnet.stage.accumulator import GradientSum, check_fixed_point, largest_magnitude
+from swarmnet.stage.accumulator import GradientSum, check_fixed_point
 from swarmnet.stage.seams import Contribution, Reduced
 from swarmnet.stage.state import State
 from swarmnet.sums import linear
@@ -32,6 +31,9 @@ from swarmnet.wire.codec import num_elements
 
 _BYTES = {"small": 0.7, "int64": 4.0}
 """Of an element of a finished aggregate, about, as `small` writes it: of the small grid, and of the fine one."""
+
+_LOSSLESS = "small"
+"""The codec of a finished aggregate: the shortest encoding of any integers."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -117,32 +119,30 @@ class StepSum(RoundSum):
     @in_round
     def open_sum(self) -> None:
         """Empty the sum buffer for another sum."""
-        self._open()
-
-    def _open(self) -> None:
         self._sum.open()
         self._version = -1
 
     @in_round
     def put(self, start: int, packed: Packed) -> None:
-        """Decode a reduced piece, its first element at position `start`."""
-        check_codec(packed, self._codec)
+        """Decode a piece into the sum buffer, its first element at position `start`."""
+        check_codec(packed, self._codec, _LOSSLESS)
         size = num_elements(packed.shape)
         place = self._sum.place(start, size)
-        self._check_range(codecs.decode_integers(place, packed, add=False))
+        largest = codecs.decode_integers(place, packed, add=False)
+        check_fixed_point(largest, most=self.state.most(self._num_microbatches))
         self._sum.written(start, size)
 
     @in_round
     def seal(self) -> tuple[bytes, float]:
         """The digest of the whole sum, once every piece was put, and its squared norm."""
-        return self._sealed()
+        digest, square = self._sum.seal(), self.state.square_norm(self._sum.flat)
+        # Nobody could apply it, so nobody may sign it.
+        if not square < LARGEST_NORM:
+            raise Refused(RejectCode.VOID, "the sum's norm is not finite", stage=self.canonical.stage)
+        self._version = self.state.version
+        return digest, square
 
     # ------------------------------------------------------------ the check of reducers
-
-    @property
-    def pledged(self) -> bool:
-        """Always: what was contributed can be encoded again."""
-        return True
 
     @in_round
     def prove(self, seed: bytes) -> int:
@@ -166,27 +166,6 @@ class StepSum(RoundSum):
 
     # ------------------------------------------------------------ finished sums
 
-    @in_round
-    def install(self, parts: Sequence[Packed]) -> tuple[bytes, float]:
-        """Take over a sum that others have finished, all of it or none."""
-        sizes = [math.prod(packed.shape) for packed in parts]
-        if sum(sizes) != self.num_elements:
-            raise BadMessage(RejectCode.BAD_SHAPE, "parts do not cover the sum", sizes=sizes[:16])
-        # Everything is decoded before the buffer is touched: all parts, or none.
-        decoded = [self._decoded(packed, size) for packed, size in zip(parts, sizes, strict=True)]
-        self._open()
-        start = 0
-        for piece in decoded:
-            self._sum.place(start, piece.numel()).copy_(piece)
-            self._sum.written(start, piece.numel())
-            start += piece.numel()
-        return self._sealed()
-
-    @in_round
-    def unpack(self, packed: Packed) -> Packed:
-        """Decoded: elements as they are in memory."""
-        return codecs.encode("int64", self._decoded(packed, math.prod(packed.shape)))
-
     @property
     def travel_bytes(self) -> float:
         """As measured."""
@@ -194,9 +173,9 @@ class StepSum(RoundSum):
 
     @in_round
     def finished_sum(self, start: int, stop: int) -> Packed:
-        """Elements [start, stop) of the sum buffer. `small` is the shortest encoding of any integers."""
+        """Positions [start, stop) of the sum buffer."""
         check_part(start, stop, self.num_elements)
-        return codecs.encode("small", self._sum.flat[start:stop])
+        return codecs.encode(_LOSSLESS, self._sum.flat[start:stop])
 
     def apply(self, commits: Sequence[Commit]) -> None:
         """One optimizer step on the finished sum: `state` is a version further."""
@@ -220,24 +199,6 @@ class StepSum(RoundSum):
         if self._voids not in (None, self._accumulator.voids):
             raise Refused(RejectCode.NOT_READY, "the sum was voided in the round", step=self.state.version)
         return total
-
-    def _sealed(self) -> tuple[bytes, float]:
-        digest, square = self._sum.seal(), self.state.square_norm(self._sum.flat)
-        # Nobody could apply it, so nobody may sign it.
-        if not square < LARGEST_NORM:
-            raise Refused(RejectCode.VOID, "the sum's norm is not finite", stage=self.canonical.stage)
-        self._version = self.state.version
-        return digest, square
-
-    def _decoded(self, packed: Packed, size: int) -> Tensor:
-        """A piece of a finished sum."""
-        check_codec(packed, "small", "int64")
-        decoded = codecs.decode(packed, expect_shape=(size,))
-        self._check_range(largest_magnitude([decoded]))
-        return decoded
-
-    def _check_range(self, largest: float) -> None:
-        check_fixed_point(largest, most=self.state.most(self._num_microbatches))
 
 
 def check_part(start: int, stop: int, end: int) -> None:

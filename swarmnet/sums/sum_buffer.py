@@ -46,6 +46,11 @@ class SumBuffer:
         for block in range(first, (start + size) // BLOCK_ELEMENTS):
             self._digests[block] = self._hash(block)
 
+    @property
+    def is_whole(self) -> bool:
+        """Was every element written?"""
+        return sum(stop - start for start, stop in self._covered.items()) == self.flat.numel()
+
     def seal(self) -> bytes:
         """The digest of the whole sum. Raises BadMessage(BAD_SHAPE) unless every element was written exactly once."""
         edge = 0

@@ -23,7 +23,7 @@ from swarmnet.messages import Answer, Commit, Packed, Part, Request
 from swarmnet.peer.engines import torch_engine
 from swarmnet.ranks.device_backend import DeviceBackend
 from swarmnet.stage.passes import MemoryPolicy
-from swarmnet.stage.seams import Contribution, Stash
+from swarmnet.stage.seams import Contribution, Stash, Summation
 from swarmnet.wire import codecs
 
 MODEL = Model(
@@ -97,6 +97,15 @@ class Direct:
             raise PeerGone("broke off")
         async for answer in self.exchanges[peer].serve(request):
             yield answer
+
+
+async def take_over(sums: Summation, *pieces: Packed, start: int = 0) -> tuple[bytes, float]:
+    """Put a finished sum, in these pieces, the first at position `start`, into a replica's buffer."""
+    await sums.open_sum()
+    for piece in pieces:
+        await sums.put(start, piece)
+        start += piece.shape[0]
+    return await sums.seal()
 
 
 class StageChain:
@@ -192,9 +201,7 @@ class StageChain:
         for engine in replicas:
             await engine.sums.open_round(ROUND)
             await engine.sums.open_sum()
-        for phase, span in enumerate(itertools.pairwise(itertools.accumulate(replicas[0].sums.phases, initial=0))):
-            for engine in replicas if phase else ():
-                await engine.sums.next_phase()
+        for span in itertools.pairwise(itertools.accumulate(replicas[0].sums.phases, initial=0)):
             for start, packed in await self.reduced(replicas, parts, span):
                 for engine in replicas:
                     await engine.sums.put(start, packed)

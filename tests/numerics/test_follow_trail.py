@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from stage_chain import StageChain, compute_thread, tiny
+from stage_chain import StageChain, compute_thread, take_over, tiny
 
 from swarmnet.averaging.exchange import pieces
 from swarmnet.averaging.replay_log import ReplayLog
@@ -61,7 +61,7 @@ def test_an_old_copy_and_the_kept_sums_make_the_new_state(mode: str) -> None:
                 for start, stop in cut:
                     kept = trail.piece(Part(stamp(step), told.finished.id, "sum", start, stop))
                     parts.append(kept.payload[0] if kept else await donor.sums.finished_sum(start, stop))
-                digest, norm = await joiner.sums.install(parts)
+                digest, norm = await take_over(joiner.sums, *parts)
                 assert (digest, norm) == (told.commits[STAGE].digest, told.commits[STAGE].grad_sq_norm)
                 await joiner.apply(told.commits)
             assert await joiner.snapshot() == await donor.snapshot(), "weights and moments, bit by bit"

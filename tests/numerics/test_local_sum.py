@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from stage_chain import ROUND, StageChain, commit, compute_thread, tiny, weights_of
+from stage_chain import ROUND, StageChain, commit, compute_thread, take_over, tiny, weights_of
 from torch import Tensor
 
 from swarmnet.engine.torch_engine import TorchEngine
@@ -57,8 +57,6 @@ async def a_round(chain: StageChain, members: Sequence[int], shares: Sequence[Se
         await engine.sums.open_sum()
     private = engines[0].sums.private_phases
     for phase, (start, stop) in enumerate(itertools.pairwise(itertools.accumulate(engines[0].sums.phases, initial=0))):
-        for engine in engines if phase else ():
-            await engine.sums.next_phase()
         places = tuple(range(len(engines)))
         for group in [places[at : at + 2] for at in range(0, len(places), 2)] if phase < private else [places]:
             weights = {place: 1 if phase < private else len(shares[members[place]]) for place in group}
@@ -73,6 +71,12 @@ async def a_round(chain: StageChain, members: Sequence[int], shares: Sequence[Se
     sealed = {await engine.sums.seal() for engine in engines}
     assert len(sealed) == 1
     return sealed.pop()
+
+
+async def fetch_number(engine: TorchEngine, holder: TorchEngine) -> tuple[bytes, float]:
+    """Collect what all members hold in the end, where a round's first phase is private."""
+    start, stop = sum(holder.sums.phases[:-1]), sum(holder.sums.phases)
+    return await take_over(engine.sums, await holder.sums.finished_sum(start, stop), start=start)
 
 
 async def apply(chain: StageChain, commits: list[Commit]) -> list[OuterStep | None]:
@@ -162,8 +166,7 @@ def test_rounds_carry_one_number_but_for_the_exchange() -> None:
         engine = chain.engines[0][0]
         lengths = []
         for _ in range(7):
-            assert sum(engine.sums.phases) == engine.sums.sum_elements
-            lengths.append(engine.sums.sum_elements)
+            lengths.append(sum(engine.sums.phases))
             await step(chain, EVEN)
         whole = engine.sums.num_elements
         assert lengths == [1, 1, whole // 2 + 1, 1, whole - whole // 2 + 1, 1, lengths[2]]
@@ -184,8 +187,8 @@ def test_who_only_fetches_the_sum_keeps_what_it_has_learned_and_adds_nothing() -
         assert await second.accumulate(stash)
         digest, square = await a_round(chain, [0, 1], [(0, 1), (2, 3), ()])
         sums = first.sums
-        pieces = [await sums.finished_sum(0, 1000), await sums.finished_sum(1000, sums.sum_elements)]
-        assert await third.sums.install(pieces) == (digest, square)
+        pieces = [await sums.finished_sum(0, 1000), await sums.finished_sum(1000, sum(sums.phases))]
+        assert await take_over(third.sums, *pieces) == (digest, square)
         outer = await apply(chain, [commit(0, 3, digest, loss, tokens, square)])
         assert missed(outer) == ["", "", "collected the sum instead of taking part"]
         assert torch.equal(slow(third), slow(first))
@@ -212,7 +215,7 @@ def test_a_member_that_waited_for_its_partner_in_vain_is_told_so() -> None:
         loss, tokens = await count(chain, FOUR)
         await engines[0].sums.open_round(ROUND)  # and its partner died: the number comes from somebody else
         digest, square = await a_round(chain, [1, 2, 3], [(), *FOUR[1:]])
-        assert await engines[0].sums.install([await engines[1].sums.finished_sum(0, 1)]) == (digest, square)
+        assert await fetch_number(engines[0], engines[1]) == (digest, square)
         outer = await apply(chain, [commit(0, 3, digest, loss, tokens, square)])
         assert missed(outer) == ["did not get its partners' mean", "", "", ""]
 
@@ -287,7 +290,7 @@ async def codecs_of_outer_steps(chain: StageChain) -> list[str]:
     found = []
     while chain.step_number < 20:
         (engine, *_), at = chain.engines[0], chain.step_number
-        if engine.sums.sum_elements > 1:
+        if len(engine.sums.phases) > 1:
             await engine.sums.open_round(ROUND)
             found.append((at, (await engine.sums.contribution(0, 1)).codec))
         await step(chain, EVEN)
@@ -388,7 +391,7 @@ def test_partners_agree_on_a_vector_of_their_own_and_everybody_on_the_number() -
         engines = chain.engines[0]
         for _ in range(3):
             await step(chain, FOUR)
-        assert engines[0].sums.private_phases == 1 and engines[0].sums.sum_elements == 1
+        assert engines[0].sums.private_phases == 1 and engines[0].sums.phases[1:] == (1,)
         mean = torch.stack([await weights(engine) for engine in engines]).mean(0)
         outer = await step(chain, FOUR)
         assert all(each is not None and not each.missed for each in outer)
@@ -410,7 +413,7 @@ def test_without_a_partner_nothing_is_exchanged_and_all_is_kept() -> None:
         loss, tokens = await count(chain, FOUR)
         digest, square = await a_round(chain, [0, 1], [(0,), (1,), (), ()])
         for absent in engines[2:]:
-            await absent.sums.install([await engines[0].sums.finished_sum(0, 1)])
+            await fetch_number(absent, engines[0])
         outer = await apply(chain, [commit(0, 3, digest, loss, tokens, square)])
         assert missed(outer) == ["", "", *["was no member of the round to the end"] * 2]
         for (slow_before, weights_before), engine in list(zip(before, engines, strict=True))[2:]:
@@ -426,7 +429,7 @@ def test_a_partner_may_have_agreed_before_the_number_is_fetched_from_somebody_el
             await step(chain, FOUR)
         loss, tokens = await count(chain, FOUR)
         digest, square = await a_round(chain, range(4), FOUR)
-        assert await engines[0].sums.install([await engines[3].sums.finished_sum(0, 1)]) == (digest, square)
+        assert await fetch_number(engines[0], engines[3]) == (digest, square)
         outer = await apply(chain, [commit(0, 3, digest, loss, tokens, square)])
         assert all(each is not None and not each.missed for each in outer)
         assert torch.equal(slow(engines[0]), slow(engines[1]))
@@ -442,7 +445,7 @@ def test_a_round_that_was_given_up_leaves_nothing_behind() -> None:
         loss, tokens = await count(chain, FOUR)
         await a_round(chain, range(4), FOUR)
         await engines[0].sums.open_round(OTHER)  # and nothing comes of it: the first round's sum is adopted after all
-        digest, square = await engines[0].sums.install([await engines[3].sums.finished_sum(0, 1)])
+        digest, square = await fetch_number(engines[0], engines[3])
         outer = await apply(chain, [commit(0, 3, digest, loss, tokens, square)])
         assert missed(outer) == ["was no member of the round to the end", "", "", ""]
 
@@ -455,9 +458,9 @@ def test_a_round_that_was_given_up_leaves_nothing_behind() -> None:
 def test_pieces_that_are_no_sum_are_refused() -> None:
     async def scenario(chain: StageChain) -> None:
         engine = chain.engines[0][0]
-        for wrong in ([codecs.encode("fp32", torch.zeros(2))], [codecs.encode("bf16", torch.zeros(1))]):
+        for wrong in (codecs.encode("fp32", torch.zeros(2)), codecs.encode("bf16", torch.zeros(1))):
             with pytest.raises(BadMessage):
-                await engine.sums.install(wrong)
+                await take_over(engine.sums, wrong)
         await engine.sums.open_sum()
         with pytest.raises(BadMessage):
             await engine.sums.put(0, codecs.encode("int8", torch.zeros(1)))

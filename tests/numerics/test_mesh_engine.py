@@ -16,7 +16,7 @@ import dying_rank
 import pytest
 import torch
 from kept_launchers import KeptLaunchers
-from stage_chain import ROUND, StageChain, compute_thread, tiny
+from stage_chain import ROUND, StageChain, compute_thread, take_over, tiny
 
 from swarmnet.engine.compute_thread import ComputeThread
 from swarmnet.engine.torch_engine import TorchEngine
@@ -246,7 +246,7 @@ def test_the_same_sum_leads_to_the_same_bits_on_any_mesh() -> None:
             one.apply = both_apply  # type: ignore[method-assign]
             await chain.finish(loss, tokens)
             one.apply = apply  # type: ignore[method-assign]
-            digest, _ = await mesh.sums.install([await one.sums.finished_sum(0, one.sums.num_elements)])
+            digest, _ = await take_over(mesh.sums, await one.sums.finished_sum(0, one.sums.num_elements))
             assert digest == one_commits[0][1].digest
             await mesh.apply(one_commits[0])
             assert await mesh.measure() == await one.measure()

@@ -32,8 +32,8 @@ STAMP = Stamp(3, 0, Chain("00" * 32))
 class Hollow:
     """An engine whose arithmetic takes no time."""
 
-    num_elements, sum_elements, phases, private_phases, block = ELEMENTS, ELEMENTS, (ELEMENTS,), 0, 256
-    reference, pledged = b"", False
+    num_elements, phases, private_phases, block = ELEMENTS, (ELEMENTS,), 0, 256
+    reference = b""
 
     def __init__(self) -> None:
         self.put_in = 0

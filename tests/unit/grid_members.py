@@ -59,12 +59,10 @@ class Vector:
     an engine with error feedback keeps it: by pieces."""
 
     block, draw, reference = 1, (2, 0), b""
-    pledged = False
 
     def __init__(self, me: PeerId, values: list[int], phases: tuple[int, ...], private_phases: int, work: Work) -> None:
         self.me, self.values, self.work, self.sum = me, values, work, dict[int, int]()
         self.num_elements, self.phases, self.private_phases = len(values), phases, private_phases
-        self.sum_elements = sum(phases[private_phases:])
 
     async def open_round(self, round_id: RoundId) -> None: ...
 
@@ -95,17 +93,13 @@ class Vector:
     async def weigh(self, packed: Packed | None, start: int, stop: int, seed: bytes) -> int:
         return product(seed, [self.sum[at] for at in range(start, stop)] if packed is None else unpack(packed), start)
 
-    async def next_phase(self) -> None:
-        assert self.sum
-
     async def seal(self) -> tuple[bytes, float]:
         assert sorted(self.sum) == list(range(self.num_elements))
-        first = self.num_elements - self.sum_elements
+        first = sum(self.phases[: self.private_phases])
         return str([self.sum[place] for place in range(first, self.num_elements)]).encode()[:32], 1.0
 
     async def finished_sum(self, start: int, stop: int) -> Packed:
-        first = self.num_elements - self.sum_elements
-        return pack([self.sum[first + place] for place in range(start, stop)])
+        return pack([self.sum[place] for place in range(start, stop)])
 
 
 class Members:
@@ -136,8 +130,6 @@ class Members:
             )
             for place, peer in enumerate(self.peers)
         }
-        for engine in self.engines.values():
-            engine.pledged = signs
         self.events: list[tuple[PeerId, str, dict[str, object]]] = []
         engines: dict[PeerId, Any] = dict(self.engines)
         self.exchanges = {

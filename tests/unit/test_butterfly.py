@@ -50,10 +50,9 @@ class Vector:
     def __init__(self, values: list[int], shared: Counter[int]) -> None:
         self.values, self.reduced, self.sum = values, shared, dict[int, int]()
         self.num_elements, self.phases, self.block = len(values), (len(values),), 1
-        self.sum_elements = self.num_elements
         self.reads = 0
 
-    private_phases, reference, pledged = 0, b"", False
+    private_phases, reference = 0, b""
 
     async def open_round(self, round_id: RoundId, **stands: object) -> None:
         await asyncio.sleep(0)

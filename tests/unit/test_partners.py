@@ -132,7 +132,10 @@ class Swarm:
         done = tasks[there[0]].result()
         assert all(task.result() == done for task in tasks.values())
         for peer in deaf:
-            await self.sums[peer].install([await self.sums[there[0]].finished_sum(0, 1)])
+            start, stop = sum(self.sums[peer].phases[:-1]), sum(self.sums[peer].phases)
+            await self.sums[peer].open_sum()
+            await self.sums[peer].put(start, await self.sums[there[0]].finished_sum(start, stop))
+            await self.sums[peer].seal()
         commit = Commit(
             0, number, Chain(""), round_id, done.digest, done.num_tokens, 1.0, done.grad_sq_norm, current.voided
         )

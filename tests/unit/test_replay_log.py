@@ -23,7 +23,7 @@ CUT = [(0, 4), (4, 8), (8, 10)]
 class Buffer:
     """An engine whose sum buffer holds the number of the step."""
 
-    num_elements, pledged = 10, False
+    num_elements, phases, private_phases = 10, (10,), 0
 
     def __init__(self) -> None:
         self.step, self.copied = 0, 0
