@@ -281,8 +281,9 @@ class Butterfly:
                     async with contextlib.aclosing(self._answers(peer, request, wait)) as answers:
                         async for data in answers:
                             start, stop = wanted[place]
-                            if len(data.payload) != 1 or data.payload[0].shape != (stop - start,):
-                                raise BadMessage(RejectCode.BAD_SHAPE, "not the next chunk", peer=peer)
+                            with self.noted(peer):  # nothing innocent changes a shape: it is no matter of time
+                                if len(data.payload) != 1 or data.payload[0].shape != (stop - start,):
+                                    raise BadMessage(RejectCode.BAD_SHAPE, "not the next chunk", peer=peer)
                             wait.came(now=loop.time())
                             yield (start, stop), data
                             wait.wanted(now=loop.time())

@@ -6,6 +6,7 @@ names the peers that were late (`late`), and the chain of commits covers the nam
 | event | table |
 |---|---|
 | a commit of step t names a peer | its level rises by one, to 3 at most; it is excluded until step t + 1 + back-off |
+| a commit of step t names a peer that is excluded | the same back-off begins again |
 | each 128 steps after the end of its exclusion | its level falls by one; at 0 the peer is forgotten |
 
 | level | 1 | 2 | 3 |
@@ -13,7 +14,7 @@ names the peers that were late (`late`), and the chain of commits covers the nam
 | back-off, steps | 32 | 64 | 128 |
 
 No step waits for an excluded peer, and it is assigned no index. It computes, answers calls, fetches what was committed,
-and votes. It leads no step until it is forgotten, as a bad leader costs more time than the shortest exclusion lasts.
+and votes: it stays a voter for as long as one that has just contributed, from its end on. It leads no step until it is forgotten, as a bad leader costs more time than the shortest exclusion lasts.
 Silence and crashes exclude nobody.
 
 Of the voters fewer than half are excluded at a time: those that were named last. So a leader that names correct peers
@@ -42,7 +43,9 @@ def after(table: Table, commit: Commit) -> Table:
         each.peer: each for each in table if _level(each, step) > 0 or each.peer in commit.late
     }  # an end is never moved: the level at any step follows from it
     for peer in commit.late:
-        level = min((_level(found[peer], step) if peer in found else 0) + 1, MAX_LEVEL)
+        before = found.get(peer)
+        # One leader may name the same peer in each of its steps.
+        level = 1 if before is None else min(_level(before, step) + (before.until_step <= step), MAX_LEVEL)
         found[peer] = Exclusion(peer, step + BACK_OFF[level - 1], level)
     latest = sorted(found.values(), key=lambda each: (-each.until_step, each.peer))[:MAX_EXCLUSIONS]
     return tuple(sorted(latest, key=lambda each: each.peer))

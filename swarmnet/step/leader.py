@@ -512,6 +512,7 @@ class Leader:
                 reason = "stalled"
                 last = self._waits.last_since.pop(peer, None) is not None
                 self._member.lateness.observe(peer, "does not finish what it owns", pardon=last, now=now)
+                self._left_out.add(peer)  # it would be assigned something again, and the step would wait once more
             else:
                 continue
             self._evict(peer, generation)
@@ -563,6 +564,9 @@ class Leader:
 
     def _leave(self, peer: PeerId, reason: str, *, pardon: bool, now: float) -> None:
         """Go on without a member that holds up the round."""
+        # Whoever was left out for its broken line to this one may be needed for a quorum, and is not at fault.
+        mates = self._member.lines.broken_with(peer, step=self.stamp.step) if reason != "alone" else frozenset()
+        self._left_out -= {mate for mate in mates if not self._member.lateness.is_late(mate, now=now)}
         self._left_out.add(peer)
         self._plans.void(peer, self.members[peer])
         self._evict(peer, self.members[peer])

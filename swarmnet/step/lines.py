@@ -70,6 +70,11 @@ class BrokenLines:
             peer for pair, since in self._broken.items() if 0 <= step - since <= _BROKEN_STEPS for peer in pair
         )
 
+    def broken_with(self, peer: PeerId, *, step: int) -> frozenset[PeerId]:
+        """The other ends of the member's lines that broke in that step."""
+        pairs = [pair for pair, since in self._broken.items() if since == step and peer in pair]
+        return frozenset[PeerId]().union(*pairs) - {peer}
+
     def apart(
         self, members: Collection[PeerId], unreached: Mapping[PeerId, Collection[PeerId]], *, step: int
     ) -> frozenset[PeerId]:

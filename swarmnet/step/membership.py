@@ -218,8 +218,11 @@ class Membership:
             for peer in named | (signed & of.keys() if of else signed):
                 of[peer] = commit.step
             self.rolls.applied(commit)
-            self._exclusions[commit.stage] = after(self._exclusions.get(commit.stage, ()), commit)
-            stale = sorted((step, peer) for peer, step in of.items() if commit.step - step > _STAYS)
+            table = self._exclusions[commit.stage] = after(self._exclusions.get(commit.stage, ()), commit)
+            # An excluded peer contributes nothing: it keeps its vote, or lying leaders would choose the voters.
+            until = {each.peer: each.until_step for each in table}
+            last = {peer: max(step, until.get(peer, step)) for peer, step in of.items()}
+            stale = sorted((step, peer) for peer, step in last.items() if commit.step - step > _STAYS)
             for _, peer in stale[: minority(of)]:
                 del of[peer]
                 if commit.stage == self.stage:
