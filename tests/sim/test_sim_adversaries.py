@@ -19,7 +19,7 @@ QUIET_S = 5.0
 
 SLOWER = dict.fromkeys(
     (
-        *("forged-sum", "false-ack", "usurps", "claims-everything", "slow-parts"),
+        *("forged-sum", "false-ack", "usurps", "claims-everything", "slow-parts", "bad-parts", "never-sums"),
         *("fresh-every-ten-seconds", "fresh-key-every-4-s"),
     ),
     (30.0, 10.0),
@@ -45,6 +45,8 @@ WITHSTOOD = (
     "claims-everything",
     "releases",
     "slow-parts",
+    "bad-parts",
+    "never-sums",
     "forks",
     "voids-everything",
     "fifty-ahead",

@@ -32,6 +32,14 @@ def test_each_time_that_a_peer_is_late_its_exclusion_is_longer_up_to_128_steps()
         step += back_off + 1
 
 
+def test_a_peer_that_is_named_again_while_it_is_excluded_keeps_its_level():
+    """One lying leader would bring correct peers to the highest level in three steps."""
+    table = Table()
+    for step in range(5):
+        table = after(table, commit(step, B))
+    assert table == (Exclusion(B, 5 + 32, 1),)
+
+
 def test_a_level_falls_after_128_clean_steps_and_at_0_the_peer_is_forgotten():
     table = after(after((), commit(0, B)), commit(33, B))
     end = 34 + 64

@@ -236,6 +236,16 @@ def test_who_neither_contributes_nor_signs_for_long_counts_no_more():
     assert known.of.roster(0) == {ME, B, C}, "a signature is enough to stay"
 
 
+def test_an_excluded_peer_keeps_its_vote_until_it_could_have_contributed_again():
+    """It may contribute nothing: else whoever has others excluded would choose the voters."""
+    known = Known(B, C, roster=(ME, B, C))
+    known.of.applied([replace(commit(3, contributors=(ME, B)), late=(C,))])
+    run(known, range(4, 4 + 32 + 32 + 1), (ME, B))
+    assert known.of.roster(0) == {ME, B, C}
+    run(known, range(69, 70), (ME, B))
+    assert known.of.roster(0) == {ME, B}
+
+
 def test_less_than_half_are_dropped_at_once():
     """Whoever commits alone for long does not become the whole roster in one step."""
     known = Known(roster=(ME, B, C, D, E))
