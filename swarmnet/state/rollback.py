@@ -353,16 +353,10 @@ class Rollbacks:
             return FromReplicas(holders, version)
         if version == 0:
             return FromSeed()
-        return self._older(mine, replicas) or NoSource(self.words(everyone))
-
-    def _older(self, mine: Holding, replicas: Sequence[Holding]) -> Source | None:
-        """If no peer has the stage's state of this version and the run allows it: the newest of an earlier one."""
-        version = self.current.version
-        if any(h.has(version, self.current) for h in replicas):
-            return None  # another replica is about to serve it
-        newest_of = {h.peer: max((v for v in h.disk if v < version), default=None) for h in (mine, *replicas)}
-        best = max((v for v in newest_of.values() if v is not None), default=None)
-        return FromDisk(best) if self.allow_drop and best is not None and newest_of[mine.peer] == best else None
+        earlier = max((v for h in (mine, *replicas) for v in h.disk if v < version), default=None)
+        if self.allow_drop and earlier is not None and earlier in mine.disk:
+            return FromDisk(earlier)
+        return NoSource(self.words(everyone))
 
     # ------------------------------------------------------------ inside
 

@@ -44,8 +44,6 @@ each of its pieces, at most."""
 WAIT_S, _LOOK_S = 30.0, 0.05
 """How long a caller waits for a version that is nearly there, and how often the source looks."""
 
-_NEARLY = 2
-
 State = tuple[StateHeader, bytes | memoryview]
 
 
@@ -173,12 +171,8 @@ class SnapshotSource:
             return await self._take(where.version, lambda: consistent_copy(self._engine, self._where), newest=newest)
         if version in self._on_disk():
             return await self._take(version, lambda: self._load(version), newest=False)
-        if where is None:
-            return None
-        if where.version > version:
+        if where is not None and where.version > version:
             return Rejected(RejectCode.NOT_FOUND, "that version is past", where.version)
-        if version - where.version > _NEARLY:
-            return Rejected(RejectCode.NOT_READY, "that version is far ahead", where.version)
         return None
 
     async def _take(
