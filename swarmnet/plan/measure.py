@@ -22,7 +22,7 @@ from swarmnet.manifest.schema import Cut, StageSpec
 from swarmnet.model.cut import layer_flops
 from swarmnet.plan.budget import Passage
 from swarmnet.plan.cost import LayerTimes
-from swarmnet.ranks.comm import FakeComm
+from swarmnet.ranks.comm import OneRank
 from swarmnet.ranks.layout import MeshLayout
 from swarmnet.ranks.stage import RankStage
 from swarmnet.stage.passes import ForwardPass, MemoryPolicy
@@ -93,8 +93,8 @@ def _alone(spec: StageSpec, layers: int, *, first: bool, last: bool) -> StageSpe
 
 
 def _run(spec: StageSpec, device: str, memory: MemoryPolicy) -> _Found:
-    nobody, on = FakeComm(0, 1), torch.device(device)
-    rank = RankStage(spec, MeshLayout(devices=(device,)), 0, tensor=nobody, data=nobody, device=on, memory=memory)
+    alone, on = OneRank(), torch.device(device)
+    rank = RankStage(spec, MeshLayout(devices=(device,)), 0, tensor=alone, data=alone, device=on, memory=memory)
     rank.reset(rank.canonical.initial(None))
     training, model, drawn = spec.training, spec.model, torch.Generator().manual_seed(1)
     rows, length = training.microbatch_size, training.sequence_length

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from swarmnet.manifest.schema import StageSpec
-from swarmnet.ranks.comm import FakeComm
+from swarmnet.ranks.comm import OneRank
 from swarmnet.ranks.layout import MeshLayout
 from swarmnet.ranks.memory import host_memory
 from swarmnet.ranks.stage import RankStage
@@ -18,9 +18,6 @@ from swarmnet.stage.backend import OnEvent, PastShare
 from swarmnet.stage.canonical import Initial
 from swarmnet.stage.passes import ForwardPass, MemoryPolicy
 from swarmnet.stage.state import PastSteps, State
-
-_ALONE = FakeComm(0, 1)
-"""The group of a rank that is alone, in which nothing is ever exchanged."""
 
 
 class DeviceBackend(RankStage):
@@ -37,7 +34,8 @@ class DeviceBackend(RankStage):
         memory: MemoryPolicy | None = None,
     ) -> None:
         layout, memory = MeshLayout(devices=(str(device),)), memory or MemoryPolicy()
-        super().__init__(spec, layout, 0, tensor=_ALONE, data=_ALONE, device=torch.device(device), memory=memory)
+        alone, on = OneRank(), torch.device(device)
+        super().__init__(spec, layout, 0, tensor=alone, data=alone, device=on, memory=memory)
         self.writes_at_once = memory.writes_at_once
         self._shares = itertools.count()
         num_elements = self.canonical.num_elements

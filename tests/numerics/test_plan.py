@@ -25,7 +25,7 @@ from swarmnet.peer.memory_fit import check_fits, judge, needed, slots_here, slot
 from swarmnet.plan.budget import Passage, together
 from swarmnet.plan.measure import LiveBytes
 from swarmnet.plan.plan import Setup, plan_stage
-from swarmnet.ranks.comm import FakeComm
+from swarmnet.ranks.comm import OneRank
 from swarmnet.ranks.device_backend import DeviceBackend
 from swarmnet.ranks.layout import MeshLayout
 from swarmnet.ranks.stage import RankStage
@@ -189,7 +189,7 @@ def test_so_does_a_rank_of_two(sequence_parallel: bool, policy: str) -> None:
     def body(comm: Comm) -> tuple[int, Passage]:
         with LiveBytes() as live:
             stage = RankStage(
-                RUN.of_stage(1), layout, comm.rank, tensor=comm, data=FakeComm(0, 1), device=CPU, memory=memory
+                RUN.of_stage(1), layout, comm.rank, tensor=comm, data=OneRank(), device=CPU, memory=memory
             )
             state = sum(live.take())
             canonical = Canonical.of(RUN.of_stage(1))

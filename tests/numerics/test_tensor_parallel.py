@@ -32,8 +32,8 @@ from swarmnet.model.decoder import loss_sum
 from swarmnet.model.sharded import ShardedStage
 from swarmnet.model.split import Tape
 from swarmnet.model.tensor_plan import TensorSplit
-from swarmnet.ranks.comm import FakeComm
 from tests.contracts.comm_contract import CHECKS
+from tests.contracts.fake_comm import FakeComm
 from tests.contracts.tensor_parts import reduce_partial
 from tests.contracts.thread_comm import Counted, run_ranks
 

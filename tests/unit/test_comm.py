@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from swarmnet.model.comm import Comm
-from swarmnet.ranks.comm import FakeComm
 from tests.contracts.comm_contract import CHECKS
+from tests.contracts.fake_comm import FakeComm
 from tests.contracts.thread_comm import Counted, ThreadComm, run_ranks
 
 

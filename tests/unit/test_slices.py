@@ -12,7 +12,7 @@ from swarmnet.manifest.schema import Model
 from swarmnet.model.decoder import StageModule
 from swarmnet.model.sharded import ShardedStage, take, whole_shape
 from swarmnet.model.tensor_plan import Slice, TensorSplit
-from swarmnet.ranks.comm import FakeComm
+from tests.contracts.fake_comm import FakeComm
 from tests.contracts.tensor_parts import merge
 
 MODEL = Model(
