@@ -312,15 +312,13 @@ class Auditor(FalseWork):
     def bend(self, engine: SimulatedEngine) -> Any:
         again: Any = engine
 
-        async def recompute(*work: Any) -> Any:
-            found = await again.recompute(*work)
-            return replace(found, loss_sum=found.loss_sum + 1.0) if self.lying else found
+        async def recompute(*works: Any) -> Any:
+            found, root = await again.recompute(*works)
+            if not self.lying:
+                return found, root
+            return tuple(replace(each, loss_sum=each.loss_sum + 1.0) for each in found), hashlib.sha256(root).digest()
 
-        async def recompute_share(*works: Any) -> Any:
-            found, root = await again.recompute_share(*works)
-            return found, hashlib.sha256(root).digest() if self.lying else root
-
-        return Bent(engine, recompute=recompute, recompute_share=recompute_share)
+        return Bent(engine, recompute=recompute)
 
 
 @lie

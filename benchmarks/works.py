@@ -82,7 +82,7 @@ async def measure(hidden: int, layers: int, tokens: int, device: str) -> dict[st
             await engine.apply(commits)
             applied.append(time.perf_counter() - begun)
             begun = time.perf_counter()
-            await engine.recompute(step, 0, inputs, gradient)
+            await engine.recompute(step, [(0, inputs, gradient)])
             again.append(time.perf_counter() - begun)
         record = record_of(0, inputs, stash.output, gradient, answer)
         me = Identity.from_seed(bytes(32))

@@ -26,7 +26,7 @@ from swarmnet.manifest.extension import Extension
 from swarmnet.messages import Commit, Packed, is_loss
 from swarmnet.stage import snapshot
 from swarmnet.stage.backend import PastShare, StageBackend
-from swarmnet.stage.seams import Audience, OuterStep, Recomputed, ShareWork, Stash, Summation
+from swarmnet.stage.seams import Audience, OuterStep, PastWork, Recomputed, Stash, Summation
 
 T = TypeVar("T")
 Encode = Callable[[], tuple[Packed, ...]]
@@ -46,7 +46,7 @@ class StageSums(Summation, Protocol):
         """The state is another: no sum leads on from it."""
 
     def stands_for(self, contribution: Tensor, seed: bytes) -> bytes:
-        """What is pledged of a whole contribution, which is flat: see `Compute.recompute_share`. On the CPU or not. Any
+        """What is pledged of a whole contribution, which is flat: see `Compute.recompute`. On the CPU or not. Any
         thread."""
         return b""  # sums of local sync are not audited
 
@@ -116,7 +116,7 @@ class TorchEngine:
     async def supervise(self) -> None:
         """Keep whatever computes running for as long as this is awaited. Raises MeshFailed if it was given up."""
         while True:
-            await self._jobs.run(Work.STATE, self.version, 0, self._backend.start)
+            await self._between(self._backend.start)
             self._started.set()
             await asyncio.sleep(_LOOK_S)
 
@@ -250,29 +250,28 @@ class TorchEngine:
         self._backend.past.keep(steps)
 
     async def recompute(
-        self, step: int, index: int, inputs: Sequence[Packed], gradient: Sequence[Packed]
-    ) -> Recomputed:
-        """One microbatch again."""
-        with self._auditing(step):
-            return await self._again(step, (index, inputs, gradient))
-
-    async def recompute_share(
-        self, step: int, works: Sequence[ShareWork], seed: bytes
+        self, step: int, works: Sequence[PastWork], seed: bytes = b""
     ) -> tuple[tuple[Recomputed, ...], bytes]:
-        """A whole contribution again."""
+        """Microbatches again, with a seed a whole contribution."""
         with self._auditing(step):
-            share = await self._jobs.run(Work.STATE, self.version, 0, lambda: self._backend.new_share(step))
-            jobs = [self._again(step, work, share) for work in works]
+            share = await self._between(lambda: self._backend.new_share(step)) if seed else None
+            jobs = [
+                self._jobs.run(
+                    Work.AUDIT, self.version + 1, work[0], functools.partial(self._recompute, step, work, share)
+                )
+                for work in works
+            ]
             # All of them are queued now: one after the other, each would wait for the end of a step of its own.
-            found = [_or_raise(each) for each in await asyncio.gather(*jobs, return_exceptions=True)]
-            total = await self._jobs.run(Work.STATE, self.version, 0, lambda: self._backend.read_share(share))
-            return tuple(found), await asyncio.to_thread(self.sums.stands_for, total, seed)
+            found = tuple(_or_raise(each) for each in await asyncio.gather(*jobs, return_exceptions=True))
+            if share is None:
+                return found, b""
+            total = await self._between(lambda: self._backend.read_share(share))
+            return found, await asyncio.to_thread(self.sums.stands_for, total, seed)
 
-    async def _again(self, step: int, work: ShareWork, share: PastShare | None = None) -> Recomputed:
-        job = lambda: self._recompute(step, work, share)  # noqa: E731
-        return await self._jobs.run(Work.AUDIT, self.version + 1, work[0], job)
+    async def _between(self, job: Callable[[], T]) -> T:
+        return await self._jobs.run(Work.STATE, self.version, 0, job)
 
-    def _recompute(self, step: int, work: ShareWork, share: PastShare | None) -> Recomputed:
+    def _recompute(self, step: int, work: PastWork, share: PastShare | None) -> Recomputed:
         (index, inputs, gradient), last = work, self._payloads.last
         (tokens, hidden), received = self._payloads.input(inputs), self._payloads.gradient(gradient)
         # An update may have come since this was asked, and taken the last place.
@@ -324,7 +323,7 @@ class TorchEngine:
         """
         spare, self._spare = self._spare, None
         memory = await self._memory() if spare is None else spare
-        version = await self._jobs.run(Work.STATE, self.version, 0, lambda: self._state.copy(memory))
+        version = await self._between(lambda: self._state.copy(memory))
         return self._state.canonical.layout.seal(memory, version=version)
 
     async def _memory(self) -> Tensor:

@@ -264,20 +264,12 @@ class LyingCompute:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    async def recompute(self, step: int, index: int, inputs: Sequence[Packed], gradient: Sequence[Packed]) -> Any:
-        self._look_away(step)
-        found = await self._inner.recompute(step, index, inputs, gradient)
-        return replace(found, loss_sum=found.loss_sum + 1.0)
-
-    async def recompute_share(self, step: int, *asked: Any) -> Any:
-        self._look_away(step)
-        found, root = await self._inner.recompute_share(step, *asked)
-        return found, hashlib.sha256(root).digest()
-
-    def _look_away(self, step: int) -> None:
-        # Whose friend lies says nothing of anybody: a false finding would be proof against itself.
+    async def recompute(self, step: int, *asked: Any) -> Any:
+        # A colluding replica reports nothing about any other: a false finding would be proof against itself.
         if self._deceit.kind == "pair":
             raise Refused(RejectCode.NOT_READY, "not kept", step=step)
+        found, root = await self._inner.recompute(step, *asked)
+        return tuple(replace(each, loss_sum=each.loss_sum + 1.0) for each in found), hashlib.sha256(root).digest()
 
 
 def lying_engine(inner: Engine, deceit: Deceit) -> Engine:

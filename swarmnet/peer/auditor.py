@@ -389,12 +389,12 @@ class Auditor:
             case = replace(case, work=data.work, path=data.path)
         try:
             if not whole:
-                again = await self._replica.compute.recompute(step, check.index, *shown[0][1:])
+                (again,), _ = await self._replica.compute.recompute(step, [(check.index, *shown[0][1:])])
                 found = leaf(made_again(data.work, again)) if sent is None else sent_again(sent, again)
             else:
                 works = [(each.work.index, inputs, gradient) for each, inputs, gradient in shown]
                 seed = vector_seed(pledge.stamp, pledge.id, pledge.digest)
-                _, found = await self._replica.compute.recompute_share(step, works, seed)
+                _, found = await self._replica.compute.recompute(step, works, seed)
         except (BadMessage, Overflow, Refused) as error:
             if isinstance(error, Refused) and error.code is not RejectCode.VOID:
                 # My weights of that step are gone: because I lagged, or because it took so long to show its work.
@@ -415,7 +415,7 @@ class Auditor:
         one = await self._show(check, index)
         if one is None:
             return
-        again = await self._replica.compute.recompute(step, index, *one[1:])
+        (again,), _ = await self._replica.compute.recompute(step, [(index, *one[1:])])
         in_time = self._in_time(pledge.stamp, peer)
         request = AuditRequest(step, self.stage, index, peer, made=True)
         shown, why = await self._ask(peer, request, limit_s=_MADE_S)

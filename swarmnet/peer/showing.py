@@ -123,7 +123,7 @@ async def answered(peer: Peer, replica: Replica, caller: PeerId, request: AuditR
 async def _made(replica: Replica, request: AuditRequest, shown: AuditData) -> AuditData:
     """What this replica made then. Raises Refused(NOT_FOUND) if it makes another thing now."""
     inputs, gradient = opened(shown, lambda payload: None)
-    again = await replica.compute.recompute(request.step, request.index, inputs, gradient)
+    (again,), _ = await replica.compute.recompute(request.step, [(request.index, inputs, gradient)])
     if (digest(again.output), digest(again.answer)) != (shown.work.output, shown.work.answer):
         raise Refused(RejectCode.NOT_FOUND, "it was made otherwise", step=request.step, index=request.index)
     return replace(shown, payload=(*again.output, *again.answer))

@@ -27,7 +27,7 @@ from swarmnet.manifest.schema import Delay
 from swarmnet.messages import PRIME, Commit, Packed
 from swarmnet.simulate.device import Device, JobKind, JobTurn
 from swarmnet.simulate.plan import Plan
-from swarmnet.stage.seams import Audience, Compute, Contribution, Recomputed, Reduced, ShareWork, Stash, Summation
+from swarmnet.stage.seams import Audience, Compute, Contribution, PastWork, Recomputed, Reduced, Stash, Summation
 from swarmnet.step.commits import evidence
 from swarmnet.wire.codecs import check_values
 
@@ -388,20 +388,15 @@ class SimulatedEngine(Compute, Summation):
         self._past_steps = steps
 
     async def recompute(
-        self, step: int, index: int, inputs: Sequence[Packed], gradient: Sequence[Packed]
-    ) -> Recomputed:
-        return (await self._again(step, (index, inputs, gradient)))[0]
-
-    async def recompute_share(
-        self, step: int, works: Sequence[ShareWork], seed: bytes
+        self, step: int, works: Sequence[PastWork], seed: bytes = b""
     ) -> tuple[tuple[Recomputed, ...], bytes]:
         found, total = list[Recomputed](), [0] * NUM_ELEMENTS
         for recomputed, delta in await asyncio.gather(*(self._again(step, work) for work in works)):
             found.append(recomputed)
             total = self.arithmetic.add(total, self.arithmetic.numbers(delta, self.numerics))
-        return tuple(found), whole_of(product(seed, total, 0))
+        return tuple(found), whole_of(product(seed, total, 0)) if seed else b""
 
-    async def _again(self, step: int, work: ShareWork) -> tuple[Recomputed, list[int]]:
+    async def _again(self, step: int, work: PastWork) -> tuple[Recomputed, list[int]]:
         """A microbatch of a step that is over, and what it added to the sum."""
         index, inputs, gradient = work
         await self.device.run(3 * self.device.forward_s, JobTurn(self.version + 1, JobKind.AUDIT, -self.stage, index))

@@ -103,8 +103,8 @@ class Recomputed:
     num_tokens: int = 0
 
 
-ShareWork = tuple[int, Sequence[Packed], Sequence[Packed]]
-"""A microbatch of a replica's contribution: index, input (no proof), gradient of the output."""
+PastWork = tuple[int, Sequence[Packed], Sequence[Packed]]
+"""A microbatch of a step that is over: index, input (no proof), gradient of the output."""
 
 
 class Audience(Protocol):
@@ -192,22 +192,16 @@ class Compute(Protocol):
         They are gone once other weights are restored."""
 
     async def recompute(
-        self, step: int, index: int, inputs: Sequence[Packed], gradient: Sequence[Packed]
-    ) -> Recomputed:
-        """What `forward` and `backward` gave for that microbatch in a step that is over, bit by bit in one numerics
-        class. Asked for at version v, it runs after all of step v + 1, or earlier. inputs: as of `forward`.
-
-        Raises Refused(NOT_READY) if the weights of that step are not kept.
-        """
-
-    async def recompute_share(
-        self, step: int, works: Sequence[ShareWork], seed: bytes
+        self, step: int, works: Sequence[PastWork], seed: bytes = b""
     ) -> tuple[tuple[Recomputed, ...], bytes]:
-        """The same of all microbatches that somebody contributed to the sum of a step that is over, one job for each;
-        and what stands for that contribution (`audit.pledge.whole_of`). seed: of the aggregate's vector.
+        """What `forward` and `backward` gave for these microbatches of a step that is over, bit by bit in one numerics
+        class, one job for each. Asked for at version v, they run after all of step v + 1, or earlier.
 
-        Raises Refused(NOT_READY); Overflow, or NON_FINITE as BadMessage, where an honest replica would not have added
-        one of them.
+        seed: of the aggregate's vector. With it the microbatches are a whole contribution, and what stands for it
+        (`audit.pledge.whole_of`) is returned too; without it b"".
+
+        Raises Refused(NOT_READY) if the weights of that step are not kept; for a contribution also Overflow, or
+        NON_FINITE as BadMessage, where a correct replica would not have added one of them.
         """
 
     async def measure(self) -> tuple[int, bytes]:

@@ -96,7 +96,8 @@ def shown(work: Counted) -> AuditData:
 
 
 async def again(engine: TorchEngine, work: Counted) -> Recomputed:
-    return await engine.recompute(work.step, work.index, work.inputs, work.gradient)
+    (found,), _ = await engine.recompute(work.step, [(work.index, work.inputs, work.gradient)])
+    return found
 
 
 @pytest.mark.parametrize("sync", ["exact", "overlap"])
@@ -120,11 +121,11 @@ def test_a_backend_computes_again_what_another_of_its_class_has_sent_and_summed(
                 assert caught.value.code is RejectCode.NOT_READY
                 continue
             assert_as_then(await again(mate, share[0]), share[0])
-            made, root = await mate.recompute_share(step, asked(share), SEED)
+            made, root = await mate.recompute(step, asked(share), SEED)
             for each, work in zip(made, share, strict=True):
                 assert_as_then(each, work)
             assert root == found[step, stage, replica]
-            _, short = await mate.recompute_share(step, asked(share[1:]), SEED)
+            _, short = await mate.recompute(step, asked(share[1:]), SEED)
             assert short != root
             seen += 1
         assert seen == 2 * KEPT
@@ -167,7 +168,7 @@ def test_false_work_of_ranks_is_seen_by_ranks_and_by_one_rank(kind: str) -> None
         share = [work for work in works if (work.stage, work.replica) == (1, 0)]
         assert false
         for engine in replicas:
-            made, _ = await engine.recompute_share(0, asked(share), SEED)
+            made, _ = await engine.recompute(0, asked(share), SEED)
             for each, work in zip(made, share, strict=True):
                 if engine is replicas[0]:
                     assert same(each.answer, work.answer) == (work.index not in false)
@@ -193,9 +194,9 @@ def test_ranks_that_die_in_an_audit_cost_the_share_and_no_answer(monkeypatch: py
         # Its first gradient died with the ranks: the rest is another contribution, and is not taken for this one.
         killing.arm("again", 1, "before")
         with pytest.raises(Refused) as caught:
-            await engine.recompute_share(STEPS - 1, asked(share), SEED)
+            await engine.recompute(STEPS - 1, asked(share), SEED)
         assert caught.value.code is RejectCode.NOT_READY and killing.armed is None
-        assert (await engine.recompute_share(STEPS - 1, asked(share), SEED))[1] == found[STEPS - 1, 1, 0]
+        assert (await engine.recompute(STEPS - 1, asked(share), SEED))[1] == found[STEPS - 1, 1, 0]
         # Nor is what ranks hold once they have read another state: an empty sum would accuse a correct peer.
         body, (tokens, hidden) = cast(MeshBackend, engine._backend), engine._payloads.input(share[0].inputs)
         begun = body.new_share(STEPS - 1)

@@ -169,6 +169,14 @@ RUNS = {
 ON_A_GPU = [pytest.param(name, "cuda", marks=pytest.mark.gpu) for name in ("small", "overlap", "bf16")]
 
 
+async def once(
+    engine: TorchEngine, step: int, index: int, inputs: Sequence[Packed], gradient: Sequence[Packed]
+) -> Recomputed:
+    """One microbatch again."""
+    (found,), _ = await engine.recompute(step, [(index, inputs, gradient)])
+    return found
+
+
 @pytest.mark.parametrize(("name", "device"), [*((name, "cpu") for name in RUNS), *ON_A_GPU])
 def test_what_a_mate_computes_again_are_the_bytes_that_were_sent_then(name: str, device: str) -> None:
     async def scenario(chain: StageChain) -> None:
@@ -178,17 +186,17 @@ def test_what_a_mate_computes_again_are_the_bytes_that_were_sent_then(name: str,
             mate = other_than(chain, share[0])
             if step < STEPS - KEPT:
                 with pytest.raises(Refused) as caught:
-                    await mate.recompute(step, share[0].index, share[0].inputs, share[0].gradient)
+                    await once(mate, step, share[0].index, share[0].inputs, share[0].gradient)
                 assert caught.value.code is RejectCode.NOT_READY
                 continue
             for work in share:
-                assert_as_then(await mate.recompute(step, work.index, work.inputs, work.gradient), work)
-            again, root = await mate.recompute_share(step, [(w.index, w.inputs, w.gradient) for w in share], SEED)
+                assert_as_then(await once(mate, step, work.index, work.inputs, work.gradient), work)
+            again, root = await mate.recompute(step, [(w.index, w.inputs, w.gradient) for w in share], SEED)
             for each, work in zip(again, share, strict=True):
                 assert_as_then(each, work)
             assert root == found[step, stage, replica]
             # A share without one of its microbatches, or with another input gradient, is another.
-            _, short = await mate.recompute_share(step, [(w.index, w.inputs, w.gradient) for w in share[1:]], SEED)
+            _, short = await mate.recompute(step, [(w.index, w.inputs, w.gradient) for w in share[1:]], SEED)
             assert short != root
             seen += 1
         assert seen == KEPT * len(chain.engines) * REPLICAS
@@ -208,10 +216,9 @@ def test_training_is_the_same_whoever_computes_again_meanwhile(name: str) -> Non
         async def look(works: list[Counted]) -> None:
             # Two steps and several audits at a time, which take turns in one spare module.
             drawn = [work for work in works if work.step >= chain.step_number - 2][::3]
-            jobs = [other_than(chain, w).recompute(w.step, w.index, w.inputs, w.gradient) for w in drawn]
+            jobs = [once(other_than(chain, w), w.step, w.index, w.inputs, w.gradient) for w in drawn]
             whole = [
-                other_than(chain, w).recompute_share(w.step, [(w.index, w.inputs, w.gradient)], SEED)
-                for w in drawn[::2]
+                other_than(chain, w).recompute(w.step, [(w.index, w.inputs, w.gradient)], SEED) for w in drawn[::2]
             ]
             again, shared = await asyncio.gather(asyncio.gather(*jobs), asyncio.gather(*whole))
             for each, work in zip((*again, *(one for (one,), _ in shared)), (*drawn, *drawn[::2]), strict=True):
@@ -233,9 +240,7 @@ def test_every_memory_policy_gives_the_same_bytes() -> None:
         for (step, stage, replica), share in shares(works).items():
             if step == STEPS - 1:
                 for engine in chain.engines[stage]:
-                    again, root = await engine.recompute_share(
-                        step, [(w.index, w.inputs, w.gradient) for w in share], SEED
-                    )
+                    again, root = await engine.recompute(step, [(w.index, w.inputs, w.gradient) for w in share], SEED)
                     for each, work in zip(again, share, strict=True):
                         assert_as_then(each, work)
                     assert root == found[step, stage, replica]
@@ -249,15 +254,15 @@ def test_a_wrong_input_is_refused_and_other_weights_make_kept_ones_worthless() -
         work = next(work for work in works if work.step == STEPS - 1 and work.stage == 1)
         mate = other_than(chain, work)
         with pytest.raises(BadMessage):
-            await mate.recompute(work.step, work.index, work.inputs[:1], work.gradient)
+            await once(mate, work.step, work.index, work.inputs[:1], work.gradient)
         with pytest.raises(BadMessage):
-            await mate.recompute(work.step, work.index, work.inputs, ())
+            await once(mate, work.step, work.index, work.inputs, ())
         # Computed on another input, the answer is another.
-        other = await mate.recompute(work.step, work.index, work.inputs, work.inputs[1:])
+        other = await once(mate, work.step, work.index, work.inputs, work.inputs[1:])
         assert same(other.output, work.output) and not same(other.answer, work.answer)
         await mate.restore(await mate.snapshot(), version=mate.version)
         with pytest.raises(Refused):
-            await mate.recompute(work.step, work.index, work.inputs, work.gradient)
+            await once(mate, work.step, work.index, work.inputs, work.gradient)
 
     run(RUNS["int64"], scenario)
 
@@ -271,7 +276,7 @@ def test_memory_is_taken_once_and_given_back_when_nobody_computes_again() -> Non
             assert backend.past.kept_bytes == KEPT * 4 * backend.state.canonical.num_elements
         work = works[-1]
         mate = other_than(chain, work)
-        await mate.recompute(work.step, work.index, work.inputs, work.gradient)
+        await once(mate, work.step, work.index, work.inputs, work.gradient)
         assert isinstance(mate._backend, DeviceBackend) and mate._backend._past is None
 
     run(RUNS["int64"], scenario)
@@ -287,7 +292,7 @@ def test_rounding_of_another_class_is_far_below_what_is_borne_and_every_gross_li
         async def fine(other: StageChain) -> None:
             await finish(other, await compute(other, 0))
             for work in works:
-                again = await other.engines[work.stage][0].recompute(0, work.index, work.inputs, work.gradient)
+                again = await once(other.engines[work.stage][0], 0, work.index, work.inputs, work.gradient)
                 record = record_of(
                     work.index, work.inputs, work.output, work.gradient, work.answer, work.loss_sum, work.num_tokens
                 )

@@ -42,10 +42,13 @@ class Brazen:
             self._made[stash.step, stash.index] = [stash.output, answer]
             return answer
 
-        async def recompute(step: int, index: int, inputs: Any, gradient: Any) -> Recomputed:
-            again = await engine.recompute(step, index, inputs, gradient)
-            output, answer = self._made.get((step, index), (again.output, again.answer))
-            return replace(again, output=output, answer=answer)
+        async def recompute(step: int, works: Any, seed: bytes = b"") -> tuple[tuple[Recomputed, ...], bytes]:
+            found, root = await engine.recompute(step, works, seed)
+            again = []
+            for (index, *_), each in zip(works, found, strict=True):
+                output, answer = self._made.get((step, index), (each.output, each.answer))
+                again.append(replace(each, output=output, answer=answer))
+            return tuple(again), root
 
         return audit_lies.Bent(bent, backward=backward, recompute=recompute)
 

@@ -19,7 +19,7 @@ from swarmnet.pipeline.works import MOST_ASKS, record_of
 from swarmnet.simulate.engine import product
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Node, Swarm
-from swarmnet.stage.seams import ShareWork
+from swarmnet.stage.seams import PastWork
 from swarmnet.transport import ask
 
 KEPT = 4
@@ -77,7 +77,7 @@ class Auditors:
         self.due += 1
         mate = mates[step % len(mates)]
         held = mate.peer.replicas[stage].execution.works
-        records, root, works = held.records(step), held.root(step), list[ShareWork]()
+        records, root, works = held.records(step), held.root(step), list[PastWork]()
         for index, record in records.items():
             request = AuditRequest(step, stage, index, mate.peer_id)
             answer = await ask(self.swarm.network.transport(node.peer_id), mate.peer_id, request)
@@ -89,7 +89,7 @@ class Auditors:
             assert proves(answer.path, record, root)
             works.append((index, *node.peer.replicas[stage].execution.opened(request, answer)))
         try:
-            found, share = await node.engines[stage].recompute_share(step, works, SEED)
+            found, share = await node.engines[stage].recompute(step, works, SEED)
         except Refused:
             self.without += 1
             return

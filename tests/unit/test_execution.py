@@ -738,17 +738,17 @@ def test_who_counted_a_microbatch_shows_it_and_a_mate_finds_the_same(stage: int)
         for index in answers:
             data = shown(here, index)
             inputs, gradient = execution.opened(AuditRequest(0, stage, index, ME), data)
-            again = await engine.recompute(0, index, inputs, gradient)
+            (again,), _ = await engine.recompute(0, [(index, inputs, gradient)])
             found = record_of(index, inputs, again.output, gradient, again.answer, again.loss_sum, again.num_tokens)
             assert found == data.work
             works.append((index, inputs, gradient))
-        both, whole = await engine.recompute_share(0, works, b"seed")
+        both, whole = await engine.recompute(0, works, b"seed")
         assert len(both) == 2
-        _, half = await engine.recompute_share(0, works[:1], b"seed")
+        _, half = await engine.recompute(0, works[:1], b"seed")
         assert whole == whole_of(product(b"seed", contribution, 0)) != half
         await engine.apply(commits)
         with pytest.raises(Refused) as gone:
-            await engine.recompute(0, 5, *works[0][1:])
+            await engine.recompute(0, [(5, *works[0][1:])])
         assert gone.value.code is RejectCode.NOT_READY
 
     scene(stage, act, rest=lambda request: Gradient(1.0, 1, payload=(inputs(1, 0.5)[1],)))

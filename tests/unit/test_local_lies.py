@@ -262,10 +262,7 @@ class Again:
 class Recomputes:
     """What recomputes."""
 
-    async def recompute(self, *work: Any) -> Again:
-        return Again()
-
-    async def recompute_share(self, *works: Any) -> tuple[tuple[Again, ...], bytes]:
+    async def recompute(self, *works: Any) -> tuple[tuple[Again, ...], bytes]:
         return (Again(),), b"root"
 
 
@@ -273,7 +270,8 @@ def found_by(kind: str) -> tuple[Again, bytes]:
     compute: Any = LyingCompute(cast(Any, Recomputes()), Deceit(kind, "s", Told()))
 
     async def look() -> tuple[Again, bytes]:
-        return await compute.recompute(0, 1, (), ()), (await compute.recompute_share(0, [(1, (), ())]))[1]
+        (found,), root = await compute.recompute(0, [(1, (), ())], b"seed")
+        return found, root
 
     return asyncio.run(look())
 
