@@ -111,7 +111,12 @@ class GradientSum:
 
 
 class Accumulator(GradientSum):
-    """A sum in memory of this process."""
+    """A sum in memory of this process.
+
+    Integer counts of a microbatch that are no gradient (the tokens of each expert) belong behind the last parameter's
+    elements, in int64: contributions, aggregates, their checks and audits then have them like all other elements, exact
+    in any order. Their bound is their own: `Rounding.most` is one of gradients.
+    """
 
     def __init__(self, num_elements: int, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(threading.RLock())
