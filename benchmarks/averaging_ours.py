@@ -18,6 +18,7 @@ from typing import Any, TypeVar, cast
 import torch
 from averaging_place import die, sample_of
 
+from swarmnet.averaging.butterfly import ExchangeContext
 from swarmnet.averaging.exchange import Exchange
 from swarmnet.engine.compute_thread import ComputeThread, StageJobs
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, Signer
@@ -182,9 +183,10 @@ class Member:
         if codec not in self._exchanges:
             self._exchanges.clear()  # one vector's memory at a time
             engine = VectorSum(self._vector, codec, self._compute)
-            exchange = Exchange(
+            context = ExchangeContext(
                 self.me, engine, self.transport, num_tokens=_TOKENS, signer=self._signer, on_event=self._on_event
             )
+            exchange = Exchange(context)
             self._exchanges[codec] = exchange, engine
         return self._exchanges[codec]
 

@@ -23,7 +23,16 @@ from typing import Literal
 
 from swarmnet.averaging.grid import Group, groups, lone_group, partners
 from swarmnet.averaging.parts import Range
-from swarmnet.averaging.pledges import Pledges, chunk_digest, part_key, part_pledge, says, signed_part
+from swarmnet.averaging.pledges import (
+    PAUSE_S,
+    Contradiction,
+    Pledges,
+    chunk_digest,
+    part_key,
+    part_pledge,
+    says,
+    signed_part,
+)
 from swarmnet.averaging.watch import Meter, StreamWait, Watch
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode
 from swarmnet.ids import PeerId, RoundId, Signer
@@ -50,9 +59,6 @@ from swarmnet.transport import Transport
 Losses = dict[int, tuple[float, int]]
 OnEvent = Callable[[str, dict[str, object]], None]
 
-PAUSE_S = 0.05
-"""Pause before a broken stream is requested again."""
-
 _AHEAD = 4
 """Chunks of one contributor that may wait here for those of the others."""
 
@@ -67,16 +73,22 @@ class ExchangeContext:
     sums: Summation
     transport: Transport
     num_tokens: int
-    """Of every microbatch."""
-    group_size: int
-    running_s: float
+    """Of every microbatch of the run."""
+    group_size: int = 16
+    """Of the run, see `averaging.grid`."""
+    running_s: float = 0.5
     """Between two signs of life."""
-    on_event: OnEvent
-    spans: SpanBook
-    signer: Signer | None
-    """Signs the parts that are sent, where members pledge (`averaging.pledges`); None: they do not."""
-    incarnation: int | None
+    on_event: OnEvent = lambda event, fields: None
+    """Is told `clipped`: the member that the run's reducer clipped in a part; and of a check of reducers `sum_checked`,
+    `reducer_lied` and `pledge_lied`."""
+    spans: SpanBook = field(default_factory=SpanBook)
+    """Is told how long hops took."""
+    signer: Signer | None = None
+    """Signs the parts that are sent, where members check reducers (`averaging.pledges`); None: they do not."""
+    incarnation: int | None = None
     """Of my process, which pledges for what it has contributed itself; None: of any."""
+    on_contradiction: Contradiction = lambda one, other: None
+    """Is told of two pledges by one contributor for one sum."""
     meter: Meter = field(default_factory=Meter)
     watch: Watch = field(default_factory=Watch)
 

@@ -14,12 +14,12 @@ import contextlib
 import itertools
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Protocol
 
-from swarmnet.averaging.butterfly import PAUSE_S, Butterfly, ExchangeContext, Losses, OnEvent, butterflies, check_losses
+from swarmnet.averaging.butterfly import Butterfly, ExchangeContext, Losses, butterflies, check_losses
 from swarmnet.averaging.grid import circles, grid_of
-from swarmnet.averaging.meeting import Meeting
 from swarmnet.averaging.parts import chunk_elements, shares
-from swarmnet.averaging.pledges import NOTHING, Contradiction, RoundCheck, Said
+from swarmnet.averaging.pledges import NOTHING, PAUSE_S, RoundCheck, Said
 from swarmnet.averaging.replay_log import ReplayLog
 from swarmnet.averaging.watch import allowance_s, needs_s
 from swarmnet.bounds import Recent
@@ -27,7 +27,7 @@ from swarmnet.clock import loop_time
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode, leaves
 from swarmnet.fetch.driver import PieceFetch, expect
 from swarmnet.fetch.plan import Holders
-from swarmnet.ids import PeerId, RoundId, Signer
+from swarmnet.ids import PeerId, RoundId
 from swarmnet.messages import (
     NONE,
     Accepted,
@@ -49,8 +49,7 @@ from swarmnet.messages import (
 )
 from swarmnet.quorum import quorum
 from swarmnet.stage.seams import Summation
-from swarmnet.telemetry.spans import SpanBook
-from swarmnet.transport import Transport, ask
+from swarmnet.transport import ask
 
 PIECE_ELEMENTS = 1 << 22
 """A finished sum travels in pieces of this many elements, so that no message grows with the model."""
@@ -71,49 +70,27 @@ def pieces(start: int, stop: int, size: int = PIECE_ELEMENTS) -> list[tuple[int,
     return list(itertools.pairwise(edges))
 
 
+class Meeting(Protocol):
+    """Where members of simulated rounds meet, instead of streams between them."""
+
+    async def sum(self, me: PeerId, sums: Summation, current: Round, losses: Mapping[int, tuple[float, int]]) -> Losses:
+        """Bring my contribution, and return once the whole sum is in my sum buffer: the losses of the round."""
+        ...
+
+
 class Exchange:
     """Takes part in rounds of one (peer, stage) and serves its parts to the others.
 
-    Round ids repeat from step to step: a round is named by stamp and id. num_tokens: of every microbatch of the run.
-    group_size: of the run, see `averaging.grid`. on_event hears `clipped`: whom the run's reducer clipped in a round's
-    part. spans: told how long hops took.
-    meeting: of a simulation of many peers, which makes the sum without streams, and has nobody pledge. signer: with
-    it members check reducers (`averaging.pledges`), of integers in one phase. on_event then hears
-    `sum_checked`, `reducer_lied` and `pledge_lied`, and on_contradiction of two pledges by one peer for one sum.
+    Round ids repeat from step to step: a round is named by stamp and id. piece_elements: of a finished sum's pieces.
+    meeting: of a simulation of many peers, which makes the sum without streams and checks no reducers.
     """
 
     def __init__(
-        self,
-        me: PeerId,
-        sums: Summation,
-        transport: Transport,
-        *,
-        num_tokens: int,
-        group_size: int = 16,
-        piece_elements: int = PIECE_ELEMENTS,
-        running_s: float = 0.5,
-        on_event: OnEvent = lambda event, fields: None,
-        spans: SpanBook | None = None,
-        meeting: Meeting | None = None,
-        signer: Signer | None = None,
-        incarnation: int | None = None,
-        on_contradiction: Contradiction = lambda one, other: None,
+        self, context: ExchangeContext, *, piece_elements: int = PIECE_ELEMENTS, meeting: Meeting | None = None
     ) -> None:
-        self._context = ExchangeContext(
-            me,
-            sums,
-            transport,
-            num_tokens,
-            group_size,
-            running_s,
-            on_event,
-            SpanBook() if spans is None else spans,
-            signer,
-            incarnation,
-        )
-        self.meter, self.watch = self._context.meter, self._context.watch
-        self._on_contradiction, self._meeting = on_contradiction, meeting
-        self.me, self._sums, self._piece_elements = me, sums, piece_elements
+        self._context, self._meeting, self._piece_elements = context, meeting, piece_elements
+        self.meter, self.watch = context.meter, context.watch
+        self.me, self._sums = context.me, context.sums
         self._checks: dict[tuple[Stamp, RoundId], RoundCheck] = {}
         self._said: Recent[Stamp, Said] = Recent(_CHECKS_OF_STEPS)
         self._ended: Recent[Stamp, dict[RoundId, Finished]] = Recent(_CHECKS_OF_STEPS)  # what came of checked rounds
@@ -125,7 +102,7 @@ class Exchange:
         self._held_span = 0, 0  # the positions of the sum in the buffer
         self._sent_bytes = 0
         self.collected_bytes = self._last_bytes = 0  # of sums that were fetched: of all, and of the last one
-        self.replay_log = ReplayLog(sums, lambda: pieces(*self._held_span, piece_elements))
+        self.replay_log = ReplayLog(self._sums, lambda: pieces(*self._held_span, piece_elements))
 
     # ------------------------------------------------------------ my part in a round
 
@@ -159,7 +136,7 @@ class Exchange:
             self._open = (*self._open, *mine)  # others may still be at the phase before
             if (signer := self._context.signer) is not None:
                 said = self._said[current.stamp] = self._said.get(current.stamp, {})
-                check = RoundCheck(self._context, signer, current, mine, work_root, said, self._on_contradiction)
+                check = RoundCheck(self._context, signer, current, mine, work_root, said)
                 self._checks[current.stamp, current.id] = check
             self._opened.set()
             self._opened = asyncio.Event()

@@ -1,6 +1,6 @@
 """Reducers cannot lie: what the members of a round sign, and how each checks the sum that it was given.
 
-In an audited run whoever sends a part of a vector signs what it has sent with its last
+In an audited run the sender of a part of a vector signs what it has sent with its last
 chunk: a contributor to the reducer, a reducer to whoever asks (`part_pledge`). When a member holds the whole sum, it
 and all others draw the same vector by the sum's digest, and every contributor signs a `Pledge`: the product of its
 contribution with that vector. The products must add up to the sum's own (`sums.linear`). Then nobody has put anything
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from swarmnet.averaging.butterfly import Butterfly, ExchangeContext
 
 PAUSE_S = 0.05
-"""Pause before somebody is asked again for its pledges."""
+"""Pause before a member is asked again for a stream that broke, or for its pledges."""
 
 _ALONE_S = 2.0
 """Who is asked and does not get its own sum for so long pledges for the asker's: one slow line holds up nobody."""
@@ -131,7 +131,6 @@ class RoundCheck:
     """One member's check of one round. `run` it once the sum is sealed; `serve` others from the beginning.
 
     work_root: what my pledge says of my works. said: what I have pledged in this step, in checks before this one, too.
-    on_contradiction: hears two pledges that one contributor has signed for one sum.
     """
 
     def __init__(
@@ -142,10 +141,9 @@ class RoundCheck:
         hops: Sequence[Butterfly],
         work_root: bytes,
         said: Said,
-        on_contradiction: Contradiction,
     ) -> None:
         self.round, self._hops, self._signer, self._work_root = current, hops, signer, work_root
-        self._context, self._me, self._on_contradiction = context, context.me, on_contradiction
+        self._context, self._me = context, context.me
         self._rows = grid_of(current).rows
         self._contributors = contributors_of(current)
         self._lives = {peer: of.incarnation for peer, of, _ in current.contributions}
@@ -340,7 +338,7 @@ class RoundCheck:
             self._change()
         elif pledge.peer not in self._second:
             self._second[pledge.peer] = pledge
-            self._on_contradiction(known, pledge)
+            self._context.on_contradiction(known, pledge)
             self._blame(pledge.peer, "pledge_lied", why="two pledges for one sum")
 
     def _add_up(self) -> bool:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from swarmnet.averaging.meeting import Meeting
+from swarmnet.averaging.exchange import Meeting
 from swarmnet.clock import loop_time, wall_time
 from swarmnet.directory import MAX_TAINTED, Directory, DisputedWork, Estimate, Record, Role, StageStatus, TaintedStep
 from swarmnet.errors import BadMessage, Refused, RejectCode

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from swarmnet.averaging.butterfly import ExchangeContext
 from swarmnet.averaging.exchange import PIECE_ELEMENTS, Exchange
 from swarmnet.clock import loop_time
 from swarmnet.errors import BadMessage
@@ -132,19 +133,21 @@ class Replica:
 
         # Sums the accumulators of the stage's replicas.
         self.exchange = Exchange(
-            peer.me,
-            engine.sums,
-            peer.transport,
-            running_s=timers.beat_s,
-            num_tokens=training.microbatch_size * training.sequence_length,
-            on_event=self._event,
-            group_size=averaging.group_size,
+            ExchangeContext(
+                peer.me,
+                engine.sums,
+                peer.transport,
+                num_tokens=training.microbatch_size * training.sequence_length,
+                group_size=averaging.group_size,
+                running_s=timers.beat_s,
+                on_event=self._event,
+                spans=peer.spans,
+                signer=peer.signer if manifest.audited else None,
+                incarnation=peer.incarnation,
+                on_contradiction=lambda one, other: self.auditor.contradicted(one, other) if self.auditor else None,
+            ),
             piece_elements=limits.sum_piece,
-            spans=peer.spans,
             meeting=peer.meeting,
-            signer=peer.signer if manifest.audited else None,
-            incarnation=peer.incarnation,
-            on_contradiction=lambda one, other: self.auditor.contradicted(one, other) if self.auditor else None,
         )
 
         # Performs what the member decides: messages, sums, optimizer steps.

@@ -12,6 +12,7 @@ import torch
 from stage_chain import Direct, commit, compute_thread, take_over, tiny
 from torch import Tensor
 
+from swarmnet.averaging.butterfly import ExchangeContext
 from swarmnet.averaging.exchange import Exchange
 from swarmnet.averaging.grid import grid_of
 from swarmnet.engine.compute_thread import ComputeThread
@@ -66,13 +67,15 @@ class Members(Direct):
             engine = torch_engine(manifest, 0, compute, DeviceBackend(manifest.of_stage(0)))
             self.engines[peer] = engine
             self.exchanges[peer] = Exchange(
-                peer,
-                engine.sums,
-                self,
-                num_tokens=TOKENS,
-                group_size=3,
-                running_s=0.05,
-                on_event=lambda event, fields, peer=peer: self.heard.append((peer, event)),
+                ExchangeContext(
+                    peer,
+                    engine.sums,
+                    self,
+                    num_tokens=TOKENS,
+                    group_size=3,
+                    running_s=0.05,
+                    on_event=lambda event, fields, peer=peer: self.heard.append((peer, event)),
+                )
             )
 
     async def begin(self) -> Members:

@@ -11,6 +11,7 @@ import torch
 from stage_chain import Direct, commit, compute_thread, tiny, weights_of
 from torch import Tensor
 
+from swarmnet.averaging.butterfly import ExchangeContext
 from swarmnet.averaging.exchange import Exchange
 from swarmnet.engine.compute_thread import ComputeThread
 from swarmnet.engine.torch_engine import TorchEngine
@@ -67,11 +68,13 @@ class Group(Direct):
         self.heard: list[tuple[PeerId, dict[str, object]]] = []
         self.exchanges = {
             peer: Exchange(
-                peer,
-                engine.sums,
-                self,
-                num_tokens=TOKENS,
-                on_event=(lambda event, fields, peer=peer: self.heard.append((peer, {"event": event, **fields}))),
+                ExchangeContext(
+                    peer,
+                    engine.sums,
+                    self,
+                    num_tokens=TOKENS,
+                    on_event=(lambda event, fields, peer=peer: self.heard.append((peer, {"event": event, **fields}))),
+                )
             )
             for peer, engine in self.engines.items()
         }

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from swarmnet.averaging.butterfly import ExchangeContext
 from swarmnet.averaging.exchange import Exchange
 from swarmnet.averaging.parts import shares
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
@@ -88,7 +89,7 @@ class Members:
         for peer, rate in zip(self.peers, rates, strict=True):
             network.lines.limit(peer, rate, rate)
             engine: Any = Hollow()
-            exchange = Exchange(peer, engine, network.transport(peer), num_tokens=TOKENS)
+            exchange = Exchange(ExchangeContext(peer, engine, network.transport(peer), num_tokens=TOKENS))
             self.exchanges[peer] = exchange
             network.attach(peer, self.processes[peer], Host(exchange))
 

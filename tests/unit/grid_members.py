@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Seque
 from dataclasses import dataclass, field
 from typing import Any
 
+from swarmnet.averaging.butterfly import ExchangeContext
 from swarmnet.averaging.exchange import Exchange
 from swarmnet.errors import PeerGone
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
@@ -134,13 +135,15 @@ class Members:
         engines: dict[PeerId, Any] = dict(self.engines)
         self.exchanges = {
             peer: Exchange(
-                peer,
-                engines[peer],
-                self,
-                num_tokens=TOKENS,
-                group_size=group_size,
-                signer=SimulatedSigner(peer) if signs else None,
-                on_event=lambda event, fields, peer=peer: self.events.append((peer, event, fields)),
+                ExchangeContext(
+                    peer,
+                    engines[peer],
+                    self,
+                    num_tokens=TOKENS,
+                    group_size=group_size,
+                    signer=SimulatedSigner(peer) if signs else None,
+                    on_event=lambda event, fields, peer=peer: self.events.append((peer, event, fields)),
+                )
             )
             for peer in self.peers
         }

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.averaging import parts
+from swarmnet.averaging.butterfly import ExchangeContext
 from swarmnet.averaging.exchange import Exchange
 from swarmnet.errors import PeerGone, RejectCode
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
@@ -94,7 +95,9 @@ class Group:
             for place, peer in enumerate(self.peers)
         }
         engines: dict[PeerId, Any] = dict(self.engines)
-        self.exchanges = {peer: Exchange(peer, engines[peer], self, num_tokens=TOKENS) for peer in self.peers}
+        self.exchanges = {
+            peer: Exchange(ExchangeContext(peer, engines[peer], self, num_tokens=TOKENS)) for peer in self.peers
+        }
         self.change: Callable[[Part, Answer], list[Answer]] = lambda request, answer: [answer]
         self.asked: list[tuple[PeerId, Part]] = []
         self.bandwidths: tuple[int, ...] = ()

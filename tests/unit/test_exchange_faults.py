@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnet.averaging.butterfly import check_losses
+from swarmnet.averaging.butterfly import ExchangeContext, check_losses
 from swarmnet.averaging.exchange import SILENT_S, Exchange
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode
 from swarmnet.fetch.plan import LEAVE_OUT_S
@@ -59,7 +59,9 @@ class Members:
     def __init__(self, *accumulators: list[int]) -> None:
         self.engines = {peer: Engine(list(sums)) for peer, sums in zip((A, B), accumulators, strict=False)}
         self.finished: dict[PeerId, Finished | None] = dict.fromkeys(self.engines)
-        self.exchanges = {peer: Exchange(peer, engine, self, num_tokens=10) for peer, engine in self.engines.items()}
+        self.exchanges = {
+            peer: Exchange(ExchangeContext(peer, engine, self, num_tokens=10)) for peer, engine in self.engines.items()
+        }
         self.change: Change = lambda _, answer: answer
         self.errors: list[Exception] = []
         self.slow_s = 0.0
@@ -459,7 +461,7 @@ def test_a_holder_of_a_foreign_sum_is_passed_over_before_anything_is_installed()
     """It serves a sum of the same round id: that it is whole and has its own digest makes it no commit."""
     members = Members(ONES, TWOS)
     foreign = replace(ALONE, contributions=BOTH.contributions[1:], receivers=(B,))
-    exchange = Exchange(C, Engine([0] * NUM_ELEMENTS), members, num_tokens=10)
+    exchange = Exchange(ExchangeContext(C, Engine([0] * NUM_ELEMENTS), members, num_tokens=10))
 
     async def story() -> Finished:
         committed = await members.sum(A, ALONE)
@@ -477,7 +479,7 @@ def test_a_holder_of_a_foreign_sum_is_passed_over_before_anything_is_installed()
 def test_of_many_holders_one_with_a_foreign_sum_costs_no_more_than_its_answer() -> None:
     members = Members(ONES, TWOS)
     foreign = replace(ALONE, contributions=BOTH.contributions[1:], receivers=(B,))
-    exchange = Exchange(C, Engine([0] * NUM_ELEMENTS), members, num_tokens=10)
+    exchange = Exchange(ExchangeContext(C, Engine([0] * NUM_ELEMENTS), members, num_tokens=10))
 
     async def story() -> Finished:
         committed = await members.sum(A, ALONE)
@@ -497,7 +499,7 @@ def test_of_many_holders_a_slow_one_holds_up_nothing() -> None:
         committed = await members.sum(A, ALONE)
         engine = Engine([0] * NUM_ELEMENTS)
         engine.plan = padded
-        exchange = Exchange(C, engine, members, num_tokens=10, piece_elements=4)
+        exchange = Exchange(ExchangeContext(C, engine, members, num_tokens=10), piece_elements=4)
 
         async def ask(
             holder: PeerId, request: Part, digest: bytes, patience_s: float | None

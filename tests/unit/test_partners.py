@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from swarmnet.averaging.butterfly import ExchangeContext
 from swarmnet.averaging.exchange import Exchange
 from swarmnet.averaging.grid import random_groups
 from swarmnet.errors import BadMessage, PeerGone
@@ -71,7 +72,9 @@ class Swarm:
             jobs: Any = JobsAtOnce()
             counted: Any = self.counted[peer]
             self.sums[peer] = LocalSum(jobs, state, counted, device=CPU)
-        self.exchanges = {peer: Exchange(peer, self.sums[peer], self, num_tokens=TOKENS) for peer in self.peers}
+        self.exchanges = {
+            peer: Exchange(ExchangeContext(peer, self.sums[peer], self, num_tokens=TOKENS)) for peer in self.peers
+        }
         self.sent: dict[PeerId, set[str]] = {}
         self.size = averaging.get("group_size", 2)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from swarmnet.averaging.butterfly import ExchangeContext
 from swarmnet.averaging.exchange import Exchange, pieces
 from swarmnet.averaging.replay_log import KEEP_S, ReplayLog
 from swarmnet.errors import RejectCode
@@ -205,7 +206,7 @@ def test_two_sums_set_aside_stay_whatever_the_cap_one_that_is_taken_back_among_t
 
 def test_where_a_donor_stands_decides_what_it_tells() -> None:
     async def story() -> None:
-        exchange = Exchange(ME, Buffer(), None, num_tokens=1)  # type: ignore[arg-type]
+        exchange = Exchange(ExchangeContext(ME, Buffer(), None, num_tokens=1))  # type: ignore[arg-type]
         exchange.applied(stamp(4), finished(4), commits(4))
         opened = TrailStep(None, commits(5)[:1])
 
@@ -231,7 +232,7 @@ def test_where_a_donor_stands_decides_what_it_tells() -> None:
 def test_a_run_that_went_back_leaves_nothing_behind() -> None:
     async def story() -> None:
         buffer = Buffer()
-        exchange = Exchange(ME, buffer, None, num_tokens=1)  # type: ignore[arg-type]
+        exchange = Exchange(ExchangeContext(ME, buffer, None, num_tokens=1))  # type: ignore[arg-type]
         trail = exchange.replay_log
         trail.wanted()
         await play_steps(trail, buffer, 0, 3)
