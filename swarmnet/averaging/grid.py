@@ -159,60 +159,57 @@ def groups(me: PeerId, current: Round, span: Range, *, group_size: int, block: i
     Raises:
         ValueError: the round's rows are not its receivers.
     """
-    first, last = span
-    said = {
+    speakers = {
         peer: Speaker(peer, ((peer, generation, indexes),), len(indexes))
         for peer, generation, indexes in current.contributions
         if indexes
     }
-    size = chunk_elements(last - first, len(current.receivers), current.bandwidths)
-    cutting = Cutting(group_size, size, block, _rates(current))
-    return list(_groups(me, grid_of(current), said, span, cutting, 0))
+    cutting = _cutting(current, current.receivers, span, group_size, block)
+    return list(_groups(me, grid_of(current), speakers, span, cutting, 0))
 
 
 def lone_group(current: Round, members: Sequence[PeerId], span: Range, *, block: int = 1) -> Group:
     """A group of its own that sums this span: all contribute alike, and nobody else hears of the result."""
-    first, last = span
-    rates = _rates(current)
-    size = chunk_elements(last - first, len(members), [rates.get(peer, 0) for peer in members])
-    cutting = Cutting(len(members), size, block, rates)
-    said = tuple(Speaker(peer, (), 1) for peer in members)
-    return Group(0, span, said, tuple(cutting.chunks(members, span)), last=True)
+    cutting = _cutting(current, members, span, len(members), block)
+    speakers = tuple(Speaker(peer, (), 1) for peer in members)
+    return Group(0, span, speakers, tuple(cutting.chunks(members, span)), last=True)
 
 
-def _rates(current: Round) -> dict[PeerId, int]:
-    return dict(zip(current.receivers, current.bandwidths, strict=True)) if current.bandwidths else {}
+def _cutting(current: Round, members: Sequence[PeerId], span: Range, group_size: int, block: int) -> Cutting:
+    """How these receivers of the round cut a span."""
+    known = dict(zip(current.receivers, current.bandwidths, strict=True)) if current.bandwidths else {}
+    bandwidths = {peer: known.get(peer, 0) for peer in members}
+    size = chunk_elements(span[1] - span[0], len(members), [*bandwidths.values()])
+    return Cutting(group_size, size, block, bandwidths)
 
 
 def _groups(
-    me: PeerId, grid: Grid, said: Mapping[PeerId, Speaker], span: Range, cutting: Cutting, hop: int
+    me: PeerId, grid: Grid, speakers: Mapping[PeerId, Speaker], span: Range, cutting: Cutting, hop: int
 ) -> Iterator[Group]:
     if len(grid.rows) == 1:
-        yield Group(hop, span, tuple(said.values()), tuple(cutting.chunks(grid.rows[0], span)), last=True)
+        yield Group(hop, span, tuple(speakers.values()), tuple(cutting.chunks(grid.rows[0], span)), last=True)
         return
     mine = next((row for row in grid.rows if me in row), grid.rows[0])  # a member that came later only receives
     columns = cutting.columns(grid, span)
     reduced: dict[PeerId, list[Range]] = {}
     for column, part in columns:
         reduced.setdefault(next(peer for peer in column if peer in mine), []).extend(cutting.pieces(column, part))
-    speakers = tuple(said[peer] for peer in mine if peer in said)
-    yield Group(hop, span, speakers, tuple((peer, tuple(cut)) for peer, cut in reduced.items()), last=False)
-    rows = [_row(row, said) for row in grid.rows]
+    in_row = [[speakers[peer] for peer in row if peer in speakers] for row in grid.rows]
+    cut = tuple((peer, tuple(chunks)) for peer, chunks in reduced.items())
+    yield Group(hop, span, tuple(in_row[grid.rows.index(mine)]), cut, last=False)
     for column, part in columns:
         if me in column:
-            speaking = {
-                peer: Speaker(peer, counted, weight)
-                for peer, (counted, weight) in zip(column, rows, strict=True)
-                if weight
+            for_rows = {
+                peer: Speaker(
+                    peer,
+                    tuple(counted for speaker in row for counted in speaker.counted),
+                    sum(speaker.weight for speaker in row),
+                )
+                for peer, row in zip(column, in_row, strict=True)
+                if row
             }
             inner = in_rows(column, shape(len(column), cutting.group_size))
-            yield from _groups(me, inner, speaking, part, cutting, hop + 1)
-
-
-def _row(row: Sequence[PeerId], said: Mapping[PeerId, Speaker]) -> tuple[tuple[Counted, ...], int]:
-    """What a row's sum consists of, and what it weighs."""
-    speakers = [said[peer] for peer in row if peer in said]
-    return tuple(counted for speaker in speakers for counted in speaker.counted), sum(s.weight for s in speakers)
+            yield from _groups(me, inner, for_rows, part, cutting, hop + 1)
 
 
 # ---------------------------------------------------------------- who shares a row
