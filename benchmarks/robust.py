@@ -31,7 +31,7 @@ from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Averaging, Model
 from swarmnet.model.decoder import StageModule, loss_sum
 from swarmnet.stage.seams import Contribution
-from swarmnet.sums.reducer import PartReducer
+from swarmnet.sums.reducer import float_sum, rule_of
 from swarmnet.wire import codecs
 
 REPLICAS, LIARS, EVALS = 8, 2, 8
@@ -80,7 +80,7 @@ class Replicas:
         self._sampler = Sampler(seed, self._tokens.num_tokens, LENGTH, ROWS)
         self._rng = torch.Generator().manual_seed(seed)
         self._adamw = torch.optim.AdamW(self._module.parameters(), lr=2e-2, betas=(0.9, 0.95), weight_decay=0.1)
-        self._reduce = PartReducer(Averaging(sync="local", codec="fp32", reducer=reducer))
+        self._rule = rule_of(Averaging(sync="local", codec="fp32", reducer=reducer))
         self._center: Tensor | None = None
         self.clipped: dict[str, int] = {}
 
@@ -102,7 +102,7 @@ class Replicas:
         given = [
             Contribution(PeerId(f"replica{place}"), 1, codecs.encode("fp32", each)) for place, each in enumerate(sent)
         ]
-        total, clipped = self._reduce(given, sent[0].numel(), self._center)
+        total, clipped = float_sum(self._rule, given, sent[0].numel(), self._center, codec="fp32")
         self._center = total / REPLICAS
         for each in clipped:
             self.clipped[each.peer] = self.clipped.get(each.peer, 0) + 1

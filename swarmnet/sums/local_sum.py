@@ -41,7 +41,7 @@ from swarmnet.stage import snapshot
 from swarmnet.stage.accumulator import GradientSum
 from swarmnet.stage.seams import Contribution, OuterStep, Reduced
 from swarmnet.stage.state import State
-from swarmnet.sums.reducer import PartReducer
+from swarmnet.sums.reducer import float_sum, rule_of
 from swarmnet.sums.references import TURNS, References
 from swarmnet.sums.step_sum import RoundSum, check_part, in_round
 from swarmnet.sums.sum_buffer import SumBuffer
@@ -140,12 +140,10 @@ class LocalSum(RoundSum):
         )
         self._device = device
         self._tokens_each = training.microbatch_size * training.sequence_length
-        self._reducer = PartReducer(averaging)
-        self._plain_reducer = PartReducer(averaging, codec="fp32")
-        self._dense = self.codec, self._reducer
+        self._rule = rule_of(averaging)
+        self._dense = self.codec
         if averaging.sparse:
-            dense = SumCodec(DENSE, self.num_elements, device=device)
-            self._dense = dense, PartReducer(averaging, codec=DENSE)
+            self._dense = SumCodec(DENSE, self.num_elements, device=device)
         self._centers: dict[Range, Tensor] = {}  # the last mean of each fragment, where the reducer asks for it
         self._lengths = SumBuffer(torch.zeros(_LENGTHS))
         self._exchanged = SumBuffer(torch.zeros(0, device=device))
@@ -231,20 +229,19 @@ class LocalSum(RoundSum):
             if self._gossip:
                 vector, whole = self._vector()[start + shift : stop + shift], reference != self.reference
                 return self._references.encode(vector, start, whole=whole)
-            codec, _ = self._in_use
-            return codec.contribution(self._vector(), start + shift, stop + shift)
+            return self._in_use.contribution(self._vector(), start + shift, stop + shift)
 
     @in_round
     def reduce(self, contributions: Sequence[Contribution], start: int, stop: int, *, hop: int = 0) -> Reduced:
         """Reduce contributions in the order given. Between partners to their mean, else to their sum."""
         edge = sum(self._outer_phases)
         if start >= edge:
-            total, clipped = self._plain_reducer(contributions, stop - start, hop=hop)
+            total, clipped = float_sum(self._rule, contributions, stop - start, codec="fp32")
             with blameless(self.canonical.stage):
                 return Reduced(codecs.encode("fp32", total), clipped)
         if self._gossip:
             vectors = [self._opened(contribution, start, stop) for contribution in contributions]
-            total, clipped = self._plain_reducer(vectors, stop - start, hop=hop)
+            total, clipped = float_sum(self._rule, vectors, stop - start, codec="fp32")
             # Partners install a mean, so what each of them weighs is divided out.
             total.div_(sum(contribution.num_microbatches for contribution in contributions))
             # Whoever sent a difference has the reference; all must have it to be sent one.
@@ -253,10 +250,11 @@ class LocalSum(RoundSum):
                 return Reduced(self._references.encode(total, start, whole=whole), clipped)
         center = self._centers.get(self.due or (0, 0))
         about = None if center is None else center[start:stop]
-        codec, reducer = self._in_use
-        total, clipped = reducer(contributions, stop - start, about, hop=hop)
+        # After the first hop contributions are what others have reduced.
+        codec = self._in_use.reduced if hop else self._in_use.contributed
+        total, clipped = float_sum(self._rule, contributions, stop - start, about, codec=codec)
         with blameless(self.canonical.stage):
-            return Reduced(codec.sum(total, start + self._shift, hop=hop), clipped)
+            return Reduced(self._in_use.sum(total, start + self._shift, hop=hop), clipped)
 
     @in_round
     def open_sum(self) -> None:
@@ -279,8 +277,7 @@ class LocalSum(RoundSum):
         if self._gossip and start < edge:
             vector = self._references.decode(packed, start, size)
         else:
-            codec, _ = self._in_use
-            check_codec(packed, "fp32", *((codec.reduced,) if start < edge else ()))
+            check_codec(packed, "fp32", *((self._in_use.reduced,) if start < edge else ()))
             vector = codecs.decode(packed, expect_shape=(size,))
         # A piece of a finished sum may reach across the edge.
         outer, lengths = vector[: max(edge - start, 0)], vector[max(edge - start, 0) :]
@@ -360,7 +357,7 @@ class LocalSum(RoundSum):
             self._references.agreed(self.draw[1], due, mean)
         unsent = self._unsent(due) if not (missed or self._sends_all) else None
         moved = self._outer.step(mean, start, mine=not missed, unsent=unsent, plain=self._plan.plain(commit.step))
-        if self._reducer.needs_center and not self._gossip:
+        if self._rule is not None and self._rule.needs_center and not self._gossip:
             self._centers[due] = mean.cpu()
         self.codec.applied(commit.id)
         return OuterStep(elements=stop - start, moved=moved, missed=missed)
@@ -416,9 +413,9 @@ class LocalSum(RoundSum):
         return not self.canonical.spec.averaging.sparse or self._plan.sends_all(self.state.version)
 
     @property
-    def _in_use(self) -> tuple[SumCodec, PartReducer]:
-        """Codec and reducer of the outer step of this version."""
-        return self._dense if self._sends_all else (self.codec, self._reducer)
+    def _in_use(self) -> SumCodec:
+        """The codec of the outer step of this version."""
+        return self._dense if self._sends_all else self.codec
 
     @property
     def _shift(self) -> int:

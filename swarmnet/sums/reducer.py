@@ -1,7 +1,7 @@
 """The reduction of one part: everybody's encoded contributions in, the whole sum out.
 
 Integers are added (`integer_sum`). Float vectors, with `averaging.sync = "local"`, are added too, or reduced by a rule
-that a minority of wrong contributions cannot carry away (`PartReducer`):
+that a minority of wrong contributions cannot carry away (`float_sum`):
 
     norm_clip       no mean gradient longer than a multiple of the median length (arXiv:1911.07963)
     centered_clip   a few steps towards everybody, each step of bounded length (arXiv:2012.10333, arXiv:2106.11257)
@@ -218,57 +218,50 @@ def _distance(one: Tensor, other: Tensor) -> float:
     )
 
 
-class PartReducer:
-    """Reduces parts of float vectors of one run. On the CPU: contributions come from the network and return to it.
+def float_sum(
+    rule: Rule | None,
+    contributions: Sequence[Contribution],
+    num_elements: int,
+    center: Tensor | None = None,
+    *,
+    codec: str,
+) -> tuple[Tensor, tuple[Clipped, ...]]:
+    """The sum of one part by the run's rule, fp32 [num_elements] on the CPU, and the members that the rule clipped.
 
-    codec: of contributions, where it is not the run's averaging codec.
+    center: fp32 [num_elements], the mean of the step before. codec: of contributions. Raises BadMessage, which names
+    the peer.
     """
-
-    def __init__(self, averaging: Averaging, *, codec: str = "") -> None:
-        self._codec, self._rule = codec or averaging.codec, rule_of(averaging)
-        self._reduced = codecs.use(self._codec).reduced
-        self.needs_center = self._rule is not None and self._rule.needs_center
-
-    def __call__(
-        self, contributions: Sequence[Contribution], num_elements: int, center: Tensor | None = None, *, hop: int = 0
-    ) -> tuple[Tensor, tuple[Clipped, ...]]:
-        """The sum, fp32 [num_elements], and whom the rule clipped.
-
-        hop: after the first one contributions are reduced pieces, under a reduced piece's codec. center: fp32
-        [num_elements], see `sums.reducer`. Raises BadMessage, which names the peer.
-        """
-        _check_weights(contributions)
-        if not contributions:
-            return torch.zeros(num_elements), ()
-        codec = self._reduced if hop else self._codec
-        if self._rule is None:
-            # The plain sum needs two contributions in memory at a time.
-            each = (_opened(found, num_elements, codec, found.num_microbatches) for found in contributions)
-            return functools.reduce(Tensor.add_, each), ()
-        good: list[Contribution] = []
-        sums: list[Tensor] = []
-        clipped: list[Clipped] = []
-        for contribution in contributions:
-            try:
-                sums.append(_opened(contribution, num_elements, codec, 1))
-                good.append(contribution)
-            # Under a rule a bad contribution counts for nothing, and stops nobody.
-            except BadMessage:
-                clipped.append(Clipped(contribution.peer, 0.0))
-        if not good:
-            raise BadMessage(RejectCode.MALFORMED, "nobody has sent a gradient", peers=len(contributions))
-        weights = [contribution.num_microbatches for contribution in good]
-        outcome = self._rule(sums, weights, center)
+    _check_weights(contributions)
+    if not contributions:
+        return torch.zeros(num_elements), ()
+    if rule is None:
+        # The plain sum needs two contributions in memory at a time.
+        each = (_opened(found, num_elements, codec, found.num_microbatches) for found in contributions)
+        return functools.reduce(Tensor.add_, each), ()
+    good: list[Contribution] = []
+    sums: list[Tensor] = []
+    clipped: list[Clipped] = []
+    for contribution in contributions:
+        try:
+            sums.append(_opened(contribution, num_elements, codec, 1))
+            good.append(contribution)
+        # Under a rule a bad contribution has no weight, and does not stop the round.
+        except BadMessage:
+            clipped.append(Clipped(contribution.peer, 0.0))
+    if not good:
+        raise BadMessage(RejectCode.MALFORMED, "no member has sent a gradient", peers=len(contributions))
+    weights = [contribution.num_microbatches for contribution in good]
+    outcome = rule(sums, weights, center)
+    # The others take over the weight of those that were left out.
+    if len(good) < len(contributions):
         whole = sum(contribution.num_microbatches for contribution in contributions)
-        # The others take over the weight of those that were left out.
-        if len(good) < len(contributions):
-            outcome.total.mul_(whole / sum(weights))
-        clipped += [
-            Clipped(contribution.peer, kept)
-            for contribution, kept in zip(good, outcome.kept, strict=True)
-            if kept < self._rule.noted_below
-        ]
-        return outcome.total, tuple(clipped)
+        outcome.total.mul_(whole / sum(weights))
+    clipped += [
+        Clipped(contribution.peer, kept)
+        for contribution, kept in zip(good, outcome.kept, strict=True)
+        if kept < rule.noted_below
+    ]
+    return outcome.total, tuple(clipped)
 
 
 def integer_sum(

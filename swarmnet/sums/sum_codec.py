@@ -45,8 +45,8 @@ class _Owed:
 
 
 class SumCodec:
-    """reduced: the codec of a reduced piece. residual: fp32 [num_elements], zeros at first; None if the codec loses too
-    little to send it later.
+    """contributed, reduced: the codecs of a contribution and of a reduced piece. residual: fp32 [num_elements], zeros
+    at first; None if the codec loses too little to send it later.
 
     codec: of contributions. device: where what is owed is kept. Raises UsageError if no installed distribution brings
     the codec.
@@ -54,7 +54,7 @@ class SumCodec:
 
     def __init__(self, codec: str, num_elements: int, *, device: torch.device) -> None:
         found = codecs.use(codec)
-        self._contributed, self.reduced = codec, found.reduced
+        self.contributed, self.reduced = codec, found.reduced
         self.residual = torch.zeros(num_elements, device=device) if found.feedback else None
         self._now = _Owed()
         self._before = _Owed()  # of the last round before, in which anything was sent
@@ -72,9 +72,9 @@ class SumCodec:
         """Elements [start, stop) of `total`, and what is still owed of them. Again: the same. Raises NON_FINITE."""
         piece = total[start:stop]
         if self.residual is None:
-            return codecs.encode(self._contributed, piece, apart=True)  # the vector moves on
+            return codecs.encode(self.contributed, piece, apart=True)  # the vector moves on
         corrected = piece.to(self.residual.device) + self.residual[start:stop]
-        packed = codecs.encode(self._contributed, corrected)
+        packed = codecs.encode(self.contributed, corrected)
         # What others decode is what was sent.
         self._now.own[start, stop] = corrected - codecs.decode(packed, device=corrected.device)
         return packed

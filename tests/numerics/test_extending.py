@@ -19,7 +19,7 @@ from swarmnet.manifest.schema import Averaging, Manifest, Wire
 from swarmnet.model import decoder
 from swarmnet.stage.optimizer import update_rule_of
 from swarmnet.stage.seams import Contribution
-from swarmnet.sums.reducer import PartReducer, rule_of
+from swarmnet.sums.reducer import float_sum, rule_of
 from swarmnet.wire import codecs
 from swarmnet.wire.codec_contract import check_codec
 
@@ -63,13 +63,13 @@ def test_the_codec_keeps_the_laws_and_trains() -> None:
 
 @pytest.mark.usefixtures("acme")
 def test_the_reducer_leaves_the_liar_out() -> None:
-    reducer = PartReducer(Averaging(sync="local", codec="fp32", reducer="acme.quiet"))
+    rule = rule_of(Averaging(sync="local", codec="fp32", reducer="acme.quiet"))
     honest = [torch.full((8,), 1.0 + 0.1 * number) for number in range(4)]
     given = [
         Contribution(PeerId(name), 1, codecs.encode("fp32", vector))
         for name, vector in zip("abcd!", [*honest, -50.0 * honest[0]], strict=True)
     ]
-    total, clipped = reducer(given, 8)
+    total, clipped = float_sum(rule, given, 8, codec="fp32")
     assert [each.peer for each in clipped] == ["!"]
     assert float(total.norm()) < 1.5 * float(sum(honest).norm())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -22,7 +23,7 @@ from swarmnet.messages import Finished, Packed, Round, Stamp
 from swarmnet.peer.engines import torch_engine
 from swarmnet.ranks.device_backend import DeviceBackend
 from swarmnet.stage.seams import Contribution
-from swarmnet.sums.reducer import PartReducer
+from swarmnet.sums.reducer import float_sum, rule_of
 from swarmnet.wire import codecs
 
 PEERS = tuple(PeerId(name) for name in "abcde")
@@ -207,7 +208,8 @@ def test_the_centre_is_the_last_mean_and_who_has_just_arrived_has_none() -> None
                 Contribution(peer, 1, codecs.encode("fp32", gradient + 1.0))
                 for peer, gradient in zip(PEERS, group.gradients, strict=True)
             ]
-            reducer, (start, stop) = PartReducer(clipped.averaging), (5, size - 7)
+            rule, (start, stop) = rule_of(clipped.averaging), (5, size - 7)
+            reducer = functools.partial(float_sum, rule, codec="fp32")
             part = [
                 replace(each, packed=codecs.encode("fp32", codecs.decode(each.packed)[start:stop].clone()))
                 for each in contributions
