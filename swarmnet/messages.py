@@ -47,6 +47,19 @@ Members = Annotated[tuple[PeerId, ...], Entries(MAX_MEMBERS, "members", packed=T
 MAX_LATE = 16
 LatePeers = Annotated[tuple[PeerId, ...], Entries(MAX_LATE)]
 """Peers that were late in a step, sorted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ban:
+    """A peer is at fault. step: whose aggregate has its false work, or -1. case: `audit.case.subject_of`, or zeros."""
+
+    peer: PeerId
+    step: Version
+    case: Sha256
+
+
+MAX_BANS = 8
+BannedPeers = Annotated[tuple[Ban, ...], Entries(MAX_BANS, distinct=True)]
 Contributions = Annotated[
     tuple[tuple[PeerId, Generation, Indexes], ...], Entries(MAX_MEMBERS, "members", distinct=True, disjoint=True)
 ]
@@ -89,6 +102,8 @@ class Finished:
     notice: Notice = ""
     """As in the round."""
     late: LatePeers = ()
+    """As in the round."""
+    bans: BannedPeers = ()
     """As in the round."""
 
     def contradiction(self) -> str:
@@ -177,6 +192,8 @@ class Commit:
     """The run is longer from this step on."""
     late: LatePeers = ()
     """Peers of the stage that were late: the next steps do not wait for them (`step.exclusion`)."""
+    bans: BannedPeers = ()
+    """Peers that the stage bans from the run: a vote vouches for each of these."""
 
     def __post_init__(self) -> None:
         # What is signed, and the chain, are of bits: equal commits must have equal ones, and -0.0 == 0.0.
@@ -506,6 +523,8 @@ class Round:
     """The notice that begins at this step, if the leader knows one: the commit will name it."""
     late: LatePeers = ()
     """Peers that were late in this step or the last ones, as the leader saw it: the commit will name them."""
+    bans: BannedPeers = ()
+    """The peers that the commit will ban."""
 
     def contradiction(self) -> str:
         """What in it cannot be, in words; "" if nothing."""
@@ -847,11 +866,13 @@ class AuditData:
 
 
 MAX_LEVEL = 3
+FOR_EVER = (1 << 53) - 1
+"""The end of a banned peer's exclusion."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exclusion:
-    """Steps of a stage do not wait for a peer that was late (`step.exclusion`)."""
+    """Steps of a stage do not wait for a peer that was late or is banned (`step.exclusion`)."""
 
     peer: PeerId
     until_step: Step

@@ -1,14 +1,14 @@
-"""When a case proves a fault: by signatures alone, to anyone, without the run. Pure.
+"""Which peers a case shows to be at fault. Pure.
 
-| a case holds | a fault is proven if |
+| a case holds | a peer is at fault if |
 |---|---|
-| rechecks | more than half of the verifiers found one value; each of them that signed another value is at fault |
+| rechecks | more than half of the verifiers found one value, and the peer signed another |
 | `other` | one peer signed two different pledges for one aggregate in one round |
 | `sent`, by the peer that pledged the work | the peer signed one result and sent another |
 
-The verifiers are the contributors to the aggregate and the suspect. The peer that signed the pledge has signed who
-contributed (`Pledge.shares`), so no peer is judged by verifiers that it did not know. Only in a case about `sent`
-another peer has signed that.
+In the run the verifiers are the stage's voters and the suspect. In a file they are the contributors to the aggregate
+and the suspect: the peer that signed the pledge has signed who contributed (`Pledge.shares`), so anyone can check it
+without the run. Only in a case about `sent` another peer has signed that.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from collections.abc import Callable, Set
 from dataclasses import replace
 
 from swarmnet.audit.pledge import WHOLE, counted_as, leaf, made_alike, proves, shares_of, whole_of
-from swarmnet.ids import PeerId, Signer
-from swarmnet.messages import MAX_COUNTING, Case, Pledge, Recheck, first_of
+from swarmnet.ids import PeerId, Restart, Signer
+from swarmnet.messages import MAX_COUNTING, Ban, Case, Pledge, Recheck, first_of
 from swarmnet.quorum import quorum
 from swarmnet.statement import statement
 
@@ -74,46 +74,46 @@ def results(case: Case) -> dict[PeerId, bytes]:
     return {found.peer: found.found for found in case.rechecks} | {suspect_of(case): claimed(case)}
 
 
+def ban_of(case: Case, peer: PeerId, restart: Restart) -> Ban:
+    """The ban of a peer by a case."""
+    # Which two signatures a replica has seen differs; each of such pairs proves the same.
+    if needs_no_recheck(case):
+        return Ban(peer, -1, bytes(32))
+    # Of an earlier restart no aggregate is left in the weights.
+    applied = peer == suspect_of(case) and case.pledge.stamp.restart == restart
+    return Ban(peer, case.pledge.stamp.step if applied else -1, subject_of(case))
+
+
 def contributors_in(case: Case) -> frozenset[PeerId]:
     """The contributors that the case names."""
     return frozenset(peer for peer, _, indexes in case.contributions if indexes)
 
 
-def verifiers(case: Case, contributors: Set[PeerId]) -> frozenset[PeerId]:
-    """The peers whose values decide the case."""
-    return first_of(contributors) | {suspect_of(case)}
+def verifiers(case: Case, known: Set[PeerId]) -> frozenset[PeerId]:
+    """The peers whose values decide the case. known: the stage's voters, or the contributors to the aggregate."""
+    return first_of(known) | {suspect_of(case)}
 
 
-def agreed(case: Case, contributors: Set[PeerId]) -> bytes | None:
+def agreed(case: Case, known: Set[PeerId]) -> bytes | None:
     """The value that more than half of the verifiers have signed, or None.
 
     While fewer than half are Byzantine, one of those that agree is correct. Of two verifiers none can be at fault.
     """
-    judges, values = verifiers(case, contributors), results(case)
+    judges, values = verifiers(case, known), results(case)
     found = [values[peer] for peer in judges & values.keys()]
     if len(judges) < 3:
         return None
     return next((value for value in found if found.count(value) >= quorum(judges)), None)
 
 
-def at_fault(case: Case, contributors: Set[PeerId]) -> frozenset[PeerId]:
-    """The peers whose fault the case proves, if `refusal` has nothing against it."""
+def at_fault(case: Case, known: Set[PeerId]) -> frozenset[PeerId]:
+    """The peers whose fault the case proves, if `refusal` has nothing against it. known: as of `verifiers`."""
     if needs_no_recheck(case):
         return frozenset([suspect_of(case)])
-    truth, values = agreed(case, contributors), results(case)
+    truth, values = agreed(case, known), results(case)
     # Identities that took no part cost nothing: they are not named.
-    known = contributors | {suspect_of(case)}
-    return frozenset(peer for peer in known & values.keys() if truth is not None and values[peer] != truth)
-
-
-def shortened(case: Case, contributors: Set[PeerId]) -> Case:
-    """A decided case with at most MAX_COUNTING rechecks: a quorum first, then those at fault, then others."""
-    truth, judges, wrong = agreed(case, contributors), verifiers(case, contributors), at_fault(case, contributors)
-    agree = [found for found in case.rechecks if found.found == truth]
-    first = [found for found in agree if found.peer in judges][: quorum(judges)]
-    differ = [found for found in case.rechecks if found.peer in wrong]
-    more = [found for found in agree if found not in first]
-    return replace(case, rechecks=(*first, *differ, *more)[:MAX_COUNTING])
+    judges = known | {suspect_of(case)}
+    return frozenset(peer for peer in judges & values.keys() if truth is not None and values[peer] != truth)
 
 
 def refusal(case: Case, contributors: Set[PeerId], verify: Verify) -> str:
@@ -174,7 +174,7 @@ def contradict(first: Pledge, second: Pledge) -> bool:
     return about(first) == about(second) and statement(first) != statement(second)
 
 
-def reason_of(case: Case, peer: PeerId, contributors: Set[PeerId] = frozenset()) -> str:
+def reason_of(case: Case, peer: PeerId, known: Set[PeerId] = frozenset()) -> str:
     """What `peer` did, in at most MAX_REASON characters."""
     step, suspect = f"step {case.pledge.stamp.step}", suspect_of(case)
     if case.other is not None:
@@ -187,11 +187,11 @@ def reason_of(case: Case, peer: PeerId, contributors: Set[PeerId] = frozenset())
         what = f"the {case.sent.kind} that it sent"
     else:
         what = "its contribution" if case.work is None else f"microbatch {case.work.index}"
-    agree, number = count_of(case, contributors)
+    agree, number = count_of(case, known)
     return f"{step}: false result for {what}: {agree} of {number} verifiers found otherwise"
 
 
-def count_of(case: Case, contributors: Set[PeerId]) -> tuple[int, int]:
+def count_of(case: Case, known: Set[PeerId]) -> tuple[int, int]:
     """How many verifiers agree, and how many there are."""
-    judges, values, truth = verifiers(case, contributors), results(case), agreed(case, contributors)
+    judges, values, truth = verifiers(case, known), results(case), agreed(case, known)
     return sum(values.get(peer) == truth for peer in judges if truth is not None), len(judges)

@@ -5,12 +5,14 @@
 | `applied` | samples works of the step before last, and computes them again |
 | `found`: the result differs | signs a recheck, and tells the case to the other replicas of its stage |
 | `hear`: another replica tells a case | computes the work again, and tells the case with its own recheck |
-| rechecks suffice | bans each peer that signed another value than the quorum |
+| more than half of the stage's voters signed one value | decides to ban each peer that signed another (`decided`) |
+| one peer has signed two things that contradict each other | bans it, and tells the case to its stage |
+| `committed`: a commit bans a peer | closes the cases about it |
 | no value can reach a quorum | reports the case as undecided (always in a stage of two) |
 
-A case is decided when more than half of its verifiers (`audit.case`) signed one value, and those that agree are also a
-quorum of the stage's voters. While fewer than half are Byzantine no correct peer is banned, and false work that a
-correct replica has sampled is decided. A false recheck bans its own signer by the same count.
+A leader names what it has decided, a voter signs no other ban, and the commit tells all stages. While fewer than half
+of the voters are Byzantine no correct peer is banned, and false work that a correct replica has sampled is. A false
+recheck bans its own signer by the same count.
 
 A neighbour stage shows what it was sent (`received`) to replicas of the sender's stage. These ask the contributor of
 that microbatch for its work (`hear_sent`), and compare the two (`compared`).
@@ -29,17 +31,16 @@ from typing import Protocol
 from swarmnet.audit.case import (
     agreed,
     at_fault,
+    ban_of,
     claimed,
     contradict,
     contributors_in,
     index_of,
     is_signed,
     needs_no_recheck,
-    reason_of,
     recheck,
     refusal,
     results,
-    shortened,
     subject_of,
     suspect_of,
     verifiers,
@@ -47,9 +48,9 @@ from swarmnet.audit.case import (
 from swarmnet.audit.draw import is_drawn, own_rate, part_of, seed_of
 from swarmnet.audit.pledge import WHOLE, counted_as, made_alike, proves, shares_of
 from swarmnet.bounds import Recent
-from swarmnet.ids import Chain, PeerId, Signer
-from swarmnet.messages import Case, Finished, Pledge, Sent, Stamp, WorkRecord, contributors_of, first_of
-from swarmnet.quorum import has_quorum, quorum
+from swarmnet.ids import NO_RESTART, Chain, PeerId, Signer
+from swarmnet.messages import Ban, Case, Finished, Pledge, Sent, Stamp, WorkRecord, contributors_of, first_of
+from swarmnet.quorum import quorum
 from swarmnet.statement import statement
 
 KEEP_STEPS = 16
@@ -63,9 +64,6 @@ MOST_CASES = 4
 
 AGAIN_S = 5.0
 """An open case is told again this often, because messages are lost."""
-
-_ENOUGH_SUMS = 4
-"""A replica that joins decides no case before it has applied so many aggregates: it must know the voters."""
 
 _MOST_CHARGES = 2
 """Cases about what one peer sent in a step: one is enough."""
@@ -116,8 +114,11 @@ class Host(Protocol):
     def tell(self, case: Case) -> None:
         """Tell the case to all other replicas of my stage."""
 
-    def ban(self, peer: PeerId, case: Case, reason: str) -> None:
-        """The case proves a fault of `peer`."""
+    def ban(self, peer: PeerId, case: Case) -> None:
+        """The case proves a fault of `peer` by signatures alone."""
+
+    def vouch(self, decided: frozenset[Ban]) -> None:
+        """Vote for commits that name any of these bans, and for no others."""
 
     def suspend(self, peer: PeerId, why: str) -> None:
         """I know that `peer` is at fault, and cannot prove it."""
@@ -138,8 +139,8 @@ class Aggregate:
     pledges: dict[PeerId, list[Pledge]] = field(default_factory=dict)
 
     @property
-    def can_decide(self) -> bool:
-        """Have enough contributed for more than half of them to be more than one?"""
+    def has_auditors(self) -> bool:
+        """Have enough contributed to audit each other?"""
         return len(self.contributors) > 2
 
 
@@ -183,7 +184,7 @@ class Cases:
         self._secret = signer.sign(_SECRET)  # no other peer can make it, and it is told to none
         self._sums: dict[int, Aggregate] = {}
         self._live: frozenset[PeerId] = frozenset()
-        self._seen: list[int] = []  # steps of the first aggregates that I have applied
+        self._restart = NO_RESTART
         # Invariant: these and what follows hold nothing of a step before `_forget`'s oldest one.
         self._pledged: Recent[tuple[PeerId, Stamp, object, bytes], Pledge] = Recent(1 << 12)
         self._open: dict[bytes, _Open] = {}
@@ -192,8 +193,9 @@ class Cases:
         self._charges: Counter[tuple[PeerId, int]] = Counter()  # cases about transfers, by sender and step
         self._classes: dict[PeerId, str] = {}
         self._changed: dict[PeerId, int] = {}  # the step in which a peer was first seen in its class
-        self.banned: dict[PeerId, Case] = {}
-        """Banned peers, each with the case that proves its fault."""
+        self._decided: set[Ban] = set()  # Invariant: of peers that no commit has banned yet
+        self.banned: dict[PeerId, Case | None] = {}
+        """Banned peers, each with its case, if that is known here."""
 
     # ------------------------------------------------------------ sampling
 
@@ -209,12 +211,12 @@ class Cases:
             live: replicas of my stage that may audit.
         """
         self._told_by.clear()
-        if len(self._seen) < _ENOUGH_SUMS:
-            self._seen.append(stamp.step)
-        if any(known.stamp.restart != stamp.restart for known in self._sums.values()):
+        if stamp.restart != self._restart:
             # The run went back: pledges for steps that were given up bind no peer.
+            self._restart = stamp.restart
             self._sums.clear()
             self._open.clear()
+            self._decided = {replace(ban, step=-1) for ban in self._decided}
         owners = {index: peer for peer, _, indexes in finished.contributions for index in indexes}
         shares = shares_of(finished.contributions, finished.voided)
         self._sums[stamp.step] = Aggregate(stamp, finished.digest, shares, owners, contributors_of(finished))
@@ -238,7 +240,7 @@ class Cases:
         if first is None:
             first = self._pledged[about] = pledge
         if contradict(first, pledge):
-            self._ban([pledge.peer], Case(first, other=pledge))
+            self.hear(Case(first, other=pledge), self.me)
             return
         known = self._aggregate(pledge.stamp)
         if known is not None and (pledge.digest, pledge.shares) == (known.digest, known.shares):
@@ -250,7 +252,7 @@ class Cases:
         seed = seed_of(known.stamp.step, self.stage, later, self._secret)
         # A Byzantine peer that leaves others no work would be alone: then replicas that contributed nothing audit.
         able = (self._live | {self.me}) - self.banned.keys()
-        if known.can_decide:
+        if known.has_auditors:
             able &= known.contributors
         if self.me not in able:
             return
@@ -353,15 +355,14 @@ class Cases:
 
     def found(self, case: Case, value: bytes, *, now: float) -> None:
         """I have computed the work of that case again, and found that value (`audit.case.claimed`)."""
-        known, suspect = self._aggregate(case.pledge.stamp), suspect_of(case)
-        pledges = () if known is None else known.pledges.get(case.pledge.peer, ())
-        if known is None or case.pledge not in pledges or not self._same_class(self.me, suspect):
+        suspect = suspect_of(case)
+        if not self._is_pledged(case.pledge) or not self._same_class(self.me, suspect):
             return
         case, right = replace(case, numerics=self._numerics(self.me), rechecks=()), value == claimed(case)
         opened = self._open.get(subject_of(case))
-        if not right and not known.can_decide:
+        if not right and len(verifiers(case, self.voters)) < 3:
             self._host.suspend(suspect, "its work computed again is another")
-        if not self._verifies(self.me, known) or (right and opened is None):
+        if self.me not in self.voters or (right and opened is None):
             return
         if opened is None:
             opened = self._open[subject_of(case)] = _Open(case, self.me)
@@ -370,7 +371,7 @@ class Cases:
             opened.case = replace(opened.case, rechecks=(*opened.case.rechecks, mine))
             opened.told_at = now
             self._host.tell(opened.case)
-            self._settle(opened, known)
+            self._settle(opened)
 
     def weighed(self, suspect: PeerId, off: float) -> None:
         """The work of `suspect` is that far from what I made of the same (`pipeline.works.off_by`)."""
@@ -378,62 +379,67 @@ class Cases:
             self._host.suspend(suspect, f"is off by {off:.2g} of what others make of the same, more than rounding")
 
     def hear(self, case: Case, teller: PeerId) -> None:
-        """Another peer tells a case: to be rechecked if it is of my stage, or decided."""
-        suspect = suspect_of(case)
-        if needs_no_recheck(case):
-            if suspect not in self.banned and not refusal(case, frozenset(), self._signer.verify):
-                self._ban([suspect], case)
-        elif case.contributions:
-            self.learn(case)
-        elif case.pledge.stamp.stage == self.stage and suspect != self.me and suspect not in self.banned:
-            self._join(case, teller)
+        """A peer tells a case of my stage: two signatures of one peer decide it here, else it is to be rechecked.
 
-    def learn(self, case: Case, *, known_before: bool = False) -> None:
-        """A decided case of any stage, which names its contributors.
-
-        known_before: this peer has accepted it in an earlier process.
+        Identities cost nothing, and cases neither: the suspect and the teller must be voters, or myself.
         """
-        wrong = at_fault(case, contributors_in(case)) - self.banned.keys()
-        if wrong and self.accepts(case, known_before=known_before):
-            self._ban(sorted(wrong), case)
+        suspect, known = suspect_of(case), self.voters | {self.me}
+        if case.pledge.stamp.stage != self.stage or suspect in self.banned:
+            return
+        if not needs_no_recheck(case):
+            if teller in known:
+                self._join(case, teller)
+        elif suspect in known and not refusal(case, frozenset(), self._signer.verify):
+            self._ban([suspect], case)
 
-    def accepts(self, case: Case, *, known_before: bool = False) -> bool:
-        """Does the case prove a fault, and do its verifiers stand for the stage?"""
+    def learn(self, case: Case) -> None:
+        """This peer has accepted that proof in an earlier process."""
         contributors = contributors_in(case)
-        if not (known_before or self._has_quorum(case, contributors)):
-            return False
-        return not refusal(case, contributors, self._signer.verify)
+        if not refusal(case, contributors, self._signer.verify):
+            self._ban(sorted(at_fault(case, contributors)), case)
+
+    def committed(self, ban: Ban) -> Case | None:
+        """The stage has committed that ban. Returns the case, if it is known here."""
+        opened = self._open.get(ban.case)
+        self.banned.setdefault(ban.peer, opened.case if opened is not None else None)
+        self._decided = {each for each in self._decided if each.peer != ban.peer}
+        self._close()
+        return self.banned[ban.peer]
 
     def _join(self, case: Case, teller: PeerId) -> None:
-        """Take in the rechecks of an open case; a case that is new here is computed again."""
+        """Take in the rechecks of a case; one that is new here is computed again, if I can.
+
+        Replicas that cannot, as those of another class, also must know which bans are decided: see `Election`.
+        """
         self.hear_pledge(case.pledge)
-        known, pledge = self._aggregate(case.pledge.stamp), case.pledge
-        if known is None or pledge not in known.pledges.get(pledge.peer, ()):
+        opened, voters = self._open.get(subject_of(case)), self.voters
+        has = results(opened.case) if opened is not None else {suspect_of(case): claimed(case)}
+        news = [each for each in case.rechecks if each.peer in voters - has.keys() - {self.me}]
+        if not news or not all(is_signed(each, case, self._signer.verify) for each in news):
             return
-        # Other classes find other bits.
-        if case.numerics != self._numerics(self.me) or not self._same_class(self.me, suspect_of(case)):
-            return
-        opened, news = self._open.get(subject_of(case)), False
         if opened is None:
             # A case in which no recheck differs could ban no peer, so it would cost its teller nothing.
-            if not self._may_open(case, teller) or all(each.found == claimed(case) for each in case.rechecks):
+            decides = agreed(replace(case, rechecks=tuple(news)), voters) is not None
+            if all(each.found == claimed(case) for each in news) or not (decides or self._may_open(case, teller)):
                 return
-            opened = _Open(replace(case, rechecks=()), teller)
-        for each in case.rechecks:
-            if each.peer in results(opened.case) or each.peer in self.banned or each.peer == self.me:
-                continue
-            if self._verifies(each.peer, known) and is_signed(each, case, self._signer.verify):
-                opened.case, news = replace(opened.case, rechecks=(*opened.case.rechecks, each)), True
-        if not news:
-            return
-        self._open[subject_of(case)] = opened
-        if not opened.checking and self.me not in results(opened.case) and self._verifies(self.me, known):
+            opened = self._open[subject_of(case)] = _Open(replace(case, rechecks=()), teller)
+        opened.case = replace(opened.case, rechecks=(*opened.case.rechecks, *news))
+        # Other classes find other bits.
+        alike = case.numerics == self._numerics(self.me) and self._same_class(self.me, suspect_of(case))
+        if alike and self._is_pledged(case.pledge) and not opened.checking and self.me in voters - has.keys():
             opened.checking = True
             self._host.check(Check(opened.case, index_of(case), told_by=teller))
-        self._settle(opened, known)
+        self._settle(opened)
+
+    def _is_pledged(self, pledge: Pledge) -> bool:
+        """Is it a contributor's to an aggregate that I applied?"""
+        known = self._aggregate(pledge.stamp)
+        return known is not None and pledge in known.pledges.get(pledge.peer, ())
 
     def _may_open(self, case: Case, teller: PeerId) -> bool:
         pledge, work, sent = case.pledge, case.work, case.sent
+        if not self._is_pledged(pledge):
+            return False
         if not proves(case.path, work, pledge.work_root) if work is not None else case.path:
             return False
         if sent is not None:
@@ -457,11 +463,6 @@ class Cases:
         """Cases that are not decided yet."""
         return sum(not opened.closed for opened in self._open.values())
 
-    @property
-    def is_new(self) -> bool:
-        """Have I applied too few aggregates to know the voters?"""
-        return not self._seen or (self._seen[0] > 0 and len(self._seen) < _ENOUGH_SUMS)
-
     # ------------------------------------------------------------ inside
 
     def _aggregate(self, stamp: Stamp) -> Aggregate | None:
@@ -471,46 +472,45 @@ class Cases:
     def _same_class(self, one: PeerId, other: PeerId) -> bool:
         return self._numerics(one) == self._numerics(other) != ""
 
-    def _voters(self, stage: int) -> frozenset[PeerId]:
+    @property
+    def voters(self) -> frozenset[PeerId]:
+        """The peers whose rechecks decide."""
         # Also voters that are away: else the replicas that are left when one is killed would be a quorum.
-        return first_of(self._voters_of(stage) - self.banned.keys())
+        return first_of(self._voters_of(self.stage) - self.banned.keys())
 
-    def _verifies(self, peer: PeerId, known: Aggregate) -> bool:
-        return peer in known.contributors or peer in self._voters(self.stage)
-
-    def _has_quorum(self, case: Case, contributors: Set[PeerId]) -> bool:
-        """Are the verifiers that agree a quorum of the stage's voters, too? Most contributors to one aggregate may be
-        Byzantine, if few contributed to it."""
-        truth = agreed(case, contributors)
-        if truth is None or self.is_new:
-            return False
-        agree = frozenset(peer for peer, value in results(case).items() if value == truth)
-        return has_quorum(agree, self._voters(case.pledge.stamp.stage))
-
-    def _settle(self, opened: _Open, known: Aggregate) -> None:
-        case, judges = opened.case, verifiers(opened.case, known.contributors)
-        if self._has_quorum(case, known.contributors):
-            wrong = at_fault(case, known.contributors)
-            opened.closed |= bool(wrong)
-            self._ban(sorted(wrong), shortened(case, known.contributors))
-            return
+    def _settle(self, opened: _Open) -> None:
+        """News of a case: is it decided, or can it be decided no more?"""
+        case, judges = opened.case, verifiers(opened.case, self.voters)
         values = results(case)
         most = max([values[peer] for peer in judges & values.keys()].count(value) for value in values.values())
         if not opened.closed and most + len(judges - values.keys()) < quorum(judges):
             opened.closed = True
             self._host.undecided(case)
+        self._decide(case, at_fault(case, self.voters) - self.banned.keys())
+
+    def _decide(self, case: Case, peers: Iterable[PeerId]) -> None:
+        self._decided |= {ban_of(case, peer, self._restart) for peer in peers}
+        self._host.vouch(frozenset(self._decided))
+
+    def to_name(self) -> tuple[Ban, ...]:
+        """The bans that a commit of my stage should name: of several aggregates with a peer's false work the first."""
+        first = sorted(self._decided, key=lambda ban: (ban.step < 0, ban.step, ban.case), reverse=True)
+        return tuple(sorted({ban.peer: ban for ban in first}.values(), key=lambda ban: ban.peer))
 
     def _ban(self, peers: Iterable[PeerId], case: Case) -> None:
         new = [peer for peer in peers if peer not in self.banned]
         self.banned |= dict.fromkeys(new, case)
+        self._close()
+        self._decide(case, new)
+        for peer in new:
+            self._host.ban(peer, case)
+
+    def _close(self) -> None:
+        """A peer is banned: close the cases that are about it alone."""
         for opened in self._open.values():
             own, rechecks = claimed(opened.case), opened.case.rechecks
             differ = any(each.found != own and each.peer not in self.banned for each in rechecks)
             opened.closed |= suspect_of(opened.case) in self.banned or not differ
-        known = self._sums.get(case.pledge.stamp.step)
-        contributors = contributors_in(case) or (known.contributors if known is not None else frozenset())
-        for peer in new:
-            self._host.ban(peer, case, reason_of(case, peer, contributors))
 
     def _forget(self, oldest: int) -> None:
         """Drop what is older. An open case that is dropped is undecided."""

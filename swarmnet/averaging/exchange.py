@@ -493,4 +493,5 @@ def _describe(current: Round, digest: bytes, sq_norm: float, losses: Losses) -> 
         voided=current.voided,
         notice=current.notice,
         late=current.late,
+        bans=current.bans,
     )

@@ -242,7 +242,7 @@ class Admissions:
         self._shown: dict[PeerId, _Shown] = {}
         self._refused: Recent[PeerId, tuple[str, str]] = Recent(MAX_PEERS)  # peer -> what it showed, why it is not good
         self._banned: frozenset[PeerId] = frozenset()
-        self._convicts: dict[PeerId, Case] = {}
+        self._convicts: dict[PeerId, Case | None] = {}
 
     # ------------------------------------------------------------ who is admitted
 
@@ -343,12 +343,12 @@ class Admissions:
 
     # ------------------------------------------------------------ bans
 
-    def convict(self, peer: PeerId, proof: Case) -> None:
+    def convict(self, peer: PeerId, proof: Case | None) -> None:
         """The members of its stage have proven that `peer` works wrongly (`audit.cases`): out, for the whole run."""
         self._convicts[peer] = proof
 
     def proof_against(self, peer: PeerId) -> Case | None:
-        """What `peer` is convicted by."""
+        """What `peer` is convicted by, if that is known here."""
         return self._convicts.get(peer)
 
     def learn(self, bans: Bans) -> bool:

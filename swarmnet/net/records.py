@@ -449,14 +449,20 @@ def unserved(records: Iterable[Record], *, num_stages: int, mine: Iterable[int] 
     return tuple(sorted(set(range(num_stages)) - served - set(mine)))
 
 
-def left_out(records: Collection[Record], stage: int) -> frozenset[PeerId]:
-    """The replicas of a stage that most others of it, two at least, go on without (as `View.cut_off`)."""
+def left_out(records: Collection[Record], stage: int, *, banned: bool = False) -> frozenset[PeerId]:
+    """The replicas of a stage that most others of it, two at least, go on without (as `View.cut_off`).
+
+    banned: only those that they have banned."""
     serve = {record.peer for record in records if any(status.stage == stage for status in record.stages)}
     said = Counter(
         peer
         for record in records
         if record.peer in serve
-        for peer in {each.peer for each in record.complaints if each.stage == stage and each.how != "waited_for"}
+        for peer in {
+            each.peer
+            for each in record.complaints
+            if each.stage == stage and (each.how == "convicted" if banned else each.how != "waited_for")
+        }
     )
     return frozenset(peer for peer, voices in said.items() if voices > 1 and voices >= quorum(serve - {peer}))
 

@@ -10,30 +10,30 @@ import asyncio
 import contextlib
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from swarmnet.audit.case import at_fault, claimed, contributors_in, needs_no_recheck, suspect_of
+from swarmnet.audit.case import claimed, contributors_in, needs_no_recheck, reason_of, refusal, suspect_of
 from swarmnet.audit.cases import Cases, Check
 from swarmnet.audit.evidence import Evidence
 from swarmnet.audit.excuses import Excuses
-from swarmnet.audit.pledge import WHOLE, leaf, proves, shares_of, vector_seed
+from swarmnet.audit.pledge import WHOLE, leaf, proves, vector_seed
 from swarmnet.audit.receipts import Receipt, append
 from swarmnet.bounds import Recent
 from swarmnet.errors import BadMessage, DeviceFull, Overflow, PeerGone, PeerTimeout, Refused, RejectCode
-from swarmnet.ids import PeerId, Restart
+from swarmnet.ids import PeerId
 from swarmnet.messages import (
+    FOR_EVER,
     NONE,
     AuditControl,
     AuditData,
     AuditRequest,
+    Ban,
     Case,
     Commit,
-    Contributions,
     Finished,
-    Indexes,
     Packed,
     Pledge,
     Rejected,
@@ -41,7 +41,6 @@ from swarmnet.messages import (
     Stamp,
     contributors_of,
     first_of,
-    roll_of,
 )
 from swarmnet.peer.showing import made_again, sent_again
 from swarmnet.pipeline.works import KEPT_STEPS, off_by
@@ -68,12 +67,6 @@ _MOST_WAITING = 64
 _REMEMBERED = 64
 """Aggregates whose contributors are known: cases are about the last ones."""
 
-_MOST_EARLY = 8
-"""Decided cases that a replica was told before it knew the voters."""
-
-_COMMITTED = 32
-"""Steps of which is known what each stage committed: a case is forgotten after half as many."""
-
 _IMPOSSIBLE = bytes(32)
 """What a check finds of work that no correct replica could have contributed: it is not finite, or not an input."""
 
@@ -81,70 +74,44 @@ _LOOKS = 3
 """Times that a replica waits for the record of a peer that has signed what went into a work."""
 
 
-class Papers(Protocol):
-    """Where a peer keeps what proves who did what."""
+class AuditLog:
+    """What proves who did what: `receipts-stage-N.jsonl` in a peer's directory, and a file of `evidence/` for each ban.
 
-    def receipt(self, receipt: Receipt) -> None:
-        """A step is applied."""
-
-    def evidence(self, name: str, evidence: Evidence) -> str:
-        """Somebody is convicted. Returns where the evidence is; "": nowhere."""
-
-    def kept(self) -> Sequence[Evidence]:
-        """The evidence that is there."""
-
-
-class _NoPapers:
-    def receipt(self, receipt: Receipt) -> None:
-        pass
-
-    def evidence(self, name: str, evidence: Evidence) -> str:
-        return ""
-
-    def kept(self) -> Sequence[Evidence]:
-        return ()
-
-
-NO_PAPERS: Papers = _NoPapers()
-
-
-class PaperFiles:
-    """Papers in a peer's directory: `receipts-stage-N.jsonl`, and a file of `evidence/` for each proof.
-
-    failed: hears, once, why nothing can be written.
+    directory: None: nothing is kept. failed: hears, once, why nothing can be written.
     """
 
-    def __init__(self, directory: Path, failed: Callable[[str], None]) -> None:
+    def __init__(self, directory: Path | None = None, failed: Callable[[str], None] = lambda reason: None) -> None:
         self._directory, self._failed, self._silent = directory, failed, False
 
     def receipt(self, receipt: Receipt) -> None:
-        with self._told():
-            append(self._directory / f"receipts-stage-{receipt.stamp.stage}.jsonl", receipt)
+        """A step is applied."""
+        self._write(f"receipts-stage-{receipt.stamp.stage}.jsonl", lambda path: append(path, receipt))
 
     def evidence(self, name: str, evidence: Evidence) -> str:
-        path = self._directory / "evidence" / name
-        with self._told():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(evidence.to_json(), encoding="utf-8")
-            return str(path)
-        return ""
+        """A peer is banned. Returns where the evidence is; "": nowhere."""
+        return self._write(f"evidence/{name}", lambda path: path.write_text(evidence.to_json(), encoding="utf-8"))
 
     def kept(self) -> Sequence[Evidence]:
-        """Of what is no evidence any more, nothing: it is looked at as if it came from the network."""
+        """The evidence that is there. It is checked as if it came from the network."""
         found = []
-        for path in sorted((self._directory / "evidence").glob("*.json")):
+        for path in sorted((self._directory / "evidence").glob("*.json")) if self._directory is not None else ():
             with contextlib.suppress(OSError, ValueError):
                 found.append(Evidence.from_json(path.read_text(encoding="utf-8")))
         return found
 
-    @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
+    def _write(self, name: str, write: Callable[[Path], object]) -> str:
+        if self._directory is None:
+            return ""
+        path = self._directory / name
         try:
-            yield
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write(path)
         except OSError as error:
             if not self._silent:
                 self._failed(f"{error.filename or self._directory}: {error.strerror or error}")
             self._silent = True
+            return ""
+        return str(path)
 
 
 class Auditor:
@@ -167,20 +134,13 @@ class Auditor:
         )
         self._waiting: deque[Check] = deque()
         self.made_for: set[PeerId] = set()  # replicas for which I compute again what I have made
-        self._early: deque[Case] = deque(maxlen=_MOST_EARLY)
         self._checking = False
         self._asking = 0
-        self._shares: Recent[bytes, tuple[Contributions, Indexes]] = Recent(_REMEMBERED)  # by what stands for them
         self._sums: Recent[Stamp, Finished] = Recent(_REMEMBERED)
-        # By restart and step: the digest of each stage's aggregate, and of its contributors.
-        self._committed: Recent[tuple[Restart, int], dict[int, tuple[bytes, bytes]]] = Recent(_COMMITTED)
-        self._decided: list[Case] = []
-        self._tainted: set[Stamp] = set()
-        self._told: set[tuple[int, PeerId, int]] = set()
         self._excuses = Excuses()
         # Works that I asked for. Invariant: of cases that are in time.
         self._bare: Recent[tuple[Stamp, PeerId, int], AuditData] = Recent(4 * _REMEMBERED)
-        self._kept = peer.papers.kept()
+        self._kept = peer.audit_log.kept()
 
     # ------------------------------------------------------------ events
 
@@ -189,25 +149,27 @@ class Auditor:
         member = self._replica.member
         self._sums[stamp] = finished
         self._bare.drop(lambda about, data: stamp.step - about[0].step > _IN_TIME)
-        self._committed[stamp.restart, stamp.step] = {each.stage: (each.digest, each.roll) for each in commits}
-        self._shares[shares_of(finished.contributions, finished.voided)] = finished.contributions, finished.voided
         live = frozenset(member.view.live(self.stage, now=self._now()))
         pledges = self._replica.exchange.pledges(stamp)
         me, incarnation = self._peer.me, self._peer.incarnation
         mine = (of for peer, life, of in finished.contributions if (peer, life.incarnation) == (me, incarnation))
         self._replica.execution.contributed(stamp.step, frozenset().union(*mine))
         self.cases.applied(stamp, finished, pledges, member.chain, live)
-        while self._early and not self.cases.is_new:
-            self._hear(self._early.popleft(), self._peer.me)
+        for commit in commits:
+            for ban in commit.bans:
+                self._shut_out(ban, commit.stage)
+        # A replica that joins takes over the table with its state.
+        for peer in sorted(self._table - self.cases.banned.keys()):
+            self._shut_out(Ban(peer, -1, bytes(32)), self.stage)
+        member.bans = self.cases.to_name()
         before = stamp.step - 1
         self.cases.received(before, self._replica.execution.works.sents(before), member.chain)
-        self._spread()
         if pledges:
-            self._peer.papers.receipt(self._receipt(stamp, finished, pledges, commits))
+            self._peer.audit_log.receipt(self._receipt(stamp, finished, pledges, commits))
 
     def contradicted(self, one: Pledge, other: Pledge) -> None:
         """One peer has pledged two things for one aggregate."""
-        self._hear(Case(one, other=other), self._peer.me)
+        self.hear(self._peer.me, Case(one, other=other))
 
     def _receipt(
         self, stamp: Stamp, finished: Finished, pledges: Sequence[Pledge], commits: Sequence[Commit]
@@ -229,36 +191,22 @@ class Auditor:
     def hear(self, caller: PeerId, message: AuditControl) -> None:
         """Another peer tells a case, or what a replica of my stage has sent."""
         if isinstance(message, Case):
-            self._hear(message, caller)
+            self.cases.hear(message, caller)
         elif message.stamp.stage == self.stage:
             self.cases.hear_sent(message, caller)
-
-    def _hear(self, case: Case, caller: PeerId) -> None:
-        suspect, stage = suspect_of(case), case.pledge.stamp.stage
-        # Identities cost nothing, and two signatures of one ban it everywhere.
-        known = {self._peer.me, *self._heard(), *self._replica.member.membership.contributors(stage)}
-        if needs_no_recheck(case) and suspect not in known:
-            return
-        if case.contributions and self.cases.is_new:
-            self._early.append(case)
-            return
-        # No suspect has signed who verifies what it sent: that must be known here.
-        if case.sent is None or not case.contributions or needs_no_recheck(case) or self._was_applied(case):
-            self.cases.hear(case, caller)
-        # Others may have decided another step of a peer that is banned already.
-        news = case.contributions and case.pledge.stamp not in self._tainted and self._was_applied(case)
-        if news and suspect in at_fault(case, contributors_in(case)) and self.cases.accepts(case):
-            self._taint(case)
 
     def tick(self) -> None:
         """One heartbeat interval has passed."""
         # Once: the peers that this peer knew to be banned before it was started again.
         kept, self._kept = self._kept, ()
         for evidence in kept:
-            if evidence.run == self._peer.run_id and needs_no_recheck(evidence.case):
-                self.cases.hear(evidence.case, self._peer.me)
-            elif evidence.run == self._peer.run_id:
-                self.cases.learn(evidence.case, known_before=True)
+            if evidence.run == self._peer.run_id:
+                self.cases.learn(evidence.case)
+        # A peer that is banned hears of it by the commit, and may never apply it.
+        for commit in self._replica.member.oldest.barrier.known:
+            for ban in commit.bans:
+                if ban.peer == self._peer.me:
+                    self._shut_out(ban, commit.stage)
         self.cases.tick(self._now())
 
     # ------------------------------------------------------------ host of the cases
@@ -290,29 +238,47 @@ class Auditor:
         for peer in self._peer.mates(self.stage):
             self._peer.transport.tell(peer, case)
 
-    def ban(self, peer: PeerId, case: Case, reason: str) -> None:
-        """The peer is shut out; all peers are told the case."""
-        stamp, at = case.pledge.stamp, ""
-        told = self._shares.get(case.pledge.shares)
-        if not case.contributions and told is not None and not needs_no_recheck(case):
-            case = replace(case, contributions=told[0], voided=told[1])
-        if case.contributions or needs_no_recheck(case):
-            evidence = Evidence(self._peer.run_id, case)
-            at = self._peer.papers.evidence(f"stage-{stamp.stage}-step-{stamp.step}-{peer}.json", evidence)
-        # The last that it hears of me: its operator is to know.
-        if peer != self._peer.me and peer in self._heard():
-            self._peer.transport.tell(peer, case)
-        self._peer.convict(peer, stamp, reason, case, at=at)
-        self._decided.append(case)
-        # A false recheck has changed no aggregate, nor has a transfer that differs from the work.
-        if peer == suspect_of(case) and not needs_no_recheck(case):
-            self._taint(case)
-        self._spread()
+    def ban(self, peer: PeerId, case: Case) -> None:
+        """Two signatures prove the fault of the peer, also where there is no quorum."""
+        self.tell(case)
+        trainers = {other for other, record in self._peer.records.items() if record.feeds and self.stage == 0}
+        for trainer in sorted(trainers):
+            self._peer.transport.tell(trainer, case)
+        self._convict(peer, case, case.pledge.stamp, reason_of(case, peer))
 
-    def _taint(self, case: Case) -> None:
-        applied = self._was_applied(case)
-        self._tainted |= {case.pledge.stamp} if applied else set()
-        self._peer.taint(case.pledge.stamp, suspect_of(case), applied=applied)
+    def vouch(self, decided: frozenset[Ban]) -> None:
+        """The replica votes for commits that name these bans."""
+        self._replica.member.membership.vouched = decided
+
+    @property
+    def _table(self) -> frozenset[PeerId]:
+        """The peers that are banned by commits."""
+        rows = self._replica.member.membership.exclusions
+        return frozenset(row.peer for row in rows if row.until_step == FOR_EVER)
+
+    def _shut_out(self, ban: Ban, stage: int) -> None:
+        """A stage has committed that ban."""
+        member = self._replica.member
+        stamp = Stamp(max(ban.step, 0), stage, member.chain, member.restart)
+        if ban.step >= 0:
+            self._peer.taint(stamp, ban.peer, applied=True)
+        known, voters = ban.peer in self.cases.banned, self.cases.voters
+        case = self.cases.committed(ban)
+        if not known and case is not None:
+            self._convict(ban.peer, case, case.pledge.stamp, reason_of(case, ban.peer, voters))
+        elif not known:
+            what = f"step {ban.step}: false work" if ban.step >= 0 else "a false recheck, or two signatures"
+            self._convict(ban.peer, None, stamp, f"{what}, by votes of stage {stage}")
+
+    def _convict(self, peer: PeerId, case: Case | None, stamp: Stamp, reason: str) -> None:
+        """The peer is shut out. What proves that is written to a file, if signatures alone do."""
+        at, finished = "", self._sums.get(stamp)
+        if case is not None and finished is not None and not needs_no_recheck(case):
+            case = replace(case, contributions=finished.contributions, voided=finished.voided)
+        if case is not None and not refusal(case, contributors_in(case), self._peer.signer.verify):
+            evidence = Evidence(self._peer.run_id, case)
+            at = self._peer.audit_log.evidence(f"stage-{stamp.stage}-step-{stamp.step}-{peer}.json", evidence)
+        self._peer.convict(peer, stamp, reason, case, at=at)
 
     def suspend(self, peer: PeerId, why: str) -> None:
         """This replica has observed the peer to be late."""
@@ -322,29 +288,6 @@ class Auditor:
         """The case is shown in status."""
         peers = sorted({suspect_of(case), *(found.peer for found in case.rechecks)})
         self._case_event("disputed", case, peers=peers)
-
-    def _was_applied(self, case: Case) -> bool:
-        """Is it about an aggregate that this replica saw committed? Identities cost nothing, and cases neither."""
-        stamp = case.pledge.stamp
-        committed = self._committed.get((stamp.restart, stamp.step), {})
-        roll = roll_of(tuple(sorted(first_of(contributors_in(case)))))
-        return committed.get(stamp.stage) == (case.pledge.digest, roll)
-
-    def _heard(self) -> Set[PeerId]:
-        """The peers whose heartbeats I receive, of any stage."""
-        return frozenset(self._replica.member.view.everyone())
-
-    def _spread(self) -> None:
-        """Tell each decided case once to all peers that I hear and, of stage 0, to trainers."""
-        records = self._peer.records
-        trainers = {peer for peer, record in records.items() if record.feeds and self.stage == 0}
-        heard = (self._heard() | trainers) - self.cases.banned.keys()
-        known = [(peer, records[peer].incarnation if peer in records else 0) for peer in heard]
-        for number, case in enumerate(self._decided):
-            for peer, incarnation in known:
-                if peer != self._peer.me and (number, peer, incarnation) not in self._told:
-                    self._told.add((number, peer, incarnation))
-                    self._peer.transport.tell(peer, case)
 
     def _event(self, event: str, peer: PeerId, step: int, **fields: object) -> None:
         self._peer.on_event(self.stage, event, {"peer": peer, "step": step, **fields})
@@ -399,7 +342,7 @@ class Auditor:
             if isinstance(error, Refused) and error.code is not RejectCode.VOID:
                 # My weights of that step are gone: because I lagged, or because it took so long to show its work.
                 if in_time and shown_s > self._peer.timers.suspect_s:
-                    self._withheld(pledge, check.index, "it was shown too slowly to be computed again")
+                    self._withheld(pledge.stamp, owner, check.index, "it was shown too slowly to be computed again")
                 raise
             # Of what was sent that proves nothing: its contributor has chosen what it is made of.
             if sent is not None:
@@ -424,7 +367,7 @@ class Auditor:
             self._event("weighed", peer, step, index=index, off=off)
             self.cases.weighed(peer, off)
         elif in_time:
-            self._withheld(pledge, index, why)
+            self._withheld(pledge.stamp, peer, index, why)
 
     async def _compare(self, sent: Sent, owner: PeerId) -> None:
         """Ask the contributor of that microbatch for its work, and compare it with what was sent."""
@@ -442,7 +385,7 @@ class Auditor:
         if answer is not None and self.cases.compared(sent, answer.work, answer.path):
             self._bare[about] = answer
         elif in_time and owner != self._peer.me:
-            self._withheld_work(stamp, owner, sent.index, why)
+            self._withheld(stamp, owner, sent.index, why)
 
     async def _ask(self, peer: PeerId, request: AuditRequest, limit_s: float = _ASK_S) -> tuple[AuditData | None, str]:
         """What that peer shows, and what is wrong with that if it is not what was pledged. Of nothing: why; "": it is
@@ -477,14 +420,10 @@ class Auditor:
         timers = self._peer.timers
         while (silent_s := self._now() - asked_at) <= timers.long_silence_s:
             await asyncio.sleep(timers.beat_s)
-            if silent_s >= timers.beat_s and self._is_here(peer, since=asked_at):
+            seen = self._replica.member.view.get(peer)
+            if silent_s >= timers.beat_s and seen is not None and seen.touched_at > asked_at:
                 return True
         return False
-
-    def _is_here(self, peer: PeerId, *, since: float) -> bool:
-        """Has it been heard since then, and has it answered on a line of mine?"""
-        seen = self._replica.member.view.get(peer)
-        return seen is not None and seen.touched_at > since
 
     def _in_time(self, stamp: Stamp, peer: PeerId) -> bool:
         # It keeps what it shows for some steps: a late request gets nothing from any peer.
@@ -492,10 +431,7 @@ class Auditor:
         ahead = seen is not None and seen.version - stamp.step >= KEPT_STEPS
         return not ahead and self._replica.member.version - stamp.step <= _IN_TIME
 
-    def _withheld(self, pledge: Pledge, index: int, why: str) -> None:
-        self._withheld_work(pledge.stamp, pledge.peer, index, why)
-
-    def _withheld_work(self, stamp: Stamp, peer: PeerId, index: int, why: str) -> None:
+    def _withheld(self, stamp: Stamp, peer: PeerId, index: int, why: str) -> None:
         """The peer has shown nothing, though it was asked in time."""
         # No peer answers for what was given up.
         if why and stamp.restart == self._replica.member.restart and self._lives_on(stamp, peer):
@@ -523,7 +459,7 @@ class Auditor:
         peer, execution = pledge.peer, self._replica.execution
         request, reason = AuditRequest(pledge.stamp.step, self.stage, index, peer), ""
         in_time = self._in_time(pledge.stamp, peer)
-        kept = execution.kept(request)
+        kept = execution.shown.get(request)
         if kept is not None and proves(kept.path, kept.work, pledge.work_root):
             with contextlib.suppress(BadMessage):
                 return kept, *execution.opened(request, kept)
@@ -541,7 +477,7 @@ class Auditor:
                     why = str(error)
             reason = why if holder == peer else reason
         if in_time:
-            self._withheld(pledge, index, reason)
+            self._withheld(pledge.stamp, peer, index, reason)
         return None
 
     async def _opened(self, request: AuditRequest, data: AuditData) -> tuple[Sequence[Packed], Sequence[Packed]]:

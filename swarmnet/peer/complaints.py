@@ -15,7 +15,7 @@ from swarmnet.bounds import Recent
 from swarmnet.directory import Complaint
 from swarmnet.ids import PeerId
 from swarmnet.manifest.timers import Timers
-from swarmnet.messages import Trouble
+from swarmnet.messages import FOR_EVER, Trouble
 from swarmnet.step.member import Member
 
 _STEPS = 20
@@ -107,7 +107,8 @@ class Complaints:
             *(
                 Complaint(member.stage, each.peer, "sits_out", self._late.get(each.peer, "was late"), seconds)
                 for each in member.membership.exclusions
-                if (seconds := int((each.until_step - member.version) * self._usual_s)) > 0
+                if each.until_step < FOR_EVER
+                and (seconds := int((each.until_step - member.version) * self._usual_s)) > 0
             ),
             *(
                 Complaint(member.stage, peer, "left_out", reason, int(now - at))

@@ -54,7 +54,7 @@ from swarmnet.net.line_test import LineTests
 from swarmnet.net.records import nobody_serves, unserved
 from swarmnet.peer import showing
 from swarmnet.peer.audit_health import convicted_here
-from swarmnet.peer.auditor import NO_PAPERS, Auditor, Papers
+from swarmnet.peer.auditor import AuditLog, Auditor
 from swarmnet.peer.complaints import Complaints
 from swarmnet.peer.extending import Extending
 from swarmnet.peer.leaving import drain, hold
@@ -148,7 +148,7 @@ class Peer:
         routing: makes the rule by which one of its replicas calls the next stage.
         told_of_others: it was told where others are, so that there should be some.
         computes: the numerics class in which it computes, as its record says; "": `numerics`.
-        papers: keeps receipts and evidence.
+        audit_log: keeps receipts and evidence; None: nowhere.
         carried: the version of its stage's state that it has put on disk to move here; None: it has not moved.
     """
 
@@ -172,7 +172,7 @@ class Peer:
         manifest_toml: str = "",
         numerics: str = "",
         computes: str = "",
-        papers: Papers = NO_PAPERS,
+        audit_log: AuditLog | None = None,
         admissions: Admissions | None = None,
         notices: Notices | None = None,
         wall: Callable[[], float] = wall_time,
@@ -187,7 +187,7 @@ class Peer:
         self.me, self.run_id, self.manifest, self.incarnation = me, run, manifest, incarnation
         self.limits, self.numerics, self.signer, self.disk = limits, numerics, signer, disk
         self.tokens, self.windows, self.routing = tokens, windows, routing
-        self.computes, self.papers = computes or numerics, papers
+        self.computes, self.audit_log = computes or numerics, audit_log or AuditLog()
         self.timers = manifest.protocol.timers
         self.transport = Loopback(me, self, transport)
         self._engines, self._directory, self._record = engines, directory, record
@@ -387,7 +387,7 @@ class Peer:
         """The other replicas of any stage, as far as my replica of `stage` knows them."""
         return [peer for peer in sorted(self.near(stage).get(other) or self.serving(other)) if peer != self.me]
 
-    def convict(self, peer: PeerId, stamp: Stamp, reason: str, proof: Case, *, at: str) -> None:
+    def convict(self, peer: PeerId, stamp: Stamp, reason: str, proof: Case | None, *, at: str) -> None:
         """It is proven that `peer` has done wrong in that step: it is shut out, and all my replicas know.
 
         at: the file of evidence; "": there is none.

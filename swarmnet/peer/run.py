@@ -20,7 +20,7 @@ from swarmnet.net.away import remember, until_somebody_answers, was_in
 from swarmnet.net.endpoint import NOTHING_BETWEEN, Wrap, check_alone, open_endpoint
 from swarmnet.net.parent_death import dies_with_parent, same_python
 from swarmnet.net.stop import stopped_by_signal, unless_stopped
-from swarmnet.peer.auditor import PaperFiles
+from swarmnet.peer.auditor import AuditLog
 from swarmnet.peer.checkup import advice
 from swarmnet.peer.desk import OpenDesk
 from swarmnet.peer.devices import NumericsClass, check_memory, choose_layout, computed_here, meaningless, refuse_useless
@@ -262,7 +262,7 @@ async def _serve(
             engines,
             numerics=numerics.apply,
             computes=str(numerics),
-            papers=PaperFiles(config.dir, lambda reason: on_event("no_papers", {"reason": reason})),
+            audit_log=AuditLog(config.dir, lambda reason: on_event("no_papers", {"reason": reason})),
             transport=wrap.transport(endpoint.transport),
             directory=endpoint.directory,
             incarnation=endpoint.incarnation,

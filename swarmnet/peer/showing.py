@@ -11,7 +11,7 @@ from swarmnet.errors import Refused, RejectCode
 from swarmnet.ids import Chain, PeerId, first_chain, next_chain
 from swarmnet.messages import Answer, AuditData, AuditRequest, Sent, Stamp, WorkRecord
 from swarmnet.pipeline.recovery import Keepalive
-from swarmnet.pipeline.works import digest, opened
+from swarmnet.pipeline.works import digest, opened, show
 from swarmnet.quorum import has_quorum
 from swarmnet.stage.seams import Recomputed
 
@@ -95,7 +95,7 @@ async def answered(peer: Peer, replica: Replica, caller: PeerId, request: AuditR
     if not replica.is_live(caller, replica.stage):
         raise Refused(RejectCode.NOT_A_FEEDER, "you are not known here as a replica of this stage")
     try:
-        shown = replica.execution.audit(caller, request, me=peer.me)
+        shown = show(replica.execution.works, replica.execution.shown, caller, request, me=peer.me)
         if not request.made:
             yield shown
             return

@@ -17,13 +17,13 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable, Mapping, Set
 from dataclasses import replace
 
-from swarmnet.errors import BadMessage, Refused, RejectCode
+from swarmnet.errors import BadMessage, RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.messages import Answer, AuditData, AuditRequest, Busy, Fetch, Packed, Process, Rejected
 from swarmnet.pipeline.context import PipelineContext
 from swarmnet.pipeline.inputs import TurnedAway
 from swarmnet.pipeline.tasks import StepTasks
-from swarmnet.pipeline.works import WorkBook, digest, opened
+from swarmnet.pipeline.works import ShownWorks, WorkBook, digest, opened
 from swarmnet.transport import ReadPayload
 
 _UNSURE_S = 0.25
@@ -185,23 +185,10 @@ class Execution:
         once all that this replica owns is summed, and of the last steps."""
         return self.works.root(step)
 
-    def audit(self, mate: PeerId, request: AuditRequest, *, me: PeerId) -> AuditData:
-        """What answers a mate: about a microbatch that this replica counted, or that its peer has shown here. Raises
-        Refused: NOT_FOUND, TOO_OFTEN."""
-        mine, works, shown = request.peer == me, self.works, self._context.shown
-        if not mine:
-            found = shown.show(mate, request)
-        elif request.bare:
-            found = works.bare(request.step, request.index)
-        else:
-            found = works.show(mate, request.step, request.index)
-        if found is None:
-            raise Refused(RejectCode.NOT_FOUND, "not kept here", step=request.step, index=request.index)
-        return found
-
-    def kept(self, request: AuditRequest) -> AuditData | None:
-        """What `request.peer` has shown, if it is still here."""
-        return self._context.shown.get(request)
+    @property
+    def shown(self) -> ShownWorks:
+        """What suspects have shown here."""
+        return self._context.shown
 
     def opened(self, request: AuditRequest, data: AuditData) -> tuple[tuple[Packed, ...], tuple[Packed, ...]]:
         """(inputs, gradient) of the microbatch that `request.peer` has shown, for `Compute.recompute`; from now on they

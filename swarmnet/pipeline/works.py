@@ -250,3 +250,17 @@ def _count(asks: Counter[PeerId], mate: PeerId) -> None:
 
 def _size(data: AuditData) -> int:
     return sum(packed.num_bytes for packed in data.payload)
+
+
+def show(works: WorkBook, shown: ShownWorks, mate: PeerId, request: AuditRequest, *, me: PeerId) -> AuditData:
+    """What answers a mate: about a microbatch that this replica counted, or that its peer has shown here.
+
+    Raises Refused: NOT_FOUND, TOO_OFTEN."""
+    step, index = request.step, request.index
+    if request.peer != me:
+        found = shown.show(mate, request)
+    else:
+        found = works.bare(step, index) if request.bare else works.show(mate, step, index)
+    if found is None:
+        raise Refused(RejectCode.NOT_FOUND, "not kept here", step=step, index=index)
+    return found

@@ -35,6 +35,7 @@ def commit_of(stamp: Stamp, finished: Finished, *, named: bool = True) -> Commit
         contributors=contributors if named else (),
         notice=finished.notice,
         late=finished.late,
+        bans=finished.bans,
     )
 
 
@@ -49,7 +50,7 @@ def statement(commit: Commit, restart: Restart) -> bytes:
 
 
 def evidence(commits: Iterable[Commit]) -> bytes:
-    """Hash of what the next step depends on: the sums, counts, notices and late peers, not who made the sums.
+    """Hash of what the next step depends on: the sums, counts, notices, late and banned peers, not who made the sums.
 
     Round ids stay out, so two leaders that committed the same sum leave the same chain behind.
     """
@@ -62,6 +63,8 @@ def evidence(commits: Iterable[Commit]) -> bytes:
         digest.update(",".join(map(str, sorted(commit.voided))).encode())
         digest.update(commit.notice.encode())
         digest.update(",".join(commit.late).encode())
+        for ban in commit.bans:
+            digest.update(signed.statement(ban))
     return digest.digest()
 
 

@@ -47,12 +47,12 @@ class Election:
     def _passed_over(self, now: float) -> frozenset[PeerId]:
         """The mates that I do not let lead: fewer than half of the voters, or of all of us while there are none.
 
-        First who has failed in this step, then who was late as most have observed: neither is in the table yet. What I
-        alone observed in other steps is no reason, or each of us would have another order.
+        First whom a commit is to ban, then who has failed in this step, then who was late as most have observed: these
+        are not in the table yet. What I alone observed in other steps is no reason, or each would have another order.
         """
-        view = self._view
+        view, bans = self._view, sorted(ban.peer for ban in self._member.bans)
         out = view.observed_late(now=now), view.cut_off(view.stage, now=now)
-        worst = [*sorted(self._failed), *(peer for peers in out for peer in sorted(peers)), *self._were_late]
+        worst = [*bans, *sorted(self._failed), *(peer for peers in out for peer in sorted(peers)), *self._were_late]
         if not worst:
             return frozenset()
         live = self._membership.live(view.stage, now=now) | {*view.live(view.stage, now=now), view.me}

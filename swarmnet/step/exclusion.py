@@ -1,12 +1,13 @@
-"""Which peers the steps of a stage do not wait for, because they were late. Pure.
+"""Which peers the steps of a stage do not wait for, because they were late or are banned. Pure.
 
-The table follows from the commits of the stage alone, so it is equal at every replica that has applied them: a commit
-names the peers that were late (`late`), and the chain of commits covers the names.
+The table follows from commits alone, so it is equal at every replica that has applied them: a commit
+names the peers that were late (`late`) or are banned (`bans`), and the chain of commits covers the names.
 
 | event | table |
 |---|---|
-| a commit of step t names a peer | its level rises by one, to 3 at most; it is excluded until step t + 1 + back-off |
+| a commit of step t names a peer as late | its level rises by one, to 3 at most; excluded until step t + 1 + back-off |
 | a commit of step t names a peer that is excluded | the same back-off begins again |
+| a commit of any stage bans a peer | it is excluded for ever |
 | each 128 steps after the end of its exclusion | its level falls by one; at 0 the peer is forgotten |
 
 | level | 1 | 2 | 3 |
@@ -27,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence, Set
 
 from swarmnet.ids import PeerId
-from swarmnet.messages import MAX_EXCLUSIONS, MAX_LEVEL, Commit, Exclusion
+from swarmnet.messages import FOR_EVER, MAX_EXCLUSIONS, MAX_LEVEL, Ban, Commit, Exclusion
 from swarmnet.quorum import minority
 
 BACK_OFF = (32, 64, 128)
@@ -37,17 +38,20 @@ CLEAN = 128
 Table = tuple[Exclusion, ...]
 
 
-def after(table: Table, commit: Commit) -> Table:
-    """The table once this commit is applied."""
+def after(table: Table, commit: Commit, bans: Iterable[Ban] = ()) -> Table:
+    """The table once this commit is applied. bans: of all stages in its step."""
     step = commit.step + 1
     found = {
         each.peer: each for each in table if _level(each, step) > 0 or each.peer in commit.late
     }  # an end is never moved: the level at any step follows from it
     for peer in commit.late:
         before = found.get(peer)
+        if before is not None and before.until_step == FOR_EVER:
+            continue  # no leader lifts a ban
         # One leader may name the same peer in each of its steps.
         level = 1 if before is None else min(_level(before, step) + (before.until_step <= step), MAX_LEVEL)
         found[peer] = Exclusion(peer, step + BACK_OFF[level - 1], level)
+    found |= {ban.peer: Exclusion(ban.peer, FOR_EVER, MAX_LEVEL) for ban in bans}
     latest = sorted(found.values(), key=lambda each: (-each.until_step, each.peer))[:MAX_EXCLUSIONS]
     return tuple(sorted(latest, key=lambda each: each.peer))
 

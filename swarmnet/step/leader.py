@@ -13,7 +13,20 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from swarmnet.ids import Ballot, Generation, PeerId, RoundId
-from swarmnet.messages import MAX_LATE, NONE, UNMEASURED, Commit, Committed, Indexes, MemberState, Round, Stamp
+from swarmnet.messages import (
+    MAX_BANS,
+    MAX_LATE,
+    NONE,
+    UNMEASURED,
+    BannedPeers,
+    Commit,
+    Committed,
+    Indexes,
+    LatePeers,
+    MemberState,
+    Round,
+    Stamp,
+)
 from swarmnet.quorum import blocks, has_quorum, minority
 from swarmnet.step.commits import counting
 from swarmnet.step.exclusion import passed_over
@@ -417,9 +430,10 @@ class Leader:
             if self.view.in_touch(peer, now=now) and not self.ledger.of(peer):
                 self._member.lateness.observe(peer, "takes no work that it is brought", now=now)
 
-    def _late(self, now: float) -> tuple[PeerId, ...]:
-        """The peers that the commit is to name as late: of the voters fewer than half, with those excluded already; or
-        without those, if most have observed it.
+    def _named(self, now: float) -> tuple[LatePeers, BannedPeers]:
+        """The late peers that the commit is to name: of the voters fewer than half, with those excluded already, or
+        without those, if most have observed it. And the banned ones, unless voters that are away or refuse to sign keep
+        the stage from committing bans.
 
         An aggregate that members hold may have been committed by votes that I do not see: the same aggregate, made
         again, then names the same peers, or the stage would have two chains.
@@ -429,15 +443,17 @@ class Leader:
         for held in sorted(set(self.acks.values()), key=lambda each: each.id, reverse=True):
             signed = {peer for peer, ack in self.acks.items() if ack == held}
             if has_quorum(signed | (voters - self.members.keys()), voters):
-                return held.late
-        if (named := membership.late_signed(self.stamp.step, self.view.me)) is not None:
+                return held.late, held.bans
+        if (named := membership.named_signed(self.stamp.step, self.view.me)) is not None:
             return named  # else its members refuse what they have signed under me with other names
         # A peer that was excluded and has contributed nothing since is no voter any more; neighbours bring it work.
         known = voters.union(each.peer for each in membership.exclusions)
         late = [peer for peer in self._observed(now) if peer in known and peer not in (*excluded, self.view.me)]
         most, room = self.view.observed_late(now=now), minority(voters) - len(voters.intersection(excluded))
         found = [peer for place, peer in enumerate(late) if place < room or peer in most]
-        return tuple(sorted(found[: min(minority(voters), MAX_LATE)]))
+        able = self.members.keys() - {ban.peer for ban in self._member.bans}
+        bans = self._member.bans[:MAX_BANS] if has_quorum(able, voters) and not self.ballot.number else ()
+        return tuple(sorted(found[: min(minority(voters), MAX_LATE)])), bans
 
     def _is_voter(self, peer: PeerId) -> bool:
         """Has this member, or I, a say in the step? All have while there are no voters."""
@@ -697,7 +713,7 @@ class Leader:
                 cost_s = max(now - since, self.view.timers.settle_s)
                 self._member.lateness.charge(peer, "gives back what it was granted", cost_s=cost_s, now=now)
         apart = self._rounds.builder.spared(self.members, self._broken_ends(), self._newcomers())
-        opened = self._rounds.open(self.members, self.ledger, apart, self._late(now), now=now)
+        opened = self._rounds.open(self.members, self.ledger, apart, self._named(now), now=now)
         self._member.membership.rolls.learn(self.stamp.stage, counting(opened))
         reason = left_alone(self.view, self.stamp, self.members, now=now)
         if reason is not None:

@@ -18,6 +18,7 @@ from swarmnet.manifest.timers import TERM_STEPS, Timers
 from swarmnet.messages import (
     MAX_LATE,
     UNMEASURED,
+    BannedPeers,
     Commit,
     Committed,
     Finished,
@@ -78,6 +79,8 @@ class Member:
         self._restored = 0  # the version at which this process last took state over
         self.synced = False
         """Do I have state? Without it I take no part in the step."""
+        self.bans: BannedPeers = ()
+        """What commits of my stage should ban, as decided when the step began: by now the other voters know it too."""
         self.overruled_by: PeerId | None = None
         """Who kept the step before while I thought that I did, and did not follow me."""
         self.line: LineQuality = UNMEASURED
@@ -191,7 +194,8 @@ class Member:
         chain, version = next_chain(self.chain, evidence(commits)), self.version + 1
         # Leaders are drawn again from a chain that no replica knew when the last term began.
         term_chain = chain if version % TERM_STEPS == 0 else self.term_chain
-        exclusions = after(self.header.exclusions, commits[self.stage])
+        bans = [ban for commit in commits for ban in commit.bans]
+        exclusions = after(self.header.exclusions, commits[self.stage], bans)
         notices = self.horizon_of(commits).texts
         return StateHeader(version, chain, self.chain, term_chain, self.restart, notices, exclusions)
 
@@ -398,7 +402,7 @@ class Member:
         promised = about.promised if about is not None else None
         reason = refusal(peer, message, self.shape, promised, self._highest_ballot)
         if reason is None and isinstance(message, StagePlan) and message.attempt is not None and about is not None:
-            reason = about.late_refusal(message.attempt) if message.stamp == about.stamp else None
+            reason = about.attempt_refusal(message.attempt) if message.stamp == about.stamp else None
         if reason is not None:
             self.host.log("refused_message", peer=peer, kind=type(message).__name__, reason=reason)
             # No correct leader has such a plan, and waiting for a better one would cost its whole term.

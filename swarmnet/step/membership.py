@@ -22,7 +22,10 @@ from dataclasses import replace
 
 from swarmnet.ids import NO_RESTART, PeerId, Restart, Signer
 from swarmnet.messages import (
+    FOR_EVER,
     MAX_VOTES,
+    Ban,
+    BannedPeers,
     Commit,
     Exclusion,
     Finished,
@@ -77,13 +80,14 @@ class Membership:
         """Have I taken state over and contributed nothing since?"""
         self._lives: dict[PeerId, int] = {}  # of my stage: the incarnation in which it first counted or contributed
         self._votes: dict[tuple[int, int], Votes] = {}
-        self._late_signed: dict[tuple[int, PeerId], LatePeers] = {}  # (step, leader)
+        self._named_signed: dict[tuple[int, PeerId], tuple[LatePeers, BannedPeers]] = {}  # (step, leader)
         self._heard_at: dict[Commit, float] = {}  # its first vote
         self._listed: dict[int, dict[PeerId, frozenset[Commit]]] = {}  # stage -> replica -> the commits it believes
         self.changes = 0
         """How often a vote or another's belief was news: until then only time makes a commit credible."""
         self._given_up: set[Commit] = set()  # sums of the open step
         self._convicted: set[PeerId] = set()
+        self.vouched: frozenset[Ban] = frozenset()  # bans that are decided: I sign no others
         self._rosters: dict[int, frozenset[PeerId]] = {}  # as they follow from these two
         self._alone: set[PeerId] = set()  # replicas that believed what nobody committed
         self.rolls = Rolls()
@@ -196,17 +200,18 @@ class Membership:
             self.followed(commits)
         self._exclusions[self.stage] = exclusions
 
-    def followed(self, commits: Iterable[Commit]) -> None:
+    def followed(self, commits: Sequence[Commit]) -> None:
         """A step is over in which I took no part: of no contributor I know in which life it was."""
         lives = dict(self._lives)
         self.applied(commits)
         self._lives = lives
 
-    def applied(self, commits: Iterable[Commit], finished: Finished | None = None) -> None:
+    def applied(self, commits: Sequence[Commit], finished: Finished | None = None) -> None:
         """A step is over: who has contributed counts, and who has been silent for long does not.
 
         finished: the sum of my own stage, if it is here: a commit names only those of its contributors that may count.
         """
+        bans = [ban for commit in commits for ban in commit.bans]
         for commit in commits:
             of = self._counting.setdefault(commit.stage, {})
             self._rosters.pop(commit.stage, None)
@@ -218,9 +223,9 @@ class Membership:
             for peer in named | (signed & of.keys() if of else signed):
                 of[peer] = commit.step
             self.rolls.applied(commit)
-            table = self._exclusions[commit.stage] = after(self._exclusions.get(commit.stage, ()), commit)
+            table = self._exclusions[commit.stage] = after(self._exclusions.get(commit.stage, ()), commit, bans)
             # An excluded peer contributes nothing: it keeps its vote, or lying leaders would choose the voters.
-            until = {each.peer: each.until_step for each in table}
+            until = {each.peer: each.until_step for each in table if each.until_step < FOR_EVER}
             last = {peer: max(step, until.get(peer, step)) for peer, step in of.items()}
             stale = sorted((step, peer) for peer, step in last.items() if commit.step - step > _STAYS)
             for _, peer in stale[: minority(of)]:
@@ -234,7 +239,7 @@ class Membership:
         steps = [commit.step for commit in commits]
         if steps:
             self._votes = {of: found for of, found in self._votes.items() if of[1] >= min(steps)}
-            self._late_signed = {of: late for of, late in self._late_signed.items() if of[0] >= min(steps)}
+            self._named_signed = {of: named for of, named in self._named_signed.items() if of[0] >= min(steps)}
             kept = {commit for found in self._votes.values() for commit in found}
             self._heard_at = {commit: at for commit, at in self._heard_at.items() if commit in kept}
 
@@ -264,7 +269,7 @@ class Membership:
         self._presumed.clear()
         self._presumed_of = {}
         self._exclusions.clear()
-        self._late_signed.clear()
+        self._named_signed.clear()
         for known in (self._counting, self._lives, self._votes, self._heard_at, self._listed, self._given_up):
             known.clear()
         self._rosters.clear()
@@ -273,22 +278,25 @@ class Membership:
     # ------------------------------------------------------------ votes
 
     def sign(self, commit: Commit) -> bytes:
-        """My vote for it; empty if I have signed another sum of that round, which I hold no more."""
+        """My vote for it; empty if I signed another sum of that round, which I hold no more, or if I do not know that
+        a ban in it is decided."""
+        if not self.vouched.issuperset(commit.bans):
+            return b""
         found = self._votes.get((commit.stage, commit.step), {})
         if any(other.id == commit.id and other != commit and self.me in votes for other, votes in found.items()):
             return b""
         self._given_up.discard(commit)
         self.rolls.learn(commit.stage, commit.contributors)
-        self._late_signed[commit.step, commit.id.ballot.peer] = commit.late
+        self._named_signed[commit.step, commit.id.ballot.peer] = commit.late, commit.bans
         return self._signer.sign(statement(commit, self._restart))
 
-    def late_signed(self, step: int, leader: PeerId) -> LatePeers | None:
-        """Whom the aggregate names as late that I signed last in that step under that leader; None: I signed none.
+    def named_signed(self, step: int, leader: PeerId) -> tuple[LatePeers, BannedPeers] | None:
+        """The late and banned peers of the aggregate that I signed last in that step under that leader, if any.
 
-        A leader that could have two aggregates of one step signed that differ in `late` alone could commit both: the
-        stage would have two chains.
+        A leader that could have two aggregates of one step signed that differ in these names alone could commit both:
+        the stage would have two chains.
         """
-        return self._late_signed.get((step, leader))
+        return self._named_signed.get((step, leader))
 
     def give_up(self, commit: Commit) -> None:
         """I signed that sum and no longer hold it: my vote no longer counts when I look for a certificate."""
@@ -446,6 +454,8 @@ class Membership:
         # Most of those who count: no other sum of the step can have that many.
         if has_quorum(signed, roster):
             return True
+        if commit.bans:
+            return False  # the few that are left when others are away ban no peer
         live = self.live(commit.stage, now=now)
         # The others are lost, and nobody waits for them for ever. A cut may fork the stage here (docs/protocol.md).
         if has_quorum(signed, live):

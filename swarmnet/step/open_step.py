@@ -414,17 +414,20 @@ class OpenStep:
             self._asked = True
             self.report()
 
-    def late_refusal(self, attempt: Round) -> str | None:
-        """Why I sign nothing with the peers that this attempt names as late, or None.
+    def attempt_refusal(self, attempt: Round) -> str | None:
+        """Why I sign nothing that names the late and banned peers of this attempt, or None.
 
-        A lying leader may name correct peers, as only the leader sees most lateness: but fewer than half of the voters,
-        so that the others are a quorum, and the same ones in all attempts of a step. All members must refuse the same,
-        so what one of them alone has observed decides nothing.
+        A lying leader may name correct peers as late, as only the leader sees most lateness: but fewer than half of the
+        voters, so that the others are a quorum, and the same names in all attempts of a step. All members must refuse
+        the same, so what one of them alone has observed decides nothing: of a ban that is decided all voters are told
+        before a correct leader names it.
         """
         membership = self._member.membership
-        signed = membership.late_signed(self.stamp.step, attempt.id.ballot.peer)
-        if signed is not None and signed != attempt.late:
-            return "names other late peers than an aggregate of it that I signed"
+        signed = membership.named_signed(self.stamp.step, attempt.id.ballot.peer)
+        if signed not in (None, (attempt.late, attempt.bans)):
+            return "names other late or banned peers than an aggregate of it that I signed"
+        if not membership.vouched.issuperset(attempt.bans):
+            return "names a ban that is not decided"
         named = {*attempt.late}
         # I may have begun lately, and know fewer voters than the leader.
         contributors = {peer for peer, _, indexes in attempt.contributions if indexes}

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from swarmnet.averaging.grid import arrange, circles, grid_of
 from swarmnet.ids import Ballot, PeerId, RoundId
-from swarmnet.messages import UNMEASURED, LatePeers, LineQuality, Round, Stamp
+from swarmnet.messages import UNMEASURED, BannedPeers, LatePeers, LineQuality, Round, Stamp
 from swarmnet.step.ledger import Ledger
 from swarmnet.step.suspects import SuspectGraph
 from swarmnet.step.view import View
@@ -43,10 +43,16 @@ class Rounds:
     cut_for_links: bool = False  # a round of the step was cut again for broken links, which is done once
 
     def open(
-        self, members: Collection[PeerId], ledger: Ledger, apart: frozenset[PeerId], late: LatePeers, *, now: float
+        self,
+        members: Collection[PeerId],
+        ledger: Ledger,
+        apart: frozenset[PeerId],
+        named: tuple[LatePeers, BannedPeers],
+        *,
+        now: float,
     ) -> Round:
-        """Open the next round."""
-        opened = self.builder.open(members, ledger, apart, late)
+        """Open the next round. named: the late and banned peers that its commit is to name."""
+        opened = self.builder.open(members, ledger, apart, *named)
         self.attempt = Attempt(opened, apart, now)
         self.suspects.opened(opened.id, now=now)
         return opened
@@ -101,7 +107,12 @@ class RoundBuilder:
         return found
 
     def open(
-        self, members: Collection[PeerId], ledger: Ledger, apart: frozenset[PeerId] = frozenset(), late: LatePeers = ()
+        self,
+        members: Collection[PeerId],
+        ledger: Ledger,
+        apart: frozenset[PeerId] = frozenset(),
+        late: LatePeers = (),
+        bans: BannedPeers = (),
     ) -> Round:
         """The next round, over all that the ledger holds. apart: members (never all) that should reduce nothing."""
         bandwidths = self._bandwidths(members)
@@ -131,6 +142,7 @@ class RoundBuilder:
             rows=tuple(len(row) for row in rows) if len(rows) > 1 else (),
             notice=self._notice(self.stamp.step),
             late=late,
+            bans=bans,
         )
         return opened
 

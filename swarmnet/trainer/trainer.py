@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 
-from swarmnet.audit.case import Verify, agreed, at_fault, contributors_in, needs_no_recheck, refusal, results
+from swarmnet.audit.case import Verify, needs_no_recheck, refusal, suspect_of
 from swarmnet.clock import loop_time, wall_time
 from swarmnet.directory import Directory, Record
 from swarmnet.errors import Refused, RejectCode
@@ -40,7 +40,6 @@ from swarmnet.messages import (
     Process,
     Rejected,
     Request,
-    first_of,
 )
 from swarmnet.net.admission import Admissions
 from swarmnet.net.dial_back import Asking, Hide, Proofs
@@ -51,7 +50,7 @@ from swarmnet.net.stop import unless_stopped
 from swarmnet.pipeline.caller import Caller
 from swarmnet.pipeline.inputs import AnswerCheck
 from swarmnet.pipeline.router import AdaptiveTimeout, Router, RoutingRule, least_time
-from swarmnet.quorum import has_quorum, reached_by_half, reached_by_most
+from swarmnet.quorum import reached_by_half, reached_by_most
 from swarmnet.stage.canonical import rate_of
 from swarmnet.state.rollback import MAX_RESTARTS_AHEAD
 from swarmnet.trainer.evaluations import Evaluations
@@ -114,6 +113,7 @@ class FirstStage:
         self.restart = NO_RESTART
         self._shut_out: set[PeerId] = set()
         self._without: frozenset[PeerId] = frozenset()
+        self._banned: frozenset[PeerId] = frozenset()
         self._dead: dict[PeerId, int] = {}  # peer -> the incarnation that is gone
         self.caller = Caller(
             transport,
@@ -151,7 +151,10 @@ class FirstStage:
         """Read everybody's records. Returns True if the run goes on from another version (`restart`)."""
         found = await self._directory.records((0,), at_once=not self.candidates())
         self.records = {each.peer: each for each in found if each.peer not in (self._me, *self._shut_out)}
-        self._without = left_out(list(self.records.values()), 0)
+        self._without = left_out(self.records.values(), 0)
+        before, self._banned = self._banned, left_out(self.records.values(), 0, banned=True)
+        for peer in self._banned - before:
+            self.caller.leave(peer)
         # In a large run it knows only those that it calls.
         stages = range(self._manifest.cut.stages if self._directory.complete() else 1)
         newest = min(self._newest_restart(stage) for stage in stages)
@@ -168,25 +171,12 @@ class FirstStage:
             self.caller.gone(peer)
 
     def hear(self, case: Case, verify: Verify) -> None:
-        """Call no more the peers that the case bans."""
-        contributors = contributors_in(case)
-        wrong = at_fault(case, contributors) & self.records.keys()
-        if not wrong or not self._has_quorum(case) or refusal(case, contributors, verify):
-            return
-        for peer in wrong:
+        """Call a peer no more whose fault two signatures of its own prove. Of other bans the records tell."""
+        peer = suspect_of(case)
+        if peer in self.records and needs_no_recheck(case) and not refusal(case, frozenset(), verify):
             self._shut_out.add(peer)
             del self.records[peer]
             self.caller.leave(peer)
-
-    def _has_quorum(self, case: Case) -> bool:
-        """Are the peers that agree a quorum of the stage's replicas, too? See `audit.cases`."""
-        if needs_no_recheck(case):
-            return True
-        stage, values, truth = case.pledge.stamp.stage, results(case), agreed(case, contributors_in(case))
-        members = {peer for peer, each in self.records.items() if any(of.stage == stage for of in each.stages)}
-        agree = frozenset(peer for peer, value in values.items() if value == truth)
-        # No suspect has signed who verifies what it sent, and a trainer sees no aggregates.
-        return case.sent is None and has_quorum(agree, first_of(members))
 
     def candidates(self) -> Mapping[PeerId, int]:
         """Live replicas that have their state, and their queues."""

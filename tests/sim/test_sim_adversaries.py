@@ -83,12 +83,9 @@ def test_some_seconds_of_lying(name: str) -> None:
 def test_who_lies_about_its_work_is_found_and_shut_out_for_good(name: str) -> None:
     rows = [strangers.measure(name, seconds=FOUND_S, quiet=QUIET_S, seed=seed) for seed in range(1, 5)]
     for row in rows:
-        assert not row.wronged and not row.broken and 0 < row.tainted < row.steps / 2 and row.ratio >= SHORT_LEAST, row
+        assert row.named_in["convicted"] and not row.wronged and not row.broken, row
         # What it brought before is applied: each step after that is what one process makes of it.
-        assert row.weights_equal == ("convicted" in row.named_in), row
-        # Of two contributors to an aggregate no most can agree: who differs from all others is left out, unproven.
-        assert "convicted" in row.named_in or row.named_in["disputed"], row
-    assert sum("convicted" in row.named_in for row in rows) >= 2, rows
+        assert 0 < row.tainted < row.steps and row.weights_equal and row.ratio >= SHORT_LEAST, row
 
 
 def test_no_known_lie_is_open() -> None:

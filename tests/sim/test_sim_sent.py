@@ -262,7 +262,7 @@ def test_whoever_feeds_false_inputs_and_counts_nothing_is_named(stage: int) -> N
 
     swarm.run(until_s=240.0, script=script)
     assert liar.told and watch.named == {"liar"}
-    assert any("that it sent" in reason for reason in watch.reasons)
+    assert any("sent" in reason for reason in watch.reasons)
 
 
 def forged(sent: Sent, judges: list[PeerId], wrong: bytes = bytes(32)) -> Case:

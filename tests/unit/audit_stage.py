@@ -11,7 +11,8 @@ from swarmnet.audit.case import claimed, recheck
 from swarmnet.audit.cases import Cases, Check
 from swarmnet.audit.pledge import WHOLE, leaf, path_of, root_of, shares_of, whole_of
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
-from swarmnet.messages import Case, Finished, Pledge, Recheck, Sent, Stamp, WorkRecord
+from swarmnet.messages import Ban, Case, Finished, Pledge, Recheck, Sent, Stamp, WorkRecord
+from swarmnet.quorum import quorum
 from swarmnet.statement import statement
 
 STEP, STAGE, PER_MEMBER = 5, 1, 2
@@ -70,7 +71,8 @@ class Member:
     checks: list[Check] = field(default_factory=list)
     shown: list[Sent] = field(default_factory=list)
     told: list[Case] = field(default_factory=list)
-    bans: dict[PeerId, tuple[Case, str]] = field(default_factory=dict)
+    bans: dict[PeerId, Case | None] = field(default_factory=dict)
+    vouched: frozenset[Ban] = frozenset()
     suspended: list[PeerId] = field(default_factory=list)
     disputed: list[Case] = field(default_factory=list)
     idle: bool = False
@@ -94,9 +96,16 @@ class Member:
         self.told.append(case)
         self.stage.tell(self.peer, case)
 
-    def ban(self, peer: PeerId, case: Case, reason: str) -> None:
+    def ban(self, peer: PeerId, case: Case) -> None:
         assert peer not in self.bans
-        self.bans[peer] = case, reason
+        self.bans[peer] = case
+
+    def vouch(self, decided: frozenset[Ban]) -> None:
+        self.vouched = decided
+
+    def commit(self, ban: Ban) -> None:
+        if ban.peer not in self.bans:
+            self.bans[ban.peer] = self.cases.committed(ban)
 
     def suspend(self, peer: PeerId, why: str) -> None:
         self.suspended.append(peer)
@@ -216,6 +225,18 @@ class Stage:
             cases.applied(stamp_of(STEP), self.finished, pledges, Chain("22" * 32), live)
             cases.applied(stamp_of(STEP + 1), finished_of(STEP + 1, self.names), (), LATER, live)
 
+    def votes(self, ban: Ban) -> int:
+        """Of correct members."""
+        return sum(ban in self.members[peer].vouched for peer in self.correct)
+
+    def commit(self) -> None:
+        """Each correct member leads a step; no Byzantine one votes for a ban."""
+        for leader in sorted(self.correct):
+            for ban in self.members[leader].cases.to_name():
+                if self.votes(ban) >= quorum(self.names):
+                    for peer in sorted(self.correct):
+                        self.members[peer].commit(ban)
+
     def tell(self, peer: PeerId, case: Case) -> None:
         self.queue += [(peer, to, case) for to in sorted(self.correct - {peer})]
 
@@ -241,8 +262,6 @@ class Stage:
         if not self.two_faced:
             value = self.lies.setdefault((peer, pledge, index), value)
         said = replace(case, rechecks=(self.signed(peer, case, value),))
-        if self.random.random() < 0.3:  # as if it were decided
-            said = replace(said, contributions=self.finished.contributions)
         self.queue += [(peer, to, said) for to in sorted(self.correct) if self.random.random() < 0.7]
 
     def run(self, *, lost: float = 0.0, doubled: float = 0.0, lies: int = 0) -> None:
@@ -261,6 +280,7 @@ class Stage:
                     self.queue.pop(at)
                 if self.random.random() >= lost:
                     self.members[to].cases.hear(case, teller)
+            self.commit()
             now += 10.0
             if not any(self.members[peer].cases.open_cases for peer in self.correct):
                 break

@@ -202,7 +202,8 @@ class Table:
             counted += self.sums[peer]
         assert sorted(counted) == list(range(self.shape.num_microbatches)), f"summed {counted}"
         digest = hashlib.sha256(str(sorted(counted)).encode()).digest()
-        finished = Finished(current.id, digest, len(counted), 0.0, 1.0, current.contributions)
+        named = {"late": current.late, "bans": current.bans}
+        finished = Finished(current.id, digest, len(counted), 0.0, 1.0, current.contributions, **named)
         self.members[name].oldest.sum_whole(finished, now=self.now)
         self.do(name)
         return finished

@@ -50,7 +50,7 @@ def test_no_correct_peer_is_ever_banned(
         # What was lost is told again. Who signs one recheck for one member and another for the next can keep a case
         # open, until it is forgotten.
         assert two_faced or member.cases.open_cases == 0
-        assert all(refusal(case, stage.voters, Notary.verify) == "" for case, _ in member.bans.values())
+        assert not stage.correct & {ban.peer for ban in member.vouched}
 
 
 @settings(max_examples=60, deadline=None)
@@ -106,12 +106,12 @@ def test_a_stage_of_two_reports_a_dispute_and_bans_none() -> None:
     assert told in stage.members[peer].disputed
 
 
-def test_a_recheck_of_another_class_is_ignored() -> None:
+def test_a_case_of_another_class_is_not_computed_again() -> None:
     stage = quiet()
     suspect, me, other, *_ = stage.names
     case = replace(case_of(stage, suspect), numerics="cuda")
     stage.members[me].cases.hear(signed_by(stage, case, [other], digest_of("x")), other)
-    assert not stage.members[me].checks and not stage.members[me].cases.open_cases
+    assert not stage.members[me].checks and not stage.members[me].told
 
 
 def test_a_recheck_of_one_pledge_proves_nothing_about_another() -> None:
@@ -129,7 +129,7 @@ def test_a_case_in_which_no_recheck_differs_costs_no_compute() -> None:
     suspect, me, other, *_ = stage.names
     case = case_of(stage, suspect)
     stage.members[me].cases.hear(signed_by(stage, case, [other], claimed(case)), other)
-    assert not stage.members[me].checks and not stage.members[me].cases.open_cases
+    assert not stage.members[me].checks and not stage.members[me].told
 
 
 def test_one_replica_opens_a_few_cases_of_a_step_at_a_time() -> None:
@@ -151,7 +151,9 @@ def test_a_case_is_told_again_until_it_is_decided() -> None:
     member.cases.tick(1.0 + AGAIN_S)
     assert len(member.told) == 2
     member.cases.hear(signed_by(stage, case, others[:2], digest_of("x")), others[0])
-    assert member.bans.keys() == {suspect}
+    (ban,) = member.vouched
+    member.commit(ban)
+    assert member.bans.keys() == {suspect} and refusal(member.bans[suspect], stage.voters, Notary.verify) == ""
     member.cases.tick(100.0)
     assert len(member.told) == 2
 
@@ -181,7 +183,9 @@ def test_two_signatures_of_one_peer_ban_it_in_a_stage_of_two_too() -> None:
     case = case_of(stage, suspect)
     stage.members[me].cases.hear_sent(sent_by(suspect, case, digest_of("other")), PeerId("receiver"))
     assert stage.members[me].bans.keys() == {suspect}
-    assert refusal(stage.members[me].bans[suspect][0], frozenset(), Notary.verify) == ""
+    assert refusal(stage.members[me].bans[suspect], frozenset(), Notary.verify) == ""
+    (ban,) = stage.members[me].vouched
+    assert (ban.peer, ban.step) == (suspect, -1)
 
 
 def test_two_pledges_of_a_stranger_ban_no_other_peer() -> None:
@@ -209,7 +213,7 @@ def test_a_false_transfer_of_anothers_work_is_decided_by_rechecks() -> None:
         stage.members[peer].cases.hear_sent(sent_by(sender, case_of(stage, owner), digest_of("x")), PeerId("receiver"))
     stage.run()
     assert all(stage.members[peer].bans.keys() == {sender} for peer in (owner, *others))
-    case, _ = stage.members[owner].bans[sender]
+    case = stage.members[owner].bans[sender]
     for sent in (None, replace(case.sent, signature=b"x"), sent_by(sender, case, case.work.output)):
         assert refusal(replace(case, sent=sent), stage.voters, Notary.verify)
 
@@ -252,28 +256,48 @@ def test_what_a_neighbour_has_sent_is_shown_to_a_few_of_its_stage() -> None:
 # ---------------------------------------------------------------- decided cases
 
 
-def test_a_decided_case_is_learnt_if_a_quorum_of_the_voters_agrees() -> None:
+def test_the_voters_decide_whoever_contributed() -> None:
     """Two of three contributors are Byzantine, and two more voted lately: they ban no correct peer."""
     stage = quiet(3)
     suspect, *liars = stage.names
     case = signed_by(stage, case_of(stage, suspect), liars, digest_of("false"))
-    case = replace(case, contributions=stage.finished.contributions)
-    assert refusal(case, stage.voters, Notary.verify) == "", "offline two of three are enough"
-    contributors, stage.voters = stage.voters, stage.voters | {PeerId("d"), PeerId("e")}
-    for peer in (suspect, liars[0]):
-        stage.members[peer].cases.hear(case, liars[0])
-        stage.members[peer].cases.hear(replace(case, contributions=()), liars[0])
-        assert not stage.members[peer].bans
-    stage.members[liars[0]].cases.learn(case, known_before=True)
-    assert stage.members[liars[0]].bans.keys() == {suspect}
-    # A replica that joins does not know the voters.
-    new = stage.cases_of(PeerId("f"), stage.members[liars[0]])
-    new._seen = [STEP]
-    stage.voters = contributors
-    new.hear(case, liars[0])
-    assert not new.banned
-    stage.members[liars[1]].cases.hear(case, liars[0])
-    assert stage.members[liars[1]].bans.keys() == {suspect}
+    assert refusal(case, stage.voters, Notary.verify) == "", "in a file two of three contributors are enough"
+    stage.voters |= {PeerId("d"), PeerId("e")}
+    member = stage.members[PeerId("d")] = type(stage.members[suspect])(stage, PeerId("d"))
+    member.cases.applied(stamp_of(STEP), stage.finished, stage.pledges, LATER, stage.voters)
+    member.cases.hear(case, liars[0])
+    assert not member.vouched
+    member.cases.hear(signed_by(stage, case, [PeerId("e")], claimed(case)), PeerId("e"))
+    member.cases.found(case, claimed(case), now=0.0)
+    assert {ban.peer for ban in member.vouched} == set(liars), "two voters and the suspect agree"
+
+
+def test_of_several_aggregates_with_false_work_the_first_is_named() -> None:
+    stage = Stage(3, 1, 3)
+    (liar,), (me, other) = stage.byzantine, sorted(stage.correct)
+    cases = stage.members[me].cases
+    for step in (STEP, STEP + 1):
+        finished = finished_of(step, stage.names)
+        stage.finished = finished
+        pledge = replace(stage.pledge(liar, 1.0), stamp=stamp_of(step), digest=finished.digest, signature=b"\0")
+        pledge = replace(pledge, signature=Notary(liar).sign(statement(pledge)))
+        stage.members[liar].works[pledge] = next(reversed(stage.members[liar].works.values()))
+        cases.applied(stamp_of(step), finished, [pledge], LATER, frozenset())
+        case = stage.case(pledge, min(stage.members[liar].works[pledge]))
+        cases.found(case, digest_of("right"), now=0.0)
+        cases.hear(signed_by(stage, case, [other], digest_of("right")), other)
+    (ban,) = cases.to_name()
+    assert (ban.peer, ban.step) == (liar, STEP) and {ban.step for ban in stage.members[me].vouched} == {STEP, STEP + 1}
+
+
+def test_a_proof_of_an_earlier_process_is_believed() -> None:
+    stage = quiet(3)
+    suspect, me, other = stage.names
+    case = signed_by(stage, case_of(stage, suspect), [me, other], digest_of("false"))
+    stage.members[me].cases.learn(replace(case, rechecks=case.rechecks[:1], contributions=stage.finished.contributions))
+    assert not stage.members[me].bans
+    stage.members[me].cases.learn(replace(case, contributions=stage.finished.contributions))
+    assert stage.members[me].bans.keys() == {suspect} == {ban.peer for ban in stage.members[me].vouched}
 
 
 def test_a_forged_case_costs_three_signatures_at_most() -> None:
@@ -303,17 +327,17 @@ def test_identities_that_took_no_part_are_not_banned() -> None:
 
 
 def test_a_contributor_that_leaves_others_no_work_is_checked_all_the_same() -> None:
-    """With one contributor no case can be decided: a replica that finds false work suspends its peer."""
+    """Two voters decide no case: a replica that finds false work suspends its peer."""
     stage = quiet(3, byzantine=1, false=1.0)
     (suspect,), me = stage.byzantine, PeerId("d")
     stage.rate, stage.finished = 1.0, finished_of(STEP, [suspect])
     member = stage.members[me] = type(stage.members[suspect])(stage, me)
     pledge = stage.pledge(suspect, 1.0)
-    live = frozenset({suspect, me})
+    stage.voters = live = frozenset({suspect, me})
     member.cases.applied(stamp_of(STEP), stage.finished, [pledge], LATER, live)
     member.cases.applied(stamp_of(STEP + 1), finished_of(STEP + 1, [suspect]), (), LATER, live)
     assert [check.index for check in member.checks] == [WHOLE, *range(PER_MEMBER)]
-    assert set(member.suspended) == {suspect} and not member.cases.open_cases
+    assert set(member.suspended) == {suspect} and member.disputed and not member.vouched
 
 
 def test_a_reason_is_short_and_says_how_many_found_otherwise() -> None:
@@ -321,7 +345,8 @@ def test_a_reason_is_short_and_says_how_many_found_otherwise() -> None:
     stage.begin()
     stage.run()
     (liar,), (other, *_) = stage.byzantine, sorted(stage.correct)
-    case, reason = stage.members[other].bans[liar]
+    case = stage.members[other].bans[liar]
+    reason = reason_of(case, liar, stage.voters)
     assert reason.startswith(f"step {STEP}: false result for ") and reason.endswith("2 of 3 verifiers found otherwise")
     far = replace(case, pledge=replace(case.pledge, stamp=replace(case.pledge.stamp, step=999_999)))
     assert len(reason_of(far, other, stage.voters)) <= MAX_REASON

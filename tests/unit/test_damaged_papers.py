@@ -18,7 +18,7 @@ from swarmnet.audit.histories import account
 from swarmnet.audit.receipts import Receipt
 from swarmnet.cli.frame import run as swarmnet
 from swarmnet.net.identity import verify
-from swarmnet.peer.auditor import PaperFiles
+from swarmnet.peer.auditor import AuditLog
 from swarmnet.step.commits import evidence
 from swarmnet.wire.convert import write_control
 
@@ -118,7 +118,7 @@ def test_a_peer_starts_with_whatever_is_among_its_evidence(tmp_path, capsys, tex
     folder.mkdir()
     (folder / "bad.json").write_text(text, encoding="utf-8", errors="surrogatepass")
     (folder / "good.json").write_text(GOOD.to_json())
-    assert PaperFiles(tmp_path, pytest.fail).kept() == [GOOD]
+    assert AuditLog(tmp_path, pytest.fail).kept() == [GOOD]
     assert swarmnet(["verify", str(folder / "bad.json")]) == 1
     assert "proves nothing: " in capsys.readouterr().out
 

@@ -3,7 +3,7 @@
 from stage_table import CHAIN, TIMERS, Table, calls_of
 
 from swarmnet.ids import Ballot, PeerId, RoundId
-from swarmnet.messages import Exclusion, Heartbeat, Round, StagePlan, Stamp
+from swarmnet.messages import Ban, Exclusion, Heartbeat, Round, StagePlan, Stamp
 from swarmnet.step.election import Election
 
 
@@ -43,6 +43,16 @@ def test_a_leader_that_stands_at_once_makes_no_peer_late() -> None:
     (first, keeps), *_, (_, follows) = elections(table)
     assert keeps.due(keeping=False, now=table.now) == Ballot(0, first)
     assert follows.promise(Ballot(0, first), now=table.now) and not late(follows, table.now)
+
+
+def test_a_leader_that_is_to_be_banned_is_not_followed() -> None:
+    table = Table("A", "B", "C")
+    (first, _), (second, stands), (_, follows) = elections(table)
+    for election in (stands, follows):
+        election._member.bans = (Ban(first, 0, bytes(32)),)
+    assert not follows.promise(Ballot(0, first), now=table.now)
+    assert stands.due(keeping=False, now=table.now) == Ballot(0, second)
+    assert follows.promise(Ballot(0, second), now=table.now)
 
 
 def test_if_the_next_in_order_does_not_stand_for_a_dead_leader_another_does() -> None:

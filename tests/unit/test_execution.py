@@ -34,7 +34,7 @@ from swarmnet.pipeline.execution import Execution
 from swarmnet.pipeline.inputs import AnswerCheck, InputCheck, TurnedAway
 from swarmnet.pipeline.recovery import Keepalive, Recovery
 from swarmnet.pipeline.router import AdaptiveTimeout, Router
-from swarmnet.pipeline.works import MOST_ASKS, ShownWorks, WorkBook, record_of
+from swarmnet.pipeline.works import MOST_ASKS, ShownWorks, WorkBook, record_of, show
 from swarmnet.simulate.clock import VirtualLoop
 from swarmnet.simulate.device import Device
 from swarmnet.simulate.engine import SimulatedEngine, product
@@ -713,7 +713,8 @@ ME, MATE = PeerId("me"), PeerId("mate")
 
 
 def shown(here: Scene, index: int, *, step: int = 0, peer: PeerId = ME, mate: PeerId = MATE) -> AuditData:
-    return here.execution.audit(mate, AuditRequest(step, here.stage, index, peer), me=ME)
+    works, shown = here.execution.works, here.execution.shown
+    return show(works, shown, mate, AuditRequest(step, here.stage, index, peer), me=ME)
 
 
 @pytest.mark.parametrize("stage", [0, 1])

@@ -14,7 +14,9 @@ from stage_table import CHAIN, TIMERS, Table, calls_of, certified, has, kind, wa
 
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.messages import (
+    FOR_EVER,
     UNMEASURED,
+    Ban,
     Commit,
     Committed,
     Finished,
@@ -728,8 +730,8 @@ def summed_by_four() -> tuple[Table, OpenStep, Round]:
 
 def test_a_leader_names_fewer_than_half_of_the_voters_late():
     _, step, current = summed_by_four()
-    assert step.late_refusal(replace(current, late=(PeerId("B"),))) is None
-    assert step.late_refusal(replace(current, late=(PeerId("B"), PeerId("C")))) == "names too many peers as late"
+    assert step.attempt_refusal(replace(current, late=(PeerId("B"),))) is None
+    assert step.attempt_refusal(replace(current, late=(PeerId("B"), PeerId("C")))) == "names too many peers as late"
 
 
 def test_a_leader_names_the_same_peers_late_in_all_attempts_of_a_step():
@@ -737,10 +739,10 @@ def test_a_leader_names_the_same_peers_late_in_all_attempts_of_a_step():
     table, step, current = summed_by_four()
     table.finish("A")
     again = replace(current, id=RoundId(current.id.ballot, current.id.number + 1))
-    assert step.late_refusal(again) is None
-    assert "that I signed" in step.late_refusal(replace(again, late=(PeerId("B"),)))
+    assert step.attempt_refusal(again) is None
+    assert "that I signed" in step.attempt_refusal(replace(again, late=(PeerId("B"),)))
     other = RoundId(Ballot(current.id.ballot.number + 1, PeerId("B")), 1)
-    assert step.late_refusal(replace(again, id=other, late=(PeerId("C"),))) is None, "another leader saw others"
+    assert step.attempt_refusal(replace(again, id=other, late=(PeerId("C"),))) is None, "another leader saw others"
 
 
 def test_a_member_moves_a_leader_to_a_made_up_ballot_of_its_own_once():
@@ -1020,3 +1022,32 @@ def test_nobodys_word_of_steps_that_are_far_away_is_kept() -> None:
     for step in range(9):
         mine.receive(peer, Committed(replace(made, step=step), mine.restart), now=table.now)
     assert [step for step in range(9) if mine.membership.has_told(peer, 1, step)] == [0, 1]
+
+
+def test_a_commit_bans_a_peer_if_the_voters_know_that_it_is_decided():
+    table, ban = Table("A", "B", "C", "D", microbatches=4), Ban(PeerId("B"), 0, bytes(32))
+    for last in (False, True):
+        for index, name in enumerate(table.members):
+            table.execute(name, index)
+        table.work_until_summed()
+        if last:
+            assert {current.bans for current in table.rounds.values()} == {(ban,)}
+        table.finish_all()
+        table.apply()
+        for member in table.members.values():
+            member.bans, member.membership.vouched = (ban,), frozenset({ban})
+    for member in table.members.values():
+        assert member.last_commits[0].bans == (ban,)
+        assert {row.peer for row in member.membership.exclusions if row.until_step == FOR_EVER} == {"B"}
+
+
+def test_a_member_signs_no_ban_that_it_does_not_know_to_be_decided():
+    table, step, current = summed_by_four()
+    ban = Ban(PeerId("B"), 0, bytes(32))
+    banning = replace(current, bans=(ban,))
+    assert step.attempt_refusal(banning) == "names a ban that is not decided"
+    assert not table.members["A"].membership.sign(replace(commit_of(step.stamp, table.finish("A")), bans=(ban,)))
+    table.members["A"].membership.vouched = frozenset({ban})
+    assert "that I signed" in step.attempt_refusal(banning), "as for late peers: the stage would have two chains"
+    other = RoundId(Ballot(current.id.ballot.number + 1, PeerId("B")), 1)
+    assert step.attempt_refusal(replace(banning, id=other)) is None

@@ -136,7 +136,7 @@ class MemberState(_message.Message):
     def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., ballot: _Optional[_Union[_values_pb2.Ballot, _Mapping]] = ..., generation: _Optional[_Union[_values_pb2.Generation, _Mapping]] = ..., owned: _Optional[bytes] = ..., summed: _Optional[bytes] = ..., ack: _Optional[_Union[_values_pb2.Commit, _Mapping]] = ..., commit: _Optional[_Union[_values_pb2.Commit, _Mapping]] = ..., progress: _Optional[int] = ..., non_finite: _Optional[bytes] = ..., line: _Optional[_Union[Line, _Mapping]] = ..., trouble: _Optional[_Union[Trouble, _Mapping]] = ..., vote: _Optional[bytes] = ..., whole: _Optional[bool] = ..., revision: _Optional[int] = ..., round: _Optional[int] = ..., wants: _Optional[bytes] = ..., returns: _Optional[bytes] = ...) -> None: ...
 
 class Round(_message.Message):
-    __slots__ = ("stamp", "id", "contributions", "receivers", "holders", "voided", "bandwidths", "rows", "notice", "late")
+    __slots__ = ("stamp", "id", "contributions", "receivers", "holders", "voided", "bandwidths", "rows", "notice", "late", "bans")
     STAMP_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     CONTRIBUTIONS_FIELD_NUMBER: _ClassVar[int]
@@ -147,6 +147,7 @@ class Round(_message.Message):
     ROWS_FIELD_NUMBER: _ClassVar[int]
     NOTICE_FIELD_NUMBER: _ClassVar[int]
     LATE_FIELD_NUMBER: _ClassVar[int]
+    BANS_FIELD_NUMBER: _ClassVar[int]
     stamp: _values_pb2.Stamp
     id: _values_pb2.RoundId
     contributions: _values_pb2.Contributions
@@ -157,7 +158,8 @@ class Round(_message.Message):
     rows: _containers.RepeatedScalarFieldContainer[int]
     notice: str
     late: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., id: _Optional[_Union[_values_pb2.RoundId, _Mapping]] = ..., contributions: _Optional[_Union[_values_pb2.Contributions, _Mapping]] = ..., receivers: _Optional[bytes] = ..., holders: _Optional[bytes] = ..., voided: _Optional[bytes] = ..., bandwidths: _Optional[_Iterable[int]] = ..., rows: _Optional[_Iterable[int]] = ..., notice: _Optional[str] = ..., late: _Optional[_Iterable[str]] = ...) -> None: ...
+    bans: _containers.RepeatedCompositeFieldContainer[_values_pb2.Ban]
+    def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., id: _Optional[_Union[_values_pb2.RoundId, _Mapping]] = ..., contributions: _Optional[_Union[_values_pb2.Contributions, _Mapping]] = ..., receivers: _Optional[bytes] = ..., holders: _Optional[bytes] = ..., voided: _Optional[bytes] = ..., bandwidths: _Optional[_Iterable[int]] = ..., rows: _Optional[_Iterable[int]] = ..., notice: _Optional[str] = ..., late: _Optional[_Iterable[str]] = ..., bans: _Optional[_Iterable[_Union[_values_pb2.Ban, _Mapping]]] = ...) -> None: ...
 
 class StagePlan(_message.Message):
     __slots__ = ("stamp", "ballot", "generation", "assigned", "moved", "evicted", "execute", "attempt", "given", "whole")

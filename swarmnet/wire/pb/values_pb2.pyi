@@ -63,7 +63,7 @@ class Contributions(_message.Message):
     def __init__(self, peers: _Optional[bytes] = ..., incarnations: _Optional[_Iterable[int]] = ..., numbers: _Optional[_Iterable[int]] = ..., owners: _Optional[bytes] = ...) -> None: ...
 
 class Finished(_message.Message):
-    __slots__ = ("id", "digest", "num_tokens", "loss_sum", "grad_sq_norm", "contributions", "voided", "notice", "late")
+    __slots__ = ("id", "digest", "num_tokens", "loss_sum", "grad_sq_norm", "contributions", "voided", "notice", "late", "bans")
     ID_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -73,6 +73,7 @@ class Finished(_message.Message):
     VOIDED_FIELD_NUMBER: _ClassVar[int]
     NOTICE_FIELD_NUMBER: _ClassVar[int]
     LATE_FIELD_NUMBER: _ClassVar[int]
+    BANS_FIELD_NUMBER: _ClassVar[int]
     id: RoundId
     digest: bytes
     num_tokens: int
@@ -82,10 +83,11 @@ class Finished(_message.Message):
     voided: bytes
     notice: str
     late: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, id: _Optional[_Union[RoundId, _Mapping]] = ..., digest: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., loss_sum: _Optional[float] = ..., grad_sq_norm: _Optional[float] = ..., contributions: _Optional[_Union[Contributions, _Mapping]] = ..., voided: _Optional[bytes] = ..., notice: _Optional[str] = ..., late: _Optional[_Iterable[str]] = ...) -> None: ...
+    bans: _containers.RepeatedCompositeFieldContainer[Ban]
+    def __init__(self, id: _Optional[_Union[RoundId, _Mapping]] = ..., digest: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., loss_sum: _Optional[float] = ..., grad_sq_norm: _Optional[float] = ..., contributions: _Optional[_Union[Contributions, _Mapping]] = ..., voided: _Optional[bytes] = ..., notice: _Optional[str] = ..., late: _Optional[_Iterable[str]] = ..., bans: _Optional[_Iterable[_Union[Ban, _Mapping]]] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("stage", "step", "chain", "id", "digest", "num_tokens", "loss_sum", "grad_sq_norm", "voided", "contributors", "votes", "notice", "roll", "seats", "signatures", "late")
+    __slots__ = ("stage", "step", "chain", "id", "digest", "num_tokens", "loss_sum", "grad_sq_norm", "voided", "contributors", "votes", "notice", "roll", "seats", "signatures", "late", "bans")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     CHAIN_FIELD_NUMBER: _ClassVar[int]
@@ -102,6 +104,7 @@ class Commit(_message.Message):
     SEATS_FIELD_NUMBER: _ClassVar[int]
     SIGNATURES_FIELD_NUMBER: _ClassVar[int]
     LATE_FIELD_NUMBER: _ClassVar[int]
+    BANS_FIELD_NUMBER: _ClassVar[int]
     stage: int
     step: int
     chain: bytes
@@ -118,7 +121,18 @@ class Commit(_message.Message):
     seats: bytes
     signatures: _containers.RepeatedScalarFieldContainer[bytes]
     late: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, stage: _Optional[int] = ..., step: _Optional[int] = ..., chain: _Optional[bytes] = ..., id: _Optional[_Union[RoundId, _Mapping]] = ..., digest: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., loss_sum: _Optional[float] = ..., grad_sq_norm: _Optional[float] = ..., voided: _Optional[bytes] = ..., contributors: _Optional[bytes] = ..., votes: _Optional[_Iterable[_Union[Vote, _Mapping]]] = ..., notice: _Optional[str] = ..., roll: _Optional[bytes] = ..., seats: _Optional[bytes] = ..., signatures: _Optional[_Iterable[bytes]] = ..., late: _Optional[_Iterable[str]] = ...) -> None: ...
+    bans: _containers.RepeatedCompositeFieldContainer[Ban]
+    def __init__(self, stage: _Optional[int] = ..., step: _Optional[int] = ..., chain: _Optional[bytes] = ..., id: _Optional[_Union[RoundId, _Mapping]] = ..., digest: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., loss_sum: _Optional[float] = ..., grad_sq_norm: _Optional[float] = ..., voided: _Optional[bytes] = ..., contributors: _Optional[bytes] = ..., votes: _Optional[_Iterable[_Union[Vote, _Mapping]]] = ..., notice: _Optional[str] = ..., roll: _Optional[bytes] = ..., seats: _Optional[bytes] = ..., signatures: _Optional[_Iterable[bytes]] = ..., late: _Optional[_Iterable[str]] = ..., bans: _Optional[_Iterable[_Union[Ban, _Mapping]]] = ...) -> None: ...
+
+class Ban(_message.Message):
+    __slots__ = ("peer", "step", "case")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    CASE_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    step: int
+    case: bytes
+    def __init__(self, peer: _Optional[str] = ..., step: _Optional[int] = ..., case: _Optional[bytes] = ...) -> None: ...
 
 class Vote(_message.Message):
     __slots__ = ("peer", "signature")
