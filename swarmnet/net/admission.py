@@ -23,7 +23,7 @@ from swarmnet.bounds import Recent
 from swarmnet.directory import Record, Role
 from swarmnet.errors import Refused, RejectCode
 from swarmnet.ids import PeerId, RunId
-from swarmnet.messages import AuditRequest, Case, Part, Process, Request, TrailRequest
+from swarmnet.messages import AuditRequest, Part, Process, Request, TrailRequest
 
 Sign = Callable[[bytes], bytes]
 Verify = Callable[[PeerId, bytes, bytes], bool]
@@ -242,7 +242,7 @@ class Admissions:
         self._shown: dict[PeerId, _Shown] = {}
         self._refused: Recent[PeerId, tuple[str, str]] = Recent(MAX_PEERS)  # peer -> what it showed, why it is not good
         self._banned: frozenset[PeerId] = frozenset()
-        self._convicts: dict[PeerId, Case | None] = {}
+        self._convicts: set[PeerId] = set()
 
     # ------------------------------------------------------------ who is admitted
 
@@ -343,13 +343,9 @@ class Admissions:
 
     # ------------------------------------------------------------ bans
 
-    def convict(self, peer: PeerId, proof: Case | None) -> None:
+    def convict(self, peer: PeerId) -> None:
         """The members of its stage have proven that `peer` works wrongly (`audit.cases`): out, for the whole run."""
-        self._convicts[peer] = proof
-
-    def proof_against(self, peer: PeerId) -> Case | None:
-        """What `peer` is convicted by, if that is known here."""
-        return self._convicts.get(peer)
+        self._convicts.add(peer)
 
     def learn(self, bans: Bans) -> bool:
         """Take in a list. Returns whether it is this run's owner's, and newer than the one known."""

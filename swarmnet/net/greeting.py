@@ -13,7 +13,7 @@ from swarmnet import PROTOCOL_VERSION, __version__
 from swarmnet.clock import wall_time
 from swarmnet.errors import RejectCode
 from swarmnet.ids import PeerId, RunId
-from swarmnet.messages import Case, Rejected
+from swarmnet.messages import Rejected
 from swarmnet.net.admission import Admissions, advised
 from swarmnet.wire.convert import Hello
 
@@ -106,13 +106,6 @@ class Greeter:
         if self.admissions is not None:
             self.admissions.show(peer, hello.invitation, now=now)
         return self.unwelcome(peer)
-
-    def refusal(self, hello: Hello, peer: PeerId) -> Rejected | Case | None:
-        """What I answer a caller with whom I cannot work together. A convict is refused by the proof, which it can
-        check itself: nobody ends on my word alone."""
-        refused = self.judge(hello, peer)
-        proof = self.admissions.proof_against(peer) if self.admissions is not None else None
-        return proof if refused is not None and refused.code is RejectCode.NOT_ADMITTED and proof else refused
 
     def unwelcome(self, peer: PeerId) -> Rejected | None:
         """Why `peer` is not admitted now, whatever it was when it greeted: invitations end, and peers are banned."""

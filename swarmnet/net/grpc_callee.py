@@ -123,7 +123,7 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
             hello = read_hello(data)
         except BadMessage as error:
             return write_hello_reply(Rejected(error.code, error.reason))
-        refusal, host = self._greeter.refusal(hello, caller), host_of(context.peer())
+        refusal, host = self._greeter.judge(hello, caller), host_of(context.peer())
         # My own key: it has to learn that I am alive, whatever its clock shows.
         if caller == self._me and hello.run == self._greeter.run:
             self._on_twin(hello, host, refusal is None)

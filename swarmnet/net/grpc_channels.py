@@ -21,9 +21,8 @@ from swarmnet import telemetry
 from swarmnet.clock import loop_time
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, RejectCode, SwarmError, UsageError
 from swarmnet.ids import PeerId
-from swarmnet.messages import Case, Rejected
+from swarmnet.messages import Rejected
 from swarmnet.net.address import Address
-from swarmnet.net.admission import CONVICTED
 from swarmnet.net.bulk_pool import BulkPlace, BulkPool
 from swarmnet.net.bulk_records import BulkSession
 from swarmnet.net.circuits import Tunnel, we_are_cancelled
@@ -153,8 +152,6 @@ class Dialling:
     config: GrpcConfig
     lookup: Callable[[PeerId], Sequence[str]]
     on_gone: Callable[[PeerId, bool], None]
-    on_proof: Callable[[PeerId, Case], None]
-    """A peer refuses my greeting by that."""
     tunnel: Callable[[PeerId, PeerId], Tunnel]
     """To a peer, through a relay."""
     dials: Dials = field(default_factory=Dials)
@@ -372,9 +369,6 @@ class PeerChannels:
         answer = read_hello_reply(reply)
         if isinstance(answer, Rejected):
             return answer
-        if not isinstance(answer, Hello):
-            self._dialling.on_proof(self.peer, answer)
-            return Rejected(RejectCode.NOT_ADMITTED, f"{CONVICTED}, as a proof says that came with this")
         self.boot_id = answer.boot_id
         if self._dialling.lives.another(self.peer, answer.boot_id, loop.time()):
             self.retire(channel)

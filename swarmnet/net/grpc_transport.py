@@ -21,7 +21,7 @@ from swarmnet.clock import loop_time
 from swarmnet.directory import Record
 from swarmnet.errors import PeerGone, PeerTimeout, SwarmError, UsageError
 from swarmnet.ids import PeerId, RunId
-from swarmnet.messages import Answer, Case, Control, Heartbeat, Packed, Request
+from swarmnet.messages import Answer, Control, Heartbeat, Packed, Request
 from swarmnet.net.address import Address
 from swarmnet.net.background import BackgroundTasks
 from swarmnet.net.bulk_pool import BulkListener
@@ -137,7 +137,6 @@ class GrpcTransport:
             config,
             addresses,
             self._tell_gone,
-            self._tell_proof,
             self._ways.tunnel,
             find=find,
             hole_to=self._holes.leads_to,
@@ -407,11 +406,6 @@ class GrpcTransport:
         self._dialling.lives.ended(peer, self._channels_to(peer).boot_id)
         if self.service is not None:
             self.service.on_gone(peer, definite=definite)
-
-    def _tell_proof(self, peer: PeerId, proof: Case) -> None:
-        """A peer refuses us as a convict: the service hears the proof as if it had been told."""
-        if not self._closing and self.service is not None:
-            self.service.on_tell(peer, proof)
 
     def _tell_reached(self, peer: PeerId) -> None:
         self._dialling.lives.heard(peer, self._channels_to(peer).boot_id, loop_time())

@@ -278,7 +278,7 @@ class Auditor:
         if case is not None and not refusal(case, contributors_in(case), self._peer.signer.verify):
             evidence = Evidence(self._peer.run_id, case)
             at = self._peer.audit_log.evidence(f"stage-{stamp.stage}-step-{stamp.step}-{peer}.json", evidence)
-        self._peer.convict(peer, stamp, reason, case, at=at)
+        self._peer.convict(peer, stamp, reason, at=at)
 
     def suspend(self, peer: PeerId, why: str) -> None:
         """This replica has observed the peer to be late."""

@@ -26,7 +26,6 @@ from swarmnet.messages import (
     Answer,
     AuditControl,
     AuditRequest,
-    Case,
     Committed,
     Control,
     DialBack,
@@ -387,7 +386,7 @@ class Peer:
         """The other replicas of any stage, as far as my replica of `stage` knows them."""
         return [peer for peer in sorted(self.near(stage).get(other) or self.serving(other)) if peer != self.me]
 
-    def convict(self, peer: PeerId, stamp: Stamp, reason: str, proof: Case | None, *, at: str) -> None:
+    def convict(self, peer: PeerId, stamp: Stamp, reason: str, *, at: str) -> None:
         """It is proven that `peer` has done wrong in that step: it is shut out, and all my replicas know.
 
         at: the file of evidence; "": there is none.
@@ -399,7 +398,7 @@ class Peer:
                 self._on_event("convicted_here", fields)
             self.convicted.set()
             return
-        self._admissions.convict(peer, proof)
+        self._admissions.convict(peer)
         for replica in self.replicas.values():
             replica.convict(peer, stamp.step, reason)
         self.news.set()

@@ -20,7 +20,6 @@ from swarmnet.ids import Incarnation, RunId
 from swarmnet.messages import (
     Answer,
     AuditData,
-    Case,
     Control,
     Extent,
     Fetched,
@@ -253,7 +252,7 @@ _CONTROL_KINDS, _ANSWER_KINDS = (*get_args(Control), Ping), (*get_args(Answer), 
 CONTROL = Envelope(control_pb2.Envelope, "kind", _CONTROL_KINDS)
 ANSWERS = Envelope(calls_pb2.AnswerHeader, "answer", _ANSWER_KINDS)
 REQUESTS = Envelope(calls_pb2.CallHeader, "request", get_args(Request))
-_GREETINGS = Envelope(calls_pb2.HelloReply, "reply", (Hello, Rejected, Case))
+_GREETINGS = Envelope(calls_pb2.HelloReply, "reply", (Hello, Rejected))
 _HELLO = _GREETINGS.kinds["hello"]
 
 
@@ -375,14 +374,14 @@ def read_hello(data: bytes) -> Hello:
         return cast(Hello, _HELLO.take(_parse(calls_pb2.Hello(), data)))
 
 
-def write_hello_reply(reply: Hello | Rejected | Case) -> bytes:
-    """What the callee answers; a proof: it refuses whom that convicts."""
+def write_hello_reply(reply: Hello | Rejected) -> bytes:
+    """What the callee answers."""
     return _GREETINGS.write(reply)
 
 
-def read_hello_reply(data: bytes) -> Hello | Rejected | Case:
+def read_hello_reply(data: bytes) -> Hello | Rejected:
     """The inverse of `write_hello_reply`. Raises BadMessage."""
-    return cast(Hello | Rejected | Case, _GREETINGS.read(data)[0])
+    return cast(Hello | Rejected, _GREETINGS.read(data)[0])
 
 
 # ---------------------------------------------------------------- bulk connections

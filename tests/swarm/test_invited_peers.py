@@ -17,13 +17,12 @@ from running import train_locally
 from swarmnet.config.peer import PeerConfig
 from swarmnet.directory import Record, StageStatus
 from swarmnet.errors import RejectCode, UsageError
-from swarmnet.ids import Ballot, PeerId, RoundId, RunId, first_chain
+from swarmnet.ids import PeerId, RunId, first_chain
 from swarmnet.manifest.file import load, run_id, to_toml
 from swarmnet.manifest.schema import Admission, Manifest
 from swarmnet.manifest.terms import RunTerms
 from swarmnet.messages import (
     Answer,
-    Case,
     Evaluation,
     Fetch,
     Fetched,
@@ -31,10 +30,8 @@ from swarmnet.messages import (
     HistoryRequest,
     ManifestData,
     ManifestRequest,
-    Pledge,
     Rejected,
     Request,
-    Stamp,
 )
 from swarmnet.net import endpoint
 from swarmnet.net.admission import Admissions, Pass, ban, invite, pass_of
@@ -148,17 +145,11 @@ def test_a_guest_calls_nobody_who_is_not_admitted() -> None:
     asyncio.run(main())
 
 
-def test_a_convict_is_refused_by_the_proof_and_hears_it() -> None:
-    """Whoever was started again knows nothing of what it is convicted of."""
-    stamp = Stamp(3, 1, first_chain(RUN, 1))
-    pledge = Pledge(stamp, RoundId(Ballot(0, OWNER.peer), 1), bytes(32), bytes(32), OWNER.peer, 1, bytes(32))
-    proof = Case(pledge, other=replace(pledge, work_root=bytes(range(32))))
-
+def test_a_banned_peer_is_refused() -> None:
     async def main() -> None:
         async with pair() as (member, convict):
-            member.admissions.convict(convict.identity.peer, proof)
+            member.admissions.convict(convict.identity.peer)
             assert not_admitted(await convict.call(member), "convicted of wrong work") and member.asked == 0
-            assert convict.service.told.get_nowait() == (member.identity.peer, proof)
 
     asyncio.run(main())
 

@@ -486,14 +486,12 @@ class Hello(_message.Message):
     def __init__(self, run: _Optional[bytes] = ..., major: _Optional[int] = ..., minor: _Optional[int] = ..., numerics: _Optional[str] = ..., clock: _Optional[float] = ..., invitation: _Optional[str] = ..., software: _Optional[str] = ..., completed: _Optional[bytes] = ..., filled_in: _Optional[str] = ..., boot_id: _Optional[int] = ...) -> None: ...
 
 class HelloReply(_message.Message):
-    __slots__ = ("hello", "rejected", "case")
+    __slots__ = ("hello", "rejected")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     REJECTED_FIELD_NUMBER: _ClassVar[int]
-    CASE_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     rejected: Rejected
-    case: _values_pb2.Case
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., case: _Optional[_Union[_values_pb2.Case, _Mapping]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ...) -> None: ...
 
 class BulkAsk(_message.Message):
     __slots__ = ("secret",)
