@@ -24,7 +24,7 @@ What finds a lie (`found_by`) is one of five, and q is the rate of that one:
 
 Audits of the kind that a row is about have the rate RATE, those of the other kind half of it: an audit costs as much
 as the microbatches that it computes again (INDEX_COST), so both take 1.5 % of compute, and cases take the rest.
-`chance`: how likely a liar is named within the bound by `audit.draw.chance_named`, accomplices and all.
+`chance`: how likely a liar is named within the bound by `chance_named`, accomplices and all.
 
 The parts `sentinel` and `btard` tell the same lies to what others do (`audit_baselines`): statistics of activations and
 gradients; and CenteredClip with random validators, in floats. `--real` measures `swarmnet local`, and nothing
@@ -51,7 +51,6 @@ from audit_baselines import ATTACKS, DETECTORS, Found
 from audit_lies import LIES, FalseWork
 from audit_model import Regression, held_out_loss
 
-from swarmnet.audit.draw import chance_named
 from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Audits
 from swarmnet.simulate.plan import Plan
@@ -229,6 +228,39 @@ def chance(row: Row, own: float) -> float:
         liars=max(row.liars, 1),
         kin=row.kin,
     )
+
+
+def chance_named(
+    own: float,
+    *,
+    false: float,
+    per_step: float,
+    microbatches: float,
+    contributions: float,
+    members: int,
+    liars: int,
+    kin: int = 1,
+) -> float:
+    """How likely is a liar named by the time that it has counted `own` microbatches? docs/trust.md derives it.
+
+    Args:
+        false: share of them that are false.
+        per_step: how many it counts in a step.
+        microbatches, contributions: shares that are drawn, as in the manifest.
+        members: contributors of its stage.
+        liars: those of them that cover for each other, itself among them.
+        kin: those liars whom its operator runs, itself among them; nobody honest is there.
+    """
+    # Half of the verifiers are Byzantine: a case is not decided.
+    if 2 * liars >= members or members < 3:
+        return 0.0
+    # Each whom another runs draws alike, and tells if it is honest.
+    honest = (members - liars) / (members - kin)
+    unseen: float = (1.0 - microbatches) ** (honest * false * own)
+    share_is_false = 1.0 - (1.0 - false) ** per_step
+    drawn = 1.0 - (1.0 - contributions) ** honest
+    no_share: float = (1.0 - drawn * share_is_false) ** (own / per_step)
+    return 1.0 - unseen * no_share
 
 
 # ---------------------------------------------------------------- real processes

@@ -55,36 +55,3 @@ def is_drawn(seed: bytes, peer: PeerId, index: int, rate: float) -> bool:
 def _number(seed: bytes, about: bytes) -> float:
     """In [0, 1)."""
     return int.from_bytes(hashlib.sha256(seed + about).digest()[:6]) / 2.0**48
-
-
-def chance_named(
-    own: float,
-    *,
-    false: float,
-    per_step: float,
-    microbatches: float,
-    contributions: float,
-    members: int,
-    liars: int,
-    kin: int = 1,
-) -> float:
-    """How likely is a liar named by the time that it has counted `own` microbatches? docs/trust.md derives it.
-
-    Args:
-        false: share of them that are false.
-        per_step: how many it counts in a step.
-        microbatches, contributions: shares that are drawn, as in the manifest.
-        members: contributors of its stage.
-        liars: those of them that cover for each other, itself among them.
-        kin: those liars whom its operator runs, itself among them; nobody honest is there.
-    """
-    # Half of the verifiers are Byzantine: a case is not decided.
-    if 2 * liars >= members or members < 3:
-        return 0.0
-    # Each whom another runs draws alike, and tells if it is honest.
-    honest = (members - liars) / (members - kin)
-    unseen: float = (1.0 - microbatches) ** (honest * false * own)
-    share_is_false = 1.0 - (1.0 - false) ** per_step
-    drawn = 1.0 - (1.0 - contributions) ** honest
-    no_share: float = (1.0 - drawn * share_is_false) ** (own / per_step)
-    return 1.0 - unseen * no_share

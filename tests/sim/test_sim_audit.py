@@ -130,3 +130,15 @@ def test_what_the_benchmark_does_not_know_it_refuses_in_one_line(
     assert audit.main() == 2
     told = capsys.readouterr()
     assert told.out == "" and len(told.err.splitlines()) == 1
+
+
+def test_the_chance_of_being_named() -> None:
+    rates = {"microbatches": 0.01, "contributions": 0.0, "members": 10}
+    assert audit.chance_named(460.6, false=1.0, per_step=8, liars=1, **rates) == pytest.approx(0.99, abs=3e-4)
+    assert audit.chance_named(460.6, false=1.0, per_step=8, liars=5, **rates) == 0.0
+    assert audit.chance_named(4606, false=0.1, per_step=8, liars=1, **rates) == pytest.approx(0.99, abs=3e-4)
+    assert audit.chance_named(460.6, false=1.0, per_step=8, liars=2, **rates) < 0.985
+    # Whom the liar's operator runs covers for nobody, but for its vote in the jury.
+    assert audit.chance_named(460.6, false=1.0, per_step=8, liars=4, kin=4, **rates) == pytest.approx(0.99, abs=3e-4)
+    assert audit.chance_named(460.6, false=1.0, per_step=8, liars=4, kin=2, **rates) < 0.975
+    assert audit.chance_named(460.6, false=1.0, per_step=8, liars=5, kin=5, **rates) == 0.0

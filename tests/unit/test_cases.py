@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from swarmnet.audit.case import claimed, reason_of, refusal
 from swarmnet.audit.cases import AGAIN_S, KEEP_STEPS, MOST_CASES, SHOWN_TO
-from swarmnet.audit.draw import chance_named, is_drawn, own_rate, part_of, seed_of
+from swarmnet.audit.draw import is_drawn, own_rate, part_of, seed_of
 from swarmnet.audit.pledge import WHOLE
 from swarmnet.directory import MAX_REASON
 from swarmnet.ids import PeerId
@@ -426,15 +426,3 @@ def test_what_one_operators_members_do_the_others_sample_more_often() -> None:
             assert before <= now and {suspect for suspect, _ in now - before} <= together.byzantine
             more += len(now - before)
     assert more > 5
-
-
-def test_the_chance_of_being_named() -> None:
-    rates = {"microbatches": 0.01, "contributions": 0.0, "members": 10}
-    assert chance_named(460.6, false=1.0, per_step=8, liars=1, **rates) == pytest.approx(0.99, abs=3e-4)
-    assert chance_named(460.6, false=1.0, per_step=8, liars=5, **rates) == 0.0
-    assert chance_named(4606, false=0.1, per_step=8, liars=1, **rates) == pytest.approx(0.99, abs=3e-4)
-    assert chance_named(460.6, false=1.0, per_step=8, liars=2, **rates) < 0.985
-    # Whom the liar's operator runs covers for nobody, but for its vote in the jury.
-    assert chance_named(460.6, false=1.0, per_step=8, liars=4, kin=4, **rates) == pytest.approx(0.99, abs=3e-4)
-    assert chance_named(460.6, false=1.0, per_step=8, liars=4, kin=2, **rates) < 0.975
-    assert chance_named(460.6, false=1.0, per_step=8, liars=5, kin=5, **rates) == 0.0
