@@ -68,7 +68,6 @@ PURE = (
     "state/rollback.py",
     "audit/pledge.py",
     "audit/excuses.py",
-    "audit/draw.py",
     "audit/case.py",
     "audit/cases.py",
     "averaging/parts.py",

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmnet.audit.case import claimed, reason_of, refusal
-from swarmnet.audit.cases import AGAIN_S, KEEP_STEPS, MOST_CASES, SHOWN_TO
-from swarmnet.audit.draw import is_drawn, own_rate, part_of, seed_of
+from swarmnet.audit.cases import AGAIN_S, KEEP_STEPS, MOST_CASES, SHOWN_TO, is_drawn, own_rate, part_of, seed_of
 from swarmnet.audit.pledge import WHOLE
 from swarmnet.directory import MAX_REASON
 from swarmnet.ids import PeerId
