@@ -50,7 +50,7 @@ class Sampled:
     def _ignore(self, *about: object) -> None:
         pass
 
-    ask_work = show = tell = ban = suspend = undecided = _ignore
+    ask_work = show = tell = ban = vouch = suspend = undecided = _ignore
 
 
 def until_drawn(members: int, liars: int, number: int, *, together: bool) -> list[int]:

@@ -26,6 +26,7 @@ from swarmnet.messages import (
     NONE,
     Accepted,
     Answer,
+    Ban,
     Busy,
     Commit,
     Committed,
@@ -730,6 +731,18 @@ class NamesCorrectPeersLate(Lie):
             member = self.node.peer.replicas[self.stage].member
             for mate in self.mates:
                 member.lateness.observe(mate, "is correct", now=self.now)
+
+
+@lie
+class BansCorrectPeers(Lie):
+    """leads whenever it can, and has each round that it opens ban a correct peer"""
+
+    def acts(self) -> None:
+        if self.node is not None and self.stage in self.node.peer.replicas:
+            member = self.node.peer.replicas[self.stage].member
+            # Of more no quorum would be left.
+            member.bans = (Ban(min(self.mates), -1, bytes(32)),)
+            member.membership.vouched = frozenset(member.bans)
 
 
 @lie

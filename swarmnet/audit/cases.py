@@ -217,7 +217,9 @@ class Cases:
             self._restart = stamp.restart
             self._sums.clear()
             self._open.clear()
-            self._decided = {replace(ban, step=-1) for ban in self._decided}
+            # The state that the run goes back to does not know of these bans.
+            self._decided = {Ban(peer, -1, bytes(32)) for peer in (*self.banned, *(ban.peer for ban in self._decided))}
+            self._host.vouch(frozenset(self._decided))
         owners = {index: peer for peer, _, indexes in finished.contributions for index in indexes}
         shares = shares_of(finished.contributions, finished.voided)
         self._sums[stamp.step] = Aggregate(stamp, finished.digest, shares, owners, contributors_of(finished))

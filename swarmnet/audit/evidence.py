@@ -35,6 +35,8 @@ class Evidence:
 
     def refusal(self, verify: Verify) -> str:
         """Why it proves nothing, in words; "" if it does."""
+        if self.case.pledge.stamp.step == 0 and not self.run_proven:
+            return "its pledge was signed in another run than the one that the file names"
         return refusal(self.case, contributors_in(self.case), verify)
 
     @property
@@ -71,10 +73,7 @@ class Evidence:
         run = table.pop("run", None)
         if not is_run_id(run):
             raise ValueError("its run is not 64 hex digits")
-        found = cls(run, _case(table))
-        if found.case.pledge.stamp.step == 0 and not found.run_proven:
-            raise ValueError("its pledge was signed in another run than the one that the file names")
-        return found
+        return cls(run, _case(table))
 
 
 _READER = Reader(ANY_RUN)

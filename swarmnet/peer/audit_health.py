@@ -4,7 +4,7 @@ false work. Pure; `peer.swarm_health` shows it."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
 from swarmnet.directory import MAX_TAINTED, DisputedWork, Record
@@ -97,15 +97,10 @@ def disputes_of(members: Sequence[Record], out: Set[PeerId]) -> tuple[DisputeLin
     return tuple(found)
 
 
-def disputed(
-    disputes: Sequence[DisputeLine], members: int, alike: Mapping[int, int]
-) -> Iterator[tuple[int, PeerId, str]]:
-    """Of each the stage, who was accused last, and a line. members: replicas that serve. alike: by stage, those of its
-    largest numerics class."""
+def disputed(disputes: Sequence[DisputeLine], members: int) -> Iterator[tuple[int, PeerId, str]]:
+    """Of each dispute the stage, the last suspect, and a line. members: replicas that serve."""
+    why = "it takes more than half of the replicas that contributed lately, of one numerics class and of three or more"
     for each in disputes:
-        why = "it takes three replicas of one numerics class to name somebody"
-        if alike.get(each.last.stage, 0) > 2:
-            why = "too few contributed to that sum, or agree; with more microbatches a step more contribute"
         text = (
             f"in {counted(each.number, 'case')} of stage {each.last.stage} somebody lies, and nobody can be named, as "
             f"{each.by} of {counted(members, 'replica')} say; the last: work of {each.last.peer} in step "

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swarmnet.audit.case import claimed, contributors_in, needs_no_recheck, reason_of, refusal, suspect_of
+from swarmnet.audit.case import claimed, needs_no_recheck, reason_of, suspect_of
 from swarmnet.audit.cases import Cases, Check
 from swarmnet.audit.evidence import Evidence
 from swarmnet.audit.excuses import Excuses
@@ -132,8 +132,9 @@ class Auditor:
             operator=peer.operator,
             voters=replica.member.membership.contributors,
         )
-        self._waiting: deque[Check] = deque()
+        self._waiting: deque[Check] = deque(maxlen=_MOST_WAITING)
         self.made_for: set[PeerId] = set()  # replicas for which I compute again what I have made
+        self._to_name: tuple[Ban, ...] = ()  # as of the last tick
         self._checking = False
         self._asking = 0
         self._sums: Recent[Stamp, Finished] = Recent(_REMEMBERED)
@@ -161,7 +162,7 @@ class Auditor:
         # A replica that joins takes over the table with its state.
         for peer in sorted(self._table - self.cases.banned.keys()):
             self._shut_out(Ban(peer, -1, bytes(32)), self.stage)
-        member.bans = self.cases.to_name()
+        self._name(member.bans)
         before = stamp.step - 1
         self.cases.received(before, self._replica.execution.works.sents(before), member.chain)
         if pledges:
@@ -208,17 +209,22 @@ class Auditor:
                 if ban.peer == self._peer.me:
                     self._shut_out(ban, commit.stage)
         self.cases.tick(self._now())
+        # By the next tick all voters have been told of what is decided now, if no message is lost.
+        self._name(self._to_name)
+        self._to_name = self.cases.to_name()
+
+    def _name(self, bans: Sequence[Ban]) -> None:
+        """As leader my replica names these bans, but for those that were committed meanwhile."""
+        self._replica.member.bans = tuple(ban for ban in self.cases.to_name() if ban in bans)
 
     # ------------------------------------------------------------ host of the cases
 
     def check(self, check: Check) -> None:
-        """The payload of a check is fetched, and the work computed again, after the checks before it."""
-        if len(self._waiting) < _MOST_WAITING:
-            # Others wait for a recheck; a sample is my own affair.
-            (self._waiting.append if check.told_by is None else self._waiting.appendleft)(check)
-            if not self._checking:
-                self._checking = True
-                self._peer.spawn(self._check_all())
+        """The payload of a check is fetched, and the work computed again; of too many the oldest are dropped."""
+        self._waiting.append(check)
+        if not self._checking:
+            self._checking = True
+            self._peer.spawn(self._check_all())
 
     def ask_work(self, sent: Sent, owner: PeerId) -> None:
         """The contributor of that microbatch is asked for its work."""
@@ -275,8 +281,8 @@ class Auditor:
         at, finished = "", self._sums.get(stamp)
         if case is not None and finished is not None and not needs_no_recheck(case):
             case = replace(case, contributions=finished.contributions, voided=finished.voided)
-        if case is not None and not refusal(case, contributors_in(case), self._peer.signer.verify):
-            evidence = Evidence(self._peer.run_id, case)
+        evidence = Evidence(self._peer.run_id, case) if case is not None else None
+        if evidence is not None and not evidence.refusal(self._peer.signer.verify):
             at = self._peer.audit_log.evidence(f"stage-{stamp.stage}-step-{stamp.step}-{peer}.json", evidence)
         self._peer.convict(peer, stamp, reason, at=at)
 
@@ -301,7 +307,10 @@ class Auditor:
     async def _check_all(self) -> None:
         try:
             while self._waiting:
-                check = self._waiting.popleft()
+                # Others wait for a recheck. Of samples the newest come first, because the verifiers of a case that is
+                # opened late have not got the weights of that step any more.
+                check = max(self._waiting, key=lambda each: (each.told_by is not None, each.case.pledge.stamp.step))
+                self._waiting.remove(check)
                 try:
                     if suspect_of(check.case) not in self.cases.banned:
                         await (self._weigh(check) if check.rough else self._check(check))

@@ -8,7 +8,6 @@ network and no clock.
 from __future__ import annotations
 
 import statistics
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, fields
 from typing import Literal
@@ -242,15 +241,11 @@ def assess(run: RunId, records: Sequence[Record], num_stages: int, admissions: A
         tainted_of(members),
     )
     disputes = disputes_of(members, out)
-    alike = {
-        stage: max(Counter(replica.numerics for replica in replicas).values(), default=0)
-        for stage, replicas in serving.items()
-    }
     goes_back = statistics.median_low([record.goes_back for record in members if record.num_tainted] or [False])
     taints = tainted(num_tainted, steps_tainted, len(members), goes_back=goes_back)
     problems += [
         *(Problem("warning", "convicted", text, peer=peer) for peer, text in convicted(convicts, len(members))),
-        *(Problem("warning", "disputed", text, of, peer) for of, peer, text in disputed(disputes, len(members), alike)),
+        *(Problem("warning", "disputed", text, of, peer) for of, peer, text in disputed(disputes, len(members))),
         *(Problem("warning", "tainted", text) for text in taints),
         *_complained(complaints, {stage: {r.peer for r in serving[stage]} for stage in serving}, out, still_s),
     ]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import struct
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -18,6 +17,9 @@ from swarmnet.messages import Commit, Finished, Round, Stamp, contributors_of, f
 
 _UNSIGNED = "contributors", "votes", "seats", "signatures"
 """Of a commit: `roll` stands for the contributors."""
+
+_UNCHAINED = (*_UNSIGNED, "chain", "id", "roll")
+"""Fields of a commit on which the next step does not depend."""
 
 NAMED_EVERY = 8
 """Every so many steps a commit names its contributors in any case: who came meanwhile learns them."""
@@ -54,18 +56,8 @@ def evidence(commits: Iterable[Commit]) -> bytes:
 
     Round ids stay out, so two leaders that committed the same sum leave the same chain behind.
     """
-    digest = hashlib.sha256()
-    for commit in sorted(commits, key=lambda c: c.stage):
-        digest.update(
-            struct.pack("<qqqdd", commit.stage, commit.step, commit.num_tokens, commit.loss_sum, commit.grad_sq_norm)
-        )
-        digest.update(commit.digest)
-        digest.update(",".join(map(str, sorted(commit.voided))).encode())
-        digest.update(commit.notice.encode())
-        digest.update(",".join(commit.late).encode())
-        for ban in commit.bans:
-            digest.update(signed.statement(ban))
-    return digest.digest()
+    ordered = sorted(commits, key=lambda commit: commit.stage)
+    return hashlib.sha256(b"".join(signed.statement(commit, without=_UNCHAINED) for commit in ordered)).digest()
 
 
 class Rolls:

@@ -80,7 +80,7 @@ class Member:
         self.synced = False
         """Do I have state? Without it I take no part in the step."""
         self.bans: BannedPeers = ()
-        """What commits of my stage should ban, as decided when the step began: by now the other voters know it too."""
+        """What commits of my stage should ban. Invariant: the other voters have been told that it is decided."""
         self.overruled_by: PeerId | None = None
         """Who kept the step before while I thought that I did, and did not follow me."""
         self.line: LineQuality = UNMEASURED
@@ -241,7 +241,7 @@ class Member:
 
     def follow(self, restart: Restart) -> None:
         """The run goes on from another version: nothing said before counts, and I have no state until `restored`."""
-        self.restart, self.synced = restart, False
+        self.restart, self.synced, self.bans = restart, False, ()
         self.header = replace(self.header, restart=restart)
         self.membership.follow(restart)
         self.view.forget_all()

@@ -77,7 +77,6 @@ def test_a_step_with_false_work_stays_applied_and_status_names_it() -> None:
     assert not back.moves and not is_as_if_nobody_had_lied(swarm)
     (fields,) = {tuple(sorted(fields.items())) for fields in said(swarm, "tainted").values()}
     assert dict(fields) == {"step": AT, "stage": 1, "peer": LIAR} and len(said(swarm, "tainted")) == 6
-    assert said(swarm, "convicted_here").keys() == {LIAR}
     assert found.num_tainted == 1 and [(each.stage, each.step, each.by) for each in found.tainted] == [(1, AT, 6)]
     (problem,) = [problem for problem in found.problems if problem.kind == "tainted"]
     assert f"{AT} of stage 1 (say 6 of 6 replicas)" in problem.text
@@ -96,9 +95,9 @@ def test_a_run_goes_back_before_the_false_step_and_ends_as_if_nobody_had_lied() 
 
 def test_the_version_that_is_gone_back_to_stays_on_disk_until_all_are_there() -> None:
     """By the time that all want it, it would be too old to be kept."""
-    lives = (lived("rollback", checkpoint_every=2, seed=seed)[:2] for seed in range(1, 9))
+    lives = (lived("rollback", checkpoint_every=1, seed=seed)[:2] for seed in range(1, 9))
     swarm, back = next((swarm, back) for swarm, back in lives if back.restarts)
-    assert {(restart.number, restart.version) for restart in back.restarts} == {(1, AT - 1)}
+    assert {(restart.number, restart.version) for restart in back.restarts} == {(1, AT)}
     assert is_as_if_nobody_had_lied(swarm)
 
 
