@@ -158,6 +158,8 @@ class Auditor:
         self.cases.applied(stamp, finished, pledges, member.chain, live)
         for commit in commits:
             for ban in commit.bans:
+                if ban.step >= 0:
+                    self._peer.taint(replace(stamp, step=ban.step, stage=commit.stage), ban.peer, applied=True)
                 self._shut_out(ban, commit.stage)
         # A replica that joins takes over the table with its state.
         for peer in sorted(self._table - self.cases.banned.keys()):
@@ -203,11 +205,10 @@ class Auditor:
         for evidence in kept:
             if evidence.run == self._peer.run_id:
                 self.cases.learn(evidence.case)
-        # A peer that is banned hears of it by the commit, and may never apply it.
-        for commit in self._replica.member.oldest.barrier.known:
-            for ban in commit.bans:
-                if ban.peer == self._peer.me:
-                    self._shut_out(ban, commit.stage)
+        # Others do not tell a banned peer of the commit.
+        for ban in self.cases.to_name():
+            if ban.peer == self._peer.me:
+                self._shut_out(ban, self.stage)
         self.cases.tick(self._now())
         # By the next tick all voters have been told of what is decided now, if no message is lost.
         self._name(self._to_name)
@@ -263,11 +264,9 @@ class Auditor:
         return frozenset(row.peer for row in rows if row.until_step == FOR_EVER)
 
     def _shut_out(self, ban: Ban, stage: int) -> None:
-        """A stage has committed that ban."""
+        """A stage has decided that ban."""
         member = self._replica.member
         stamp = Stamp(max(ban.step, 0), stage, member.chain, member.restart)
-        if ban.step >= 0:
-            self._peer.taint(stamp, ban.peer, applied=True)
         known, voters = ban.peer in self.cases.banned, self.cases.voters
         case = self.cases.committed(ban)
         if not known and case is not None:
