@@ -7,6 +7,7 @@ needed nor which peers might have it: that is `state_supply`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 
 Event = Callable[[str, dict[str, object]], None]
 
+_BANNED_WITHIN = 3
+"""Steps from the decision of a case to the commit that bans the peer, by which other stages learn where to go back."""
+
 
 class Restorer:
     """Gives one replica its state, keeps it on disk, and hands it to other replicas."""
@@ -53,7 +57,9 @@ class Restorer:
         self.no_initial_weights = peer.limits.no_initial_weights
         """Why this peer has no weights of version 0 and takes them from other replicas, in words for a person."""
         self._first_chain = first_chain(peer.run_id, stage)
-        training = peer.manifest.training
+        training, for_bans = peer.manifest.training, 0
+        if peer.manifest.audit.on_late == "rollback" and training.checkpoint_every:
+            for_bans = math.ceil(_BANNED_WITHIN / training.checkpoint_every)
         self.checkpoints = Checkpointer(
             stage,
             self._engine,
@@ -61,7 +67,7 @@ class Restorer:
             self.header,
             peer.disk,
             CheckpointSchedule(every=training.checkpoint_every, last=training.total_steps),
-            keep=peer.limits.keep_checkpoints,
+            keep=peer.limits.keep_checkpoints + for_bans,
             on_event=event,
             common=peer.on_every_disk,
             voters=peer.voters,
