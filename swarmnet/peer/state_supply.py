@@ -143,7 +143,8 @@ class StateSupply:
         for peer, record in self._peer.records.items():
             # Of the many that serve far stages there is only their record.
             far = peer not in heard
-            if far or not self.dead(record):
+            # Nothing is fetched from a banned peer, whatever it announces.
+            if self._peer.admitted(peer) and (far or not self.dead(record)):
                 for status in record.stages:
                     version = status.version if status.synced else None
                     held = Holding(peer, status.stage, record.restart, version)
