@@ -10,6 +10,7 @@ the median time between two steps before it. The worst of all moments is printed
     hang        the process answers nothing and breaks nothing (SIGSTOP)
     lost        the machine vanishes: nothing reaches it or comes from it, and no connection breaks
     cut         the replicas of stage 0 do not reach each other; everybody else reaches them
+    wake        a process that has hung for 40 s goes on (SIGCONT); what the hang itself cost is not in it
 
 `of every stage` strikes one replica of each stage in the same moment. A run that ends has the weights of one process
 to the bit, or the benchmark fails.
@@ -35,6 +36,9 @@ from swarmnet.simulate.swarm import Node, Swarm
 LASTS_S = 30.0
 """How long a hang, a cut or the absence of a lost machine lasts."""
 
+HUNG_S = 40.0
+"""How long a process has hung that wakes."""
+
 BEGIN_S = 10.0
 """By then steps have their usual length."""
 
@@ -59,6 +63,8 @@ class Row:
     every_stage: bool = False
     leader: bool | None = None
     """Strike the leader of stage 0, or another replica; None: both, in turn."""
+    wakes: bool = False
+    """What was struck goes on after `HUNG_S`, and the standstill is measured from then on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +110,8 @@ ROWS = (
     Row("kill, two replicas", 2, kill, 1.0),
     Row("hang, three replicas", 3, hang, 8.0),
     Row("hang, two replicas", 2, hang, _LONG_SILENCE + 5.0),
+    Row("wake, three replicas", 3, hang, 5.0, wakes=True),
+    Row("wake, two replicas", 2, hang, 5.0, wakes=True),
     Row("lost machine, three replicas", 3, lost, 8.0),
     Row("lost machine, two replicas", 2, lost, _LONG_SILENCE + 5.0),
     Row("cut between two replicas", 2, cut, _LONG_SILENCE + 5.0, leader=True),
@@ -155,6 +163,15 @@ def standstill(row: Row, *, leader: bool, moment: float, seed: int) -> tuple[flo
                 await asyncio.sleep(0.01)
         at.append(swarm.loop.time())
         row.strike(swarm, struck)
+        if row.wakes:
+            # It accepts no connection while it hangs.
+            for node, other in itertools.product(struck, swarm.nodes):
+                swarm.block_dial(other, node)
+            await asyncio.sleep(HUNG_S)
+            swarm.heal()
+            for node in struck:
+                swarm.resume(node)
+            at[0] = swarm.loop.time()
         await asyncio.sleep(lasts_s)
         raise Enough
 

@@ -21,6 +21,8 @@ SMALL = [name for name, row in ROWS.items() if row.replicas <= 3]
         # The stage after asks the hung replica for inputs.
         ("hang, three replicas", False, 1 / 2, 4),
         ("lost machine, two replicas", True, 5 / 6, 6),
+        # The replica that wakes says that it is in the step that the others have left.
+        ("wake, two replicas", True, 1 / 2, 4),
         *further(
             *(
                 (name, leader, number / 3, 1 + number)
