@@ -115,8 +115,8 @@ class Waits:
     member was behind last. states: for the states of replicas in touch.
     """
 
-    def __init__(self, timers: Timers, now: float) -> None:
-        self.delays, self.began_at, self.behind_at = Delays(timers, now), now, now
+    def __init__(self, now: float) -> None:
+        self.began_at = self.behind_at = now
         self.missing: set[PeerId] = set()
         self.complete = False
         self.last_since: dict[PeerId, float] = {}

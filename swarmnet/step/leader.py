@@ -91,7 +91,7 @@ class Leader:
         builder = RoundBuilder(stamp, ballot, shape.group_size, member.round_numbers, member.notice)
         suspects = SuspectGraph(view.me, patience_s=view.timers.suspect_s, links=member.lines)
         self._rounds = Rounds(builder, suspects, now)
-        self._waits = Waits(view.timers, now)
+        self._waits = Waits(now)
         self._left_out: set[PeerId] = set()  # Invariant: none of them is in `members`
         self.passed_over = self._pass_over(now)
         self.looks, self._looked_at = True, -math.inf
@@ -316,9 +316,6 @@ class Leader:
         self._waits.complete, self.looks, self._looked_at = False, False, now
         self._at_step.look(now)
         self.passed_over = self._pass_over(now)
-        if self.commit is None:
-            late = self.waits(now).keys() - self._at_step.behind(self.members)
-            self._waits.delays.note(late, len(self.members.keys() | late), now=now)
         self._evict_lost(now)
         self._prepare(resend, now)
         if self.commit is not None:
@@ -383,6 +380,10 @@ class Leader:
         silent = sorted({*self._waited_for()} - self.members.keys() - self._left_out)
         behind = self._at_step.behind(self.members)
         return {**dict.fromkeys(silent, "does not report"), **dict.fromkeys(behind, "is behind")}
+
+    def late(self, now: float) -> Set[PeerId]:
+        """The replicas that the step waits for and that are no laggards."""
+        return self.waits(now).keys() - self._at_step.behind(self.members)
 
     # ------------------------------------------------------------ inside
 
@@ -739,7 +740,6 @@ class Leader:
         awaited = {*self.members, *({self.view.me} - self._left_out)} - self._newcomers()
         if commit is None or not awaited <= self.acks.keys():
             return
-        self._waits.delays.charge(self._member.lateness, self.view.me, now=now)
         self._non_finite.alone(self.ledger)
         differing = sorted(
             peer for peer, held in self.acks.items() if held.id == commit.id and held.digest != commit.digest

@@ -307,7 +307,7 @@ class Member:
         self.membership.applied(self.last_commits, self.last_finished)
         self.stand(self.after(self.last_commits))
         self._lag.caught_up()
-        self._review_leader(ended.late_s, now)
+        self._review_leader(ended.late_s(now), now)
         self.membership.patience_s = 2 * (self.pace.usual_s or 0.0)
         self.pace.begin()
         follows = bool(self.steps)
@@ -330,7 +330,7 @@ class Member:
     def _review_leader(self, late_s: float, now: float) -> None:
         """A leader is late under whom several steps in a row were slow, if steps under others are not.
 
-        late_s: seconds that the step waited for another member, which is not the leader's fault.
+        late_s: seconds that the step waited for another member or another stage, which is not the leader's fault.
         """
         kept = self.kept_last.peer if self.kept_last is not None else None
         slow_s = self.pace.applied(kept, late_s=late_s, now=now)

@@ -199,6 +199,7 @@ class OpenStep:
         self._unheld_since = math.inf  # since when no live replica is known to hold the committed aggregate
         self._refused: set[PeerId] = set()  # peers whose ballot I did not promise
         self._told_mine: set[PeerId] = set()  # peers that told me of a ballot of mine of before
+        self._decided_at = math.inf  # when the commit of my stage was known
         self._fed = False  # has work of this step come here?
         self._revision = 0
         self._reported: MemberState | None = None  # the last whole report to the promised leader
@@ -348,6 +349,7 @@ class OpenStep:
             self.part.finished = None  # the same round, other bits than my stage's: fetch them from a holder
             self._member.membership.give_up(commit_of(self.stamp, finished))
         self.part.decide(commit)
+        self._decided_at = min(self._decided_at, now)
         return True
 
     def _look_around(self, now: float) -> None:
@@ -591,8 +593,7 @@ class OpenStep:
             if self.leader.commit is not None and self._own_commit is None:
                 self._learn(self.leader.commit, now)
         if resend:
-            members = self.part.round.receivers if self.part.exchange is not None and self.part.round else ()
-            self._delays.note(member.awaited if members else frozenset(), len(members), now=now)
+            self._note_delays(now)
             self.part.stuck = member.stuck(now=now)
             self.part.locked = now - self._signed_at <= member.view.timers.suspect_s
             self._join_round()
@@ -616,21 +617,31 @@ class OpenStep:
         member = self._member
         self.election.promise(ballot, now=now)
         self._lock_again(now)
+        self._delays = Delays(member.view.timers, now)
         self.part.drop()
         self.leader = Leader(self.stamp, ballot, member, oldest=self.oldest, given=self.election.given, now=now)
         self._host.log("leader", step=self.stamp.step, ballot=ballot.number)
         self.report()
         self.leader.advance(now=now, resend=False)
 
+    def _note_delays(self, now: float) -> None:
+        """Note the members that hold up my exchange; while there is none, those that hold me up as the leader."""
+        if self.part.exchange is not None and self.part.round is not None:
+            self._delays.note(self._member.awaited, len(self.part.round.receivers), now=now)
+        elif self.leader is not None:
+            late = self.leader.late(now)
+            self._delays.note(late, len(self.leader.members.keys() | late), now=now)
+        else:
+            self._delays.note(frozenset(), 0, now=now)
+
     def applied(self, now: float) -> None:
         """The step is over: charge the members that slowed it down."""
-        if self.leader is None:
-            self._delays.charge(self._member.lateness, self._member.me, now=now)
+        self._delays.charge(self._member.lateness, self._member.me, now=now)
 
-    @property
-    def late_s(self) -> float:
-        """The longest time that I waited for one member of the round, the leader not counted."""
-        return self._delays.late_s(without=self.promised.peer if self.promised is not None else None)
+    def late_s(self, now: float) -> float:
+        """The longest time that I waited for one member, the leader not counted; and since then for other stages."""
+        waited_s = self._delays.late_s(without=self.promised.peer if self.promised is not None else None)
+        return waited_s + max(now - self._decided_at, 0.0)
 
     def _collect(self, commit: Commit) -> None:
         """My stage has committed an aggregate that is not here: fetch it from a holder (rule 16)."""

@@ -28,8 +28,8 @@ class Pace:
     def applied(self, leader: PeerId | None = None, *, late_s: float = 0.0, now: float) -> float:
         """A step is over. Returns how long the last slow steps in a row under this leader took together.
 
-        0 unless they were two at least and cost more than four silence limits. late_s: the seconds of the step for
-        which another member is to blame.
+        0 unless they were two at least and cost more than four silence limits. late_s: the seconds of the step that the
+        leader is not to blame for.
         """
         if self._applied_at is None:
             self._applied_at = now

@@ -1051,3 +1051,29 @@ def test_a_member_signs_no_ban_that_it_does_not_know_to_be_decided():
     assert "that I signed" in step.attempt_refusal(banning), "as for late peers: the stage would have two chains"
     other = RoundId(Ballot(current.id.ballot.number + 1, PeerId("B")), 1)
     assert step.attempt_refusal(replace(banning, id=other)) is None
+
+
+def test_a_leader_names_the_member_that_holds_up_its_own_exchange():
+    table = Table("A", "B", "K", microbatches=3)
+    for index, name in enumerate("ABK"):
+        table.execute(name, index)
+    leader = table.members[table.leader]
+    slow = next(name for name in "ABK" if name != table.leader)
+    leader.awaited = frozenset({PeerId(slow)})
+    table.tick(12.0)
+    assert leader.oldest.phase == "exchanging"
+    table.finish_all()
+    table.apply(table.leader)
+    assert leader.lateness.late(now=table.now) == [slow]
+
+
+def test_what_a_committed_stage_waits_for_another_one_is_not_its_leaders_fault():
+    table = Table("A", "K", stages=2)
+    table.execute("A", 0)
+    table.execute("K", 1)
+    assert table.members["A"].oldest.late_s(table.now + 10.0) == 0.0
+    for name in ("A", "K"):
+        table.finish(name)
+    table.settle()
+    member = table.members["A"]
+    assert member.oldest.phase == "committed" and member.oldest.late_s(table.now + 10.0) >= 10.0
