@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
+import operator
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -215,13 +216,10 @@ class Commit:
     def says(self, finished: Finished) -> bool:
         """Is `finished` the committed sum, bit by bit, whichever round made it?"""
         # Rounds may differ: the same contributions, summed again, are the same sum.
-        return (self.digest, self.num_tokens, self.loss_sum, self.grad_sq_norm, self.voided) == (
-            finished.digest,
-            finished.num_tokens,
-            finished.loss_sum,
-            finished.grad_sq_norm,
-            finished.voided,
-        )
+        return _bits_of(self) == _bits_of(finished)
+
+
+_bits_of = operator.attrgetter("digest", "num_tokens", "loss_sum", "grad_sq_norm", "voided")
 
 
 Commits = Annotated[tuple[Commit, ...], Entries(MAX_COMMITS, "num_stages")]

@@ -10,7 +10,7 @@ import math
 from typing import TYPE_CHECKING
 
 from swarmnet.ids import Ballot, PeerId
-from swarmnet.messages import NONE, Indexes, Round, StagePlan
+from swarmnet.messages import NONE, Indexes, Round
 from swarmnet.quorum import has_quorum
 from swarmnet.step.exclusion import passed_over
 from swarmnet.step.graph import leader_rank
@@ -52,16 +52,13 @@ class Election:
         """
         view, bans = self._view, sorted(ban.peer for ban in self._member.bans)
         out = view.observed_late(now=now), view.cut_off(view.stage, now=now)
-        worst = [*bans, *sorted(self._failed), *(peer for peers in out for peer in sorted(peers)), *self._were_late]
+        were_late = self._membership.may_not_lead(self._step)
+        worst = [*bans, *sorted(self._failed), *(peer for peers in out for peer in sorted(peers)), *were_late]
         if not worst:
             return frozenset()
         live = self._membership.live(view.stage, now=now) | {*view.live(view.stage, now=now), view.me}
         live = live & {*view.voters, view.me} if view.voters else live
         return passed_over((peer for peer in worst if peer != view.me), live)
-
-    @property
-    def _were_late(self) -> list[PeerId]:
-        return self._membership.may_not_lead(self._step)
 
     def promise(self, ballot: Ballot, *, told_by: PeerId | None = None, now: float) -> bool:
         """Follow a ballot from now on. False: I do not (`_follows`).
@@ -109,7 +106,7 @@ class Election:
     def _order(self, now: float) -> list[PeerId]:
         """Who should keep, best first: who overruled me, the roster first, the fewest broken lines, and as drawn."""
         out, view, ruler = self._passed_over(now), self._view, self._member.overruled_by
-        last = self._were_late
+        last = self._membership.may_not_lead(self._step)
         if view.stage not in view.sparse:
             order = [peer for peer in view.leader_order(self._term_chain, now=now) if peer not in out]
             said = {
@@ -168,10 +165,6 @@ class Election:
     def _fail(self, leader: PeerId, reason: str, now: float) -> None:
         self._failed.add(leader)
         self._lateness.observe(leader, reason, now=now)
-
-    def heard(self, plan: StagePlan, *, now: float) -> None:
-        """The promised leader has spoken. It tells what it has given while I am among those that would keep next."""
-        self.given |= plan.given
 
     def moves(self, *, now: float) -> None:
         """The leader does what it should, or cannot end the step yet: its patience begins anew."""

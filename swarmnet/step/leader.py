@@ -488,10 +488,13 @@ class Leader:
                 self._waits.complete = False
                 self._leave_out(peer, "does not report", now)
 
-    def _leave_out(self, peer: PeerId, reason: str, now: float) -> None:
-        """Go on without this replica in this step."""
+    def _leave_out(self, peer: PeerId, reason: str, now: float, *, fault: str = "", pardon: bool = False) -> None:
+        """Go on without this replica in this step. fault: why it is late, if that is not the reason."""
         self._left_out.add(peer)
-        self._member.lateness.observe(peer, reason, now=now)
+        if (generation := self.members.get(peer)) is not None:
+            self._plans.void(peer, generation)
+            self._evict(peer, generation)
+        self._member.lateness.observe(peer, fault or reason, pardon=pardon, now=now)
         self._log_evicted(peer, reason)
 
     def _may_be_certified(self, now: float) -> bool:
@@ -568,9 +571,12 @@ class Leader:
         circles = self._rounds.builder.circles(attempt.round, self.members)
         match self._rounds.suspects.decide(circles, step=self.stamp.step, now=now):
             case Leave(peer, reason, others) if len(self.members) > 1:
+                # Who was left out for its broken line to this one is not at fault, and may be needed for a quorum.
+                back = self._member.lines.broken_with(peer, step=self.stamp.step) if reason != "alone" else ()
+                self._left_out -= {mate for mate in back if not self._member.lateness.is_late(mate, now=now)}
                 self._member.lines.broken(peer, others, step=self.stamp.step)
                 # A member that complains alone may have a broken line to one mate: the first time is no fault.
-                self._leave(peer, reason, pardon=reason == "alone", now=now)
+                self._leave_out(peer, reason, now, fault=f"holds up the round ({reason})", pardon=reason == "alone")
             case CutAgain():
                 self._rounds.builder.turn()
                 self._cut_again()
@@ -578,17 +584,6 @@ class Leader:
     def _cut_again(self) -> None:
         self._rounds.attempt = None
         self._member.host.log("cut_again", step=self.stamp.step)
-
-    def _leave(self, peer: PeerId, reason: str, *, pardon: bool, now: float) -> None:
-        """Go on without a member that holds up the round."""
-        # Whoever was left out for its broken line to this one may be needed for a quorum, and is not at fault.
-        mates = self._member.lines.broken_with(peer, step=self.stamp.step) if reason != "alone" else frozenset()
-        self._left_out -= {mate for mate in mates if not self._member.lateness.is_late(mate, now=now)}
-        self._left_out.add(peer)
-        self._plans.void(peer, self.members[peer])
-        self._evict(peer, self.members[peer])
-        self._member.lateness.observe(peer, f"holds up the round ({reason})", pardon=pardon, now=now)
-        self._log_evicted(peer, reason)
 
     def _broken_ends(self) -> frozenset[PeerId]:
         """Members that are out of touch with each other: they should reduce nothing."""

@@ -127,23 +127,15 @@ class RoundPart:
             return None
         if self.finished is not None and (self.locked or self.finished.id == current.id):
             return None
-        mine = [
-            indexes
-            for peer, generation, indexes in current.contributions
-            if (peer, generation) == (self.me, claims.generation)
-        ]
-        named = any(peer == self.me for peer, _, _ in current.contributions)
-        if named and not mine:
-            return None  # under a generation I have left: the leader learns it from my report
-        # It names me: I contribute exactly that set, or say why not.
-        if mine:
-            missing = mine[0] - claims.assigned
-            if missing:
-                return missing
-            if not (claims.accumulated == claims.assigned == mine[0]):
-                return None
-        elif claims.assigned:
-            return NONE
+        named = {peer: (generation, indexes) for peer, generation, indexes in current.contributions}
+        generation, mine = named.get(self.me, (claims.generation, NONE))
+        if generation != claims.generation:
+            return None  # I have left it: the leader learns that from my report
+        if missing := mine - claims.assigned:
+            return missing
+        # I contribute exactly what it names.
+        if not (claims.accumulated == claims.assigned == mine):
+            return None if mine else NONE
         self._start(current.id)
         self.move("join")
         self.put_aside()  # what is summed now takes its place
@@ -400,7 +392,7 @@ class OpenStep:
                 self._host.send(peer, self._make_report(self.promised))  # the higher ballot: the old leader stops
             if plan.ballot != self.promised:
                 return
-        self.election.heard(plan, now=now)
+        self.election.given |= plan.given  # while I am among those that would lead next
         if plan.generation == self.claims.generation:
             if plan.evicted:
                 self._end_accumulator("evicted_me", void=plan.evicted == "void")

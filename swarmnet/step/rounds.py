@@ -131,7 +131,7 @@ class RoundBuilder:
         }
         rows = [_turned(row, self._turns) for row in arrange(members, trips, self._group_size, bandwidths).rows]
         receivers = tuple(peer for row in rows for peer in row)
-        opened = Round(
+        return Round(
             stamp=self.stamp,
             id=RoundId(self.ballot, next(self._numbers)),
             contributions=ledger.contributions(),
@@ -144,7 +144,6 @@ class RoundBuilder:
             late=late,
             bans=bans,
         )
-        return opened
 
     def circles(self, current: Round, members: Collection[PeerId]) -> list[frozenset[PeerId]]:
         """Who exchanges with whom in a hop of that round, of these members."""

@@ -280,14 +280,9 @@ class View:
         """(stage, peer, seen) of everybody heard of and not yet forgotten, ended ones included."""
         return ((stage, peer, seen) for stage, found in self._seen.items() for peer, seen in found.items())
 
-    def everyone(self) -> dict[PeerId, int]:
-        """Peer -> newest version heard, for all replicas that are not refused."""
-        found: dict[PeerId, int] = {}
-        for stage in self._seen.values():
-            for peer, seen in stage.items():
-                if peer != self.me and not self.refused(peer):
-                    found[peer] = max(found.get(peer, -1), seen.version)
-        return found
+    def everyone(self) -> set[PeerId]:
+        """All replicas of all stages but me that are not refused."""
+        return {peer for _, peer, _ in self.known() if peer != self.me and not self.refused(peer)}
 
     def lives(self, peer: PeerId) -> list[Seen]:
         """That peer in each stage that it serves, as last heard; none if it is unknown or refused."""
