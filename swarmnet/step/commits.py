@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from swarmnet import statement as signed
+from swarmnet.bounds import Recent
 from swarmnet.ids import PeerId, Restart
 from swarmnet.messages import Commit, Finished, Round, Stamp, contributors_of, first_of, roll_of
 
@@ -64,24 +65,21 @@ class Rolls:
     """The contributors of commits that do not name them."""
 
     def __init__(self) -> None:
-        self._told: dict[int, dict[bytes, tuple[PeerId, ...]]] = {}  # stage -> digest -> contributors; the latest last
+        self._told: dict[int, Recent[bytes, tuple[PeerId, ...]]] = {}  # stage -> digest -> contributors
         self._last: dict[int, tuple[bytes, tuple[PeerId, ...]]] = {}  # stage -> those of the last step
 
     def learn(self, stage: int, contributors: tuple[PeerId, ...]) -> None:
         """A commit of that stage names them, or will."""
         if contributors:
-            told, roll = self._told.setdefault(stage, {}), roll_of(contributors)
-            told.pop(roll, None)
-            told[roll] = contributors
-            for oldest in list(told)[:-_MOST_ROLLS]:
-                del told[oldest]
+            self._told.setdefault(stage, Recent(_MOST_ROLLS))[roll_of(contributors)] = contributors
 
     def of(self, commit: Commit) -> tuple[PeerId, ...]:
         """The contributors that may count; () if no commit has named them here."""
         last = self._last.get(commit.stage)
         if not commit.contributors and last is not None and last[0] == commit.roll:
             return last[1]
-        return commit.contributors or self._told.get(commit.stage, {}).get(commit.roll, ())
+        told = self._told.get(commit.stage)
+        return commit.contributors or (told.get(commit.roll, ()) if told is not None else ())
 
     def applied(self, commit: Commit) -> None:
         """That was the commit of the last step."""

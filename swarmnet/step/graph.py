@@ -22,6 +22,7 @@ import functools
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
 
+from swarmnet.bounds import Recent
 from swarmnet.ids import Chain, PeerId, mark_of
 
 DENSE = 24
@@ -77,7 +78,7 @@ class Graph:
 
     def __init__(self, me: PeerId, stage: int) -> None:
         self._me, self._stage = me, stage
-        self._asked_at: dict[PeerId, float] = {}  # who has chosen me; the latest last
+        self._asked_at = Recent[PeerId, float](_MOST_ANSWERED)  # who has chosen me
         self._chosen_by: object = None  # of what it has last been chosen
         self.chosen: frozenset[PeerId] = frozenset()
         self.sparse: frozenset[int] = frozenset()
@@ -85,11 +86,10 @@ class Graph:
 
     def asked(self, peer: PeerId, *, chosen: bool, now: float) -> None:
         """A heartbeat: has its sender chosen me?"""
-        self._asked_at.pop(peer, None)
         if chosen:
             self._asked_at[peer] = now
-            if len(self._asked_at) > _MOST_ANSWERED:
-                del self._asked_at[next(iter(self._asked_at))]
+        else:
+            self._asked_at.pop(peer, None)
 
     def choose(
         self,
@@ -124,6 +124,5 @@ class Graph:
 
     def neighbours(self, *, for_s: float, now: float) -> Collection[PeerId]:
         """Whom I send heartbeats: those whom I have chosen, and who have chosen me within so many seconds."""
-        while self._asked_at and now - next(iter(self._asked_at.values())) > for_s:
-            del self._asked_at[next(iter(self._asked_at))]
+        self._asked_at.drop(lambda peer, at: now - at > for_s)
         return sorted(self.chosen | self._asked_at.keys())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Set
 
+from swarmnet.bounds import Recent
 from swarmnet.ids import PeerId
 from swarmnet.manifest.timers import Timers
 from swarmnet.quorum import quorum
@@ -25,8 +26,8 @@ class Lateness:
     def __init__(self, timers: Timers, host: StepHost) -> None:
         self._host = host
         self._lasts_s, self._worth_s = timers.lease_s, 1.5 * timers.suspect_s
-        self._debts: dict[PeerId, tuple[float, float]] = {}  # seconds, when they were added up
-        self._until: dict[PeerId, float] = {}  # the latest last
+        self._debts = Recent[PeerId, tuple[float, float]](_MOST_PEERS)  # seconds, when they were added up
+        self._until = Recent[PeerId, float](_MOST_PEERS)
         self._pardoned: set[PeerId] = set()
 
     def observe(self, peer: PeerId, reason: str, *, pardon: bool = False, now: float) -> None:
@@ -37,10 +38,7 @@ class Lateness:
         if pardon and peer not in self._pardoned and len(self._pardoned) < _MOST_PEERS:
             self._pardoned.add(peer)
             return
-        self._until.pop(peer, None)
         self._until[peer] = now + self._lasts_s
-        if len(self._until) > _MOST_PEERS:
-            del self._until[next(iter(self._until))]
         self._host.log("late", peer=peer, reason=reason)
 
     def charge(self, peer: PeerId, reason: str, *, cost_s: float, now: float) -> None:
@@ -49,10 +47,8 @@ class Lateness:
         debt_s = max(debt_s - (now - since) / _SHARE, 0.0) + cost_s
         if debt_s > self._worth_s:
             self.observe(peer, reason, now=now)
-            return
-        self._debts[peer] = debt_s, now
-        if len(self._debts) > _MOST_PEERS:
-            del self._debts[next(iter(self._debts))]
+        else:
+            self._debts[peer] = debt_s, now
 
     def committed(self, late: Collection[PeerId]) -> None:
         """A commit has named these: the table of exclusions takes over."""

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Set
 
 from swarmnet.averaging.watch import LEAST_S
+from swarmnet.bounds import Recent
 from swarmnet.ids import PeerId
 
 _BROKEN_STEPS = 32
@@ -49,7 +50,7 @@ class BrokenLines:
 
     def __init__(self) -> None:
         self.allowed: Mapping[PeerId, float] = {}
-        self._broken: dict[frozenset[PeerId], int] = {}  # the latest last -> step
+        self._broken = Recent[frozenset[PeerId], int](_MOST_BROKEN)  # -> step
 
     def least_s(self, peer: PeerId) -> float:
         """Seconds for which a member's stream may stand still, whatever others say."""
@@ -58,11 +59,7 @@ class BrokenLines:
     def broken(self, one: PeerId, others: Iterable[PeerId], *, step: int) -> None:
         """In that step nothing came through between them, and no other member complained."""
         for other in others:
-            pair = frozenset({one, other})
-            self._broken.pop(pair, None)
-            self._broken[pair] = step
-        for pair in list(self._broken)[:-_MOST_BROKEN]:
-            del self._broken[pair]
+            self._broken[frozenset({one, other})] = step
 
     def ends(self, step: int) -> Counter[PeerId]:
         """How many broken lines that are remembered each member is an end of."""

@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 
+from swarmnet.bounds import Recent
 from swarmnet.ids import NO_CHAIN, Ballot, Chain, PeerId
 from swarmnet.manifest.timers import Timers
 from swarmnet.messages import Heartbeat, Measure
@@ -84,7 +85,7 @@ class View:
         """Between two heartbeats to a peer."""
         self.arrivals = 0
         """How often somebody was heard for the first time, came back or was lost."""
-        self._refused_at: dict[PeerId, float] = {}  # the latest last
+        self._refused_at = Recent[PeerId, float](_MOST_REPLICAS)
         self._reviewed_at = -math.inf
         self._seen: dict[int, dict[PeerId, Seen]] = {}
 
@@ -135,10 +136,7 @@ class View:
         known = any(peer in stage for stage in self._seen.values())
         news = known and peer not in self._refused_at
         if news or not known:
-            self._refused_at.pop(peer, None)
             self._refused_at[peer] = now
-        if len(self._refused_at) > _MOST_REPLICAS:
-            del self._refused_at[next(iter(self._refused_at))]
         return news
 
     def refused(self, peer: PeerId) -> bool:
@@ -164,8 +162,7 @@ class View:
         for stage in self._seen.values():
             for peer in [p for p, s in stage.items() if now - s.heard_at > self.timers.forget_s]:
                 del stage[peer]
-        for peer in [p for p, at in self._refused_at.items() if now - at > self.timers.forget_s]:
-            del self._refused_at[peer]
+        self._refused_at.drop(lambda peer, at: now - at > self.timers.forget_s)
         # A replica that is not called does not answer.
         called = self._neighbours if self.stage in self.sparse else None
         out = (

@@ -19,6 +19,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from types import FunctionType, MethodType
 from typing import Any, NamedTuple
 
+from swarmnet.bounds import Recent
 from swarmnet.ids import Chain, Generation, PeerId, RoundId
 from swarmnet.manifest.timers import Timers
 from swarmnet.messages import Commit, Committed, Finished, Round, StepControl
@@ -56,7 +57,7 @@ def copy_of(value: Any, memo: dict[int, object]) -> Any:
     if known is not None:
         return known
     if isinstance(value, dict):
-        result = memo[id(value)] = kind()
+        result = memo[id(value)] = Recent(value.most) if isinstance(value, Recent) else kind()
         for key, each in value.items():
             result[key] = each if type(each) in _PLAIN else copy_of(each, memo)
         return result
