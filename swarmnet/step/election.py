@@ -1,6 +1,6 @@
-"""Who keeps a stage's ledger: what one replica has promised, and when its own turn has come (rule 13). Pure.
+"""Who leads a stage: what one replica has promised, and when its own turn has come (rule 13). Pure.
 
-Two replicas may keep at a time; the higher ballot wins wherever both are heard, and a wrong leader only wastes time
+Two replicas may lead at a time; the higher ballot wins wherever both are heard, and a wrong leader only wastes time
 (docs/protocol.md, I2): for several usual steps at most, then it sits out.
 """
 
@@ -24,7 +24,7 @@ _TERM = 2.0
 
 
 class Election:
-    """Promises of one replica in one step. given: the indexes that, by the leader's word, have or had an owner."""
+    """Promises of one replica in one step. given: the indexes that, as the leader says, have or had an assignee."""
 
     def __init__(self, member: Member, *, step: int, now: float) -> None:
         self._member, self._step = member, step
@@ -85,7 +85,7 @@ class Election:
         | the one that I follow; of a peer that I rejected in this step | no |
         | mine | if it is the highest, unless I gave it up for a leader that most follow |
         | of a peer out of touch for a long silence, if my leader does not name it | no |
-        | higher than mine, of a peer that is not passed over and does not usurp | yes |
+        | higher than mine, of a peer that is not passed over and challenges no leader | yes |
         | any other | if most live replicas follow it, and I do not run for leader myself |
         """
         peer, view, mine = ballot.peer, self._view, self.promised
@@ -99,12 +99,12 @@ class Election:
         if view.get(peer) is None or not (left or view.in_touch(peer, now=now, within=view.timers.long_silence_s)):
             return False
         higher = mine is None or ballot > mine
-        if higher and peer not in self._passed_over(now) and (left or not self._usurps(ballot, now)):
+        if higher and peer not in self._passed_over(now) and (left or not self._challenges(ballot, now)):
             return True
         return not self._runs(now) and self._followed(ballot, now)
 
     def _order(self, now: float) -> list[PeerId]:
-        """Who should keep, best first: who overruled me, the roster first, the fewest broken lines, and as drawn."""
+        """Who should lead, best first: who superseded me, voters first, the fewest broken lines, and as drawn."""
         out, view, ruler = self._passed_over(now), self._view, self._member.overruled_by
         last = self._membership.may_not_lead(self._step)
         if view.stage not in view.sparse:
@@ -119,13 +119,13 @@ class Election:
                 said = {one: {mate: said[one][mate] for mate in said[one].keys() & view.voters} for one in said}
             broken = broken_lines(said, out | new, now - view.timers.suspect_s / 2)
             return sorted(order, key=lambda peer: (peer in last, peer != ruler, peer in new, broken[peer]))
-        # Of a large stage those keep who count. They hear each other; I stand last if I am none of them.
+        # In a large stage voters lead, as they are in touch with each other; I run last if I am none of them.
         may = {peer for peer in self._membership.leaders(view.stage) if view.may_live(peer, now=now)} - out
         ranks = {peer: leader_rank(self._term_chain, view.stage, peer) for peer in {*may, view.me}}
         return sorted(ranks, key=lambda peer: (peer not in may, peer in last, ranks[peer]))
 
-    def _usurps(self, ballot: Ballot, now: float) -> bool:
-        """Does it stand against a leader that lives and is followed, or that is first and has just begun?"""
+    def _challenges(self, ballot: Ballot, now: float) -> bool:
+        """Does it run against a leader in touch that most follow, or that is first in order and has just begun?"""
         view = self._view
         order = self._order(now)
         begins = now - self._began_at <= view.timers.suspect_s and len(order) > 2
@@ -182,14 +182,14 @@ class Election:
             self._smallest = members
 
     def _kept_for_s(self, now: float) -> float:
-        """How long my leader has kept in this step, since it last did what it should."""
+        """How long my leader has led in this step, since it last did what it should."""
         assert self.promised is not None
         return self._kept_s.get(self.promised.peer, 0.0) + now - self._kept_at
 
     def due(self, *, keeping: bool, now: float) -> Ballot | None:
-        """The ballot to stand with now, or None.
+        """The ballot to run with now, or None.
 
-        The first in order keeps; the next ones wait their turn when it is silent, and only a moment when it is dead.
+        The first in order leads; the next ones wait their turn when it is silent, and only a moment when it is dead.
         """
         view, limit = self._view, self._view.timers.suspect_s
         self._term_chain = self._member.term_chain
@@ -204,9 +204,9 @@ class Election:
             return Ballot(0, view.me)
         higher = Ballot(self.promised.number + 1, view.me)
         leader = self.promised.peer
-        # I keep already, or did before I began the step again.
+        # I lead already, or did before I began the step again.
         if leader == view.me:
-            # Promised by myself in a leader object that was dropped: only a new ballot may keep again.
+            # Promised by myself in a leader object that was dropped: only a new ballot may lead again.
             return None if keeping else higher
         # A dead leader cannot come back under its ballot: the next in order stands at once, the others if it does not.
         if (seen := view.get(leader)) is not None and view.refused(leader):
@@ -214,7 +214,7 @@ class Election:
             return higher if place == 0 or waited_s > place * limit else None
         if leader in self._passed_over(now):
             # I wait longer if others still follow it: if they stay with it, I would only come back.
-            # Each time that I stood in vain doubles the wait, because no sum comes while leaders change.
+            # Each time that I ran in vain doubles the wait, because no sum comes while leaders change.
             alone = leader not in self._rejected and leader not in view.observed_late(now=now)
             follows = alone and self._followed(self.promised, now)
             turns = place + follows + 2**self._stood - 1
@@ -230,7 +230,7 @@ class Election:
         return None
 
     def _observe_before(self, leader: PeerId, now: float) -> None:
-        """Rule 13: those before the step's first leader in order, heard and at the step, did not keep in their turn.
+        """Rule 13: those before the step's first leader in order, heard and at the step, did not lead in their turn.
 
         One that follows another of them had no turn.
         """

@@ -81,9 +81,7 @@ class Lag:
             for stage, peer, seen in view.known()
             if seen.version > version and seen.synced and not view.refused(peer)
         ]
-        passed = bool(ahead)
-        helps = any(stage == view.stage and peer != view.me for stage, peer in ahead)
-        if helps or not passed:
+        if not ahead or any(stage == view.stage and peer != view.me for stage, peer in ahead):
             self._orphaned_since = None
             return False
         if self._orphaned_since is None:

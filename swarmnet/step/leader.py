@@ -48,8 +48,8 @@ _OFFENCES = 3
 """So many times a member makes the leader begin the step again, and is left out: by a report that cannot be, of which
 the first may have crossed with a new ballot, or by another accumulator, as after a restart of its process."""
 
-_HEIRS = 3
-"""Members that hear what has been given: those that would keep next."""
+_SUCCESSORS = 3
+"""Members that are told which indexes were assigned: those that would lead next."""
 
 _MANY, _LOOK_S = 64, 1e-4
 """Members in a large stage; and how many seconds, for each of them, pass at least between two looks at all of them that
@@ -107,9 +107,7 @@ class Leader:
         return self._rounds.attempt.round if self._rounds.attempt is not None else None
 
     def _follower(self, peer: PeerId) -> Follower:
-        if peer not in self._followers:
-            self._followers[peer] = Follower()
-        return self._followers[peer]
+        return self._followers.setdefault(peer, Follower())
 
     # ------------------------------------------------------------ messages
 
@@ -618,7 +616,7 @@ class Leader:
     def _stalled(self, peer: PeerId, now: float) -> bool:
         """Heartbeats but no compute for very long, or much longer at it than all others.
 
-        In an open round too, which waits until all have summed theirs.
+        In an open round too, which waits until all have summed tsuccessors.
         """
         patience_s = self._member.pace.patience_s
         if now - self._waits.last_since.get(peer, now) > patience_s and not self._sure(now):
@@ -683,24 +681,24 @@ class Leader:
         itself."""
         open_here = {self.view.me, *self._at_step.running}
         due = open_here if resend else {peer for peer in open_here if self._follower(peer).given is None}
-        heirs = self._heirs(now) if due else []
+        successors = self._successors(now) if due else []
         # What lives says itself what it owns, and an open round names all: neither is a reason for a plan.
-        mine = self.ledger.freed | self.ledger.of(self.view.me) if heirs and self.round is None else NONE
+        mine = self.ledger.freed | self.ledger.of(self.view.me) if successors and self.round is None else NONE
         for peer in sorted(due):
             follower = self._follower(peer)
             told = follower.given
-            lacks = peer in heirs and not mine <= (told or NONE) | self.ledger.of(peer)
+            lacks = peer in successors and not mine <= (told or NONE) | self.ledger.of(peer)
             # A member that says states of this term has heard of it. In a large stage not all hear my heartbeats.
             echoed = now - follower.echoed_at <= self.view.timers.settle_s
             if told is None or lacks or not echoed or self.view.stage in self.view.sparse:
-                given = self.ledger.given() - self.ledger.of(peer) if peer in heirs else NONE
+                given = self.ledger.given() - self.ledger.of(peer) if peer in successors else NONE
                 follower.given = self._plans.of(peer).given = given
 
-    def _heirs(self, now: float) -> list[PeerId]:
-        """Myself, and who would keep after me: one of them has a use for what I have given."""
+    def _successors(self, now: float) -> list[PeerId]:
+        """I, and those that would lead next: one of them has a use for what I have assigned."""
         order = self.view.leader_order(self._member.term_chain, now=now)
-        heirs = (peer for peer in order if peer not in self.passed_over)
-        return [self.view.me, *sorted(heirs, key=self._member.membership.is_new)[:_HEIRS]]
+        successors = (peer for peer in order if peer not in self.passed_over)
+        return [self.view.me, *sorted(successors, key=self._member.membership.is_new)[:_SUCCESSORS]]
 
     def _open_round(self, now: float) -> None:
         gave_back, self._rounds.gave_back = self._rounds.gave_back, {}
