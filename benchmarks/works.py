@@ -63,7 +63,7 @@ async def measure(hidden: int, layers: int, tokens: int, device: str) -> dict[st
     try:
         backend = DeviceBackend(manifest.of_stage(1), device=device)
         engine = torch_engine(manifest, 1, threads, backend)
-        engine.keep(3)
+        backend.past.keep(3)
         words = codecs.encode("int32", torch.randint(0, 1024, (1, tokens + 1), dtype=torch.int32))
         crossing = [codecs.encode("bf16", torch.randn(1, tokens, hidden)) for _ in range(2)]
         inputs, gradient = (words, crossing[0]), (crossing[1],)

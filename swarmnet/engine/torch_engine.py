@@ -245,10 +245,6 @@ class TorchEngine:
 
     # ------------------------------------------------------------ microbatches of steps that are over
 
-    def keep(self, steps: int) -> None:
-        """Keep weights of earlier steps."""
-        self._backend.past.keep(steps)
-
     async def recompute(
         self, step: int, works: Sequence[PastWork], seed: bytes = b""
     ) -> tuple[tuple[Recomputed, ...], bytes]:

@@ -45,7 +45,6 @@ from swarmnet.messages import (
 from swarmnet.peer.showing import made_again, sent_again
 from swarmnet.pipeline.works import KEPT_STEPS, off_by
 from swarmnet.quorum import quorum
-from swarmnet.ranks.host_copies import KEPT_WEIGHTS
 from swarmnet.transport import ask
 
 if TYPE_CHECKING:
@@ -120,7 +119,6 @@ class Auditor:
     def __init__(self, replica: Replica, peer: Peer) -> None:
         audit = peer.manifest.audit
         self._replica, self._peer, self.stage = replica, peer, replica.stage
-        replica.compute.keep(KEPT_WEIGHTS)
         self.cases = Cases(
             peer.me,
             replica.stage,

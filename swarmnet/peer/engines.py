@@ -33,6 +33,7 @@ from swarmnet.stage.backend import StageBackend
 from swarmnet.stage.canonical import Canonical, Initial
 from swarmnet.stage.optimizer import probe
 from swarmnet.stage.passes import MemoryPolicy
+from swarmnet.stage.seams import KEPT_WEIGHTS
 from swarmnet.stage.snapshot import digest
 from swarmnet.sums.local_sum import LocalSum
 from swarmnet.sums.step_sum import StepSum
@@ -227,6 +228,8 @@ def torch_engine(manifest: Manifest, stage: int, threads: ComputeThread, backend
         canonical = backend.state.canonical if other == stage else Canonical.of(manifest.of_stage(other))
         return canonical.layout.num_bytes
 
+    if manifest.audited:
+        backend.past.keep(KEPT_WEIGHTS)
     payloads = Payloads(manifest.of_stage(stage), manifest.wire, device=backend.device)
     return TorchEngine(backend, sums_of(backend, jobs), jobs, payloads, snapshot_bytes=snapshot_bytes)
 

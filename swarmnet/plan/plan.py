@@ -18,13 +18,14 @@ from swarmnet.manifest.codec_names import DIFFERENCES
 from swarmnet.manifest.schema import Averaging, StageSpec, Wire
 from swarmnet.pipeline.works import KEPT_MEMOS, KEPT_STEPS
 from swarmnet.plan.budget import HostMemory, Passage, RankMemory, StageBudget
-from swarmnet.ranks.host_copies import KEPT_WEIGHTS, copied
+from swarmnet.ranks.host_copies import copied
 from swarmnet.ranks.layout import MeshLayout, MeshSplit
 from swarmnet.stage.accumulator import sum_dtype
 from swarmnet.stage.canonical import Canonical, layers_of
 from swarmnet.stage.optimizer_8bit import BLOCK, LEAST
 from swarmnet.stage.passes import MemoryPolicy, attention_kernels
 from swarmnet.stage.rounding import chunk_elements
+from swarmnet.stage.seams import KEPT_WEIGHTS
 from swarmnet.sums.reducer import rule_of
 from swarmnet.sums.references import TURNS
 

@@ -16,10 +16,7 @@ from torch import Tensor
 from swarmnet.ranks.supervisor import RankSupervisor
 from swarmnet.stage import snapshot
 from swarmnet.stage.canonical import Canonical
-
-KEPT_WEIGHTS = 4
-"""Weights of so many steps stay: a case is drawn two steps later, and others judge it after that."""
-
+from swarmnet.stage.seams import KEPT_WEIGHTS
 
 SUMS = ("finished", "reading")
 """The shared memory of flat sums: of a round's result, and of a sum that is read."""

@@ -27,7 +27,17 @@ from swarmnet.manifest.schema import Delay
 from swarmnet.messages import PRIME, Commit, Packed
 from swarmnet.simulate.device import Device, JobKind, JobTurn
 from swarmnet.simulate.plan import Plan
-from swarmnet.stage.seams import Audience, Compute, Contribution, PastWork, Recomputed, Reduced, Stash, Summation
+from swarmnet.stage.seams import (
+    KEPT_WEIGHTS,
+    Audience,
+    Compute,
+    Contribution,
+    PastWork,
+    Recomputed,
+    Reduced,
+    Stash,
+    Summation,
+)
 from swarmnet.step.commits import evidence
 from swarmnet.wire.codecs import check_values
 
@@ -202,7 +212,7 @@ class SimulatedEngine(Compute, Summation):
         self.debt: bytes | None = None
         self.extensions: tuple[Extension, ...] = ()
         self._past: dict[int, int] = {}  # weights of steps that are over
-        self._past_steps = 0
+        self.kept_steps = KEPT_WEIGHTS
         self._buffer = [0] * NUM_ELEMENTS
         self._missing: set[int] = set()
         self._padding_missing = 0
@@ -375,7 +385,7 @@ class SimulatedEngine(Compute, Summation):
         await self.device.run(self.device.forward_s, JobTurn(self.version, JobKind.STATE, -self.stage, 0))
         # Of the step's weights, which are not the newest where steps overlap.
         self._past[self.version] = self.weights_of(self.version)
-        self._past.pop(self.version - self._past_steps, None)
+        self._past.pop(self.version - self.kept_steps, None)
         horizon = Horizon(self.plan.steps, self.extensions)
         self.before, self.weights = self.weights, self.arithmetic.apply(self.weights, self.exact_sum, commits, horizon)
         # The weights remember which classes computed what.
@@ -383,9 +393,6 @@ class SimulatedEngine(Compute, Summation):
             self.digits = _hash(self.digits, json.dumps(self._buffer), evidence(commits))
         self.void(self.version)
         self.version += 1
-
-    def keep(self, steps: int) -> None:
-        self._past_steps = steps
 
     async def recompute(
         self, step: int, works: Sequence[PastWork], seed: bytes = b""

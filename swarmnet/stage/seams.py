@@ -103,6 +103,9 @@ class Recomputed:
     num_tokens: int = 0
 
 
+KEPT_WEIGHTS = 4
+"""Weights of so many steps stay: a case is drawn two steps later, and others judge it after that."""
+
 PastWork = tuple[int, Sequence[Packed], Sequence[Packed]]
 """A microbatch of a step that is over: index, input (no proof), gradient of the output."""
 
@@ -187,10 +190,6 @@ class Compute(Protocol):
         commits: of all P stages, in order.
         """
 
-    def keep(self, steps: int) -> None:
-        """Keep the weights of the last `steps` steps that are over, so that their microbatches can be computed again.
-        They are gone once other weights are restored."""
-
     async def recompute(
         self, step: int, works: Sequence[PastWork], seed: bytes = b""
     ) -> tuple[tuple[Recomputed, ...], bytes]:
@@ -199,6 +198,8 @@ class Compute(Protocol):
 
         seed: of the aggregate's vector. With it the microbatches are a whole contribution, and what stands for it
         (`audit.pledge.whole_of`) is returned too; without it b"".
+
+        An audited run keeps the weights of the last `KEPT_WEIGHTS` steps, until other weights are restored.
 
         Raises Refused(NOT_READY) if the weights of that step are not kept; for a contribution also Overflow, or
         NON_FINITE as BadMessage, where a correct replica would not have added one of them.

@@ -74,7 +74,7 @@ def run(manifest: Manifest, stage: int, layouts: tuple[str, str], scenario: Scen
                     chain.engines[stage][replica] = torch_engine(manifest, stage, thread, bodies[-1])
             for replicas in chain.engines:
                 for engine in replicas:
-                    engine.keep(KEPT)
+                    engine._backend.past.keep(KEPT)
             try:
                 await scenario(chain)
             finally:

@@ -17,9 +17,9 @@ from swarmnet.peer.memory_fit import check_fits, judge, setup_of
 from swarmnet.pipeline.works import KEPT_MEMOS, KEPT_STEPS, ShownWorks, WorkBook, record_of
 from swarmnet.plan.plan import Setup, audit_bytes, plan_stage
 from swarmnet.ranks.device_backend import DeviceBackend
-from swarmnet.ranks.host_copies import KEPT_WEIGHTS
 from swarmnet.ranks.layout import MeshLayout
 from swarmnet.stage.canonical import Canonical
+from swarmnet.stage.seams import KEPT_WEIGHTS
 from swarmnet.wire import codecs
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -128,7 +128,7 @@ def chain_of(manifest: Manifest, thread: ComputeThread, **options: Any) -> Stage
     chain = StageChain(manifest, thread, **{"replicas": REPLICAS} | options)
     for replicas in chain.engines:
         for engine in replicas:
-            engine.keep(KEPT)
+            engine._backend.past.keep(KEPT)
     return chain
 
 

@@ -22,7 +22,6 @@ from swarmnet.simulate.swarm import Node, Swarm
 from swarmnet.stage.seams import PastWork
 from swarmnet.transport import ask
 
-KEPT = 4
 SEED = b"of the aggregate's vector"
 
 SELDOM = Audits(microbatches=1e-9, contributions=0.0)
@@ -45,9 +44,6 @@ class Auditors:
         node = self.swarm.last.get(peer)
         if node is None:
             return
-        if event == "synced":
-            for engine in node.engines.values():
-                engine.keep(KEPT)
         if event == "applied":
             stage, version = int(str(fields["stage"])), int(str(fields["version"]))
             replica = node.peer.replicas[stage]

@@ -721,7 +721,7 @@ def shown(here: Scene, index: int, *, step: int = 0, peer: PeerId = ME, mate: Pe
 def test_who_counted_a_microbatch_shows_it_and_a_mate_finds_the_same(stage: int) -> None:
     async def act(here: Scene) -> None:
         engine, execution = here.engine, here.execution
-        engine.keep(2)
+        engine.kept_steps = 2
         answers = {index: await here.ask(index, payload(stage, 1.0 + index)) for index in (5, 2)}
         await asyncio.sleep(1.0)
         root = execution.work_root(0)
