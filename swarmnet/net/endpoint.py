@@ -148,7 +148,7 @@ class Endpoint:
             # Before anything is announced: until now no other peer has taken notice of this process.
             await ask_twin(self.transport, self.twins, await self.directory.look_for_myself(), starting=True)
             self.twins.check()
-            LastPorts(self.transport.port, self.directory.port).keep(self.dir)
+            LastPorts(self.transport.port, self.directory.port, self.transport.bulk_port).keep(self.dir)
             # Only now: what it announces needs the port that was bound.
             keeping = group.create_task(self.directory.run())
             admitted = group.create_task(self._while_admitted())

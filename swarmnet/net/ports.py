@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import json
 import socket
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from swarmnet.errors import UsageError
@@ -28,6 +28,7 @@ class LastPorts:
 
     port: int = 0
     dht_port: int = 0
+    bulk_port: int = 0
 
     @classmethod
     def read(cls, directory: Path) -> LastPorts:
@@ -38,7 +39,7 @@ class LastPorts:
             return cls()
         # Somebody may have edited the file: what is no port is no hint.
         ports = found if isinstance(found, dict) else {}
-        return cls(*(_port(ports.get(name)) for name in ("port", "dht_port")))
+        return cls(*(_port(ports.get(each.name)) for each in fields(cls)))
 
     def keep(self, directory: Path) -> None:
         """Write, whole or not at all. A disk that cannot take it costs the hint."""

@@ -155,15 +155,16 @@ def shared_memory(free: int) -> Row:
     return Row("shared", words, "warning" if low else "ok", "shared" if low else "", {"free": free})
 
 
-def listening(taken: Mapping[str, int], *, running: bool) -> Row:
-    """taken: by flag, the ports that cannot be bound. running: a peer runs here, which may have them."""
+def listening(taken: Mapping[str, int], *, own: Collection[int]) -> Row:
+    """taken: by flag, the ports that cannot be bound. own: the ports of the peer that runs with this --dir."""
     if not taken:
         return Row("ports", "can be listened on", facts={"taken": {}})
-    words = " and ".join(f"{flag} {port}" for flag, port in taken.items())
-    if running:
-        words += " in use, by the peer that runs with this --dir or by another program"
-        return Row("ports", words, facts={"running": True, "taken": dict(taken)})
-    return Row("ports", f"{words} cannot be listened on", "error", "port_taken", {"taken": dict(taken)})
+    foreign = {flag: port for flag, port in taken.items() if port not in own}
+    words = " and ".join(f"{flag} {port}" for flag, port in (foreign or taken).items())
+    if foreign:
+        return Row("ports", f"{words} cannot be listened on", "error", "port_taken", {"taken": foreign})
+    words += " in use by the peer that runs with this --dir"
+    return Row("ports", words, facts={"running": True, "taken": dict(taken)})
 
 
 # ---------------------------------------------------------------- the swarm

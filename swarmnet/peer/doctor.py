@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 
 from swarmnet import __version__, host
@@ -36,7 +36,7 @@ from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import holder_of, own_identity
 from swarmnet.net.line_test import measure
 from swarmnet.net.nat import Sight
-from swarmnet.net.ports import check_free
+from swarmnet.net.ports import LastPorts, check_free
 from swarmnet.net.swarm_link import SwarmLink
 from swarmnet.peer import checkup
 from swarmnet.peer.checkup import Row
@@ -113,7 +113,8 @@ def machine(config: PeerConfig) -> Iterator[Row]:
             check_free(config.host, port, flag=flag)
         except UsageError:
             taken[flag] = port
-    yield checkup.listening(taken, running=holder_of(config.dir) is not None)
+    running = holder_of(config.dir) is not None
+    yield checkup.listening(taken, own=astuple(LastPorts.read(config.dir)) if running else ())
 
 
 def _version(name: str) -> str:
