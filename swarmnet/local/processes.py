@@ -243,6 +243,7 @@ class FaultOrders:
     def open(self, name: str, path: Path) -> None:
         """`name` is about to be started and will follow `path`, which does not exist yet."""
         self.close(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
         self._files[name] = EventLog(path)
         self._links(name)
         if self._trace:

@@ -33,7 +33,7 @@ class EventLog:
     """Appends events to `path`, or does nothing where there is none."""
 
     def __init__(self, path: Path | None, *, clock: Callable[[], float] = wall_time) -> None:
-        """Open `path` for appending, with its directories. Raises UsageError if that is impossible."""
+        """Open `path` for appending; its directory must exist. Raises UsageError if that is impossible."""
         self._clock, self._path = clock, path
         self._file = -1
         self._waiting: deque[str] = deque()
@@ -46,7 +46,9 @@ class EventLog:
         except OSError as error:
             # A directory that is not ours does not become so while we run.
             if error.errno not in LATER:
-                raise UsageError(f"{path}: events cannot be written there: {error.strerror}") from error
+                raise UsageError(
+                    f"{path}: events cannot be written there ({error.strerror}): name a file in a directory that exists"
+                ) from error
             self._failed(error)
 
     def emit(self, name: str, /, **fields: object) -> None:
@@ -79,7 +81,6 @@ class EventLog:
             self._failing, self._lost = False, 0
 
     def _open(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         size = os.fstat(self._file).st_size
         # The last writer may have been killed in the middle of a line.

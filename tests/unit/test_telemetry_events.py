@@ -18,7 +18,7 @@ from swarmnet.telemetry.log import encode, plain
 
 
 def test_events_are_read_as_they_are_written(tmp_path: Path) -> None:
-    path, times = tmp_path / "deep" / "events.jsonl", iter([1.5, 2.5, 3.5])
+    path, times = tmp_path / "events.jsonl", iter([1.5, 2.5, 3.5])
     reader = EventReader(path)
     assert reader.read() == []
     with EventLog(path, clock=lambda: next(times)) as events:
@@ -48,8 +48,10 @@ def test_the_files_own_keys_are_not_fields(tmp_path: Path) -> None:
 
 
 def test_a_place_that_cannot_be_written_is_the_operators_error(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="events cannot be written there"):
-        EventLog(tmp_path)
+    for place in (tmp_path, tmp_path / "mistyped" / "events.jsonl"):
+        with pytest.raises(UsageError, match="events cannot be written there"):
+            EventLog(place)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a full disk is had for free on Linux only")
