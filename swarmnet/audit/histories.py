@@ -61,8 +61,8 @@ class StageHistory:
     """What no other history of the stage has."""
     files: list[str]
     """Who told that part."""
-    given_up: Stretch | None = None
-    """What its restarts gave up, and which is not counted."""
+    given_up: list[Stretch] = field(default_factory=list)
+    """What each of its restarts gave up, and which is not counted; the first restart first."""
     steps: int = 0
     tokens: int = 0
     """Of the commits: the sum over its members."""
@@ -191,8 +191,11 @@ def _histories(steps: list[_Step], refused: list[str]) -> list[StageHistory]:
             uses[step] += 1
     made = []
     for end in stand:
-        gone = {step for of in lost if _last(of, lost) is end for step in paths[of]} - set(paths[end])
-        made.append(_history(paths[end], [step for step in paths[end] if uses[step] == 1], gone))
+        gone: dict[_Step, set[_Step]] = defaultdict(set)
+        for of, to in lost.items():
+            if _last(of, lost) is end:
+                gone[to] |= set(paths[of]) - set(paths[to])
+        made.append(_history(paths[end], [step for step in paths[end] if uses[step] == 1], list(gone.values())))
     return sorted(made, key=lambda history: (-len(history.own.signers), -history.steps))
 
 
@@ -275,7 +278,7 @@ def _bridge(steps: list[_Step]) -> None:
 def _given_up(paths: dict[_Step, list[_Step]]) -> dict[_Step, _Step]:
     """Ends of what the run has gone back from -> the end of what it went on with."""
     lost: dict[_Step, _Step] = {}
-    for end, path in paths.items():
+    for end, path in sorted(paths.items(), key=lambda of: of[0].at.restart):  # what gave it up first
         places = {step: place for place, step in enumerate(path)}
         for other in paths:
             if other is end or other.at.restart >= end.at.restart:
@@ -322,9 +325,9 @@ def _part(steps: Iterable[_Step]) -> Stretch:
     return Stretch(min(step.at.step for step in steps), len(steps), _signers(steps))
 
 
-def _history(path: Sequence[_Step], own: Sequence[_Step], gone: set[_Step]) -> StageHistory:
+def _history(path: Sequence[_Step], own: Sequence[_Step], gone: Sequence[set[_Step]]) -> StageHistory:
     files = sorted(set().union(*(step.files for step in own)))
-    history = StageHistory(path[0].at.stage, _part(own), files, _part(gone) if gone else None)
+    history = StageHistory(path[0].at.stage, _part(own), files, [_part(steps) for steps in gone])
     for step in path:
         finished = step.receipt.finished
         history.steps += 1

@@ -52,10 +52,7 @@ def verify(places: tuple[Path, ...]) -> int:
       swarmnet verify ~/.swarmnet/peer/evidence/*.json
     """
     if not (paths := _paths(places, _evidence_in)):
-        raise UsageError(
-            f"no evidence in {', '.join(map(str, places))}: name files, or the --dir of a peer that has convicted "
-            "somebody"
-        )
+        click.echo(f"no evidence in {', '.join(printable(str(place)) for place in places)}")
     refused = False
     for path in paths:
         try:
@@ -240,8 +237,8 @@ def _show(run: str, found: Account, papers: list[Evidence]) -> None:
                 f"    {counted(history.missing, 'step')} missing in between: signers alone join what is before and "
                 "after; add receipts of peers that were there"
             )
-        if history.given_up is not None:
-            click.echo(f"    a restart gave up {counted(history.given_up.steps, 'step')}, {_signed(history.given_up)}")
+        for part in history.given_up:
+            click.echo(f"    a restart gave up {counted(part.steps, 'step')}, {_signed(part)}")
         wrong = convicts(history, run, papers)
         for peer, tally in sorted(history.tallies.items()):
             work, where = counted(tally.microbatches, "microbatch"), counted(tally.steps, "step")
@@ -294,7 +291,7 @@ def _facts_of(history: StageHistory, wrong: Mapping[PeerId, NamedLiar]) -> dict[
         "tokens": history.tokens,
         "own": _facts_of_part(history.own),
         "files": history.files,
-        "given_up": None if history.given_up is None else _facts_of_part(history.given_up),
+        "given_up": [_facts_of_part(part) for part in history.given_up],
         "members": members,
     }
 

@@ -171,7 +171,9 @@ def test_verify_takes_directories(tmp_path, capsys) -> None:
     (deep / "b.json").write_text("{}")
     assert swarmnet(["verify", str(deep)]) == 1
     (tmp_path / "empty").mkdir()
-    assert swarmnet(["verify", str(tmp_path / "empty")]) == 2
+    capsys.readouterr()
+    assert swarmnet(["verify", str(tmp_path / "empty")]) == 0
+    assert capsys.readouterr().out == f"no evidence in {tmp_path}/empty\n"
 
 
 @pytest.mark.parametrize("command", ["verify", "receipts"])

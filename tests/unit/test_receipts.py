@@ -174,7 +174,7 @@ def test_an_invented_history_stands_beside_the_honest_one(number: int, branch: i
     found = account([*files[not first], *files[first]], verify, evidence)
     assert found.contested == [0] and not found.refused
     honest, other = found.histories
-    assert honest.steps == other.steps == 6 and honest.given_up is other.given_up is None
+    assert honest.steps == other.steps == 6 and not honest.given_up and not other.given_up
     assert honest.tokens == 6 * BATCH * TOKENS and FORGER.peer not in honest.tallies
     assert (honest.own.first, honest.own.steps, honest.own.signers) == (branch, 6 - branch, {m.peer for m in MEMBERS})
     assert (other.own.first, other.own.steps, other.own.signers) == (branch, 6 - branch, {FORGER.peer})
@@ -210,29 +210,35 @@ def test_missing_steps_are_bridged_by_who_signed_on_both_sides() -> None:
     assert found.contested == [0] and not any(one.missing for one in found.histories)
 
 
+def given_up(found: StageHistory) -> list[tuple[int, int]]:
+    return [(part.first, part.steps) for part in found.given_up]
+
+
 def test_after_going_back_the_newer_steps_stand() -> None:
     newer = after(HONEST, Restart(1, 2))
     for told in ([*HONEST, *newer], [*newer, *HONEST]):
         found = history(told)
         assert found.steps == 6 and found.tokens == 6 * BATCH * TOKENS and found.linked == 5
-        assert found.given_up is not None and (found.given_up.first, found.given_up.steps) == (2, 4)
+        assert given_up(found) == [(2, 4)]
     # Steps 3 to 5 were given up, and have not come again.
     found = history([*HONEST, newer[2]])
-    assert found.steps == 3 and found.given_up is not None and found.given_up.steps == 4
+    assert found.steps == 3 and given_up(found) == [(2, 4)]
     # The writer was away when the run went on.
     found = history([*HONEST, *newer[3:]])
-    assert (found.steps, found.missing) == (5, 1) and found.given_up is not None and found.given_up.steps == 4
+    assert (found.steps, found.missing) == (5, 1) and given_up(found) == [(2, 4)]
     # Twice.
     twice = after(newer, Restart(2, 4))
     found = history([*HONEST, *newer, *twice])
-    assert found.steps == 6 and found.given_up is not None and found.given_up.steps == 6
+    assert found.steps == 6 and given_up(found) == [(2, 4), (4, 2)]
+    found = history([*HONEST, *newer, *after(newer, Restart(2, 1))])
+    assert found.steps == 6 and given_up(found) == [(2, 4), (1, 5)]
     # Back to the beginning.
     found = history([*HONEST, *after(HONEST, Restart(1, 0))])
-    assert found.steps == 6 and found.given_up is not None and found.given_up.steps == 6
+    assert found.steps == 6 and given_up(found) == [(0, 6)]
 
 
 def test_who_leaves_may_be_less_than_half_of_a_restart() -> None:
-    assert history([*HONEST, *after(HONEST, Restart(1, 2), (*MEMBERS[:2], FORGER))]).given_up is not None
+    assert history([*HONEST, *after(HONEST, Restart(1, 2), (*MEMBERS[:2], FORGER))]).given_up
     assert proven([*HONEST, *after(HONEST, Restart(1, 2), (MEMBERS[0], FORGER))]).contested == [0]
 
 
