@@ -44,14 +44,14 @@ def _mark(directory: Path, run: str) -> Path:
 async def until_somebody_answers(
     attempt: Callable[[], Awaitable[T]],
     *,
-    say: Callable[[str], None],
+    say: Callable[[str, str], None],
     patient: bool = True,
     rng: random.Random | None = None,
 ) -> T:
     """What `attempt` returns, tried again for as long as it raises NobodyAnswered. Cancel to give up.
 
     patient: False for a newcomer, whose first failure raises.
-    say: told in words when the wait begins, now and then while it lasts, and when it is over.
+    say: told "away" and why when the wait begins and now and then while it lasts, "back" and how long when it is over.
     """
     clock, rng = asyncio.get_running_loop().time, rng or random.Random()
     began, said_at, pause_s = clock(), float("-inf"), FIRST_S
@@ -66,13 +66,14 @@ async def until_somebody_answers(
                 said_at = clock()
                 waited = f" for {(clock() - began) / 60:.0f} min" if clock() - began >= 60.0 else ""
                 say(
+                    "away",
                     f"nobody answers{waited}, though this peer was in the run before: is this machine online? It tries "
-                    f"again at least every {LONGEST_S:.0f} s, until you stop it ({error.message})"
+                    f"again at least every {LONGEST_S:.0f} s, until you stop it ({error.message})",
                 )
         else:
             # Who was told of the wait is told of its end.
             if said_at > float("-inf"):
-                say(f"somebody answers again, after {clock() - began:.0f} s")
+                say("back", f"somebody answers again, after {clock() - began:.0f} s")
             return found
         await asyncio.sleep(pause_s * rng.uniform(0.8, 1.0))
         pause_s = min(2 * pause_s, LONGEST_S)

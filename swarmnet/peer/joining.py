@@ -83,7 +83,7 @@ async def find_place(config: PeerConfig, invitation: SwarmLink | Manifest, tell:
         # A newcomer was given a wrong address; who was in the run is offline for a while.
         return await until_somebody_answers(
             lambda: _found(config, identity, invitation, tell),
-            say=lambda words: tell("waiting", words),
+            say=lambda _, words: tell("waiting", words),
             patient=was_in(config.dir, run),
         )
 
@@ -320,7 +320,7 @@ async def _manifest(
             "with its file instead, swarmnet join run.toml --bootstrap ADDRESS"
         )
     _keep(path, manifest)
-    tell("manifest", f"{_shape(manifest)}; its hash is the run's id, kept in {path}")
+    tell("manifest", f"{_shape(manifest)}; its hash is the run's id")
     return manifest
 
 

@@ -80,12 +80,15 @@ class Leaving:
         waiting = [standing for standing in standings if not standing.free]
         if not waiting:
             return LeaveDecision(True, "nothing here is needed any more")
+        left, alone = self.left(waiting), any(not each.heirs and not each.followers for each in waiting)
         if now - self._began_at >= self._drain_s:
-            return LeaveDecision(True, f"{self._drain_s:g} s have passed, going all the same: {self.left(waiting)}")
+            then = ", and the run waits for one" if alone else ""
+            return LeaveDecision(True, f"{self._drain_s:g} s have passed, going all the same: {left}{then}")
         # Somebody stays: what is here goes to them first.
         if not deserted:
             self._deserted_at = None
-            return LeaveDecision(False, self.left(waiting))
+            until = f": waiting for one, {self._drain_s:g} s at most" if alone else ""
+            return LeaveDecision(False, left + until)
         if self._deserted_at is None:
             self._deserted_at = now
         unsettled = any(standing.applying or standing.whole for standing in waiting)
@@ -101,10 +104,7 @@ class Leaving:
         if not standing.heirs and standing.followers:
             return f"no other replica of stage {standing.stage} is at version {standing.step} yet"
         if not standing.heirs:
-            return (
-                f"no other replica has the state of stage {standing.stage}: waiting for one, "
-                f"{self._drain_s:g} s at most"
-            )
+            return f"no other replica has the state of stage {standing.stage}"
         if standing.microbatches:
             plural = "" if standing.microbatches == 1 else "es"
             return f"{standing.microbatches} microbatch{plural} left, step {standing.step}"

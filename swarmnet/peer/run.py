@@ -237,7 +237,7 @@ async def _serve(
             lambda: stack.enter_async_context(
                 open_endpoint(RunTerms.of(manifest), config.network, numerics=str(numerics))
             ),
-            say=lambda words: on_event("away", {"reason": words}),
+            say=lambda event, words: on_event(event, {"reason": words}),
             patient=was_in(config.dir, run_id(manifest)),
         )
         endpoint = await unless_stopped(stop, joining)

@@ -17,7 +17,7 @@ from swarmnet.telemetry.log import FieldLogger
 _TOLD = """
     listening complete synced applied evaluated evicted finished stopped done resync voided checkpoint draining
     outer_step outer_missed averaged_alone mesh_started dialled_back hidden relay_reserved pausing paused resumed
-    moving moved notice extended metrics dashboard progress
+    moving moved notice extended metrics dashboard progress back
 """
 # Events that are worth a line at level info, and at level warning.
 _WARNED = """

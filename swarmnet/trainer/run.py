@@ -58,7 +58,7 @@ async def _feed(
             lambda: stack.enter_async_context(
                 open_endpoint(RunTerms.of(manifest), config.network, numerics="trainer", role="trainer")
             ),
-            say=lambda words: on_event("away", {"reason": words}),
+            say=lambda event, words: on_event(event, {"reason": words}),
             patient=was_in(config.dir, run_id(manifest)),
         )
         endpoint = await unless_stopped(stop, joining)

@@ -537,7 +537,9 @@ class Trainer:
         if self._eval_loss is not None:
             fields["held_out"] = self._eval_loss[1]
         fields["learning_rate"] = rate_of(self._manifest.optimizer, step, horizon)
-        fields |= {"tokens_per_second": pace, "eta_s": round((steps - step - 1) * step_s, 1)}
+        # Before two steps are done there is no pace.
+        if step_s:
+            fields |= {"tokens_per_second": pace, "eta_s": round((steps - step - 1) * step_s)}
         self._on_event("progress", fields)
 
     async def _refresh(self) -> None:

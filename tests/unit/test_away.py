@@ -32,7 +32,7 @@ class Network:
     def __init__(self, *, back_after_s: float) -> None:
         self.back_after_s = back_after_s
         self.tried_at: list[float] = []
-        self.said: list[tuple[float, str]] = []
+        self.said: list[tuple[float, str, str]] = []
 
     async def attempt(self) -> str:
         now = asyncio.get_running_loop().time()
@@ -45,7 +45,7 @@ class Network:
         async def story() -> str:
             clock = asyncio.get_running_loop().time
             return await until_somebody_answers(
-                self.attempt, say=lambda words: self.said.append((clock(), words)), rng=random.Random(1)
+                self.attempt, say=lambda *said: self.said.append((clock(), *said)), rng=random.Random(1)
             )
 
         with asyncio.Runner(loop_factory=VirtualLoop) as runner:
@@ -57,11 +57,12 @@ def test_it_tries_again_ever_more_slowly_and_says_so_now_and_then() -> None:
     assert network.run() == "in"
     gaps = [later - earlier for earlier, later in itertools.pairwise(network.tried_at)]
     assert gaps[0] <= 1.0 and 0.8 * LONGEST_S <= gaps[-1] <= LONGEST_S and gaps[:4] == sorted(gaps[:4])
-    times = [at for at, _ in network.said]
+    times = [at for at, _, _ in network.said]
     assert times[0] == 0.0 and len(times) == 6
     assert all(SAY_EVERY_S <= b - a <= SAY_EVERY_S + LONGEST_S for a, b in itertools.pairwise(times[:-1]))
-    assert "was in the run before" in network.said[0][1] and "for 10 min" in network.said[1][1]
-    assert network.said[-1][1].startswith("somebody answers again, after 30")
+    assert "was in the run before" in network.said[0][2] and "for 10 min" in network.said[1][2]
+    assert [event for _, event, _ in network.said] == ["away"] * 5 + ["back"]
+    assert network.said[-1][2].startswith("somebody answers again, after 30")
 
 
 def test_nothing_is_said_where_somebody_answers_at_once() -> None:
@@ -74,7 +75,7 @@ def test_what_else_is_wrong_ends_it() -> None:
         raise UsageError("the port is taken")
 
     with pytest.raises(UsageError, match="taken"):
-        asyncio.run(until_somebody_answers(attempt, say=lambda words: None))
+        asyncio.run(until_somebody_answers(attempt, say=lambda *_: None))
 
 
 def test_a_directory_remembers_the_runs_its_peer_was_in(tmp_path: Path) -> None:

@@ -138,13 +138,16 @@ def test_a_wait_is_said_again_every_minute_while_it_lasts(caplog: pytest.LogCapt
     assert [record.swarmnet_fields["since"] for record in caplog.records][-1] == "3 min"  # type: ignore[attr-defined]
 
 
+@dataclass
 class Moving(Directory):
-    """A run of a step a second, with a pace."""
+    """A run of a step a second. step_s: what its peers measure."""
+
+    step_s: float = 1.0
 
     async def records(self, near: object = None, *, at_once: bool = False) -> tuple[Record, ...]:
         step = int(asyncio.get_running_loop().time())
         return tuple(
-            replace(each, loss=(step, 5.0), steps=600, step_s=1.0, tokens_per_second=64.0)
+            replace(each, loss=(step, 5.0), steps=600, step_s=self.step_s, tokens_per_second=64.0)
             for each in await super().records()
         )
 
@@ -161,5 +164,11 @@ def test_where_the_run_is_is_said_now_and_then() -> None:
         "loss": 5.0,
         "learning_rate": 0,
         "tokens_per_second": 64.0,
-        "eta_s": 599.0 - steps[-1],
+        "eta_s": 599 - steps[-1],
     }
+
+
+def test_without_a_pace_no_eta_is_said() -> None:
+    directory = Moving([(0.0, ALL)], step_s=0.0)
+    found = [fields for _, event, fields in events_of(directory, until=5.0) if event == "progress"]
+    assert found and not any({"eta_s", "tokens_per_second"} & fields.keys() for fields in found)
