@@ -25,6 +25,7 @@ from swarmnet.cli.settings import (
 )
 from swarmnet.clock import run_loop
 from swarmnet.errors import UsageError
+from swarmnet.telemetry.text import typed
 
 if TYPE_CHECKING:
     from swarmnet.config.peer import PeerConfig
@@ -84,7 +85,8 @@ def _invited(run: str, config: PeerConfig) -> tuple[PeerConfig, SwarmLink | Mani
     if not path.is_file():
         lacks = "an address without its run: put swarm:RUN_ID@ before it, or copy the whole link that a peer printed"
         other = "no such file, and no link such as swarm:RUN_ID@ADDRESS"
-        raise UsageError(f"{run}: {lacks if '/p2p/' in run else other}")
+        raise UsageError(f"{typed(run)}: {lacks if '/p2p/' in run else other}")
+    manifest = load(path)
     # A manifest names nobody; a link does.
     if not config.bootstrap:
         raise UsageError(
@@ -92,7 +94,7 @@ def _invited(run: str, config: PeerConfig) -> tuple[PeerConfig, SwarmLink | Mani
             "use `swarmnet peer`"
         )
     # The peer looks for data beside its manifest, so it has to know where that lies.
-    return config.model_copy(update={"manifest": path}), load(path)
+    return config.model_copy(update={"manifest": path}), manifest
 
 
 def _join(config: PeerConfig, invited: SwarmLink | Manifest) -> int:

@@ -26,6 +26,7 @@ from swarmnet.cli.settings import (
     with_json,
 )
 from swarmnet.errors import UsageError
+from swarmnet.telemetry.text import typed
 
 if TYPE_CHECKING:
     import torch
@@ -80,12 +81,12 @@ def weights_of(
     # A link stands for a run of strangers, a path for one of ours.
     link, path = run.strip().startswith(SCHEME), Path(run).expanduser()
     # A variable that names directories is meant for other commands, too.
-    typed = click.get_current_context().get_parameter_source("directories") == ParameterSource.COMMANDLINE
-    if (link or bootstrap) and directories and typed:
+    on_line = click.get_current_context().get_parameter_source("directories") == ParameterSource.COMMANDLINE
+    if (link or bootstrap) and directories and on_line:
         how = "a link" if link else "--bootstrap"
         raise UsageError(f"--dir is for weights on this disk: with {how} they come from the swarm")
     if not link and not path.is_file():
-        raise UsageError(f"{run}: no such file, and no link such as swarm:RUN_ID@ADDRESS")
+        raise UsageError(f"{typed(run)}: no such file, and no link such as swarm:RUN_ID@ADDRESS")
     # What is typed is checked before torch is imported, which takes a second.
     if not (link or bootstrap):
         places = [each.expanduser() for each in directories] or [path.parent]

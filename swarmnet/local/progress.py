@@ -327,15 +327,18 @@ class SwarmProgress:
         """What goes on before the first step, in words; "" from then on."""
         if len(self.points) > self.earlier_points:
             return ""
-        total = len(self.replicas) + len(self.trainers)
+        replicas, total = len(self.replicas), len(self.replicas) + len(self.trainers)
         if not self.starts:
             return f"importing torch and hivemind, once for {total} processes"
+        up = len(self.dht.keys() & self.replicas.keys())
+        if up < replicas:
+            return f"starting replicas, {up} of {replicas} are up"
         synced = sum(len(self.synced(stage)) for stage in range(self.stages))
+        if synced < replicas:
+            return f"{replicas} replicas are up, {synced} of them hold their weights"
         # Trainers are started once all replicas are there.
-        if self.dht.keys() >= self.replicas.keys() and synced < len(self.replicas):
-            return f"{len(self.dht)} processes are up, {synced} of {len(self.replicas)} replicas hold their weights"
         if len(self.dht) < total:
-            return f"starting processes, {len(self.dht)} of {total} are up"
+            return f"{replicas} replicas hold their weights, starting the trainer"
         return f"{total} processes are up, the first step is under way"
 
     def again(self) -> str:

@@ -29,6 +29,7 @@ def joined(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[PeerCo
     monkeypatch.setenv("HOME", "/home/you")
     monkeypatch.chdir(tmp_path)
     Path("run.toml").write_text(to_toml(Manifest()), encoding="utf-8")
+    Path("corpus.txt").write_text("Once upon a time", encoding="utf-8")
     return made
 
 
@@ -68,6 +69,8 @@ def test_a_manifest_needs_somebody_to_ask(joined) -> None:
         ([], "Missing argument 'LINK_OR_MANIFEST'."),
         (["no.toml"], "no.toml: no such file, and no link such as swarm:RUN_ID@ADDRESS"),
         (["/ip4/127.0.0.1/tcp/1/p2p/12D3KooW"], "an address without its run: put swarm:RUN_ID@ before it"),
+        ([""], "'': no such file, and no link"),
+        (["corpus.txt"], "corpus.txt: is not valid TOML"),
         (["run.toml"], "joining by run.toml needs --bootstrap with the address of a peer that is up"),
         ([LINK.replace("@", " @")], "the link has blanks or line breaks in it"),
         ([LINK[:-60]], "the address must end in /p2p/12D3Koo..."),

@@ -94,6 +94,24 @@ def test_the_dead_are_neither_synced_nor_bootstrap_nodes() -> None:
     assert progress.waiting_for() == "stage 0 has no synced replica"
 
 
+def test_while_it_starts_the_count_only_grows() -> None:
+    progress = fresh()
+    progress.trainers = frozenset(["trainer"])
+    said = [progress.starting]
+    for name, replica in progress.replicas.items():
+        progress.on(name, event("listening", peer=name, dht=[f"/{name}"]), now=1.0)
+        said.append(progress.starting)
+        progress.on(name, event("synced", stage=replica.stage, version=0, how="seed"), now=1.0)
+        said.append(progress.starting)
+    progress.on("trainer", event("listening", peer="trainer", dht=["/t"]), now=2.0)
+    assert list(dict.fromkeys([*said, progress.starting])) == [
+        *(f"starting replicas, {up} of 4 are up" for up in range(4)),
+        "4 replicas are up, 3 of them hold their weights",
+        "4 replicas hold their weights, starting the trainer",
+        "5 processes are up, the first step is under way",
+    ]
+
+
 def test_convicts_are_no_live_replicas() -> None:
     progress = fresh()
     sync(progress)
