@@ -471,9 +471,9 @@ def nobody_serves(stages: tuple[int, ...], *, stranger_to: str = "") -> dict[str
     """Fields of the event `waiting`. stranger_to: my run, of which nobody is where --bootstrap leads."""
     return {
         "reason": f"nobody serves stage {', '.join(map(str, stages))} yet",
-        "advice": f"nobody behind --bootstrap is in run {stranger_to[:12]}: if they train, their manifest differs: "
-        "compare it with the link they print, swarm:RUN@..., or join by that link"
+        "advice": f"start the peers of these stages; if they run already, their manifest differs, because none behind "
+        f"--bootstrap is in run {stranger_to[:12]}: compare it with the link they print, swarm:RUN@..., or join by it"
         if stranger_to
-        else f"start a peer with --stage {','.join(map(str, stages))} and --bootstrap with an address of this "
-        "one, and with the --dir that served it before, if one did",
+        else f"unless one is just starting, start a peer with --stage {','.join(map(str, stages))} and "
+        "--bootstrap with an address of this one, and with the --dir that served it before, if one did",
     }

@@ -7,6 +7,7 @@ restart of the run replaces it.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
@@ -74,7 +75,8 @@ class StateSupply:
         self._unopened = 0
         self._heard_at: dict[PeerId, float] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._words: dict[int, str] = {}
+        self._words: dict[int, tuple[str, float]] = {}
+        """Why each stage waits, and when to say it; infinity: it is said."""
 
     def begin(self) -> None:
         """The process has started: no replica here has state yet."""
@@ -215,9 +217,9 @@ class StateSupply:
 
     def _follow(self, move: Move, *, since: Restart) -> None:
         restart, keep = self.rollbacks.current, move is Move.KEEP
-        self._peer.say(
-            "restart", {"number": restart.number, "version": restart.version, "kept": keep, "reason": _WHY[move]}
-        )
+        new = not any(each.member.synced or each.state.checkpoints.on_disk for each in self._replicas.values())
+        why = "the run went back before this peer had any state" if new else _WHY[move]
+        self._peer.say("restart", {"number": restart.number, "version": restart.version, "kept": keep, "reason": why})
         for stage in self._replicas:
             self._replace(stage, self._go(stage, restart, since=since, keep=keep))
         self._peer.news.set()
@@ -316,7 +318,8 @@ class StateSupply:
                     return True
                 return await self._begin_with_others(stage)
             case NoSource(words):
-                self._say_waiting(stage, words)
+                # After a restart of all peers most of it is over in a moment.
+                self._say_waiting(stage, words, after_s=self.rollbacks.settle_s)
                 return False
 
     async def _begin_with_others(self, stage: int) -> bool:
@@ -334,8 +337,13 @@ class StateSupply:
         self._say_waiting(stage, replica.state.no_initial_weights)
         return False
 
-    def _say_waiting(self, stage: int, words: str) -> None:
-        # Each reason is said once.
-        if self._words.get(stage) != words:
-            self._words[stage] = words
+    def _say_waiting(self, stage: int, words: str, *, after_s: float = 0.0) -> None:
+        """Say each reason once, when it has lasted that long."""
+        now = asyncio.get_running_loop().time()
+        known, say_at = self._words.get(stage, ("", 0.0))
+        if known != words:
+            say_at = now + after_s
+        if now >= say_at:
+            say_at = math.inf
             self._peer.say("waiting", {"stage": stage, "reason": words})
+        self._words[stage] = words, say_at

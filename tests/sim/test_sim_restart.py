@@ -43,6 +43,23 @@ def test_everybody_is_killed_and_comes_back() -> None:
     assert versions(swarm, "synced", "checkpoint") == [6] * 6 or set(versions(swarm, "synced", "snapshot")) <= {6}
 
 
+def test_what_the_next_peer_brings_a_moment_later_is_not_asked_for() -> None:
+    swarm = watched(PLAN)
+
+    async def script(swarm: Swarm) -> None:
+        await reached(swarm, 6)
+        victims = kill_everybody(swarm)
+        await asyncio.sleep(40.0)  # longer than any record lives
+        for peer, stages in victims:
+            swarm.add(stages, peer)
+            await asyncio.sleep(0.2)
+        swarm.add_trainer()
+
+    swarm.run(script=script)
+    said = [str(fields["reason"]) for _, _, name, fields in swarm.events if name == "waiting" and "stage" in fields]
+    assert not any("start" in words for words in said), said
+
+
 def test_a_restart_from_the_same_version_has_a_number_of_its_own() -> None:
     """After an orderly end the run is killed before its next checkpoint: the steps in between are done again."""
     swarm = watched(Plan(stages=2, replicas=2, microbatches=4, steps=12, checkpoint_every=50))
@@ -160,6 +177,8 @@ def test_a_newcomer_without_anything_does_not_start_the_run_again() -> None:
     assert versions(swarm, "restart")[-1] == 6
     began = next(at for at, _, name, _ in swarm.events if name == "restart")
     assert min(fields["step"] for at, _, name, fields in swarm.events if name == "committed" and at > began) == 6
+    told = [fields["reason"] for _, who, name, fields in swarm.events if (who, name) == ("newcomer", "restart")]
+    assert told == ["the run went back before this peer had any state"]
 
 
 def test_a_stage_whose_state_nobody_has_is_waited_for_in_words() -> None:

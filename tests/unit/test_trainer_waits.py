@@ -109,10 +109,9 @@ def test_a_run_in_which_all_is_there_is_worth_no_word() -> None:
 
 def test_the_advice_can_be_typed() -> None:
     assert unserved((), num_stages=4, mine=(1,)) == (0, 2, 3)
-    assert "--stage 0,2,3 and" in str(nobody_serves((0, 2, 3))["advice"])
-    assert "run abababababab: if they train, their manifest differs" in str(
-        nobody_serves((0,), stranger_to="ab" * 32)["advice"]
-    )
+    assert "unless one is just starting, start a peer with --stage 0,2,3 and" in str(nobody_serves((0, 2, 3))["advice"])
+    advice = str(nobody_serves((0,), stranger_to="ab" * 32)["advice"])
+    assert advice.startswith("start the peers of these stages; if") and "in run abababababab: compare" in advice
 
 
 def test_a_wait_is_said_again_every_minute_while_it_lasts(caplog: pytest.LogCaptureFixture) -> None:
