@@ -79,7 +79,7 @@ class OpenDesk:
             then = "set limits and pauses once more (`swarmnet caps`, `swarmnet pause`), and delete it"
             log.warning("not_read", path=str(earlier), reason="a file of an earlier version", then=then)
         self._holding: asyncio.Task[None] | None = None
-        self._leaving = False
+        self._leaving = self._unkept = False
         self._looked = asyncio.Event()
         self._busy = asyncio.Lock()
 
@@ -206,8 +206,12 @@ class OpenDesk:
         path = self._dir / CONTRIBUTED
         try:
             write_whole(path, json.dumps(asdict(self.tally.kept), indent=2) + "\n")
+            self._unkept = False
         except OSError as error:
-            log.warning("not_kept", path=str(path), reason=error.strerror or str(error))
+            # Said once: it is written again and again.
+            if not self._unkept:
+                log.warning("not_kept", path=str(path), reason=error.strerror or str(error))
+            self._unkept = True
 
     def _keep(self, path: Path, text: str | None) -> None:
         """What was asked for outlives the process, or is refused. None: remove it. Raises UsageError."""

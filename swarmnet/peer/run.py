@@ -46,6 +46,9 @@ TRACE_S = 1.0
 _END_S = 2.0
 """So long a peer that leaves waits for the end of its dashboard."""
 
+_FINISHED = "the run is complete: `swarmnet export` writes its model; this peer serves it until you stop it (Ctrl+C)"
+_NO_PAPERS = "receipts and evidence are not written, and those of this time stay missing; training goes on"
+
 
 def run_peer(
     config: PeerConfig,
@@ -262,7 +265,9 @@ async def _serve(
             engines,
             numerics=numerics.apply,
             computes=str(numerics),
-            audit_log=AuditLog(config.dir, lambda reason: on_event("no_papers", {"reason": reason})),
+            audit_log=AuditLog(
+                config.dir, lambda reason: on_event("no_papers", {"reason": reason, "then": _NO_PAPERS})
+            ),
             transport=wrap.transport(endpoint.transport),
             directory=endpoint.directory,
             incarnation=endpoint.incarnation,
@@ -436,6 +441,7 @@ async def _keep_last(peer: Peer, on_event: OnEvent) -> None:
                 "version": written.info.version,
                 "weights_sha256": written.info.sha256,
                 "path": replica.state.checkpoints.path(written.info.version),
-                **({} if written.problem is None else {"problem": written.problem}),  # it is not there
+                # With a problem it is not there.
+                **({"advice": _FINISHED} if written.problem is None else {"problem": written.problem}),
             },
         )

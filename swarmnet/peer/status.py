@@ -261,11 +261,14 @@ def _show(assessment: Assessment) -> None:
     evaluated = f", held-out {held_out.value:.4f} at version {held_out.step}" if held_out else ""
     of = f" of {assessment.steps}" if assessment.steps else ""
     state = "finished" if assessment.finished else f"version {'?' if (v := assessment.version) is None else v}{of}"
-    pace = f", {assessment.tokens_per_second:,.0f} tokens/s" if assessment.tokens_per_second else ""
+    going = not assessment.finished
+    pace = f", {assessment.tokens_per_second:,.0f} tokens/s" if assessment.tokens_per_second and going else ""
     twice = f", executions per index {assessment.executions_per_index:.3f}" if assessment.executions_per_index else ""
-    eta = f", ETA {duration(assessment.eta_s)}" if assessment.eta_s is not None and not assessment.finished else ""
+    eta = f", ETA {duration(assessment.eta_s)}" if assessment.eta_s is not None and going else ""
     kept = f"version {assessment.on_disk}" if assessment.on_disk is not None else "no version of all stages yet"
     _say(f"run {assessment.run[:12]}: {state}{loss}{evaluated}{pace}{eta}{twice}", f"on disk: {kept}")
+    if assessment.finished:
+        _say("the run is complete: `swarmnet export` writes its model, and then its peers can be stopped")
     if assessment.admission is not None:
         _say(f"admission: {_admission(assessment.admission)}")
     rows: list[tuple[str, ...]] = [("stage", "peer", "version", "state", "load", "speed", "on disk", "compared")]

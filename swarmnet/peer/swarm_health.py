@@ -218,16 +218,18 @@ def assess(run: RunId, records: Sequence[Record], num_stages: int, admissions: A
     served = [line for line in stages if any(standing.serves(replica) for replica in line.replicas)]
     finished = bool(served) and all(any(replica.finished for replica in line.replicas) for line in served)
     synced = [[replica.version for replica in line.replicas if standing.serves(replica)] for line in stages]
+    serving = {line.stage: [replica for replica in line.replicas if standing.serves(replica)] for line in stages}
+    still_s = statistics.median_low([r.still_s for replicas in serving.values() for r in replicas] or [0])
+    step_s = statistics.median([record.step_s for record in records if record.step_s] or [0.0])
+    stepping = bool(step_s) and not still_s
     problems = [*_halts(records), *_went_back(restart, records)]
     if not finished and _all_left(records):
         problems.append(_left(newest_on_disk(holdings, num_stages) if num_stages else None))
     else:
         problems += _run_problems(trainers, finished)
         for line in stages:
-            problems += _stage_problems(line, standing, finished)
+            problems += _stage_problems(line, standing, finished, stepping=stepping)
         problems += () if finished else _two_replicas(stages)
-    serving = {line.stage: [replica for replica in line.replicas if standing.serves(replica)] for line in stages}
-    still_s = statistics.median_low([r.still_s for replicas in serving.values() for r in replicas] or [0])
     complaints = tuple(
         ComplaintLine(record.peer, complaint)
         for record in sorted(records, key=lambda record: record.peer)
@@ -251,8 +253,7 @@ def assess(run: RunId, records: Sequence[Record], num_stages: int, admissions: A
     ]
     version = min(map(max, synced)) if stages and all(synced) else None
     steps = statistics.median_low([record.steps for record in records if record.steps] or [0])
-    step_s = statistics.median([record.step_s for record in records if record.step_s] or [0.0])
-    going = version is not None and step_s and steps >= version and not still_s
+    going = version is not None and stepping and steps >= version
     return Assessment(
         run=run,
         seen=True,
@@ -394,11 +395,14 @@ def _went_back(restart: Restart, records: Sequence[Record]) -> Iterator[Problem]
     yield Problem("note", "went_back", text)
 
 
-def _stage_problems(line: StageLine, standing: _Standing, finished: bool) -> Iterator[Problem]:
+def _stage_problems(line: StageLine, standing: _Standing, finished: bool, *, stepping: bool) -> Iterator[Problem]:
     stage, replicas = line.stage, line.replicas
     serving = [replica for replica in replicas if standing.serves(replica)]
     # Nothing can finish a step: the first thing to know.
-    if not serving and not finished:
+    if not replicas and stepping and not finished:
+        text = f"stage {stage} has not been seen yet, and the others still make steps: look again in a moment"
+        yield Problem("note", "stage_empty", text, stage)
+    elif not serving and not finished:
         yield _without_state(line, standing)
     for version, chains in _forks(replicas):
         text = (

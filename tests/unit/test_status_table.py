@@ -54,6 +54,12 @@ def test_a_replica_is_a_line_and_what_all_have_is_said_once(shown: Shown) -> Non
     assert f"numerics: {NUMERICS}" in lines
 
 
+def test_a_complete_run_says_what_to_do_and_no_pace(shown: Shown) -> None:
+    lines = shown([replace(each, finished=True, tokens_per_second=1720.0) for each in RECORDS], columns=200)
+    assert any("the run is complete: `swarmnet export`" in line for line in lines)
+    assert not any("tokens/s" in line for line in lines)
+
+
 def test_nothing_is_wider_than_the_terminal(shown: Shown) -> None:
     """Everything at its widest: a version of a long run, a region, two kinds of software, a sentence of advice."""
     status_of = replace(RECORDS[0].stages[0], version=10**7, queue=64, slots=64, stray=True, drift=10**7)

@@ -40,6 +40,13 @@ def test_a_stage_whose_replicas_are_all_gone() -> None:
     assert "with the --dir it had" in text and problems["stage_empty"].stage == 1
 
 
+def test_a_stage_of_which_no_record_is_seen_is_not_lost_while_steps_are_made() -> None:
+    _, problems = found(*(replace(each, step_s=1.0) for each in three(0)))
+    assert problems["stage_empty"].severity == "note" and "not been seen yet" in problems["stage_empty"].text
+    _, problems = found(*(replace(each, step_s=1.0) for each in three(0, still_s=30)))
+    assert problems["stage_empty"].severity == "error" and "lost all its replicas" in problems["stage_empty"].text
+
+
 def test_who_leaves_after_the_last_step_is_not_missed() -> None:
     stays = [replace(each, finished=True) for each in three(0)]
     result, problems = found(*stays)
