@@ -195,8 +195,9 @@ async def _directory(config: PeerConfig, identity: Identity, run: RunId | None) 
             f"--dir {typed(config.dir)} --stage N`, of the stage that it served: its checkpoints are there"
         )
         raise NobodyAnswered(
-            f"nobody answers at {', '.join(config.bootstrap)}: check that this machine is online, or ask for a link to "
-            f"a peer that is up now (any peer of the run prints one){alone if kept and kept.is_file() else ''}"
+            f"nobody answers at {', '.join(config.bootstrap)}: check that this machine is online, and that the address "
+            "is whole and has the peer's DHT port, not its data port; or ask for a link to a peer that is up now (any "
+            f"peer of the run prints one){alone if kept and kept.is_file() else ''}"
         ) from error
 
 

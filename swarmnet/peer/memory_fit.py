@@ -77,14 +77,14 @@ class PlanFit:
             yield f"{who} fits: {shown(self.need)} of {where}'s {shown(self.room)}"
         else:
             yield (
-                f"{who} does not fit: it needs {shown(self.need)} of {where}, which has {shown(self.room)}: "
+                f"{who} does not fit: it needs {shown(self.need)} of {where}, and may use {shown(self.room)}: "
                 f"{shown(self.missing)} are missing"
             )
             yield f"what takes less: {_LEVERS['cpu' if on_host else 'cuda']}"
         if self.host_missing:
             yield (
-                f"{who} does not fit the machine beside its devices: it needs {shown(self.host_need)} there, which has "
-                f"{shown(self.host_room or 0)}: {shown(self.host_missing)} are missing"
+                f"{who} does not fit the machine beside its devices: it needs {shown(self.host_need)} there, and may "
+                f"use {shown(self.host_room or 0)}: {shown(self.host_missing)} are missing"
             )
             yield "what takes less there: a smaller caps.memo_bytes, fewer --slots, no memory.offload_optimizer"
 

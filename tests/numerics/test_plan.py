@@ -271,7 +271,7 @@ def test_a_gpu_peer_is_refused_before_it_starts_if_the_machine_has_too_little_me
     plenty, least = 1 << 50, judge(one, [1], 1 << 50).host_need
     check_fits(one, [1], plenty, least)
     assert slots_that_fit(one, [1], plenty, plenty) == RUN.training.microbatches
-    words = r"does not fit the machine beside its devices: it needs .* there, which has .*: 1.00 MiB are missing; what"
+    words = r"does not fit the machine beside its devices: it needs .* there, and may use .*: 1.00 MiB are missing"
     for refused in (check_fits, slots_that_fit):
         with pytest.raises(UsageError, match=words):
             refused(one, [1], plenty, least - 2**20)
