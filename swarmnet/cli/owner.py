@@ -102,7 +102,10 @@ def _run_and_peers(named: tuple[str, ...]) -> tuple[Path, Manifest, list[PeerId]
     others = [text for text in named if not is_peer_id(text)]
     # A peer id that was cut while it was copied.
     if len(others) > 1 or (others and others[0].startswith("12D3")):
-        raise UsageError(f"{others[-1]}: is no peer id, which has 52 characters and begins with 12D3Koo")
+        raise UsageError(
+            f"{others[-1]}: is no peer id, which has 52 characters and begins with 12D3Koo: "
+            "`swarmnet status --json` has whole ids"
+        )
     path = Path(others[0] if others else "run.toml").expanduser()
     return path, load(path), peers
 

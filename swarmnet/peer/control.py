@@ -150,7 +150,9 @@ class Desk:
                 return Reply("it leaves already; its log says what it waits for")
             case {"ask": "drain"}:
                 return Reply(
-                    "it leaves in good order, as at the first Ctrl+C; its log says what it waits for", leave=True
+                    "it leaves, as at the first Ctrl+C, when another replica has its state or drain_s is over; its log "
+                    "says what it waits for",
+                    leave=True,
                 )
             case {"ask": "caps", "change": dict() as change}:
                 return self._caps(change)

@@ -115,6 +115,7 @@ PEER = Identity.generate().peer
         (["invite", "RUN", PEER, "--bearer"], "name the one peer to invite"),
         (["invite", "RUN", PEER, PEER], "name the one peer to invite"),
         (["invite", "RUN", PEER[:-1]], "is no peer id, which has 52 characters"),
+        (["ban", "RUN", "..." + PEER[-8:]], "`swarmnet status --json` has whole ids"),
         (["invite", "RUN", "--bearer", "--roles", "leader"], "'leader' is no role: roles are stage, trainer"),
         (["invite", "RUN", "--bearer", "--expires", "0d"], "--expires 0d: write minutes, hours, days or weeks"),
         (["invite", "RUN", "--bearer", "--expires", "999999w"], "ten years at the most"),
