@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+
 import pytest
 
 from tests.benchmark_modules import load
@@ -23,7 +25,10 @@ def test_a_step_takes_no_longer_than_with_equal_machines_of_the_same_total_speed
 
 
 def test_where_steps_overlap_nearly_all_speeds_add_up() -> None:
-    step_s = uneven.step_seconds(1, 0, SPEEDS, overlap=True, steps=24, warmup=8)
+    # Once in many steps the slow one has a microbatch when all others are done.
+    step_s = statistics.median(
+        uneven.step_seconds(1, 0, SPEEDS, overlap=True, steps=first + 16, warmup=first) for first in (8, 24, 40)
+    )
     assert uneven.MICROBATCHES * 3 * uneven.FORWARD_S / TOTAL / step_s >= 0.93
 
 
