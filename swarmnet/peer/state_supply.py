@@ -91,6 +91,7 @@ class StateSupply:
 
     def orphaned(self, stage: int) -> None:
         """The replica cannot catch up: only a replica that got further helps, or the run going back."""
+        self.rollbacks.in_vain = True
         self._replace(stage, self._bring_up(stage, beyond=self._replicas[stage].state.held))
         self._peer.news.set()
 
@@ -300,7 +301,8 @@ class StateSupply:
         replica = self._replicas[stage]
         match source:
             case FromReplicas(sources, version):
-                return await replica.state.restore_from(sources, version=version)
+                self.rollbacks.in_vain = not await replica.state.restore_from(sources, version=version)
+                return not self.rollbacks.in_vain
             case FromHere():
                 replica.state.stay()
                 return True

@@ -155,6 +155,8 @@ class Rollbacks:
     """Peers that have contributed to commits, the latest last."""
     undoes: bool = False
     """Does the run go back before false work?"""
+    in_vain: bool = False
+    """Did those who serve under `current` not hand over their state?"""
     _tainted: Recent[tuple[Restart, int, int], bool] = field(default_factory=lambda: Recent(_MOST_TAINTED))
     """(restart, stage, step): does this peer want it undone?"""
     _alleged: int = -1
@@ -180,6 +182,9 @@ class Rollbacks:
             there = [r.restart for r in reports if r.heard and (not trusted or r.peer in trusted)]
             there = [r for r in there if self.current < r and r.number <= highest]
             self.wanted = max((r for r in there if r.version == self.wanted.version), default=self.wanted)
+        # Of all who speak some may be made up: the state is proven by certificates, and they name the contributors.
+        if not (serving or trusted or self.in_vain) and self._can_fetch(holdings):
+            return None
         mine = RestartReport(self.current, self.wanted or NO_RESTART, holds=serving or self.current > NO_RESTART)
         votes = [replace(mine, peer=self.me), *reports]
         votes = [report for report in votes if report.peer in trusted] or votes
@@ -209,6 +214,12 @@ class Rollbacks:
         newcomers who begin at the seed contribute to that, too."""
         mine = (v for held in holdings if held.peer == self.me for v in (held.version or 0, *held.disk))
         return self.voters if max(mine, default=0) > _YOUNG else ()
+
+    def _can_fetch(self, holdings: Sequence[Holding]) -> bool:
+        """Is what this peer lacks served under `current`, by a run that is not young?"""
+        others = [held for held in holdings if held.peer != self.me]
+        sources = (self.source(held, others) for held in holdings if held.peer == self.me)
+        return (self._newest_served(others) or 0) > _YOUNG and any(isinstance(of, FromReplicas) for of in sources)
 
     def learn(self, *stages: Collection[PeerId]) -> None:
         """These peers have contributed to commits, by stage. Of a large run equally many of each stage decide."""
@@ -422,7 +433,7 @@ class Rollbacks:
         if move is Move.GO_BACK:
             self._been.append(restart)
             self._returned += [restart.version] if spoilt is not None and restart.version <= spoilt else []
-        self._alleged, self._spoilt_since = -1, None
+        self._alleged, self._spoilt_since, self.in_vain = -1, None, False
         self.current, self.wanted, self._since, self._alone_since = restart, None, None, None
         return move
 

@@ -288,6 +288,19 @@ def test_a_newcomer_follows_those_who_have_a_say_if_more_than_half_of_them_go_th
     assert goes(*under(Restart(1, LAST + 1)) * 3) == NO_RESTART, "beyond the end of the run it is nobody's"
 
 
+def test_a_peer_without_state_asks_those_who_serve_before_it_goes_where_most_records_go() -> None:
+    def goes(version: int, *, in_vain: bool = False, stage: int = 0) -> Move | None:
+        machine = restarts(me=PeerId("me"), in_vain=in_vain)
+        running = [holding("a", 0, version=version), holding("b", 1, version=version), holding("me", stage)]
+        crowd = [RestartReport(Restart(7, 0), peer=PeerId(f"free.{number}")) for number in range(9)]
+        return machine.decide(running, crowd, serving=False, now=0.0)
+
+    assert goes(137) is None
+    assert goes(137, in_vain=True) is Move.GO_BACK, "what they claim to have they do not hand over"
+    assert goes(137, stage=2) is Move.GO_BACK, "nobody has its stage there"
+    assert goes(8) is Move.GO_BACK, "the run is young"
+
+
 def test_whoever_serves_follows_more_than_half_and_no_fewer() -> None:
     ahead = [
         holding("a", 0, version=431),
