@@ -29,7 +29,7 @@ def test_where_steps_overlap_nearly_all_speeds_add_up() -> None:
     step_s = statistics.median(
         uneven.step_seconds(1, 0, SPEEDS, overlap=True, steps=first + 16, warmup=first) for first in (8, 24, 40)
     )
-    assert uneven.MICROBATCHES * 3 * uneven.FORWARD_S / TOTAL / step_s >= 0.93
+    assert uneven.MICROBATCHES * 3 * uneven.FORWARD_S / TOTAL / step_s >= 0.9
 
 
 def test_the_bound_is_that_of_whole_microbatches() -> None:
