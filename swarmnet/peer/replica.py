@@ -180,6 +180,7 @@ class Replica:
                 leaving=self._next_leaving,
                 left=lambda step: self.execution.left(step),
                 signed=transfers.answered if transfers is not None else None,
+                contributors=lambda: self.member.membership.contributors(stage + 1),
             )
             if stages_ahead
             else None

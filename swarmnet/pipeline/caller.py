@@ -60,7 +60,7 @@ class Caller:
     answer is not valid. The caller calls on_reroute(request, peer, reason) when it moves a microbatch away from a
     replica, and when a replica never does work itself. leaving() names candidates about to leave: they answer for what
     they own, and get nothing new while others can. left(step): microbatches of the step that I have yet to bring here;
-    None: nobody can say. signed: see there; None: nobody signs.
+    None: nobody can say. signed: see there; None: nobody signs. contributors(): peers that contribute to that stage.
     """
 
     def __init__(
@@ -73,10 +73,13 @@ class Caller:
         leaving: Callable[[], Set[PeerId]] = frozenset,
         left: Callable[[int], int | None] = lambda step: None,
         signed: Signed | None = None,
+        contributors: Callable[[], Set[PeerId]] = frozenset,
     ) -> None:
         self._transport, self._router = transport, router
         self._candidates, self._check, self._on_reroute = candidates, check, on_reroute
         self._leaving, self._left, self._signed = leaving, left, signed
+        self._contributors = contributors
+        self._trial: asyncio.Task[None] | None = None
         self._unplaced = 0  # microbatches that no replica has
         self._open: dict[PeerId, set[asyncio.Timeout]] = {}  # calls
         self._idle: dict[PeerId, int] = {}  # who has given no result since it answered so -> those of others
@@ -95,8 +98,8 @@ class Caller:
     async def process(self, request: Process, payload: tuple[Packed, ...]) -> Gradient:
         """Return the answer of whichever replica gives it. Cancel to give up.
 
-        Raises Refused with a code that is final everywhere, which half of the replicas gave: STALE, VOID, FINISHED; or
-        one that all of them gave for the payload.
+        Raises Refused with a code that is final everywhere, which half of the proven replicas gave: STALE, VOID,
+        FINISHED; or one that all of them gave for the payload.
         request.avoid: replicas that it asks only if there are no others. An evaluation's route begins with who
         answered.
         """
@@ -108,7 +111,7 @@ class Caller:
         refused_by: set[PeerId] = set()
         ended_by: dict[RejectCode, set[PeerId]] = {code: set() for code in _FINAL}
         while True:
-            self._router.update(self._candidates())
+            self._router.update(self._candidates(), self._contributors())
             pick: Pick | None = None
             # Nobody is known to count it yet: the router chooses.
             if owner is None:
@@ -125,9 +128,9 @@ class Caller:
                     finally:
                         self._unplaced -= 1
                     continue
-            attempt = _Attempt(
-                pick.peer if pick else _known(owner), pick, loop.time(), loop.time(), self._router.call_s()
-            )
+                if request.purpose == "train":
+                    self._start_trial(request, payload, num_bytes, avoid)
+            attempt = self._begin(pick.peer if pick else _known(owner), pick)
             owner = None
             try:
                 answer = await self._attempt(attempt, request, payload)
@@ -138,14 +141,7 @@ class Caller:
             match answer:
                 case Gradient():
                     self._note_result(request, attempt.peer)
-                    if pick:
-                        self._router.done(
-                            pick,
-                            seconds=now - attempt.began_at,
-                            compute_s=answer.compute_s,
-                            silence_s=attempt.silence_s,
-                            now=now,
-                        )
+                    self._done(attempt, answer, now)
                     # Who computed it its caller says: nobody can name another for itself.
                     evaluates = request.purpose == "eval"
                     return replace(answer, route=(attempt.peer, *answer.route)) if evaluates else answer
@@ -178,7 +174,8 @@ class Caller:
                         refused_by.add(attempt.peer)
                     agreeing = ended_by.get(answer.code, set())
                     agreeing.add(attempt.peer)
-                    replicas = self._candidates().keys()
+                    # Free identities must not outvote the replicas that answer.
+                    replicas = self._router.proven() & self._candidates().keys() or self._candidates().keys()
                     ended = answer.code in _FINAL and blocks(agreeing, replicas | agreeing)
                     # Where no replica is left, one refusal is no agreement of all.
                     if ended or (replicas and refused_by >= replicas):
@@ -187,13 +184,55 @@ class Caller:
                     self._on_reroute(request, attempt.peer, answer.code.value)
                 case PeerGone() | PeerTimeout() | BadMessage():
                     hung = isinstance(answer, PeerTimeout)
-                    over = hung and now >= attempt.began_at + attempt.limit_s
-                    if pick:
-                        self._router.failed(pick, now=now, hung=hung, over=over)
+                    self._failed(attempt, now, hung=hung)
                     avoid.add(attempt.peer)
                     # The microbatch may have got far there, so the next replica asks who owns it before it computes.
                     request = replace(request, repair=True, hedge=request.hedge or hung)
                     self._on_reroute(request, attempt.peer, type(answer).__name__)
+
+    def _start_trial(self, request: Process, payload: tuple[Packed, ...], num_bytes: int, avoid: Set[PeerId]) -> None:
+        """Give a copy of a microbatch to a replica that is not proven. Nothing waits for its answer."""
+        exclude = avoid | self._leaving() | frozenset(request.avoid)
+        pick = self._router.trial(num_bytes=num_bytes, now=loop_time(), exclude=exclude)
+        if pick is not None:
+            self._trial = asyncio.create_task(self._try(pick, replace(request, hedge=True), payload))
+
+    async def _try(self, pick: Pick, request: Process, payload: tuple[Packed, ...]) -> None:
+        attempt = self._begin(pick.peer, pick)
+        try:
+            answer = await self._attempt(attempt, request, payload)
+        except asyncio.CancelledError:
+            self._settle(pick)
+            raise
+        now = loop_time()
+        match answer:
+            case Gradient():
+                self._done(attempt, answer, now)
+            case MovedTo() | Busy() | Rejected():
+                retry_after_s = answer.retry_after_s if isinstance(answer, Busy) else _UNHEARD_S
+                self._router.busy(pick, retry_after_s=retry_after_s, now=now)
+            case PeerGone() | PeerTimeout() | BadMessage():
+                self._failed(attempt, now, hung=isinstance(answer, PeerTimeout))
+                self._on_reroute(request, pick.peer, type(answer).__name__)
+
+    def _begin(self, peer: PeerId, pick: Pick | None) -> _Attempt:
+        now = loop_time()
+        return _Attempt(peer, pick, now, now, self._router.call_s())
+
+    def _done(self, attempt: _Attempt, answer: Gradient, now: float) -> None:
+        if attempt.pick:
+            self._router.done(
+                attempt.pick,
+                seconds=now - attempt.began_at,
+                compute_s=answer.compute_s,
+                silence_s=attempt.silence_s,
+                now=now,
+            )
+
+    def _failed(self, attempt: _Attempt, now: float, *, hung: bool) -> None:
+        if attempt.pick:
+            over = hung and now >= attempt.began_at + attempt.limit_s
+            self._router.failed(attempt.pick, now=now, hung=hung, over=over)
 
     def _note_result(self, request: Process, peer: PeerId) -> None:
         candidates = self._candidates()

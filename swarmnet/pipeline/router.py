@@ -23,8 +23,6 @@ from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Protocol
 
 _NEVER = -math.inf
-_TRIALS = 0.05
-"""The largest share of time in which a call may wait for a replica that has never answered, while others have."""
 _TRIES_OVER = 16.0
 """A replica whose call showed life and was never answered is banned for so many times the length of the call."""
 _LOOK_AGAIN, _LONGEST_LOOK_S = 16.0, 600.0
@@ -44,7 +42,7 @@ class Pick:
     num_bytes: int
     at: float
     trial: bool = False
-    """The replica had never answered."""
+    """A copy for a replica that is not proven: a proven one has the microbatch, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +120,7 @@ class _Replica:
     compute: _Estimate = field(default_factory=_Estimate)  # seconds per byte, in the callee alone
     rest: _Estimate = field(default_factory=_Estimate)  # seconds per byte, everything else of the call
     measured: bool = False
+    contributes: bool = False  # to the commits of its stage
     look_s: float = 0.0  # how long it was not asked, the last time that it was asked although always late
     look_at: float = _NEVER  # when it may be asked so again
     charges: dict[int, int] = field(default_factory=dict)  # number of an open pick -> nanoseconds charged
@@ -130,6 +129,10 @@ class _Replica:
     banned_until: float = _NEVER
     ban_s: float = 0.0  # length of the last ban; above zero: on probation, one probe at a time
     incident: int = -1  # picks with a lower number belong to the failure already punished
+
+    @property
+    def proven(self) -> bool:
+        return self.measured or self.contributes
 
     @property
     def trial(self) -> bool:
@@ -168,13 +171,13 @@ class Router:
         self._longest_ban_over_s = longest_ban_over_s
         self._replicas: dict[PeerId, _Replica] = {}
         self._numbers = itertools.count()
-        self._next_trial_at = _NEVER
+        self._in_vain = False  # a call to a replica that is not proven
         self._level_ns = 0  # the least virtual time among the free at the last pick
 
     # ------------------------------------------------------------ who is there
 
-    def update(self, replicas: Mapping[PeerId, int]) -> None:
-        """Take the live candidates and their advertised queue lengths.
+    def update(self, replicas: Mapping[PeerId, int], contributors: Set[PeerId] = frozenset()) -> None:
+        """Take the live candidates and their advertised queue lengths, and the peers that contribute to their stage.
 
         A missing replica is forgotten, with its debts and bans. A new one starts at the virtual time of the most
         loaded.
@@ -183,7 +186,12 @@ class Router:
             del self._replicas[peer]
         level = max((replica.time_ns for replica in self._replicas.values()), default=0)
         for peer, queue in replicas.items():
-            self._replicas.setdefault(peer, _Replica(peer, level, queue)).queue = queue
+            replica = self._replicas.setdefault(peer, _Replica(peer, level, queue))
+            replica.queue, replica.contributes = queue, peer in contributors
+
+    def proven(self) -> frozenset[PeerId]:
+        """The peers that have answered this caller or contribute to their stage, and have not failed since."""
+        return frozenset(peer for peer, replica in self._replicas.items() if replica.proven and not replica.ban_s)
 
     def gone(self, peer: PeerId) -> None:
         """Forget a peer that is definitely dead. If `update` lists it again, it is another incarnation."""
@@ -212,7 +220,9 @@ class Router:
         self._readmit(now)
         everybody = self._replicas.values()
         free = [replica for replica in everybody if replica.free(now)]
-        eligible = self._without_trials([replica for replica in free if replica.peer not in exclude], exclude, now)
+        eligible = [replica for replica in free if replica.peer not in exclude]
+        if self._has_proven(exclude, now):
+            eligible = [replica for replica in eligible if replica.proven]
         costs = self._costs_ns(num_bytes)
         late = self._late(eligible, costs, num_bytes=num_bytes, now=now, exclude=exclude, left=left)
         # One that is never asked is never measured. At the beginning of a step that costs least.
@@ -241,10 +251,20 @@ class Router:
         else:
             best.look_s = 0.0
         self._level_ns = min(replica.time_ns for replica in free)
-        pick = Pick(best.peer, next(self._numbers), num_bytes, now, trial=not best.measured)
-        best.charges[pick.number] = costs[best.peer]
-        best.time_ns += costs[best.peer]
-        return pick
+        return self._charge(best, costs[best.peer], num_bytes, now)
+
+    def trial(self, *, num_bytes: int, now: float, exclude: Set[PeerId] = frozenset()) -> Pick | None:
+        """Choose a replica that is not proven for a copy of a microbatch that a proven one has; None: no trial is due.
+
+        One trial runs at a time, because identities cost nothing. First come, first tried; failed ones come last.
+        """
+        self._readmit(now)
+        unproven = [replica for replica in self._replicas.values() if not replica.proven]
+        free = [replica for replica in unproven if replica.free(now) and replica.peer not in exclude]
+        if not free or any(replica.charges for replica in unproven) or not self._has_proven(exclude, now):
+            return None
+        chosen = min(free, key=lambda replica: replica.ban_s)
+        return self._charge(chosen, self._costs_ns(num_bytes)[chosen.peer], num_bytes, now, trial=True)
 
     def next_chance(self, now: float) -> float:
         """When to ask again after NoReplica: the end of the next ban or busy time, within a second from `now`."""
@@ -298,6 +318,7 @@ class Router:
         """The callee did not do it and is not to blame (`MovedTo`, stale, the caller lost interest): refund."""
         replica, charged_ns = self._close(pick)
         if replica is not None:
+            self._in_vain = self._in_vain or not replica.proven
             replica.time_ns -= charged_ns
 
     def failed(self, pick: Pick, *, now: float, hung: bool, over: bool = False) -> None:
@@ -310,8 +331,7 @@ class Router:
         """
         replica, _ = self._close(pick)
         # Also if it left without a word: under its next name it would be tried at once.
-        if pick.trial and (hung if replica is None else not replica.measured):
-            self._next_trial_at = max(self._next_trial_at, now + (now - pick.at) * (1 / _TRIALS - 1))
+        self._in_vain = self._in_vain or (hung if replica is None else not replica.proven)
         if replica is None:
             return
         if hung:
@@ -325,7 +345,8 @@ class Router:
         least_s = max(_TRIES_OVER * (now - pick.at) if odd else 0.0, self._first_ban_s)
         replica.ban_s = min(max(2.0 * replica.ban_s, least_s), longest_s)
         replica.banned_until = now + replica.ban_s
-        if hung and not odd:
+        # A trial tells nothing of the others' silences.
+        if hung and not odd and not pick.trial:
             self._timeout.expired(over=over)
 
     # ------------------------------------------------------------ inside
@@ -390,22 +411,21 @@ class Router:
             return None, 0
         return replica, replica.charges.pop(pick.number)
 
-    def _without_trials(self, eligible: list[_Replica], exclude: frozenset[PeerId], now: float) -> list[_Replica]:
-        """Leave out replicas that have never answered, once a call to such a one was in vain.
+    def _has_proven(self, exclude: Set[PeerId], now: float) -> bool:
+        """Is there a replica that has answered or contributes, and was a call to another one in vain?
 
-        They are then tried one at a time, and the more rarely the more time they wasted: a directory record costs
-        nothing, and a hundred dead ones must not stop a trainer. Before that all are alike: else the first replica to
-        answer at the start of a run would get all work.
+        Before that all are alike, or the first replica to answer at the start of a run would get all work.
         """
-        proven = any(
-            replica.measured and replica.banned_until <= now and replica.peer not in exclude
+        return self._in_vain and any(
+            replica.proven and replica.banned_until <= now and replica.peer not in exclude
             for replica in self._replicas.values()
         )
-        trying = any(replica.charges and not replica.measured for replica in self._replicas.values())
-        in_vain = self._next_trial_at > _NEVER
-        if not proven or not in_vain or (not trying and now >= self._next_trial_at):
-            return eligible
-        return [replica for replica in eligible if replica.measured]
+
+    def _charge(self, replica: _Replica, cost_ns: int, num_bytes: int, now: float, *, trial: bool = False) -> Pick:
+        pick = Pick(replica.peer, next(self._numbers), num_bytes, now, trial)
+        replica.charges[pick.number] = cost_ns
+        replica.time_ns += cost_ns
+        return pick
 
     def _readmit(self, now: float) -> None:
         """Skipped time is no credit: the replica starts again at the virtual time of the least loaded."""

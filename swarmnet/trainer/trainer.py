@@ -198,11 +198,16 @@ class FirstStage:
             return nobody_serves(missing)
         return None if self.candidates() else {"reason": "no replica of stage 0 has its weights yet"}
 
+    def _proven(self) -> list[Record]:
+        """The records of the replicas that have answered, because a record costs nothing; all while there are none."""
+        proven = self._router.proven()
+        return [record for peer, record in self.records.items() if peer in proven] or list(self.records.values())
+
     def newest_version(self) -> int:
         """Of the weights, as half of those who serve the stage say: what one says is a word."""
         versions = [
             s.version
-            for record in self.records.values()
+            for record in self._proven()
             if record.restart == self.restart
             for s in record.stages
             if s.stage == 0 and s.synced
@@ -214,7 +219,7 @@ class FirstStage:
         """How many steps the run has, as half of those who serve the stage say; never fewer than the manifest."""
         said = [
             record.steps
-            for record in self.records.values()
+            for record in self._proven()
             if record.restart == self.restart and any(s.stage == 0 and s.synced for s in record.stages)
         ]
         return max(self._manifest.training.total_steps, reached_by_half(said) if said else 0)
@@ -240,7 +245,7 @@ class FirstStage:
         """The highest restart that most of this stage are under, or beyond. What one says moves no trainer."""
         restarts = [
             record.restart
-            for record in self.records.values()
+            for record in (self._proven() if stage == 0 else self.records.values())
             if any(s.stage == stage for s in record.stages)
             and record.restart.version <= max(self._manifest.training.total_steps, record.steps)
             and record.restart.number <= self.restart.number + MAX_RESTARTS_AHEAD

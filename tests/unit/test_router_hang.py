@@ -265,7 +265,7 @@ def test_of_two_that_begin_together_neither_gets_all_the_work() -> None:
     assert picks == dict.fromkeys(PEERS[:2], 4)
 
 
-def test_after_a_trial_in_vain_one_newcomer_at_a_time_is_tried_while_others_answer() -> None:
+def test_after_a_call_in_vain_newcomers_get_copies_one_at_a_time_while_others_answer() -> None:
     router = warm_router()
     newcomers = [PeerId(f"new{number}") for number in range(3)]
     router.update(dict.fromkeys([*PEERS, PeerId("dead")], 0))
@@ -273,24 +273,30 @@ def test_after_a_trial_in_vain_one_newcomer_at_a_time_is_tried_while_others_answ
         pass
     router.failed(pick, now=1.0, hung=False)
     router.update(dict.fromkeys([*PEERS, *newcomers], 0))
-    picks = [router.pick(num_bytes=1, now=1.0) for _ in range(40)]
-    trials = [pick for pick in picks if pick.peer in newcomers]
-    assert len(trials) == 1
-    finish(router, trials[0], now=2.0)
-    later = {router.pick(num_bytes=1, now=2.0).peer for _ in range(60)} & set(newcomers)
-    assert trials[0].peer in later and len(later) == 2, "who answered is one of them, and the next one is tried"
+    assert {router.pick(num_bytes=1, now=1.0).peer for _ in range(40)} == set(PEERS)
+    trial = router.trial(num_bytes=1, now=1.0)
+    assert trial is not None and trial.peer == newcomers[0]
+    assert router.trial(num_bytes=1, now=1.0) is None
+    patience_s = router.patience_s()
+    router.failed(trial, now=2.0, hung=True)
+    assert router.patience_s() == patience_s
+    second = router.trial(num_bytes=1, now=2.0)
+    assert second is not None and second.peer == newcomers[1]
+    finish(router, second, now=3.0)
+    picked = {router.pick(num_bytes=1, now=3.0).peer for _ in range(60)}
+    assert picked == {*PEERS, newcomers[1]}, "a newcomer that has answered is one of them"
 
 
-def test_a_trial_of_a_replica_that_leaves_under_its_name_was_in_vain_too() -> None:
+def test_a_contributor_needs_no_trial() -> None:
     router = warm_router()
-    router.update(dict.fromkeys([*PEERS, PeerId("first name")], 0))
-    while (pick := router.pick(num_bytes=1, now=0.0)).peer != "first name":
+    new = PeerId("new")
+    router.update(dict.fromkeys([*PEERS, PeerId("dead")], 0))
+    while (pick := router.pick(num_bytes=1, now=1.0)).peer != "dead":
         pass
-    router.update(dict.fromkeys([*PEERS, PeerId("second name")], 0))
-    router.failed(pick, now=2.0, hung=True)
-    picked = {router.pick(num_bytes=1, now=2.0).peer for _ in range(40)}
-    assert "second name" not in picked, "two seconds were lost: the next 38 go to replicas that answer"
-    assert "second name" in {router.pick(num_bytes=1, now=40.1).peer for _ in range(40)}
+    router.failed(pick, now=1.0, hung=True)
+    router.update(dict.fromkeys([*PEERS, new], 0), contributors={new})
+    assert new in {router.pick(num_bytes=1, now=1.0).peer for _ in range(40)}
+    assert router.trial(num_bytes=1, now=1.0) is None
 
 
 def test_where_nobody_who_answers_is_left_everybody_is_tried() -> None:
