@@ -318,7 +318,6 @@ class Router:
         """The callee did not do it and is not to blame (`MovedTo`, stale, the caller lost interest): refund."""
         replica, charged_ns = self._close(pick)
         if replica is not None:
-            self._in_vain = self._in_vain or not replica.proven
             replica.time_ns -= charged_ns
 
     def failed(self, pick: Pick, *, now: float, hung: bool, over: bool = False) -> None:
