@@ -1,7 +1,8 @@
 """Who sends heartbeats to whom. Pure.
 
-In a run of small stages each replica hears all of its stage and of the neighbour stages. If one of these stages has
-more than `DENSE` replicas, each replica chooses a few:
+In a run of small stages each replica hears all of its stage and of the neighbour stages, and of replicas that have
+contributed nothing those next to it on the ring. If one of these stages has more than `DENSE` contributors, or replicas
+while nobody has contributed, each replica chooses a few:
 
 | of | it chooses |
 |---|---|
@@ -95,32 +96,38 @@ class Graph:
         self,
         names: Mapping[int, Set[PeerId]],
         counting: Mapping[int, Set[PeerId]],
-        contributors: Set[PeerId],
+        contributors: Mapping[int, Set[PeerId]],
         *,
         leader: PeerId | None,
     ) -> None:
         """names: the replicas known of my stage and of its neighbour stages. counting: the voters of each.
-        contributors: to aggregates of mine. leader: the one that I follow."""
+        contributors: to the aggregates of each. leader: the one that I follow."""
         # Mostly all are as they were a moment ago.
         if (of := (names, counting, contributors, leader)) == self._chosen_by:
             return
         self._chosen_by = of
-        mine = {*names.get(self._stage, ()), *contributors} - {self._me}
-        sizes = {stage: max(len(found), len(counting.get(stage, ()))) for stage, found in names.items()}
-        sizes[self._stage] = len(mine) + 1
+        proven = {stage: {*counting.get(stage, ()), *contributors.get(stage, ())} for stage in {*names, self._stage}}
+        mine = {*names.get(self._stage, ()), *contributors.get(self._stage, ())} - {self._me}
+        # A record costs nothing: where peers have contributed they alone make a stage large.
+        sizes = {stage: len(contributors.get(stage, ())) or len(found) for stage, found in names.items()}
+        sizes[self._stage] = len(contributors.get(self._stage, ())) or len(mine) + 1
         # Of two neighbour stages both ends have to see that one is large.
         self.sparse = frozenset(stage for stage in sizes if max(sizes[stage], sizes[self._stage]) > DENSE)
         if self._stage not in self.sparse:
-            found = set(mine)
+            found = self._all(mine, proven[self._stage])
         elif leader == self._me:
             found = mine
         else:
             found = {*mates(self._me, mine, counting.get(self._stage, frozenset())), *({leader} - {None} or ())}
         for stage in names.keys() - {self._stage}:
-            found |= ring(self._me, names[stage]) if stage in self.sparse else names[stage]
+            found |= ring(self._me, names[stage]) if stage in self.sparse else self._all(names[stage], proven[stage])
         # My other stages have views of their own.
         mine_elsewhere = {self._me for stage in names.keys() - {self._stage} if self._me in names[stage]}
         self.chosen = frozenset((found - {self._me}) | mine_elsewhere)
+
+    def _all(self, names: Set[PeerId], proven: Set[PeerId]) -> Set[PeerId]:
+        """Of a small stage all replicas; but of those that have contributed nothing few, as identities are free."""
+        return names & proven | ring(self._me, names - proven, DENSE // 2)
 
     def neighbours(self, *, for_s: float, now: float) -> Collection[PeerId]:
         """Whom I send heartbeats: those whom I have chosen, and who have chosen me within so many seconds."""

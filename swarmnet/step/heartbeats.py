@@ -51,9 +51,9 @@ class Heartbeats:
         view, membership = self._of.view, self._of.membership
         leader = self._of.oldest.promised or self._of.kept_last
         counting = {stage: membership.leaders(stage) for stage in names}
-        contributors = membership.contributors(self._of.stage)
         gone = {peer for peer, _ in view.mates() if view.refused(peer)}
-        self.graph.choose(names, counting, contributors - gone, leader=leader.peer if leader is not None else None)
+        contributors = {stage: membership.contributors(stage) - gone for stage in {*names, self._of.stage}}
+        self.graph.choose(names, counting, contributors, leader=leader.peer if leader is not None else None)
         view.sparse = self.graph.sparse
         me = {self._of.stage: {self._of.me}}
         membership.presume({stage: names[stage] | me.get(stage, set()) for stage in view.sparse})

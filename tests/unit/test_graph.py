@@ -97,7 +97,7 @@ def test_of_two_stages_beside_each_other_both_ends_find_few_neighbours() -> None
             graph = Graph(peer, stage)
             near = {at: found - {peer} for at, found in stages.items() if abs(at - stage) <= 1}
             counting = {at: counting_of(found) for at, found in near.items()}
-            graph.choose(near, counting, frozenset(), leader=None)
+            graph.choose(near, counting, {}, leader=None)
             large = {at for at in near if max(len(stages[at]), len(names)) > DENSE}
             assert graph.sparse == large
             beside = [other for at in near if at != stage for other in graph.chosen & stages[at]]
@@ -111,7 +111,7 @@ def test_of_two_stages_beside_each_other_both_ends_find_few_neighbours() -> None
 def test_who_has_chosen_me_is_answered_as_long_as_it_does() -> None:
     names, me = replicas(100), PeerId("me")
     graph = Graph(me, 0)
-    graph.choose({0: names}, {0: counting_of(names)}, frozenset(), leader=None)
+    graph.choose({0: names}, {0: counting_of(names)}, {}, leader=None)
     stranger = min(names - graph.chosen)
     graph.asked(stranger, chosen=True, now=0.0)
     assert stranger in graph.neighbours(for_s=9.0, now=9.0)
@@ -125,7 +125,16 @@ def test_the_leader_is_heard_by_all_and_hears_all() -> None:
     names, me = replicas(100), PeerId("me")
     member, leader = Graph(me, 0), Graph(me, 0)
     far = min(names - ring(me, names) - lots(me, counting_of(names)))
-    member.choose({0: names}, {0: counting_of(names)}, frozenset(), leader=far)
+    member.choose({0: names}, {0: counting_of(names)}, {}, leader=far)
     assert far in member.chosen
-    leader.choose({0: ring(me, names)}, {0: counting_of(names)}, names, leader=me)
+    leader.choose({0: ring(me, names)}, {0: counting_of(names)}, {0: names}, leader=me)
     assert leader.chosen == names
+
+
+def test_identities_that_have_contributed_nothing_make_no_stage_large() -> None:
+    """A record in the DHT costs nothing, and in a large stage heartbeats are rare."""
+    names, me = replicas(4), PeerId("me")
+    graph = Graph(me, 0)
+    strangers = replicas(300, 1)
+    graph.choose({0: names | strangers}, {0: names}, {0: names}, leader=None)
+    assert not graph.sparse and names <= graph.chosen and len(graph.chosen & strangers) == DENSE
