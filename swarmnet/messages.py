@@ -234,7 +234,7 @@ class Stamp:
     chain: Chain
     """Of the version that the step is computed on, one earlier where steps overlap; in a heartbeat, of the newest."""
     restart: Restart = NO_RESTART
-    """The rollback that the sender's state descends from. Messages with a lower one are ignored."""
+    """The rollback that the sender's state descends from. Messages with another one are ignored."""
 
 
 # ---------------------------------------------------------------- what members answer for (docs/trust.md)

@@ -311,8 +311,8 @@ class Auditor:
                 try:
                     if suspect_of(check.case) not in self.cases.banned:
                         await (self._weigh(check) if check.rough else self._check(check))
-                except (Refused, DeviceFull) as error:
-                    # The weights of that step are gone here, or a device is full.
+                except (Refused, PeerGone, BadMessage, DeviceFull) as error:
+                    # The weights of that step are gone here, who signed its input is not known, or a device is full.
                     step = check.case.pledge.stamp.step
                     self._event("untried", suspect_of(check.case), step, index=check.index, reason=str(error))
         finally:

@@ -42,7 +42,7 @@ _YOUNG = 64
 """Up to this version a run is young: it gives way to later disks, and all peers vote. Later, both may be made up."""
 
 MAX_VOTERS = 256
-"""Of more contributors the latest decide where the run goes on."""
+"""Of more contributors so many decide where the run goes on, equally many of each stage."""
 
 _MOST_TAINTED = 256
 

@@ -43,13 +43,13 @@ def after(table: Table, commit: Commit, bans: Iterable[Ban] = ()) -> Table:
     step = commit.step + 1
     found = {
         each.peer: each for each in table if _level(each, step) > 0 or each.peer in commit.late
-    }  # an end is never moved: the level at any step follows from it
+    }  # an end moves only with a new name: the level at any step follows from it
     for peer in commit.late:
         before = found.get(peer)
         if before is not None and before.until_step == FOR_EVER:
             continue  # no leader lifts a ban
         # One leader may name the same peer in each of its steps.
-        level = 1 if before is None else min(_level(before, step) + (before.until_step <= step), MAX_LEVEL)
+        level = 1 if before is None else min(max(_level(before, step), 0) + (before.until_step <= step), MAX_LEVEL)
         found[peer] = Exclusion(peer, step + BACK_OFF[level - 1], level)
     found |= {ban.peer: Exclusion(ban.peer, FOR_EVER, MAX_LEVEL) for ban in bans}
     latest = sorted(found.values(), key=lambda each: (-each.until_step, each.peer))[:MAX_EXCLUSIONS]

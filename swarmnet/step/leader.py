@@ -616,7 +616,7 @@ class Leader:
     def _stalled(self, peer: PeerId, now: float) -> bool:
         """Heartbeats but no compute for very long, or much longer at it than all others.
 
-        In an open round too, which waits until all have summed tsuccessors.
+        In an open round too, which waits until all have accumulated theirs.
         """
         patience_s = self._member.pace.patience_s
         if now - self._waits.last_since.get(peer, now) > patience_s and not self._sure(now):
