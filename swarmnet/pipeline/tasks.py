@@ -56,8 +56,7 @@ class MicrobatchTask:
     found the owner hung. waiting: callers attached while the input is missing, the sender among them. sending: caller
     -> when its upload began; unsent: the last upload failed. starved: nobody uploads the input, so it is fetched.
     passed_on: the next stage was asked. slot_at: when it was begun with a slot, answered_s: how long it then
-    took to its answer; None: it had none. accumulating: its weight gradient has begun. received, passed: what was
-    signed of its input and output.
+    took to its answer; None: it had none. received, passed: what was signed of its input and output.
     """
 
     index: int
@@ -76,7 +75,6 @@ class MicrobatchTask:
     computing: bool = False
     passed_on: bool = False
     voids: int | None = None
-    accumulating: bool = False
     owner: PeerId | None = None
     decided: asyncio.Event = field(default_factory=asyncio.Event)
     starved: bool = False
@@ -171,13 +169,9 @@ class StepTasks:
 
     def owned_elsewhere(self, index: int, owner: PeerId) -> None:
         """Another replica counts `index`: before forward its callers are sent there, later it is not accumulated."""
-        task = self.by_index.get(index)
-        if task is not None and task.accumulating:
-            return
         self._owners[index] = owner
+        task = self.by_index.get(index)
         if task is not None:
-            if task.voids is not None:  # it was granted here before: give it back
-                self._claims.withdraw(self.step, index)
             task.owned_by(owner)
 
     def voided(self) -> None:
@@ -499,7 +493,7 @@ class StepTasks:
         if task.voids is None or task.index in self.losses:
             return  # another's, or counted here before (the memo forgot the answer)
         self._span("grant", task.index, answered)
-        stash.voids, task.accumulating = task.voids, True
+        stash.voids = task.voids
         record = await self._record(task, stash, answer, mine)
         try:
             added = await self._engine.accumulate(stash)

@@ -10,7 +10,7 @@ An index in the claims of one replica, under one generation, follows `ledger.CLA
 |---|---|---|
 | begin | work on it begins here | `MemberState.wants`, on every tick until it is answered |
 | assign | `StagePlan.assigned` | its weight gradient may be accumulated |
-| move | `StagePlan.moved` | callers go to the assignee; an assigned index whose gradient has not begun is dropped |
+| move | `StagePlan.moved` | callers go to the assignee |
 | drop | the work is dropped | `MemberState.returns`, if it was assigned |
 | accumulate | its weight gradient is in the accumulator | the next whole `MemberState`, on a tick |
 | void | `StagePlan.evicted`: void; or the accumulator is lost | the next generation; its work is offered again |

@@ -147,9 +147,9 @@ class Leader:
         held = self.ledger.owners[index]
         # Identities cost nothing: a voter contributes what it works on, whatever a member that is none has asked for.
         if held is not None and self._is_voter(peer) and self._yields(held, index):
-            self.ledger.release(held, frozenset({index}))
-            self._plans.move(*held, index, peer)
-            self._rounds.attempt = held = None
+            self._plans.void(*held)
+            self._evict(*held)
+            held = None
         if held is None:
             # In an open round no set may change; if the index stays free the round is opened again.
             if self.round is not None:
@@ -179,7 +179,6 @@ class Leader:
                 self._ask(peer, now)
             elif self.members.get(peer) == report.generation and peer not in self.passed_over:
                 self._hear_work(peer, report, follower.remaining, now)
-                self._take_back(peer, last)
             else:
                 self._enter(peer, replace(last, progress=report.progress, trouble=report.trouble), now)
             return
@@ -222,7 +221,7 @@ class Leader:
                 self._plans.of(peer, report.generation).evicted = "closed"
                 return
             self._evict(peer, known)
-            crosses = self.ledger.overlaps(peer, report.summed)  # counted below
+            crosses = self.ledger.overlaps(peer, report.owned)  # counted below
             # Identities cost nothing: a member that is no voter could do so with each of them.
             most = _OFFENCES if self._is_voter(peer) else 1
             if not crosses and self._offends(peer, "begins its accumulator again and again", now, most=most):
@@ -239,7 +238,7 @@ class Leader:
         self._rounds.builder.measured(peer, report.line or UNMEASURED)
         self.looks |= self._non_finite.hear(peer, report)
         self._hear_sum(peer, report, now)
-        overlaps = self.ledger.overlaps(peer, report.summed)
+        overlaps = self.ledger.overlaps(peer, report.owned)
         # Above a certificate the ledger does not matter any more, only who holds the sum.
         if overlaps and not self._sure(now):
             # Two accumulators have counted one index, and no sum can be split: the reporter's is void (rule 10).
@@ -250,20 +249,12 @@ class Leader:
                 self._offends(peer, "reports what others own", now)
             return
         if owner not in self.ledger.closed and not overlaps:
-            self.ledger.enter(owner, report.owned - self._take_back(peer, report))
+            self.ledger.enter(owner, report.owned)
         if self.members.get(peer) != report.generation:
             self.members[peer] = report.generation
             self._waits.missing.discard(peer)
             self.looks |= not self._waits.missing
         self._note_news()
-
-    def _take_back(self, peer: PeerId, report: MemberState) -> Indexes:
-        """What other members contribute of all that this one owns: it gives back what it has not accumulated."""
-        elsewhere = self.ledger.overlaps(peer, report.owned)
-        for index in sorted(elsewhere):
-            if (owner := self.ledger.owners[index]) is not None:
-                self._plans.move(peer, report.generation, index, owner[0])
-        return elsewhere
 
     def _offends(self, peer: PeerId, reason: str, now: float, *, most: int = _OFFENCES) -> bool:
         """A member makes me begin the step anew with it. Is that once too often?"""

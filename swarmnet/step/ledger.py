@@ -52,9 +52,9 @@ class Ledger:
             self._own(owner, index)
         return held
 
-    def overlaps(self, peer: PeerId, indexes: Indexes) -> Indexes:
-        """Those of `indexes` that another peer than `peer` owns."""
-        return frozenset(index for index in indexes if (held := self.owners[index]) is not None and held[0] != peer)
+    def overlaps(self, peer: PeerId, indexes: Indexes) -> bool:
+        """Would entering `indexes` under `peer` take any from another peer?"""
+        return any((held := self.owners[index]) is not None and held[0] != peer for index in indexes)
 
     def enter(self, owner: Owner, indexes: Indexes) -> None:
         """Record what a member says it owns; the caller has checked `overlaps`."""
@@ -146,7 +146,6 @@ CLAIMS: Mapping[tuple[Claim, ClaimEvent], Claim] = {
     ("asked", "begin"): "asked",  # asked again: the answer may be lost
     ("asked", "assign"): "assigned",
     ("asked", "move"): "free",
-    ("assigned", "move"): "assigned",  # it is dropped if its weight gradient has not begun
     ("asked", "drop"): "free",
     ("assigned", "drop"): "free",
     ("assigned", "accumulate"): "accumulated",

@@ -243,10 +243,7 @@ class Surroundings:
             self.node.due |= {index}
 
     def redirect(self, step: int, index: int, assignee: PeerId) -> None:
-        """Callers are no part of the search. What was assigned is given back, unless it is accumulated."""
-        if index in self.node.due:
-            self.node.due -= {index}
-            self.node.member.withdraw(step, index)
+        """Callers are no part of the search."""
 
     def discard(self, step: int) -> None:
         self.node.accumulated, self.node.due = (), frozenset()

@@ -194,19 +194,6 @@ def test_a_bad_upload_is_refused_and_leaves_nothing(bad: tuple[Packed, ...], cod
     scene(1, act)
 
 
-def test_what_was_granted_is_given_back_to_another_replica_before_it_is_accumulated() -> None:
-    async def act(here: Scene) -> None:
-        asked = asyncio.ensure_future(here.ask(0, payload(1)))
-        await asyncio.sleep(0.01)
-        assert here.said == [("claim", 0)]
-        here.execution.owned_elsewhere(0, 0, PeerId("other"))
-        assert isinstance(await asked, Gradient)
-        await asyncio.sleep(1.0)
-        assert here.said == [("claim", 0), ("withdraw", 0)]
-
-    scene(1, act)
-
-
 def test_an_input_that_is_refused_for_now_leaves_nothing() -> None:
     class Unknown:
         async def fed(self, *_: object) -> None:

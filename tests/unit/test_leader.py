@@ -127,11 +127,6 @@ class Office:
         self.leader.on_state(peer, self.brief(gen(0), returns=index), now=now)
         return calls_of(self.host)
 
-    def says_nothing_new(self, peer: PeerId, *, revision: int) -> list[Call]:
-        calls_of(self.host)
-        self.leader.on_state(peer, MemberState(STAMP, BALLOT, gen(0), revision=revision).unchanged(), now=0.3)
-        return calls_of(self.host)
-
     def everybody_reports(self, *mates: PeerId) -> None:
         for peer in (ME, *mates):
             self.report(peer)
@@ -878,11 +873,11 @@ def test_who_reports_what_others_own_under_three_generations_is_left_out_and_lat
     office.everybody_reports(B, C)
     office.claim(B, 0)
     office.claim(B, 1)
-    office.report(C, generation=gen(1), summed={0})
-    office.report(C, generation=gen(1), summed={0})
-    office.report(C, generation=gen(2), summed={0})
+    office.report(C, generation=gen(1), owned={0})
+    office.report(C, generation=gen(1), owned={0})
+    office.report(C, generation=gen(2), owned={0})
     assert C not in office.leader.passed_over
-    calls = office.report(C, generation=gen(3), summed={0}, now=2.9)
+    calls = office.report(C, generation=gen(3), owned={0}, now=2.9)
     (late,) = logged(calls, "late")
     assert late["peer"] == C and late["reason"] == "reports what others own"
     office.report(B, summed={0, 1}, now=3.0)
@@ -906,27 +901,11 @@ def test_a_correct_member_that_is_no_voter_is_not_left_out_for_a_state_that_cros
     office.membership._rosters[0] = frozenset({ME, B})
     office.everybody_reports(B, C)
     office.claim(B, 0)
-    calls = office.report(C, generation=gen(1), summed={0})
+    calls = office.report(C, generation=gen(1), owned={0})
     assert evicted(calls, C) and not logged(calls, "late")
     calls = office.report(C, generation=gen(2))
     assert C in office.leader.members, "it has counted nothing under that one"
     assert logged(office.report(C, generation=gen(3)), "late"), "identities are free: one new accumulator is its last"
-
-
-def test_a_voter_takes_from_a_newcomer_what_that_has_not_accumulated_and_nothing_else():
-    office = Office(B, C)
-    office.membership._rosters[0] = frozenset({ME, B})
-    office.everybody_reports(B, C)
-    office.claim(C, 0)
-    office.claim(C, 1)
-    office.report(C, owned={1}, summed={0}, revision=1)
-    calls = office.claim(B, 1)
-    assert assigned(calls, B) == [1] and moved(calls, C) == [(1, B)] and not evicted(calls)
-    calls = office.report(C, owned={1}, summed={0}, revision=2)
-    assert moved(calls, C) == [(1, B)] and not evicted(calls), "said again until it is given back"
-    assert moved(office.says_nothing_new(C, revision=2), C) == [(1, B)]
-    assert office.leader.ledger.contributions() == ((B, gen(0), frozenset({1})), (C, gen(0), frozenset({0})))
-    assert evicted(office.report(C, summed={0, 1}, revision=3), C) == [(gen(0), "void")], "no sum can be split"
 
 
 def test_an_attempt_that_lost_a_member_ends_with_the_last_holder_of_its_aggregate():

@@ -37,7 +37,7 @@ class Bookkeeping(RuleBasedStateMachine):
 
     @rule(owner=owners, indexes=index_sets)
     def report(self, owner, indexes):
-        overlaps = {index for index in indexes if index in self.model and self.model[index][0] != owner[0]}
+        overlaps = any(index in self.model and self.model[index][0] != owner[0] for index in indexes)
         assert self.ledger.overlaps(owner[0], indexes) == overlaps
         if not overlaps and owner not in self.closed:
             self.ledger.enter(owner, indexes)
