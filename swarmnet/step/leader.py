@@ -521,7 +521,9 @@ class Leader:
                 reason = "stalled"
                 last = self._waits.last_since.pop(peer, None) is not None
                 self._member.lateness.observe(peer, "does not finish what it owns", pardon=last, now=now)
-                self._left_out.add(peer)  # it would be assigned something again, and the step would wait once more
+                # It would be assigned something again, and the step would wait once more.
+                if len(self._left_out) < minority(self._voting_members()):
+                    self._left_out.add(peer)
             else:
                 continue
             self._evict(peer, generation)

@@ -119,13 +119,13 @@ def test_two_honest_members_leave_an_idle_leader_too() -> None:
 
 def test_a_leader_for_a_ghost_costs_two_honest_members_next_to_nothing() -> None:
     row = strangers.measure("keeps-for-a-ghost", honest=2, seconds=LONG_S)
-    assert row.weights_equal and row.ratio >= 0.95 and row.longest_s <= 5.0, row
+    assert row.weights_equal and row.ratio >= 0.85 and row.longest_s <= 5.0, row
 
 
 @pytest.mark.parametrize("name", ["never-exchanges", pytest.param("releases", marks=pytest.mark.long)])
 def test_two_that_collude_against_three(name: str) -> None:
     row = strangers.measure(name, liars=2, seconds=LONG_S)
-    assert not row.broken and row.weights_equal and row.named and row.ratio >= SHORT_LEAST, row
+    assert not row.broken and row.weights_equal and row.named_in and row.ratio >= SHORT_LEAST, row
     assert row.longest_s <= 20.0, "what two honest members and two liars have signed, somebody honest has"
 
 
