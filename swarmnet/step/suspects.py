@@ -86,12 +86,13 @@ class SuspectGraph:
             return Leave(own[0], "refused")  # nobody knows its contribution better
         # Others wait for the member that owes its own contribution, too.
         owes = any(late.owes for report in reports.values() for late in report.late)
-        late = [
-            (peer, each.peer)
+        waits = [
+            (peer, each)
             for peer, report in reports.items()
             for each in report.late
-            if (each.owes or not owes) and self._is_late(each.peer, each.allowed_s, now)
+            if self._is_late(each.peer, each.allowed_s, now)
         ]
+        late = [(peer, each.peer) for peer, each in waits if each.owes or not owes]
         refused = [(peer, other) for peer, report in reports.items() for other in report.refused]
         named = [(peer, other) for peer, other in (*late, *refused) if other in members and other != peer]
         if not named:
@@ -116,7 +117,10 @@ class SuspectGraph:
         # Of three or more, no member but its reporter has anything against a suspect of one edge.
         alone = most == 1 and len(members) > 2
         by = -1 if alone else 1
-        worst = max(sorted(tied), key=lambda peer: (ties[peer], by * reported[peer], peer != self._me))
+        # Two liars that say whom they wait for would silence all who wait for them.
+        all_edges = {frozenset((peer, each.peer)) for peer, each in waits} if not alone else set()
+        waited_for = Counter(peer for edge in all_edges for peer in edge)
+        worst = max(sorted(tied), key=lambda p: (ties[p], waited_for[p], by * reported[p], p != self._me))
         if alone:
             return Leave(worst, "alone", frozenset(peer for edge in edges if worst in edge for peer in edge - {worst}))
         return Leave(worst, "refused" if worst in refused_by else "late")

@@ -146,6 +146,16 @@ def test_two_that_hang_among_four_are_left_out_by_the_other_two() -> None:
     assert stage.decision(11.0) is None and stage.decision(14.5) == Leave(C, "late")
 
 
+def test_two_that_say_whom_they_wait_for_do_not_silence_those_who_wait_for_them() -> None:
+    stage = Stage(A, B, C, D, E)
+    for liar, other in ((D, E), (E, D)):
+        stage.says(liar, late=(other, B), now=10.1)
+    for member in (A, B, C):
+        stage.says(member, late=(D, E), owes=False, now=10.1)
+    assert stage.decision(10.1) is None
+    assert stage.decision(13.2) in (Leave(D, "late"), Leave(E, "late"))
+
+
 def test_of_two_that_report_each_other_the_leader_stays() -> None:
     stage = Stage(A, B)
     stage.says(B, late=(A,), now=11.0)
