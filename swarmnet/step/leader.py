@@ -562,15 +562,21 @@ class Leader:
         circles = self._rounds.builder.circles(attempt.round, self.members)
         match self._rounds.suspects.decide(circles, step=self.stamp.step, now=now):
             case Leave(peer, reason, others) if len(self.members) > 1:
-                # Who was left out for its broken line to this one is not at fault, and may be needed for a quorum.
-                back = self._member.lines.broken_with(peer, step=self.stamp.step) if reason != "alone" else ()
-                self._left_out -= {mate for mate in back if not self._member.lateness.is_late(mate, now=now)}
+                self._bring_back(peer, now)
                 self._member.lines.broken(peer, others, step=self.stamp.step)
                 # A member that complains alone may have a broken line to one mate: the first time is no fault.
                 self._leave_out(peer, reason, now, fault=f"holds up the round ({reason})", pardon=reason == "alone")
             case CutAgain():
                 self._rounds.builder.turn()
                 self._cut_again()
+
+    def _bring_back(self, culprit: PeerId, now: float) -> None:
+        """Where the members left are no quorum without them, hear again who was left out for its line to this one."""
+        roster = self._member.membership.roster(self.stamp.stage)
+        if has_quorum(self.members.keys() - {culprit}, roster):
+            return
+        ends = self._member.lines.broken_with(culprit, step=self.stamp.step)
+        self._left_out -= {peer for peer in ends if not self._member.lateness.is_late(peer, now=now)}
 
     def _cut_again(self) -> None:
         self._rounds.attempt = None
