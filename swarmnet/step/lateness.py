@@ -93,12 +93,14 @@ class Delays:
         """The longest time that the step waited for one member other than `without`."""
         return max((late_s for peer, late_s in self._late.seconds.items() if peer != without), default=0.0)
 
-    def charge(self, lateness: Lateness, me: PeerId, *, now: float) -> None:
+    def charge(self, lateness: Lateness, me: PeerId, named: Collection[PeerId], *, now: float) -> None:
         """The step is over. The latest member owes what it was late beyond half of the time that the others took: the
-        others may have waited for it themselves."""
+        others may have waited for it themselves. named: the peers that the step's commit names as late."""
         self._late.note((), now=now)
-        late_s, peer = max(((late_s, peer) for peer, late_s in self._late.seconds.items()), default=(0.0, me))
-        free_s = max(now - self._began_at - late_s, 0.0) / 2 + self._timers.settle_s
+        found = [(late_s, peer) for peer, late_s in self._late.seconds.items() if peer not in named]
+        late_s, peer = max(found, default=(0.0, me))
+        alone_s = now - self._began_at - self.late_s(without=None)
+        free_s = max(alone_s, 0.0) / 2 + self._timers.settle_s
         if peer != me and late_s > free_s:
             lateness.charge(peer, "slows the steps down", cost_s=late_s - free_s, now=now)
 

@@ -628,7 +628,9 @@ class OpenStep:
 
     def applied(self, now: float) -> None:
         """The step is over: charge the members that slowed it down."""
-        self._delays.charge(self._member.lateness, self._member.me, now=now)
+        commit = self.barrier.of(self.stamp.stage)
+        named = commit.late if commit is not None else ()
+        self._delays.charge(self._member.lateness, self._member.me, named, now=now)
 
     def late_s(self, now: float) -> float:
         """The longest time that I waited for one member, the leader not counted; and since then for other stages."""

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from stage_table import TIMERS
 
 from swarmnet.ids import NO_CHAIN, Ballot, PeerId, RoundId
-from swarmnet.messages import Commit, Exclusion
+from swarmnet.messages import FOR_EVER, Ban, Commit, Exclusion
 from swarmnet.step.commits import evidence
 from swarmnet.step.exclusion import CLEAN, Table, after, passed_over, remembered
 from swarmnet.step.host import Deferred
@@ -38,6 +38,11 @@ def test_a_peer_that_is_named_again_while_it_is_excluded_keeps_its_level():
     for step in range(5):
         table = after(table, commit(step, B))
     assert table == (Exclusion(B, 5 + 32, 1),)
+
+
+def test_no_leader_lifts_a_ban_by_naming_the_peer_late():
+    table = after((), commit(0), [Ban(B, 0, bytes(32))])
+    assert after(table, commit(1, B)) == table == (Exclusion(B, FOR_EVER, 3),)
 
 
 def test_a_level_falls_after_128_clean_steps_and_at_0_the_peer_is_forgotten():
@@ -99,11 +104,16 @@ def test_a_step_that_waits_for_one_member_charges_that_one_and_never_the_observe
     for me, found in ((A, [B]), (B, [])):
         lateness, delays = Lateness(TIMERS, Deferred()), Delays(TIMERS, 0.0)
         delays.note({B}, 3, now=2.0)
-        delays.charge(lateness, me, now=12.0)
+        delays.charge(lateness, me, (), now=12.0)
         assert lateness.late(now=12.0) == found
+    two, lateness = Delays(TIMERS, 0.0), Lateness(TIMERS, Deferred())
+    two.note({B, C}, 5, now=1.0)
+    two.note({C}, 5, now=14.0)
+    two.charge(lateness, A, (C,), now=20.0)
+    assert lateness.late(now=20.0) == [B], "the commit names the latest: the next one pays"
     both, lateness = Delays(TIMERS, 0.0), Lateness(TIMERS, Deferred())
     both.note({B, C}, 3, now=2.0)
-    both.charge(lateness, A, now=12.0)
+    both.charge(lateness, A, (), now=12.0)
     assert not lateness.late(now=12.0), "most are waited for: that is no fault of one"
 
 
