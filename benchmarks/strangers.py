@@ -36,9 +36,9 @@ from typing import Any
 
 from strangers_lies import BESIDE, LIES, OPEN, STAGE, Lie
 
-from swarmnet.ids import PeerId
+from swarmnet.ids import PeerId, RunId
 from swarmnet.manifest.schema import Audits
-from swarmnet.simulate.plan import Plan
+from swarmnet.simulate.plan import RUN, Plan
 from swarmnet.simulate.swarm import Broken, Swarm
 
 LIE_FROM_S, LIE_FOR_S = 20.0, 300.0
@@ -112,7 +112,14 @@ class Trial:
     """One run of honest members, with liars or without."""
 
     def __init__(
-        self, honest: int, seconds: float, seed: int, stage: int, quiet: float, audited: Audits | None = None
+        self,
+        honest: int,
+        seconds: float,
+        seed: int,
+        stage: int,
+        quiet: float,
+        audited: Audits | None = None,
+        run: RunId = RUN,
     ) -> None:
         self.seconds, self.quiet = seconds, quiet
         replicas = {BESIDE: 2, STAGE: 2, stage: honest}
@@ -124,6 +131,7 @@ class Trial:
                 forward_s=FORWARD_S,
                 steps=int(STEPS_PER_S * (quiet + seconds)),
                 audit=audited or SUMS_ONLY,
+                run=run,
             ),
             seed,
         )
@@ -247,11 +255,18 @@ def undisturbed(honest: int, seconds: float, seed: int, stage: int, quiet: float
 
 
 def measure(
-    name: str, *, honest: int = 3, liars: int = 1, seconds: float = LIE_FOR_S, quiet: float = LIE_FROM_S, seed: int = 1
+    name: str,
+    *,
+    honest: int = 3,
+    liars: int = 1,
+    seconds: float = LIE_FOR_S,
+    quiet: float = LIE_FROM_S,
+    seed: int = 1,
+    run: RunId = RUN,
 ) -> Row:
-    """Tell one lie; that of no name is to be honest. quiet: seconds before it."""
+    """Tell one lie; that of no name is to be honest. quiet: seconds before it. run: it decides who leads when."""
     kind = ({"": Lie} | LIES | OPEN)[name]
-    trial = Trial(honest, seconds, seed, kind.stage, quiet, kind.audited)
+    trial = Trial(honest, seconds, seed, kind.stage, quiet, kind.audited, run)
     names = [PeerId(f"liar.{number}") for number in range(liars)]
     lies = [kind(trial.swarm, liar) for liar in names]
     for lie in lies:

@@ -53,7 +53,7 @@ from swarmnet.messages import (
 from swarmnet.messages import Process as ProcessCall
 from swarmnet.simulate.clock import SimulatedProcess
 from swarmnet.simulate.engine import NUM_ELEMENTS, Arithmetic, SimulatedEngine, proven_tokens_of, tokens_of
-from swarmnet.simulate.swarm import RUN, Guise, Node, Swarm
+from swarmnet.simulate.swarm import Guise, Node, Swarm
 from swarmnet.step.commits import commit_of
 from swarmnet.transport import ReadPayload, Service, Transport
 
@@ -976,7 +976,9 @@ class FalseRecords(Lie):
         total = self.swarm.plan.steps
         status = StageStatus(BESIDE, total - 1, OTHER_CHAIN, True, 0, 1 << 20)
         mine = StageStatus(self.stage, total - 1, OTHER_CHAIN, True, 0, 1 << 20)
-        record = Record(RUN, self.me, 1, ("memory",), (status, mine), finished=True, halted=0, restart=Restart(1, 0))
+        record = Record(
+            self.swarm.plan.run, self.me, 1, ("memory",), (status, mine), finished=True, halted=0, restart=Restart(1, 0)
+        )
         self.swarm.loop.start(self._process, self.swarm.directory.publish(record))
 
 

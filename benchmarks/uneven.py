@@ -24,8 +24,8 @@ import json
 import statistics
 from pathlib import Path
 
-from swarmnet.ids import PeerId
-from swarmnet.simulate.plan import Plan
+from swarmnet.ids import PeerId, RunId
+from swarmnet.simulate.plan import RUN, Plan
 from swarmnet.simulate.swarm import Swarm
 
 MICROBATCHES, REPLICAS = 32, 3
@@ -52,8 +52,9 @@ def step_seconds(
     warmup: int = 4,
     forward_s: float = FORWARD_S,
     seed: int = 1,
+    run: RunId = RUN,
 ) -> float:
-    """Virtual seconds of a step, over those after the warm-up."""
+    """Virtual seconds of a step, over those after the warm-up. run: it decides who leads when."""
     plan = Plan(
         stages=stages,
         replicas=REPLICAS,
@@ -62,6 +63,7 @@ def step_seconds(
         sync="overlap" if overlap else "exact",
         slots=2 * stages + 2,
         forward_s=forward_s,
+        run=run,
     )
     swarm = Swarm(plan, seed)
     for number, speed in enumerate(speeds):

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from swarmnet.averaging.exchange import PIECE_ELEMENTS
 from swarmnet.config.table import Table
-from swarmnet.ids import PeerId
+from swarmnet.ids import PeerId, RunId
 from swarmnet.manifest.schema import (
     Admission,
     Audits,
@@ -27,6 +27,9 @@ OWNER = PeerId(f"12D3Koo{'W' * 45}")
 """Who owns simulated runs."""
 
 
+RUN = RunId("0" * 64)
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The shape of a swarm, its timers and links; without a word below, a field is what the manifest calls so."""
@@ -36,6 +39,8 @@ class Plan:
     microbatches: int = 4
     steps: int = 3
     trainers: int = 1
+    run: RunId = RUN
+    """Chains begin with it, so it decides which replica leads when; the seed of a swarm does not."""
     sync: Literal["exact", "overlap"] = "exact"
     overlap_after: int = 0  # nothing without sync = "overlap"
     classes: int = 1

@@ -19,7 +19,7 @@ from typing import Any
 
 from swarmnet.directory import Record, Role
 from swarmnet.errors import UsageError
-from swarmnet.ids import Chain, PeerId, RunId
+from swarmnet.ids import Chain, PeerId
 from swarmnet.manifest.extension import Extension, Horizon, Notices, extend
 from swarmnet.manifest.schema import Manifest
 from swarmnet.manifest.terms import RunTerms
@@ -49,8 +49,6 @@ from swarmnet.simulate.plan import OWNER, Plan, manifest_of
 from swarmnet.stage.seams import Engine
 from swarmnet.trainer.trainer import Trainer
 from swarmnet.transport import Service, Transport
-
-RUN = RunId("0" * 64)
 
 
 class SimulatedSigner:
@@ -188,7 +186,7 @@ class Swarm:
 
         incarnation = self.rng.getrandbits(62)
         # What is on its disk is there again.
-        self.notices.setdefault(peer_id, Notices(plan.steps, RUN, OWNER, SimulatedSigner(peer_id).verify))
+        self.notices.setdefault(peer_id, Notices(plan.steps, self.plan.run, OWNER, SimulatedSigner(peer_id).verify))
         admissions, shown = self._admit(peer_id, "stage", invited)
         guise = self.guises.get(peer_id, Guise())
         seen = {stage: guise.engine(engine) for stage, engine in engines.items()}
@@ -198,17 +196,19 @@ class Swarm:
         where = f"memory/{peer_id}" if operator is None else f"/ip4/44.{operator}.0.{len(self.nodes) % 256}/tcp/1"
         peer = Peer(
             peer_id,
-            RUN,
+            self.plan.run,
             guise.manifest(self.manifest),
             {stage: Engine(engine, engine) for stage, engine in seen.items()},
             transport=guise.transport(self.network.transport(peer_id)),
             directory=self._directory_at(peer_id, served, admissions),
             incarnation=incarnation,
-            record=lambda: Record(RUN, peer_id, incarnation, (where,), (), numerics=computes, invitation=shown),
+            record=lambda: Record(
+                self.plan.run, peer_id, incarnation, (where,), (), numerics=computes, invitation=shown
+            ),
             signer=SimulatedSigner(peer_id),
             tokens=own_tokens,
             windows=SimulatedWindows(plan.microbatches),
-            disk=self.disks.setdefault(peer_id, SimulatedDisk(RUN)),
+            disk=self.disks.setdefault(peer_id, SimulatedDisk(self.plan.run)),
             on_event=lambda event, fields: self._on_event(peer_id, event, fields),
             limits=ReplicaLimits(
                 self.slots.get(peer_id, plan.slots or plan.microbatches),
@@ -254,12 +254,12 @@ class Swarm:
     def _admit(self, peer: PeerId, role: Role, invited: bool) -> tuple[Admissions, str]:
         """Who is admitted, as this process knows it, and the pass that it shows."""
         terms, verify = self._terms, SimulatedSigner(peer).verify
-        admissions = Admissions(RUN, terms.owner, verify, tolerance_s=terms.max_clock_offset_s)
+        admissions = Admissions(self.plan.run, terms.owner, verify, tolerance_s=terms.max_clock_offset_s)
         self.admissions[peer] = admissions
         if not (self.plan.invite and invited):
             return admissions, ""
-        invitation = invite(RUN, peer, [role], 10**9, SimulatedSigner(OWNER).sign)
-        shown = pass_of(invitation, RUN, peer, SimulatedSigner(peer).sign).text
+        invitation = invite(self.plan.run, peer, [role], 10**9, SimulatedSigner(OWNER).sign)
+        shown = pass_of(invitation, self.plan.run, peer, SimulatedSigner(peer).sign).text
         admissions.show(peer, shown, now=self.loop.time())
         if self.bans is not None:
             admissions.learn(self.bans)
@@ -275,7 +275,7 @@ class Swarm:
     def ban(self, *peers: Node | PeerId) -> None:
         """Everybody hears at once that the owner bans these, and nobody else."""
         number = 1 if self.bans is None else self.bans.number + 1
-        self.bans = ban(RUN, OWNER, number, map(_name, peers), SimulatedSigner(OWNER).sign)
+        self.bans = ban(self.plan.run, OWNER, number, map(_name, peers), SimulatedSigner(OWNER).sign)
         for admissions in self.admissions.values():
             admissions.learn(self.bans)
 
@@ -283,7 +283,7 @@ class Swarm:
         """The owner signs a notice, and these peers have it at once (none: all that are up). takes: it will take
         force."""
         number = len(self.extensions) + 1 if number is None else number
-        extension = extend(RUN, OWNER, number, since, steps, SimulatedSigner(OWNER).sign)
+        extension = extend(self.plan.run, OWNER, number, since, steps, SimulatedSigner(OWNER).sign)
         if takes:
             self.extensions = (*self.extensions, extension)
             self.oracle = Oracle(self.plan, self.extensions, self.arithmetic)
@@ -308,7 +308,7 @@ class Swarm:
             self.manifest,
             transport=self.network.transport(peer_id),
             directory=self._directory_at(peer_id, [0], admissions),
-            record=lambda: Record(RUN, peer_id, incarnation, ("memory",), (), invitation=shown),
+            record=lambda: Record(self.plan.run, peer_id, incarnation, ("memory",), (), invitation=shown),
             tokens=proven_tokens_of,
             eval_tokens=lambda number: tokens_of(10_000 + number),
             on_event=lambda event, fields: self._on_event(peer_id, event, fields),

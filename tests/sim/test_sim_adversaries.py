@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import statistics
 import sys
 
 import pytest
 
-from swarmnet.ids import PeerId
+from swarmnet.ids import PeerId, RunId
 from tests.benchmark_modules import load
 
 strangers = load("strangers")
@@ -66,6 +67,9 @@ WITHSTOOD = (
 """Lies that neither stop the run nor change it within so short a time. What each costs in the end, and which cost more,
 the benchmark prints."""
 
+RUNS = tuple(RunId(digit * 64) for digit in "012")
+"""The run decides who leads when, and with that what a lying leader costs."""
+
 ALIKE = ("forged-sum-kept", "forged-commit-beside", "acks-two-ways", "says-stale")
 """Each told the way of another of them."""
 
@@ -117,16 +121,20 @@ def test_two_honest_members_leave_an_idle_leader_too() -> None:
     assert row.weights_equal and row.named and row.ratio >= SHORT_LEAST and row.longest_s <= 30.0, row
 
 
-def test_a_leader_for_a_ghost_costs_two_honest_members_next_to_nothing() -> None:
-    row = strangers.measure("keeps-for-a-ghost", honest=2, seconds=LONG_S)
-    assert row.weights_equal and row.ratio >= 0.85 and row.longest_s <= 5.0, row
+def test_a_leader_for_a_ghost_costs_two_honest_members_little() -> None:
+    rows = [strangers.measure("keeps-for-a-ghost", honest=2, seconds=LONG_S, run=run) for run in RUNS]
+    assert all(row.weights_equal and row.longest_s <= 5.0 for row in rows), rows
+    assert statistics.fmean(row.ratio for row in rows) >= 0.9, rows
 
 
 @pytest.mark.parametrize("name", ["never-exchanges", pytest.param("releases", marks=pytest.mark.long)])
 def test_two_that_collude_against_three(name: str) -> None:
-    row = strangers.measure(name, liars=2, seconds=LONG_S)
-    assert not row.broken and row.weights_equal and row.named_in and row.ratio >= SHORT_LEAST, row
-    assert row.longest_s <= 20.0, "what two honest members and two liars have signed, somebody honest has"
+    rows = [strangers.measure(name, liars=2, seconds=LONG_S, run=run) for run in RUNS]
+    for row in rows:
+        assert not row.broken and row.weights_equal and row.named_in and row.ratio >= SHORT_LEAST, row
+        assert row.longest_s <= 20.0, "what two honest members and two liars have signed, somebody honest has"
+    # Who leads when it lies may leave itself out, and is not waited for any more.
+    assert sum(row.named for row in rows) >= 2, rows
 
 
 def test_s2_a_callee_that_answers_running_for_ever_makes_no_caller_late() -> None:

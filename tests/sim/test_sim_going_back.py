@@ -11,8 +11,8 @@ from further import further
 from swarmnet.directory import Record, StageStatus
 from swarmnet.ids import NO_RESTART, OnDisk, PeerId, Restart, first_chain
 from swarmnet.messages import Heartbeat, Stamp
-from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import RUN, Swarm
+from swarmnet.simulate.plan import RUN, Plan
+from swarmnet.simulate.swarm import Swarm
 from swarmnet.state.rollback import Move
 from tests.sim.going_back import GoingBack
 from tests.sim.strike import watched

@@ -11,8 +11,8 @@ from further import further
 from swarmnet.ids import PeerId
 from swarmnet.manifest.extension import Horizon, Notices, extend
 from swarmnet.simulate.oracle import Oracle
-from swarmnet.simulate.plan import OWNER, Plan
-from swarmnet.simulate.swarm import RUN, Guise, Node, SimulatedSigner, Swarm
+from swarmnet.simulate.plan import OWNER, RUN, Plan
+from swarmnet.simulate.swarm import Guise, Node, SimulatedSigner, Swarm
 from swarmnet.step.member import Member
 
 

@@ -12,8 +12,8 @@ from further import further
 
 from swarmnet.directory import Record, StageStatus
 from swarmnet.ids import PeerId, Restart, first_chain
-from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import RUN, Node, Swarm
+from swarmnet.simulate.plan import RUN, Plan
+from swarmnet.simulate.swarm import Node, Swarm
 from tests.sim.going_back import GoingBack
 from tests.sim.strike import leader_of, node_of, watched
 from tests.sim.test_sim_restart import kill_everybody, reached

@@ -6,6 +6,7 @@ import statistics
 
 import pytest
 
+from swarmnet.ids import RunId
 from tests.benchmark_modules import load
 
 uneven = load("uneven")
@@ -25,11 +26,12 @@ def test_a_step_takes_no_longer_than_with_equal_machines_of_the_same_total_speed
 
 
 def test_where_steps_overlap_nearly_all_speeds_add_up() -> None:
-    # Once in many steps the slow one has a microbatch when all others are done.
+    """In some runs the slow one leads, or has a microbatch when all others are done."""
+    runs = [RunId(digit * 64) for digit in "01234567"]
     step_s = statistics.median(
-        uneven.step_seconds(1, 0, SPEEDS, overlap=True, steps=first + 16, warmup=first) for first in (8, 24, 40)
+        uneven.step_seconds(1, 0, SPEEDS, overlap=True, steps=24, warmup=8, run=run) for run in runs
     )
-    assert uneven.MICROBATCHES * 3 * uneven.FORWARD_S / TOTAL / step_s >= 0.9
+    assert uneven.MICROBATCHES * 3 * uneven.FORWARD_S / TOTAL / step_s >= 0.93
 
 
 def test_the_bound_is_that_of_whole_microbatches() -> None:

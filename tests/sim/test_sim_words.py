@@ -9,8 +9,8 @@ from further import further
 
 from swarmnet.manifest.schema import Audits
 from swarmnet.peer.swarm_health import assess
-from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import RUN, Swarm
+from swarmnet.simulate.plan import RUN, Plan
+from swarmnet.simulate.swarm import Swarm
 
 
 @pytest.mark.parametrize("checked", [False, True])
