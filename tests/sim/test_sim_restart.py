@@ -27,7 +27,8 @@ def kill_everybody(swarm: Swarm) -> list[tuple[PeerId, tuple[int, ...]]]:
     return victims
 
 
-def test_everybody_is_killed_and_comes_back() -> None:
+def all_come_back(apart_s: float) -> Swarm:
+    """Everybody is killed at version 6, and starts again, each so long after the one before."""
     swarm = watched(PLAN)
 
     async def script(swarm: Swarm) -> None:
@@ -36,26 +37,21 @@ def test_everybody_is_killed_and_comes_back() -> None:
         await asyncio.sleep(40.0)  # longer than any record lives
         for peer, stages in victims:
             swarm.add(stages, peer)
+            await asyncio.sleep(apart_s)
         swarm.add_trainer()
 
     swarm.run(script=script)
+    return swarm
+
+
+def test_everybody_is_killed_and_comes_back() -> None:
+    swarm = all_come_back(0.0)
     assert set(versions(swarm, "restart")) == {6}
     assert versions(swarm, "synced", "checkpoint") == [6] * 6 or set(versions(swarm, "synced", "snapshot")) <= {6}
 
 
 def test_what_the_next_peer_brings_a_moment_later_is_not_asked_for() -> None:
-    swarm = watched(PLAN)
-
-    async def script(swarm: Swarm) -> None:
-        await reached(swarm, 6)
-        victims = kill_everybody(swarm)
-        await asyncio.sleep(40.0)  # longer than any record lives
-        for peer, stages in victims:
-            swarm.add(stages, peer)
-            await asyncio.sleep(0.2)
-        swarm.add_trainer()
-
-    swarm.run(script=script)
+    swarm = all_come_back(0.2)
     said = [str(fields["reason"]) for _, _, name, fields in swarm.events if name == "waiting" and "stage" in fields]
     assert not any("start" in words for words in said), said
 
