@@ -208,6 +208,7 @@ class Execution:
 
     def contributed(self, step: int, mine: Set[int]) -> None:
         """A sum is applied that holds these indexes of this replica."""
+        self.works.contributed(step, mine)
         if self._context.transfers is not None:
             self._context.transfers.applied(step, mine)
 

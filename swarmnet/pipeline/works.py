@@ -8,10 +8,11 @@ payloads are bounded in bytes, and those of the oldest step go first: that work 
 
 from __future__ import annotations
 
+import itertools
 import math
 import struct
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from blake3 import blake3
@@ -34,6 +35,9 @@ LEAST_BYTES = 1 << 20
 MOST_ASKS = 6
 """Times that a work is shown to one mate, and that an honest one asks: it has drawn it, judges it, and judges it anew
 after somebody took an accusation back; each for itself and in its member's whole contribution."""
+
+_ACCUMULATORS = 3
+"""Of a step whose works are kept. The leader may void without end, and an aggregate holds one of the last."""
 
 LARGE = 1 << 20
 """Bytes that take longer to hash than to change threads."""
@@ -127,17 +131,43 @@ class WorkBook:
 
     def __init__(self, cap_bytes: int, *, keeps_made: bool = False) -> None:
         self.cap_bytes, self.num_bytes, self._keeps_made = cap_bytes * (1 + keeps_made), 0, keeps_made
-        self._steps: dict[int, dict[int, _Work]] = {}
+        # By step, those of each of its last accumulators; the last is the one that is filled now.
+        # Invariant: of a step whose contribution is known (`contributed`), of that accumulator alone.
+        self._steps: dict[int, list[dict[int, _Work]]] = {}
 
     def begin(self, step: int) -> None:
         """The step is opened. If it was open before, the run went back, and nobody is asked about that any more."""
         for other in [other for other in self._steps if other >= step or other <= step - KEPT_STEPS]:
-            self.void(other)
-        self._steps[step] = {}
+            self._drop(self._steps.pop(other))
+        self._steps[step] = [{}]
 
     def void(self, step: int) -> None:
-        """What was counted in that step is in no sum."""
-        self.num_bytes -= sum(work.num_bytes for work in self._steps.pop(step, {}).values())
+        """The accumulator of that step is empty again. An aggregate may hold what it held: a rank can be lost once its
+        peer has sent its shards, and the peer still answers for them."""
+        accumulators = self._steps.setdefault(step, [])
+        accumulators.append({})
+        self._drop(accumulators[:-_ACCUMULATORS])
+        del accumulators[:-_ACCUMULATORS]
+
+    def contributed(self, step: int, indexes: Set[int]) -> None:
+        """The aggregate of that step holds these indexes of this replica: works of other accumulators go."""
+        accumulators = self._steps.get(step, [])
+        held = next((works for works in reversed(accumulators) if works.keys() == indexes), None)
+        # None: another process of this identity has contributed, or nothing is left of it.
+        if held is not None:
+            self._drop([works for works in accumulators if works is not held])
+            self._steps[step] = [held]
+
+    def _drop(self, accumulators: Iterable[dict[int, _Work]]) -> None:
+        self.num_bytes -= sum(work.num_bytes for works in accumulators for work in works.values())
+
+    def _filled(self, step: int) -> dict[int, _Work]:
+        """Those of the accumulator that is filled now, or of the one that contributed."""
+        return self._steps.get(step, [{}])[-1]
+
+    def _of(self, step: int, index: int) -> dict[int, _Work]:
+        """Those of the newest accumulator that holds `index`."""
+        return next((works for works in reversed(self._steps.get(step, [])) if index in works), {})
 
     def add(
         self,
@@ -151,13 +181,14 @@ class WorkBook:
         """A microbatch is counted. payload: its input with the proof of its tokens, then the gradient of its output.
         sents: what neighbours have signed of those. made: its output, then its answer."""
         kept = made if self._keeps_made else None
-        size, works = sum(packed.num_bytes for packed in (*payload, *(kept or ()))), self._steps.setdefault(step, {})
+        size = sum(packed.num_bytes for packed in (*payload, *(kept or ())))
+        works = self._steps.setdefault(step, [{}])[-1]
         if (before := works.pop(record.index, None)) is not None:
             self.num_bytes -= before.num_bytes
         works[record.index] = _Work(record, payload, kept, size, sents)
         self.num_bytes += size
         for oldest in sorted(self._steps):
-            for work in self._steps[oldest].values():
+            for work in itertools.chain.from_iterable(works.values() for works in self._steps[oldest]):
                 if self.num_bytes <= self.cap_bytes:
                     return
                 self.num_bytes -= work.num_bytes
@@ -166,42 +197,39 @@ class WorkBook:
 
     def records(self, step: int) -> Mapping[int, WorkRecord]:
         """What was counted in that step, by index."""
-        return {index: work.record for index, work in self._steps.get(step, {}).items()}
+        return {index: work.record for index, work in self._filled(step).items()}
 
     def sents(self, step: int) -> list[Sent]:
         """What neighbours have signed of what went into that step."""
-        return [sent for work in self._steps.get(step, {}).values() for sent in work.sents]
+        return [sent for work in self._filled(step).values() for sent in work.sents]
 
     def root(self, step: int) -> bytes:
         """The root over what was counted in that step."""
-        return root_of(self._leaves(step))
+        return root_of(_leaves(self._filled(step)))
 
     def shown(self, step: int, index: int) -> AuditData | None:
         """What went into a microbatch, its record, and the way to the root; None: not counted here, or dropped."""
-        work = self._steps.get(step, {}).get(index)
-        if work is None or work.payload is None:
+        works = self._of(step, index)
+        if (work := works.get(index)) is None or work.payload is None:
             return None
-        return AuditData(work.record, path_of(self._leaves(step), index), work.payload, work.sents)
+        return AuditData(work.record, path_of(_leaves(works), index), work.payload, work.sents)
 
     def show(self, mate: PeerId, step: int, index: int) -> AuditData | None:
         """As `shown`, to a mate that asks. Raises Refused(TOO_OFTEN)."""
-        work = self._steps.get(step, {}).get(index)
+        work = self._of(step, index).get(index)
         if work is not None and work.payload is not None:
             _count(work.asks, mate)
         return self.shown(step, index)
 
     def made(self, step: int, index: int) -> tuple[Packed, ...] | None:
         """Output and answer of a microbatch; None: they are not kept, and can be made again of what went into it."""
-        work = self._steps.get(step, {}).get(index)
+        work = self._of(step, index).get(index)
         return None if work is None else work.made
 
     def bare(self, step: int, index: int) -> AuditData | None:
         """The same without what went into it, which may be dropped."""
-        work = self._steps.get(step, {}).get(index)
-        return None if work is None else AuditData(work.record, path_of(self._leaves(step), index))
-
-    def _leaves(self, step: int) -> dict[int, bytes]:
-        return {index: leaf(record) for index, record in self.records(step).items()}
+        works = self._of(step, index)
+        return AuditData(works[index].record, path_of(_leaves(works), index)) if works else None
 
 
 class ShownWorks:
@@ -240,6 +268,10 @@ class ShownWorks:
     def _drop(self, request: AuditRequest) -> None:
         if request in self._shown:
             self.num_bytes -= _size(self._shown.pop(request)[0])
+
+
+def _leaves(works: Mapping[int, _Work]) -> dict[int, bytes]:
+    return {index: leaf(work.record) for index, work in works.items()}
 
 
 def _count(asks: Counter[PeerId], mate: PeerId) -> None:

@@ -54,6 +54,25 @@ def test_a_replica_that_was_started_again_is_not_blamed_for_what_it_lost() -> No
     assert not withheld and not struck
 
 
+def test_a_replica_whose_ranks_die_with_its_shards_on_their_way_still_shows_its_works(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its accumulator is gone, and the aggregate that the others complete holds what it had accumulated."""
+    swarm, withheld, struck = watched(PLAN)
+    lost: set[tuple[str, int]] = set()
+
+    def look(peer: str, event: str, fields: dict[str, Any]) -> None:
+        if event == "averaged" and (peer, fields["step"]) not in lost:
+            lost.add((peer, fields["step"]))
+            node = next(node for node in swarm.nodes if node.peer_id == peer)
+            node.engines[0].lose_ranks(told_after_s=0.0)
+
+    swarm.hooks.append(look)
+    swarm.run()
+    assert swarm.counts["sum_lost"] >= PLAN.steps
+    assert swarm.counts["audited"] > PLAN.steps and not withheld and not struck
+
+
 def test_who_has_not_heard_its_auditor_yet_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     swarm, withheld, struck = watched(PLAN)
     answers, turned_away = Peer._answers, set[tuple[str, str]]()

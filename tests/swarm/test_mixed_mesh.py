@@ -154,7 +154,7 @@ def test_ranks_are_audited_and_audit_though_they_die(finished: Finished) -> None
     busy = {mates[name] for name, indexes in did.items() if indexes >= 40}
     assert busy and busy <= {event["name"] for event in finished.of("weighed")} <= mates.keys()
     assert max(event["off"] for event in finished.of("weighed")) < TOLERANCE / 64
-    assert not finished.of("withheld") and not finished.of("disputed")
+    assert [*finished.of("withheld"), *finished.of("disputed")] == []
 
 
 def test_a_killed_rank_costs_one_absence_at_most(finished: Finished) -> None:

@@ -78,14 +78,46 @@ def test_a_voided_step_has_no_works_and_an_old_one_is_forgotten() -> None:
     assert book.shown(0, 0) is None and book.shown(1, 1) is not None
     empty = WorkBook(0).root(0)
     book.void(2)
-    assert book.root(2) == empty and book.shown(2, 2) is None
+    assert book.root(2) == empty and not book.records(2)
     counted(book, 2, 5)
     assert shown(book, 2, 5).work.index == 5 and book.root(2) != empty
+    book.contributed(2, {5})
+    assert book.shown(2, 2) is None
     # The run went back: what came after is another history.
     book.begin(1)
     assert book.root(1) == book.root(3) == empty
-    book.void(1)
+    book.begin(0)
     assert book.num_bytes == 0
+
+
+def test_works_of_a_voided_accumulator_are_shown_until_it_is_known_which_one_contributed() -> None:
+    book = WorkBook(1 << 16)
+    book.begin(0)
+    for index in (0, 1):
+        counted(book, 0, index)
+    pledged = book.root(0)
+    book.void(0)
+    counted(book, 0, 1)
+    counted(book, 0, 2)
+    again = book.root(0)
+    assert proves(shown(book, 0, 0).path, shown(book, 0, 0).work, pledged)
+    book.contributed(0, {7})  # by another process of this identity
+    assert book.root(0) == again
+    book.contributed(0, {0, 1})
+    for index in (0, 1):
+        found, bare = shown(book, 0, index), book.bare(0, index)
+        assert proves(found.path, found.work, pledged) and bare is not None and bare.path == found.path
+    assert book.root(0) == pledged and book.shown(0, 2) is None
+    assert book.num_bytes == sum(each.num_bytes for index in (0, 1) for each in shown(book, 0, index).payload)
+
+
+def test_of_a_step_that_is_voided_without_end_the_last_works_are_kept() -> None:
+    book = WorkBook(1 << 16)
+    for index in range(9):
+        counted(book, 0, index)
+        book.void(0)
+    assert [book.bare(0, index) is not None for index in range(9)] == [False] * 7 + [True] * 2
+    assert book.num_bytes == sum(each.num_bytes for index in (7, 8) for each in shown(book, 0, index).payload)
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9), st.integers(1, 40)), max_size=40), st.integers(0, 400))
