@@ -1,4 +1,4 @@
-"""A decided case in a file: JSON that `swarmnet verify` checks years later, without the run."""
+"""A decided case in a file: JSON that `swarmnet audit verify` checks years later, without the run."""
 
 from __future__ import annotations
 

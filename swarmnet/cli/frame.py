@@ -14,6 +14,7 @@ import signal
 import sys
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TextIO
 
 import click
@@ -22,35 +23,27 @@ from swarmnet import __version__
 from swarmnet.cli import leave_at_once
 from swarmnet.errors import SwarmError, UsageError, leaves
 
-COMMANDS = {
-    "init": "init.init",
-    "tokenize": "init.tokenize",
-    "plan": "plan.plan",
-    "local": "local.local",
-    "simulate": "simulate.simulate",
-    "invite": "owner.invite",
-    "ban": "owner.ban",
-    "extend": "owner.extend",
-    "doctor": "serve.doctor",
-    "join": "serve.join",
-    "peer": "serve.peer",
-    "trainer": "serve.trainer",
-    "bootstrap": "serve.bootstrap",
-    "status": "serve.status",
-    "watch": "watch.watch",
-    "dashboard": "watch.dashboard",
-    "pause": "desk.pause",
-    "resume": "desk.resume",
-    "drain": "desk.drain",
-    "caps": "desk.caps",
-    "contributed": "desk.contributed",
-    "receipts": "trust.receipts",
-    "verify": "trust.verify",
-    "export": "weights.export",
-    "eval": "weights.evaluate",
-    "generate": "weights.generate",
+TASKS = {
+    "Set up a run": {"init": "init.init", "tokenize": "init.tokenize", "plan": "plan.plan"},
+    "Try it on one machine": {"local": "local.local", "simulate": "simulate.simulate"},
+    "Take part": {
+        "join": "serve.join",
+        "peer": "serve.peer",
+        "trainer": "serve.trainer",
+        "bootstrap": "serve.bootstrap",
+        "doctor": "serve.doctor",
+    },
+    "Follow a run": {"status": "serve.status", "watch": "watch.watch", "dashboard": "watch.dashboard"},
+    "Control a peer, own a run, check work": {
+        "control": "control.control",
+        "owner": "owner.owner",
+        "audit": "audit.audit",
+    },
+    "Use the model": {"export": "weights.export", "eval": "weights.evaluate", "generate": "weights.generate"},
 }
-"""Where each command is, below `swarmnet.cli`, in the order in which a newcomer types them."""
+"""Where each command is, below `swarmnet.cli`, by what it is for, in the order in which a newcomer types them."""
+
+COMMANDS = {name: where for commands in TASKS.values() for name, where in commands.items()}
 
 _LEAVE_AT_ONCE = frozenset(["local", "join", "peer", "trainer", "bootstrap"])
 """What handles Ctrl+C itself as soon as it has something to give back. All others are told by KeyboardInterrupt."""
@@ -74,7 +67,39 @@ class Typed:
         return [*same_python(), "-m", "swarmnet", *self.words, *more]
 
 
-class Lazy(click.Group):
+class Commands(click.Group):
+    """Commands of one task. It prints its help if no command is named, and knows what a typing error meant."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All of them, in their order."""
+        return list(self.commands)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """The named command's exit code."""
+        # click would make an error of several lines of it.
+        if not (ctx._protected_args or ctx.args):
+            click.echo(ctx.get_help())
+            return 0
+        return super().invoke(ctx)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does, with a did-you-mean."""
+        known = self.list_commands(ctx)
+        if args and not args[0].startswith("-") and args[0] not in known:
+            raise UsageError(f"there is no command {args[0]!r}; {self._advice(args[0], known)}")
+        return super().resolve_command(ctx, args)
+
+    def _advice(self, name: str, known: Sequence[str]) -> str:
+        # Imported only now: a command that exists never pays for it.
+        import difflib
+
+        close = difflib.get_close_matches(name, known, n=1)
+        return f"did you mean {close[0]}?" if close else f"commands are {', '.join(known)}"
+
+
+class Lazy(Commands):
     """A group whose commands are imported when they are asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -93,21 +118,31 @@ class Lazy(click.Group):
             signal.signal(signal.SIGINT, signal.default_int_handler)
         return command
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The commands of each task, with the first sentence of their help."""
+        width = max(map(len, COMMANDS))
+        for task, names in TASKS.items():
+            commands = [(name, self.get_command(ctx, name)) for name in names]
+            with formatter.section(task):
+                formatter.write_dl(
+                    [(name.ljust(width), found.get_short_help_str(200)) for name, found in commands if found]
+                )
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does, with a did-you-mean."""
-        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
-            # Imported only now: a command that exists never pays for it.
-            import difflib
-
-            close = difflib.get_close_matches(args[0], COMMANDS, n=1)
-            advice = f"did you mean {close[0]}?" if close else f"commands are {', '.join(COMMANDS)}"
-            raise UsageError(f"there is no command {args[0]!r}; {advice}")
+        """As a group does; and no variable of the environment is a typing error."""
         name, command, rest = super().resolve_command(ctx, args)
         if command is not None and (unknown := _variables() - _settings(ctx, command)):
             self._refuse_unknown(ctx, unknown)
         return name, command, rest
+
+    def _advice(self, name: str, known: Sequence[str]) -> str:
+        # What is typed may be a command of a group, named without it.
+        for group in map(partial(self.get_command, click.get_current_context()), known):
+            if isinstance(group, click.Group) and name in group.commands:
+                return f"did you mean {group.name} {name}?"
+        return super()._advice(name, known)
 
     def _refuse_unknown(self, ctx: click.Context, variables: Set[str]) -> None:
         """Raise UsageError if no command at all reads one of them: a typing error would go unnoticed."""
@@ -126,23 +161,22 @@ def _variables() -> Set[str]:
 
 
 def _settings(ctx: click.Context, command: click.Command) -> Set[str]:
-    """Variables that say an option of `command`."""
+    """Variables that say an option of `command`, or of a command below it."""
+    if isinstance(command, click.Group):
+        return {variable for below in command.commands.values() for variable in _settings(ctx, below)}
     options = [word for param in command.get_params(ctx) for word in (param.name or "", *param.opts)]
     return {f"SWARMNET_{word.lstrip('-').replace('-', '_').upper()}" for word in options}
 
 
-@click.group(cls=Lazy, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Lazy, no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="swarmnet", message="%(prog)s %(version)s")
-@click.pass_context
-def swarmnet(ctx: click.Context) -> None:
+def swarmnet() -> None:
     """Train large language models on machines that strangers lend.
 
     \b
     Example, a whole swarm on this machine:
       swarmnet local --stages 3 --replicas 2 --steps 60
     """
-    if ctx.invoked_subcommand is None:
-        click.echo(ctx.get_help())
 
 
 class _Lasting(io.FileIO):

@@ -231,7 +231,7 @@ def _next(path: Path, manifest: Manifest, *, config: Path | None) -> list[str]:
     here = f"swarmnet local --manifest {run}"
     if manifest.admission.policy == "invite":
         return [
-            f"next: swarmnet invite {run} --bearer, or with the id of the peer that you invite",
+            f"next: swarmnet owner invite {run} --bearer, or with the id of the peer that you invite",
             f"to try it on this machine: {here}",
         ]
     # Nobody else could join it, so no other machine is mentioned.

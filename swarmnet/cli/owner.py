@@ -1,4 +1,4 @@
-"""The commands of a run's owner: `invite` lets peers take part, `ban` shuts them out again, `extend` adds steps."""
+"""`swarmnet owner`: `invite` lets peers take part in a run, `ban` shuts them out again, `extend` adds steps."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from swarmnet.cli.frame import Commands
 from swarmnet.cli.settings import MULTIADDR, SETTINGS, CountRange
 from swarmnet.clock import run_loop, wall_time
 from swarmnet.errors import UsageError
@@ -27,7 +28,17 @@ _SPAN = re.compile(r"([1-9][0-9]{0,5})([mhdw])")
 _MOST_S = 10 * 366 * 24 * 3600
 
 
-@click.command("invite", context_settings=SETTINGS)
+@click.group(cls=Commands, no_args_is_help=False, context_settings=SETTINGS)
+def owner() -> None:
+    """What a run's owner signs: invitations, bans, and more steps. The owner's key lies beside RUN.toml.
+
+    \b
+    Example:
+      swarmnet owner invite run.toml 12D3KooW... --expires 30d
+    """
+
+
+@owner.command("invite", context_settings=SETTINGS)
 @click.argument("named", nargs=-1, metavar="[RUN.toml] [PEER_ID]")
 @click.option(
     "--bearer",
@@ -59,8 +70,8 @@ def invite(named: tuple[str, ...], bearer: bool, roles: str, expires: str, boots
 
     \b
     Examples:
-      swarmnet invite run.toml 12D3KooW... --expires 30d
-      swarmnet invite run.toml --bearer --roles trainer > friends.invitation
+      swarmnet owner invite run.toml 12D3KooW... --expires 30d
+      swarmnet owner invite run.toml --bearer --roles trainer > friends.invitation
     """
     from swarmnet.manifest.terms import RunTerms
     from swarmnet.net.admission import in_words
@@ -87,7 +98,7 @@ def invite(named: tuple[str, ...], bearer: bool, roles: str, expires: str, boots
     whom = f"peer {guest}" if peers else "whoever holds it (it is a secret)"
     click.echo(f"good for {whom}, as {roles}, until {in_words(not_after)}", err=True)
     if bearer:
-        click.echo(f"to withdraw it, with everybody it has let in: swarmnet ban {typed(path)} {guest}", err=True)
+        click.echo(f"to withdraw it, with everybody it has let in: swarmnet owner ban {typed(path)} {guest}", err=True)
     return 0
 
 
@@ -130,7 +141,7 @@ def _seconds(text: str) -> int:
     return seconds
 
 
-@click.command("ban", context_settings=SETTINGS)
+@owner.command("ban", context_settings=SETTINGS)
 @click.argument("named", nargs=-1, required=True, metavar="[RUN.toml] PEER_ID...")
 @click.option("--lift", is_flag=True, allow_from_autoenv=False, help="Take these peers off the list again.")
 @click.option(
@@ -139,12 +150,12 @@ def _seconds(text: str) -> int:
 def ban(named: tuple[str, ...], lift: bool, bootstrap: tuple[str, ...]) -> int:
     """Ban peers from a run by invitation; RUN.toml (run.toml) has its owner's key beside it.
 
-    PEER_ID is a peer's, or the id that `swarmnet invite --bearer` printed: then everybody whom that let in is banned.
-    The signed list is kept beside the manifest (run.bans); peers hear of it from each other within some seconds.
+    PEER_ID is a peer's, or the id that `swarmnet owner invite --bearer` printed, for all peers that it let in. The
+    signed list is kept beside the manifest (run.bans); peers hear of it from each other within some seconds.
 
     \b
     Example:
-      swarmnet ban run.toml 12D3KooW... --bootstrap /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...
+      swarmnet owner ban run.toml 12D3KooW... --bootstrap /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...
     """
     from swarmnet.manifest.terms import RunTerms
     from swarmnet.net.address import check_addresses
@@ -198,7 +209,7 @@ _LEAD, _LEAD_S = 20, 30.0
 """Steps ahead of where the run is, and seconds at least: by then every leader has heard of a notice."""
 
 
-@click.command("extend", context_settings=SETTINGS)
+@owner.command("extend", context_settings=SETTINGS)
 @click.argument("path", metavar="[RUN.toml]", default="run.toml", type=click.Path(path_type=Path))
 @click.option("--steps", type=CountRange(1), required=True, metavar="N", help="Steps that the run has from then on.")
 @click.option(
@@ -220,8 +231,8 @@ def extend(path: Path, steps: int, since: int | None, bootstrap: tuple[str, ...]
 
     \b
     Example:
-      swarmnet extend run.toml --steps 20000
-      swarmnet extend run.toml --steps 20000 --bootstrap /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...
+      swarmnet owner extend run.toml --steps 20000
+      swarmnet owner extend run.toml --steps 20000 --bootstrap /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...
     """
     from swarmnet.manifest.extension import Horizon
     from swarmnet.manifest.file import load

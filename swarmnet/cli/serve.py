@@ -44,7 +44,7 @@ def join(ctx: click.Context, /, run: str, *, no_restart: bool, **_: Any) -> int:
     LINK_OR_MANIFEST is the link that every peer prints, swarm:RUN_ID@ADDRESS, or the run's manifest file (then with
     --bootstrap). The manifest comes from any peer and is checked by its hash, the state of the stage from its replicas.
     The key that is this peer's identity is kept in ~/.swarmnet/peer unless --dir says otherwise. A run by invitation
-    also needs what its owner's `swarmnet invite` printed: in the link (+invite=...), or as --invitation.
+    also needs what its owner's `swarmnet owner invite` printed: in the link (+invite=...), or as --invitation.
 
     \b
     Example:

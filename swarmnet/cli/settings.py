@@ -387,7 +387,7 @@ def read_config(ctx: click.Context, role: Role) -> PeerConfig:
 
 
 def own_layers(config: PeerConfig) -> list[SettingsLayer]:
-    """What `swarmnet caps` has kept for this peer, if anything: the file in its `dir`, which names no other one."""
+    """What `swarmnet control limits` has kept for this peer: the file in its `dir`, which names no other one."""
     from swarmnet.config import toml
     from swarmnet.config.check import SettingsLayer
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from swarmnet.cli.desk import with_dir
+from swarmnet.cli.control import with_dir
 from swarmnet.cli.settings import SETTINGS, CountRange, NumberRange, check_writable, with_bootstrap, with_log_level
 
 

@@ -198,7 +198,7 @@ Gib = Annotated[float, Field(ge=0, le=1e6)]
 
 
 class Caps(Table):
-    """What this machine lends at most. `swarmnet caps` shows and changes them while the peer runs; see
+    """What this machine lends at most. `swarmnet control limits` shows and changes them while the peer runs; see
     docs/volunteers.md."""
 
     upload_mbit: Annotated[Mbit, CliOption("MBIT", name="upload")] = says(0.0, "Mbit/s to send; 0: all of the line")
@@ -290,7 +290,7 @@ class PeerConfig(Table):
         (), "multiaddr of a peer that is up; without any, a new swarm begins"
     )
     invitation: Annotated[str, CliOption("FILE|TEXT")] = says(
-        "", "in a run by invitation: what `swarmnet invite` printed, or the file it is in"
+        "", "in a run by invitation: what `swarmnet owner invite` printed, or the file it is in"
     )
     device: Annotated[Literal["cpu", "cuda", "auto"], CliOption()] = says(
         "auto", "where to compute; auto: on cuda where there is one"
@@ -332,7 +332,7 @@ class PeerConfig(Table):
 
     @property
     def own_file(self) -> Path:
-        """This peer's own config file, above --config, which peers may share: `swarmnet caps` writes there."""
+        """This peer's own config file, above --config, which peers may share. `swarmnet control limits` writes it."""
         return self.dir / "peer.toml"
 
     @property

@@ -202,16 +202,16 @@ def advised(reason: str, peer: PeerId | None, role: Role | None, *, owned: str =
     owned: the manifest as one types it, if the owner's key is beside it: then the reader is the owner.
     """
     if peer is not None and reason == BANNED:
-        return f"{reason}, who alone can lift that (`swarmnet ban --lift`)"
+        return f"{reason}, who alone can lift that (`swarmnet owner ban --lift`)"
     if reason == CONVICTED:
-        return f"{reason}; they hold the evidence, which `swarmnet verify` checks again"
+        return f"{reason}; they hold the evidence, which `swarmnet audit verify` checks again"
     then = "and start again with --invitation"
     if peer is None:
         then = "and put what it prints at the end of the link: LINK+invite=..."
     roles = f" --roles {role}" if role else ""
-    whose = f"with the owner's key, which is here, run `swarmnet invite {owned}"
+    whose = f"with the owner's key, which is here, run `swarmnet owner invite {owned}"
     if not owned:
-        whose = "ask the run's owner for `swarmnet invite run.toml"
+        whose = "ask the run's owner for `swarmnet owner invite run.toml"
     return f"{reason}: {whose} {peer or '--bearer'}{roles}`, {then}"
 
 
@@ -387,7 +387,7 @@ def _parsed(text: str, *, bearer_bytes: int) -> tuple[Terms, bytes, bytes]:
         raise ValueError("not an invitation: it is too long")
     kind, *fields = text.split(":")
     if kind not in KINDS or len(fields) != 5 + (kind == "bearer"):
-        raise ValueError("not an invitation: `swarmnet invite` prints one as peer:... or bearer:..., on one line")
+        raise ValueError("not an invitation: `swarmnet owner invite` prints one as peer:... or bearer:..., on one line")
     run, guest, listed, not_after, signature, *second = fields
     roles = tuple(each for each in ROLES if each in listed.split(","))
     if len(run) != _RUN_DIGITS or not _HEX.fullmatch(run) or not _NAME.fullmatch(guest):

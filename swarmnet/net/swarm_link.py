@@ -34,7 +34,7 @@ _RUN = re.compile(rf"[0-9a-f]{{{MIN_DIGITS},64}}")
 class SwarmLink:
     """run: 64 hex digits, or the first `MIN_DIGITS` or more. address: multiaddr of a DHT node.
 
-    invitation: as `swarmnet invite` prints it, which may be a secret; "" without one.
+    invitation: as `swarmnet owner invite` prints it, which may be a secret; "" without one.
     """
 
     run: str

@@ -72,7 +72,9 @@ def convicted(convicts: Sequence[ConvictLine], members: int) -> Iterator[tuple[P
 def convicted_here(stage: int, reason: str, at: str) -> str:
     """For the operator of a convict: of what, and what to do. at: the file of evidence; "": there is none."""
     where = (
-        f"the evidence is {at}, which `swarmnet verify` checks" if at else "other members of the run hold the evidence"
+        f"the evidence is {at}, which `swarmnet audit verify` checks"
+        if at
+        else "other members of the run hold the evidence"
     )
     return (
         f"this peer is convicted of wrong work in stage {stage}, and the run is over for it: {reason}; {where}. If it "

@@ -17,7 +17,7 @@ ASKS = ("pause", "resume", "drain", "caps", "contributed", "links")
 """What can be asked: each is a command of that name, but `links`, which `swarmnet dashboard` asks."""
 
 LIVE = ("upload_mbit", "download_mbit", "gpu_gib", "host_gib", "disk_gib", "hours")
-"""Of `caps`: what can be changed while a peer runs, beside `slots`."""
+"""Of `control limits`: what can be changed while a peer runs, beside `slots`."""
 
 
 # ---------------------------------------------------------------- what it has done
@@ -124,7 +124,7 @@ class Desk:
     def pauses(self, minute: int) -> str:
         """Why the peer is to be paused in this minute of the day, in words; "" if it is not."""
         if self.paused:
-            return "as asked: `swarmnet resume` ends it"
+            return "as asked: `swarmnet control resume` ends it"
         hours = self.config.caps.hours
         if hours and not Hours.parse(hours).includes(minute):
             return f"outside caps.hours = {hours}"

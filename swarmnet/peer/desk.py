@@ -76,7 +76,9 @@ class OpenDesk:
         self._desk = Desk(config, self.tally, paused=(config.dir / PAUSED).exists())
         # An earlier version kept there what people had set while the peer ran.
         if (earlier := config.dir / "wishes.json").exists():
-            then = "set limits and pauses once more (`swarmnet caps`, `swarmnet pause`), and delete it"
+            then = (
+                "set limits and pauses once more (`swarmnet control limits`, `swarmnet control pause`), and delete it"
+            )
             log.warning("not_read", path=str(earlier), reason="a file of an earlier version", then=then)
         self._holding: asyncio.Task[None] | None = None
         self._leaving = self._unkept = False

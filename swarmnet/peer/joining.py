@@ -95,7 +95,7 @@ async def _found(config: PeerConfig, identity: Identity, invitation: SwarmLink |
         if serving and all(record.finished for record in serving):
             raise UsageError(
                 f"run {found.run[:12]} has finished, nothing is left to compute: `swarmnet export` writes its model, "
-                "and who owns it can give it more steps with `swarmnet extend`"
+                "and who owns it can give it more steps with `swarmnet owner extend`"
             )
         # Before it announces that it chooses a stage, and before torch is loaded.
         twins = Twins(found.greeter.boot_id, config.dir / IDENTITY_FILE)

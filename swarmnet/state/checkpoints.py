@@ -290,7 +290,7 @@ class Checkpointer:
         fitting = self._fitting(header.version, len(data) + len(owed or b""))
         if fitting is None:
             reason = f"it and what must be kept are more than the {self.most_bytes:,} bytes of caps.disk_gib"
-            then = "training goes on without it: lend more (`swarmnet caps --disk`), or other peers keep it"
+            then = "training goes on without it: lend more (`swarmnet control limits --disk`), or other peers keep it"
             self._say_failed(header.version, reason, len(data), then)
             return None
         if fitting != self._held.keys():

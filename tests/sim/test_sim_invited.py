@@ -44,7 +44,7 @@ def test_who_is_not_invited_feeds_nobody_and_serves_nobody() -> None:
     assert not [peer for _, peer, event, _ in swarm.events if event == "committed" and peer == "stranger"]
     (answer,) = asked
     assert isinstance(answer, Rejected) and answer.code is RejectCode.NOT_ADMITTED
-    assert "swarmnet invite run.toml stranger" in answer.reason
+    assert "swarmnet owner invite run.toml stranger" in answer.reason
 
 
 def test_a_banned_member_is_out_and_the_others_go_on() -> None:

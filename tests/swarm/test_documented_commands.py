@@ -46,8 +46,8 @@ ELSEWHERE = {
     r"^swarmnet local --stages 3 --replicas 2 --steps 60( --kill \S+)*( --oracle)?$": "README's first does it all",
     r"^swarmnet join LINK$": "test_join.py does it, started again when it crashes; those that run here say more",
     r"^swarmnet watch LINK --csv \S+ --png \S+$": "watch.md's writes these two and a third",
-    r"^swarmnet caps": "test_leaving_processes.py asks a peer that runs",
-    r"^swarmnet verify": "nobody lies in this run; test_evidence.py runs it",
+    r"^swarmnet control limits": "test_leaving_processes.py asks a peer that runs",
+    r"^swarmnet audit verify": "nobody lies in this run; test_evidence.py runs it",
 }
 """Pattern of a command -> why it does not run here."""
 

@@ -77,7 +77,7 @@ def test_it_is_extended_under_kills_and_after_its_end(
     peers = {name: serve(name, address) for name in ("s0b", "s1a", "s1b")} | {"s0a": first}
     feed(address)
     reached(first, 20)
-    assert run(["extend", str(path), "--steps", str(LONGER), "--bootstrap", address]) == 0
+    assert run(["owner", "extend", str(path), "--steps", str(LONGER), "--bootstrap", address]) == 0
     assert f"notice 1, {LONGER} steps" in capsys.readouterr().out
     (notice,) = [Extension.parse(text) for text in read_notices(notices_beside(path))]
     assert 20 < notice.since <= STEPS
@@ -93,7 +93,7 @@ def test_it_is_extended_under_kills_and_after_its_end(
     # Everybody goes home. The owner signs more, and they come back with the same --dir.
     for peer in peers.values():
         assert peer.stop() == 0
-    assert run(["extend", str(path), "--steps", str(LONGEST)]) == 0
+    assert run(["owner", "extend", str(path), "--steps", str(LONGEST)]) == 0
     seen = [event for peer in peers.values() for event in peer.so_far("applied")]
     first = serve("s0a")
     (address, *_) = first.says("listening")["dht"]

@@ -117,7 +117,7 @@ def test_the_uninvited_are_refused_before_their_payload_is_read_and_may_ask_for_
     async def main() -> None:
         async with pair(shows="") as (guest, stranger):
             answers = await stranger.call(guest, PROCESS, (packed(50_000_000),))
-            assert not_admitted(answers, f"swarmnet invite run.toml {stranger.identity.peer}")
+            assert not_admitted(answers, f"swarmnet owner invite run.toml {stranger.identity.peer}")
             traffic = guest.transport.traffic.rows()
             assert guest.asked == 0 and sum(row.get("received", 0) for row in traffic) == 0, traffic
             assert await stranger.call(guest, ManifestRequest()) == [ManifestData("format = 1")]

@@ -126,9 +126,9 @@ def test_a_peer_crashes_and_returns_drains_and_all_end_together(
 
         # Its operator speaks to a peer that runs: it is the only one of its stage, so it serves on while it is paused.
         desk = ["--dir", str(place / "other")]
-        assert run(["caps", "--upload", "80", *desk]) == run(["pause", *desk]) == 0
+        assert run(["control", "limits", "--upload", "80", *desk]) == run(["control", "pause", *desk]) == 0
         assert other.await_event("paused")["serves_on"] == [1]
-        assert run(["resume", *desk]) == run(["contributed", "--json", *desk]) == 0
+        assert run(["control", "resume", *desk]) == run(["control", "stats", "--json", *desk]) == 0
         other.await_event("resumed")
         said = capsys.readouterr().out
         assert said.startswith("upload 80 Mbit/s,") and json.loads(said[said.index("{") :])["microbatches"] > 0

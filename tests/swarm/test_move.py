@@ -62,7 +62,7 @@ def test_a_joiner_moves_in_where_all_but_one_were_killed(
     start("trainer", "trainer", *known)
     survivor.until(lambda event: event["event"] == "applied" and event["version"] >= 5)
     for each in joiners:
-        assert run(["caps", "--slots", "3", "--dir", str(each.directory)]) == 0
+        assert run(["control", "limits", "--slots", "3", "--dir", str(each.directory)]) == 0
     for each in dying:
         each.process.send_signal(signal.SIGKILL)
 
@@ -85,7 +85,7 @@ def test_a_joiner_moves_in_where_all_but_one_were_killed(
 
     first = survivor.until(counts_there)["step"]
     capsys.readouterr()
-    assert run(["caps", "--json", "--dir", str(mover.directory)]) == 0
+    assert run(["control", "limits", "--json", "--dir", str(mover.directory)]) == 0
     assert json.loads(capsys.readouterr().out)["slots"] == 3, "what was asked of it holds where it is now"
     survivor.until(lambda event: event["event"] == "committed" and event["step"] >= first + AFTER_MOVE)
 

@@ -140,7 +140,7 @@ def test_peers_move_to_a_later_minor_version_one_by_one(
     seen = []
     for name, peer in list(peers.items()):
         known = next(each for each in peers.values() if each is not peer)
-        assert run(["drain", "--dir", str(peer.directory)]) == 0
+        assert run(["control", "drain", "--dir", str(peer.directory)]) == 0
         assert peer.process.wait(timeout=PATIENCE_S) == 0
         seen += peer.so_far("applied", "restart")
         peers[name] = serve(new, name, known.says("listening")["dht"][0])

@@ -82,23 +82,23 @@ def test_init_says_what_an_open_run_risks(tmp_path: Path, capsys) -> None:
 
 def test_what_is_printed_is_the_invitation_alone(owned: Path, capsys) -> None:
     guest = Identity.generate().peer
-    assert run(["invite", str(owned), guest, "--roles", "trainer", "--expires", "12h"]) == 0
+    assert run(["owner", "invite", str(owned), guest, "--roles", "trainer", "--expires", "12h"]) == 0
     printed = capsys.readouterr()
     terms = Invitation.parse(printed.out).terms
     assert (terms.guest, terms.roles, terms.bearer) == (guest, ("trainer",), False)
     assert "good for peer" in printed.err and "as trainer, until" in printed.err
-    assert run(["invite", "--bearer", str(owned)]) == 0
+    assert run(["owner", "invite", "--bearer", str(owned)]) == 0
     printed = capsys.readouterr()
     invitation = Invitation.parse(printed.out)
     assert Identity.from_seed(invitation.seed).peer == invitation.terms.guest
-    assert f"swarmnet ban {owned} {invitation.terms.guest}" in printed.err
+    assert f"swarmnet owner ban {owned} {invitation.terms.guest}" in printed.err
 
 
 def test_with_an_address_it_prints_the_whole_command(owned: Path, capsys) -> None:
     from swarmnet.net.swarm_link import SwarmLink
 
     at = f"/ip4/203.0.113.7/tcp/31337/p2p/{Identity.generate().peer}"
-    assert run(["invite", str(owned), "--bearer", "--bootstrap", at]) == 0
+    assert run(["owner", "invite", str(owned), "--bearer", "--bootstrap", at]) == 0
     words = capsys.readouterr().out.split()
     link = SwarmLink.parse(words[2])
     assert words[:2] == ["swarmnet", "join"] and link.whole_run == run_id(load(owned)) and link.address == at
@@ -111,16 +111,19 @@ PEER = Identity.generate().peer
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["invite"], "name the one peer to invite"),
-        (["invite", "RUN", PEER, "--bearer"], "name the one peer to invite"),
-        (["invite", "RUN", PEER, PEER], "name the one peer to invite"),
-        (["invite", "RUN", PEER[:-1]], "is no peer id, which has 52 characters"),
-        (["ban", "RUN", "..." + PEER[-8:]], "`swarmnet status --json` has whole ids"),
-        (["invite", "RUN", "--bearer", "--roles", "leader"], "'leader' is no role: roles are stage, trainer"),
-        (["invite", "RUN", "--bearer", "--expires", "0d"], "--expires 0d: write minutes, hours, days or weeks"),
-        (["invite", "RUN", "--bearer", "--expires", "999999w"], "ten years at the most"),
-        (["invite", "nowhere.toml", "--bearer"], "nowhere.toml: no such file"),
-        (["ban", "RUN"], "name the peers to ban"),
+        (["owner", "invite"], "name the one peer to invite"),
+        (["owner", "invite", "RUN", PEER, "--bearer"], "name the one peer to invite"),
+        (["owner", "invite", "RUN", PEER, PEER], "name the one peer to invite"),
+        (["owner", "invite", "RUN", PEER[:-1]], "is no peer id, which has 52 characters"),
+        (["owner", "ban", "RUN", "..." + PEER[-8:]], "`swarmnet status --json` has whole ids"),
+        (["owner", "invite", "RUN", "--bearer", "--roles", "leader"], "'leader' is no role: roles are stage, trainer"),
+        (
+            ["owner", "invite", "RUN", "--bearer", "--expires", "0d"],
+            "--expires 0d: write minutes, hours, days or weeks",
+        ),
+        (["owner", "invite", "RUN", "--bearer", "--expires", "999999w"], "ten years at the most"),
+        (["owner", "invite", "nowhere.toml", "--bearer"], "nowhere.toml: no such file"),
+        (["owner", "ban", "RUN"], "name the peers to ban"),
     ],
 )
 def test_bad_words_are_refused_in_one_line(
@@ -134,15 +137,17 @@ def test_bad_words_are_refused_in_one_line(
 def test_only_who_has_the_key_invites(owned: Path, capsys) -> None:
     key = owned.with_suffix(".owner.key")
     key.chmod(0o644)
-    assert run(["invite", str(owned), "--bearer"]) == 2 and "run `chmod 600" in last_line(capsys)
+    assert run(["owner", "invite", str(owned), "--bearer"]) == 2 and "run `chmod 600" in last_line(capsys)
     key.unlink()
-    assert run(["invite", str(owned), "--bearer"]) == 2 and "only who has the key" in last_line(capsys)
+    assert run(["owner", "invite", str(owned), "--bearer"]) == 2 and "only who has the key" in last_line(capsys)
     Identity.generate().create(key)
-    assert run(["invite", str(owned), "--bearer"]) == 2 and "is another run's key" in last_line(capsys)
+    assert run(["owner", "invite", str(owned), "--bearer"]) == 2 and "is another run's key" in last_line(capsys)
     key.write_bytes(b"rubbish")
-    assert run(["invite", str(owned), "--bearer"]) == 2 and "not a libp2p Ed25519 private key" in last_line(capsys)
+    assert run(["owner", "invite", str(owned), "--bearer"]) == 2 and "not a libp2p Ed25519 private key" in last_line(
+        capsys
+    )
     owned.write_text(to_toml(Manifest()))
-    assert run(["invite", str(owned), "--bearer"]) == 2 and "anyone may join this run" in last_line(capsys)
+    assert run(["owner", "invite", str(owned), "--bearer"]) == 2 and "anyone may join this run" in last_line(capsys)
 
 
 # ---------------------------------------------------------------- more steps
@@ -153,9 +158,9 @@ def test_the_owner_extends_an_open_run_too(tmp_path: Path, capsys) -> None:
     assert run(["init", str(path), "--data", "corpus:small", "--steps", "100", "--owner"]) == 0
     assert "may extend the run" in capsys.readouterr().out
     assert load(path).admission.policy == "open"
-    assert run(["extend", str(path), "--steps", "200"]) == 0
-    assert run(["extend", str(path), "--steps", "300", "--from", "150"]) == 0
-    assert run(["extend", str(path), "--steps", "250", "--from", "150"]) == 0
+    assert run(["owner", "extend", str(path), "--steps", "200"]) == 0
+    assert run(["owner", "extend", str(path), "--steps", "300", "--from", "150"]) == 0
+    assert run(["owner", "extend", str(path), "--steps", "250", "--from", "150"]) == 0
     assert "it takes the place of notice 2, unless step 150 is over by then" in capsys.readouterr().out
     known = notices_of(RunTerms.of(load(path)))
     assert NoticeFiles(known, tmp_path / "peer", path).read() == []
@@ -170,7 +175,7 @@ def test_the_owner_extends_an_open_run_too(tmp_path: Path, capsys) -> None:
     notices_beside(path).write_text(known.text.replace(":300:", ":900:"), encoding="utf-8")
     (words,) = files.read()
     assert "run.notices: a notice that is not signed by the run's owner" in words and files.read() == []
-    assert run(["extend", str(path), "--steps", "500"]) == 2 and "take that line out" in last_line(capsys)
+    assert run(["owner", "extend", str(path), "--steps", "500"]) == 2 and "take that line out" in last_line(capsys)
 
 
 @pytest.mark.parametrize(
@@ -183,14 +188,14 @@ def test_the_owner_extends_an_open_run_too(tmp_path: Path, capsys) -> None:
     ],
 )
 def test_what_would_extend_nothing_is_refused(owned: Path, capsys, words: list[str], line: str) -> None:
-    assert run(["extend", str(owned), *words]) == 2 and line in last_line(capsys)
+    assert run(["owner", "extend", str(owned), *words]) == 2 and line in last_line(capsys)
     assert not notices_beside(owned).exists()
 
 
 def test_a_run_without_an_owner_is_not_extended(tmp_path: Path, capsys) -> None:
     path = tmp_path / "run.toml"
     path.write_text(to_toml(Manifest()), encoding="utf-8")
-    assert run(["extend", str(path), "--steps", "90"]) == 2 and "this run has no owner" in last_line(capsys)
+    assert run(["owner", "extend", str(path), "--steps", "90"]) == 2 and "this run has no owner" in last_line(capsys)
 
 
 # ---------------------------------------------------------------- a guest's pass
@@ -229,23 +234,27 @@ def test_the_owner_is_told_how_to_invite_its_own_peer(tmp_path: Path, capsys) ->
     path, me = tmp_path / "my run" / "run.toml", Identity.generate()
     assert run(["init", str(path), "--data", "corpus:small", "--admission", "invite"]) == 0
     terms = RunTerms.of(load(path))
-    with pytest.raises(UsageError, match=r"with the owner's key, which is here, run `swarmnet invite '.*' ") as refused:
+    with pytest.raises(
+        UsageError, match=r"with the owner's key, which is here, run `swarmnet owner invite '.*' "
+    ) as refused:
         OwnPass(admissions_of(terms), me, "stage", tmp_path / "peer", given="", now=time.time(), manifest=path)
     command = shlex.split(str(refused.value).split("`")[1])
-    assert command[:4] == ["swarmnet", "invite", str(path), me.peer]
+    assert command[:5] == ["swarmnet", "owner", "invite", str(path), me.peer]
     capsys.readouterr()
     assert run(command[1:]) == 0
     assert OwnPass(
         admissions_of(terms), me, "stage", tmp_path / "peer", given=capsys.readouterr().out, now=time.time()
     ).text
     owner_key_file(path).unlink()
-    with pytest.raises(UsageError, match=r"ask the run's owner for `swarmnet invite run\.toml "):
+    with pytest.raises(UsageError, match=r"ask the run's owner for `swarmnet owner invite run\.toml "):
         OwnPass(admissions_of(terms), me, "stage", tmp_path / "other", given="", now=time.time(), manifest=path)
 
 
 def test_who_is_not_admitted_is_told_what_to_do(owned: Path) -> None:
     me, owner = Identity.generate(), Owner(owned, RunTerms.of(load(owned)))
-    advice = f"ask the run's owner for `swarmnet invite run.toml {me.peer} --roles stage`, and start again with --inv"
+    advice = (
+        f"ask the run's owner for `swarmnet owner invite run.toml {me.peer} --roles stage`, and start again with --inv"
+    )
     for given, line in [
         ("", "it has shown no invitation"),
         (owner.invite(Identity.generate().peer, ["stage"], int(NOW) + DAY).text, "is made out to 12D3"),
@@ -262,7 +271,7 @@ def test_who_is_not_admitted_is_told_what_to_do(owned: Path) -> None:
     ("given", "line"),
     [
         ("no-such-file", "--invitation 'no-such-file': no such file, and no invitation"),
-        ("peer:abc", "--invitation: not an invitation: `swarmnet invite` prints one"),
+        ("peer:abc", "--invitation: not an invitation: `swarmnet owner invite` prints one"),
     ],
 )
 def test_what_is_no_invitation_is_refused_in_words(owned: Path, given: str, line: str) -> None:
@@ -307,7 +316,10 @@ def test_bans_add_up_and_are_lifted(owned: Path, capsys) -> None:
     files = BanFiles(doors, owned.parent, owned)
     assert not files.read()
     numbers = []
-    for words, banned in ((["ban", str(owned), one, two], {one, two}), (["ban", "--lift", str(owned), one], {two})):
+    for words, banned in (
+        (["owner", "ban", str(owned), one, two], {one, two}),
+        (["owner", "ban", "--lift", str(owned), one], {two}),
+    ):
         assert run(words) == 0
         assert "nobody has been told" in capsys.readouterr().out
         assert files.read() and set(doors.bans.peers) == banned

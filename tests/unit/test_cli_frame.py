@@ -13,6 +13,7 @@ from pathlib import Path
 
 import click
 import pytest
+from command_lines import command_lines, found
 
 from swarmnet.cli import frame, main
 from swarmnet.cli.frame import COMMANDS, run
@@ -231,17 +232,22 @@ def test_help_lists_every_command(argv: list[str], capsys) -> None:
     assert all(f"\n  {name} " in out for name in COMMANDS) and "Example" in out
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_help_has_an_example_that_parses(name: str, capsys) -> None:
-    assert run([name, "--help"]) == 0
+@pytest.mark.parametrize("words", [*command_lines()], ids=" ".join)
+def test_every_help_has_an_example_that_parses(words: tuple[str, ...], capsys) -> None:
+    assert run([*words, "--help"]) == 0
     lines = capsys.readouterr().out.replace("\\\n", " ").splitlines()
     start = next(number for number, line in enumerate(lines) if line.strip().startswith("Example"))
-    examples = [line.split() for line in lines[start + 1 :] if line.strip().startswith(f"swarmnet {name}")]
+    examples = [line.split() for line in lines[start + 1 :] if line.strip().startswith(f"swarmnet {' '.join(words)}")]
     assert examples
-    for _, _, *args in examples:
-        command = frame.swarmnet.get_command(click.Context(frame.swarmnet), name)
-        assert command
-        command.make_context(name, args)
+    for example in examples:
+        found(*words).make_context(words[-1], example[1 + len(words) :])
+
+
+@pytest.mark.parametrize("group", ["control", "owner", "audit"])
+def test_a_group_alone_prints_its_help(group: str, capsys) -> None:
+    assert run([group]) == run([group, "--help"]) == 0
+    alone, asked = capsys.readouterr().out.split("Usage: ")[1:]
+    assert alone == asked and "Commands:" in alone
 
 
 @pytest.mark.parametrize(
@@ -250,18 +256,21 @@ def test_every_help_has_an_example_that_parses(name: str, capsys) -> None:
         (["pear"], "there is no command 'pear'; did you mean peer?"),
         (
             ["zzz"],
-            "there is no command 'zzz'; commands are init, tokenize, plan, local, simulate, invite, ban, extend, ",
+            "there is no command 'zzz'; commands are init, tokenize, plan, local, simulate, join, peer, trainer, ",
         ),
+        (["pause"], "there is no command 'pause'; did you mean control pause?"),
+        (["control", "pase"], "there is no command 'pase'; did you mean pause?"),
+        (["owner", "zzz"], "there is no command 'zzz'; commands are invite, ban, extend"),
         (["--bogus"], "No such option '--bogus'."),
         (["peer", "--stge", "1"], "No such option '--stge'"),
         (["local", "--microbatch-size", "2"], "'--microbatch-size'. Write --set training.microbatch_size=..."),
-        (["caps", "--upload", "abc"], "Invalid value for '--upload': 'abc' is not a number"),
+        (["control", "limits", "--upload", "abc"], "Invalid value for '--upload': 'abc' is not a number"),
         (["watch", "x", "--every", "x"], "Invalid value for '--every': 'x' is not a number"),
         (["watch", "x", "--every", "nan"], "Invalid value for '--every': 'nan' is not a number"),
         (["watch", "x", "--every", "0"], "Invalid value for '--every': 0.0 is not in the range 0.1<=x<=3600"),
-        (["extend", "--steps", "abc"], "Invalid value for '--steps': 'abc' is not a whole number"),
+        (["owner", "extend", "--steps", "abc"], "Invalid value for '--steps': 'abc' is not a whole number"),
         (["simulate", "--plot", "x.txt"], "--plot x.txt: no picture ends so: write one of .png, .svg, .pdf"),
-        (["caps", "--dir", ""], "Invalid value for '--dir': it is empty: write a path, or leave it out"),
+        (["control", "limits", "--dir", ""], "Invalid value for '--dir': it is empty: write a path, or leave it out"),
         (["peer", "--port", "x"], "Invalid value for '--port': 'x' is not a valid integer."),
         (["peer", "--stage", "1;2"], "Invalid value for '--stage': '1;2': write stage numbers with commas"),
         (["status", "x" * 64, "--bootstrap", "/a/b"], "x" * 64 + ": no such file, and neither a link"),

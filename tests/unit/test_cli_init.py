@@ -86,9 +86,10 @@ def test_a_command_to_copy_means_the_file_that_was_written(asked, capsys, name: 
             line.partition("swarmnet ")[2].partition(", ")[0] for line in text.splitlines() if "swarmnet " in line
         ]
         words = [shlex.split(command) for command in commands]
-        assert [Path(line[line.index("--manifest") + 1] if "--manifest" in line else line[1]) for line in words] == [
-            Path(name)
-        ] * len(words) and len(words) >= 2
+        named = [
+            line[line.index("--manifest") + 1 if "--manifest" in line else 1 + (line[0] == "owner")] for line in words
+        ]
+        assert [Path(each) for each in named] == [Path(name)] * len(words) and len(words) >= 2
 
 
 def test_what_is_next_depends_on_who_can_take_part(asked, capsys) -> None:
@@ -100,7 +101,7 @@ def test_what_is_next_depends_on_who_can_take_part(asked, capsys) -> None:
     assert out.endswith(f"to try it on this machine: {local}")
     assert typed("init --data corpus:small --admission invite --force") == 0
     out = capsys.readouterr().out
-    assert "next: swarmnet invite run.toml --bearer" in out and "swarmnet peer" not in out
+    assert "next: swarmnet owner invite run.toml --bearer" in out and "swarmnet peer" not in out
     assert out.endswith(f"to try it on this machine: {local}")
 
 

@@ -6,12 +6,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import click
 import pytest
+from command_lines import command_lines, found
 
 import swarmnet as product
 from swarmnet import telemetry
-from swarmnet.cli.frame import COMMANDS, run, swarmnet
+from swarmnet.cli.frame import run
 from swarmnet.cli.settings import flagged
 from swarmnet.config import PeerConfig
 from swarmnet.config.peer import Mesh
@@ -361,10 +361,8 @@ def test_local_leaves_the_slots_to_the_peers(calls) -> None:
 
 def test_one_flag_is_one_variable_whatever_the_command() -> None:
     page = (ROOT / "docs/peer-config.md").read_text(encoding="utf-8")
-    group = click.Context(swarmnet)
-    for name in COMMANDS:
-        command = swarmnet.get_command(group, name)
-        assert command and command.context_settings["auto_envvar_prefix"] == "SWARMNET"
+    for words in command_lines():
+        assert found(*words).context_settings["auto_envvar_prefix"] == "SWARMNET"
     for field in flagged("peer"):
         variable = field.name.replace("-", "_").upper()
         assert f"| `--{field.name}` | `SWARMNET_{variable}` | `{'.'.join(field.path)}` |" in page

@@ -23,7 +23,7 @@ def test_a_pause_holds_until_it_is_ended() -> None:
     at = desk()
     assert not at.pauses(0)
     ask(at, {"ask": "pause"})
-    assert at.pauses(0) == "as asked: `swarmnet resume` ends it" and at.paused
+    assert at.pauses(0) == "as asked: `swarmnet control resume` ends it" and at.paused
     assert ask(at, {"ask": "resume"}).words == "resumed"
     assert ask(at, {"ask": "resume"}).words == "it was not paused"
     assert not at.pauses(0) and not at.paused

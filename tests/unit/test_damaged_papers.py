@@ -119,7 +119,7 @@ def test_a_peer_starts_with_whatever_is_among_its_evidence(tmp_path, capsys, tex
     (folder / "bad.json").write_text(text, encoding="utf-8", errors="surrogatepass")
     (folder / "good.json").write_text(GOOD.to_json())
     assert AuditLog(tmp_path, pytest.fail).kept() == [GOOD]
-    assert swarmnet(["verify", str(folder / "bad.json")]) == 1
+    assert swarmnet(["audit", "verify", str(folder / "bad.json")]) == 1
     assert "proves nothing: " in capsys.readouterr().out
 
 
@@ -127,7 +127,7 @@ def test_a_peer_starts_with_whatever_is_among_its_evidence(tmp_path, capsys, tex
 def test_a_receipt_of_no_run_is_refused(tmp_path, capsys, run: object) -> None:
     path = tmp_path / "receipts-stage-0.jsonl"
     path.write_text(json.dumps(json.loads(RECEIPTS[0].to_line()) | {"run": run}) + "\n")
-    assert swarmnet(["receipts", str(path)]) == 1
+    assert swarmnet(["audit", "receipts", str(path)]) == 1
     assert "its run is not 64 hex digits" in capsys.readouterr().err
 
 
@@ -149,7 +149,7 @@ def test_verify_goes_on_after_what_is_damaged_and_says_it_in_words(
 ) -> None:
     (tmp_path / "a.json").write_bytes(text if isinstance(text, bytes) else text.encode())
     (tmp_path / "b.json").write_text(GOOD.to_json())
-    assert swarmnet(["verify", str(tmp_path / "a.json"), str(tmp_path / "b.json")]) == 1
+    assert swarmnet(["audit", "verify", str(tmp_path / "a.json"), str(tmp_path / "b.json")]) == 1
     first, second = capsys.readouterr().out.splitlines()
     assert first.startswith(f"{tmp_path}/a.json: this file proves nothing: ") and why in first
     assert (
@@ -163,23 +163,23 @@ def test_verify_takes_directories(tmp_path, capsys) -> None:
     (deep / "a.json").write_text(GOOD.to_json())
     (tmp_path / "sent.json").write_text(SENT_OTHER.to_json())
     (tmp_path / "contributed.json").write_text("{}")
-    assert swarmnet(["verify", str(tmp_path)]) == 0
+    assert swarmnet(["audit", "verify", str(tmp_path)]) == 0
     told = capsys.readouterr()
     assert [line.partition(":")[0] for line in told.out.splitlines()] == [f"{deep}/a.json", f"{tmp_path}/sent.json"]
     assert told.err == f"{tmp_path}: left out, being no evidence: contributed.json\n"
     # In `evidence` nothing is left out.
     (deep / "b.json").write_text("{}")
-    assert swarmnet(["verify", str(deep)]) == 1
+    assert swarmnet(["audit", "verify", str(deep)]) == 1
     (tmp_path / "empty").mkdir()
     capsys.readouterr()
-    assert swarmnet(["verify", str(tmp_path / "empty")]) == 0
+    assert swarmnet(["audit", "verify", str(tmp_path / "empty")]) == 0
     assert capsys.readouterr().out == f"no evidence in {tmp_path}/empty\n"
 
 
 @pytest.mark.parametrize("command", ["verify", "receipts"])
 def test_a_pipe_is_refused(tmp_path, capsys, command: str) -> None:
     os.mkfifo(pipe := tmp_path / "pipe")
-    assert swarmnet([command, str(pipe)]) == {"verify": 1, "receipts": 2}[command]
+    assert swarmnet(["audit", command, str(pipe)]) == {"verify": 1, "receipts": 2}[command]
     told = capsys.readouterr()
     assert "it is not a regular file" in told.out + told.err and (told.out + told.err).count("\n") == 1
 
@@ -188,7 +188,7 @@ def test_damaged_lines_are_named_and_the_others_counted(tmp_path, capsys) -> Non
     lines = [one.to_line() for one in RECEIPTS]
     (tmp_path / "receipts-a.jsonl").write_text("".join([*lines[:2], "x\n", *lines[2:4], "{}\n"]))
     (tmp_path / "receipts-b.jsonl").write_text("y\n" * 20 + "".join(lines[4:]))
-    assert swarmnet(["receipts", str(tmp_path)]) == 1
+    assert swarmnet(["audit", "receipts", str(tmp_path)]) == 1
     told = capsys.readouterr()
     assert "stage 0: 3 steps, 2 of them proven by the chain;" in told.out
     said = told.err.splitlines()

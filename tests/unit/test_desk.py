@@ -95,13 +95,13 @@ def with_desk(
 def test_a_peer_is_paused_and_resumed_and_a_pause_outlives_it(tmp_path: Path) -> None:
     async def pauses(peer: NotedPeer, desk: OpenDesk, traffic: Traffic, command) -> None:
         assert stat.S_IMODE((tmp_path / SOCKET).stat().st_mode) == 0o600
-        assert await command("pause") == 0
+        assert await command("control", "pause") == 0
         await peer.holding.wait()
         assert peer.said == ["pausing"]
 
     async def resumes(peer: NotedPeer, desk: OpenDesk, traffic: Traffic, command) -> None:
         await peer.holding.wait()  # it was killed, or the machine was: what was asked holds
-        assert await command("resume") == 0
+        assert await command("control", "resume") == 0
         await peer.resumed.wait()
 
     async def leaves(peer: NotedPeer, desk: OpenDesk, traffic: Traffic, command) -> None:
@@ -122,12 +122,14 @@ def test_caps_are_in_force_at_once_and_kept(tmp_path: Path, capsys: pytest.Captu
 
     async def changes(peer: NotedPeer, desk: OpenDesk, traffic: Traffic, command) -> None:
         assert peer.limits == {"slots": 4, "disk_bytes": 0, "line_bytes_per_s": 0}
-        assert await command("caps", "--upload", "8", "--download", "80", "--disk", "1", "--slots", "2") == 0
+        assert (
+            await command("control", "limits", "--upload", "8", "--download", "80", "--disk", "1", "--slots", "2") == 0
+        )
         assert peer.limits == {"slots": 2, "disk_bytes": 1 << 30, "line_bytes_per_s": 1_000_000}
         assert desk.config.slots == 2, "a peer that moves goes on with it"
         assert (traffic.up._rate, traffic.down._rate) == (1e6, 1e7)
-        assert await command("caps", "--slots", "10") == 2, "a change that does not fit"
-        assert await command("caps", "--json") == 0
+        assert await command("control", "limits", "--slots", "10") == 2, "a change that does not fit"
+        assert await command("control", "limits", "--json") == 0
 
     with_desk(deep, changes)
     out, errors = capsys.readouterr()
@@ -140,8 +142,8 @@ def test_caps_are_in_force_at_once_and_kept(tmp_path: Path, capsys: pytest.Captu
 
 def test_a_disk_that_holds_no_checkpoint_is_said_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async def changes(peer: NotedPeer, desk: OpenDesk, traffic: Traffic, command) -> None:
-        assert await command("caps", "--disk", "1") == 0
-        assert await command("caps", "--disk", "0.0001") == 0
+        assert await command("control", "limits", "--disk", "1") == 0
+        assert await command("control", "limits", "--disk", "0.0001") == 0
 
     with_desk(tmp_path, changes)
     enough, tight = capsys.readouterr().out.splitlines()
@@ -153,15 +155,15 @@ def test_what_was_contributed_is_kept(tmp_path: Path, capsys: pytest.CaptureFixt
     async def works(peer: NotedPeer, desk: OpenDesk, traffic: Traffic, command) -> None:
         desk.tally.on_event("executed", {"stage": 0, "counted": 3})
         traffic.up.spend(1000)
-        assert await command("contributed", "--json") == 0
+        assert await command("control", "stats", "--json") == 0
 
     for lives in (1, 2):
         with_desk(tmp_path, works)
         assert json.loads(capsys.readouterr().out)["microbatches"] == 3 * lives
-    assert run(["contributed", "--dir", str(tmp_path)]) == 0, "nobody runs there any more"
+    assert run(["control", "stats", "--dir", str(tmp_path)]) == 0, "nobody runs there any more"
     assert capsys.readouterr().out.startswith("6 microbatches counted, 0 steps applied")
     (tmp_path / CONTRIBUTED).write_text("x")
-    assert run(["contributed", "--dir", str(tmp_path)]) == 2
+    assert run(["control", "stats", "--dir", str(tmp_path)]) == 2
     (tmp_path / CONTRIBUTED).unlink()
     with_desk(tmp_path, works)
     assert json.loads((tmp_path / CONTRIBUTED).read_text())["microbatches"] == 3
@@ -176,18 +178,18 @@ def test_nonsense_costs_its_sender_alone(tmp_path: Path) -> None:
             assert (await reader.read()).startswith((b'{"error"', b""))
             writer.close()
         _, silent = await asyncio.open_unix_connection(str(tmp_path / SOCKET))
-        assert await command("caps") == 0
+        assert await command("control", "limits") == 0
         silent.close()
 
     with_desk(tmp_path, speaks)
 
 
 def test_where_nobody_runs_it_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["pause", "--dir", str(tmp_path)]) == 2
+    assert run(["control", "pause", "--dir", str(tmp_path)]) == 2
     assert "no peer that serves a stage runs with --dir" in capsys.readouterr().err
-    assert run(["contributed", "--dir", str(tmp_path / "none")]) == 2
+    assert run(["control", "stats", "--dir", str(tmp_path / "none")]) == 2
     assert "no such directory; say with --dir" in capsys.readouterr().err
-    assert run(["paws"]) == 2
+    assert run(["control", "paws"]) == 2
     assert "did you mean pause?" in capsys.readouterr().err
 
 
@@ -212,9 +214,9 @@ def test_limits_that_an_earlier_version_kept_are_named_as_not_read(
 
 def test_who_leaves_already_is_not_killed_by_another_drain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async def leaves(peer: NotedPeer, desk: OpenDesk, traffic: Traffic, command) -> None:
-        assert await command("drain") == 0
+        assert await command("control", "drain") == 0
         await desk._stop.wait()
-        assert await command("drain") == 0
+        assert await command("control", "drain") == 0
 
     with_desk(tmp_path, leaves)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -264,7 +266,7 @@ def test_without_a_socket_the_peer_goes_on_and_says_so_once(tmp_path: Path, capl
 
 def test_who_is_starting_is_not_said_to_be_gone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with own_identity(tmp_path):
-        assert run(["drain", "--dir", str(tmp_path)]) == 2
+        assert run(["control", "drain", "--dir", str(tmp_path)]) == 2
     assert "is starting, or serves no stage: ask again in a moment" in capsys.readouterr().err
-    assert run(["drain", "--dir", str(tmp_path)]) == 2
+    assert run(["control", "drain", "--dir", str(tmp_path)]) == 2
     assert "no peer that serves a stage runs with --dir" in capsys.readouterr().err

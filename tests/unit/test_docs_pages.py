@@ -44,6 +44,8 @@ def commands(page: str) -> list[list[str]]:
 def test_every_option_that_a_page_names_exists(page: Path) -> None:
     for name, *words in commands(page.read_text(encoding="utf-8")):
         command = swarmnet.get_command(click.Context(swarmnet), name)
+        if isinstance(command, click.Group) and words:
+            command = command.commands.get(words[0])
         assert command is not None, f"{page.name}: swarmnet {name}"
         context = click.Context(command, **command.context_settings)  # a command remembers its help option
         known = {each for param in command.get_params(context) for each in (*param.opts, *param.secondary_opts)}

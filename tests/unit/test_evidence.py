@@ -244,7 +244,7 @@ def test_a_path_proves_its_work_alone(indexes: set[int], data: st.DataObject) ->
     assert not proves(path[:at] + bytes([path[at] ^ 1]) + path[at + 1 :], works[index], root)
 
 
-# ---------------------------------------------------------------- swarmnet verify
+# ---------------------------------------------------------------- swarmnet audit verify
 
 
 UNPROVEN = f"a run that the file calls {RUN[:12]} (which nothing in it proves)"
@@ -253,48 +253,48 @@ UNPROVEN = f"a run that the file calls {RUN[:12]} (which nothing in it proves)"
 def test_verify_says_who_did_what(tmp_path, capsys) -> None:
     file, bad = tmp_path / "good.json", tmp_path / "bad.json"
     file.write_text(GOOD.to_json())
-    assert swarmnet(["verify", str(file)]) == 0
+    assert swarmnet(["audit", "verify", str(file)]) == 0
     said = capsys.readouterr().out
     assert said == (
         f"{file}: {LIAR.peer} lied in step 7 of stage 2 of {UNPROVEN}, about microbatch 10: "
         "3 of 5 verifiers found otherwise\n"
     )
     file.write_text(SENT_OTHER.to_json())
-    assert swarmnet(["verify", str(file)]) == 0
+    assert swarmnet(["audit", "verify", str(file)]) == 0
     said = capsys.readouterr().out
     assert said == (
         f"{file}: {LIAR.peer} lied in step 7 of stage 2 of {UNPROVEN}: "
         "it counted the answer of microbatch 10, and sent another one\n"
     )
     bad.write_text(evidence_of(JURY[:2]).to_json())
-    assert swarmnet(["verify", str(file), str(bad)]) == 1
+    assert swarmnet(["audit", "verify", str(file), str(bad)]) == 1
     assert (
         "this file proves nothing: no more than half of the verifiers found the same value" in capsys.readouterr().out
     )
     bad.write_text("{}")
-    assert swarmnet(["verify", str(bad)]) == 1
-    assert swarmnet(["verify", str(tmp_path / "none.json")]) == 2
+    assert swarmnet(["audit", "verify", str(bad)]) == 1
+    assert swarmnet(["audit", "verify", str(tmp_path / "none.json")]) == 2
 
 
 def test_the_run_is_proven_by_the_first_chain_alone(tmp_path, capsys) -> None:
     file, stamp = tmp_path / "first.json", Stamp(0, 2, first_chain(RunId(RUN), 2))
     first = evidence_of(pledge=signed_pledge(stamp=stamp))
     file.write_text(first.to_json())
-    assert swarmnet(["verify", str(file)]) == 0
+    assert swarmnet(["audit", "verify", str(file)]) == 0
     assert f"lied in step 0 of stage 2 of run {RUN[:12]}, about" in capsys.readouterr().out
     file.write_text(replace(first, run="cd" * 32).to_json())
-    assert swarmnet(["verify", str(file)]) == 1
+    assert swarmnet(["audit", "verify", str(file)]) == 1
     assert "proves nothing: its pledge was signed in another run than the one that the file names" in (
         capsys.readouterr().out
     )
     file.write_text(replace(GOOD, run="cd" * 32).to_json())
-    assert swarmnet(["verify", str(file)]) == 0
+    assert swarmnet(["audit", "verify", str(file)]) == 0
     assert "of a run that the file calls cdcdcdcdcdcd (which nothing in it proves), about" in capsys.readouterr().out
 
 
 def test_verify_says_whose_word_a_jury_is_that_the_accused_has_not_signed(tmp_path, capsys) -> None:
     file = tmp_path / "sent.json"
     file.write_text(judged([*JURY[:3], LIAR]).to_json())
-    assert swarmnet(["verify", str(file)]) == 0
+    assert swarmnet(["audit", "verify", str(file)]) == 0
     said = capsys.readouterr().out
     assert f"The list of verifiers was signed by {LIAR.peer}, not by the suspect" in said and "believe it if" in said

@@ -253,15 +253,15 @@ def test_the_command_names_the_signers_of_each_history(tmp_path, capsys) -> None
     for path, receipts in ((theirs, after(HONEST, Restart(9, 0), (FORGER,))), (ours, HONEST)):
         for receipt in receipts:
             append(path, receipt)
-    assert swarmnet(["receipts", str(theirs)]) == 0
+    assert swarmnet(["audit", "receipts", str(theirs)]) == 0
     assert f"signed by 1 peer: ...{FORGER.peer[-8:]}\n" in capsys.readouterr().out
-    assert swarmnet(["receipts", str(theirs), str(ours)]) == 1
+    assert swarmnet(["audit", "receipts", str(theirs), str(ours)]) == 1
     said = capsys.readouterr()
     assert "stage 0, history 1: 6 steps" in said.out and "stage 0, history 2: 6 steps" in said.out
     assert f"signed by 1 peer: ...{FORGER.peer[-8:]}; told by {theirs}" in said.out
     assert "signed by 3 peers" in said.out and f"told by {ours}" in said.out
     assert said.err.count("\n") == 1 and "ask more peers of the run for their receipts" in said.err
-    assert swarmnet(["receipts", str(tmp_path), "--json"]) == 1
+    assert swarmnet(["audit", "receipts", str(tmp_path), "--json"]) == 1
     facts = json.loads(capsys.readouterr().out)[RUN]["histories"]
     assert [one["own"]["signers"] for one in facts][1] == [FORGER.peer]
 
@@ -275,32 +275,32 @@ def test_the_command_shows_and_proves(tmp_path, capsys) -> None:
     with place.open("a") as file:
         file.write('{"run": "cut sho')  # the process was killed
     assert len(list(read(place, []))) == 6
-    assert swarmnet(["receipts", str(tmp_path)]) == 0
+    assert swarmnet(["audit", "receipts", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
     assert "stage 1: 3 steps, 2 of them proven by the chain; 1,152 tokens" in shown
-    assert swarmnet(["receipts", str(place), "--json"]) == 0
+    assert swarmnet(["audit", "receipts", str(place), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)[RUN]["histories"]
     assert [one["stage"] for one in facts] == [0, 1]
     assert sum(one["tokens"] for one in facts[0]["members"]) == facts[0]["tokens"] == 1152
     append(other := tmp_path / "receipts.jsonl", replace(kept[0], tokens={0: 1}))
-    assert swarmnet(["receipts", str(other)]) == 1
-    assert swarmnet(["receipts", str(tmp_path / "peer" / "none")]) == 2
+    assert swarmnet(["audit", "receipts", str(other)]) == 1
+    assert swarmnet(["audit", "receipts", str(tmp_path / "peer" / "none")]) == 2
     other.write_text("nonsense\n")
-    assert swarmnet(["receipts", str(other)]) == 1
+    assert swarmnet(["audit", "receipts", str(other)]) == 1
 
 
 def test_a_cut_line_is_said_and_a_damaged_one_refused_in_words(tmp_path, capsys) -> None:
     path = tmp_path / "receipts-stage-0.jsonl"
     lines = [receipt.to_line() for receipt in receipts_of(2, stages=1)]
     path.write_text(lines[0] + lines[1][:-9])
-    assert swarmnet(["receipts", str(path)]) == 0
+    assert swarmnet(["audit", "receipts", str(path)]) == 0
     told = capsys.readouterr()
     assert "1 step" in told.out and "cut short" in told.err
     path.write_text(lines[0])
-    assert swarmnet(["receipts", str(path)]) == 0 and not capsys.readouterr().err
+    assert swarmnet(["audit", "receipts", str(path)]) == 0 and not capsys.readouterr().err
     for bad, why in (("# übrig\n", "not JSON"), (lines[0].replace('"sum": "', '"sum": "AAAA'), "damaged")):
         path.write_text(bad, encoding="utf-8")
-        assert swarmnet(["receipts", str(path)]) == 1
+        assert swarmnet(["audit", "receipts", str(path)]) == 1
         assert why in (said := capsys.readouterr().err) and len(said.strip().splitlines()) == 1
 
 
@@ -320,7 +320,7 @@ def test_chains_are_of_the_run() -> None:
 def written(path, receipts: list[Receipt]) -> list[str]:
     for receipt in receipts:
         append(path, receipt)
-    return ["receipts", str(path.parent)]
+    return ["audit", "receipts", str(path.parent)]
 
 
 def test_a_history_without_its_first_step_may_be_of_any_run(tmp_path, capsys) -> None:

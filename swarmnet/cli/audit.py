@@ -1,4 +1,4 @@
-"""The commands that check proofs offline: `verify` who did wrong, `receipts` who counted what."""
+"""`swarmnet audit`: check proofs offline; `verify` says who did wrong, `receipts` who contributed what."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from swarmnet.cli.frame import Commands
 from swarmnet.cli.settings import SETTINGS, TypedPath, with_json
 from swarmnet.errors import UsageError
 from swarmnet.telemetry.text import counted, printable
@@ -37,7 +38,17 @@ _NOT_REGULAR = "it is not a regular file"
 """A pipe may never end."""
 
 
-@click.command("verify", context_settings=SETTINGS)
+@click.group(cls=Commands, no_args_is_help=False, context_settings=SETTINGS)
+def audit() -> None:
+    """Check the proofs that peers keep, without a run and without a network: of wrong work, and of contributions.
+
+    \b
+    Example:
+      swarmnet audit receipts ~/.swarmnet/peer
+    """
+
+
+@audit.command("verify", context_settings=SETTINGS)
 @click.argument("places", nargs=-1, required=True, type=TypedPath(path_type=Path), metavar="DIR_OR_FILE...")
 def verify(places: tuple[Path, ...]) -> int:
     """Check evidence that a peer did wrong: who, in what, and what proves it. Needs no run and no network.
@@ -48,8 +59,8 @@ def verify(places: tuple[Path, ...]) -> int:
 
     \b
     Examples:
-      swarmnet verify ~/.swarmnet/peer
-      swarmnet verify ~/.swarmnet/peer/evidence/*.json
+      swarmnet audit verify ~/.swarmnet/peer
+      swarmnet audit verify ~/.swarmnet/peer/evidence/*.json
     """
     if not (paths := _paths(places, _evidence_in)):
         click.echo(f"no evidence in {', '.join(printable(str(place)) for place in places)}")
@@ -121,7 +132,7 @@ def _words(evidence: Evidence) -> str:
     return f"{names} lied {where}, about {what}{about}: {agree} of {number} verifiers found otherwise{known}"
 
 
-@click.command("receipts", context_settings=SETTINGS)
+@audit.command("receipts", context_settings=SETTINGS)
 @click.argument("places", nargs=-1, required=True, type=TypedPath(path_type=Path), metavar="DIR_OR_FILE...")
 @with_json
 def receipts(places: tuple[Path, ...], as_json: bool) -> int:
@@ -129,14 +140,14 @@ def receipts(places: tuple[Path, ...], as_json: bool) -> int:
 
     DIR is searched for receipts at any depth; those of several replicas are put together. Whom evidence there convicts
     is marked. A step is proven by the chain if the next step's signers signed a hash of it. A member's steps are those
-    in which it counted a microbatch; `swarmnet contributed` has those that it applied.
+    in which it counted a microbatch; `swarmnet control stats` has those that it applied.
 
     Exit code: 0 if all receipts are proven, tell one history of each stage, and reach the first step, which alone
     proves the run's id; 1 if not. A history is the word of those who signed it.
 
     \b
     Example:
-      swarmnet receipts ~/.swarmnet/peer
+      swarmnet audit receipts ~/.swarmnet/peer
     """
     from swarmnet.audit.histories import account
     from swarmnet.audit.receipts import FILES

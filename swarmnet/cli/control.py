@@ -1,4 +1,4 @@
-"""The commands by which a volunteer speaks to a running peer: `pause`, `resume`, `drain`, `caps`, `contributed`."""
+"""`swarmnet control`: the commands by which a volunteer controls a running peer."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from swarmnet.cli.frame import Commands
 from swarmnet.cli.settings import SETTINGS, SchemaCommand, TypedPath, fields, given, with_json
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -28,6 +29,16 @@ def with_dir(command: F) -> F:
     return option(command)
 
 
+@click.group(cls=Commands, no_args_is_help=False, context_settings=SETTINGS)
+def control() -> None:
+    """Control a peer that runs on this machine: pause, resume, drain, its limits; and what it has contributed.
+
+    \b
+    Example:
+      swarmnet control pause
+    """
+
+
 def _ask(directory: Path, ask: str, *, as_json: bool = False, **more: object) -> int:
     from swarmnet.peer.desk import ask_desk
 
@@ -36,7 +47,7 @@ def _ask(directory: Path, ask: str, *, as_json: bool = False, **more: object) ->
     return 0
 
 
-@click.command("pause", context_settings=SETTINGS)
+@control.command("pause", context_settings=SETTINGS)
 @with_dir
 def pause(directory: Path) -> int:
     """Pause a running peer: it takes no new microbatches, and keeps its state up to date.
@@ -45,31 +56,31 @@ def pause(directory: Path) -> int:
 
     \b
     Example:
-      swarmnet pause
+      swarmnet control pause
     """
     return _ask(directory, "pause")
 
 
-@click.command("resume", context_settings=SETTINGS)
+@control.command("resume", context_settings=SETTINGS)
 @with_dir
 def resume(directory: Path) -> int:
     """End a pause: the peer takes microbatches again, from the next one on.
 
     \b
     Example:
-      swarmnet resume
+      swarmnet control resume
     """
     return _ask(directory, "resume")
 
 
-@click.command("drain", context_settings=SETTINGS)
+@control.command("drain", context_settings=SETTINGS)
 @with_dir
 def drain(directory: Path) -> int:
     """Have a running peer leave in good order, as the first Ctrl+C does, and end.
 
     \b
     Example:
-      swarmnet drain --dir ~/.swarmnet/stage-0
+      swarmnet control drain --dir ~/.swarmnet/stage-0
     """
     return _ask(directory, "drain")
 
@@ -77,12 +88,12 @@ def drain(directory: Path) -> int:
 _LIVE = ("upload_mbit", "download_mbit", "gpu_gib", "host_gib", "disk_gib", "hours")  # `peer.control` loads pydantic
 
 
-@click.command("caps", cls=SchemaCommand, context_settings=SETTINGS)
+@control.command("limits", cls=SchemaCommand, context_settings=SETTINGS)
 @fields("peer", "slots", *(f"caps.{name}" for name in _LIVE), allow_from_autoenv=False)
 @with_dir
 @with_json
 @click.pass_context
-def caps(ctx: click.Context, /, directory: Path, as_json: bool, **_: Any) -> int:
+def limits(ctx: click.Context, /, directory: Path, as_json: bool, **_: Any) -> int:
     """Show what a running peer lends at most, and change it at once.
 
     What is changed is written into peer.toml in the peer's --dir, which lies above a --config file, and holds after a
@@ -90,9 +101,9 @@ def caps(ctx: click.Context, /, directory: Path, as_json: bool, **_: Any) -> int
 
     \b
     Examples:
-      swarmnet caps
-      swarmnet caps --upload 10 --hours 22:00-07:00
-      swarmnet caps --upload 0 --hours ""
+      swarmnet control limits
+      swarmnet control limits --upload 10 --hours 22:00-07:00
+      swarmnet control limits --upload 0 --hours ""
     """
     from swarmnet.config.check import layer, merge
 
@@ -101,17 +112,17 @@ def caps(ctx: click.Context, /, directory: Path, as_json: bool, **_: Any) -> int
     return _ask(directory, "caps", as_json=as_json, change=change)
 
 
-@click.command("contributed", context_settings=SETTINGS)
+@control.command("stats", context_settings=SETTINGS)
 @with_dir
 @with_json
-def contributed(directory: Path, as_json: bool) -> int:
+def stats(directory: Path, as_json: bool) -> int:
     """What a peer has contributed since it first started with its --dir.
 
     It need not run. A microbatch is counted when it is in a committed sum. Steps are those that the peer has applied,
-    of all its stages; `swarmnet receipts` has those in which it counted a microbatch.
+    of all its stages; `swarmnet audit receipts` has those in which it counted a microbatch.
 
     \b
     Example:
-      swarmnet contributed --json
+      swarmnet control stats --json
     """
     return _ask(directory, "contributed", as_json=as_json)
