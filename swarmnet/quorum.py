@@ -2,7 +2,7 @@
 
 | question | function |
 |---|---|
-| do these votes decide? | `has_quorum`: more than half of the voters that are not gone, so two quorums share a voter |
+| do these votes decide? | `has_quorum`: more than half of the voters, so two quorums share a voter |
 | how many votes decide? | `quorum` |
 | can the other voters no longer decide? | `blocks`: half of the voters is enough |
 | how many voters may be passed over at a time? | `minority`: fewer than half, so the others are a quorum |
@@ -24,10 +24,9 @@ def quorum(voters: Collection[object] | int) -> int:
     return (voters if isinstance(voters, int) else len(voters)) // 2 + 1
 
 
-def has_quorum(votes: Set[_T], voters: Set[_T], *, gone: Set[_T] = frozenset()) -> bool:
-    """Do these votes decide? Votes of peers that are gone, or that are no voters, do not count."""
-    left = voters - gone if gone else voters
-    return len(votes & left) >= quorum(left)
+def has_quorum(votes: Set[_T], voters: Set[_T]) -> bool:
+    """Do these votes decide? Votes of peers that are no voters do not count."""
+    return len(votes & voters) >= quorum(voters)
 
 
 def blocks(votes: Set[_T], voters: Set[_T]) -> bool:

@@ -175,7 +175,7 @@ def contradict(first: Pledge, second: Pledge) -> bool:
 
 
 def reason_of(case: Case, peer: PeerId, known: Set[PeerId] = frozenset()) -> str:
-    """What `peer` did, in at most MAX_REASON characters."""
+    """What `peer` did, in words."""
     step, suspect = f"step {case.pledge.stamp.step}", suspect_of(case)
     if case.other is not None:
         return f"{step}: signed two different pledges for one sum"

@@ -40,7 +40,7 @@ class Claims(Protocol):
     """What the step machine does for the pipeline."""
 
     def claim(self, step: int, index: int) -> None:
-        """Ask to count (step, index); the word comes back through `Execution.granted` or `Execution.owned`."""
+        """Ask to contribute (step, index). `Execution.granted` or `Execution.owned_elsewhere` has the answer."""
         ...
 
     def withdraw(self, step: int, index: int) -> None:

@@ -530,7 +530,7 @@ class Leader:
             self._log_evicted(peer, reason)
 
     def _newcomers(self) -> frozenset[PeerId]:
-        """Members that have contributed to no commit yet: whatever they report, the step does not wait for them."""
+        """Members without a vote: whatever they report, the step does not wait for them."""
         return frozenset(peer for peer in self.members if peer != self.view.me and self._member.membership.is_new(peer))
 
     def _evict_laggards(self, now: float) -> None:

@@ -93,8 +93,8 @@ class RoundBuilder:
     def spared(
         self, members: Collection[PeerId], broken: frozenset[PeerId], newcomers: frozenset[PeerId] = frozenset()
     ) -> frozenset[PeerId]:
-        """Who should reduce nothing: ends of broken lines, members that have contributed to no commit yet (the others
-        would wait for what they reduce), and members that reach others through a relay alone.
+        """Who should reduce nothing: ends of broken lines, members without a vote (the others would wait for what they
+        reduce), and members that reach others through a relay alone.
 
         Members that only contribute exchange nothing with each other, so that nothing of a round crosses a relay. Never
         all: where no other member is left, relays carry it.
