@@ -365,18 +365,28 @@ async def _stages(found: FoundRun, tell: Tell) -> tuple[int, ...]:
     # Its own checkpoints draw it back to the stage that it served.
     on_disk = CheckpointStore(config.dir, found.run)
     held = [stage for stage in range(num_stages) if on_disk.found(stage).good]
-    choice = await _choose(found, held)
-    tell("stage", f"{choice.stage}: {choice.reason}")
+    # In a thread: torch is imported there, which takes a second or two.
+    fits = await asyncio.to_thread(_fitting, config, found.manifest)
+    choice = await _choose(found, fits, held)
+    too_large = "" if len(fits) == num_stages else f"; {num_stages - len(fits)} of {num_stages} stages do not fit here"
+    tell("stage", f"{choice.stage}: {choice.reason}{too_large}")
     return (choice.stage,)
 
 
-async def _choose(found: FoundRun, held: Collection[int]) -> Choice:
-    """Say that I am choosing, listen for others who are, choose, and say what."""
+def _fitting(config: PeerConfig, manifest: Manifest) -> list[int]:
+    """The stages of which this machine could serve one. Raises UsageError, with advice, if there is none."""
+    from swarmnet.peer.memory_fit import stages_for
+
+    return stages_for(config, manifest)
+
+
+async def _choose(found: FoundRun, fits: Sequence[int], held: Collection[int]) -> Choice:
+    """Say that I am choosing, listen for others who are, choose, and say what. fits: stages that this machine holds."""
     directory, rule = found.directory, placement_rule(found.config.placement)
 
     async def choice() -> Choice:
         records = await directory.records()
-        return rule(directory.peer, found.manifest.cut.stages, servings(records), held=held)
+        return rule(directory.peer, fits, servings(records), held=held)
 
     first = await choice()
     await directory.publish(_intent(found, first.stage, slots=0))

@@ -15,6 +15,7 @@ from swarmnet.config.peer import Caps, PeerConfig
 from swarmnet.errors import DeviceFull, UsageError
 from swarmnet.host import available_memory
 from swarmnet.manifest.schema import Manifest
+from swarmnet.peer.devices import choose_layout, computed_here
 from swarmnet.pipeline.depth import held_s, slots_enough
 from swarmnet.plan.budget import GIB, MIB, StageBudget, shown, together
 from swarmnet.plan.choice import MachineFit
@@ -288,6 +289,24 @@ def check_fits(setup: Setup, stages: Sequence[int], room: int, host_room: int | 
     one = replace(setup, slots=1)
     if not judge(one, stages, room, host_room).fits:
         raise _refused(one, stages, room, host_room)
+
+
+def stages_for(config: PeerConfig, manifest: Manifest) -> list[int]:
+    """The stages of which a peer with that config could serve one on this machine. Raises UsageError, with advice, if
+    there is none."""
+    mine = computed_here(manifest, config.compute)
+    layout = choose_layout(config.mesh, config.device, mine, cuda=torch.cuda.device_count())
+    setup, lent = setup_of(config, mine, layout), lent_bytes(config.caps, layout)
+    free = room_here(layout)
+    room = room_of(setup, free) if not lent else lent if free is None else min(lent, free)
+    found = stages_that_fit(setup, room)
+    if not found and room is not None:
+        least = min(
+            (judge(replace(setup, slots=1), [stage], room) for stage in range(len(setup.specs))),
+            key=lambda fit: fit.need,
+        )
+        raise UsageError("no stage of the run fits this machine; " + "; ".join(line.strip() for line in least.lines()))
+    return found
 
 
 def stages_that_fit(setup: Setup, room: int | None) -> list[int]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import statistics
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -70,12 +70,13 @@ class PlacementRule(Protocol):
     """Decides which stage a joiner serves."""
 
     def __call__(
-        self, me: PeerId, num_stages: int, serving: Sequence[Serving], *, held: Collection[int] = ()
+        self, me: PeerId, stages: Sequence[int], serving: Sequence[Serving], *, held: Collection[int] = ()
     ) -> Choice:
         """The stage that `me` takes. It is asked twice: before and after others know that `me` is choosing.
 
         Args:
-            serving: what all peers announce, `me` perhaps included.
+            stages: those that fit the memory of this machine; one at least.
+            serving: what all peers announce, `me` perhaps included; also of other stages.
             held: stages whose checkpoint is on my disk.
         """
         ...
@@ -88,22 +89,25 @@ def placement_rule(name: str) -> PlacementRule:
         return choose
     rule: PlacementRule = plug_in.load("placement rule", name, field="placement")[0]
 
-    def checked(me: PeerId, num_stages: int, serving: Sequence[Serving], *, held: Collection[int] = ()) -> Choice:
-        choice = rule(me, num_stages, serving, held=held)
+    def checked(me: PeerId, stages: Sequence[int], serving: Sequence[Serving], *, held: Collection[int] = ()) -> Choice:
+        choice = rule(me, stages, serving, held=held)
         # A plug-in is foreign code.
-        if choice.stage not in range(num_stages):
-            raise UsageError(f"placement: {name} chose stage {choice.stage!r}: the run has 0 to {num_stages - 1}")
+        if choice.stage not in stages:
+            fit = ", ".join(map(str, stages))
+            raise UsageError(f"placement: {name} chose stage {choice.stage!r}: of the run these fit here: {fit}")
         return choice
 
     return checked
 
 
-def choose(me: PeerId, num_stages: int, serving: Sequence[Serving], *, held: Collection[int] = ()) -> Choice:
+def choose(me: PeerId, stages: Sequence[int], serving: Sequence[Serving], *, held: Collection[int] = ()) -> Choice:
     """The stage that `me` takes, as one of all who are choosing. `me` in `serving` is passed over.
 
+    stages: those that fit here. Of the others who are choosing nobody knows what fits: they are taken to choose among
+    the same.
     held: stages whose checkpoint is on my disk; where no other peer has that state it decides, else it breaks ties.
     """
-    tally = _Tally(num_stages, [each for each in serving if not each.choosing and each.peer != me])
+    tally = _Tally(stages, [each for each in serving if not each.choosing and each.peer != me])
     for peer in sorted({each.peer for each in serving if each.choosing and each.peer != me}, key=_rank):
         # Those before me choose first, in the order that all compute.
         if _rank(peer) < _rank(me):
@@ -111,12 +115,12 @@ def choose(me: PeerId, num_stages: int, serving: Sequence[Serving], *, held: Col
     return tally.choice(me, held)
 
 
-def rated(num_stages: int, serving: Iterable[Serving]) -> list[tuple[Serving, float]]:
-    """All replicas of the run's stages, with a rate.
+def rated(stages: Container[int], serving: Iterable[Serving]) -> list[tuple[Serving, float]]:
+    """All replicas of these stages, with a rate.
 
-    Without a measurement it is the median of the stage; without one of the stage, of the run; else 1.
+    Without a measurement it is the median of the stage; without one of the stage, of all; else 1.
     """
-    there = [each for each in serving if 0 <= each.stage < num_stages]  # a record may name any stage
+    there = [each for each in serving if each.stage in stages]  # a record may name any stage
     measured: dict[int, list[float]] = {}
     for each in there:
         if each.rate is not None:
@@ -129,22 +133,22 @@ def rated(num_stages: int, serving: Iterable[Serving]) -> list[tuple[Serving, fl
 class _Tally:
     """Replicas, rates and load by stage."""
 
-    def __init__(self, num_stages: int, serving: Sequence[Serving]) -> None:
-        self.replicas, self.rates = [0] * num_stages, [0.0] * num_stages
-        self.stateless = set(range(num_stages))
-        loads: list[list[float]] = [[] for _ in range(num_stages)]
-        replicas = rated(num_stages, serving)
+    def __init__(self, stages: Sequence[int], serving: Sequence[Serving]) -> None:
+        self.replicas, self.rates = dict.fromkeys(stages, 0), dict.fromkeys(stages, 0.0)
+        self.stateless = set(stages)
+        loads: dict[int, list[float]] = {stage: [] for stage in stages}
+        replicas = rated(stages, serving)
         self._usual = max(statistics.median([rate for _, rate in replicas]), LEAST_RATE) if replicas else 1.0
         for each, rate in replicas:
             if each.has_state:
                 self.stateless.discard(each.stage)
             # Who is on the way to another stage counts there.
             to = each.going if each.surely and each.going is not None else each.stage
-            if not (each.leaving and to == each.stage) and to < num_stages:
+            if not (each.leaving and to == each.stage) and to in self.replicas:
                 self.add(to, rate)
                 if each.has_state and to == each.stage:
                     loads[each.stage].append(each.load)
-        self.load = [sum(found) / len(found) if found else 0.0 for found in loads]
+        self.load = {stage: sum(found) / len(found) if found else 0.0 for stage, found in loads.items()}
 
     def add(self, stage: int, rate: float | None = None) -> None:
         self.replicas[stage] += 1
@@ -156,9 +160,8 @@ class _Tally:
         if rescued:
             stage = min(rescued, key=lambda stage: (self._rate(stage), _lot(me, stage)))
             return Choice(stage, f"its checkpoint lies here, and nobody else has the state of stage {stage}")
-        stages = range(len(self.replicas))
         stage = min(
-            stages, key=lambda stage: (self._rate(stage), stage not in held, self._load(stage), _lot(me, stage))
+            self.replicas, key=lambda stage: (self._rate(stage), stage not in held, self._load(stage), _lot(me, stage))
         )
         return Choice(stage, self._reason(stage, held))
 
@@ -172,8 +175,8 @@ class _Tally:
         count = self.replicas[stage]
         if not count:
             return f"nobody serves stage {stage}"
-        equals = [other for other in range(len(self.replicas)) if self._rate(other) == self._rate(stage)]
-        if len(equals) == 1 and count > min(self.replicas):
+        equals = [other for other in self.replicas if self._rate(other) == self._rate(stage)]
+        if len(equals) == 1 and count > min(self.replicas.values()):
             return f"stage {stage} is the slowest, with {count} replicas"
         number = f"{count} replica{'s' if count > 1 else ''}"
         if len(equals) == 1:

@@ -151,7 +151,7 @@ class Picture:
         self.serves = {each.peer: each.stage for each in serving if each.synced and not each.choosing}
         self._moving = 0
         promised = [0.0] * num_stages
-        people = rated(num_stages, [each for each in serving if not (each.choosing or each.paused)])
+        people = rated(range(num_stages), [each for each in serving if not (each.choosing or each.paused)])
         self._usual = max(statistics.median([rate for _, rate in people]), LEAST_RATE) if people else 1.0
         for each, rate in people:
             to = each.going if each.going is not None and each.going < num_stages else None

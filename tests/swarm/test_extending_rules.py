@@ -67,7 +67,7 @@ def test_a_joiner_takes_the_stage_that_the_rule_chooses(tmp_path: Path) -> None:
             config = newcomer(tmp_path / "me").model_copy(update={"placement": "acme.no_data"})
             place = await find_place(config, link(found[0]), lambda name, text: told.append((name, text)))
             assert place.config.stages == (2,)
-            assert told[-1] == ("stage", "2: the neediest stage after the first")
+            assert told[-1] == ("stage", "2: stage 2 has the fewest replicas, 1")
 
     asyncio.run(story())
 
@@ -81,8 +81,8 @@ def test_a_rule_that_is_not_there_or_chooses_what_it_may_not_is_named(monkeypatc
     with pytest.raises(UsageError, match=r"^placement: placement rule acme\.none: no installed distribution has"):
         placement_rule("acme.none")
     monkeypatch.setattr(plug_in, "load", lambda kind, name, field: (lambda *_, **__: Choice(3, "why not"), name))
-    with pytest.raises(UsageError, match=r"^placement: acme\.odd chose stage 3: the run has 0 to 2"):
-        placement_rule("acme.odd")(PeerId("me"), 3, ())
+    with pytest.raises(UsageError, match=r"^placement: acme\.odd chose stage 3: of the run these fit here: 0, 1, 2"):
+        placement_rule("acme.odd")(PeerId("me"), range(3), ())
     router = Router(AdaptiveTimeout(), rule=lambda candidates: PeerId("nobody"))
     router.update({PeerId("a"): 0})
     with pytest.raises(ValueError, match="chose 'nobody', which is none of its candidates"):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from swarmnet.config.peer import PeerConfig
+from swarmnet.config.peer import Caps, PeerConfig
 from swarmnet.directory import Record, StageStatus
 from swarmnet.errors import RejectCode, UsageError
 from swarmnet.ids import Chain, first_chain
@@ -22,6 +22,8 @@ from swarmnet.net.endpoint import Endpoint, open_endpoint
 from swarmnet.net.swarm_link import SwarmLink
 from swarmnet.peer import joining
 from swarmnet.peer.joining import Place, find_place
+from swarmnet.peer.memory_fit import judge, setup_of
+from swarmnet.ranks.layout import MeshLayout
 from swarmnet.state.disk import CheckpointStore
 
 MANIFEST = Manifest(name="genuine")
@@ -50,7 +52,7 @@ class Gives:
 
 @contextlib.asynccontextmanager
 async def peers(
-    tmp_path: Path, *stages: int, toml: str = HONEST, bootstrap: Sequence[str] = ()
+    tmp_path: Path, *stages: int, toml: str = HONEST, bootstrap: Sequence[str] = (), manifest: Manifest = MANIFEST
 ) -> AsyncIterator[list[Endpoint]]:
     """One endpoint a stage that announces it, gives `toml` and serves nothing."""
     found: list[Endpoint] = []
@@ -59,9 +61,9 @@ async def peers(
             first = (*bootstrap, *(address for end in found[:1] for address in end.directory.maddrs))
             directory = tmp_path / f"stage-{stage}-{number}"
             config = PeerConfig(dir=directory, host="127.0.0.1", bootstrap=first)
-            end = await stack.enter_async_context(open_endpoint(RunTerms.of(MANIFEST), config.network, numerics="cpu"))
+            end = await stack.enter_async_context(open_endpoint(RunTerms.of(manifest), config.network, numerics="cpu"))
             await stack.enter_async_context(end.serve(Gives(toml)))
-            status = StageStatus(stage, 3, first_chain(RUN, stage), synced=True, slots=4)
+            status = StageStatus(stage, 3, first_chain(end.run, stage), synced=True, slots=4)
             await end.directory.publish(replace(end.record(), stages=(status,)))
             found.append(end)
         yield found
@@ -72,7 +74,7 @@ def newcomer(directory: Path, *bootstrap: str, stages: tuple[int, ...] = ()) -> 
 
 
 def link(end: Endpoint, digits: int = 64) -> SwarmLink:
-    return SwarmLink(RUN[:digits], end.directory.maddrs[0])
+    return SwarmLink(end.run[:digits], end.directory.maddrs[0])
 
 
 def test_a_link_leads_to_the_neediest_stage_and_the_manifest_stays(tmp_path: Path) -> None:
@@ -172,6 +174,34 @@ def test_a_checkpoint_in_the_directory_draws_its_owner_back(tmp_path: Path) -> N
             assert told[-1] == "1: its checkpoint lies here, and no stage has fewer replicas than its 1"
 
     asyncio.run(story())
+
+
+def test_a_newcomer_takes_a_stage_that_fits_its_memory_however_much_another_is_missed(tmp_path: Path) -> None:
+    large = override(MANIFEST, ["model.vocab_size=200000"])  # a matrix each in the first and the last stage
+    needs = needed_by_stage(large)
+    assert needs[1] < min(needs[0], needs[2])
+
+    async def story() -> None:
+        async with peers(tmp_path, 1, 1, toml=to_toml(large), manifest=large) as found:
+            told: list[tuple[str, str]] = []
+            lent = Caps(host_gib=(needs[1] + min(needs[0], needs[2])) / 2 / 2**30)
+            config = newcomer(tmp_path / "me").model_copy(update={"caps": lent})
+            place = await find_place(config, link(found[0]), lambda name, text: told.append((name, text)))
+            assert place.config.stages == (1,)
+            assert told[-1][1].endswith("; 2 of 3 stages do not fit here"), told[-1]
+            config = config.model_copy(update={"caps": Caps(host_gib=needs[1] / 2 / 2**30)})
+            with pytest.raises(
+                UsageError, match=r"^no stage of the run fits this machine; stage 1 does not fit: it needs"
+            ):
+                await find_place(config, link(found[0]), lambda name, text: None)
+
+    asyncio.run(story())
+
+
+def needed_by_stage(manifest: Manifest) -> list[int]:
+    """Bytes that a peer on the CPU needs to serve each stage."""
+    setup = setup_of(PeerConfig(slots=1), manifest, MeshLayout())
+    return [judge(setup, [stage], None).need for stage in range(manifest.cut.stages)]
 
 
 def test_a_link_that_leads_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
