@@ -107,6 +107,9 @@ def init(
       swarmnet init run.toml --data corpus.txt --fleet fleet.toml --set model.num_layers=32
     """
     members = lent(mbit=mbit, fleet=fleet, device=device, replicas=replicas, tflops=tflops, rtt=rtt)
+    # A mistyped order of FILE and --data would write a manifest over a name like corpus.txt.
+    if path.suffix != ".toml":
+        raise UsageError(f"{typed(path)}: a manifest's name ends in .toml, such as run.toml")
     for file in (path, *(() if members is None else members.peer_files(path).values())):
         if file.exists() and not force:
             raise UsageError(f"{file}: {EXISTS}")

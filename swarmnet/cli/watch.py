@@ -60,7 +60,8 @@ def watch(
     It is no member and needs no invitation: it asks members for the figures of their last steps, and takes what most of
     them say. Files that an earlier watch wrote are gone on with. It ends with the run, or with Ctrl+C.
 
-    The run is named as for `swarmnet status`. The exit code is 0; 1 if nobody announces the run, 2 if nobody answers.
+    The run is named as for `swarmnet status`. The exit code is 0; 1 if nobody announces the run, 2 if nobody answers,
+    130 if it is interrupted before the run was found.
 
     \b
     Examples:

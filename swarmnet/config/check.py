@@ -129,9 +129,9 @@ def _first_line(model: type[Table], data: Mapping[str, Any], error: ValidationEr
         return ": ".join(part for part in (origin(path), dotted(path), problems[0]) if part)
     head = f"{dotted(path)} = {_shown(value)}"
     field = dict(leaves(model)).get(path)
-    # What a field means helps whoever got it wrong, unless the choices say it already.
-    listed = errors[0]["type"] == "literal_error"  # the choices say it all
-    meaning = f" ({field.description})" if field and field.description and not listed else ""
+    # What a field means helps whoever got it wrong, unless the rule or the choices say it already.
+    plain = errors[0]["type"] not in ("literal_error", "value_error")
+    meaning = f" ({field.description})" if field and field.description and plain else ""
     return f"{origin(path)}: {head}: {', or '.join(dict.fromkeys(problems))}{meaning}"
 
 
