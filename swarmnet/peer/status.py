@@ -14,7 +14,7 @@ import sys
 import textwrap
 import threading
 from collections.abc import AsyncGenerator, Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +26,9 @@ from swarmnet.manifest.file import load, run_id
 from swarmnet.manifest.terms import RunTerms
 from swarmnet.net.admission import Admissions
 from swarmnet.net.admission_files import admissions_of
+from swarmnet.net.swarm_link import SwarmLink
 from swarmnet.peer.swarm_health import NO_BOOTSTRAP, AdmissionLine, Assessment, ReplicaLine, assess, unanswered
+from swarmnet.telemetry.journal import loopback_last
 from swarmnet.telemetry.screen import duration
 from swarmnet.telemetry.text import printable
 
@@ -40,6 +42,9 @@ WHOLE = 64  # digits of a run id
 
 SAY_AFTER_S, SAY_EVERY_S = 4.0, 10.0
 """When it says what it waits for, and how often again."""
+
+MOST_LINKS = 2
+"""That are shown: one of the peers may leave."""
 
 GIVEN_UP_AFTER_S = 20.0
 """After so long it answers with what is there."""
@@ -175,6 +180,14 @@ class Onlooker:
         """What they amount to."""
         return assess(self.run, records, self.directory.num_stages, self.admissions)
 
+    def assess_with_links(self, records: tuple[Record, ...]) -> Assessment:
+        """The same, with links by which other peers join."""
+        found = self.assess(records)
+        out = {each.peer for each in found.convicts}
+        peers = [record.peer for record in records if record.stages and not record.hidden and record.peer not in out]
+        links = [str(SwarmLink(self.run, at)) for peer in peers for at in self.directory.dht_addresses(peer)[:1]]
+        return replace(found, links=tuple(loopback_last(links)))
+
 
 @contextlib.asynccontextmanager
 async def looking_on(
@@ -240,7 +253,7 @@ async def _ask(
     """Find out, answer, and then leave the DHT."""
     async with looking_on(named, bootstrap, waiting) as found:
         if isinstance(found, Onlooker):
-            answer(found.assess(await found.first_records(waiting)))
+            answer(found.assess_with_links(await found.first_records(waiting)))
         else:
             answer(found)
 
@@ -284,7 +297,11 @@ def _show(assessment: Assessment) -> None:
     for name in ("numerics", "region", "software"):
         _say(*_alike(name, {each.peer: str(getattr(each, name)) for each in replicas}))
     names = ", ".join(_short(trainer.peer) for trainer in assessment.trainers) or "none"
-    _say(f"trainers: {names}", *(f"{problem.severity}: {problem.text}" for problem in assessment.problems))
+    _say(f"trainers: {names}")
+    # Whole, on lines of their own: they are copied.
+    for link in assessment.links[:MOST_LINKS] if going else ():
+        print(f"join: swarmnet join {printable(link)}")
+    _say(*(f"{problem.severity}: {problem.text}" for problem in assessment.problems))
 
 
 def _say(*texts: str) -> None:

@@ -199,6 +199,8 @@ class Assessment:
     convicts: tuple[ConvictLine, ...] = ()
     num_disputed: int = 0
     disputes: tuple[DisputeLine, ...] = ()
+    links: tuple[str, ...] = ()
+    """By which other peers join, each through another peer; those that only this machine can use last."""
 
 
 def assess(run: RunId, records: Sequence[Record], num_stages: int, admissions: Admissions | None = None) -> Assessment:

@@ -637,6 +637,7 @@ def test_status_tells_what_it_sees_and_fails_when_nobody_is_there(capsys: pytest
             assert (code, said) == (0, "")
             assert (seen["run"], seen["num_stages"], seen["version"]) == (RUN, STAGES, None)
             assert seen["loss"] == {"step": 4, "value": 2.25}
+            assert seen["links"] == [f"swarm:{RUN}@{directory.maddrs[0]}"]
             assert [replica["peer"] for replica in seen["stages"][0]["replicas"]] == [who.peer]
 
             code, out, said = await status(RUN, directory.maddrs, False)

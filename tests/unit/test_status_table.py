@@ -35,9 +35,9 @@ RECORDS = [
 def shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     """The lines for records, on a terminal so wide."""
 
-    def show(records: list[Record] = RECORDS, columns: int = 80) -> list[str]:
+    def show(records: list[Record] = RECORDS, columns: int = 80, links: tuple[str, ...] = ()) -> list[str]:
         monkeypatch.setenv("COLUMNS", str(columns))
-        status._show(assess(records[0].run, records, 2))
+        status._show(replace(assess(records[0].run, records, 2), links=links))
         return capsys.readouterr().out.splitlines()
 
     return show
@@ -52,6 +52,14 @@ def test_a_replica_is_a_line_and_what_all_have_is_said_once(shown: Shown) -> Non
         [str(stage), f"...eer{stage}WXYZ", "2839", "synced", "0/4", "2800", "+2", "2830"] for stage in (0, 1)
     ]
     assert f"numerics: {NUMERICS}" in lines
+
+
+def test_links_to_join_by_stand_whole_on_lines_of_their_own(shown: Shown) -> None:
+    links = tuple(f"swarm:{'ab' * 32}@/ip4/203.0.113.{number}/tcp/31337/p2p/12D3KooWpeer" for number in range(3))
+    assert [line for line in shown(links=links) if "swarm:" in line] == [
+        f"join: swarmnet join {at}" for at in links[:2]
+    ]
+    assert not any("swarm:" in line for line in shown([replace(each, finished=True) for each in RECORDS], links=links))
 
 
 def test_a_complete_run_says_what_to_do_and_no_pace(shown: Shown) -> None:

@@ -41,6 +41,9 @@ class Directory:
             await asyncio.Event().wait()
         return self.known()
 
+    def dht_addresses(self, peer: PeerId) -> tuple[str, ...]:
+        return ()
+
     def known(self) -> tuple[Record, ...]:
         return (SEEN,)
 
