@@ -1,6 +1,7 @@
 """`import swarmnet` and `swarmnet --help` stay light: what matters is what they do *not* import. Times are printed."""
 
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -41,6 +42,7 @@ COMMANDS = (
     "eval",
     "generate",
 )
+LINK = f"swarm:{'ab' * 32}@/ip4/127.0.0.1/tcp/9/p2p/12D3KooWQnR8zTceaCmCtaXVSKAnG6pTeEu5o7e7PiBDBi6Eo5UH"
 HELP = "from swarmnet.cli.frame import run; assert run({argv!r}) == 0"
 
 
@@ -61,9 +63,22 @@ def test_help_imports_nothing_heavy(argv: list[str]) -> None:
     assert not probe(HELP.format(argv=argv)) & (HEAVY if argv[0].startswith("-") else HEAVY - {"pydantic"})
 
 
+@pytest.mark.parametrize("words", ["peer --manifest RUN --stage 0", f"join {LINK}"], ids=["peer", "join"])
+def test_a_taken_port_is_refused_before_anything_heavy_is_imported(tmp_path: Path, words: str) -> None:
+    manifest = tmp_path / "run.toml"
+    manifest.write_text(to_toml(Manifest()))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        at = ("--host", "127.0.0.1", "--port", str(taken.getsockname()[1]), "--dir", str(tmp_path / "peer"))
+        argv = [*words.replace("RUN", str(manifest)).split(), *at, "--no-restart"]
+        found = probe(f"from swarmnet.cli.frame import run; assert run({argv!r}) == 2")
+    assert not found & {"torch", "hivemind", "grpc"}
+
+
 def test_a_manifest_is_read_without_torch() -> None:
     modules = probe("from swarmnet.manifest.file import load; from swarmnet.config import PeerConfig; PeerConfig()")
-    assert "pydantic" in modules and not modules & (HEAVY - {"pydantic"})
+    assert "pydantic" in modules and not modules & (HEAVY - {"pydantic", "cryptography", "numpy"})
 
 
 def test_the_dht_comes_without_the_rest_of_hivemind_which_is_there_for_whoever_asks() -> None:

@@ -59,7 +59,19 @@ def join(ctx: click.Context, /, run: str, *, no_restart: bool, **_: Any) -> int:
     if not no_restart:
         return _supervised(ctx)
     config = read_config(ctx, "stage")
-    return _join(*_invited(run, config))
+    invited = _invited(run, config)
+    _check_early(config)
+    return _join(*invited)
+
+
+def _check_early(config: PeerConfig) -> None:
+    """Raise UsageError for what would end the peer only after seconds of finding the run and loading torch."""
+    from swarmnet.config.check import check_installed
+    from swarmnet.net.ports import check_alone
+
+    check_alone(config.network)
+    if config.metrics:
+        check_installed("--metrics", "metrics")
 
 
 def _supervised(ctx: click.Context) -> int:
@@ -164,6 +176,7 @@ def peer(ctx: click.Context, /, *, no_restart: bool, **_: Any) -> int:
         return _supervised(ctx)
     config = read_config(ctx, "stage")
     manifest = read_manifest(config, "peer")
+    _check_early(config)
 
     from swarmnet.peer.run import run_peer
 

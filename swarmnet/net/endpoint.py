@@ -34,7 +34,7 @@ from swarmnet.net.grpc_options import GrpcConfig
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import IDENTITY_FILE, Identity, own_identity
 from swarmnet.net.port_mapping import Outside, at_home, mapped_ports
-from swarmnet.net.ports import LastPorts, check_free
+from swarmnet.net.ports import LastPorts
 from swarmnet.net.records import MAX_AHEAD_S, Announcement
 from swarmnet.net.relay_book import RelayCaps
 from swarmnet.net.swarm_link import SwarmLink
@@ -208,15 +208,6 @@ def greeter_of(terms: RunTerms, numerics: str, admissions: Admissions, own_pass:
         filled_in=terms.filled_in,
         boot_id=boot_id,
     )
-
-
-def check_alone(network: NetworkSettings) -> None:
-    """Raises UsageError if another process has the directory, or a port that the operator chose: before a peer takes
-    minutes to load what it cannot serve. `open_endpoint` takes both."""
-    with own_identity(network.dir):
-        for flag, port in (("--port", network.port), ("--dht-port", network.dht_port)):
-            if port:
-                check_free(network.host, port, flag=flag)
 
 
 @contextlib.asynccontextmanager

@@ -13,8 +13,9 @@ import socket
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+from swarmnet.config.peer import NetworkSettings
 from swarmnet.errors import UsageError
-from swarmnet.net.identity import write_whole
+from swarmnet.net.identity import own_identity, write_whole
 from swarmnet.telemetry.log import get
 
 FILE = "ports.json"
@@ -65,6 +66,15 @@ def check_free(host: str, port: int, *, flag: str) -> None:
                 else "--host must be the IP address of one of this machine's interfaces, or 0.0.0.0"
             )
             raise UsageError(f"cannot listen on {host} port {port} ({error.strerror or error}): {advice}") from error
+
+
+def check_alone(network: NetworkSettings) -> None:
+    """Raises UsageError if another process has the directory, or a port that the operator chose: before a peer takes
+    minutes to load what it cannot serve. `net.endpoint` takes both."""
+    with own_identity(network.dir):
+        for flag, port in (("--port", network.port), ("--dht-port", network.dht_port)):
+            if port:
+                check_free(network.host, port, flag=flag)
 
 
 def _port(value: object) -> int:

@@ -17,8 +17,9 @@ from swarmnet.manifest.file import run_id, to_toml
 from swarmnet.manifest.schema import Manifest
 from swarmnet.manifest.terms import RunTerms
 from swarmnet.net.away import remember, until_somebody_answers, was_in
-from swarmnet.net.endpoint import NOTHING_BETWEEN, Wrap, check_alone, open_endpoint
+from swarmnet.net.endpoint import NOTHING_BETWEEN, Wrap, open_endpoint
 from swarmnet.net.parent_death import dies_with_parent, same_python
+from swarmnet.net.ports import check_alone
 from swarmnet.net.stop import stopped_by_signal, unless_stopped
 from swarmnet.peer.auditor import AuditLog
 from swarmnet.peer.checkup import advice
@@ -68,6 +69,7 @@ def run_peer(
     wrap, wrap_engine: a test bench's faults; see `net.endpoint`.
     moves: may it go to another stage where it is needed more? One on several ranks stays.
     """
+    check_alone(config.network)
     import torch
 
     from swarmnet.engine.compute_thread import ComputeThread
@@ -111,7 +113,6 @@ def run_peer(
         # What is free now is without what this peer has taken.
         return slots_within(setup_of(changed, mine, layout), config.stages, lent) if lent else changed.slots or slots
 
-    check_alone(config.network)
     numerics = numerics_of(mine, layout, setup.memory)
     moving = moves and config.rebalance_s and layout.ranks == 1 and len(config.stages) == 1
     fits = stages_that_fit(setup, room_here(layout)) if moving else []
