@@ -231,7 +231,7 @@ def assess(run: RunId, records: Sequence[Record], num_stages: int, admissions: A
         problems += _run_problems(trainers, finished)
         for line in stages:
             problems += _stage_problems(line, standing, finished, stepping=stepping)
-        problems += () if finished else _two_replicas(stages)
+        problems += () if finished else (*_two_replicas(stages), *_without_checkpoints(stages))
     complaints = tuple(
         ComplaintLine(record.peer, complaint)
         for record in sorted(records, key=lambda record: record.peer)
@@ -429,6 +429,24 @@ def _stage_problems(line: StageLine, standing: _Standing, finished: bool, *, ste
             yield Problem("warning", "drift", text, stage, replica.peer)
     if not finished and replicas:  # else nothing waits for anybody any more
         yield from _few(line, bool(serving))
+
+
+def _without_checkpoints(stages: Sequence[StageLine]) -> Iterator[Problem]:
+    """Stages of which no replica wrote the last two checkpoints that another stage has."""
+    kept = {line.stage: sorted({version for each in line.replicas for version in each.disk}) for line in stages}
+    # One that is being written is no sign: another stage may have been faster.
+    due = max((versions[-2] for versions in kept.values() if len(versions) > 1), default=0)
+    for line in stages:
+        newest = max(kept[line.stage], default=0)
+        if line.replicas and newest < due:
+            has = f"no checkpoint newer than version {newest}" if newest else "no checkpoint"
+            yield Problem(
+                "warning",
+                "no_checkpoint",
+                f"stage {line.stage} has {has}, and other stages have: if its replicas stop, the run goes back there. "
+                "Their logs say why (checkpoint_failed): give one more room on its disk, or a larger --disk",
+                line.stage,
+            )
 
 
 def _complained(
