@@ -25,8 +25,8 @@ ROWS = (
     "pipeline averaging ranks state",
     "plan step",
     "peer trainer",
-    "local monitor",
-    "simulate",
+    "testing",
+    "local simulate monitor",
     "cli",
     "api",
 )
@@ -79,6 +79,7 @@ PURE = (
     "plan/members.py",
     "ranks/layout.py",
     "manifest/implied.py",
+    "testing/invariants.py",
 )
 DRIVER = "driver.py"  # modules of step/ whose name ends so are hosts of the machines, and are not pure
 NOT_PURE = frozenset(["asyncio", "logging", "socket", "subprocess", "threading", "time"])
@@ -169,7 +170,21 @@ def test_imports_are_absolute_and_point_down() -> None:
 
 SPINE = frozenset(["step", "pipeline", "averaging", "stage", "engine"])
 WINGS = frozenset(
-    ["net", "state", "sums", "plan", "ranks", "trainer", "peer", "simulate", "local", "monitor", "cli", "api"]
+    [
+        "net",
+        "state",
+        "sums",
+        "plan",
+        "ranks",
+        "trainer",
+        "peer",
+        "testing",
+        "simulate",
+        "local",
+        "monitor",
+        "cli",
+        "api",
+    ]
 )
 """Rooms that the spine is read without: what they do for it is handed in by `peer`, through a protocol."""
 

@@ -19,9 +19,6 @@ from swarmnet.config import toml
 from swarmnet.config.check import layer
 from swarmnet.config.peer import Mesh
 from swarmnet.errors import UsageError
-from swarmnet.local.audit import Audit
-from swarmnet.local.fault import KINDS, Kill
-from swarmnet.local.lies import choose_liars, parse_liars
 from swarmnet.local.options import LocalOptions
 from swarmnet.local.prepare import FIELDS, absolute, choose, parse_meshes, resume
 from swarmnet.local.progress import NAMES, SwarmProgress
@@ -29,6 +26,9 @@ from swarmnet.manifest.file import change
 from swarmnet.manifest.schema import Manifest
 from swarmnet.net.identity import LOCK_FILE, FileLock
 from swarmnet.telemetry.events import EventReader
+from swarmnet.testing.byzantine import choose_liars, parse_liars
+from swarmnet.testing.fault import KINDS, Kill
+from swarmnet.testing.invariants import Audit
 
 BEGAN = "began"
 """The supervisor's event at the start of each life of a run."""

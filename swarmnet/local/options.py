@@ -9,10 +9,10 @@ from typing import Annotated, Literal
 from swarmnet.config.peer import Shard, listen_at
 from swarmnet.config.table import CliOption
 from swarmnet.errors import UsageError
-from swarmnet.local import fault
-from swarmnet.local.fault import Fault, Kill, KillAll, KillRank
-from swarmnet.local.lies import parse_liars
 from swarmnet.manifest import presets
+from swarmnet.testing import fault
+from swarmnet.testing.byzantine import parse_liars
+from swarmnet.testing.fault import Fault, Kill, KillAll, KillRank
 
 MOST = 1000
 """Stages, replicas of one, ranks, trainers, microbatches in flight: no machine makes use of more."""

@@ -23,7 +23,6 @@ from swarmnet.data.windows import with_digests
 from swarmnet.errors import UsageError
 from swarmnet.host import available_memory
 from swarmnet.ids import RunId
-from swarmnet.local.fault import stage_of
 from swarmnet.local.options import MOST, LocalOptions
 from swarmnet.manifest import file
 from swarmnet.manifest.codec_names import named_by
@@ -37,6 +36,7 @@ from swarmnet.net.identity import Identity
 from swarmnet.peer.devices import choose_layout
 from swarmnet.ranks.layout import MeshLayout
 from swarmnet.telemetry.text import counted
+from swarmnet.testing.fault import stage_of
 from swarmnet.wire import codecs
 
 _INVITED_S = 10 * 365 * 24 * 3600.0

@@ -8,7 +8,7 @@ on, so that reading one twice changes nothing:
     go_on   id: hold no longer, or not at all, for that order
     links   cut: peer ids; paces: [bytes_per_s, latency_s] by peer id; the state of this child's links, whole
     trace   say what is worked on, microbatch by microbatch
-    lie     kind, seed: compute falsely, from the start on (`local.lies`)
+    lie     kind, seed: compute falsely, from the start on (`testing.byzantine`)
 
 Peer ids are learned from the children; a link rule reaches a child as soon as both ends have one.
 """
@@ -18,18 +18,18 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 from swarmnet.config import toml
 from swarmnet.config.peer import PeerConfig, listen_at
-from swarmnet.local.fault import Fault, Partition, Slow, member_of
 from swarmnet.net.stop import asking
 from swarmnet.ranks.launcher import ChildCall, Launcher
 from swarmnet.telemetry.events import EventLog, EventReader
+from swarmnet.testing.fault import Fault, links_of
 
 START_S = 60.0
 """How long a start may take once all is imported: a fork takes milliseconds."""
@@ -82,7 +82,7 @@ def swarmnet_command(spec: ChildSpec) -> list[str]:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(toml.write(spec.config), encoding="utf-8")
     if spec.orders is not None:
-        return ["-m", "swarmnet.local.child", str(path), str(spec.orders)]
+        return ["-m", "swarmnet.testing.injector", str(path), str(spec.orders)]
     role = ["trainer"] if "trainer" in spec.config.roles else ["peer", "--no-restart"]
     return ["-m", "swarmnet", *role, "--config", str(path)]
 
@@ -223,13 +223,6 @@ class Interrupt:
 # ---------------------------------------------------------------- orders
 
 
-class LinkLimit(NamedTuple):
-    """A slow link: bytes_per_s 0 means unlimited."""
-
-    bytes_per_s: float
-    latency_s: float
-
-
 class FaultOrders:
     """Who is not open here has no faults below it, and is told nothing. trace: all say what they work on."""
 
@@ -281,25 +274,3 @@ class FaultOrders:
         if links != self._said.get(name, {"cut": [], "paces": {}}):
             self._said[name] = links
             self.send(name, "links", **links)
-
-
-def links_of(name: str, rules: Iterable[Fault], others: Iterable[str]) -> tuple[set[str], Mapping[str, LinkLimit]]:
-    """Under these partitions and slow links: whom `name` cannot reach, and at what pace it reaches whom.
-
-    A process in no group of a partition reaches everybody. Of several slow links between two the slowest counts.
-    """
-    cut: set[str] = set()
-    paces: dict[str, LinkLimit] = {}
-    for rule in rules:
-        mine = member_of(rule.groups, name)
-        for other in others:
-            theirs = member_of(rule.groups, other)
-            if other == name:
-                continue
-            if isinstance(rule, Partition) and None not in (mine, theirs) and mine != theirs:
-                cut.add(other)
-            elif isinstance(rule, Slow) and (mine is not None or theirs is not None):
-                before = paces.get(other, LinkLimit(0.0, 0.0))
-                rates = [rate for rate in (before.bytes_per_s, rule.bytes_per_s) if rate]
-                paces[other] = LinkLimit(min(rates, default=0.0), max(before.latency_s, rule.latency_s))
-    return cut, paces

@@ -13,7 +13,6 @@ from typing import Any
 
 from rich.console import Console
 
-from swarmnet.local.audit import FP32_STEPS, AuditResult, Comparison
 from swarmnet.local.progress import SwarmProgress
 from swarmnet.local.screen import say
 from swarmnet.manifest.schema import Manifest
@@ -21,6 +20,7 @@ from swarmnet.telemetry.log import plain
 from swarmnet.telemetry.plot import Mark, draw_curve
 from swarmnet.telemetry.screen import duration
 from swarmnet.telemetry.text import typed
+from swarmnet.testing.invariants import FP32_STEPS, AuditResult, Comparison
 
 INTERRUPTED = "interrupted"
 UNCOMPARED = "the swarm finished; only the comparison with one process was interrupted"

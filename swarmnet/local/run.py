@@ -13,9 +13,6 @@ from rich.console import Console
 from swarmnet.errors import UsageError
 from swarmnet.host import cores
 from swarmnet.local import earlier
-from swarmnet.local.audit import compare
-from swarmnet.local.fault import Fault, KillRank, unlikely
-from swarmnet.local.lies import choose_liars, parse_liars
 from swarmnet.local.options import LocalOptions
 from swarmnet.local.prepare import in_words, mesh_of, meshed, parse_meshes, resume
 from swarmnet.local.processes import Child, ChildSpec, Interrupt, stop
@@ -39,6 +36,9 @@ from swarmnet.ranks.launcher import Launcher, LauncherLost
 from swarmnet.telemetry.events import EventReader
 from swarmnet.telemetry.text import typed
 from swarmnet.telemetry.trace import check_trace, merge
+from swarmnet.testing.byzantine import choose_liars, parse_liars
+from swarmnet.testing.fault import Fault, KillRank, unlikely
+from swarmnet.testing.invariants import compare
 
 PROCESSES_PER_CORE = 8
 """With more, most of the machine's time goes into starting them and passing on."""

@@ -22,18 +22,6 @@ from rich.console import Console
 from swarmnet.config.peer import Log, LogLevel, PeerConfig
 from swarmnet.host import OomKills
 from swarmnet.local import earlier
-from swarmnet.local.audit import Audit
-from swarmnet.local.fault import Drain, Fault, Join, Kill, KillAll, KillRank, Stop, member_of
-from swarmnet.local.faults import (
-    Action,
-    FaultAction,
-    FaultEnded,
-    FaultPostponed,
-    Faults,
-    HoldAction,
-    ReleaseAction,
-    RestartAction,
-)
 from swarmnet.local.options import LocalOptions
 from swarmnet.local.prepare import Meshes, Prepared, device_of, mesh_of, meshed, prepare, record
 from swarmnet.local.processes import (
@@ -53,6 +41,18 @@ from swarmnet.local.screen import SwarmScreen
 from swarmnet.net.admission_files import invitation_beside
 from swarmnet.ranks.launcher import Launcher, LauncherLost
 from swarmnet.telemetry.events import LATER, EventLog, EventReader
+from swarmnet.testing.fault import Drain, Fault, Join, Kill, KillAll, KillRank, Stop, member_of
+from swarmnet.testing.invariants import Audit
+from swarmnet.testing.schedule import (
+    Action,
+    FaultAction,
+    FaultEnded,
+    FaultPostponed,
+    FaultSchedule,
+    HoldAction,
+    ReleaseAction,
+    RestartAction,
+)
 
 TRACE = "trace.json"
 """Of each peer, in its directory."""
@@ -172,7 +172,7 @@ class Supervisor:
         self.swarm, self.timing, self.launcher = swarm, swarm.kit.timing, launcher
         self.screen, self.interrupt = screen, interrupt
         self.progress, self.audit = swarm.books()
-        self.faults = Faults(
+        self.faults = FaultSchedule(
             faults,
             replicas=swarm.replicas,
             steps=self.progress.steps,

@@ -2,7 +2,7 @@
 
 Peers and trainers stand on it. It knows the run's id and nothing of what is said.
 
-`Wrap` is what a test bench puts between a process and the network: `swarmnet local --chaos` does (local/child.py),
+`Wrap` is what a test bench puts between a process and the network: `swarmnet local --chaos` does (testing/injector.py),
 production passes nothing.
 """
 

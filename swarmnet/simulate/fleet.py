@@ -20,12 +20,12 @@ from swarmnet.config import toml
 from swarmnet.config.check import SettingsLayer, check, resolve
 from swarmnet.config.table import CliOption, Count, Positive, Table, says
 from swarmnet.errors import UsageError
-from swarmnet.local import fault
-from swarmnet.local.fault import Fault, Kill, KillRank
 from swarmnet.manifest.schema import Protocol
 from swarmnet.peer.rebalance import Rules
 from swarmnet.simulate.links import Links
 from swarmnet.simulate.plan import Plan
+from swarmnet.testing import fault
+from swarmnet.testing.fault import Fault, Kill, KillRank
 
 ABSTRACT_ABOVE = 600
 """Peers of a fleet whose rounds and directory are modelled, if nobody says otherwise."""

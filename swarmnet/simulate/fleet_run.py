@@ -1,6 +1,6 @@
 """Runs a fleet, does its faults to it, and says what came of it.
 
-The faults are decided by `local.faults`, as in a swarm of real processes, and the swarm holds every sum and every
+The faults are decided by `testing.schedule`, as in a swarm of real processes, and the swarm holds every sum and every
 version of the weights against those of a single process.
 """
 
@@ -21,11 +21,11 @@ from typing import Any
 
 from swarmnet.errors import SwarmError
 from swarmnet.ids import PeerId
-from swarmnet.local.fault import Drain, Fault, Join, Kill, Partition, Slow, Stop, names, stage_of
-from swarmnet.local.faults import Action, FaultAction, FaultEnded, Faults, RestartAction
 from swarmnet.messages import Control, Request
 from swarmnet.simulate.fleet import Fleet, Machine, shape
 from swarmnet.simulate.swarm import Node, Swarm
+from swarmnet.testing.fault import Drain, Fault, Join, Kill, Partition, Slow, Stop, names, stage_of
+from swarmnet.testing.schedule import Action, FaultAction, FaultEnded, FaultSchedule, RestartAction
 from swarmnet.wire.convert import write_control, write_request
 from swarmnet.wire.deflate import Deflater
 from swarmnet.wire.peer_ids import peer_id_from_public_bytes
@@ -113,9 +113,9 @@ class FleetSimulation:
         self.swarm = swarm = Swarm(fleet.plan, fleet.seed)
         swarm.detailed = False
         self._rng = random.Random(f"{fleet.seed}/whom")
-        self._faults: Faults | None = None
+        self._faults: FaultSchedule | None = None
         if fleet.faults or fleet.kill_every_s:
-            self._faults = Faults(
+            self._faults = FaultSchedule(
                 fleet.faults,
                 replicas={name: stage_of(name) or 0 for name in fleet.machines},
                 steps=fleet.plan.steps,

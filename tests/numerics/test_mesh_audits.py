@@ -30,7 +30,6 @@ from test_recompute import (
 from swarmnet.audit.cases import TOLERANCE
 from swarmnet.engine.torch_engine import TorchEngine
 from swarmnet.errors import RankLost, Refused, RejectCode
-from swarmnet.local.lies import Deceit, LyingBackend
 from swarmnet.manifest.schema import Averaging, Manifest
 from swarmnet.messages import AuditData
 from swarmnet.peer.engines import torch_engine
@@ -40,6 +39,7 @@ from swarmnet.ranks import supervisor
 from swarmnet.ranks.backend import MeshBackend
 from swarmnet.ranks.layout import MeshLayout
 from swarmnet.stage.seams import Recomputed
+from swarmnet.testing.byzantine import Deceit, LyingBackend
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

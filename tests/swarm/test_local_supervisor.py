@@ -437,7 +437,7 @@ def test_what_children_are_told(tmp_path: Path) -> None:
     assert toml.read(Path(file))["bootstrap"] == ["/ip4/1/tcp/2"]
     trainer = replace(spec, config=config.model_copy(update={"roles": ("trainer",), "stages": ()}))
     assert swarmnet_command(trainer) == ["-m", "swarmnet", "trainer", "--config", file]
-    assert swarmnet_command(replace(spec, orders=Path("orders"))) == ["-m", "swarmnet.local.child", file, "orders"]
+    assert swarmnet_command(replace(spec, orders=Path("orders"))) == ["-m", "swarmnet.testing.injector", file, "orders"]
     assert child_environment({"SWARMNET_PORT": "1", "HOME": "/h", "OMP_NUM_THREADS": "8"}) == {
         "HOME": "/h",
         "OMP_NUM_THREADS": "1",

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from swarmnet.local.faults import Action, Faults
+from swarmnet.testing.schedule import Action, FaultSchedule
 
 
-def at(faults: Faults, name: str, version: int, *, now: float, took: bool = False) -> list[Action]:
+def at(faults: FaultSchedule, name: str, version: int, *, now: float, took: bool = False) -> list[Action]:
     """`name` holds `version`. took: it has just taken its state from others."""
     how = {"event": "synced", "how": "snapshot"} if took else {"event": "applied"}
     return faults.on(name, {"version": version, **how}, now=now)
 
 
-def holds(faults: Faults, name: str, hold: str, *, now: float) -> list[Action]:
+def holds(faults: FaultSchedule, name: str, hold: str, *, now: float) -> list[Action]:
     """`name` holds where it was told to."""
     return faults.on(name, {"event": "reached", "hold": hold}, now=now)
 
 
-def asked(faults: Faults, name: str, *, now: float) -> list[Action]:
+def asked(faults: FaultSchedule, name: str, *, now: float) -> list[Action]:
     """`name` asks for a snapshot."""
     return faults.on(name, {"event": "asking"}, now=now)
 
 
-def ranks(faults: Faults, name: str, number: int, *, now: float) -> list[Action]:
+def ranks(faults: FaultSchedule, name: str, number: int, *, now: float) -> list[Action]:
     """`name` has so many rank processes now; 0: it has lost them."""
     started = {"event": "mesh_started", "pids": list(range(number))}
     return faults.on(name, started if number else {"event": "rank_lost"}, now=now)

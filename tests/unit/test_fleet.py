@@ -10,8 +10,8 @@ from swarmnet.cli.frame import BAD_INPUT, run
 from swarmnet.cli.line import read_fleet
 from swarmnet.config.check import layer
 from swarmnet.errors import UsageError
-from swarmnet.local.fault import Join, Kill, stage_of
 from swarmnet.simulate.fleet import Fleet, read
+from swarmnet.testing.fault import Join, Kill, stage_of
 
 ROOT = Path(__file__).parents[2]
 

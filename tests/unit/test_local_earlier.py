@@ -12,15 +12,15 @@ from rich.console import Console
 
 from swarmnet.errors import UsageError
 from swarmnet.local import earlier
-from swarmnet.local.audit import Audit, AuditResult
 from swarmnet.local.earlier import await_end, finished, lives, members, replay
-from swarmnet.local.fault import kill_all
 from swarmnet.local.options import LocalOptions
 from swarmnet.local.progress import Point, ReplicaView, SwarmProgress
 from swarmnet.local.report import RunOutcome, print_summary, summary
 from swarmnet.local.screen import SwarmScreen
 from swarmnet.manifest.schema import Manifest
 from swarmnet.net.identity import own_identity
+from swarmnet.testing.fault import kill_all
+from swarmnet.testing.invariants import Audit, AuditResult
 
 GOOD: dict[str, Any] = {
     "event": "committed",

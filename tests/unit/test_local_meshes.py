@@ -13,13 +13,13 @@ from fault_events import at, holds, ranks
 from swarmnet.config.peer import Mesh
 from swarmnet.errors import UsageError
 from swarmnet.local import earlier
-from swarmnet.local.fault import Fault, KillRank, flagged
-from swarmnet.local.faults import Action, FaultAction, FaultPostponed, Faults, HoldAction, ReleaseAction
 from swarmnet.local.options import LocalOptions
 from swarmnet.local.prepare import device_of, in_words, mesh_of, meshed, parse_meshes, record
 from swarmnet.local.progress import ReplicaView, SwarmProgress
 from swarmnet.local.screen import News
 from swarmnet.manifest.schema import Manifest, Model, Training
+from swarmnet.testing.fault import Fault, KillRank, flagged
+from swarmnet.testing.schedule import Action, FaultAction, FaultPostponed, FaultSchedule, HoldAction, ReleaseAction
 
 MANIFEST = Manifest(
     model=Model(num_heads=8, num_kv_heads=4, intermediate_size=96, vocab_size=258),
@@ -103,9 +103,9 @@ def test_a_run_that_goes_on_keeps_its_ranks(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- a rank is killed
 
 
-def machine(*faults: Fault, meshed: tuple[str, ...] = ("s1-r0", "s1-r1")) -> Faults:
+def machine(*faults: Fault, meshed: tuple[str, ...] = ("s1-r0", "s1-r1")) -> FaultSchedule:
     replicas = {name: int(name[1]) for name in REPLICAS}
-    found = Faults(faults, replicas=replicas, steps=20, rng=random.Random(0), meshed=meshed)
+    found = FaultSchedule(faults, replicas=replicas, steps=20, rng=random.Random(0), meshed=meshed)
     for name in REPLICAS:
         assert found.started(name, now=0.0) == []
     for name in meshed:
@@ -113,7 +113,7 @@ def machine(*faults: Fault, meshed: tuple[str, ...] = ("s1-r0", "s1-r1")) -> Fau
     return found
 
 
-def bring(faults: Faults, version: int, *, now: float) -> list[Action]:
+def bring(faults: FaultSchedule, version: int, *, now: float) -> list[Action]:
     return [act for name in REPLICAS for act in at(faults, name, version, now=now)]
 
 

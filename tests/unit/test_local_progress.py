@@ -8,11 +8,11 @@ from typing import Any
 
 from rich.console import Console
 
-from swarmnet.local.audit import AuditResult
 from swarmnet.local.progress import ReplicaView, SwarmProgress
 from swarmnet.local.report import RunOutcome, print_summary
 from swarmnet.local.screen import SwarmScreen, duration, headline
 from swarmnet.manifest.schema import Manifest
+from swarmnet.testing.invariants import AuditResult
 
 
 def fresh(steps: int = 3) -> SwarmProgress:

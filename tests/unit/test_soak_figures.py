@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from benchmark_modules import load
 
-from swarmnet.local import fault
+from swarmnet.testing import fault
 
 soak = load("soak")
 

@@ -1,4 +1,4 @@
-"""A peer or trainer with faults below it, as a process: `python -m swarmnet.local.child PEER.toml ORDERS`.
+"""A peer or trainer with faults below it, as a process: `python -m swarmnet.testing.injector PEER.toml ORDERS`.
 
 The same `run_peer` and `run_trainer` as `swarmnet peer` and `swarmnet trainer`, which know nothing of orders. What the
 orders say stands between its protocol and its engine, and its network. A child holds in a phase by taking longer there,
@@ -23,9 +23,6 @@ from swarmnet.config.check import check
 from swarmnet.config.peer import PeerConfig
 from swarmnet.errors import PeerTimeout, UsageError
 from swarmnet.ids import PeerId
-from swarmnet.local.fault import Moment, Phase
-from swarmnet.local.lies import SENDS, Deceit, FalseSender, Wary, lying_engine
-from swarmnet.local.processes import LinkLimit
 from swarmnet.manifest.file import load
 from swarmnet.messages import Answer, Commit, Control, Packed, Request, Running, SnapshotPiece, SnapshotRequest
 from swarmnet.net.endpoint import Wrap
@@ -33,6 +30,8 @@ from swarmnet.net.identity import IDENTITY_FILE, Identity
 from swarmnet.peer.run import run_peer
 from swarmnet.stage.seams import Compute, Engine, Stash, Summation
 from swarmnet.telemetry.events import EventLog, EventReader
+from swarmnet.testing.byzantine import SENDS, Deceit, FalseSender, Wary, lying_engine
+from swarmnet.testing.fault import LinkLimit, Moment, Phase
 from swarmnet.trainer.run import run_trainer
 from swarmnet.transport import ReadPayload, Service, Transport
 

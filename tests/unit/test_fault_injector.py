@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from swarmnet.errors import PeerTimeout
-from swarmnet.local.child import BREAK_S, FaultyService, FaultyTransport, Interposed, held_engine
-from swarmnet.local.fault import Partition, Slow
 from swarmnet.local.processes import FaultOrders
 from swarmnet.messages import ManifestRequest, Packed, Running, SnapshotPiece, SnapshotRequest
 from swarmnet.simulate.clock import VirtualLoop
 from swarmnet.stage.seams import Engine
 from swarmnet.telemetry.events import EventReader
+from swarmnet.testing.fault import Partition, Slow
+from swarmnet.testing.injector import BREAK_S, FaultyService, FaultyTransport, Interposed, held_engine
 
 TOLD = ("hello", "again", "bye")
 

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.errors import UsageError
-from swarmnet.local import fault
-from swarmnet.local.fault import Fault, Kill
-from swarmnet.local.faults import Action, FaultAction, FaultPostponed, Faults, RestartAction
 from swarmnet.local.options import LocalOptions
+from swarmnet.testing import fault
+from swarmnet.testing.fault import Fault, Kill
+from swarmnet.testing.schedule import Action, FaultAction, FaultPostponed, FaultSchedule, RestartAction
 
 STEPS = 20
 
@@ -22,12 +22,12 @@ def kill_order(stage: int, step: int) -> Fault:
     return Kill(stage=stage, step=step).named(f"kill {stage}@{step}")
 
 
-def machine(*kills: Fault, replicas: int = 2, every_s: float | None = None, seed: int = 0) -> Faults:
+def machine(*kills: Fault, replicas: int = 2, every_s: float | None = None, seed: int = 0) -> FaultSchedule:
     names = {f"s{stage}-r{number}": stage for stage in range(2) for number in range(replicas)}
-    return Faults(kills, replicas=names, steps=STEPS, rng=random.Random(seed), every_s=every_s, restart_s=1.0)
+    return FaultSchedule(kills, replicas=names, steps=STEPS, rng=random.Random(seed), every_s=every_s, restart_s=1.0)
 
 
-def bring(churn: Faults, version: int, *names: str, now: float) -> list[Action]:
+def bring(churn: FaultSchedule, version: int, *names: str, now: float) -> list[Action]:
     return [action for name in names for action in at(churn, name, version, now=now)]
 
 

@@ -22,7 +22,7 @@ import random
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, PrivateAttr, create_model, model_validator
 
@@ -292,6 +292,35 @@ def member_of(groups: Sequence[Iterable[str]], name: str) -> int | None:
         if any(names(selector, name) for selector in group):
             return number
     return None
+
+
+class LinkLimit(NamedTuple):
+    """A slow link: bytes_per_s 0 means unlimited."""
+
+    bytes_per_s: float
+    latency_s: float
+
+
+def links_of(name: str, rules: Iterable[Fault], others: Iterable[str]) -> tuple[set[str], Mapping[str, LinkLimit]]:
+    """Under these partitions and slow links: whom `name` cannot reach, and at what pace it reaches whom.
+
+    A process in no group of a partition reaches everybody. Of several slow links between two the slowest counts.
+    """
+    cut: set[str] = set()
+    paces: dict[str, LinkLimit] = {}
+    for rule in rules:
+        mine = member_of(rule.groups, name)
+        for other in others:
+            theirs = member_of(rule.groups, other)
+            if other == name:
+                continue
+            if isinstance(rule, Partition) and None not in (mine, theirs) and mine != theirs:
+                cut.add(other)
+            elif isinstance(rule, Slow) and (mine is not None or theirs is not None):
+                before = paces.get(other, LinkLimit(0.0, 0.0))
+                rates = [rate for rate in (before.bytes_per_s, rule.bytes_per_s) if rate]
+                paces[other] = LinkLimit(min(rates, default=0.0), max(before.latency_s, rule.latency_s))
+    return cut, paces
 
 
 # ---------------------------------------------------------------- from flags and files

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from swarmnet.local.fault import TRANSFERS, Drain, Fault, Join, Kill, KillRank, Partition, Slow, Stop, member_of
+from swarmnet.testing.fault import TRANSFERS, Drain, Fault, Join, Kill, KillRank, Partition, Slow, Stop, member_of
 
 ASK_S = 15.0
 """A replica held for a joiner is let go after this, whether the joiner has asked or not."""
@@ -126,7 +126,7 @@ class Lasting:
     joiner: str = ""
 
 
-class Faults:
+class FaultSchedule:
     """One swarm's troubles.
 
     Each method takes in one thing that has happened and returns what is to be done now.

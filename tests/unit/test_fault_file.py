@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from swarmnet.errors import UsageError
-from swarmnet.local.fault import (
+from swarmnet.testing.fault import (
     SHORTHAND,
     Drain,
     Fault,

@@ -16,9 +16,17 @@ from rich.console import Console
 
 from swarmnet.errors import Refused, UsageError
 from swarmnet.ids import Ballot, Chain, Generation, PeerId
-from swarmnet.local.audit import AuditResult
-from swarmnet.local.child import Interposed, held_engine
-from swarmnet.local.lies import (
+from swarmnet.local.progress import ReplicaView, SwarmProgress
+from swarmnet.local.report import RunOutcome, print_summary, summary
+from swarmnet.local.run import _judge
+from swarmnet.manifest.schema import Averaging, Cut, Manifest, Model, Training
+from swarmnet.messages import AuditRequest, Gradient, ManifestRequest, MemberState, Process, Sent, Stamp
+from swarmnet.peer.engines import torch_engine
+from swarmnet.pipeline.works import digest
+from swarmnet.ranks.device_backend import DeviceBackend
+from swarmnet.stage.seams import Engine, Reduced
+from swarmnet.statement import statement
+from swarmnet.testing.byzantine import (
     KINDS,
     QUIET_STEPS,
     Deceit,
@@ -31,16 +39,8 @@ from swarmnet.local.lies import (
     choose_liars,
     parse_liars,
 )
-from swarmnet.local.progress import ReplicaView, SwarmProgress
-from swarmnet.local.report import RunOutcome, print_summary, summary
-from swarmnet.local.run import _judge
-from swarmnet.manifest.schema import Averaging, Cut, Manifest, Model, Training
-from swarmnet.messages import AuditRequest, Gradient, ManifestRequest, MemberState, Process, Sent, Stamp
-from swarmnet.peer.engines import torch_engine
-from swarmnet.pipeline.works import digest
-from swarmnet.ranks.device_backend import DeviceBackend
-from swarmnet.stage.seams import Engine, Reduced
-from swarmnet.statement import statement
+from swarmnet.testing.injector import Interposed, held_engine
+from swarmnet.testing.invariants import AuditResult
 from swarmnet.wire import codecs
 
 REPLICAS = {f"s{stage}-r{number}": stage for number in range(4) for stage in range(3)}

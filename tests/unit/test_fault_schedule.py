@@ -1,4 +1,4 @@
-"""Faults: what is held, struck, let go; who may be taken away; what lasts and ends. Beside test_local_kills."""
+"""A schedule of faults: who is held, struck and released; who may be taken away; what lasts and ends."""
 
 from __future__ import annotations
 
@@ -9,33 +9,46 @@ from fault_events import asked, at, holds
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnet.local.fault import Drain, Fault, Join, Kill, KillAll, Partition, Slow, Stop, member_of, names, unlikely
-from swarmnet.local.faults import (
+from swarmnet.testing.fault import (
+    Drain,
+    Fault,
+    Join,
+    Kill,
+    KillAll,
+    LinkLimit,
+    Partition,
+    Slow,
+    Stop,
+    links_of,
+    member_of,
+    names,
+    unlikely,
+)
+from swarmnet.testing.schedule import (
     ASK_S,
     WAIT_S,
     Action,
     FaultAction,
     FaultEnded,
     FaultPostponed,
-    Faults,
+    FaultSchedule,
     HoldAction,
     ReleaseAction,
     RestartAction,
 )
-from swarmnet.local.processes import LinkLimit, links_of
 
 STEPS = 20
 NAMES = {f"s{stage}-r{number}": stage for stage in range(2) for number in range(3)}
 
 
-def machine(*faults: Fault, seed: int = 0) -> Faults:
-    found = Faults(faults, replicas=NAMES, steps=STEPS, rng=random.Random(seed))
+def machine(*faults: Fault, seed: int = 0) -> FaultSchedule:
+    found = FaultSchedule(faults, replicas=NAMES, steps=STEPS, rng=random.Random(seed))
     for name in NAMES:
         assert found.started(name, now=0.0) == []
     return found
 
 
-def bring(faults: Faults, version: int, *, now: float, whom: list[str] | None = None) -> list[Action]:
+def bring(faults: FaultSchedule, version: int, *, now: float, whom: list[str] | None = None) -> list[Action]:
     return [act for name in whom or NAMES for act in at(faults, name, version, now=now)]
 
 
@@ -50,7 +63,7 @@ def struck(acts: list[Action], kind: type[Fault]) -> list[FaultAction]:
 KILL = Kill(stage=1, step=3, phase="backward", moment="end").named("k")
 
 
-def armed(fault: Fault) -> tuple[Faults, HoldAction]:
+def armed(fault: Fault) -> tuple[FaultSchedule, HoldAction]:
     faults = machine(fault)
     (hold,) = only([act for version in range(3) for act in bring(faults, version, now=float(version))], HoldAction)
     return faults, hold
@@ -293,7 +306,7 @@ def test_whatever_takes_a_replica_away_leaves_a_good_one(orders: list[Fault], mo
     """The law, from outside: at each kill, stop and drain of a replica with state another one of its stage is up, is
     not stopped or leaving, and holds the newest version ever shown. Whoever is stopped goes on; whoever holds is
     let go, or dies."""
-    faults = Faults(orders, replicas=NAMES, steps=STEPS, rng=random.Random(seed))
+    faults = FaultSchedule(orders, replicas=NAMES, steps=STEPS, rng=random.Random(seed))
     version: dict[str, int | None] = dict.fromkeys(NAMES)
     up, away, holding = dict.fromkeys(NAMES, True), set(), {}
     newest, stopped, now = {0: -1, 1: -1}, set(), 0.0

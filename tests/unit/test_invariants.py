@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnet.local.audit import FP32_TOLERANCE, Audit, compare, multiplicity
+from swarmnet.testing.invariants import FP32_TOLERANCE, Audit, compare, multiplicity
 
 M = 8
 GOOD: dict[str, Any] = {

@@ -1,0 +1,8 @@
+"""Faults for a swarm under test, and what must hold all the same: for `swarmnet local`, `swarmnet simulate` and tests.
+
+fault.py       one `Fault`, the names it strikes, and its text: chaos files, `--kill`, `random:SEED`
+schedule.py    when a fault is due, which replica it strikes, who is started again
+injector.py    a peer or trainer as a process with faults below it
+byzantine.py   replicas that compute or send something else
+invariants.py  each index once, equal digests, the losses of one process
+"""
