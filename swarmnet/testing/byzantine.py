@@ -22,7 +22,7 @@ from swarmnet.pipeline.works import digest
 from swarmnet.quorum import quorum
 from swarmnet.stage.seams import Compute, Contribution, Engine, Reduced, Summation
 from swarmnet.statement import statement
-from swarmnet.transport import ReadPayload, Service, Transport
+from swarmnet.transport import ReadPayload
 
 if TYPE_CHECKING:
     import torch
@@ -142,6 +142,17 @@ class Deceit:
         self._quiet_until = self.step + QUIET_STEPS
 
 
+class Double:
+    """Stands in for `inner` in a test: it does what its class says, and everything else as `inner` does."""
+
+    def __init__(self, inner: object) -> None:
+        # An interface does not say all that is asked of what implements it.
+        self._inner: Any = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
 # ---------------------------------------------------------------- microbatches
 
 
@@ -156,26 +167,25 @@ class _FalseWork:
     keeps: bool = False
 
 
-class LyingBackend:
-    """A `StageBackend` that lies about microbatches. What is not here is the inner one's."""
+class LyingBackend(Double):
+    """A `StageBackend` that lies about microbatches."""
 
-    def __init__(self, inner: Any, deceit: Deceit) -> None:
+    def __init__(self, inner: object, deceit: Deceit) -> None:
         import torch
 
-        self._inner, self._deceit = inner, deceit
+        super().__init__(inner)
+        self._deceit = deceit
         self._noise = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(deceit.seed.encode()).digest()[:6]))
         self._kept_at, self._kept_output = -1, torch.empty(0)
         self._kept_answer: torch.Tensor | None = None
         self._inputs: list[tuple[int, torch.Tensor, torch.Tensor | None]] = []  # one of each of the last two steps
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
     def forward(
         self, step: int, tokens: torch.Tensor, hidden: torch.Tensor | None, *, train: bool
     ) -> tuple[torch.Tensor, object | None]:
         if not train:  # what nobody counts is not worth a lie
-            return cast("tuple[torch.Tensor, object | None]", self._inner.forward(step, tokens, hidden, train=False))
+            output, work = self._inner.forward(step, tokens, hidden, train=False)
+            return output, work
         lies, like = self._deceit.lies(step), hidden
         match self._deceit.kind:
             case "stale" if lies:
@@ -238,31 +248,27 @@ class LyingBackend:
 # ---------------------------------------------------------------- sums and audits
 
 
-class LyingSums:
-    """A Summation that hands out false sums. What is not here is the inner one's."""
+class LyingSums(Double):
+    """A Summation that hands out false sums."""
 
-    def __init__(self, inner: Summation, compute: Compute, deceit: Deceit) -> None:
-        self._inner, self._compute, self._deceit = inner, cast(Any, compute), deceit
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
+    def __init__(self, inner: object, compute: object, deceit: Deceit) -> None:
+        super().__init__(inner)
+        self._compute, self._deceit = cast(Any, compute), deceit
 
     async def reduce(self, contributions: Sequence[Contribution], start: int, stop: int, *, hop: int = 0) -> Reduced:
         from swarmnet.wire import codecs
 
-        reduced = await self._inner.reduce(contributions, start, stop, hop=hop)
+        reduced: Reduced = await self._inner.reduce(contributions, start, stop, hop=hop)
         self._deceit.lied(self._compute.version, -1)
         return replace(reduced, packed=codecs.encode(reduced.packed.codec, -codecs.decode(reduced.packed)))
 
 
-class LyingCompute:
-    """A Compute that finds in others' work what suits it. What is not here is the inner one's."""
+class LyingCompute(Double):
+    """A Compute that finds in others' work what suits it."""
 
-    def __init__(self, inner: Compute, deceit: Deceit) -> None:
-        self._inner, self._deceit = cast(Any, inner), deceit
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
+    def __init__(self, inner: object, deceit: Deceit) -> None:
+        super().__init__(inner)
+        self._deceit = deceit
 
     async def recompute(self, step: int, *asked: Any) -> Any:
         # A colluding replica reports nothing about any other: a false finding would be proof against itself.
@@ -289,18 +295,15 @@ def lying_engine(inner: Engine, deceit: Deceit) -> Engine:
     return inner
 
 
-class FalseSender:
-    """A Transport that sends the other sign of what was computed, and signs that; a feeder's claims nothing. What is
-    not here is the inner one's.
+class FalseSender(Double):
+    """A Transport that sends the other sign of what was computed, and signs that; a feeder's claims nothing.
 
     sign: as this peer.
     """
 
-    def __init__(self, inner: Transport, deceit: Deceit, sign: Callable[[bytes], bytes]) -> None:
-        self._inner, self._deceit, self._sign = inner, deceit, sign
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
+    def __init__(self, inner: object, deceit: Deceit, sign: Callable[[bytes], bytes]) -> None:
+        super().__init__(inner)
+        self._deceit, self._sign = deceit, sign
 
     def tell(self, peer: PeerId, message: Control) -> None:
         if isinstance(message, MemberState) and self._deceit.kind == "feeder":
@@ -315,7 +318,8 @@ class FalseSender:
             hidden = negated(hidden)
             request = replace(request, sents=false_words(request.sents, (tokens, hidden), self._deceit, self._sign))
             payload = tokens, hidden, proof
-        return self._inner.call(peer, request, payload, deadline=deadline)
+        answers: AsyncGenerator[Answer, None] = self._inner.call(peer, request, payload, deadline=deadline)
+        return answers
 
 
 def negated(packed: Packed) -> Packed:
@@ -335,15 +339,13 @@ def false_words(
     return replace(false, signature=sign(statement(false))), *others
 
 
-class Wary:
+class Wary(Double):
     """A Service that notices when somebody looks at its work, and that answers falsely if it is a false sender's. sign:
     as this peer."""
 
-    def __init__(self, inner: Service, deceit: Deceit, sign: Callable[[bytes], bytes]) -> None:
-        self._inner, self._deceit, self._sign = inner, deceit, sign
-
-    def on_tell(self, caller: PeerId, message: Control) -> None:
-        self._inner.on_tell(caller, message)
+    def __init__(self, inner: object, deceit: Deceit, sign: Callable[[bytes], bytes]) -> None:
+        super().__init__(inner)
+        self._deceit, self._sign = deceit, sign
 
     async def on_call(self, caller: PeerId, request: Request, payload: ReadPayload) -> AsyncGenerator[Answer, None]:
         if isinstance(request, AuditRequest):
@@ -355,9 +357,3 @@ class Wary:
                     words = false_words(answer.sents, false, self._deceit, self._sign)
                     answer = replace(answer, payload=false, sents=words)
                 yield answer
-
-    def on_reached(self, peer: PeerId) -> None:
-        self._inner.on_reached(peer)
-
-    def on_gone(self, peer: PeerId, *, definite: bool) -> None:
-        self._inner.on_gone(peer, definite=definite)

@@ -28,9 +28,9 @@ from swarmnet.messages import Answer, Commit, Control, Packed, Request, Running,
 from swarmnet.net.endpoint import Wrap
 from swarmnet.net.identity import IDENTITY_FILE, Identity
 from swarmnet.peer.run import run_peer
-from swarmnet.stage.seams import Compute, Engine, Stash, Summation
+from swarmnet.stage.seams import Compute, Engine, OuterStep, Stash, Summation
 from swarmnet.telemetry.events import EventLog, EventReader
-from swarmnet.testing.byzantine import SENDS, Deceit, FalseSender, Wary, lying_engine
+from swarmnet.testing.byzantine import SENDS, Deceit, Double, FalseSender, Wary, lying_engine
 from swarmnet.testing.fault import LinkLimit, Moment, Phase
 from swarmnet.trainer.run import run_trainer
 from swarmnet.transport import ReadPayload, Service, Transport
@@ -120,15 +120,12 @@ class Interposed:
             raise PeerTimeout("the link is cut", peer=peer) from None
 
 
-class HeldCompute:
-    """A Compute that takes longer where its child holds. What is not here is the inner one's."""
+class HeldCompute(Double):
+    """A Compute that takes longer where its child holds."""
 
-    def __init__(self, inner: Compute, between: Interposed) -> None:
-        self._inner, self._between = inner, between
-        self._step = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
+    def __init__(self, inner: object, between: Interposed) -> None:
+        super().__init__(inner)
+        self._between, self._step = between, 0
 
     @property
     def averaged(self) -> int:
@@ -137,50 +134,51 @@ class HeldCompute:
 
     async def forward(self, step: int, index: int, payload: Sequence[Packed], *, train: bool) -> Stash:
         if not train:  # an evaluation is in no phase of a step
-            return await self._inner.forward(step, index, payload, train=False)
+            evaluated: Stash = await self._inner.forward(step, index, payload, train=False)
+            return evaluated
         self._step = step
         self._between.working("begun", step, index)
         await self._between.reach("forward", "begin", step)
-        stash = await self._inner.forward(step, index, payload, train=True)
+        stash: Stash = await self._inner.forward(step, index, payload, train=True)
         self._between.working("forward", step, index)
         await self._between.reach("forward", "end", step)
         return stash
 
     async def backward(self, stash: Stash, gradient: Sequence[Packed]) -> tuple[Packed, ...]:
         await self._between.reach("backward", "begin", stash.step)
-        answer = await self._inner.backward(stash, gradient)
+        answer: tuple[Packed, ...] = await self._inner.backward(stash, gradient)
         await self._between.reach("backward", "end", stash.step)
         return answer
 
     async def accumulate(self, stash: Stash) -> bool:
-        counted = await self._inner.accumulate(stash)
+        counted: bool = await self._inner.accumulate(stash)
         if counted:
             self._between.working("counted", stash.step, stash.index)
         return counted
 
-    async def apply(self, commits: Sequence[Commit]) -> None:
+    async def apply(self, commits: Sequence[Commit]) -> OuterStep | None:
         step = commits[0].step
         await self._between.reach("apply", "begin", step)
-        await self._inner.apply(commits)
+        outer: OuterStep | None = await self._inner.apply(commits)
         self._step = step + 1
         await self._between.reach("apply", "end", step)
+        return outer
 
 
-class HeldSums:
-    """A Summation that takes longer where its child holds. What is not here is the inner one's."""
+class HeldSums(Double):
+    """A Summation that takes longer where its child holds."""
 
-    def __init__(self, inner: Summation, compute: HeldCompute, between: Interposed) -> None:
-        self._inner, self._compute, self._between = inner, compute, between
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
+    def __init__(self, inner: object, compute: HeldCompute, between: Interposed) -> None:
+        super().__init__(inner)
+        self._compute, self._between = compute, between
 
     async def contribution(self, start: int, stop: int, reference: bytes = b"") -> Packed:
         await self._between.reach("averaging", "begin", self._compute.averaged)
-        return await self._inner.contribution(start, stop, reference)
+        contribution: Packed = await self._inner.contribution(start, stop, reference)
+        return contribution
 
     async def seal(self) -> tuple[bytes, float]:
-        digest = await self._inner.seal()
+        digest: tuple[bytes, float] = await self._inner.seal()
         await self._between.reach("averaging", "end", self._compute.averaged)
         return digest
 
@@ -193,11 +191,12 @@ def held_engine(inner: Engine, between: Interposed) -> Engine:
     return Engine(cast(Compute, compute), cast(Summation, HeldSums(inner.sums, compute, between)))
 
 
-class FaultyTransport:
+class FaultyTransport(Double):
     """A Transport whose links can be cut and slow."""
 
-    def __init__(self, inner: Transport, between: Interposed) -> None:
-        self._inner, self._between = inner, between
+    def __init__(self, inner: object, between: Interposed) -> None:
+        super().__init__(inner)
+        self._between = between
         self._late: dict[PeerId, deque[tuple[float, Control]]] = {}
         self._free_at: dict[PeerId, float] = {}
 
@@ -239,12 +238,6 @@ class FaultyTransport:
         await self._between.healed(peer, deadline=deadline)
         await self._inner.dial(peer, address, deadline=deadline)
 
-    def relayed(self, peer: PeerId) -> bool:
-        return self._inner.relayed(peer)
-
-    def carries(self, bytes_per_s: int) -> None:
-        self._inner.carries(bytes_per_s)
-
     async def _transit(self, peer: PeerId, payload: Iterable[Packed], deadline: float) -> AsyncGenerator[Answer, None]:
         """Wait for as long as this takes on the link; yields a pulse now and then. Raises PeerTimeout."""
         await self._between.healed(peer, deadline=deadline)
@@ -267,14 +260,12 @@ class FaultyTransport:
         await self._between.healed(peer, deadline=deadline)
 
 
-class FaultyService:
+class FaultyService(Double):
     """A Service that holds before it hands over state, and that cannot tell death from silence behind a cut link."""
 
-    def __init__(self, inner: Service, between: Interposed) -> None:
-        self._inner, self._between = inner, between
-
-    def on_tell(self, caller: PeerId, message: Control) -> None:
-        self._inner.on_tell(caller, message)
+    def __init__(self, inner: object, between: Interposed) -> None:
+        super().__init__(inner)
+        self._between = between
 
     async def on_call(self, caller: PeerId, request: Request, payload: ReadPayload) -> AsyncGenerator[Answer, None]:
         async with contextlib.aclosing(self._inner.on_call(caller, request, payload)) as answers:
@@ -307,12 +298,12 @@ def main(argv: list[str]) -> int:
 
             def heard(service: Service) -> Service:
                 inner = service if between.deceit is None else Wary(service, between.deceit, sign)
-                return FaultyService(inner, between)
+                return cast(Service, FaultyService(inner, between))
 
             def said(transport: Transport) -> Transport:
-                if between.deceit is not None and between.deceit.kind in SENDS:
-                    transport = cast(Transport, FalseSender(transport, between.deceit, sign))
-                return FaultyTransport(transport, between)
+                deceit = between.deceit
+                inner = FalseSender(transport, deceit, sign) if deceit and deceit.kind in SENDS else transport
+                return cast(Transport, FaultyTransport(inner, between))
 
             wrap = Wrap(transport=said, service=heard, beside=lambda: follow(orders, between))
             # What holds from the start is there before the first message.

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from swarmnet.errors import PeerTimeout
+from swarmnet.ids import NO_CHAIN, Ballot, PeerId, RoundId
 from swarmnet.local.processes import FaultOrders
-from swarmnet.messages import ManifestRequest, Packed, Running, SnapshotPiece, SnapshotRequest
+from swarmnet.messages import Commit, ManifestRequest, Packed, Running, SnapshotPiece, SnapshotRequest
 from swarmnet.simulate.clock import VirtualLoop
-from swarmnet.stage.seams import Engine
+from swarmnet.stage.seams import Engine, OuterStep
 from swarmnet.telemetry.events import EventReader
 from swarmnet.testing.fault import Partition, Slow
 from swarmnet.testing.injector import BREAK_S, FaultyService, FaultyTransport, Interposed, held_engine
@@ -152,6 +153,9 @@ def test_a_slow_link_delays_in_order_and_paces_payloads_one_after_the_other() ->
     run(work())
 
 
+OUTER = OuterStep(elements=7, moved=0.5)
+
+
 class Echo:
     """Compute, Summation and Service in one: does nothing, at once."""
 
@@ -162,6 +166,9 @@ class Echo:
 
     async def contribution(self, start: int, stop: int, reference: bytes = b"") -> str:
         return "mine"
+
+    async def apply(self, commits: Any) -> OuterStep:
+        return OUTER
 
     async def on_call(self, caller: str, request: Any, payload: Any) -> Any:
         yield SnapshotPiece((piece(1),))
@@ -197,6 +204,12 @@ def test_a_child_holds_once_where_it_was_told_to_and_goes_on_when_told() -> None
         assert held.result() == "3.0" and loop.time() == 3.0
 
     run(work())
+
+
+def test_what_an_update_says_passes_through_the_layer() -> None:
+    """Of local sync: without it the replica's log and metrics would miss each outer step of a run with faults."""
+    commits = [Commit(0, 3, NO_CHAIN, RoundId(Ballot(0, PeerId("")), 0), b"", 1, 0.0, 0.0, frozenset())]
+    assert run(both(Interposed(print))[0].apply(commits)) is OUTER
 
 
 def test_two_holds_of_one_phase_are_each_reached_by_one_call() -> None:
