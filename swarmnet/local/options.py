@@ -12,7 +12,7 @@ from swarmnet.errors import UsageError
 from swarmnet.manifest import presets
 from swarmnet.testing import fault
 from swarmnet.testing.byzantine import parse_liars
-from swarmnet.testing.fault import Fault, Kill, KillAll, KillRank
+from swarmnet.testing.fault import Fault, Kill, KillRank
 
 MOST = 1000
 """Stages, replicas of one, ranks, trainers, microbatches in flight: no machine makes use of more."""
@@ -63,10 +63,16 @@ class LocalOptions:
     oracle: Annotated[bool, CliOption(help="then train in one process, too; print the largest difference in loss")] = (
         False
     )
-    kill: Annotated[tuple[str, ...], CliOption("STAGE@STEP", help=Kill.flag)] = ()
+    kill: Annotated[
+        tuple[str, ...], CliOption("STAGE@STEP", help="SIGKILL a replica of STAGE in the middle of STEP")
+    ] = ()
     kill_every: Annotated[float | None, CliOption("S", help="SIGKILL some replica every S seconds")] = None
-    kill_rank: Annotated[tuple[str, ...], CliOption("STAGE@STEP", help=KillRank.flag)] = ()
-    kill_all: Annotated[int | None, CliOption("STEP", help=KillAll.flag)] = None
+    kill_rank: Annotated[
+        tuple[str, ...], CliOption("STAGE@STEP", help="SIGKILL one rank of a replica of STAGE in the middle of STEP")
+    ] = ()
+    kill_all: Annotated[int | None, CliOption("STEP", help="SIGKILL every process in the middle of STEP, and end")] = (
+        None
+    )
     chaos: Annotated[
         str | None, CliOption("FILE", help="carry out this schedule of faults, or random:SEED; implies --oracle")
     ] = None

@@ -486,7 +486,7 @@ class Supervisor:
             case Kill():
                 self._killed.add(name)
                 self._children[name].send(signal.SIGKILL)
-                if fault.returns_s is not None:
+                if fault.back:
                     self._away[name] = now
                 self._note_kill(name, told, by=f"{fault}, step {action.step}", now=now)
                 return

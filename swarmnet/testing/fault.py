@@ -1,7 +1,7 @@
-"""What can be done to a local swarm: each kind of fault is declared once, and everything else is derived from it.
+"""What can be done to a swarm: each kind of fault is declared once, and everything else is derived from it.
 
 A kind is a class. Its fields are the keys of its entries in a chaos file, its `told` is the line on the terminal, its
-`event` the line in events.jsonl, its `flag` the help of the option that orders it, `drawn` what chance makes of it:
+`event` the line in events.jsonl:
 
     seed = 7
 
@@ -13,14 +13,15 @@ A kind is a class. Its fields are the keys of its entries in a chaos file, its `
     [random]
     stop = 4            # on average, per 100 steps
 
-Text in, `Fault`s out; `faults` decides about them, `supervisor` carries them out. docs/chaos.md shows every key.
+Text in, `Fault`s out; `schedule` decides about them, `local` and `simulate` carry them out. docs/chaos.md shows every
+key.
 """
 
 from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
@@ -28,7 +29,7 @@ from pydantic import Field, PrivateAttr, create_model, model_validator
 
 from swarmnet.config import toml
 from swarmnet.config.check import check
-from swarmnet.config.table import Count, Table
+from swarmnet.config.table import Count, Table, says
 from swarmnet.errors import UsageError
 
 Phase = Literal["forward", "backward", "averaging", "apply", "snapshot", "fetch"]
@@ -36,6 +37,7 @@ Phase = Literal["forward", "backward", "averaging", "apply", "snapshot", "fetch"
 is about to hand over a piece of its state; "fetch": a joiner has just received one, and knows no step."""
 Moment = Literal["begin", "end"]
 Duration = Annotated[float, Field(gt=0, le=3600)]
+Group = tuple[str, ...]
 
 TRANSFERS = ("snapshot", "fetch")
 """Phases that a replica comes through only while it hands over or takes state."""
@@ -44,23 +46,17 @@ TRANSFERS = ("snapshot", "fetch")
 class Fault(Table):
     """One thing to be done, once, and when; the base of all kinds."""
 
-    step: Count | None = Field(default=None, description="in the middle of this step, or in its `phase`")
-    at_s: Annotated[float, Field(ge=0)] | None = Field(
-        default=None, description="seconds since every stage had a replica"
-    )
-    stage: Count | None = Field(default=None, description="a replica of this stage, chosen by the seed")
-    peer: Annotated[str, Field(pattern=r"^s\d+-r\d+$")] | None = Field(
-        default=None, description='this replica, such as "s1-r0"'
-    )
-    phase: Phase | None = Field(default=None, description="while that replica is in this phase of the step")
-    moment: Moment = Field(default="begin", description="before the phase's work is done, or after")
+    step: Count | None = says(None, "in the middle of this step, or in its `phase`")
+    at_s: Annotated[float, Field(ge=0)] | None = says(None, "seconds since every stage had a replica")
+    stage: Count | None = says(None, "a replica of this stage, chosen by the seed")
+    peer: Annotated[str, Field(pattern=r"^s\d+-r\d+$")] | None = says(None, 'this replica, such as "s1-r0"')
+    phase: Phase | None = says(None, "while that replica is in this phase of the step")
+    moment: Moment = says("begin", "before the phase's work is done, or after")
 
     kind: ClassVar[str]
     event: ClassVar[str]
     told: ClassVar[str]
     """The line on the terminal when it is done; of what happens to `name` in `step`, with the fault's own fields."""
-    flag: ClassVar[str] = ""
-    """Help of the option that orders one such fault at a stage and step, "" if there is no such option."""
     takes_away: ClassVar[bool] = False
     """Is there a replica less while this lasts?"""
     strikes_one: ClassVar[bool] = False
@@ -77,17 +73,14 @@ class Fault(Table):
 
     def __str__(self) -> str:
         """What it goes by on the terminal: "kill s1@5 backward"."""
-        if self._label:
-            return self._label
-        whom = self.peer or (f"s{self.stage}" if self.stage is not None else "")
-        if self.groups:
-            whom = "|".join("+".join(group) for group in self.groups)
+        whom = "|".join("+".join(group) for group in self.groups)
+        whom = whom or self.peer or (f"s{self.stage}" if self.stage is not None else "")
         when = f"@{self.step}" if self.step is not None else f" at {self.at_s:g} s"
         phase = f" {self.phase}" + (" end" if self.moment == "end" else "") if self.phase else ""
-        return f"{self.kind} {whom}{when}{phase}"
+        return self._label or f"{self.kind} {whom}{when}{phase}"
 
     def named(self, label: str) -> Self:
-        """The same fault, under the name that who ordered it knows it by."""
+        """The same fault, under the name that its order has in the command line."""
         found = self.model_copy()
         found._label = label
         return found
@@ -98,43 +91,19 @@ class Fault(Table):
         return self.stage if self.peer is None else stage_of(self.peer)
 
     @property
-    def returns_s(self) -> float | None:
-        """After how long who was taken away is started again; None: never."""
-        return None
-
-    @property
-    def groups(self) -> tuple[tuple[str, ...], ...]:
+    def groups(self) -> tuple[Group, ...]:
         """Who is cut off from whom, or (one group) whose links are slow: names of peers, or of stages ("s1")."""
         return ()
-
-    @classmethod
-    def drawn(cls, rng: random.Random, at: Mapping[str, Any], replicas: Sequence[str]) -> list[Fault]:
-        """Such a fault by chance, and what else it leads to.
-
-        Args:
-            at: what chance has chosen already: step and stage.
-            replicas: names of all, of each stage equally many.
-        """
-        return []
 
 
 class Kill(Fault):
     """SIGKILL."""
 
-    back_s: Duration | None = Field(default=None, description="it returns after so long; 1 if not said")
-    back: bool = Field(default=True, description="false: it never returns")
+    back_s: Duration = says(1.0, "it returns after so long; 1 if not said")
+    back: bool = says(True, "false: it never returns")
 
     kind, event, takes_away, strikes_one = "kill", "killed", True, True
     told = "{name} was killed ({fault}, step {step})"
-    flag = "SIGKILL a replica of STAGE in the middle of STEP"
-
-    @property
-    def returns_s(self) -> float | None:
-        return (self.back_s or 1.0) if self.back else None
-
-    @classmethod
-    def drawn(cls, rng: random.Random, at: Mapping[str, Any], replicas: Sequence[str]) -> list[Fault]:
-        return [cls(**at, back_s=rng.uniform(0.2, 2.0))]
 
 
 class Stop(Fault):
@@ -145,10 +114,6 @@ class Stop(Fault):
     kind, event, takes_away, strikes_one = "stop", "stop", True, True
     told = "{name} is stopped for {fault.for_s:.1f} s ({fault})"
 
-    @classmethod
-    def drawn(cls, rng: random.Random, at: Mapping[str, Any], replicas: Sequence[str]) -> list[Fault]:
-        return [cls(**at, for_s=rng.uniform(0.5, 6.0))]
-
 
 class Join(Fault):
     """A replica more, in `stage` or where the fewest are."""
@@ -156,32 +121,20 @@ class Join(Fault):
     kind, event = "join", "join"
     told = "{name} joins stage {stage} ({fault})"
 
-    @classmethod
-    def drawn(cls, rng: random.Random, at: Mapping[str, Any], replicas: Sequence[str]) -> list[Fault]:
-        return [cls(stage=rng.choice((None, at["stage"])), step=at["step"])]
-
 
 class Drain(Fault):
     """SIGTERM: it leaves in an orderly way."""
 
-    back_s: Duration | None = Field(default=None, description="it returns after so long; not at all if not said")
+    back_s: Duration | None = says(None, "it returns after so long; not at all if not said")
 
     kind, event, takes_away, strikes_one = "drain", "drain", True, True
     told = "{name} is told to leave ({fault}, step {step})"
-
-    @property
-    def returns_s(self) -> float | None:
-        return self.back_s
-
-    @classmethod
-    def drawn(cls, rng: random.Random, at: Mapping[str, Any], replicas: Sequence[str]) -> list[Fault]:
-        return [cls(**at, back_s=rng.uniform(1.0, 3.0))]
 
 
 class Partition(Fault):
     """Groups that do not hear of each other for a while; who is in no group hears everybody."""
 
-    between: Annotated[tuple[tuple[str, ...], ...], Field(min_length=2)] = Field(
+    between: Annotated[tuple[Group, ...], Field(min_length=2)] = Field(
         description='groups of replicas, stages and trainers: [["s0", "s1-r0"], ["s1-r1", "trainer-0"]]'
     )
     for_s: Duration = Field(description="seconds until it is healed")
@@ -190,27 +143,18 @@ class Partition(Fault):
     told = "{fault} begins"
 
     @property
-    def groups(self) -> tuple[tuple[str, ...], ...]:
+    def groups(self) -> tuple[Group, ...]:
         return self.between
-
-    @classmethod
-    def drawn(cls, rng: random.Random, at: Mapping[str, Any], replicas: Sequence[str]) -> list[Fault]:
-        everybody = list(replicas)
-        rng.shuffle(everybody)
-        here = rng.choice((1, max(len(everybody) // 2, 1)))
-        groups = tuple(sorted(everybody[:here])), tuple(sorted(everybody[here:]))
-        # A lone replica has nobody to be cut off from.
-        return [cls(step=at["step"], for_s=rng.uniform(0.5, 4.0), between=groups)] if groups[1] else []
 
 
 class Slow(Fault):
     """Slow links."""
 
-    peers: Annotated[tuple[str, ...], Field(min_length=1)] = Field(
+    peers: Annotated[Group, Field(min_length=1)] = Field(
         description='whose links, to everybody: replicas, stages, trainers, such as ["s1-r0", "s2"]'
     )
-    bytes_per_s: Annotated[float, Field(ge=0)] = Field(default=0.0, description="of each link, each way; 0: unlimited")
-    latency_s: Annotated[float, Field(ge=0, le=60)] = Field(default=0.0, description="added, each way")
+    bytes_per_s: Annotated[float, Field(ge=0)] = says(0.0, "of each link, each way; 0: unlimited")
+    latency_s: Annotated[float, Field(ge=0, le=60)] = says(0.0, "added, each way")
     for_s: Duration = Field(description="seconds until they are as before")
 
     kind, event = "slow", "slow"
@@ -223,15 +167,8 @@ class Slow(Fault):
         return self
 
     @property
-    def groups(self) -> tuple[tuple[str, ...], ...]:
+    def groups(self) -> tuple[Group, ...]:
         return (self.peers,)
-
-    @classmethod
-    def drawn(cls, rng: random.Random, at: Mapping[str, Any], replicas: Sequence[str]) -> list[Fault]:
-        peers = (rng.choice([name for name in replicas if names(f"s{at['stage']}", name)]),)
-        for_s, bytes_per_s = rng.uniform(1.0, 5.0), 10 ** rng.uniform(5.0, 7.0)
-        latency_s = rng.uniform(0.0, 0.1)
-        return [cls(step=at["step"], peers=peers, for_s=for_s, bytes_per_s=bytes_per_s, latency_s=latency_s)]
 
 
 class KillRank(Fault):
@@ -239,12 +176,6 @@ class KillRank(Fault):
 
     kind, event, strikes_one = "kill_rank", "kill_rank", True
     told = "rank {rank} of {name} was killed ({fault}, step {step})"
-    flag = "SIGKILL one rank of a replica of STAGE in the middle of STEP"
-
-    @classmethod
-    def drawn(cls, rng: random.Random, at: Mapping[str, Any], replicas: Sequence[str]) -> list[Fault]:
-        # The stage is one that has ranks: the machine of faults knows which.
-        return [cls(**dict(at, stage=None))]
 
 
 class KillAll(Fault):
@@ -252,15 +183,17 @@ class KillAll(Fault):
 
     kind, event = "kill_all", "killed_all"
     told = "step {step}: everything is killed"
-    flag = "SIGKILL every process in the middle of STEP, and end"
 
 
 KINDS: dict[str, type[Fault]] = {each.kind: each for each in (Kill, Stop, Join, Drain, Partition, Slow, KillRank)}
 """What a chaos file may order, by its key."""
 
-_RATES: dict[str, Any] = dict.fromkeys(KINDS, (Annotated[float, Field(ge=0, le=1000)], 0.0))
+_Rate = Annotated[float, Field(ge=0, le=1000)]
 Random: Any = create_model(
-    "Random", __base__=Table, __doc__="How many faults of each kind are drawn per 100 steps, on average.", **_RATES
+    "Random",
+    __base__=Table,
+    __doc__="How many faults of each kind are drawn per 100 steps, on average.",
+    **dict.fromkeys(KINDS, (_Rate, 0.0)),  # type: ignore[arg-type]
 )
 SHORTHAND = Random(kill=10, stop=5, join=2, partition=2, slow=2)
 """What `random:SEED` means."""
@@ -288,10 +221,8 @@ def names(selector: str, name: str) -> bool:
 
 def member_of(groups: Sequence[Iterable[str]], name: str) -> int | None:
     """The first group that means `name`; None if none does."""
-    for number, group in enumerate(groups):
-        if any(names(selector, name) for selector in group):
-            return number
-    return None
+    found = (number for number, group in enumerate(groups) if any(names(selector, name) for selector in group))
+    return next(found, None)
 
 
 class LinkLimit(NamedTuple):
@@ -326,17 +257,15 @@ def links_of(name: str, rules: Iterable[Fault], others: Iterable[str]) -> tuple[
 # ---------------------------------------------------------------- from flags and files
 
 
-def flagged(kind: type[Fault], texts: Iterable[str], *, stages: int, steps: int) -> tuple[Fault, ...]:
+def flagged(kind: type[Fault], texts: Iterable[str], *, stages: int, steps: int) -> Iterator[Fault]:
     """The faults of one kind that its option asks for, "STAGE@STEP" each. Raises UsageError with the text at fault."""
-    found = []
     for text in texts:
         here = f"--{kind.kind.replace('_', '-')} {text}"
         if not (match := re.fullmatch(r"\s*(\d{1,15})\s*@\s*(\d{1,15})\s*", text)):
             raise UsageError(f"{here}: write STAGE@STEP, for example 1@20")
-        stage, step = int(match[1]), int(match[2])
-        found.append(kind(stage=stage, step=step).named(f"{kind.kind} {stage}@{step}"))
-        _exists(found[-1], here, stages=stages, steps=steps)
-    return tuple(found)
+        fault = kind(stage=int(match[1]), step=int(match[2]))
+        _check_exists(fault, here, stages=stages, steps=steps)
+        yield fault.named(f"{kind.kind} {fault.stage}@{fault.step}")
 
 
 def kill_all(step: int | None, *, steps: int) -> tuple[Fault, ...]:
@@ -369,8 +298,9 @@ def load(text: str, *, stages: int, replicas: int, steps: int) -> tuple[int, tup
             raise UsageError(f"{text}: {kind}: write [[{kind}]] above each entry")
         for number, entry in enumerate(entries, 1):
             # Its place is the number in its kind, as a reader of the file counts.
-            found.append(_entry(model, entry, f"{text}: [[{kind}]] number {number}"))
-            _exists(found[-1], f"{text}: [[{kind}]] number {number}", stages=stages, steps=steps)
+            here = f"{text}: [[{kind}]] number {number}"
+            found.append(_entry(model, entry, here))
+            _check_exists(found[-1], here, stages=stages, steps=steps)
     found += expand(top.random, top.seed, stages=stages, replicas=replicas, steps=steps)
     if not found:
         raise UsageError(f"{text}: nothing is to happen: add [[kill]], [[stop]], ... or [random]")
@@ -385,20 +315,20 @@ def _entry(model: type[Fault], entry: Mapping[str, Any], here: str) -> Fault:
     return check(model, entry, origin=lambda _: here)
 
 
-def _exists(fault: Fault, here: str, *, stages: int, steps: int) -> None:
+def _check_exists(fault: Fault, here: str, *, stages: int, steps: int) -> None:
     """Raises UsageError for a stage or step that the run has not. A replica may be one that joins."""
     if fault.step is not None and fault.step >= steps:
         raise UsageError(f"{here}: there is no step {fault.step}, steps are 0 to {steps - 1}")
-    for name in (*(name for group in fault.groups for name in group), *((fault.peer,) if fault.peer else ())):
-        stage = stage_of(name)
-        if stage is None and not name.startswith("trainer-"):
+    named = [*(name for group in fault.groups for name in group), *filter(None, [fault.peer])]
+    for name, stage in [("", fault.stage), *((name, stage_of(name)) for name in named)]:
+        if name and stage is None and not name.startswith("trainer-"):
             raise UsageError(
                 f'{here}: "{name}" is no name: write a replica ("s1-r0"), a stage ("s1") or a trainer ("trainer-0")'
             )
         if stage is not None and stage >= stages:
-            raise UsageError(f"{here}: {name}: there is no stage {stage}, stages are 0 to {stages - 1}")
-    if fault.stage is not None and fault.stage >= stages:
-        raise UsageError(f"{here}: there is no stage {fault.stage}, stages are 0 to {stages - 1}")
+            raise UsageError(
+                f"{here}: {name}{': ' * bool(name)}there is no stage {stage}, stages are 0 to {stages - 1}"
+            )
 
 
 def expand(rates: Table, seed: int, *, stages: int, replicas: int, steps: int) -> tuple[Fault, ...]:
@@ -406,19 +336,46 @@ def expand(rates: Table, seed: int, *, stages: int, replicas: int, steps: int) -
     rng = random.Random(f"{seed}/chaos")
     everybody = [f"s{stage}-r{number}" for stage in range(stages) for number in range(replicas)]
     found: list[Fault] = []
-    for kind, model in KINDS.items():
+    for kind in KINDS:
         expected = getattr(rates, kind) * steps / 100
         # The rest of a whole one is a chance.
         for _ in range(int(expected) + (rng.random() < expected % 1)):
             # The last two steps are left alone: who is struck there has nothing to come back to.
-            at: dict[str, Any] = {"step": rng.randrange(1, max(steps - 2, 2)), "stage": rng.randrange(stages)}
-            found += model.drawn(rng, at, everybody)
+            step, stage = rng.randrange(1, max(steps - 2, 2)), rng.randrange(stages)
+            found += _drawn(kind, rng, step, stage, everybody)
     return tuple(sorted(found, key=lambda fault: fault.step or 0))
 
 
-def unlikely(faults: Iterable[Fault], replicas: Mapping[str, int]) -> list[str]:
+def _drawn(kind: str, rng: random.Random, step: int, stage: int, replicas: Sequence[str]) -> Iterator[Fault]:
+    """One fault of this kind by chance. replicas: names of all, of each stage equally many."""
+    match kind:
+        case "kill":
+            yield Kill(step=step, stage=stage, back_s=rng.uniform(0.2, 2.0))
+        case "stop":
+            yield Stop(step=step, stage=stage, for_s=rng.uniform(0.5, 6.0))
+        case "join":
+            yield Join(step=step, stage=rng.choice((None, stage)))
+        case "drain":
+            yield Drain(step=step, stage=stage, back_s=rng.uniform(1.0, 3.0))
+        case "kill_rank":
+            yield KillRank(step=step)  # of a stage that has ranks: the schedule knows which
+        case "slow":
+            peers = (rng.choice([name for name in replicas if names(f"s{stage}", name)]),)
+            for_s, bytes_per_s = rng.uniform(1.0, 5.0), 10 ** rng.uniform(5.0, 7.0)
+            latency_s = rng.uniform(0.0, 0.1)
+            yield Slow(step=step, peers=peers, for_s=for_s, bytes_per_s=bytes_per_s, latency_s=latency_s)
+        case "partition":
+            rng.shuffle(everybody := list(replicas))
+            here = rng.choice((1, max(len(everybody) // 2, 1)))
+            groups = tuple(sorted(everybody[:here])), tuple(sorted(everybody[here:]))
+            # A lone replica has nobody to be cut off from.
+            if groups[1]:
+                yield Partition(step=step, for_s=rng.uniform(0.5, 4.0), between=groups)
+
+
+def unlikely(faults: Sequence[Fault], replicas: Mapping[str, int]) -> Iterator[str]:
     """In words: what of `faults` no replica may ever be there for. replicas: stage by name, those at the start."""
-    faults, stages = list(faults), list(replicas.values())
+    stages = list(replicas.values())
     single = {stage for stage in stages if stages.count(stage) == 1}
     joins = [fault.place for fault in faults if isinstance(fault, Join)]
     found: dict[tuple[str, bool], list[str]] = {}
@@ -430,8 +387,6 @@ def unlikely(faults: Iterable[Fault], replicas: Mapping[str, int]) -> list[str]:
             found.setdefault(("no replica of that name is there", later), []).append(str(fault))
         elif fault.takes_away and (stage in single if stage is not None else bool(single)):
             found.setdefault(("the only replica of a stage is never taken away", later), []).append(str(fault))
-    return [
-        f"note: {why}, so {'this waits for one that joins' if later else 'this cannot be carried out'}: "
-        f"{', '.join(labels)}"
-        for (why, later), labels in found.items()
-    ]
+    for (why, later), labels in found.items():
+        what = "waits for one that joins" if later else "cannot be carried out"
+        yield f"note: {why}, so this {what}: {', '.join(labels)}"

@@ -465,11 +465,11 @@ class FaultSchedule:
         match fault:
             case Kill() if replica is not None:
                 replica.version, replica.up = None, False
-                self._back_s[name] = fault.returns_s
+                self._back_s[name] = fault.back_s if fault.back else None
                 hold = ""  # the dead are not told to go on
             case Drain() if replica is not None:
                 replica.draining = True
-                self._back_s[name] = fault.returns_s
+                self._back_s[name] = fault.back_s
             case KillRank() if replica is not None:
                 act, replica.ranks = act._replace(rank=self._rng.randrange(replica.ranks)), 0
             case Stop() if replica is not None:

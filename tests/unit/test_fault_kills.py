@@ -161,11 +161,11 @@ def test_a_kill_always_leaves_a_synced_replica_with_the_newest_version(
 @pytest.mark.parametrize("text", ["", "1", "1@", "a@b", "1@2@3", "-1@2", "3@0", "0@20", f"{'9' * 5000}@1"])
 def test_a_kill_order_nobody_can_carry_out_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--kill"):
-        fault.flagged(Kill, (text,), stages=3, steps=20)
+        list(fault.flagged(Kill, (text,), stages=3, steps=20))
 
 
 def test_kill_orders_parse() -> None:
-    assert fault.flagged(Kill, ("1@7", " 0 @ 19 "), stages=3, steps=20) == (kill_order(1, 7), kill_order(0, 19))
+    assert [*fault.flagged(Kill, ("1@7", " 0 @ 19 "), stages=3, steps=20)] == [kill_order(1, 7), kill_order(0, 19)]
 
 
 @pytest.mark.parametrize(

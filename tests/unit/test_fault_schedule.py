@@ -396,13 +396,17 @@ def test_what_nobody_may_be_there_for_is_said_beforehand() -> None:
         Stop(peer="s1-r9", step=2, for_s=1.0),
     ]
     one = {"s0-r0": 0, "s0-r1": 0, "s1-r0": 1}
+
+    def said_of(faults: list[Fault], replicas: dict[str, int]) -> list[str]:
+        return list(unlikely(faults, replicas))
+
     never, absent = "cannot be carried out", "no replica of that name is there"
-    assert unlikely(faults, one) == [
+    assert said_of(faults, one) == [
         f"note: the only replica of a stage is never taken away, so this {never}: kill s1@5",
         f"note: {absent}, so this {never}: stop s1-r9@2",
     ]
-    joined = unlikely([*faults, Join(stage=1, step=3)], one)
+    joined = said_of([*faults, Join(stage=1, step=3)], one)
     assert len(joined) == 2 and all("waits for one that joins" in line for line in joined)
-    elsewhere = unlikely([*faults, Join(stage=0, step=3)], one)
+    elsewhere = said_of([*faults, Join(stage=0, step=3)], one)
     assert len(elsewhere) == 2 and all(never in line for line in elsewhere)
-    assert unlikely(faults[:3], {**one, "s1-r1": 1}) == []
+    assert said_of(faults[:3], {**one, "s1-r1": 1}) == []

@@ -148,7 +148,7 @@ def test_a_rank_is_killed_while_its_replica_holds_in_a_phase() -> None:
 
 def test_bad_places_of_a_kill_name_the_flag() -> None:
     with pytest.raises(UsageError, match="--kill-rank 1: write STAGE@STEP, for example 1@20"):
-        flagged(KillRank, ("1",), stages=3, steps=20)
+        list(flagged(KillRank, ("1",), stages=3, steps=20))
 
 
 # ---------------------------------------------------------------- what a mesh says

@@ -59,7 +59,7 @@ def test_kills_and_farewells_spare_the_first_replicas_and_newcomers_leave_again(
     assert not spared & {each.peer for each in faults if each.kind in ("kill", "drain")}
     for stage in range(soak.STAGES):
         joins = [each for each in faults if each.kind == "join" and each.stage == stage]
-        leave = [each.peer for each in faults if each.kind == "drain" and each.returns_s is None]
+        leave = [each.peer for each in faults if each.kind == "drain" and each.back_s is None]
         assert {f"s{stage}-r{soak.REPLICAS + number}" for number in range(len(joins))} <= {*leave}
     assert "for_s" in next(iter(tomllib.loads(text)["stop"]))
 
