@@ -11,6 +11,7 @@ supervisor kills, starts and tells what happened. Names are those of processes: 
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -156,8 +157,8 @@ class FaultSchedule:
         self._replicas = {name: ReplicaStanding(stage) for name, stage in sorted(replicas.items())}
         self._stages = {stage: Stage() for stage in sorted(set(replicas.values()))}
         self._orders = [Order(fault, self._stage_for(fault)) for fault in faults]
-        self._steps, self._every_s, self._restart_s = steps, every_s, restart_s
-        self._next_timed: float | None = None
+        self._steps, self._every_s, self._restart_s = steps, every_s or math.inf, restart_s
+        self._next_timed = math.inf
         self._timed: Order | None = None
         self._training_at: float | None = None
         self._num_timed = self._num_holds = 0
@@ -189,7 +190,7 @@ class FaultSchedule:
         actions: list[Action] = []
         match event:
             case {"event": "synced" | "applied", "version": version}:
-                self._at(name, version, now, took=event.get("how") == "snapshot")
+                self._holds_version(name, version, now, took=event.get("how") == "snapshot")
             case {"event": "reached", "hold": hold}:
                 actions = self._reached(hold, name, now)
             case {"event": "asking"}:  # for the first time since it was started
@@ -202,7 +203,7 @@ class FaultSchedule:
                 return []
         return self._next(actions, now)
 
-    def _at(self, name: str, version: int, now: float, *, took: bool) -> None:
+    def _holds_version(self, name: str, version: int, now: float, *, took: bool) -> None:
         """`name` holds `version` of its stage. took: it has just taken its state from others."""
         replica = self._replicas[name]
         if not replica.up:
@@ -281,15 +282,9 @@ class FaultSchedule:
 
     def _clock(self, now: float) -> None:
         """What time alone brings: the first moment with a replica in every stage, and kills every so often."""
-        if self._training_at is None:
-            if not all(self._versions(stage) for stage in self._stages):
-                return
-            self._training_at = now
-        if self._every_s is None:
-            return
-        if self._next_timed is None:
-            self._next_timed = now + self._every_s  # the first one, too, waits its time
-            return
+        if self._training_at is None and all(self._versions(stage) for stage in self._stages):
+            # The first timed kill, too, waits its time.
+            self._training_at, self._next_timed = now, now + self._every_s
         if now < self._next_timed:
             return
         self._next_timed = now + self._every_s
@@ -301,12 +296,15 @@ class FaultSchedule:
         self._timed = Order(kill.named(f"kill every-{self._num_timed}"), stage, fire_at=now)
         self._orders.append(self._timed)
 
-    def _versions(self, stage: int) -> dict[str, int]:
-        return {
-            name: replica.version
-            for name, replica in self._replicas.items()
-            if replica.stage == stage and replica.version is not None
-        }
+    def _versions(self, stage: int) -> list[int]:
+        """Of the replicas that hold the stage's weights."""
+        held = (replica.version for replica in self._replicas.values() if replica.stage == stage)
+        return [version for version in held if version is not None]
+
+    def _others(self, name: str) -> list[str]:
+        """The other replicas of its stage."""
+        stage = self._replicas[name].stage
+        return [other for other, replica in self._replicas.items() if replica.stage == stage and other != name]
 
     def _cut_off(self, name: str) -> bool:
         return any(self._touches(lasting.fault, name) for lasting in self._lasting)
@@ -315,8 +313,8 @@ class FaultSchedule:
         """Is `name` slowed down by this, or cut off from a replica of its own stage?"""
         if (mine := member_of(fault.groups, name)) is None:
             return False
-        mates = (other for other, replica in self._replicas.items() if replica.stage == self._replicas[name].stage)
-        return isinstance(fault, Slow) or any(member_of(fault.groups, mate) not in (None, mine) for mate in mates)
+        apart = (member_of(fault.groups, other) not in (None, mine) for other in self._others(name))
+        return isinstance(fault, Slow) or any(apart)
 
     def _good(self, name: str) -> bool:
         """Synced at its stage's newest version, and nothing is being done to it."""
@@ -336,8 +334,7 @@ class FaultSchedule:
             able = not isinstance(fault, KillRank) or (replica.ranks > 0 and not replica.stopped)
             return able and replica.version is not None
         free = replica.up and replica.version is not None and not (replica.stopped or replica.draining)
-        mates = (other for other, mate in self._replicas.items() if mate.stage == replica.stage and other != name)
-        return free and any(self._good(mate) for mate in mates)
+        return free and any(self._good(other) for other in self._others(name))
 
     # ---------------------------------------------------------------- when
 
@@ -356,7 +353,7 @@ class FaultSchedule:
         assert fault.step is not None
         if fault.phase is not None:
             # The order has to reach the replica before the step does.
-            return stage.seen >= fault.step - 1 and stage.seen >= 0
+            return stage.seen >= max(fault.step - 1, 0)
         if stage.seen < fault.step:
             return False
         if order.fire_at is None:
@@ -378,20 +375,18 @@ class FaultSchedule:
         if not order.fault.strikes_one:
             return self._carry_out(order, "", now)
         victims = [name for name in self._whom(order) if self._may(order.fault, name)]
-        if victims:
-            return self._carry_out(order, self._rng.choice(victims), now)
-        return self._postponed(order)
+        return self._carry_out(order, self._rng.choice(victims), now) if victims else self._postponed(order)
 
     def _whom(self, order: Order) -> list[str]:
-        if order.fault.peer is not None:
-            return [order.fault.peer] if order.fault.peer in self._replicas else []
-        return [name for name, replica in self._replicas.items() if replica.stage == order.stage]
+        peer = order.fault.peer
+        return [
+            name for name, it in self._replicas.items() if (it.stage == order.stage if peer is None else name == peer)
+        ]
 
     def _postponed(self, order: Order) -> list[Action]:
-        if order.reported or not (why := self._why_not(order)):
-            return []
-        order.reported = True
-        return [FaultPostponed(order.fault, why)]
+        why = "" if order.reported else self._why_not(order)
+        order.reported = order.reported or bool(why)
+        return [FaultPostponed(order.fault, why)] if why else []
 
     def _why_not(self, order: Order) -> str:
         assert order.stage is not None
