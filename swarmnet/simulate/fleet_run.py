@@ -24,7 +24,7 @@ from swarmnet.ids import PeerId
 from swarmnet.messages import Control, Request
 from swarmnet.simulate.fleet import Fleet, Machine, shape
 from swarmnet.simulate.swarm import Node, Swarm
-from swarmnet.testing.fault import Drain, Fault, Join, Kill, Partition, Slow, Stop, names, stage_of
+from swarmnet.testing.fault import Drain, Join, Kill, Partition, Slow, Stop, names, stage_of
 from swarmnet.testing.schedule import Action, FaultAction, FaultEnded, FaultSchedule, RestartAction
 from swarmnet.wire.convert import write_control, write_request
 from swarmnet.wire.deflate import Deflater
@@ -235,61 +235,43 @@ class FleetSimulation:
             )
 
     def _perform(self, actions: Iterable[Action]) -> None:
-        assert self._faults is not None
-        now = self.swarm.loop.time()
-        for action in actions:
-            match action:
-                case FaultAction(fault, _, name, stage):
-                    self.done[fault.kind] += 1
-                    self._do(fault, name, stage)
-                case FaultEnded(fault, name):
-                    self._end(fault, name)
-                case RestartAction(name):
-                    self._start(name, self._stage_of(name))
-                    self._perform(self._faults.started(name, now=now))
-
-    def _do(self, fault: Fault, name: str, stage: int) -> None:
-        assert self._faults is not None
-        swarm, now = self.swarm, self.swarm.loop.time()
-        match fault:
-            case Kill():
-                self._kill(name)
-            case Drain():
-                node = self._node(name)
-                swarm.loop.start(node.process, self._drain(node))
-            case Stop():
-                swarm.stop(self._node(name))
-            case Join():
-                # Those that have left make room; without any, machines begin again from the first.
-                machine = self._spare.pop() if self._spare else self._rng.choice(self.fleet.spare)
-                self._machines[name] = machine
-                self._ids[name] = peer_id_of(name)
-                self._names[self._ids[name]] = name
-                self._equip(name, machine)
-                self._start(name, stage)
-                self._perform(self._faults.started(name, now=now))
-            case Partition():
-                swarm.partition(*([self._ids[name] for name in self._whom(group)] for group in fault.between))
-            case Slow():
-                for slowed in self._whom(fault.peers):
-                    if fault.bytes_per_s:
-                        rate = fault.bytes_per_s / self.fleet.scale
-                        swarm.limit(self._ids[slowed], up_bytes_per_s=rate, down_bytes_per_s=rate)
-                    swarm.network.lines.held_s[self._ids[slowed]] = fault.latency_s
-
-    def _end(self, fault: Fault, name: str) -> None:
         swarm = self.swarm
-        match fault:
-            case Stop():
-                if self._node(name).up:
+        for action in actions:
+            if isinstance(action, FaultAction):
+                self.done[action.fault.kind] += 1
+            match action:
+                case FaultAction(Kill(), name=name):
+                    self._kill(name)
+                case FaultAction(Drain(), name=name):
+                    swarm.loop.start(self._node(name).process, self._drain(self._node(name)))
+                case FaultAction(Stop(), name=name):
+                    swarm.stop(self._node(name))
+                case FaultEnded(Stop(), name) if self._node(name).up:
                     swarm.resume(self._node(name))
-            case Partition():
-                swarm.heal()
-            case Slow():
-                for slowed in self._whom(fault.peers):
-                    swarm.network.lines.held_s.pop(self._ids[slowed], None)
-                    if slowed in self._machines:
-                        self._set_line(slowed)
+                case FaultAction(Join(), name=name, stage=stage):
+                    # Those that have left make room; without any, machines begin again from the first.
+                    machine = self._spare.pop() if self._spare else self._rng.choice(self.fleet.spare)
+                    self._machines[name], self._ids[name] = machine, peer_id_of(name)
+                    self._names[self._ids[name]] = name
+                    self._equip(name, machine)
+                    self._start(name, stage)
+                case RestartAction(name):
+                    self._start(name, self._node(name).stages[0])
+                case FaultAction(Partition(between=groups)):
+                    swarm.partition(*([self._ids[name] for name in self._whom(group)] for group in groups))
+                case FaultEnded(Partition()):
+                    swarm.heal()
+                case FaultAction(Slow() as fault):
+                    for name in self._whom(fault.peers):
+                        if fault.bytes_per_s:
+                            rate = fault.bytes_per_s / self.fleet.scale
+                            swarm.limit(self._ids[name], up_bytes_per_s=rate, down_bytes_per_s=rate)
+                        swarm.network.lines.held_s[self._ids[name]] = fault.latency_s
+                case FaultEnded(Slow(peers=peers)):
+                    for name in self._whom(peers):
+                        swarm.network.lines.held_s.pop(self._ids[name], None)
+                        if name in self._machines:
+                            self._set_line(name)
 
     def _whom(self, group: Iterable[str]) -> list[str]:
         return [name for name in self._ids if any(names(each, name) for each in group)]
@@ -297,11 +279,10 @@ class FleetSimulation:
     def _node(self, name: str) -> Node:
         return self.swarm.last[self._ids[name]]
 
-    def _stage_of(self, name: str) -> int:
-        return self._node(name).stages[0]
-
     def _start(self, name: str, stage: int) -> None:
+        assert self._faults is not None
         self.swarm.add((stage,), self._ids[name])
+        self._perform(self._faults.started(name, now=self.swarm.loop.time()))
 
     def _kill(self, name: str) -> None:
         assert self._faults is not None
