@@ -256,13 +256,16 @@ class FaultOrders:
     def listening(self, name: str, peer: str) -> None:
         """`name` goes by this peer id."""
         self._peers[name] = peer
-        self.rules(self._rules)
+        # The same rules say something new of a process that has an id now.
+        self._rules, rules = (), self._rules
+        self.rules(rules)
 
     def rules(self, rules: Sequence[Fault]) -> None:
         """From now on these partitions and slow links hold."""
-        self._rules = rules
-        for name in sorted(self._files):
-            self._links(name)
+        if rules != self._rules:
+            self._rules = rules
+            for name in sorted(self._files):
+                self._links(name)
 
     def _links(self, name: str) -> None:
         cut, paces = links_of(name, self._rules, self._peers)

@@ -61,6 +61,9 @@ FULL_BYTES = 1 << 16
 """A disk with less room is full."""
 
 
+_SIGNALS: dict[type[Fault], signal.Signals] = {Kill: signal.SIGKILL, Stop: signal.SIGSTOP, Drain: signal.SIGTERM}
+
+
 @dataclass(frozen=True, slots=True)
 class Timing:
     """Patience, in seconds."""
@@ -416,7 +419,7 @@ class Supervisor:
                 self._away[name] = now
             kills = OomKills.read()
             why, self._oom_kills = kills.since(self._oom_kills) or "killed (from outside)", kills
-            self._note_kill(name, f"{name} was {why}", by="from outside", now=now)
+            self._note_fault(Kill, name, f"{name} was {why}", by="from outside", now=now)
         elif not killed:
             self._crashed(child, code)
         if replica:
@@ -450,14 +453,10 @@ class Supervisor:
     def _perform(self, actions: list[Action], *, now: float) -> None:
         for action in actions:
             match action:
-                case FaultAction(fault):
+                case FaultAction():
                     self._strike(action, now)
-                    if fault.groups:
-                        self._orders.rules(self.faults.rules)
                 case FaultEnded(fault, name):
-                    if fault.groups:
-                        self._orders.rules(self.faults.rules)
-                    elif name in self._children:  # else it was killed while it was stopped
+                    if name in self._children:  # else it was killed while it was stopped
                         self._children[name].send(signal.SIGCONT)
                         self._write("continued", child=name, order=str(fault))
                     self.screen.note(f"{fault} is over")
@@ -473,23 +472,19 @@ class Supervisor:
                     self._orders.send(name, "go_on", id=id)
                 case RestartAction(name):
                     self._start(name, now=now)
+        self._orders.rules(self.faults.rules)
 
     def _strike(self, action: FaultAction, now: float) -> None:
-        """Do it, and say so: on the terminal, in events.jsonl, in the summary."""
-        fault, name = action.fault, action.name
+        """Do it, and say so."""
+        fault, name, by = action.fault, action.name, {"order": str(action.fault)}
         told = fault.told.format(fault=fault, name=name, step=action.step, stage=action.stage, rank=action.rank)
         self.progress.faulted |= {each for each in self.progress.replicas if member_of(fault.groups, each) is not None}
-        if fault.strikes_one:
-            self.progress.faulted.add(name)
-        fields = {"order": str(fault)} | ({"child": name} if name else {})
         match fault:
             case Kill():
                 self._killed.add(name)
-                self._children[name].send(signal.SIGKILL)
                 if fault.back:
                     self._away[name] = now
-                self._note_kill(name, told, by=f"{fault}, step {action.step}", now=now)
-                return
+                by = {"by": f"{fault}, step {action.step}"}
             case KillAll():
                 self.killed_all = action.step
                 self.screen.note(told)
@@ -501,27 +496,27 @@ class Supervisor:
                 # It may have ended by itself a moment ago.
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self._ranks[name][action.rank], signal.SIGKILL)
-            case Stop():
-                self._children[name].send(signal.SIGSTOP)
             case Drain():
                 self._leaving.add(name)
-                self._children[name].send(signal.SIGTERM)
             case Join():
                 # Progress has to know it before its process is started.
                 self.progress.replicas[name] = ReplicaView(action.stage)
-        self.progress.faults[fault.kind] += 1
-        self.screen.note(told)
-        self._write(fault.event, step=len(self.progress.points), **fields)
+        if (number := _SIGNALS.get(type(fault))) is not None:
+            self._children[name].send(number)
+        self._note_fault(type(fault), name, told, now=now, **by)
         if isinstance(fault, Join):
             self._start(name, now=now)
 
-    def _note_kill(self, name: str, told: str, *, by: str, now: float) -> None:
+    def _note_fault(self, kind: type[Fault], name: str, told: str, *, now: float, **fields: str) -> None:
+        """A fault was done, to `name` or to nobody in particular: on the terminal, in events.jsonl, in the summary."""
         step = len(self.progress.points)
-        self.progress.faulted.add(name)
-        self.progress.kills.append((name, step, now - self.progress.started_at))
-        self.progress.faults[Kill.kind] += 1
+        if kind.strikes_one:
+            self.progress.faulted.add(name)
+        if kind is Kill:
+            self.progress.kills.append((name, step, now - self.progress.started_at))
+        self.progress.faults[kind.kind] += 1
         self.screen.note(told)
-        self._write(Kill.event, child=name, by=by, step=step)
+        self._write(kind.event, step=step, **fields, **({"child": name} if name else {}))
 
     # ---------------------------------------------------------------- patience
 
