@@ -28,7 +28,7 @@ from swarmnet.net.identity import LOCK_FILE, FileLock
 from swarmnet.telemetry.events import EventReader
 from swarmnet.testing.byzantine import choose_liars, parse_liars
 from swarmnet.testing.fault import KINDS, Kill
-from swarmnet.testing.invariants import Audit
+from swarmnet.testing.invariants import InvariantChecker
 
 BEGAN = "began"
 """The supervisor's event at the start of each life of a run."""
@@ -176,8 +176,8 @@ _REPLAYED = frozenset(
 )
 
 
-def replay(out: Path, began: Sequence[float], progress: SwarmProgress, audit: Audit) -> None:
-    """Let `progress` and `audit` take in every commit, checkpoint and held-out loss that was written before, what was
+def replay(out: Path, began: Sequence[float], progress: SwarmProgress, checker: InvariantChecker) -> None:
+    """Let `progress` and `checker` take in every commit, checkpoint and held-out loss that was written before, what was
     done to the run, and who lied and was named."""
     events = sorted(
         (
@@ -198,7 +198,7 @@ def replay(out: Path, began: Sequence[float], progress: SwarmProgress, audit: Au
         # Where it listened nobody does now; whose id it is stays true.
         if event["event"] == "listening":
             progress.names[event["peer"]] = name
-        elif name in progress.liars or audit.on(event, life=life, by=name):
+        elif name in progress.liars or checker.on(event, life=life, by=name):
             progress.on(name, event, now=before_s + at - began[life])
     # The curve was drawn by when the supervisor heard of a step.
     heard = _heard(out)

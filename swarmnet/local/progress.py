@@ -85,8 +85,6 @@ class SwarmProgress:
     names: dict[str, str] = field(default_factory=dict)  # of processes, by peer id
     lies: Counter[str] = field(default_factory=Counter)  # counted microbatches, or reduced parts, that were false
     convictions: dict[str, Conviction] = field(default_factory=dict)  # by name
-    suspensions: dict[tuple[str, str], str] = field(default_factory=dict)  # by (suspended, by whom): the first reason
-    faulted: set[str] = field(default_factory=set)  # processes that a fault was done to, in this session
     out: set[str] = field(default_factory=set)  # who is convicted: nobody in the run hears it any more
     starts: Counter[str] = field(default_factory=Counter)  # of processes, by name
     dht: dict[str, Sequence[str]] = field(default_factory=dict)  # addresses of the processes that are up
@@ -151,8 +149,6 @@ class SwarmProgress:
                 found.by.add(name)
                 if kind == "convicted":
                     self.out.add(whom)
-            case "late":
-                self.suspensions.setdefault((self.names.get(event["peer"], event["peer"]), name), event["reason"])
             case ("synced" | "applied") as kind if replica is not None:
                 replica.version = event["version"]
                 if kind == "applied" or self.training_at is None:
@@ -262,19 +258,6 @@ class SwarmProgress:
     def wronged(self) -> list[str]:
         """Honest peers that honest replicas have named as liars."""
         return sorted(self.convictions.keys() - self.liars.keys())
-
-    @property
-    def suspended(self) -> list[str]:
-        """A line for each correct peer that correct peers have suspended in this session. A peer that a fault was done
-        to may be silent, or may take others for silent."""
-        told: dict[tuple[str, str], list[str]] = {}
-        for (name, by), reason in sorted(self.suspensions.items()):
-            if self.faulted.isdisjoint((name, by)) and name not in self.liars:
-                told.setdefault((name, reason), []).append(by)
-        return [
-            f"{name} is a correct peer, and {', '.join(by)} suspended it: it {reason}"
-            for (name, reason), by in told.items()
-        ]
 
     def not_up(self, ranks: Callable[[str], int]) -> list[str]:
         """The live replicas whose processes have not started yet. ranks: how many one has, by its name."""

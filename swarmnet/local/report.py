@@ -1,4 +1,4 @@
-"""The files and the summary a local swarm leaves behind. Formats only; the numbers come from progress and audit."""
+"""The files and the summary a local swarm leaves behind: formats only, no number is made here."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from swarmnet.telemetry.log import plain
 from swarmnet.telemetry.plot import Mark, draw_curve
 from swarmnet.telemetry.screen import duration
 from swarmnet.telemetry.text import typed
-from swarmnet.testing.invariants import FP32_STEPS, AuditResult, Comparison
+from swarmnet.testing.invariants import FP32_STEPS, Comparison, InvariantReport
 
 INTERRUPTED = "interrupted"
 UNCOMPARED = "the swarm finished; only the comparison with one process was interrupted"
@@ -37,7 +37,7 @@ class RunOutcome:
     run_id: str
     manifest: Manifest
     progress: SwarmProgress
-    verdict: AuditResult
+    invariants: InvariantReport
     seconds: float
     problem: str = ""
     not_killed: tuple[str, ...] = ()  # orders that never could be carried out
@@ -76,7 +76,7 @@ def averaging_bytes_each(outcome: RunOutcome) -> int:
 
 def summary(outcome: RunOutcome) -> dict[str, Any]:
     """What summary.json holds."""
-    progress, verdict = outcome.progress, outcome.verdict
+    progress, invariants = outcome.progress, outcome.invariants
     points, evaluated = progress.points, max(progress.evaluations, default=None)
     found: dict[str, Any] = {
         "ok": not outcome.problem,
@@ -103,22 +103,22 @@ def summary(outcome: RunOutcome) -> dict[str, Any]:
         "rank_restarts": progress.rank_restarts,
         "killed_all": outcome.killed_all,
         "resumed": outcome.resumed,
-        "repeated_steps": verdict.repeated,
-        "renewed_at": list(verdict.renewed),
+        "repeated_steps": invariants.repeated,
+        "renewed_at": list(invariants.renewed),
         "reroutes": progress.reroutes,
         "drifted": len(progress.strays),
-        "lost": verdict.lost,
-        "doubled": verdict.doubled,
-        "voided": verdict.voided,
-        "unaudited": [list(place) for place in verdict.unaudited],
-        "digest_conflicts": [list(place) for place in verdict.conflicts],
+        "lost": invariants.lost,
+        "doubled": invariants.doubled,
+        "voided": invariants.voided,
+        "unaudited": [list(place) for place in invariants.unaudited],
+        "digest_conflicts": [list(place) for place in invariants.conflicts],
         "executions_per_index": round(executions_per_index(outcome), 4),
         "averaging_bytes": progress.averaging_bytes,
         "averaging_bytes_per_replica_and_step": averaging_bytes_each(outcome),
         "outer_steps": progress.outer[True],
         "outer_missed": progress.outer[False],
         "crashes": list(outcome.crashes),
-        "suspended": progress.suspended,
+        "suspended": list(invariants.suspended),
     }
     if progress.liars:
         found["liars"] = {name: _liar(progress, name) for name in sorted(progress.liars)}
@@ -240,7 +240,7 @@ def print_summary(outcome: RunOutcome, directory: Path, console: Console, *, fin
 
 def _told(outcome: RunOutcome) -> Iterator[str]:
     """What happened, in numbers."""
-    progress, verdict = outcome.progress, outcome.verdict
+    progress, invariants = outcome.progress, outcome.invariants
     points, executed = progress.points, executions_per_index(outcome)
     curve = f"loss {points[0].loss:.4f} → {points[-1].loss:.4f}" if points else "no loss"
     # A pace, and what is counted from here on, is of this session alone.
@@ -260,7 +260,7 @@ def _told(outcome: RunOutcome) -> Iterator[str]:
         f"{session}reroutes {progress.reroutes}, "
         f"executions per index {'at least ' * (executed < 1)}{executed:.3f}"
     )
-    yield f"lost {verdict.lost}, doubled {verdict.doubled}, voided {verdict.voided}"
+    yield f"lost {invariants.lost}, doubled {invariants.doubled}, voided {invariants.voided}"
     missed = f", {progress.outer[False]} missed" if progress.outer[False] else ""
     outer = f"; {progress.outer[True]} outer steps taken together{missed}" if progress.outer else ""
     yield f"averaging: {averaging_bytes_each(outcome):,} bytes sent per replica and step{outer}"
@@ -270,7 +270,7 @@ def _told(outcome: RunOutcome) -> Iterator[str]:
             "not named" if liar is None else f"named at step {liar.step} by {', '.join(sorted(liar.by))}: {liar.reason}"
         )
         yield f"liar {name} ({kind}, {progress.lies[name]} lies): {named}"
-    yield from (f"warning: {line}" for line in progress.suspended)
+    yield from (f"warning: {line}" for line in invariants.suspended)
     if outcome.ranks:
         yield (
             f"ranks: {', '.join(f'{name} {ranks}' for name, ranks in sorted(outcome.ranks.items()))}; "
@@ -280,10 +280,10 @@ def _told(outcome: RunOutcome) -> Iterator[str]:
         yield f"drifted {len(progress.strays)} times; who had drifted took the others' weights"
     if outcome.resumed:
         # After a stage has lost its state, or where order counts, other losses are no fault.
-        how = "other" if verdict.changed or verdict.renewed else "the same"
-        yield f"resumed; {verdict.repeated} steps were done again" + f", with {how} losses" * verdict.repeats
-    if verdict.renewed:
-        versions = ", ".join(map(str, verdict.renewed))
+        how = "other" if invariants.changed or invariants.renewed else "the same"
+        yield f"resumed; {invariants.repeated} steps were done again" + f", with {how} losses" * invariants.repeats
+    if invariants.renewed:
+        versions = ", ".join(map(str, invariants.renewed))
         yield f"from version {versions} on another run than before: a stage had lost its state"
 
 

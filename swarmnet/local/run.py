@@ -216,7 +216,7 @@ def _run(swarm: LocalSwarm, seed: str, faults: Sequence[Fault], launcher: Launch
         run_id=swarm.prepared.run_id,
         manifest=swarm.prepared.manifest,
         progress=supervisor.progress,
-        verdict=supervisor.audit.verdict(),
+        invariants=supervisor.checker.report(),
         seconds=supervisor.progress.earlier_s + time.monotonic() - began,
         problem=INTERRUPTED if interrupt.count and not supervisor.progress.complete else problem,
         not_killed=supervisor.faults.pending,
@@ -229,12 +229,12 @@ def _run(swarm: LocalSwarm, seed: str, faults: Sequence[Fault], launcher: Launch
 
 def _replayed(swarm: LocalSwarm) -> RunOutcome:
     """What a finished run has written."""
-    progress, audit = swarm.books()
+    progress, checker = swarm.books()
     return RunOutcome(
         run_id=swarm.prepared.run_id,
         manifest=swarm.prepared.manifest,
         progress=progress,
-        verdict=audit.verdict(),
+        invariants=checker.report(),
         seconds=progress.earlier_s,
     )
 
@@ -312,15 +312,15 @@ def _judge(outcome: RunOutcome, *, strict: bool = False) -> str:
     suspended is a fault of swarmnet, too, and not only worth a warning."""
     progress = outcome.progress
     if outcome.killed_all is not None:  # in the middle: what was not written is not missing yet
-        return "; ".join([*replace(outcome.verdict, unaudited=(), split_stages=()).problems, *outcome.crashes])
-    found = list(outcome.verdict.problems)
+        return "; ".join([*replace(outcome.invariants, unaudited=(), split_stages=()).problems, *outcome.crashes])
+    found = list(outcome.invariants.problems)
     if len(progress.points) < progress.steps:
         found.insert(0, f"only {len(progress.points)} of {progress.steps} steps were done")
     if progress.behind:
         found.append(f"{', '.join(progress.behind)} did not reach the last version")
     if progress.wronged:
         found.append(f"{', '.join(progress.wronged)} did not lie, and was named as a liar")
-    found += progress.suspended if strict else []
+    found += outcome.invariants.suspended if strict else []
     found += [
         f"the final weights of stage {stage} are on no disk: {why}: make room there, and go on with --resume"
         for stage, why in progress.lost_weights.items()

@@ -42,7 +42,7 @@ from swarmnet.net.admission_files import invitation_beside
 from swarmnet.ranks.launcher import Launcher, LauncherLost
 from swarmnet.telemetry.events import LATER, EventLog, EventReader
 from swarmnet.testing.fault import Drain, Fault, Join, Kill, KillAll, KillRank, Stop, member_of
-from swarmnet.testing.invariants import Audit
+from swarmnet.testing.invariants import InvariantChecker
 from swarmnet.testing.schedule import (
     Action,
     FaultAction,
@@ -136,7 +136,7 @@ class LocalSwarm:
             slots=options.slots or 0,
         )
 
-    def books(self) -> tuple[SwarmProgress, Audit]:
+    def books(self) -> tuple[SwarmProgress, InvariantChecker]:
         """What is known of the run so far, to be told everything that happens."""
         manifest, training = self.prepared.manifest, self.prepared.manifest.training
         progress = SwarmProgress(
@@ -145,17 +145,19 @@ class LocalSwarm:
             replicas={name: ReplicaView(stage) for name, stage in self.replicas.items()},
             liars=self.liars,
         )
-        audit = Audit(
+        checker = InvariantChecker(
             stages=manifest.cut.stages,
             steps=training.total_steps,
             microbatches=training.microbatches,
             exact=self.exact,
             equal=manifest.averaging.equal_bits,
             repeats=self.prepared.pure and self.lossless and not self.liars,
+            names=progress.names,
+            liars=self.liars,
         )
         if self.options.resume:
-            earlier.replay(self.out, self.lives, progress, audit)
-        return progress, audit
+            earlier.replay(self.out, self.lives, progress, checker)
+        return progress, checker
 
 
 class Supervisor:
@@ -174,7 +176,7 @@ class Supervisor:
         """seed: of the choice of replicas, where a fault names only a stage."""
         self.swarm, self.timing, self.launcher = swarm, swarm.kit.timing, launcher
         self.screen, self.interrupt = screen, interrupt
-        self.progress, self.audit = swarm.books()
+        self.progress, self.checker = swarm.books()
         self.faults = FaultSchedule(
             faults,
             replicas=swarm.replicas,
@@ -299,7 +301,7 @@ class Supervisor:
     def _replicas_start(self) -> bool:
         """Does one of them not hold its weights yet? Nobody waits for one that a fault has struck."""
         return any(
-            replica.alive and replica.version is None and name not in self.progress.faulted
+            replica.alive and replica.version is None and name not in self.checker.faulted
             for name, replica in self.progress.replicas.items()
         )
 
@@ -351,7 +353,7 @@ class Supervisor:
         for event in self._children[name].read():
             self._log.copy({"name": name, **event})
             # A liar may say anything: what is true of the run, the others say.
-            if name not in self.swarm.liars and not self.audit.on(event, life=self._life, by=name):
+            if name not in self.swarm.liars and not self.checker.on(event, life=self._life, by=name):
                 continue
             self.progress.on(name, event, now=now)
             self.screen.on(name, event, now=now)
@@ -429,7 +431,7 @@ class Supervisor:
 
     def _crashed(self, child: Child, code: int) -> None:
         name = child.spec.name
-        self.progress.faulted.add(name)
+        self.checker.faulted.add(name)
         how = f"ended with exit code {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
         # Who is thrown out of the run may end as it likes.
         if name not in self.progress.convictions:
@@ -478,7 +480,7 @@ class Supervisor:
         """Do it, and say so."""
         fault, name, by = action.fault, action.name, {"order": str(action.fault)}
         told = fault.told.format(fault=fault, name=name, step=action.step, stage=action.stage, rank=action.rank)
-        self.progress.faulted |= {each for each in self.progress.replicas if member_of(fault.groups, each) is not None}
+        self.checker.faulted |= {each for each in self.progress.replicas if member_of(fault.groups, each) is not None}
         match fault:
             case Kill():
                 self._killed.add(name)
@@ -511,7 +513,7 @@ class Supervisor:
         """A fault was done, to `name` or to nobody in particular: on the terminal, in events.jsonl, in the summary."""
         step = len(self.progress.points)
         if kind.strikes_one:
-            self.progress.faulted.add(name)
+            self.checker.faulted.add(name)
         if kind is Kill:
             self.progress.kills.append((name, step, now - self.progress.started_at))
         self.progress.faults[kind.kind] += 1

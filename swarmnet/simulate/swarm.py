@@ -47,6 +47,7 @@ from swarmnet.simulate.network import MemoryNetwork
 from swarmnet.simulate.oracle import Oracle
 from swarmnet.simulate.plan import OWNER, Plan, manifest_of
 from swarmnet.stage.seams import Engine
+from swarmnet.testing.invariants import multiplicity
 from swarmnet.trainer.trainer import Trainer
 from swarmnet.transport import Service, Transport
 
@@ -517,11 +518,10 @@ class Swarm:
 
     def _check_commit(self, peer: PeerId, fields: dict[str, Any]) -> None:
         stage, step = fields["stage"], fields["step"]
-        seen = Counter(index for _, indexes in fields["contributions"] for index in indexes)
+        lost, doubled = multiplicity(fields, self.plan.microbatches)
         # In every stage the same indexes are out: all others are in once.
-        voided = self.plan.voided(step)
-        if seen != Counter(set(range(self.plan.microbatches)) - voided) or fields["voided"] != sorted(voided):
-            raise Broken(f"stage {stage} step {step}: contributed {dict(seen)}")
+        if lost or doubled or fields["voided"] != sorted(self.plan.voided(step)):
+            raise Broken(f"stage {stage} step {step}: {lost} lost, {doubled} doubled, voided {fields['voided']}")
         engine = self.last[peer].engines[stage]
         if self.exact and engine.exact_sum != self.oracle.sums[step][stage]:
             raise Broken(f"stage {stage} step {step}: {peer} holds another sum than the single process")

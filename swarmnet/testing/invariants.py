@@ -1,14 +1,18 @@
-"""Judge a finished swarm from what its members wrote. Pure: events as their files have them in, verdict out.
+"""What must hold in every run, checked from the events of its members. Pure: events in, a report out.
 
-Exactly once: in every commit each index 0 .. M-1 is contributed by exactly one member, or listed as voided and by
-none. Members of a stage agree on every digest, and on the final weights. Trusts neither ledgers nor the loss.
+- Each index 0 .. M-1 of a step is contributed by exactly one member of a stage, or listed as voided and by none.
+- Members of a stage commit the same digests, and end with the same weights.
+- The losses are those of one process.
+- No correct peer suspends another one, unless a fault was done to one of the two.
+
+`swarmnet local`, `swarmnet simulate` and the tests check runs by this. It trusts neither leaders nor the loss.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +24,7 @@ FINAL_TOLERANCE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class AuditResult:
+class InvariantReport:
     """What the commits add up to. Counts are over all stages and steps; the lists name (stage, step)."""
 
     lost: int
@@ -33,10 +37,11 @@ class AuditResult:
     changed: tuple[int, ...] = ()  # of these, steps with another loss than before
     renewed: tuple[int, ...] = ()  # versions from which the run was another one
     repeats: bool = True  # a step done again was to have the same loss
+    suspended: tuple[str, ...] = ()  # a line for each correct peer that correct peers have suspended
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """One phrase for each thing that is wrong; empty when every promise held."""
+        """One phrase for each thing that is wrong with sums, losses and weights; empty when every promise held."""
         found = []
         if self.lost:
             found.append(f"{self.lost} microbatches lost")
@@ -76,14 +81,14 @@ class _Word:
 
 
 @dataclass(slots=True)
-class Audit:
-    """Collects what members wrote; `verdict` may be asked at any time, it costs one pass.
+class InvariantChecker:
+    """Collects what members wrote; `report` may be asked at any time, it costs one pass.
 
     A run that goes on after everybody was gone does some steps again: each life is judged by itself, and a step must
     have the same loss in all of them, with `exact` the same sums. After `anew` the run is another one, and
     so it is for a member that has gone back before a tainted step. Not `equal`: replicas train on their own, and need
     not end with the same weights. Not `repeats`: it shows in a step who computed what, so one that is done again may
-    have another loss.
+    have another loss. names: of processes, by peer id, which the caller fills in. liars: Byzantine ones, by name.
     """
 
     stages: int
@@ -92,6 +97,12 @@ class Audit:
     exact: bool = True
     equal: bool = True
     repeats: bool = True
+    names: Mapping[str, str] = field(default_factory=dict)
+    liars: Collection[str] = ()
+    faulted: set[str] = field(default_factory=set)
+    """Processes that a fault was done to, in this session: they may be silent, or take others for silent."""
+    _suspensions: dict[tuple[str, str], str] = field(default_factory=dict)
+    """By (suspended, by whom): the first reason."""
     _commits: dict[tuple[int, int], list[_Word]] = field(default_factory=dict)
     _weights: dict[int, set[tuple[int, str]]] = field(default_factory=dict)
     _renewed: list[tuple[int, int]] = field(default_factory=list)
@@ -111,6 +122,8 @@ class Audit:
                 seen.append(word)
         elif event["event"] == "finished" and self.equal:
             self._weights.setdefault(event["stage"], set()).add((event["version"], event["weights_sha256"]))
+        elif event["event"] == "late":
+            self._suspensions.setdefault((self.names.get(event["peer"], event["peer"]), by), event["reason"])
         elif event["event"] == "tainted":
             self._tainted.add(event["step"])
         elif event["event"] == "restart":
@@ -128,7 +141,7 @@ class Audit:
         self._renewed.append((version, life))
         return True
 
-    def verdict(self) -> AuditResult:
+    def report(self) -> InvariantReport:
         """Judge what has been written so far. Where members differ, the worst word counts."""
         lost = doubled = voided = 0
         for commits in self._commits.values():
@@ -142,7 +155,7 @@ class Audit:
         }
         # A step that nobody wrote of is no step that went well.
         everything = [(stage, step) for step in range(self.steps) for stage in range(self.stages)]
-        return AuditResult(
+        return InvariantReport(
             lost=lost,
             doubled=doubled,
             voided=voided,
@@ -153,7 +166,16 @@ class Audit:
             changed=tuple(sorted(step for step, commits in again.items() if self._changed(commits))),
             renewed=tuple(version for version, _ in self._renewed),
             repeats=self.repeats,
+            suspended=tuple(self._suspended()),
         )
+
+    def _suspended(self) -> Iterator[str]:
+        told: dict[tuple[str, str], list[str]] = {}
+        for (name, by), reason in sorted(self._suspensions.items()):
+            if self.faulted.isdisjoint((name, by)) and name not in self.liars:
+                told.setdefault((name, reason), []).append(by)
+        for (name, reason), by_whom in told.items():
+            yield f"{name} is a correct peer, and {', '.join(by_whom)} suspended it: it {reason}"
 
     def _differ(self, commits: Sequence[_Word]) -> bool:
         """Other sums in one life, or, where sums do not depend on order, in two."""

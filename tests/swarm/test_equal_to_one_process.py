@@ -17,6 +17,7 @@ from swarmnet.data.source import load_tokens
 from swarmnet.local.oracle import run_oracle
 from swarmnet.manifest.file import load
 from swarmnet.manifest.schema import Manifest
+from swarmnet.testing.invariants import InvariantChecker
 
 STAGES, REPLICAS = 3, 2
 KILLS = ("0@3", "1@8", "2@13")  # first, middle and last stage
@@ -107,14 +108,12 @@ def test_the_curve_is_one_process_s_curve(finished: Finished) -> None:
 
 
 def test_nothing_is_lost_or_doubled(finished: Finished) -> None:
-    """From the contributions themselves, not from the loss."""
-    training, seen = finished.manifest.training, set()
+    """From the contributions themselves, not from the loss; and replicas of a stage end equal."""
+    training = finished.manifest.training
+    checker = InvariantChecker(STAGES, training.total_steps, training.microbatches)
     for event in finished.events:
-        if event["event"] == "committed":
-            indexes = sorted(index for _, own in event["contributions"] for index in own)
-            assert indexes == list(range(training.microbatches)), event
-            seen.add((event["stage"], event["step"]))
-    assert seen == {(stage, step) for stage in range(STAGES) for step in range(training.total_steps)}
+        checker.on(event)
+    assert not checker.report().problems and not checker.report().voided
     assert finished.summary["lost"] == finished.summary["doubled"] == 0
 
 
@@ -125,14 +124,6 @@ def test_the_kills_happened_and_the_killed_came_back(finished: Finished) -> None
     if killed:
         assert {int(event["child"][1]) for event in killed} == {0, 1, 2}
         assert {event["name"] for event in restarted} >= {event["child"] for event in killed}
-
-
-def test_replicas_of_a_stage_end_equal(finished: Finished) -> None:
-    digests: dict[int, set[str]] = {}
-    for event in finished.events:
-        if event["event"] == "finished":
-            digests.setdefault(event["stage"], set()).add(event["weights_sha256"])
-    assert {stage: len(found) for stage, found in digests.items()} == dict.fromkeys(range(STAGES), 1)
 
 
 def test_held_out_loss_is_measured(finished: Finished) -> None:

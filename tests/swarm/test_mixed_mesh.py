@@ -20,6 +20,7 @@ from swarmnet.audit.cases import TOLERANCE
 from swarmnet.data.source import load_tokens
 from swarmnet.local.oracle import OracleResult, run_oracle
 from swarmnet.manifest.file import load
+from swarmnet.testing.invariants import InvariantChecker
 
 STEPS = 20
 KILLS = (  # peer, step, phase, moment
@@ -99,17 +100,12 @@ def test_losses_and_weights_are_those_of_one_process(finished: Finished) -> None
     assert checked == 2 * len(finished.oracle.weights)
 
 
-def test_replicas_of_a_stage_end_with_the_same_bits_on_whatever_mesh(finished: Finished) -> None:
-    digests: dict[int, set[str]] = {}
-    for event in finished.of("finished"):
-        digests.setdefault(event["stage"], set()).add(event["weights_sha256"])
-    assert {stage: len(found) for stage, found in digests.items()} == {0: 1, 1: 1, 2: 1}
-
-
-def test_every_index_is_counted_once(finished: Finished) -> None:
-    for event in finished.of("committed"):
-        indexes = sorted(index for _, own in event["contributions"] for index in own)
-        assert indexes == list(range(len(indexes))) and not event["voided"], event
+def test_every_index_is_counted_once_and_replicas_of_a_stage_have_the_same_bits_on_any_mesh(finished: Finished) -> None:
+    training = load(finished.directory / "run.toml").training
+    checker = InvariantChecker(3, training.total_steps, training.microbatches)
+    for event in finished.events:
+        checker.on(event)
+    assert not checker.report().problems and not checker.report().voided
     assert finished.summary["lost"] == finished.summary["doubled"] == 0
 
 

@@ -40,7 +40,7 @@ from swarmnet.testing.byzantine import (
     parse_liars,
 )
 from swarmnet.testing.injector import Interposed, held_engine
-from swarmnet.testing.invariants import AuditResult
+from swarmnet.testing.invariants import InvariantReport
 from swarmnet.wire import codecs
 
 REPLICAS = {f"s{stage}-r{number}": stage for number in range(4) for stage in range(3)}
@@ -357,7 +357,7 @@ def test_a_feeder_asks_nobody_whether_it_may_count() -> None:
 # ---------------------------------------------------------------- what is said of them
 
 
-def named(*convictions: tuple[str, str]) -> RunOutcome:
+def named(*convictions: tuple[str, str], suspended: tuple[str, ...] = ()) -> RunOutcome:
     """A run of three replicas in which s0-r1 lies; (who says so, of whom)."""
     progress = SwarmProgress(1, {f"s0-r{number}": ReplicaView(0) for number in range(3)}, liars={"s0-r1": "lazy"})
     for number in range(3):
@@ -372,8 +372,8 @@ def named(*convictions: tuple[str, str]) -> RunOutcome:
     progress.on("s0-r0", {"event": "committed", "stage": 0, "step": 0, "loss_sum": 2.0, "num_tokens": 1}, now=0.0)
     for name, whom in convictions:
         progress.on(name, {"event": "convicted", "peer": whom, "reason": "odd", "step": 0}, now=0.0)
-    verdict = AuditResult(lost=0, doubled=0, voided=0, unaudited=(), conflicts=(), split_stages=())
-    return RunOutcome("0" * 64, MANIFEST, progress, verdict, 1.0)
+    sums = InvariantReport(0, 0, 0, unaudited=(), conflicts=(), split_stages=(), suspended=suspended)
+    return RunOutcome("0" * 64, MANIFEST, progress, sums, 1.0)
 
 
 def told(outcome: RunOutcome, tmp_path: Any) -> str:
@@ -404,9 +404,8 @@ def test_a_liar_that_nobody_named_is_no_problem_and_an_honest_peer_that_is_named
 
 
 def test_a_correct_peer_that_is_suspended_is_a_warning_and_fails_a_verified_run(tmp_path: Any) -> None:
-    outcome = named()
-    outcome.progress.on("s0-r2", {"event": "late", "peer": "id0", "reason": "does not report"}, now=0.0)
     line = "s0-r0 is a correct peer, and s0-r2 suspended it: it does not report"
+    outcome = named(suspended=(line,))
     assert f"warning: {line}" in told(outcome, tmp_path) and summary(outcome)["suspended"] == [line]
     assert _judge(outcome) == "" and _judge(outcome, strict=True) == line
 

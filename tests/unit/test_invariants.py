@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnet.testing.invariants import FP32_TOLERANCE, Audit, compare, multiplicity
+from swarmnet.testing.invariants import FP32_TOLERANCE, InvariantChecker, compare, multiplicity
 
 M = 8
 GOOD: dict[str, Any] = {
@@ -33,24 +33,24 @@ def ended(weights: str) -> dict[str, Any]:
 
 
 def test_replicas_that_train_on_their_own_may_end_apart_and_need_only_be_finite() -> None:
-    judge = Audit(stages=1, steps=1, microbatches=M, equal=False, repeats=False)
+    judge = InvariantChecker(stages=1, steps=1, microbatches=M, equal=False, repeats=False)
     for event in (GOOD, said(loss_sum=3.0), ended("w"), ended("other")):
         judge.on(event)
     judge.on(said(loss_sum=4.0), life=1)
-    assert judge.verdict().problems == ()
+    assert judge.report().problems == ()
     assert not compare([3.0, 2.0], [3.0, 1.0], exact=False, lossless=True, promised=False).problem
     assert compare([3.0, math.nan], [3.0, 1.0], exact=False, lossless=True, promised=False).problem
 
 
-def audit(*events: dict[str, Any]) -> Audit:
-    judge = Audit(stages=1, steps=1, microbatches=M)
+def audit(*events: dict[str, Any]) -> InvariantChecker:
+    judge = InvariantChecker(stages=1, steps=1, microbatches=M)
     for event in events:
         judge.on(event)
     return judge
 
 
 def test_a_good_commit_said_by_two_members() -> None:
-    verdict = audit(GOOD, GOOD, ended("w"), ended("w")).verdict()
+    verdict = audit(GOOD, GOOD, ended("w"), ended("w")).report()
     assert (verdict.lost, verdict.doubled, verdict.voided) == (0, 0, 0)
     assert verdict.problems == ()
 
@@ -73,7 +73,7 @@ def test_multiplicity(
 ) -> None:
     commit = said(contributions=contributions, voided=voided)
     assert multiplicity(commit, M) == (lost, doubled)
-    verdict = audit(commit).verdict()
+    verdict = audit(commit).report()
     assert (verdict.lost, verdict.doubled, verdict.voided) == (lost, doubled, len(voided))
     assert bool(verdict.problems) == bool(lost or doubled)
 
@@ -86,10 +86,10 @@ def test_any_split_among_peers_is_fine_and_any_duplicate_is_not(owners: list[int
 
 
 def test_members_who_disagree() -> None:
-    assert audit(GOOD, said(digest="e")).verdict().conflicts == ((0, 0),)
+    assert audit(GOOD, said(digest="e")).report().conflicts == ((0, 0),)
     worse = said(contributions=(("a", (0,)),))
-    assert audit(GOOD, worse).verdict().lost == 7
-    assert audit(GOOD, ended("w"), ended("v")).verdict().split_stages == (0,)
+    assert audit(GOOD, worse).report().lost == 7
+    assert audit(GOOD, ended("w"), ended("v")).report().split_stages == (0,)
 
 
 def test_a_step_that_is_done_anew_without_false_work_has_other_sums() -> None:
@@ -97,10 +97,10 @@ def test_a_step_that_is_done_anew_without_false_work_has_other_sums() -> None:
     tainted, back = {"event": "tainted", "step": 0, "stage": 0}, {"event": "restart", "number": 1, "version": 0}
 
     def judged(*told: tuple[str, dict[str, Any]]) -> tuple[str, ...]:
-        judge = Audit(stages=1, steps=1, microbatches=M)
+        judge = InvariantChecker(stages=1, steps=1, microbatches=M)
         for by, event in told:
             judge.on(event, by=by)
-        return judge.verdict().problems
+        return judge.report().problems
 
     went = (("a", before), ("b", tainted), ("a", back), ("b", before), ("a", after), ("b", back), ("b", after))
     assert judged(*went) == ()
@@ -111,7 +111,7 @@ def test_a_step_that_is_done_anew_without_false_work_has_other_sums() -> None:
 
 
 def test_a_step_without_a_commit_is_not_passed_over() -> None:
-    verdict = audit().verdict()
+    verdict = audit().report()
     assert verdict.unaudited == ((0, 0),) and verdict.problems
 
 
@@ -146,4 +146,17 @@ def test_a_mesh_is_judged_by_a_distance_which_is_said() -> None:
 
 def test_a_loss_that_is_no_number_is_a_word_in_the_file() -> None:
     judge = audit(said(loss_sum="nan"), GOOD | {"event": "evicted", "peer": "p"})
-    assert judge.verdict().problems == ()
+    assert judge.report().problems == ()
+
+
+def test_a_suspension_of_a_correct_peer_by_a_correct_peer_is_told_and_no_other() -> None:
+    names = {f"id of s{stage}-r{number}": f"s{stage}-r{number}" for stage in range(2) for number in range(2)}
+    checker = InvariantChecker(2, 1, 4, names=names, liars={"s0-r1"})
+    for name, by in (("s0-r1", "s0-r0"), ("s1-r0", "s1-r1"), ("s1-r0", "s1-r1")):
+        checker.on({"event": "late", "peer": f"id of {name}", "reason": "does not show work"}, by=by)
+    said = ("s1-r0 is a correct peer, and s1-r1 suspended it: it does not show work",)
+    assert checker.report().suspended == said and not any("suspended" in line for line in checker.report().problems)
+    # What was done to a process may be why it is silent, and why it takes another one for silent.
+    for name in ("s1-r0", "s1-r1"):
+        checker.faulted = {name}
+        assert checker.report().suspended == ()

@@ -20,7 +20,7 @@ from swarmnet.local.screen import SwarmScreen
 from swarmnet.manifest.schema import Manifest
 from swarmnet.net.identity import own_identity
 from swarmnet.testing.fault import kill_all
-from swarmnet.testing.invariants import Audit, AuditResult
+from swarmnet.testing.invariants import InvariantChecker, InvariantReport
 
 GOOD: dict[str, Any] = {
     "event": "committed",
@@ -34,8 +34,8 @@ GOOD: dict[str, Any] = {
 }
 
 
-def audit(*events: tuple[int, dict[str, Any]], exact: bool = True) -> Audit:
-    judge = Audit(stages=1, steps=1, microbatches=2, exact=exact)
+def audit(*events: tuple[int, dict[str, Any]], exact: bool = True) -> InvariantChecker:
+    judge = InvariantChecker(stages=1, steps=1, microbatches=2, exact=exact)
     for life, event in events:
         judge.on(event, life=life)
     return judge
@@ -43,21 +43,21 @@ def audit(*events: tuple[int, dict[str, Any]], exact: bool = True) -> Audit:
 
 def test_a_step_done_again_with_the_same_sum_is_counted_and_fine() -> None:
     again = GOOD | {"contributions": [["b", [0]], ["c", [1]]]}
-    verdict = audit((0, GOOD), (1, again)).verdict()
+    verdict = audit((0, GOOD), (1, again)).report()
     assert verdict.problems == () and verdict.repeated == 1
 
 
 def test_a_step_done_again_with_another_loss_is_a_problem() -> None:
-    verdict = audit((0, GOOD), (1, GOOD | {"loss_sum": 8.1})).verdict()
+    verdict = audit((0, GOOD), (1, GOOD | {"loss_sum": 8.1})).report()
     assert verdict.changed == (0,) and "step 0 had another loss than before" in verdict.problems[0]
 
 
 def test_sums_of_two_lives_may_differ_only_where_order_counts() -> None:
     other = GOOD | {"digest": "e", "loss_sum": 8.00001}
-    assert audit((0, GOOD), (1, other), exact=False).verdict().problems == ()
-    assert audit((0, GOOD), (1, GOOD | {"digest": "e"})).verdict().conflicts == ((0, 0),)
-    assert audit((1, GOOD), (1, GOOD | {"digest": "e"}), exact=False).verdict().conflicts == ((0, 0),)
-    assert audit((0, GOOD), (1, GOOD | {"contributions": []})).verdict().lost == 2
+    assert audit((0, GOOD), (1, other), exact=False).report().problems == ()
+    assert audit((0, GOOD), (1, GOOD | {"digest": "e"})).report().conflicts == ((0, 0),)
+    assert audit((1, GOOD), (1, GOOD | {"digest": "e"}), exact=False).report().conflicts == ((0, 0),)
+    assert audit((0, GOOD), (1, GOOD | {"contributions": []})).report().lost == 2
 
 
 def committed(t: float, step: int, loss: float) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def test_what_was_done_before_is_read_from_the_children_s_own_files(tmp_path: Pa
         {"t": 101.0, "event": "evaluated", "step": 0, "loss": 3.5, "num_tokens": 4},
     )
     progress = SwarmProgress(steps=5, replicas={"s0-r0": ReplicaView(0), "s0-r1": ReplicaView(0)})
-    judge = Audit(stages=1, steps=5, microbatches=2)
+    judge = InvariantChecker(stages=1, steps=5, microbatches=2)
     replay(tmp_path, lives(tmp_path), progress, judge)
     assert [(point.step, point.loss, point.seconds) for point in progress.points] == [
         (0, 3.0, 1.0),
@@ -109,7 +109,7 @@ def test_what_was_done_before_is_read_from_the_children_s_own_files(tmp_path: Pa
     ], "nothing was done between the two"
     assert progress.earlier_points == 3 and progress.earlier_s == 4.0 and progress.evaluations == {0: 3.5}
     assert progress.done == set()
-    assert judge.verdict().repeated == 1 and judge.verdict().lost == 0
+    assert judge.report().repeated == 1 and judge.report().lost == 0
 
 
 def test_what_stands_is_kept_as_it_was_with_what_was_done_to_the_run(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_what_stands_is_kept_as_it_was_with_what_was_done_to_the_run(tmp_path: P
     rows = ["step,loss,tokens,seconds,learning_rate,grad_norm,held_out", "0,3.0,4,1.017,0.1,2.0,", "1,9.0,4,2.021,,,"]
     (tmp_path / "loss.csv").write_text("\n".join(rows))
     progress = SwarmProgress(steps=3, replicas={"s0-r0": ReplicaView(0), "s0-r1": ReplicaView(0)})
-    replay(tmp_path, lives(tmp_path), progress, Audit(stages=1, steps=3, microbatches=2))
+    replay(tmp_path, lives(tmp_path), progress, InvariantChecker(stages=1, steps=3, microbatches=2))
     assert [point.seconds for point in progress.points] == [1.017, 2.0, 3.0], "the second is of another loss"
     assert progress.figures == {0: (0.1, 2.0)}
     assert [(name, step) for name, step, _ in progress.kills] == [("s0-r0", 1)]
@@ -136,7 +136,7 @@ def test_what_stands_is_kept_as_it_was_with_what_was_done_to_the_run(tmp_path: P
 def test_a_resumed_run_adds_up_its_sessions_and_says_what_is_of_the_last() -> None:
     progress = SwarmProgress(steps=2, replicas={"s0-r0": ReplicaView(0)}, earlier_s=20.0)
     progress.kills = [("s0-r0", 1, 3.0), ("s0-r0", 1, 4.0)]
-    outcome = RunOutcome("ab", Manifest(), progress, AuditResult(0, 0, 0, (), (), ()), 43.0, resumed=1)
+    outcome = RunOutcome("ab", Manifest(), progress, InvariantReport(0, 0, 0, (), (), ()), 43.0, resumed=1)
     found = summary(outcome)
     assert (found["seconds"], found["session_seconds"], found["kills"]) == (43.0, 23.0, 2)
     console = Console(file=io.StringIO(), width=200)
@@ -167,11 +167,11 @@ def test_who_lied_and_was_named_before_is_known_after_a_resume(tmp_path: Path) -
     )
     assert earlier.liars(tmp_path) == lying
     progress = SwarmProgress(steps=5, replicas={name: ReplicaView(0) for name in ("s0-r0", "s0-r1")}, liars=lying)
-    judge = Audit(stages=1, steps=1, microbatches=2)
+    judge = InvariantChecker(stages=1, steps=1, microbatches=2)
     replay(tmp_path, lives(tmp_path), progress, judge)
     assert progress.lies["s0-r1"] == 1 and progress.convictions.keys() == {"s0-r1"}
     assert progress.convictions["s0-r1"].step == 1 and not progress.dht, "nobody listens there now"
-    assert judge.verdict().problems == () and [point.loss for point in progress.points] == [3.0]
+    assert judge.report().problems == () and [point.loss for point in progress.points] == [3.0]
 
 
 def test_who_takes_part_is_who_has_a_directory(tmp_path: Path) -> None:
@@ -200,15 +200,15 @@ def test_orders_that_cannot_be_carried_out() -> None:
 
 
 def test_a_stage_that_dropped_steps_makes_another_run_of_what_follows() -> None:
-    judge = Audit(stages=1, steps=1, microbatches=2)
+    judge = InvariantChecker(stages=1, steps=1, microbatches=2)
     judge.on(GOOD, life=0)
     assert judge.anew(0, life=1) and not judge.anew(0, life=1)  # both replicas of the stage say it
     other = GOOD | {"digest": "e", "loss_sum": 8.1}
     judge.on(other, life=1)
-    verdict = judge.verdict()
+    verdict = judge.report()
     assert verdict.problems == () and verdict.renewed == (0,) and verdict.repeated == 1
     judge.on(other | {"digest": "f"}, life=1)
-    assert judge.verdict().conflicts == ((0, 0),)  # but its replicas still have to agree
+    assert judge.report().conflicts == ((0, 0),)  # but its replicas still have to agree
 
 
 def test_the_curve_goes_on_with_the_steps_of_a_stage_that_dropped_some(tmp_path: Path) -> None:
@@ -224,10 +224,10 @@ def test_the_curve_goes_on_with_the_steps_of_a_stage_that_dropped_some(tmp_path:
     )
     write(tmp_path / "peers/s0-r1/events.jsonl", {"t": 201.5, **dropped})
     progress = SwarmProgress(steps=5, replicas={"s0-r0": ReplicaView(0), "s0-r1": ReplicaView(0)})
-    judge = Audit(stages=1, steps=5, microbatches=2, exact=False)
+    judge = InvariantChecker(stages=1, steps=5, microbatches=2, exact=False)
     replay(tmp_path, lives(tmp_path), progress, judge)
     assert [point.loss for point in progress.points] == [3.0, 2.5, 1.5]
-    assert judge.verdict().changed == () and judge.verdict().renewed == (1,)
+    assert judge.report().changed == () and judge.report().renewed == (1,)
 
 
 def test_a_run_is_finished_when_every_stage_holds_the_last_version_on_a_disk(tmp_path: Path) -> None:

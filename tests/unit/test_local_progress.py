@@ -12,7 +12,7 @@ from swarmnet.local.progress import ReplicaView, SwarmProgress
 from swarmnet.local.report import RunOutcome, print_summary
 from swarmnet.local.screen import SwarmScreen, duration, headline
 from swarmnet.manifest.schema import Manifest
-from swarmnet.testing.invariants import AuditResult
+from swarmnet.testing.invariants import InvariantReport
 
 
 def fresh(steps: int = 3) -> SwarmProgress:
@@ -172,7 +172,7 @@ def test_a_terminal_gets_a_table_and_a_pipe_gets_lines() -> None:
 
 def test_ctrl_c_names_the_way_on_if_every_stage_has_a_checkpoint() -> None:
     progress, way_on = fresh(), "    swarmnet local --resume --out runs/local\n"
-    outcome = RunOutcome("ab", Manifest(), progress, AuditResult(0, 0, 0, (), (), ()), 1.0, problem="interrupted")
+    outcome = RunOutcome("ab", Manifest(), progress, InvariantReport(0, 0, 0, (), (), ()), 1.0, problem="interrupted")
 
     def said() -> str:
         output = io.StringIO()
@@ -200,20 +200,6 @@ def test_who_is_not_up_yet() -> None:
     assert progress.not_up(ranks) == ["s0-r0"]
     progress.ended("s0-r0")
     assert not progress.not_up(ranks)
-
-
-def test_a_suspension_of_a_correct_peer_by_a_correct_peer_is_told_and_no_other() -> None:
-    progress = fresh()
-    progress.liars = {"s0-r1": "lazy"}
-    for name in progress.replicas:
-        progress.on(name, event("listening", peer=f"id of {name}", dht=[]), now=1.0)
-    for name, by in (("s0-r0", "s0-r1"), ("s0-r1", "s0-r0"), ("s1-r0", "s1-r1"), ("s1-r0", "s1-r1")):
-        progress.on(by, event("late", peer=f"id of {name}", reason="does not show work"), now=2.0)
-    assert progress.suspended == ["s1-r0 is a correct peer, and s1-r1 suspended it: it does not show work"]
-    # What was done to a process may be why it is silent, and why it takes another one for silent.
-    for name in ("s1-r0", "s1-r1"):
-        progress.faulted = {name}
-        assert progress.suspended == []
 
 
 def test_the_lines_count_replicas_that_train_and_not_processes() -> None:
