@@ -6,8 +6,6 @@ import random
 
 import pytest
 from fault_events import at
-from hypothesis import given
-from hypothesis import strategies as st
 
 from swarmnet.errors import UsageError
 from swarmnet.local.options import LocalOptions
@@ -107,55 +105,6 @@ def test_nobody_is_killed_after_the_last_step() -> None:
     assert [type(a) for a in bring(churn, STEPS - 1, "s0-r0", now=1.0) + churn.tick(now=9.0)] == [FaultPostponed]
     assert bring(churn, STEPS, "s0-r0", "s0-r1", now=10.0) == []
     assert churn.pending == (f"kill 0@{STEPS - 1}",)
-
-
-orders = st.lists(st.builds(kill_order, st.integers(0, 1), st.integers(0, STEPS - 1)), max_size=6)
-moves = st.lists(
-    st.tuples(
-        st.sampled_from(["s0-r0", "s0-r1", "s0-r2", "s1-r0", "s1-r1", "s1-r2"]),
-        st.sampled_from(["step", "gone", "wait"]),
-        st.floats(0.0, 2.0),
-    ),
-    max_size=150,
-)
-
-
-@given(orders, moves, st.integers(0, 3), st.sampled_from([None, 0.5, 3.0]))
-def test_a_kill_always_leaves_a_synced_replica_with_the_newest_version(
-    kills: list[Fault], story: list[tuple[str, str, float]], seed: int, every_s: float | None
-) -> None:
-    """The law, from outside: at each kill another live replica of the stage holds the newest version ever shown."""
-    churn = machine(*kills, replicas=3, every_s=every_s, seed=seed)
-    held: dict[str, int | None] = dict.fromkeys([f"s{s}-r{r}" for s in range(2) for r in range(3)])
-    down: set[str] = set()
-    newest, now = {"s0": -1, "s1": -1}, 0.0
-    for name, move, seconds in story:
-        now += seconds
-        if move == "step" and name not in down:
-            stage = name[:2]
-            fellows = [v for n, v in held.items() if n[:2] == stage and v is not None]
-            own = held[name]
-            version = max(fellows, default=0) if own is None else min(own + 1, STEPS)
-            held[name], newest[stage] = version, max(newest[stage], version)
-            actions = at(churn, name, version, now=now)
-        elif move == "gone":
-            held[name] = None
-            down.add(name)
-            actions = churn.gone(name, now=now)
-        else:
-            actions = churn.tick(now=now)
-        for action in actions:
-            match action:
-                case FaultAction(Kill(), step, victim, stage_number):
-                    assert held[victim] is not None and victim not in down
-                    held[victim] = None
-                    down.add(victim)
-                    rest = [v for n, v in held.items() if n[:2] == f"s{stage_number}" and v is not None]
-                    assert max(rest, default=-1) >= newest[f"s{stage_number}"] == step
-                case RestartAction(back):
-                    assert back in down
-                    down.discard(back)
-                    assert churn.started(back, now=now) == []
 
 
 @pytest.mark.parametrize("text", ["", "1", "1@", "a@b", "1@2@3", "-1@2", "3@0", "0@20", f"{'9' * 5000}@1"])

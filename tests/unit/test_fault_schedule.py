@@ -301,12 +301,14 @@ story = st.lists(
 )
 
 
-@given(st.lists(taking | cutting, max_size=8), story, st.integers(0, 3))
-def test_whatever_takes_a_replica_away_leaves_a_good_one(orders: list[Fault], moves: list, seed: int) -> None:
+@given(st.lists(taking | cutting, max_size=8), story, st.integers(0, 3), st.sampled_from([None, 0.5, 3.0]))
+def test_whatever_takes_a_replica_away_leaves_a_good_one(
+    orders: list[Fault], moves: list, seed: int, every_s: float | None
+) -> None:
     """The law, from outside: at each kill, stop and drain of a replica with state another one of its stage is up, is
     not stopped or leaving, and holds the newest version ever shown. Whoever is stopped goes on; whoever holds is
     let go, or dies."""
-    faults = FaultSchedule(orders, replicas=NAMES, steps=STEPS, rng=random.Random(seed))
+    faults = FaultSchedule(orders, replicas=NAMES, steps=STEPS, rng=random.Random(seed), every_s=every_s)
     version: dict[str, int | None] = dict.fromkeys(NAMES)
     up, away, holding = dict.fromkeys(NAMES, True), set(), {}
     newest, stopped, now = {0: -1, 1: -1}, set(), 0.0
@@ -314,8 +316,9 @@ def test_whatever_takes_a_replica_away_leaves_a_good_one(orders: list[Fault], mo
     def check(acts: list[Action]) -> None:
         for act in acts:
             match act:
-                case FaultAction(Kill() | Stop() | Drain() as fault, _, name):
+                case FaultAction(Kill() | Stop() | Drain() as fault, step, name):
                     stage = NAMES[name]
+                    assert step == newest[stage] and up[name] and name not in away
                     others = [
                         version[other]
                         for other in NAMES
