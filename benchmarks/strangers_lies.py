@@ -904,11 +904,20 @@ class AcksTwoWays(Lie):
 class AcksLate(Lie):
     """acks every sum five seconds late"""
 
+    late_s: ClassVar[float] = 5.0
+
     def tells(self, to: PeerId, message: Control) -> Iterable[Control]:
         if isinstance(message, MemberState) and message.ack is not None:
-            self.swarm.loop.call_later(5.0, self.tell, (to,), message)
+            self.swarm.loop.call_later(self.late_s, self.tell, (to,), message)
             return ()
         return (message,)
+
+
+@lie
+class AcksALittleLate(AcksLate):
+    """acks every sum 1.2 s late, in steps of half a second"""
+
+    late_s = 1.2
 
 
 # ---------------------------------------------------------------- where it says it stands

@@ -83,26 +83,31 @@ class Delays:
     """Which members one step has waited for, and how long: for reports, streams, or signatures."""
 
     def __init__(self, timers: Timers, now: float) -> None:
-        self._timers, self._began_at, self._late = timers, now, WaitTimes(now)
+        self._timers, self._began_at = timers, now
+        self._late, self._unsigned = WaitTimes(now), WaitTimes(now)
 
-    def note(self, waits_for: Set[PeerId], members: int, *, now: float) -> None:
+    def note(self, waits_for: Set[PeerId], members: int, *, signatures: bool = False, now: float) -> None:
         """The members that the step waits for from now on. Nobody is to blame unless most members are ready."""
-        self._late.note(frozenset(waits_for) if len(waits_for) < quorum(members) else (), now=now)
+        waits_for = waits_for if len(waits_for) < quorum(members) else frozenset()
+        self._late.note(waits_for, now=now)
+        self._unsigned.note(waits_for if signatures else (), now=now)
 
     def late_s(self, *, without: PeerId | None) -> float:
         """The longest time that the step waited for one member other than `without`."""
         return max((late_s for peer, late_s in self._late.seconds.items() if peer != without), default=0.0)
 
     def charge(self, lateness: Lateness, me: PeerId, named: Collection[PeerId], *, now: float) -> None:
-        """The step is over. The latest member owes what it was late beyond half of the time that the others took: the
-        others may have waited for it themselves. named: the peers that the step's commit names as late."""
-        self._late.note((), now=now)
+        """The step is over. The latest member owes what it was late beyond half of the time that the others took, as
+        the others may have waited for it themselves; or its signature beyond a quarter: what it signs is at hand, and
+        nobody computes any more. named: the peers that the step's commit names as late."""
+        self.note(frozenset(), 0, now=now)
         found = [(late_s, peer) for peer, late_s in self._late.seconds.items() if peer not in named]
         late_s, peer = max(found, default=(0.0, me))
-        alone_s = now - self._began_at - self.late_s(without=None)
-        free_s = max(alone_s, 0.0) / 2 + self._timers.settle_s
-        if peer != me and late_s > free_s:
-            lateness.charge(peer, "slows the steps down", cost_s=late_s - free_s, now=now)
+        alone_s = max(now - self._began_at - self.late_s(without=None), 0.0)
+        unsigned_s = self._unsigned.seconds.get(peer, 0.0)
+        cost_s = max(late_s - alone_s / 2 - self._timers.settle_s, unsigned_s - alone_s / 4)
+        if peer != me and cost_s > 0.0:
+            lateness.charge(peer, "slows the steps down", cost_s=cost_s, now=now)
 
 
 class Waits:

@@ -365,7 +365,8 @@ class Leader:
         if self.commit is not None:
             return {}
         if self.acks:
-            return dict.fromkeys(sorted(self.members.keys() - self.acks.keys()), "has not got the sum")
+            left = self.members.keys() - self.acks.keys() - self._newcomers()
+            return dict.fromkeys(sorted(left), "has not got the sum")
         silent = sorted({*self._waited_for()} - self.members.keys() - self._left_out)
         behind = self._at_step.behind(self.members)
         return {**dict.fromkeys(silent, "does not report"), **dict.fromkeys(behind, "is behind")}

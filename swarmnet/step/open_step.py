@@ -584,8 +584,8 @@ class OpenStep:
             self.leader.advance(now=now, resend=resend)
             if self.leader.commit is not None and self._own_commit is None:
                 self._learn(self.leader.commit, now)
+        self._note_delays(now)
         if resend:
-            self._note_delays(now)
             self.part.stuck = member.stuck(now=now)
             self.part.locked = now - self._signed_at <= member.view.timers.suspect_s
             self._join_round()
@@ -622,7 +622,8 @@ class OpenStep:
             self._delays.note(self._member.awaited, len(self.part.round.receivers), now=now)
         elif self.leader is not None:
             late = self.leader.late(now)
-            self._delays.note(late, len(self.leader.members.keys() | late), now=now)
+            signatures = bool(self.leader.acks)
+            self._delays.note(late, len(self.leader.members.keys() | late), signatures=signatures, now=now)
         else:
             self._delays.note(frozenset(), 0, now=now)
 

@@ -117,6 +117,34 @@ def test_a_step_that_waits_for_one_member_charges_that_one_and_never_the_observe
     assert not lateness.late(now=12.0), "most are waited for: that is no fault of one"
 
 
+def test_who_signs_each_sum_a_second_late_in_steps_of_half_a_second_is_late_after_some_steps():
+    """A stream may be as late: its sender may still compute."""
+    late_after: dict[bool, int | None] = {}
+    for signatures in (True, False):
+        lateness, late_after[signatures] = Lateness(TIMERS, Deferred()), None
+        for number in range(16):
+            began_at = 1.5 * number
+            delays = Delays(TIMERS, began_at)
+            delays.note({B}, 3, signatures=signatures, now=began_at + 0.5)
+            delays.charge(lateness, A, (), now=began_at + 1.5)
+            if lateness.is_late(B, now=began_at + 1.5):
+                late_after[signatures] = number + 1
+                break
+    assert late_after == {True: 6, False: None}
+
+
+def test_a_signature_may_be_late_by_a_quarter_of_the_time_that_the_others_take():
+    for late_s, named in ((2.0, False), (3.0, True)):
+        lateness, found = Lateness(TIMERS, Deferred()), False
+        for number in range(30):
+            began_at = (8.0 + late_s) * number
+            delays = Delays(TIMERS, began_at)
+            delays.note({B}, 3, signatures=True, now=began_at + 8.0)
+            delays.charge(lateness, A, (), now=began_at + 8.0 + late_s)
+            found |= lateness.is_late(B, now=began_at + 8.0 + late_s)
+        assert found == named
+
+
 def test_what_is_remembered_of_many_identities_is_bounded_and_the_oldest_goes_first():
     crowd = [PeerId(f"crowd-{number}") for number in range(4096)]
     for others, is_late in ((crowd[:-1], True), (crowd, False)):
