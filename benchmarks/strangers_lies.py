@@ -734,6 +734,24 @@ class NamesCorrectPeersLate(Lie):
 
 
 @lie
+class NamesCorrectPeersAgain(Lie):
+    """in each round that it opens names a correct peer late, one after the other, excluded or not"""
+
+    def acts(self) -> None:
+        if self.node is None or self.stage not in self.node.peer.replicas:
+            return
+        membership = self.node.peer.replicas[self.stage].member.membership
+        signed = type(membership).named_signed.__get__(membership)
+
+        def named(step: int, leader: PeerId) -> Any:
+            if leader != self.me:
+                return signed(step, leader)
+            return (sorted(self.mates)[step % len(self.mates)],), ()
+
+        membership.named_signed = named  # type: ignore[method-assign]
+
+
+@lie
 class BansCorrectPeers(Lie):
     """leads whenever it can, and has each round that it opens ban a correct peer"""
 

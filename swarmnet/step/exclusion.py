@@ -20,7 +20,7 @@ leader costs more time than the shortest exclusion lasts.
 Silence and crashes exclude nobody.
 
 Of the voters fewer than half are excluded at a time: those that were named last. So a leader that names correct peers
-does not keep the next leader from naming it.
+does not keep the next leader from naming it, and that one does once the leader names one of them again (`Lateness`).
 """
 
 from __future__ import annotations

@@ -29,6 +29,8 @@ class Lateness:
         self._debts = Recent[PeerId, tuple[float, float]](_MOST_PEERS)  # seconds, when they were added up
         self._until = Recent[PeerId, float](_MOST_PEERS)
         self._pardoned: set[PeerId] = set()
+        self._agreed = Recent[PeerId, None](_MOST_PEERS)  # most have observed them since a commit named them last
+        self._named_by = Recent[PeerId, PeerId](_MOST_PEERS)  # the leader of the last commit that named a peer
 
     def observe(self, peer: PeerId, reason: str, *, pardon: bool = False, now: float) -> None:
         """The stage has waited for the peer in vain. pardon: the first time is no lateness."""
@@ -50,10 +52,29 @@ class Lateness:
         else:
             self._debts[peer] = debt_s, now
 
-    def committed(self, late: Collection[PeerId]) -> None:
-        """A commit has named these: the table of exclusions takes over."""
+    def agree(self, peers: Collection[PeerId]) -> None:
+        """Most replicas have observed these to be late."""
+        self._agreed.update(dict.fromkeys(peers))
+
+    def committed(self, late: Collection[PeerId], table: Collection[PeerId], leader: PeerId, *, now: float) -> None:
+        """A commit of this leader has named these, and the table of exclusions takes over. table: all peers in it.
+
+        A leader may name what it alone has observed, as most lateness shows to the leader only. But for whom it named
+        last, it waits for another leader, or most others, to find the same; else correct peers would be excluded for
+        as long as a liar leads now and then.
+        """
+        self._named_by.drop(lambda peer, _: peer not in table)
         for peer in late:
+            found = peer in self._agreed or peer in self._until
+            self._agreed.pop(peer, None)
             self._until.pop(peer, None)
+            if not found and self._named_by.get(peer) == leader:
+                self.observe(leader, "names the same peer late again", now=now)
+            self._named_by[peer] = leader
+
+    def may_name(self, peer: PeerId, me: PeerId) -> bool:
+        """May I name this excluded peer again, although I alone have observed it?"""
+        return self._named_by.get(peer, me) != me  # I may have named it in an earlier life
 
     def is_late(self, peer: PeerId, *, now: float) -> bool:
         """Was it observed to be late, and no commit has named it since?"""

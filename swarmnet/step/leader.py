@@ -438,9 +438,13 @@ class Leader:
         if (named := membership.named_signed(self.stamp.step, self.view.me)) is not None:
             return named  # else its members refuse what they have signed under me with other names
         # A peer that was excluded and has contributed nothing since is no voter any more; neighbours bring it work.
-        known = voters.union(each.peer for each in membership.exclusions)
-        late = [peer for peer in self._observed(now) if peer in known and peer not in (*excluded, self.view.me)]
+        table = {each.peer for each in membership.exclusions}
+        late = [
+            peer for peer in self._observed(now) if peer in voters | table and peer not in (*excluded, self.view.me)
+        ]
         most, room = self.view.observed_late(now=now), minority(voters) - len(voters.intersection(excluded))
+        lateness = self._member.lateness
+        late = [p for p in late if p in most or p not in table or lateness.may_name(p, self.view.me)]
         found = [peer for place, peer in enumerate(late) if place < room or peer in most]
         able = self.members.keys() - {ban.peer for ban in self._member.bans}
         bans = self._member.bans[:MAX_BANS] if has_quorum(able, voters) and not self.ballot.number else ()

@@ -303,7 +303,7 @@ class Member:
         ended.applied(now)
         self.steps = self.steps[1:]
         self.evidence = (*self.evidence[-1:], evidence(self.last_commits))
-        self._exclude(self.last_commits[self.stage])
+        self._exclude(self.last_commits[self.stage], now)
         self.membership.applied(self.last_commits, self.last_finished)
         self.stand(self.after(self.last_commits))
         self._lag.caught_up()
@@ -337,10 +337,11 @@ class Member:
         if kept is not None and kept != self.me and slow_s:
             self.lateness.observe(kept, "leads, and steps are slow", now=now)
 
-    def _exclude(self, commit: Commit) -> None:
+    def _exclude(self, commit: Commit, now: float) -> None:
         """The commit of my stage names late peers: log the table's new rows."""
-        self.lateness.committed(commit.late)
-        for each in after(self.membership.exclusions, commit):
+        table = after(self.membership.exclusions, commit)
+        self.lateness.committed(commit.late, {each.peer for each in table}, commit.id.ballot.peer, now=now)
+        for each in table:
             if each.peer in commit.late:
                 self.host.log("excluded", peer=each.peer, until_step=each.until_step, level=each.level)
 
@@ -360,6 +361,7 @@ class Member:
         self.view.voters = self.membership.contributors(self.stage)
         self.view.review(now=now)
         self.view.late = tuple(sorted(self.lateness.late(now=now)[:MAX_LATE]))
+        self.lateness.agree(self.view.observed_late(now=now))
         if not self.synced:
             return
         if not self.oldest.applying and self._lag.orphaned(self.version, now=now):

@@ -138,6 +138,12 @@ def test_two_that_collude_against_three(name: str) -> None:
     assert sum(row.named for row in rows) >= 2, rows
 
 
+def test_a_leader_that_names_correct_peers_late_again_and_again_is_excluded_itself() -> None:
+    """Each correct peer was excluded again whenever the liar led, and the liar was named in no event."""
+    row = strangers.measure("names-correct-peers-again", seconds=LONG_S)
+    assert row.weights_equal and row.ratio >= 0.9 and row.named_in["late"] and row.named_in["excluded"], row
+
+
 def test_s2_a_callee_that_answers_running_for_ever_makes_no_caller_late() -> None:
     trial, liar = strangers.Trial(3, 2 * SHORT_S, 1, strangers.STAGE, QUIET_S), PeerId("liar.0")
     trial.run([strangers.LIES["accepts-never-finishes"](trial.swarm, liar)])

@@ -86,8 +86,27 @@ def test_what_was_observed_is_over_once_a_commit_names_the_peer_or_after_a_while
     assert lateness.late(now=1.0) == [B]
     lateness.observe(C, "holds up the round", pardon=True, now=2.0)
     assert lateness.late(now=2.0) == [C, B]
-    lateness.committed((B,))
+    lateness.committed((B,), {B}, A, now=2.0)
     assert lateness.late(now=2.0) == [C] and not lateness.is_late(C, now=2.0 + TIMERS.lease_s)
+
+
+def test_a_leader_that_alone_names_the_same_peer_late_again_is_late_itself():
+    """One liar that leads a quarter of the terms kept correct peers excluded without end."""
+    for between, found in (("nothing", [A]), ("leader D", []), ("most", []), ("I", []), ("forgotten", [])):
+        lateness = Lateness(TIMERS, Deferred())
+        lateness.committed((B,), {B}, A, now=0.0)
+        if between == "leader D":
+            lateness.committed((B,), {B}, D, now=1.0)
+        if between == "most":
+            lateness.agree((B,))
+        if between == "I":
+            lateness.observe(B, "does not report", now=1.0)
+        if between == "forgotten":
+            lateness.committed((), (), A, now=1.0)
+        lateness.committed((B, C), {B, C}, A, now=2.0)
+        assert lateness.late(now=2.0) == found, between
+        lateness.committed((C,), {B, C}, A, now=3.0)
+        assert lateness.late(now=3.0) == [A], "it has named C before"
 
 
 def test_a_member_is_late_that_costs_more_than_a_sixteenth_of_all_time():

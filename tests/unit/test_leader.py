@@ -54,6 +54,7 @@ class Office:
         signer, shape = SimulatedSigner(ME), Shape(1, microbatches, 100, max_void=1)
         member = Member(ME, 0, shape, TIMERS, incarnation=1, chain=CHAIN, now=0.0, signer=signer)
         self.host, self.view, self.membership = member.calls, member.view, member.membership
+        self.lateness = member.lateness
         for mate in mates:
             self.beat(mate, 0.0)
         member.lines = lines or member.lines
@@ -1028,3 +1029,22 @@ def test_a_leader_that_makes_an_aggregate_again_names_the_late_peers_of_the_one_
             office.report(peer)
         office.report(ME, summed={0})
         assert opened(office).late == late
+
+
+def test_a_leader_names_an_excluded_peer_again_only_if_another_leader_or_most_have_found_the_same():
+    for named_by, most, again in ((None, False, ()), (ME, False, ()), (B, False, (D,)), (ME, True, (D,))):
+        office = Office(B, C, D)
+        everybody, before = tuple(sorted((ME, B, C, D))), Commit(0, 2, CHAIN, RoundId(BALLOT, 0), b"d", 2, 0.0, 1.0)
+        office.membership.applied([replace(before, contributors=everybody)])
+        office.membership.restored((), (Exclusion(D, STAMP.step, 1),))  # it has ended
+        if named_by is not None:
+            office.lateness.committed((D,), {D}, named_by, now=0.0)
+        office.lateness.observe(D, "does not report", now=0.1)
+        office.view.late = (D,)
+        for mate in (B, C, D):
+            beat = Heartbeat(STAMP, 1, True, None, late=(D,) if most and mate == B else ())
+            office.view.hear(mate, beat, now=0.1)
+        office.report(ME, summed={0})
+        office.report(B, summed={1})
+        office.report(C)
+        assert opened(office).late == again, (named_by, most)
