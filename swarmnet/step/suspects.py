@@ -19,7 +19,7 @@ left out is executed again.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from swarmnet.ids import PeerId, RoundId
@@ -79,7 +79,7 @@ class SuspectGraph:
         self._ready.pop(peer, None)
         self._refusals = {edge for edge in self._refusals if peer not in edge}
 
-    def decide(self, groups: Iterable[frozenset[PeerId]], *, step: int, now: float) -> Leave | CutAgain | None:
+    def decide(self, groups: Collection[frozenset[PeerId]], *, step: int, now: float) -> Leave | CutAgain | None:
         """What to do about the open round. groups: the members that exchange with each other."""
         members = frozenset[PeerId]().union(*(group for group in groups if len(group) > 1))
         reports = {peer: report for peer, report in self._reports.items() if peer in members}
@@ -103,8 +103,9 @@ class SuspectGraph:
         edges = {frozenset(pair) for pair in named} | {edge for edge in self._refusals if edge <= members}
         self._since = now if self._since is None else self._since
         reported = Counter(other for _, other in named)
-        refused_by = Counter(other for _, other in refused if other in members)
-        sure = any(voices >= max(len(members) - 1, 2) for voices in refused_by.values())
+        refused_by = {other: {peer for peer, each in refused if each == other} for _, other in refused}
+        pairs = ((peer, group) for group in groups if len(group) > 2 for peer in group & refused_by.keys())
+        sure = any(group <= refused_by[peer] | {peer} for peer, group in pairs)
         if now - self._since <= self._patience_s and not sure:
             return None
         degree = Counter(peer for edge in edges for peer in edge)

@@ -116,6 +116,15 @@ def test_what_all_others_refuse_needs_no_patience() -> None:
     assert stage.decision(1.0) == Leave(D, "refused")
 
 
+def test_what_all_others_of_one_group_of_a_grid_refuse_needs_no_patience() -> None:
+    stage = Stage(*EIGHT)
+    groups = [frozenset(EIGHT[:4]), frozenset(EIGHT[4:]), *(frozenset(EIGHT[place::4]) for place in range(4))]
+    for peer in (E, F, G):
+        assert stage.graph.decide(groups, step=3, now=1.0) is None
+        stage.says(peer, refused=(H,), now=1.0)
+    assert stage.graph.decide(groups, step=3, now=1.0) == Leave(H, "refused")
+
+
 def test_members_that_report_nearly_all_others_have_the_most_edges() -> None:
     stage = Stage(*EIGHT)
     for liar in (G, H):
