@@ -481,7 +481,8 @@ class Membership:
         # Those who are not there any more need not have signed.
         left = first_of((here & roster or here) - self._convicted - {self.me})
         good = self.signers(commit, roster | left)
-        return has_quorum(good, roster) or has_quorum(good, left)
+        # The few that are left when others are away ban no peer.
+        return has_quorum(good, roster) or (not commit.bans and has_quorum(good, left))
 
     def signers(self, commit: Commit, among: Set[PeerId]) -> Set[PeerId]:
         """Those of these peers that have signed it, as the message shows."""

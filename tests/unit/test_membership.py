@@ -11,7 +11,7 @@ from stage_table import CHAIN, TIMERS
 
 from swarmnet import statement as signing
 from swarmnet.ids import NO_RESTART, Ballot, Generation, PeerId, Restart, RoundId
-from swarmnet.messages import MAX_VOTES, Commit, Finished, Heartbeat, Stamp, StateHeader, Vote, roll_of
+from swarmnet.messages import MAX_VOTES, Ban, Commit, Finished, Heartbeat, Stamp, StateHeader, Vote, roll_of
 from swarmnet.simulate.swarm import SimulatedSigner
 from swarmnet.step.commits import commit_of, evidence, statement
 from swarmnet.step.gate import Shape
@@ -219,6 +219,14 @@ def test_a_replica_without_state_is_not_led_by_whom_it_hears_first():
         assert known.of.proven(alone, frozenset({B}), now=0.0), "the other is gone"
         assert known.of.proven(both, frozenset({B, C, D} if not known.of.roster(0) else {B, C}), now=0.0)
         assert not known.of.proven(replace(both, digest=b"x"), frozenset({B, C}), now=0.0), "nobody has signed that"
+
+
+def test_a_commit_that_bans_a_peer_is_proven_by_most_of_all_voters_alone():
+    known = Known(B, C, roster=(ME, B, C, D, E))
+    for bans, proven in (((), True), ((Ban(E, 1, bytes(32)),), False)):
+        of = replace(commit(), bans=bans)
+        assert known.of.proven(with_votes(of, B, C), frozenset({B, C}), now=0.0) == proven, "three others are away"
+        assert known.of.proven(with_votes(of, B, C, D), frozenset({B, C}), now=0.0)
 
 
 def run(known: Known, steps: range, contributors: tuple[PeerId, ...], signers: tuple[PeerId, ...] = ()) -> None:
