@@ -104,7 +104,7 @@ class StateSupply:
     def consider(self) -> None:
         """Look at who holds and says what, if I know it of myself: may the run be stuck for good, or have gone back?"""
         for replica in self._replicas.values():
-            self.rollbacks.learn(*map(replica.member.membership.contributors, range(self.rollbacks.num_stages)))
+            self.rollbacks.learn(*map(replica.member.membership.latest, range(self.rollbacks.num_stages)))
         # What is on my own disk may change the answer, and so may what peers of far stages announce.
         if not self.opened.is_set() or not self._peer.sees_all:
             return

@@ -221,11 +221,12 @@ class Rollbacks:
         sources = (self.source(held, others) for held in holdings if held.peer == self.me)
         return (self._newest_served(others) or 0) > _YOUNG and any(isinstance(of, FromReplicas) for of in sources)
 
-    def learn(self, *stages: Collection[PeerId]) -> None:
-        """These peers have contributed to commits, by stage. Of a large run equally many of each stage decide."""
+    def learn(self, *stages: Sequence[PeerId]) -> None:
+        """These peers have contributed to commits, by stage, the latest last. Of a large run equally many of each stage
+        decide."""
         most = max(MAX_VOTERS // len(stages), 1)
         for contributors in stages:
-            self.voters.update(dict.fromkeys(sorted(contributors)[:most]))
+            self.voters.update(dict.fromkeys(contributors[-most:]))
 
     def remember(self, number: int) -> None:
         """A disk, mine or another's, remembers a restart of that number: the next one is higher."""

@@ -105,6 +105,11 @@ class Membership:
         """All who have contributed lately to sums of a stage, more than may count."""
         return self._counting.get(stage, {}).keys() - self._convicted
 
+    def latest(self, stage: int) -> list[PeerId]:
+        """The same, who has contributed or signed last at the end."""
+        last = self._counting.get(stage, {})
+        return sorted(self.contributors(stage), key=lambda peer: (last[peer], peer))
+
     def presume(self, names: Mapping[int, Set[PeerId]]) -> None:
         """The replicas known of stages of which I hear a few only."""
         # Mostly they are the same as a moment ago.
