@@ -29,7 +29,7 @@ from swarmnet.config import plug_in
 from swarmnet.manifest.schema import Optimizer
 from swarmnet.stage.optimizer_8bit import LEAST, PackedMoments
 from swarmnet.stage.rounding import FineRounding, Rounding
-from swarmnet.stage.same_bits import fp32, power, root, squares
+from swarmnet.stage.same_bits import fp32, power, root
 from swarmnet.stage.snapshot import digest
 from swarmnet.wire import kernels
 
@@ -248,8 +248,8 @@ def average(total: Tensor, out: Tensor, *, scale: float, rounding: Rounding, pla
 def square_norm(total: Tensor, *, rounding: Rounding, place: int) -> float:
     """Squared L2 norm, fp64, of one parameter's piece of a sum, in the gradient's own unit."""
     found = 0.0
-    for piece in rounding.values(total, place):
-        found += squares(piece)
+    for square in rounding.squares(total, place):
+        found += square
     return found
 
 

@@ -41,7 +41,7 @@ from torch import Tensor
 
 from swarmnet.errors import BadMessage, Overflow, RejectCode
 from swarmnet.manifest.schema import Averaging, Numerics
-from swarmnet.stage.same_bits import fp32
+from swarmnet.stage.same_bits import fp32, squares
 from swarmnet.wire import kernels
 
 MAX_SUM = 1 << 59
@@ -116,6 +116,10 @@ class Rounding:
         """What a sum stands for, times `scale`: floats, piece by piece, fresh memory."""
         raise NotImplementedError
 
+    def squares(self, total: Tensor, place: int) -> Iterator[float]:
+        """Of what a sum stands for, the squares' sum, piece by piece."""
+        return map(squares, self.values(total, place))
+
     def most(self, num_microbatches: int) -> int:
         """The largest magnitude of an integer sum of so many microbatches, anywhere."""
         return MAX_SUM
@@ -170,6 +174,10 @@ class FineRounding(Rounding):
         for piece in torch.split(total, chunk_elements(total.device)):
             # In fp64, because an int64 sum has more digits than fp32 can hold.
             yield piece.to(torch.float64) * (scale * 2.0**-self.bits)
+
+    def squares(self, total: Tensor, place: int) -> Iterator[float]:
+        for piece in torch.split(total, chunk_elements(total.device)):
+            yield squares(piece, 2.0**-self.bits)
 
 
 class SmallRounding(Rounding):

@@ -273,7 +273,8 @@ def integer_sum(
     which names the peer, and Overflow.
     """
     _check_weights(contributions)
-    total, bound = torch.zeros(num_elements, dtype=torch.int64), 0
+    # The first contribution is written over what is there.
+    total, bound = (torch.empty if contributions else torch.zeros)(num_elements, dtype=torch.int64), 0
     for place, contribution in enumerate(contributions):
         with _named(contribution):
             packed = _checked(contribution, num_elements, codec)

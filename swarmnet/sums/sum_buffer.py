@@ -14,6 +14,7 @@ from blake3 import blake3
 from torch import Tensor
 
 from swarmnet.errors import BadMessage, RejectCode
+from swarmnet.wire import kernels
 
 BLOCK_ELEMENTS = 1 << 16
 _SHORT = torch.iinfo(torch.int16)
@@ -70,7 +71,13 @@ class SumBuffer:
     def _hash(self, block: int) -> bytes:
         elements = self.flat[block * BLOCK_ELEMENTS : (block + 1) * BLOCK_ELEMENTS]
         if elements.dtype == torch.int64:
-            low, high = torch.aminmax(elements)
-            if low >= _SHORT.min and high <= _SHORT.max:
-                elements = elements.to(torch.int16)
+            elements = _short(elements)
         return blake3(elements.cpu().view(torch.uint8).numpy().data).digest()
+
+
+def _short(elements: Tensor) -> Tensor:
+    """As int16, if all fit."""
+    if (native := kernels.of("short", elements)) is not None:
+        return elements if (short := native.short(elements)) is None else short
+    low, high = torch.aminmax(elements)
+    return elements.to(torch.int16) if low >= _SHORT.min and high <= _SHORT.max else elements

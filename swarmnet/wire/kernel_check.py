@@ -19,24 +19,43 @@ _INT64 = np.iinfo(np.int64)
 
 def agrees(family: Family, found: Kernels) -> bool:
     """Are all results of that family equal, refusals too?"""
-    same = {"squares": _same_squares, "grid": _same_grid, "adamw": _same_update}
-    if family == "linear":
-        return all(_same_products(x, found) for size in _SIZES for x in _integers(size))
-    if family in same:
-        return all(same[family](x, found) for size in _SIZES for x in _floats(size))
-    numbers = _floats if family == "int8" else _integers
-    return all(results(family, x, found) == results(family, x, None) for size in _SIZES for x in numbers(size))
+    same = {
+        "short": _same_short,
+        "squares": _same_squares,
+        "linear": _same_products,
+        "grid": _same_grid,
+        "adamw": _same_update,
+    }
+    numbers = _integers if family in ("int64", "small", "short", "linear") else _floats
+    agree = same.get(family, lambda x, found: results(family, x, found) == results(family, x, None))
+    return all(agree(x, found) for size in _SIZES for x in numbers(size))
+
+
+def _same_short(x: torch.Tensor, found: Kernels) -> bool:
+    """Of numbers that fit, and with the first one beside them that does not, at either end."""
+    told = []
+    for low, high in ((-(2**15), 2**15 - 1), (-(2**15) - 1, 2**15 - 1), (-(2**15), 2**15), (_INT64.min, _INT64.max)):
+        numbers = x.clamp(low, high)
+        expected = numbers.to(torch.int16)
+        made = found.short(numbers)
+        told.append(
+            made is None if bool((expected != numbers).any()) else made is not None and torch.equal(made, expected)
+        )
+    return all(told)
 
 
 def _same_squares(x: torch.Tensor, found: Kernels) -> bool:
-    terms = np.square(x.numpy().astype(np.float64))
-    while terms.size > 1:
-        half = (terms.size + 1) // 2
-        terms[: terms.size - half] += terms[half:]
-        terms = terms[:half]
-    expected = terms if terms.size else np.zeros(1)
-    told = [found.squares(x), found.squares(x.double())]
-    return all(np.array_equal(np.float64(each), expected[0], equal_nan=True) for each in told)
+    integers = x.nan_to_num().clamp(-(2.0**20), 2.0**20).mul(2.0**40).to(torch.int64)
+    told = []
+    for numbers, unit in ((x, 1.0), (x.double(), 1.0), (integers, 2.0**-30)):
+        terms = np.square(numbers.numpy().astype(np.float64) * unit)
+        while terms.size > 1:
+            half = (terms.size + 1) // 2
+            terms[: terms.size - half] += terms[half:]
+            terms = terms[:half]
+        expected = terms[0] if terms.size else 0.0
+        told.append(np.array_equal(found.squares(numbers, unit), expected, equal_nan=True))
+    return all(told)
 
 
 def _same_products(x: torch.Tensor, found: Kernels) -> bool:

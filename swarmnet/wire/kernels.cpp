@@ -11,9 +11,14 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <system_error>
 #include <thread>
 #include <vector>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
 
 using i64 = std::int64_t;
 using u64 = std::uint64_t;
@@ -75,6 +80,76 @@ template <bool adds> void int8_decode_block(float scale, const std::int8_t* code
 // ---------------------------------------------------------------- small
 
 constexpr i64 BLOCK = 64, MOST_SPARSE = 3, SPARSE_BELOW = 6;
+constexpr i64 MOST_BYTES = 1 + MOST_SPARSE + 8 * MOST_SPARSE + 8 * BLOCK;  // of a block, and more than it writes
+
+// Memory of this thread for so many encoded blocks. It is kept: fresh memory would be cleared by the system.
+u8* small_scratch(i64 blocks) {
+    thread_local std::unique_ptr<u8[]> held;
+    thread_local i64 size = 0;
+    if (blocks > size) held.reset(new u8[(size = blocks) * MOST_BYTES]);
+    return held.get();
+}
+
+// to_planes: word p of 8 gets bit p of each of 64 bytes, that of byte k at bit k. from_planes: back.
+// gathered: to `to` the bytes of a word that `mask` names; where the next one goes. Writes up to 8. scattered: back.
+#if defined(__AVX512BW__) && defined(__BMI2__)
+
+inline __m512i bit(int p) { return _mm512_set1_epi8(static_cast<char>(1 << p)); }
+
+inline void to_planes(const u8* octets, u64* planes) {
+    const __m512i all = _mm512_loadu_si512(octets);
+    for (int p = 0; p < 8; p++) planes[p] = _mm512_test_epi8_mask(all, bit(p));
+}
+
+inline void from_planes(const u64* planes, u8* octets) {
+    __m512i all = _mm512_setzero_si512();
+    for (int p = 0; p < 8; p++) all = _mm512_mask_add_epi8(all, planes[p], all, bit(p));
+    _mm512_storeu_si512(octets, all);
+}
+
+inline u64 bytes_of(u8 mask) { return _pdep_u64(mask, 0x0101010101010101u) * 0xFF; }
+
+inline u8* gathered(u64 word, u8 mask, u8* to) {
+    const u64 kept = _pext_u64(word, bytes_of(mask));
+    std::memcpy(to, &kept, sizeof kept);
+    return to + __builtin_popcount(mask);
+}
+
+inline u64 scattered(u8 mask, const u8*& from, const u8* end) {
+    u64 kept = 0;
+    if (end - from >= 8) std::memcpy(&kept, from, 8);
+    else std::memcpy(&kept, from, end - from);
+    from += __builtin_popcount(mask);
+    return _pdep_u64(kept, bytes_of(mask));
+}
+
+#else
+#if defined(__AVX2__)
+
+inline void to_planes(const u8* octets, u64* planes) {
+    std::fill(planes, planes + 8, 0);
+    for (int half = 0; half < BLOCK; half += 32) {
+        const __m256i some = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(octets + half));
+        for (int p = 0; p < 8; p++)  // a byte's highest bit counts
+            planes[p] |= u64{static_cast<unsigned>(_mm256_movemask_epi8(_mm256_slli_epi16(some, 7 - p)))} << half;
+    }
+}
+
+inline void from_planes(const u64* planes, u8* octets) {
+    const __m256i byte_of = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
+    const __m256i bit_of = _mm256_set1_epi64x(static_cast<i64>(0x8040201008040201u));
+    for (int half = 0; half < BLOCK; half += 32) {
+        __m256i all = _mm256_setzero_si256();
+        for (int p = 7; p >= 0; p--) {  // the highest first: what is there moves up by one
+            const __m256i word = _mm256_shuffle_epi8(_mm256_set1_epi32(static_cast<int>(planes[p] >> half)), byte_of);
+            const __m256i set = _mm256_cmpeq_epi8(_mm256_and_si256(word, bit_of), bit_of);  // -1 where it is
+            all = _mm256_sub_epi8(_mm256_add_epi8(all, all), set);
+        }
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(octets + half), all);
+    }
+}
+
+#else
 
 // Each word seen as 8 bytes of 8 bits, turned about its diagonal (Hacker's Delight, 7-3).
 inline void flip(u64* words) {
@@ -103,18 +178,47 @@ inline void turn(u64* words) {
     turn_step<1>(words, 0x00FF00FF00FF00FFu);
 }
 
+inline void to_planes(const u8* octets, u64* planes) {
+    std::memcpy(planes, octets, BLOCK);
+    flip(planes);
+    turn(planes);
+}
+
+inline void from_planes(const u64* planes, u8* octets) {
+    u64 words[8];
+    std::memcpy(words, planes, BLOCK);
+    turn(words);
+    flip(words);
+    std::memcpy(octets, words, BLOCK);
+}
+
+#endif
+
+inline u8* gathered(u64 word, u8 mask, u8* to) {
+    for (unsigned left = mask; left; left &= left - 1) *to++ = static_cast<u8>(word >> 8 * __builtin_ctz(left));
+    return to;
+}
+
+inline u64 scattered(u8 mask, const u8*& from, const u8*) {
+    u64 word = 0;
+    for (unsigned left = mask; left; left &= left - 1) word |= static_cast<u64>(*from++) << 8 * __builtin_ctz(left);
+    return word;
+}
+
+#endif
+
 // Which of a word's bytes are not zero.
 inline u8 mask_of(u64 word) {
     const u64 some = ((word & 0x7F7F7F7F7F7F7F7Fu) + 0x7F7F7F7F7F7F7F7Fu | word) >> 7 & 0x0101010101010101u;
     return static_cast<u8>(some * 0x0102040810204080u >> 56);
 }
 
-// The four parts of the layout as they grow: where the next byte goes.
-struct Parts {
-    u8 *head, *masks, *octets, *dense;
+// The four parts of the layout as they grow: where the next byte goes, or comes from.
+template <class Byte> struct Parts {
+    Byte *head, *masks, *octets, *dense;
 };
 
-void small_encode_block(const i64* x, i64 n, Parts& to) {
+void small_encode_block(const i64* x, i64 n, Parts<u8>& to) {
     u64 zigzag[BLOCK] = {}, used = 0, planes[BLOCK];
     for (i64 k = 0; k < n; k++) {
         zigzag[k] = static_cast<u64>(x[k]) << 1 ^ static_cast<u64>(x[k] >> 63);
@@ -125,9 +229,7 @@ void small_encode_block(const i64* x, i64 n, Parts& to) {
     for (int low = 0; low < width; low += 8) {
         u8 octets[BLOCK];
         for (i64 k = 0; k < BLOCK; k++) octets[k] = static_cast<u8>(zigzag[k] >> low);
-        std::memcpy(planes + low, octets, sizeof octets);
-        flip(planes + low);
-        turn(planes + low);
+        to_planes(octets, planes + low);
     }
     // Planes are sparse from the highest one down, as long as that makes them shorter.
     u8 masks[MOST_SPARSE];
@@ -140,9 +242,7 @@ void small_encode_block(const i64* x, i64 n, Parts& to) {
     *to.head++ = static_cast<u8>(std::min(width, 63) + 64 * sparse);
     for (int rank = sparse - 1; rank >= 0; rank--) {
         *to.masks++ = masks[rank];
-        const u64 word = planes[width - 1 - rank];
-        for (unsigned left = masks[rank]; left; left &= left - 1)
-            *to.octets++ = static_cast<u8>(word >> 8 * __builtin_ctz(left));
+        to.octets = gathered(planes[width - 1 - rank], masks[rank], to.octets);
     }
     std::memcpy(to.dense, planes, 8 * (width - sparse));
     to.dense += 8 * (width - sparse);
@@ -189,26 +289,22 @@ template <class Unsigned, class Signed> void small_put(const u64* zigzag, i64 n,
     put(numbers, n, out, mode, seen);
 }
 
-void small_decode_block(Parts& from, i64 n, i64* out, i64 mode, Seen& seen) {
+void small_decode_block(Parts<const u8>& from, const u8* end, i64 n, i64* out, i64 mode, Seen& seen) {
     const int head = *from.head++, sparse = head >> 6, width = (head & 63) == 63 ? 64 : head & 63;
     u64 planes[BLOCK] = {}, zigzag[BLOCK];
     std::memcpy(planes, from.dense, 8 * (width - sparse));
     from.dense += 8 * (width - sparse);
     for (int plane = width - sparse; plane < width; plane++)
-        for (unsigned left = *from.masks++; left; left &= left - 1)
-            planes[plane] |= static_cast<u64>(*from.octets++) << 8 * __builtin_ctz(left);
+        planes[plane] = scattered(*from.masks++, from.octets, end);
     u8 octets[BLOCK];
     for (int low = 0; low < std::max(width, 1); low += 8) {
-        turn(planes + low);
-        flip(planes + low);
+        from_planes(planes + low, octets);
         if (width <= 8) break;
-        std::memcpy(octets, planes + low, sizeof octets);
         for (i64 k = 0; k < BLOCK; k++) zigzag[k] = (low ? zigzag[k] : 0) | static_cast<u64>(octets[k]) << low;
     }
     if (width > 16) return small_put<u64, i64>(zigzag, n, out, mode, seen);
     if (width > 8) return small_put<std::uint16_t, std::int16_t>(zigzag, n, out, mode, seen);
     std::int8_t numbers[BLOCK];
-    std::memcpy(octets, planes, sizeof octets);
     for (i64 k = n; k < BLOCK; k++) octets[k] = 0;
     for (i64 k = 0; k < BLOCK; k++) numbers[k] = static_cast<std::int8_t>(octets[k] >> 1 ^ -(octets[k] & 1));
     for (i64 k = 0; k < BLOCK; k++) seen.octets[k] = std::max(seen.octets[k], octets[k]);
@@ -219,15 +315,16 @@ void small_decode_block(Parts& from, i64 n, i64* out, i64 mode, Seen& seen) {
 
 // ---------------------------------------------------------------- sums of squares
 
-// The second half is added to the first, until one is left.
-template <class Number> double squares(const Number* x, i64 n) {
+// Of numbers times `unit`. The second half is added to the first, until one is left.
+template <class Number> double squares(const Number* x, i64 n, double unit) {
     thread_local std::vector<double> terms;
     if (n < 1) return 0.0;
     i64 half = (n + 1) / 2;
     terms.resize(std::max<i64>(half, terms.size()));
     double* const term = terms.data();
-    for (i64 k = 0; k < half; k++) term[k] = static_cast<double>(x[k]) * static_cast<double>(x[k]);
-    for (i64 k = half; k < n; k++) term[k - half] += static_cast<double>(x[k]) * static_cast<double>(x[k]);
+    const auto square = [&](i64 k) { return (static_cast<double>(x[k]) * unit) * (static_cast<double>(x[k]) * unit); };
+    for (i64 k = 0; k < half; k++) term[k] = square(k);
+    for (i64 k = half; k < n; k++) term[k - half] += square(k);
     for (i64 left = half; left > 1; left = half) {
         half = (left + 1) / 2;
         for (i64 k = half; k < left; k++) term[k - half] += term[k];
@@ -291,9 +388,46 @@ inline u64 residue(i128 value) {
     return value < 0 && found ? PRIME - found : found;
 }
 
+// As many numbers as are multiplied at once. product: of the lowest 32 bits of each, with their signs. lanes: of n
+// numbers the first few, and zeros behind the last.
+#if defined(__AVX2__)
+using Limb = i64;
+#if defined(__AVX512F__)
+typedef i64 Lanes __attribute__((vector_size(64)));
+inline Lanes product(Lanes a, Lanes b) {
+    return reinterpret_cast<Lanes>(_mm512_mul_epi32(reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
+}
+#else
+typedef i64 Lanes __attribute__((vector_size(32)));
+inline Lanes product(Lanes a, Lanes b) {
+    return reinterpret_cast<Lanes>(_mm256_mul_epi32(reinterpret_cast<__m256i>(a), reinterpret_cast<__m256i>(b)));
+}
+#endif
+inline Lanes lanes(const i64* from, i64 n) {
+    Lanes found{};
+    if (n * sizeof(i64) >= sizeof found) std::memcpy(&found, from, sizeof found);  // of a length that is known: no call
+    else std::memcpy(&found, from, n * sizeof(i64));
+    return found;
+}
+#else
+using Limb = std::int32_t;
+using Lanes = i64;
+inline Lanes product(Lanes a, Lanes b) { return i64{static_cast<std::int32_t>(a)} * static_cast<std::int32_t>(b); }
+template <class Number> Lanes lanes(const Number* from, i64) { return *from; }
+#endif
+
+constexpr i64 LANES = sizeof(Lanes) / sizeof(i64);
+
+inline i64 added(Lanes lanes) {
+    i64 each[LANES], total = 0;
+    std::memcpy(each, &lanes, sizeof lanes);
+    for (const i64 one : each) total += one;
+    return total;
+}
+
 // WIDTH residues in limbs of 21 bits: multiplied by a number of 32 bits, WIDTH of them add up to less than 2^63.
 struct Limbs {
-    std::int32_t low[WIDTH], middle[WIDTH], high[WIDTH];
+    Limb low[WIDTH], middle[WIDTH], high[WIDTH];
 
     explicit Limbs(const i64* residues) {
         constexpr i64 mask = (1 << LIMB_BITS) - 1;
@@ -309,16 +443,18 @@ struct Limbs {
 u64 weighed(const i64* x, const Limbs& by, i64 first, i64 n) {
     u64 used = 0, total = 0;
     for (i64 k = 0; k < n; k++) used |= static_cast<u64>(x[k] ^ x[k] >> 63);
-    const std::int32_t *const by_low = by.low + first, *const by_middle = by.middle + first, *const by_high = by.high + first;
     for (i64 shift = 0;; shift += PIECE_BITS) {
         const bool last = !(used >> shift >> 31);
         const i64 mask = last ? -1 : (i64{1} << PIECE_BITS) - 1;
-        i64 low = 0, middle = 0, high = 0;
-        for (i64 k = 0; k < n; k++) {
-            const i64 piece = static_cast<std::int32_t>(x[k] >> shift & mask);
-            low += piece * by_low[k], middle += piece * by_middle[k], high += piece * by_high[k];
+        Lanes low{}, middle{}, high{};
+        for (i64 k = 0; k < n; k += LANES) {
+            const Lanes piece = lanes(x + k, n - k) >> shift & mask;
+            low += product(piece, lanes(by.low + first + k, n - k));
+            middle += product(piece, lanes(by.middle + first + k, n - k));
+            high += product(piece, lanes(by.high + first + k, n - k));
         }
-        const i128 sum = low + (static_cast<i128>(middle) << LIMB_BITS) + (static_cast<i128>(high) << 2 * LIMB_BITS);
+        const i128 sum = added(low) + (static_cast<i128>(added(middle)) << LIMB_BITS) +
+                         (static_cast<i128>(added(high)) << 2 * LIMB_BITS);
         total = once(total + residue(static_cast<i128>(residue(sum)) << shift));
         if (last) return total;
     }
@@ -377,18 +513,18 @@ i64 int64_decode(const i64* x, i64 n, i64* out, i64 mode, i64* extremes, i64 thr
     return status;
 }
 
-// Bytes of scratch that small_encode needs for n elements.
-i64 small_scratch(i64 n) { return (n + BLOCK - 1) / BLOCK * (1 + MOST_SPARSE + 8 * MOST_SPARSE + 8 * BLOCK); }
-
-// x [n] to the parts of the layout in `scratch`, and where they end: ends [4 threads]. Returns the bytes of all.
-i64 small_encode(const i64* x, i64 n, u8* scratch, i64* ends, i64 threads) {
+// x [n] to the parts of the layout in this thread's scratch, and where they end: ends [4 threads]. Returns the bytes of
+// all.
+i64 small_encode(const i64* x, i64 n, i64* ends, i64 threads) {
     const i64 blocks = (n + BLOCK - 1) / BLOCK;
+    u8* const scratch = small_scratch(blocks);
     std::fill(ends, ends + 4 * threads, 0);
     in_ranges(blocks, threads, [&](i64 first, i64 last, i64 number) {
         const i64 count = last - first;
-        u8* const place = scratch + small_scratch(first * BLOCK);
-        Parts begin{place, place + count, place + count * (1 + MOST_SPARSE), place + count * (1 + 9 * MOST_SPARSE)};
-        Parts to = begin;
+        u8* const place = scratch + first * MOST_BYTES;
+        const Parts<u8> begin{
+            place, place + count, place + count * (1 + MOST_SPARSE), place + count * (1 + 9 * MOST_SPARSE)};
+        Parts<u8> to = begin;
         for (i64 block = first; block < last; block++)
             small_encode_block(x + block * BLOCK, std::min(BLOCK, n - block * BLOCK), to);
         i64* const mine = ends + 4 * number;
@@ -400,15 +536,15 @@ i64 small_encode(const i64* x, i64 n, u8* scratch, i64* ends, i64 threads) {
     return whole;
 }
 
-// What small_encode has left in `scratch`, part after part, to `out`.
-void small_join(const u8* scratch, const i64* ends, u8* out, i64 threads) {
+// What small_encode has left in this thread's scratch, part after part, to `out`.
+void small_join(const i64* ends, u8* out, i64 threads) {
     const i64 begins[4] = {0, 1, 1 + MOST_SPARSE, 1 + 9 * MOST_SPARSE};
     for (int part = 0; part < 4; part++) {
-        const u8* place = scratch;
+        const u8* place = small_scratch(0);
         for (const i64* of = ends; of < ends + 4 * threads; of += 4) {
             std::memcpy(out, place + begins[part] * of[0], of[part]);
             out += of[part];
-            place += small_scratch(of[0] * BLOCK);  // of[0]: its blocks
+            place += of[0] * MOST_BYTES;  // of[0]: its blocks
         }
     }
 }
@@ -429,9 +565,8 @@ i64 small_decode(const u8* data, i64 num_bytes, i64 n, i64* out, i64 mode, i64* 
     if (num_bytes != blocks + num_masks + num_octets + 8 * num_dense) return REFUSED;
     // Where each range begins follows from the blocks before it.
     const i64 ranges = std::max<i64>(1, std::min(threads, blocks));
-    std::vector<Parts> begins;
-    u8* const bytes = const_cast<u8*>(data);
-    Parts at{bytes, bytes + blocks, bytes + blocks + num_masks, bytes + blocks + num_masks + num_octets};
+    std::vector<Parts<const u8>> begins;
+    Parts<const u8> at{data, masks, masks + num_masks, masks + num_masks + num_octets};
     for (i64 number = 0, block = 0; number < ranges; number++) {
         for (; ranges > 1 && block < blocks * number / ranges; block++) {
             const int sparse = *at.head >> 6, width = (*at.head & 63) == 63 ? 64 : *at.head & 63;
@@ -442,9 +577,10 @@ i64 small_decode(const u8* data, i64 num_bytes, i64 n, i64* out, i64 mode, i64* 
     }
     std::vector<Seen> seen(ranges);
     in_ranges(blocks, ranges, [&](i64 first, i64 last, i64 number) {
-        Parts from = begins[number];
+        Parts<const u8> from = begins[number];
         for (i64 block = first; block < last; block++)
-            small_decode_block(from, std::min(BLOCK, n - block * BLOCK), out + block * BLOCK, mode, seen[number]);
+            small_decode_block(
+                from, data + num_bytes, std::min(BLOCK, n - block * BLOCK), out + block * BLOCK, mode, seen[number]);
     });
     const i64 status = ended(seen, extremes);
     if (status == OVERFLOWN) {
@@ -454,9 +590,25 @@ i64 small_decode(const u8* data, i64 num_bytes, i64 n, i64* out, i64 mode, i64* 
     return status;
 }
 
-double squares_of_floats(const float* x, i64 n) { return squares(x, n); }
+double squares_of_floats(const float* x, i64 n, double unit) { return squares(x, n, unit); }
 
-double squares_of_doubles(const double* x, i64 n) { return squares(x, n); }
+double squares_of_doubles(const double* x, i64 n, double unit) { return squares(x, n, unit); }
+
+double squares_of_integers(const i64* x, i64 n, double unit) { return squares(x, n, unit); }
+
+// x [n] to out [n]. REFUSED, and some of it written: a number does not fit.
+i64 shorten(const i64* x, i64 n, std::int16_t* out) {
+    constexpr i64 PIECE = 1 << 12;
+    for (i64 start = 0; start < n; start += PIECE) {
+        u64 shifted = 0;
+        for (i64 k = start; k < std::min(start + PIECE, n); k++) {
+            shifted |= static_cast<u64>(x[k]) + (u64{1} << 15);
+            out[k] = static_cast<std::int16_t>(x[k]);
+        }
+        if (shifted >> 16) return REFUSED;
+    }
+    return FINE;
+}
 
 // ---------------------------------------------------------------- gradients onto a grid
 

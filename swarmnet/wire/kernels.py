@@ -13,13 +13,13 @@ import struct
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 if TYPE_CHECKING:
     import torch
 
-Family = Literal["int8", "int64", "small", "squares", "linear", "grid", "adamw"]
-FAMILIES: tuple[Family, ...] = ("int8", "int64", "small", "squares", "linear", "grid", "adamw")
+Family = Literal["int8", "int64", "small", "short", "squares", "linear", "grid", "adamw"]
+FAMILIES: tuple[Family, ...] = get_args(Family)
 """What is checked, and used, together."""
 
 _FINE, _REFUSED, _OVERFLOWN = range(3)
@@ -69,12 +69,11 @@ class Kernels:
         """uint8, as long as the numbers need."""
         import torch
 
-        size, threads = _number(x_N.numel()), self._threads(x_N.numel())
-        scratch = torch.empty(self.library.small_scratch(size), dtype=torch.uint8)
+        threads = self._threads(x_N.numel())
         ends = (ctypes.c_int64 * (4 * threads.value))()
-        whole = self.library.small_encode(_at(x_N), size, _at(scratch), ends, threads)
+        whole = self.library.small_encode(_at(x_N), _number(x_N.numel()), ends, threads)
         out = torch.empty(whole, dtype=torch.uint8)
-        self.library.small_join(_at(scratch), ends, _at(out), threads)
+        self.library.small_join(ends, _at(out), threads)
         return out
 
     def small_decode(self, data: torch.Tensor, out_N: torch.Tensor, *, add: bool) -> int:
@@ -84,11 +83,18 @@ class Kernels:
         _raise(self.library.small_decode(*args, self._threads(size)))
         return max(extremes[1], -extremes[0]) if size else 0
 
-    def squares(self, x_N: torch.Tensor) -> float:
-        """The sum of squares in fp64, of fp32 or fp64."""
-        found: float = (self.library.squares_of_floats if x_N.element_size() == 4 else self.library.squares_of_doubles)(
-            _at(x_N), _number(x_N.numel())
-        )
+    def short(self, x_N: torch.Tensor) -> torch.Tensor | None:
+        """int64 as int16; None: some do not fit."""
+        import torch
+
+        out = torch.empty(x_N.numel(), dtype=torch.int16)
+        return None if self.library.shorten(_at(x_N), _number(x_N.numel()), _at(out)) else out
+
+    def squares(self, x_N: torch.Tensor, unit: float) -> float:
+        """The sum of squares in fp64, of fp32, fp64 or int64 in that unit."""
+        kind = {"torch.float32": "floats", "torch.float64": "doubles", "torch.int64": "integers"}[str(x_N.dtype)]
+        of = getattr(self.library, f"squares_of_{kind}")
+        found: float = of(_at(x_N), _number(x_N.numel()), ctypes.c_double(unit))
         return found
 
     def linear(self, x_N: torch.Tensor, start: int, rows: torch.Tensor, columns: torch.Tensor) -> int:
@@ -165,20 +171,13 @@ class Kernels:
 def load(path: str, families: frozenset[Family], *, threads: int) -> Kernels:
     """The library in that file. Raises OSError, AttributeError: it is none of ours."""
     library = ctypes.CDLL(path)
-    for name in (
-        "int8_encode",
-        "int8_decode",
-        "int64_decode",
-        "small_scratch",
-        "small_encode",
-        "small_decode",
-        "linear",
-    ):
+    for name in ("int8_encode", "int8_decode", "int64_decode", "small_encode", "small_decode", "shorten", "linear"):
         getattr(library, name).restype = ctypes.c_int64
     for name in ("small_join", "fine_add", "small_add", "small_add_narrow", "small_values", "squares_by", "adamw"):
         getattr(library, name).restype = None
     library.largest.restype = ctypes.c_uint32
-    library.squares_of_floats.restype = library.squares_of_doubles.restype = ctypes.c_double
+    for name in ("floats", "doubles", "integers"):
+        getattr(library, f"squares_of_{name}").restype = ctypes.c_double
     return Kernels(library, families, threads)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import platform
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +24,7 @@ from swarmnet.stage.accumulator import largest_magnitude
 from swarmnet.stage.rounding import LIMIT, FineRounding, Rectangle, SmallRounding, first_scales, next_scales
 from swarmnet.stage.same_bits import squares
 from swarmnet.sums import linear
+from swarmnet.sums.sum_buffer import BLOCK_ELEMENTS, SumBuffer
 from swarmnet.wire import codecs, kernel_build, kernel_check, kernels
 from swarmnet.wire.kernel_check import results
 from swarmnet.wire.kernels import FAMILIES, Kernels
@@ -35,15 +38,25 @@ PLACES = st.integers(0, 3)
 """Of the first element in its memory: no vector register's edge."""
 
 
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
-    return kernels.load(str(made(tmp_path_factory.mktemp("kernels"))), frozenset(FAMILIES), threads=1)
+WITHOUT = ("", "-mno-avx512f", "-mno-avx2") if platform.machine() == "x86_64" else ("",)
+"""Processors of fewer instructions than this one: planes and products are written for each kind."""
+
+
+@pytest.fixture(scope="module", params=WITHOUT)
+def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernels]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernel_build, "FLAGS", (*kernel_build.FLAGS, *request.param.split()))
+        yield kernels.load(str(made(tmp_path_factory.mktemp("kernels"))), frozenset(FAMILIES), threads=1)
 
 
 @pytest.fixture(params=[1, 2], ids=lambda threads: f"{threads} threads")
 def found(request: pytest.FixtureRequest, loaded: Kernels, monkeypatch: pytest.MonkeyPatch) -> Kernels:
     monkeypatch.setattr(kernels, "_WORTH_A_THREAD", 32)  # so that short vectors are cut, too
     return kernels.load(loaded.library._name, loaded.families, threads=request.param)
+
+
+def test_all_families_agree(found: Kernels) -> None:
+    assert kernel_build.checked(found).families == frozenset(FAMILIES)
 
 
 def made(folder: Path) -> Path:
@@ -76,6 +89,21 @@ def test_integers_are_equal_bit_by_bit(found: Kernels, codec: str) -> None:
     law()
 
 
+@pytest.mark.parametrize("edge", [2**15 - 1, 2**15, -(2**15), -(2**15) - 1, 2**62, -(2**63)])
+def test_a_sum_has_one_digest(found: Kernels, edge: int) -> None:
+    """Whether a block is hashed in 16 bits follows from its numbers alone."""
+    sum_buffer = SumBuffer(torch.arange(BLOCK_ELEMENTS + 100) % 1000 - 500)
+    sum_buffer.flat[-7] = edge
+
+    def digest(native: Kernels | None) -> bytes:
+        sum_buffer.open()
+        with kernels.tried(native):
+            sum_buffer.written(0, sum_buffer.flat.numel())
+            return sum_buffer.seal()
+
+    assert digest(found) == digest(None)
+
+
 def test_products_are_equal(found: Kernels) -> None:
     numbers = EDGES | st.integers(-40, 40) | st.integers(-(2**63), 2**63 - 1)
 
@@ -93,10 +121,10 @@ def test_products_are_equal(found: Kernels) -> None:
 def test_squares_are_equal_bit_by_bit(found: Kernels) -> None:
     @given(vectors("float32", FLOATS, FLOATS))
     def law(x: torch.Tensor) -> None:
-        for values in (x, x.double() / 3):
+        for values, unit in ((x, 1.0), (x.double() / 3, 1.0), (x.view(-1).view(torch.int32).long() << 20, 2.0**-32)):
             with kernels.tried(found):
-                told = squares(values)
-            assert np.float64(told).tobytes() == np.float64(squares(values)).tobytes()
+                told = squares(values, unit)
+            assert np.float64(told).tobytes() == np.float64(squares(values, unit)).tobytes()
 
     law()
 
@@ -229,6 +257,7 @@ def test_a_family_with_other_bits_is_left_out(tmp_path: Path, monkeypatch: pytes
         "std::nearbyint(": "std::round(",
         "before + number": "before + number + (number == 7)",
         "SPARSE_BELOW = 6": "SPARSE_BELOW = 5",
+        "shifted >> 16": "shifted >> 17",
         "i64 half = (n + 1) / 2;": "i64 half = n / 2 + 1;",
         "(at + row * apart) % PERIOD": "at % PERIOD",
         "first * u.ahead_kept": "first",
