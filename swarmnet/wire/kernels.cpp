@@ -319,12 +319,19 @@ void small_decode_block(Parts<const u8>& from, const u8* end, i64 n, i64* out, i
 template <class Number> double squares(const Number* x, i64 n, double unit) {
     thread_local std::vector<double> terms;
     if (n < 1) return 0.0;
+    const i64 quarter = n / 4;
     i64 half = (n + 1) / 2;
     terms.resize(std::max<i64>(half, terms.size()));
     double* const term = terms.data();
     const auto square = [&](i64 k) { return (static_cast<double>(x[k]) * unit) * (static_cast<double>(x[k]) * unit); };
-    for (i64 k = 0; k < half; k++) term[k] = square(k);
-    for (i64 k = half; k < n; k++) term[k - half] += square(k);
+    if (4 * quarter == n) {  // twice at once
+        for (i64 k = 0; k < quarter; k++)
+            term[k] = square(k) + square(k + half) + (square(k + quarter) + square(k + half + quarter));
+        half = quarter;
+    } else {
+        for (i64 k = 0; k < half; k++) term[k] = square(k);
+        for (i64 k = half; k < n; k++) term[k - half] += square(k);
+    }
     for (i64 left = half; left > 1; left = half) {
         half = (left + 1) / 2;
         for (i64 k = half; k < left; k++) term[k - half] += term[k];
@@ -388,46 +395,9 @@ inline u64 residue(i128 value) {
     return value < 0 && found ? PRIME - found : found;
 }
 
-// As many numbers as are multiplied at once. product: of the lowest 32 bits of each, with their signs. lanes: of n
-// numbers the first few, and zeros behind the last.
-#if defined(__AVX2__)
-using Limb = i64;
-#if defined(__AVX512F__)
-typedef i64 Lanes __attribute__((vector_size(64)));
-inline Lanes product(Lanes a, Lanes b) {
-    return reinterpret_cast<Lanes>(_mm512_mul_epi32(reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
-}
-#else
-typedef i64 Lanes __attribute__((vector_size(32)));
-inline Lanes product(Lanes a, Lanes b) {
-    return reinterpret_cast<Lanes>(_mm256_mul_epi32(reinterpret_cast<__m256i>(a), reinterpret_cast<__m256i>(b)));
-}
-#endif
-inline Lanes lanes(const i64* from, i64 n) {
-    Lanes found{};
-    if (n * sizeof(i64) >= sizeof found) std::memcpy(&found, from, sizeof found);  // of a length that is known: no call
-    else std::memcpy(&found, from, n * sizeof(i64));
-    return found;
-}
-#else
-using Limb = std::int32_t;
-using Lanes = i64;
-inline Lanes product(Lanes a, Lanes b) { return i64{static_cast<std::int32_t>(a)} * static_cast<std::int32_t>(b); }
-template <class Number> Lanes lanes(const Number* from, i64) { return *from; }
-#endif
-
-constexpr i64 LANES = sizeof(Lanes) / sizeof(i64);
-
-inline i64 added(Lanes lanes) {
-    i64 each[LANES], total = 0;
-    std::memcpy(each, &lanes, sizeof lanes);
-    for (const i64 one : each) total += one;
-    return total;
-}
-
 // WIDTH residues in limbs of 21 bits: multiplied by a number of 32 bits, WIDTH of them add up to less than 2^63.
 struct Limbs {
-    Limb low[WIDTH], middle[WIDTH], high[WIDTH];
+    std::int32_t low[WIDTH], middle[WIDTH], high[WIDTH];
 
     explicit Limbs(const i64* residues) {
         constexpr i64 mask = (1 << LIMB_BITS) - 1;
@@ -443,18 +413,16 @@ struct Limbs {
 u64 weighed(const i64* x, const Limbs& by, i64 first, i64 n) {
     u64 used = 0, total = 0;
     for (i64 k = 0; k < n; k++) used |= static_cast<u64>(x[k] ^ x[k] >> 63);
+    const std::int32_t *const by_low = by.low + first, *const by_middle = by.middle + first, *const by_high = by.high + first;
     for (i64 shift = 0;; shift += PIECE_BITS) {
         const bool last = !(used >> shift >> 31);
         const i64 mask = last ? -1 : (i64{1} << PIECE_BITS) - 1;
-        Lanes low{}, middle{}, high{};
-        for (i64 k = 0; k < n; k += LANES) {
-            const Lanes piece = lanes(x + k, n - k) >> shift & mask;
-            low += product(piece, lanes(by.low + first + k, n - k));
-            middle += product(piece, lanes(by.middle + first + k, n - k));
-            high += product(piece, lanes(by.high + first + k, n - k));
+        i64 low = 0, middle = 0, high = 0;
+        for (i64 k = 0; k < n; k++) {
+            const i64 piece = static_cast<std::int32_t>(x[k] >> shift & mask);
+            low += piece * by_low[k], middle += piece * by_middle[k], high += piece * by_high[k];
         }
-        const i128 sum = added(low) + (static_cast<i128>(added(middle)) << LIMB_BITS) +
-                         (static_cast<i128>(added(high)) << 2 * LIMB_BITS);
+        const i128 sum = low + (static_cast<i128>(middle) << LIMB_BITS) + (static_cast<i128>(high) << 2 * LIMB_BITS);
         total = once(total + residue(static_cast<i128>(residue(sum)) << shift));
         if (last) return total;
     }
