@@ -5,7 +5,7 @@
 
 A stage in the middle of a model. Per policy and `numerics.compute`, over stash in fp32: seconds of forward, backward
 and weight pass (the median of turns, policies by turns); bytes kept between forward and backward, beside the input;
-kept between backward and weight pass; and the peak of all three. Bytes are those of live tensors (`plan.measure`),
+kept between backward and weight pass; and the peak of all three. Bytes are those of live tensors (`live_bytes.py`),
 the stash's in MiB for scale. "offload" runs on CUDA only.
 
 Then `optimizer.state = "8bit"`. How far updates are off (rms, of their own) for moments of heavy-tailed gradients,
@@ -25,13 +25,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from live_bytes import LiveBytes
 from torch import Tensor
 
 from swarmnet.data.source import load_tokens
 from swarmnet.local.oracle import run_oracle
 from swarmnet.manifest.schema import Cut, Data, Manifest, Model, Optimizer, Training
 from swarmnet.model.decoder import StageModule
-from swarmnet.plan.measure import LiveBytes
 from swarmnet.stage.optimizer import StageOptimizer
 from swarmnet.stage.optimizer_8bit import BLOCK, PackedMoments
 from swarmnet.stage.passes import MemoryPolicy, Passes

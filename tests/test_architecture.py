@@ -73,7 +73,6 @@ PURE = (
     "averaging/parts.py",
     "averaging/grid.py",
     "averaging/watch.py",
-    "plan/budget.py",
     "plan/choice.py",
     "plan/cost.py",
     "plan/members.py",

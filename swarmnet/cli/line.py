@@ -177,7 +177,7 @@ def looking(manifest: Manifest, members: Members, memory: MemoryPolicy, memo_byt
     from swarmnet.manifest.schema import Wire
     from swarmnet.peer.memory_fit import machine_fit
     from swarmnet.plan.choice import MachineFit
-    from swarmnet.plan.plan import Setup
+    from swarmnet.plan.memory import Setup
     from swarmnet.ranks.layout import MeshLayout
     from swarmnet.stage.canonical import layers_of
 
@@ -357,7 +357,7 @@ def served(priced: Priced, place: int) -> str:
 
 def served_lines(priced: Priced, members: Members) -> list[str]:
     """Who serves what, with how much of its memory."""
-    from swarmnet.plan.budget import shown
+    from swarmnet.plan.memory import shown
 
     lines = [""]
     for place, counts in enumerate(priced.situation.counts):

@@ -13,11 +13,10 @@ from swarmnet.errors import UsageError, unwritable
 from swarmnet.manifest.schema import Manifest, StageSpec
 from swarmnet.model.cut import cut_layers
 from swarmnet.net.identity import write_whole
-from swarmnet.plan.budget import shown
 from swarmnet.plan.cost import LayerTimes
 
 if TYPE_CHECKING:
-    from swarmnet.plan.plan import Setup
+    from swarmnet.plan.memory import Setup
 
 
 def measured_file(manifest: Path) -> Path:
@@ -59,11 +58,10 @@ def measured_here(path: Path, setup: Setup, *, threads: int, as_json: bool) -> i
 
     torch.set_num_threads(threads)
     spec, layout, file = setup.specs[0], setup.layout, measured_file(path)
-    found = measure(
+    times = measure(
         spec, device=layout.devices[0], memory=setup.memory, progress=lambda words: click.echo(words, err=True)
     )
-    times, model = found.times, spec.model
-    record = {"of": _what(spec), "times": asdict(times), "layer_bytes": found.layer_bytes, "device": layout.devices[0]}
+    model, record = spec.model, {"of": _what(spec), "times": asdict(times), "device": layout.devices[0]}
     try:
         write_whole(file, json.dumps(record, indent=2) + "\n", mode=0o666, once=False)
     except OSError as error:
@@ -77,7 +75,7 @@ def measured_here(path: Path, setup: Setup, *, threads: int, as_json: bool) -> i
         f"wrote {file}: a microbatch of {times.tokens:,} tokens takes {1e3 * times.layer_s:.3g} ms a layer, "
         f"{1e3 * times.head_s:.3g} the head, {1e3 * times.embedding_s:.3g} the embedding, "
         f"{1e3 * times.call_s:.3g} each stage beside, on {layout.devices[0]}",
-        f"{times.flops_per_s / 1e12:.3g} TFLOP/s; it holds {shown(found.layer_bytes)} of a layer while it is in flight",
+        f"{times.flops_per_s / 1e12:.3g} TFLOP/s",
         f"slowest stage of the cut {list(now)}: {1e3 * max(stage_seconds(times, now)):.3g} ms",
     ]
     if best != now:

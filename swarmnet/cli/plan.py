@@ -173,7 +173,7 @@ def _anywhere(members: Lent, stages: int, room: int | None) -> Lent:
 
 def _size(text: str) -> int:
     """Raises UsageError."""
-    from swarmnet.plan.budget import read_size
+    from swarmnet.plan.memory import read_size
 
     try:
         return read_size(text)

@@ -9,35 +9,21 @@ from typing import Any
 
 from swarmnet.cli.line import Lent
 from swarmnet.cli.plan_time import StepTime
-from swarmnet.peer.memory_fit import PlanFit, judge, leaves_half, listed, machine_fit, room_of, with_slots
-from swarmnet.plan.budget import StageBudget, groups, shown
+from swarmnet.peer.memory_fit import PlanFit, judge, listed, machine_fit, usable, with_slots
 from swarmnet.plan.cost import LayerTimes
-from swarmnet.plan.plan import Setup
+from swarmnet.plan.memory import Setup, StageMemory, shown
 
 _HEAD = ("stage", "ranks", "weights", "grads", "sums", "optimizer", "each", "flying", "temporary", "peak", "host")
 
 
-def table(plans: Sequence[StageBudget]) -> list[str]:
-    """Lines of at most 100 columns, one per stage and kind of rank."""
+def table(plans: Sequence[StageMemory]) -> list[str]:
+    """Lines of at most 100 columns, one per stage: of its rank that holds the most."""
     rows = [_HEAD]
     for plan in plans:
-        for number, (ranks, rank) in enumerate(groups(plan.ranks)):
-            rows.append(
-                (
-                    # A stage's later lines are of other ranks of it.
-                    "" if number else str(plan.stage),
-                    ranks,
-                    shown(rank.parameters),
-                    shown(rank.gradients),
-                    shown(rank.sums),
-                    "host" if rank.offloaded else shown(rank.optimizer),
-                    shown(rank.passing.held),
-                    str(plan.in_flight),
-                    shown(rank.temporary(plan.in_flight)),
-                    shown(rank.peak(plan.in_flight)),
-                    "" if number else shown(plan.host.total),
-                )
-            )
+        rank, in_flight = plan.rank, plan.in_flight
+        sizes = [rank.parameters, rank.gradients, rank.sums, rank.optimizer, rank.held]
+        most = [rank.temporary(in_flight), rank.peak(in_flight), plan.host.total]
+        rows.append((str(plan.stage), str(plan.ranks), *map(shown, sizes), str(in_flight), *map(shown, most)))
     return aligned(rows)
 
 
@@ -47,14 +33,15 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-def record(plan: StageBudget, found: PlanFit) -> dict[str, Any]:
+def record(plan: StageMemory, found: PlanFit) -> dict[str, Any]:
     """A stage as JSON, with what it means for a peer that serves it alone; sizes in bytes."""
     return {
         "stage": plan.stage,
         "layers": [plan.layers.start, plan.layers.stop],
         "in_flight": plan.in_flight,
         **_meaning(found),
-        "ranks": [{**asdict(rank), "state": rank.state, "peak": rank.peak(plan.in_flight)} for rank in plan.ranks],
+        "ranks": plan.ranks,
+        "rank": {**asdict(plan.rank), "state": plan.rank.state, "peak": plan.rank.peak(plan.in_flight)},
         "host": {**asdict(plan.host), "total": plan.host.total},
     }
 
@@ -88,7 +75,7 @@ def run_plan(
 
     0: all fit, or nobody said in what; 1: something does not. Raises UsageError.
     """
-    half, room, remarks = leaves_half(setup), room_of(setup, room), []
+    there, room, remarks = room, usable(setup, room), []
     peer: PlanFit | None = None
     if len(stages) > 1:
         # Stages of one peer share its slots, so they are chosen once.
@@ -101,7 +88,7 @@ def run_plan(
         if len(alone) > 1:
             remarks.append(f"each is for a peer of its own: --stage {listed(every[:2])} plans one peer with both")
     verdicts = alone if peer is None else [*alone, peer]
-    if half and room is not None:
+    if room != there:
         remarks.append("a peer that chooses its slots leaves half of the machine's free memory to others")
     if setup.memory.compile:
         remarks.append("planned as if layers were not compiled: what the compiler takes and saves is not modelled")

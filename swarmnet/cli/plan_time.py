@@ -10,7 +10,6 @@ from swarmnet.cli.line import Lent
 from swarmnet.config.plug_in import split
 from swarmnet.errors import UsageError
 from swarmnet.manifest.schema import StageSpec, Wire
-from swarmnet.plan.budget import shown
 from swarmnet.plan.cost import (
     BYTES,
     CODING_NS,
@@ -25,6 +24,7 @@ from swarmnet.plan.cost import (
     volumes,
 )
 from swarmnet.plan.members import Situation, situated
+from swarmnet.plan.memory import shown
 
 _DAY_S = 86_400
 

@@ -176,7 +176,7 @@ def _check_room(options: LocalOptions, manifest: Manifest) -> None:
     import torch
 
     from swarmnet.peer import memory_fit
-    from swarmnet.plan.budget import shown
+    from swarmnet.plan.memory import shown
 
     room, of = available_memory(), "this machine has"
     if options.device == "cuda":

@@ -1,4 +1,4 @@
-"""Do the stages of a peer fit in the memory there is, and with how many slots? Plans of `plan.plan`, added up."""
+"""Do the stages of a peer fit in the memory there is, and with how many slots? Plans of `plan.memory`, added up."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ from swarmnet.host import available_memory
 from swarmnet.manifest.schema import Manifest
 from swarmnet.peer.devices import choose_layout, computed_here
 from swarmnet.pipeline.depth import held_s, slots_enough
-from swarmnet.plan.budget import GIB, MIB, StageBudget, shown, together
 from swarmnet.plan.choice import MachineFit
-from swarmnet.plan.plan import Setup, plan_stage
+from swarmnet.plan.memory import GIB, MIB, Setup, StageMemory, plan_stage, shown, together
 from swarmnet.ranks.layout import MeshLayout, Shard
 from swarmnet.stage.passes import MemoryPolicy
 
 RESERVE = {"cuda": GIB, "cpu": 256 * MIB}
-"""What is kept free beside each process that computes: for torch itself, kernels, communication, and gaps in memory."""
+"""What is kept free for each process that computes: for torch itself, kernels, communication, and gaps in memory."""
 
 _LEVERS = {
     "cuda": "fewer --slots or --stage, --activations selective, recompute or offload, memory.offload_optimizer, more "
@@ -37,38 +36,33 @@ _LEVERS = {
 
 @dataclass(frozen=True, slots=True)
 class PlanFit:
-    """Whether one peer's stages fit."""
+    """Whether the stages of one peer fit. Rooms are None where they are unknown, and `fits` then."""
 
-    plans: tuple[StageBudget, ...]
+    plans: tuple[StageMemory, ...]
     need: int
     """Bytes of one device, of the machine if ranks compute on the CPU."""
     room: int | None
-    """Bytes that it has; None if nobody said."""
-    host_room: int | None = None
-    """Bytes that the machine has beside devices that are none of it; None if nobody said, or there are none."""
-
-    @property
-    def host_need(self) -> int:
-        """Bytes of the machine beside its devices; 0 if ranks compute on the CPU."""
-        return 0 if self.plans[0].on_host else sum(plan.host.total for plan in self.plans) + RESERVE["cpu"]
-
-    @property
-    def host_missing(self) -> int:
-        """As `missing`, of the machine's memory beside its devices."""
-        return 0 if self.host_room is None else max(self.host_need - self.host_room, 0)
+    host_need: int
+    """Bytes of the machine in addition to its devices; 0 if ranks compute on the CPU."""
+    host_room: int | None
 
     @property
     def missing(self) -> int:
-        """Bytes that the stages need beyond `room`; 0 if they fit, and where nobody said how much there is."""
+        """Bytes of `need` that are not there."""
         return 0 if self.room is None else max(self.need - self.room, 0)
 
     @property
+    def host_missing(self) -> int:
+        """Bytes of `host_need` that are not there."""
+        return 0 if self.host_room is None else max(self.host_need - self.host_room, 0)
+
+    @property
     def fits(self) -> bool:
-        """Do they? Also where nobody said how much there is."""
+        """Is nothing missing?"""
         return not (self.missing or self.host_missing)
 
     def lines(self) -> Iterator[str]:
-        """What to tell whoever asked."""
+        """What to tell the operator."""
         stages, on_host = [plan.stage for plan in self.plans], self.plans[0].on_host
         who = f"stage {stages[0]}" if len(stages) == 1 else f"one peer with stages {listed(stages)}"
         where = "the machine" if on_host else "each device"
@@ -110,16 +104,13 @@ def listed(stages: Sequence[int]) -> str:
 
 def judge(setup: Setup, stages: Sequence[int], room: int | None, host_room: int | None = None) -> PlanFit:
     """Plan the stages of one peer. Raises UsageError: they cannot be split."""
-    plans = tuple(plan_stage(setup, stage) for stage in stages)
-    return PlanFit(plans, needed(plans, setup.layout), room, host_room if setup.layout.kind != "cpu" else None)
-
-
-def needed(plans: Sequence[StageBudget], layout: MeshLayout) -> int:
-    """What has to be there for one peer with these stages: the plans' peak together, and a reserve."""
-    processes = layout.ranks if layout.kind == "cpu" else 1  # beside each other in one memory
-    if layout.ranks > 1:
-        processes *= len(plans)  # ranks of several are processes of each stage
-    return together(plans) + RESERVE[layout.kind] * processes
+    plans, layout = tuple(plan_stage(setup, stage) for stage in stages), setup.layout
+    on_host = layout.kind == "cpu"
+    # Ranks on the CPU share one memory. Several ranks are processes of each stage.
+    processes = (layout.ranks if on_host else 1) * (len(plans) if layout.ranks > 1 else 1)
+    need = together(plans) + RESERVE[layout.kind] * processes
+    host_need = 0 if on_host else sum(plan.host.total for plan in plans) + RESERVE["cpu"]
+    return PlanFit(plans, need, room, host_need, None if on_host else host_room)
 
 
 MOST_SLOTS = 128
@@ -193,69 +184,75 @@ def room_for_copy() -> int | None:
 # ------------------------------------------------------------ how many slots
 
 
-def room_of(setup: Setup, room: int | None) -> int | None:
-    """What a peer takes of `room` bytes at most: the CPU memory of a peer that chooses its slots is not its alone."""
-    return int(_SHARE * room) if room is not None and leaves_half(setup) else room
+def usable(setup: Setup, room: int | None) -> int | None:
+    """What a peer takes of `room` bytes at most: on the CPU a peer that chooses its slots leaves a half to others."""
+    return int(_SHARE * room) if room is not None and setup.slots == 0 and setup.layout.kind == "cpu" else room
 
 
-def leaves_half(setup: Setup) -> bool:
-    """Does a peer leave half of the memory that is free to others?"""
-    return setup.slots == 0 and setup.layout.kind == "cpu"
-
-
-def with_slots(setup: Setup, stages: Sequence[int], room: int | None) -> Setup:
-    """`setup` with as many slots as keep a peer with `stages` busy beside its neighbours, if it is to choose, and no
-    more than fit; at least one."""
-    if setup.slots:
-        return setup
-    training = setup.specs[0].training
-    enough = slots_enough(held_s(len(setup.specs), 1.0), 1.0, training.microbatches)
-    return replace(setup, slots=max(min(enough, MOST_SLOTS if room is None else _slots_in(setup, stages, room)), 1))
-
-
-def slots_here(setup: Setup, stages: Sequence[int], lent: int = 0) -> int:
-    """The most slots: `setup.slots`, or where that is 0 those that fit here, on devices and in host memory; within
-    `lent` bytes, if the operator lends no more. Raises UsageError, with advice, if one is too many."""
-    room = room_of(setup, room_here(setup.layout))
-    host_room = None if setup.layout.kind == "cpu" else available_memory()
-    if lent:
-        return slots_within(setup, stages, lent if room is None else min(lent, room), host_room)
-    if setup.slots:
-        if room is not None:
-            check_fits(setup, stages, room, host_room)
-        return setup.slots
-    # Nobody knows what fits: as many as stages without latency need.
-    if room is None:
-        return with_slots(setup, stages, None).slots
-    return slots_that_fit(setup, stages, room, host_room)
-
-
-def slots_within(setup: Setup, stages: Sequence[int], room: int, host_room: int | None = None) -> int:
-    """`setup.slots`, but no more than `slots_that_fit`."""
-    fit = slots_that_fit(setup, stages, room, host_room)
-    return min(setup.slots or fit, fit)
-
-
-def slots_that_fit(setup: Setup, stages: Sequence[int], room: int, host_room: int | None = None) -> int:
-    """Microbatches in flight, per stage and open step, for which `room` bytes are enough to serve `stages` together,
-    and `host_room` beside devices.
-
-    At most a step's, and MOST_SLOTS. Raises UsageError, with advice, if one is too many.
-    """
-    slots = _slots_in(setup, stages, room, host_room)
-    if slots == 0:
-        raise _refused(replace(setup, slots=1), stages, room, host_room)
-    return slots
-
-
-def _slots_in(setup: Setup, stages: Sequence[int], room: int | None, host_room: int | None = None) -> int:
-    """The most slots that need no more than `room` bytes, and `host_room` beside; 0 if one is too many."""
-    most = min(setup.specs[0].training.microbatches, MOST_SLOTS)
+def slots_that_fit(setup: Setup, stages: Sequence[int], room: int | None, host_room: int | None = None) -> int:
+    """The most slots, per stage and open step, for which `room` bytes are enough to serve `stages` together, and
+    `host_room` beside devices: at most `setup.slots` if that is not 0, a step's microbatches, and MOST_SLOTS. 0: not
+    even one."""
+    most = min(setup.slots or MOST_SLOTS, setup.specs[0].training.microbatches, MOST_SLOTS)
 
     def too_many(slots: int) -> bool:
         return not judge(replace(setup, slots=slots), stages, room, host_room).fits
 
     return bisect.bisect_left(range(1, most + 1), True, key=too_many)
+
+
+def slots_within(setup: Setup, stages: Sequence[int], room: int | None, host_room: int | None = None) -> int:
+    """As `slots_that_fit`. Raises UsageError, with advice, if one is too many."""
+    if not (slots := slots_that_fit(setup, stages, room, host_room)):
+        raise UsageError("; ".join(judge(replace(setup, slots=1), stages, room, host_room).lines()))
+    return slots
+
+
+def slots_here(setup: Setup, stages: Sequence[int], lent: int = 0) -> int:
+    """`setup.slots`, or where that is 0 as many as fit here, on devices and in host memory. If the operator lends only
+    `lent` bytes, no more than fit these. Raises UsageError, with advice, if one is too many."""
+    room = usable(setup, room_here(setup.layout))
+    host_room = None if setup.layout.kind == "cpu" else available_memory()
+    fit = slots_within(setup, stages, min(lent, lent if room is None else room) if lent else room, host_room)
+    if setup.slots and not lent:
+        return setup.slots
+    # Where free memory is unknown, the peer takes what it needs if no peer is far.
+    return fit if lent or room is not None else min(fit, _busy(setup))
+
+
+def with_slots(setup: Setup, stages: Sequence[int], room: int | None) -> Setup:
+    """`setup` with a number of slots. A peer that chooses takes as many as keep it busy if no peer is far, and fit; at
+    least one."""
+    slots = setup.slots or max(min(_busy(setup), slots_that_fit(setup, stages, room)), 1)
+    return replace(setup, slots=slots)
+
+
+def _busy(setup: Setup) -> int:
+    return slots_enough(held_s(len(setup.specs), 1.0), 1.0, setup.specs[0].training.microbatches)
+
+
+def stages_for(config: PeerConfig, manifest: Manifest) -> list[int]:
+    """The stages of which a peer with that config could serve one on this machine. Raises UsageError, with advice, if
+    there is none."""
+    mine = computed_here(manifest, config.compute)
+    layout = choose_layout(config.mesh, config.device, mine, cuda=torch.cuda.device_count())
+    setup, lent = setup_of(config, mine, layout), lent_bytes(config.caps, layout)
+    free = room_here(layout)
+    room = usable(setup, free) if not lent else lent if free is None else min(lent, free)
+    found = stages_that_fit(setup, room)
+    if not found and room is not None:
+        least = min(
+            (judge(replace(setup, slots=1), [stage], room) for stage in range(len(setup.specs))),
+            key=lambda fit: fit.need,
+        )
+        raise UsageError("no stage of the run fits this machine; " + "; ".join(line.strip() for line in least.lines()))
+    return found
+
+
+def stages_that_fit(setup: Setup, room: int | None) -> list[int]:
+    """The stages of the run of which this machine could serve one, with a microbatch in flight at least."""
+    one = replace(setup, slots=1)
+    return [stage for stage in range(len(setup.specs)) if slots_that_fit(one, [stage], room)]
 
 
 SHARDS: tuple[Shard, ...] = ("dp", "zero1", "zero2", "zero3", "none")
@@ -269,10 +266,9 @@ def machine_fit(setup: Setup, stages: Sequence[int], kind: MachineKind) -> Machi
     devices = tuple(f"cuda:{number}" for number in range(gpus)) if kind.device == "cuda" else ("cpu",)
     for shard in SHARDS if gpus > 1 else ("none",):
         along = (gpus, 1) if shard == "none" else (1, gpus)
-        layout = MeshLayout(*along, shard=shard, devices=devices)
-        on = replace(setup, layout=layout, slots=0)
+        on = replace(setup, layout=MeshLayout(*along, shard=shard, devices=devices))
         try:
-            slots = _slots_in(on, stages, kind.room, kind.host_room)
+            slots = slots_that_fit(on, stages, kind.room, kind.host_room)
             found = judge(replace(on, slots=max(slots, 1)), stages, kind.room, kind.host_room)
         except UsageError:
             continue  # these ranks cannot share this model, or this microbatch
@@ -282,45 +278,3 @@ def machine_fit(setup: Setup, stages: Sequence[int], kind: MachineKind) -> Machi
         if least is None or fit.need < least.need:
             least = fit
     return least or MachineFit(0)
-
-
-def check_fits(setup: Setup, stages: Sequence[int], room: int, host_room: int | None = None) -> None:
-    """Raises UsageError, with advice, if not even one microbatch in flight fits."""
-    one = replace(setup, slots=1)
-    if not judge(one, stages, room, host_room).fits:
-        raise _refused(one, stages, room, host_room)
-
-
-def stages_for(config: PeerConfig, manifest: Manifest) -> list[int]:
-    """The stages of which a peer with that config could serve one on this machine. Raises UsageError, with advice, if
-    there is none."""
-    mine = computed_here(manifest, config.compute)
-    layout = choose_layout(config.mesh, config.device, mine, cuda=torch.cuda.device_count())
-    setup, lent = setup_of(config, mine, layout), lent_bytes(config.caps, layout)
-    free = room_here(layout)
-    room = room_of(setup, free) if not lent else lent if free is None else min(lent, free)
-    found = stages_that_fit(setup, room)
-    if not found and room is not None:
-        least = min(
-            (judge(replace(setup, slots=1), [stage], room) for stage in range(len(setup.specs))),
-            key=lambda fit: fit.need,
-        )
-        raise UsageError("no stage of the run fits this machine; " + "; ".join(line.strip() for line in least.lines()))
-    return found
-
-
-def stages_that_fit(setup: Setup, room: int | None) -> list[int]:
-    """The stages of the run of which this machine could serve one, with a microbatch in flight at least."""
-    return [stage for stage in range(len(setup.specs)) if room is None or _fits(setup, stage, room)]
-
-
-def _fits(setup: Setup, stage: int, room: int) -> bool:
-    try:
-        check_fits(setup, [stage], room)
-    except UsageError:
-        return False
-    return True
-
-
-def _refused(one: Setup, stages: Sequence[int], room: int, host_room: int | None) -> UsageError:
-    return UsageError("; ".join(line.strip() for line in judge(one, stages, room, host_room).lines()))

@@ -13,9 +13,9 @@ from swarmnet.errors import UsageError
 from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Audits, Manifest, Wire
 from swarmnet.messages import AuditRequest, Packed
-from swarmnet.peer.memory_fit import check_fits, judge, setup_of
+from swarmnet.peer.memory_fit import judge, setup_of, slots_within
 from swarmnet.pipeline.works import KEPT_MEMOS, KEPT_STEPS, ShownWorks, WorkBook, record_of
-from swarmnet.plan.plan import Setup, audit_bytes, plan_stage
+from swarmnet.plan.memory import Setup, audit_bytes, plan_stage
 from swarmnet.ranks.device_backend import DeviceBackend
 from swarmnet.ranks.layout import MeshLayout
 from swarmnet.stage.canonical import Canonical
@@ -83,8 +83,8 @@ def test_several_ranks_keep_as_much_and_each_has_room_for_one_more_module_and_su
     two = MeshLayout(2, devices=("cpu", "cpu"))
     assert planned(AUDITED, 1, PLENTY, two) == planned(AUDITED, 1, PLENTY)
     without, setup = (setup_of(PeerConfig(slots=1), manifest, two) for manifest in (UNSEEN, AUDITED))
-    for seen, audited in zip(plan_stage(without, 1).ranks, plan_stage(setup, 1).ranks, strict=True):
-        assert (audited.parameters, audited.sums) == (2 * seen.parameters, 2 * seen.sums)
+    seen, audited = plan_stage(without, 1).rank, plan_stage(setup, 1).rank
+    assert (audited.parameters, audited.sums) == (2 * seen.parameters, 2 * seen.sums)
 
 
 def test_a_run_without_audits_keeps_nothing() -> None:
@@ -103,6 +103,6 @@ def test_a_peer_counts_it_before_it_starts() -> None:
     assert judge(setup, [1], None).need - judge(without, [1], None).need == more
     least = judge(beside, [1], 1 << 50, 1 << 50).host_need
     assert least - judge(replace(beside, audited=False), [1], 1 << 50, 1 << 50).host_need == more
-    check_fits(beside, [1], 1 << 50, least)
+    slots_within(beside, [1], 1 << 50, least)
     with pytest.raises(UsageError, match="the machine beside its devices"):
-        check_fits(beside, [1], 1 << 50, least - 1)
+        slots_within(beside, [1], 1 << 50, least - 1)

@@ -16,7 +16,7 @@ from test_plan import CPU, GPU, MODEL, RUN, allocated
 from swarmnet.ids import Ballot, Chain, PeerId, RoundId
 from swarmnet.manifest.schema import Averaging, Manifest, Numerics, Training
 from swarmnet.messages import Commit
-from swarmnet.plan.plan import Setup, plan_stage
+from swarmnet.plan.memory import Setup, plan_stage
 from swarmnet.ranks.device_backend import DeviceBackend
 from swarmnet.ranks.host_copies import HostCopies, copied
 from swarmnet.ranks.layout import MeshLayout
@@ -164,10 +164,10 @@ def test_what_rounds_hold_is_in_host_memory_of_a_gpu(averaging: Averaging) -> No
     local = averaging.sync == "local"
     wide = size * (1 if local else 2)
     assert there.host.rounds == here.host.rounds >= 2 * size * local
-    assert (here.ranks[0].sums, here.host.sums) == (wide * (2 - local), 0)
-    assert (there.ranks[0].sums, there.host.sums) == (wide, wide * (not local))
-    assert [plan.ranks[0].optimizer // size for plan in (here, there)] == [2, 2]
-    assert [plan.ranks[0].parameters for plan in (here, there)] == [size * (1 + 2 * local)] * 2
+    assert (here.rank.sums, here.host.sums) == (wide * (2 - local), 0)
+    assert (there.rank.sums, there.host.sums) == (wide, wide * (not local))
+    assert [plan.rank.optimizer // size for plan in (here, there)] == [2, 2]
+    assert [plan.rank.parameters for plan in (here, there)] == [size * (1 + 2 * local)] * 2
 
 
 def test_an_outer_optimizer_is_not_offloaded_with_the_moments() -> None:
@@ -177,5 +177,5 @@ def test_an_outer_optimizer_is_not_offloaded_with_the_moments() -> None:
         plan_stage(Setup(manifest.specs, manifest.wire, GPU, memory=MemoryPolicy(offload_optimizer=offload)), 1)
         for offload in (False, True)
     )
-    assert plain.ranks[0].state - offloaded.ranks[0].state == plain.ranks[0].optimizer
-    assert plain.ranks[0].optimizer == pytest.approx(2 * size, rel=0.01)
+    assert plain.rank.state - offloaded.rank.state == plain.rank.optimizer == offloaded.host.moments - 2 * size
+    assert plain.rank.optimizer == pytest.approx(2 * size, rel=0.01)

@@ -11,61 +11,41 @@ from hypothesis import strategies as st
 from swarmnet.cli.frame import run
 from swarmnet.manifest.file import to_toml
 from swarmnet.manifest.schema import Manifest
-from swarmnet.plan.budget import (
-    GIB,
-    HostMemory,
-    Passage,
-    RankMemory,
-    StageBudget,
-    groups,
-    highest,
-    read_size,
-    shown,
-    together,
-)
+from swarmnet.plan.memory import GIB, HostMemory, RankMemory, StageMemory, read_size, shown, together
 
 SIZES = st.integers(0, 10**6)
 
 
-@given(st.lists(st.integers(-1000, 1000)), st.lists(st.integers(-1000, 1000)), st.lists(st.integers(-1000, 1000)))
-def test_a_passage_is_the_running_sum(forward: list[int], backward: list[int], weights: list[int]) -> None:
-    passage = Passage.of(tuple(forward), tuple(backward), tuple(weights))
-    assert passage.held == max(sum(forward), sum(forward + backward))
-    assert passage.peak == highest(tuple(forward + backward + weights))
+def rank(held: int, microbatch: int, update: int = 0) -> RankMemory:
+    return RankMemory(10, 20, 30, 40, update=update, held=held, microbatch=microbatch, offloaded=0)
 
 
-def rank(passing: Passage, **more: int) -> RankMemory:
-    sizes = {"parameters": 10, "gradients": 20, "sums": 30, "optimizer": 40, "update": 0, **more}
-    return RankMemory(**sizes, passing=passing, beside=Passage())
+@given(SIZES, SIZES, st.integers(1, 50))
+def test_each_further_microbatch_takes_what_one_holds(held: int, over: int, count: int) -> None:
+    found = rank(held, held + over)
+    assert found.peak(count + 1) - found.peak(count) == held
+    assert found.peak(0) == found.state == 100
 
 
-@given(SIZES, SIZES, SIZES, st.integers(1, 50))
-def test_each_further_microbatch_takes_what_one_holds(stash: int, owed: int, over: int, count: int) -> None:
-    found = rank(Passage(max(stash, owed), max(stash, owed) + over))
-    assert found.peak(count + 1) - found.peak(count) == max(stash, owed)
+def test_a_job_is_a_microbatch_or_an_update_whichever_takes_more() -> None:
+    assert rank(5, 7).peak(2) == 100 + 2 * 5 + 2
+    assert rank(5, 7, update=30).peak(2) == 100 + 2 * 5 + 30
 
 
-def test_an_offloaded_optimizer_takes_nothing_of_the_device() -> None:
-    passing = Passage(5, 7)
-    assert rank(passing).state == 100 and rank(passing).peak(2) == 112
-    offloaded = RankMemory(10, 20, 30, 40, passing, Passage(), update=1000, offloaded=True)
-    assert offloaded.state == 60 and offloaded.peak(2) == 72
-
-
-def staged(stage: int, passing: Passage, ranks: int, *, on_host: bool) -> StageBudget:
-    return StageBudget(stage, range(1), (rank(passing),) * ranks, HostMemory(memo=1000), 2, on_host)
+def staged(stage: int, held: int, microbatch: int, ranks: int, *, on_host: bool) -> StageMemory:
+    return StageMemory(stage, range(1), ranks, rank(held, microbatch), HostMemory(memo=1000), 2, on_host)
 
 
 @pytest.mark.parametrize("on_host", [False, True])
 def test_stages_of_one_process_compute_one_at_a_time(on_host: bool) -> None:
-    plans = [staged(0, Passage(5, 50), 1, on_host=on_host), staged(1, Passage(9, 20), 1, on_host=on_host)]
+    plans = [staged(0, 5, 50, 1, on_host=on_host), staged(1, 9, 20, 1, on_host=on_host)]
     lasting = 2 * 100 + 2 * 5 + 2 * 9
     assert together(plans) == lasting + max(50 - 5, 20 - 9) + 2000 * on_host
 
 
 @pytest.mark.parametrize("on_host", [False, True])
 def test_stages_of_several_ranks_have_processes_of_their_own(on_host: bool) -> None:
-    plans = [staged(0, Passage(5, 50), 2, on_host=on_host), staged(1, Passage(9, 20), 2, on_host=on_host)]
+    plans = [staged(0, 5, 50, 2, on_host=on_host), staged(1, 9, 20, 2, on_host=on_host)]
     each = 200 + 2 * 5 + 2 * 9 + (50 - 5) + (20 - 9)
     assert together(plans) == (2 * each + 2000 if on_host else each)
 
@@ -75,17 +55,12 @@ def test_together_stages_need_more_than_alone_and_no_more_than_all_alone(
     sizes: list[tuple[int, int, int]], ranks: int, on_host: bool
 ) -> None:
     plans = [
-        staged(stage, Passage(max(stash, owed), max(stash, owed) + over), ranks, on_host=on_host)
+        staged(stage, max(stash, owed), max(stash, owed) + over, ranks, on_host=on_host)
         for stage, (stash, owed, over) in enumerate(sizes)
     ]
     alone = [together([plan]) for plan in plans]
     assert max(alone) <= together(plans) <= sum(alone)
     assert together(plans[:1]) == alone[0]
-
-
-def test_ranks_that_hold_alike_are_one_line() -> None:
-    one, other = rank(Passage(1)), rank(Passage(2))
-    assert [name for name, _ in groups([one, one, one, other])] == ["0-2", "3"]
 
 
 @pytest.mark.parametrize(
@@ -137,7 +112,7 @@ def test_sizes_are_shown_in_three_digits(size: int, text: str) -> None:
         ("plan {run} --stage 1,1", "stages = [1, 1] names a stage twice"),
         ("plan {run} --stage -1", "--stage: stages = [-1]: must be at least 0"),
         ("plan {run} --stage x", "write stage numbers with commas, such as 0,3, or all"),
-        ("plan {run} --memory lots", "--memory lots: write a size, such as 24GiB"),
+        ("plan {run} --memory lots", "--memory lots: write a size with its unit, such as 24GiB"),
         ("plan {run} --memory 99999999TiB", "--memory 99999999TiB: must be at least a byte, and less than 1048576 TiB"),
         ("plan {run} --memory 0GiB", "--memory 0GiB: must be at least a byte"),
         (

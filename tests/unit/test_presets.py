@@ -21,8 +21,7 @@ from swarmnet.manifest.presets import HELP, PRESETS, preset_fields
 from swarmnet.manifest.schema import Manifest
 from swarmnet.peer import memory_fit
 from swarmnet.peer.devices import choose_layout
-from swarmnet.plan.budget import GIB
-from swarmnet.plan.plan import Setup
+from swarmnet.plan.memory import GIB, Setup
 from swarmnet.ranks.layout import MeshLayout
 
 ROOT = Path(__file__).parents[2]

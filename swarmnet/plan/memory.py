@@ -1,15 +1,16 @@
-"""How much memory a stage takes on each rank and in the peer process: a closed form, times a margin. Knows no machine.
+"""How much memory a stage takes on a rank and in the peer process: a closed form, times a margin. Knows no machine.
 
-What is there always (weights, gradients, sums, moments) is counted to the byte. What a microbatch takes is a number of
-bytes for each token and layer, which follows from the operations of `model.decoder` whose operands autograd saves. The
-tests compare it with what torch's allocator hands out.
+What is there always (weights, gradients, aggregates, moments) is counted to the byte. What a microbatch takes is a
+number of bytes for each token and layer, which follows from the operations of `model.decoder` whose operands autograd
+saves. The tests compare it with what torch's allocator hands out.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, field
 
 import torch
 from torch.nn.attention import SDPBackend
@@ -17,7 +18,6 @@ from torch.nn.attention import SDPBackend
 from swarmnet.manifest.codec_names import DIFFERENCES
 from swarmnet.manifest.schema import Averaging, StageSpec, Wire
 from swarmnet.pipeline.works import KEPT_MEMOS, KEPT_STEPS
-from swarmnet.plan.budget import HostMemory, Passage, RankMemory, StageBudget
 from swarmnet.ranks.host_copies import copied
 from swarmnet.ranks.layout import MeshLayout, MeshSplit
 from swarmnet.stage.accumulator import sum_dtype
@@ -29,11 +29,107 @@ from swarmnet.stage.seams import KEPT_WEIGHTS
 from swarmnet.sums.reducer import rule_of
 from swarmnet.sums.references import TURNS
 
+MIB, GIB = 1 << 20, 1 << 30
+
 _FP32, _BF16 = 4, 2
 _ALIGN = 64  # bytes: where a scratch piece may begin
 _BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0}
 _COARSE = 1.1  # bytes of an element under any other codec, at most
 _AGAIN = 24  # bytes of temporary memory per element of one piece, in sums and updates
+
+
+@dataclass(frozen=True, slots=True)
+class RankMemory:
+    """What the rank of a stage that holds the most has on its device, in bytes."""
+
+    parameters: int
+    """Of all versions that are held, with casts and an outer optimizer's tensors."""
+    gradients: int
+    """Of one microbatch."""
+    sums: int
+    """Accumulators of open steps, and the finished aggregate unless it is in the peer process."""
+    optimizer: int
+    """Moments; 0 if they are in host memory."""
+    update: int
+    """The most that an optimizer step takes temporarily; 0 if it happens in host memory."""
+    held: int
+    """By each microbatch in flight: the larger of what is kept after forward and what is kept after backward."""
+    microbatch: int
+    """The most that one microbatch takes at any time of its three passes. One microbatch runs at a time."""
+    offloaded: int
+    """Moved to host memory, for each microbatch in flight."""
+
+    @property
+    def state(self) -> int:
+        """What is there always."""
+        return self.parameters + self.gradients + self.sums + self.optimizer
+
+    def lasting(self, in_flight: int) -> int:
+        """What is there between jobs."""
+        return self.state + in_flight * self.held
+
+    def temporary(self, in_flight: int) -> int:
+        """What a job takes in addition, at the worst moment."""
+        # The microbatch that runs is one of those in flight.
+        return max(in_flight and self.microbatch - self.held, self.update)
+
+    def peak(self, in_flight: int) -> int:
+        """The most at any time."""
+        return self.lasting(in_flight) + self.temporary(in_flight)
+
+
+@dataclass(frozen=True, slots=True)
+class HostMemory:
+    """What the peer process holds in host memory, in bytes."""
+
+    mirrors: int = 0
+    """Whole copies of the state that ranks can be started from again."""
+    sums: int = 0
+    """Aggregates of rounds."""
+    rounds: int = 0
+    """What codec and kind of averaging hold in addition."""
+    snapshots: int = 0
+    """One that is being written, and one that is handed on."""
+    payloads: int = 0
+    """Of microbatches in flight, in both directions."""
+    memo: int = 0
+    """Answers that are kept for callers that ask again."""
+    moments: int = 0
+    """Of an offloaded optimizer."""
+    offloaded: int = 0
+    """What ranks have moved out of their devices."""
+    audits: int = 0
+    """Weights and payloads of past steps, for replicas that compute them again."""
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return sum(astuple(self))
+
+
+@dataclass(frozen=True, slots=True)
+class StageMemory:
+    """One stage of one peer, on so many ranks. in_flight: microbatches, of all open steps. on_host: ranks compute on
+    the CPU, so that everything is in one memory."""
+
+    stage: int
+    layers: range
+    ranks: int
+    rank: RankMemory
+    host: HostMemory
+    in_flight: int
+    on_host: bool
+
+
+def together(plans: Sequence[StageMemory]) -> int:
+    """The most that each device of a peer with all these stages has to have; the machine, if ranks are on the CPU."""
+    # One rank is one process, which does one job at a time, whichever stage's (`engine.compute_thread`). Several ranks
+    # are processes of each stage, and a process keeps what its largest job took.
+    first = plans[0]
+    count_once: Callable[[Iterable[int]], int] = max if first.ranks == 1 else sum
+    device = sum(plan.rank.lasting(plan.in_flight) for plan in plans)
+    device += count_once(plan.rank.temporary(plan.in_flight) for plan in plans)
+    return first.ranks * device + sum(plan.host.total for plan in plans) if first.on_host else device
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,29 +144,20 @@ class Setup:
     """Microbatches in flight per open step."""
     memory: MemoryPolicy = field(default_factory=MemoryPolicy)
     memo_bytes: int = 0
-    """What is kept for who asks again: the peer config's `caps`."""
+    """For answers to callers that ask again: `caps.memo_bytes` of the peer config."""
     audited: bool = False
-    """Are members' works computed again in this run?"""
+    """Are microbatches of this run computed again by other replicas?"""
 
 
-def plan_stage(setup: Setup, stage: int) -> StageBudget:
-    """The memory of each rank that serves `stage`, and of its peer process. Raises UsageError if these ranks cannot."""
+def plan_stage(setup: Setup, stage: int) -> StageMemory:
+    """The memory of a rank that serves `stage`, and of its peer process. Raises UsageError if these ranks cannot."""
     spec, layout = setup.specs[stage], setup.layout
-    mesh, canonical, layers = MeshSplit.of(spec, layout), Canonical.of(spec), layers_of(spec)
-    shapes = canonical.shapes
-    found: dict[object, RankMemory] = {}
-    ranks = []
-    for rank in range(layout.ranks):
-        held = tuple(
-            (mesh.along_tensor(name, shape, rank).shape, mesh.held("moments", name, shape, rank).shape)
-            for name, shape in shapes.items()
-        )
-        if held not in found:  # ranks that hold alike compute alike
-            found[held] = _rank_memory(setup, mesh, rank, spec, len(layers), shapes)
-        ranks.append(found[held])
+    canonical, layers = Canonical.of(spec), layers_of(spec)
     in_flight = setup.slots * (1 + spec.averaging.delay.most)
-    host = _host_memory(setup, canonical, ranks, in_flight)
-    return StageBudget(stage, layers, tuple(ranks), host, in_flight, on_host=layout.kind == "cpu")
+    mesh = MeshSplit.of(spec, layout)
+    rank = _rank_memory(setup, mesh, spec, len(layers), canonical.shapes)
+    host = _host_memory(setup, canonical, rank, mesh, in_flight)
+    return StageMemory(stage, layers, layout.ranks, rank, host, in_flight, on_host=layout.kind == "cpu")
 
 
 # ------------------------------------------------------------ a rank
@@ -106,61 +193,62 @@ _MARGIN = 1.1
 
 
 def _rank_memory(
-    setup: Setup, mesh: MeshSplit, rank: int, spec: StageSpec, layers: int, shapes: Mapping[str, torch.Size]
+    setup: Setup, mesh: MeshSplit, spec: StageSpec, layers: int, shapes: Mapping[str, torch.Size]
 ) -> RankMemory:
+    """Of rank 0: every axis gives its first rank the largest chunk."""
     layout, wide, versions = setup.layout, sum_dtype(spec.numerics).itemsize, 1 + spec.averaging.delay.most
     alone, local, cuda = layout.ranks == 1, spec.averaging.sync == "local", layout.kind == "cuda"
-    own = {name: mesh.along_tensor(name, shape, rank).num_elements for name, shape in shapes.items()}
-    held, largest = mesh.num_elements("parameters", shapes, rank), max(own.values())
+    own = {name: mesh.along_tensor(name, shape, 0).num_elements for name, shape in shapes.items()}
+    held, accumulated = (mesh.num_elements(what, shapes, 0) for what in ("parameters", "accumulators"))
+    largest = max(own.values())
     gradient = sum(-(-_FP32 * size // _ALIGN) * _ALIGN for size in own.values())
     scattered = layout.data > 1 and mesh.shards("accumulators")
     fully = layout.data > 1 and layout.shard == "zero3"
     # Matrices alone are cast, and no table of embeddings, of which rows are read.
     casts = _BF16 * sum(own[name] for name, shape in shapes.items() if len(shape) > 1 and "embed_tokens" not in name)
-    casts *= spec.numerics.compute == "bf16"
-    accumulator = wide * mesh.num_elements("accumulators", shapes, rank)
+    weights = _FP32 * held + casts * (spec.numerics.compute == "bf16")
     outer = 2 * _FP32 * held * (alone and local)
     finished = alone and not (local or cuda)  # else it is in the peer process
-    piece = _AGAIN * min(largest, chunk_elements(torch.device(layout.kind)))
-    passing, beside = _microbatch(setup, spec, layers, gradient // (layout.data if fully else 1))
-    # An outer step's vector is on the device on its way to host memory.
-    passing = replace(passing, peak=max(passing.peak, passing.held + max(piece, cuda * outer // 2)))
-    # A layer's chunks of gradients lie in no memory of their own under ZeRO-2 and 3.
-    update = _FP32 * (largest + scattered * mesh.num_elements("moments", shapes, rank)) + piece
-    update += cuda * wide * largest  # a parameter's sum on its way to the device
-    if fully:
-        passing = replace(passing, peak=passing.peak + _gathered(own))
-    elif scattered:  # a parameter's gradient, packed to be scattered, and what is scattered already
-        scattering = 3 * _FP32 * largest + _FP32 * mesh.num_elements("accumulators", shapes, rank)
-        passing = replace(passing, peak=max(passing.peak, passing.held + scattering))
-    if layout.data > 1 and mesh.shards("moments"):
-        update += 2 * _FP32 * largest  # updated weights are gathered, a parameter at a time
     # A rank whose device is full is lost, and all others with it: what computes past microbatches has to fit, too. A
     # peer of one rank only skips that audit.
     audited = setup.audited and not alone
+    piece = _AGAIN * min(largest, chunk_elements(torch.device(layout.kind)))
+    kept, most, offloaded = _microbatch(setup, spec, layers, gradient // (layout.data if fully else 1))
+    # An outer step's vector is on the device on its way to host memory.
+    most = max(most, kept + max(piece, cuda * outer // 2))
+    # A layer's chunks of gradients lie in no memory of their own under ZeRO-2 and 3.
+    update = _FP32 * (largest + scattered * mesh.num_elements("moments", shapes, 0)) + piece
+    update += cuda * wide * largest  # a parameter's sum on its way to the device
+    if fully:
+        most += _gathered(own, layers)
+    elif scattered:  # a parameter's gradient, packed to be scattered, and what is scattered already
+        most = max(most, kept + 3 * _FP32 * largest + _FP32 * accumulated)
+    if layout.data > 1 and mesh.shards("moments"):
+        update += 2 * _FP32 * largest  # updated weights are gathered, a parameter at a time
+    on_device = not setup.memory.offload_optimizer
     return RankMemory(
-        parameters=versions * (_FP32 * held + casts) + outer + audited * (_FP32 * held + casts),
+        parameters=(versions + audited) * weights + outer,
         gradients=0 if scattered else gradient,
-        sums=(versions + finished + audited) * accumulator,
-        optimizer=sum(
-            _moments(spec, shape.numel(), mesh.held("moments", name, shape, rank).num_elements)
-            for name, shape in shapes.items()
-        ),
-        passing=passing,
-        beside=beside,
-        update=update,
-        offloaded=setup.memory.offload_optimizer,
+        sums=(versions + finished + audited) * wide * accumulated,
+        optimizer=on_device * _moments(spec, mesh, shapes),
+        update=on_device * update,
+        held=kept,
+        microbatch=most,
+        offloaded=offloaded,
     )
 
 
-def _moments(spec: StageSpec, whole: int, held: int) -> int:
-    """Of a parameter of `whole` elements, of which a rank holds `held`."""
-    packed = spec.optimizer.state == "8bit" and whole >= LEAST
-    return 2 * (held + _FP32 * -(-held // BLOCK)) if packed else 2 * _FP32 * held
+def _moments(spec: StageSpec, mesh: MeshSplit, shapes: Mapping[str, torch.Size]) -> int:
+    total = 0
+    for name, shape in shapes.items():
+        held = mesh.held("moments", name, shape, 0).num_elements
+        packed = spec.optimizer.state == "8bit" and shape.numel() >= LEAST
+        total += 2 * (held + _FP32 * -(-held // BLOCK)) if packed else 2 * _FP32 * held
+    return total
 
 
-def _microbatch(setup: Setup, spec: StageSpec, layers: int, gradient: int) -> tuple[Passage, Passage]:
-    """(of a microbatch on a rank's device, what of it is in host memory meanwhile). gradient: bytes of a whole one."""
+def _microbatch(setup: Setup, spec: StageSpec, layers: int, gradient: int) -> tuple[int, int, int]:
+    """(held between its passes, the most in a pass, moved to host memory meanwhile). gradient: bytes of a whole one."""
     model, training, compute, policy = spec.model, spec.training, spec.numerics.compute, setup.memory.activations
     tensor, tokens = setup.layout.tensor, training.microbatch_size // setup.layout.data * training.sequence_length
     # Sequence parallelism splits what lies between the regions that tensor ranks share: half of what is saved.
@@ -169,7 +257,8 @@ def _microbatch(setup: Setup, spec: StageSpec, layers: int, gradient: int) -> tu
     keys = max(model.num_kv_heads / tensor, 1) * model.head_dim
     if model.qk_norm:
         queries, keys = 2 * queries, 2 * keys
-    scores = model.num_heads / tensor * _score_row(setup, spec)
+    row = training.sequence_length if setup.layout.kind == "cuda" and keeps_scores(spec) else 0
+    scores = model.num_heads / tensor * row
 
     def of(widths: _Widths, per_score: int = 0) -> int:
         """Of one layer."""
@@ -191,24 +280,15 @@ def _microbatch(setup: Setup, spec: StageSpec, layers: int, gradient: int) -> tu
     peak = ends + again + (gradient + max(layer, loss) if writes else max(layer + head, loss))
     peak = max(peak, 0 if writes else owed + layer)
     moved = ends + layers * everything + head if policy == "offload" else 0
-    return Passage(round(_MARGIN * held), round(_MARGIN * peak)), Passage(moved, moved)
+    return round(_MARGIN * held), round(_MARGIN * peak), moved
 
 
-def _score_row(setup: Setup, spec: StageSpec) -> int:
-    """The length of a row of scores that attention has in memory: 0 if none."""
-    return spec.training.sequence_length if setup.layout.kind == "cuda" and keeps_scores(spec) else 0
-
-
-def _gathered(own: Mapping[str, int]) -> int:
+def _gathered(own: Mapping[str, int], layers: int) -> int:
     """What FSDP2 makes whole: what is outside layers, and two layers, the next one being fetched; each comes packed and
     is unpacked. In backward a layer's gradients are whole, and packed to be scattered."""
-    layers = {"": 0}
-    for name, size in own.items():
-        _, part, number, *_ = [*name.split("."), ""]
-        layer = number if part == "layers" else ""
-        layers[layer] = layers.get(layer, 0) + _FP32 * size
-    outside, most = layers.pop(""), max(layers.values(), default=0)
-    return max(outside + 5 * most, 4 * outside)
+    inside = _FP32 * sum(size for name, size in own.items() if ".layers." in name)
+    outside = _FP32 * sum(own.values()) - inside
+    return max(outside + 5 * inside // max(layers, 1), 4 * outside)
 
 
 def keeps_scores(spec: StageSpec) -> bool:
@@ -226,34 +306,33 @@ _PROOF_BYTES = 32 * 40  # of the tokens of one sequence, at most: a tree of 2^40
 _SNAPSHOTS = 2  # one being written, and one that is handed on
 
 
-def _host_memory(setup: Setup, canonical: Canonical, ranks: list[RankMemory], in_flight: int) -> HostMemory:
-    spec, layout, training = canonical.spec, setup.layout, canonical.spec.training
-    wide, local = sum_dtype(spec.numerics).itemsize, spec.averaging.sync == "local"
-    flat_sums = 2 if layout.ranks > 1 else int(layout.kind == "cuda" and not local)  # on the CPU it is the rank's own
-    offloaded = 0
+def _host_memory(setup: Setup, canonical: Canonical, rank: RankMemory, mesh: MeshSplit, in_flight: int) -> HostMemory:
+    spec, ranks, elements = canonical.spec, setup.layout.ranks, canonical.num_elements
+    # On the CPU the finished aggregate is the rank's own.
+    aggregates = 2 if ranks > 1 else int(setup.layout.kind == "cuda" and spec.averaging.sync != "local")
+    moments = 0
     if setup.memory.offload_optimizer:  # with a copy of the weights, and of their gradient
-        offloaded = sum(rank.optimizer for rank in ranks) + 2 * _FP32 * canonical.num_elements
-    boundary = training.microbatch_size * training.sequence_length * spec.model.hidden_size
+        moments = ranks * _moments(spec, mesh, canonical.shapes) + 2 * _FP32 * elements
+    boundary = spec.training.microbatch_size * spec.training.sequence_length * spec.model.hidden_size
     there, back = (_BYTES.get(codec, _COARSE) for codec in (setup.wire.activations, setup.wire.gradients))
     payload = (there + back) * boundary * ((not spec.first) + (not spec.last))
-    beside = max((rank.beside.several(in_flight) for rank in ranks), default=0) * layout.ranks
     return HostMemory(
-        mirrors=2 * copied(canonical).num_bytes * (layout.ranks > 1),
-        sums=flat_sums * wide * canonical.num_elements,
-        rounds=_of_rounds(spec.averaging, canonical, layout.ranks),
+        mirrors=2 * copied(canonical).num_bytes * (ranks > 1),
+        sums=aggregates * sum_dtype(spec.numerics).itemsize * elements,
+        rounds=_of_rounds(spec.averaging, canonical, ranks),
         snapshots=_SNAPSHOTS * canonical.layout.num_bytes,
-        payloads=round(in_flight * payload) + (layout.ranks > 1) * (2 + 2 * setup.audited) * _FP32 * boundary,
+        payloads=round(in_flight * payload) + (ranks > 1) * (2 + 2 * setup.audited) * _FP32 * boundary,
         memo=setup.memo_bytes,
-        moments=offloaded,
-        stashes=beside,
+        moments=moments,
+        offloaded=in_flight * rank.offloaded * ranks,
         audits=audit_bytes(setup, canonical),
     )
 
 
 def audit_bytes(setup: Setup, canonical: Canonical) -> int:
-    """Host memory of what audits keep of one stage, at most: weights of the last steps; what went into works of as
-    many, as if this replica had counted them all, and what came out if kernels are free; and what others have shown of
-    theirs, as if they had shown all."""
+    """Host memory of what audits keep of one stage, at most: weights of the last steps; what went into microbatches of
+    as many, as if this replica had contributed all, and what came out if kernels are free; and what other replicas have
+    shown of theirs, as if they had shown all."""
     if not setup.audited:
         return 0
     spec, training = canonical.spec, canonical.spec.training
@@ -279,8 +358,7 @@ def _of_rounds(averaging: Averaging, canonical: Canonical, ranks: int) -> int:
         (rule is not None and rule.needs_center)  # the last mean
         + 2  # what this replica gives, and what comes back
         + 2 * (ranks > 1)  # the outer optimizer's; one rank has them itself
-        + 3 * feedback  # from earlier steps; in this round, and the one before
-        + 2 * feedback  # of what was reduced here: all, if no other replica helps
+        + 5 * feedback  # residuals: of earlier steps, this round, the one before; twice of what was reduced here
         + 1  # for a moment: a mean
     )
     references = 0
@@ -288,3 +366,32 @@ def _of_rounds(averaging: Averaging, canonical: Canonical, ranks: int) -> int:
         # One of each turn; and of fragments whose turn 0 comes before the first cycle ends, the first weights.
         references = (TURNS + (averaging.fragments > 1)) * _BF16 * canonical.num_elements
     return _FP32 * vectors * canonical.num_elements + references
+
+
+# ------------------------------------------------------------ sizes as text
+
+
+def shown(num_bytes: float) -> str:
+    """12.3 GiB, 456 MiB, 7.8 KiB: three digits and a unit."""
+    for unit, size in (("GiB", GIB), ("MiB", MIB), ("KiB", 1 << 10)):
+        # From here on it rounds to a whole one of the larger unit.
+        if abs(num_bytes) >= 0.9995 * size:
+            value = num_bytes / size
+            return f"{value:.{0 if value >= 99.95 else 1 if value >= 9.995 else 2}f} {unit}"
+    return f"{num_bytes:.0f} B"
+
+
+_SIZE = re.compile(r"((?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?) *(?:([KMGT]?)(I?)B|([KMGT]))", re.ASCII | re.IGNORECASE)
+
+
+def read_size(text: str) -> int:
+    """Bytes of "24GiB", "24 GB", "80g" or "1073741824B". Raises ValueError, in words, also without a unit."""
+    # A number without a unit is refused: it could be meant in any.
+    if (found := _SIZE.fullmatch(text.strip())) is None:
+        raise ValueError("write a size with its unit, such as 24GiB")
+    number, prefix, binary, letter = found.groups()
+    power = " KMGT".index((prefix or letter or " ").upper())
+    value = float(number) * (1024 if binary or letter else 1000) ** power
+    if not 1 <= value < 1 << 60:
+        raise ValueError("must be at least a byte, and less than 1048576 TiB")
+    return int(value)
