@@ -32,7 +32,7 @@ from pathlib import Path
 
 from swarmnet.ids import PeerId
 from swarmnet.messages import Answer, Control, Gradient, Packed, Process, Request
-from swarmnet.plan.cost import Load, Site, Way, cost
+from swarmnet.plan.cost import Load, Site, Way, averaging_round
 from swarmnet.simulate.clock import SimulatedProcess, VirtualLoop
 from swarmnet.simulate.device import Device, JobKind, JobTurn
 from swarmnet.simulate.links import Links
@@ -197,9 +197,10 @@ def plan_of(layer: LayerType, round_trip_ms: float, *, share: int, sums: str = "
         load = Load(
             STAGES, REPLICAS, share * REPLICAS, layer.seconds, TOKENS * layer.width, layer.parameters, layer.seconds / 3
         )
-        found = cost(load, Site(LINE, layer.flops_per_s), Way("int8", "int8", "small", sums, 1))
-        padding = round(found.averaging_bytes / 2 / ((REPLICAS - 1) / REPLICAS) / SMALLER / 8)
-        averaging_s = max(found.averaging_s - found.averaging_bytes / LINE, 1e-4)
+        way = Way("int8", "int8", "small", sums, 1)
+        sent, round_s = averaging_round(load, Site(LINE, layer.flops_per_s), way)
+        padding = round(sent / 2 / ((REPLICAS - 1) / REPLICAS) / SMALLER / 8)
+        averaging_s = max(round_s - sent / LINE, 1e-4)
     return Plan(
         stages=STAGES,
         replicas=REPLICAS,

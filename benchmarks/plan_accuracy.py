@@ -36,7 +36,7 @@ from swarmnet.ids import PeerId
 from swarmnet.local.prepare import with_data
 from swarmnet.manifest.file import to_toml
 from swarmnet.manifest.schema import Audits, Averaging, Cut, Data, Manifest, Model, Numerics, Training
-from swarmnet.plan.cost import Load, Site, Way, cost
+from swarmnet.plan.cost import Load, Site, Way, averaging_round, cost
 from swarmnet.plan.measure import measure as measure_layers
 from swarmnet.plan.members import situated
 from swarmnet.simulate.links import Links
@@ -121,8 +121,9 @@ def simulated(of: Fleet, *, steps: int = 4, first: int = 1) -> tuple[float, floa
     held, share = load.stages_per_peer, load.microbatches / load.replicas
     crossing = found.boundary_bytes / share / held / min(2, max(load.stages - 1, 1))
     averaged = load.replicas > 1 and way.sync != "local"
-    vector = found.averaging_bytes / 2 / ((load.replicas - 1) / load.replicas) / held if averaged else 0.0
-    coding_s = found.averaging_s - found.averaging_bytes / site.bytes_per_s
+    sent, round_s = averaging_round(load, site, way)
+    vector = sent / 2 / ((load.replicas - 1) / load.replicas) / held if averaged else 0.0
+    coding_s = round_s - sent / site.bytes_per_s
     peers = load.stages // held
     served = tuple(tuple(range(at, load.stages, peers)) for at in range(peers) for _ in range(load.replicas))
     fastest_s = load.microbatch_s * (sum(of.speeds) / len(of.speeds) if of.speeds else 1.0)
@@ -201,7 +202,7 @@ def real(stages: int, replicas: int, microbatches: int) -> dict[str, object]:
     manifest = with_data(asked, base=Path())
     torch.set_num_threads(1)
     spec, peers = manifest.of_stage(0), stages * replicas
-    times = measure_layers(spec, device="cpu", memory=MemoryPolicy(), progress=lambda words: None).times
+    times = measure_layers(spec, device="cpu", memory=MemoryPolicy(), progress=lambda words: None)
     before = cores_of(1), cores_of(peers)
     with tempfile.TemporaryDirectory() as directory:
         file, out = Path(directory) / "run.toml", Path(directory) / "out"

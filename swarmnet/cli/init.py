@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from swarmnet.cli.line import Fit, lent, with_line
+from swarmnet.cli.line import Proposal, machines_of, with_line
 from swarmnet.cli.settings import SETTINGS, TYPED, SchemaCommand, fields, given, with_json
 from swarmnet.errors import UsageError, unwritable
 from swarmnet.manifest import presets
@@ -106,11 +106,11 @@ def init(
       swarmnet init run.toml --data corpus.txt --mbit 200 --device cuda
       swarmnet init run.toml --data corpus.txt --fleet fleet.toml --set model.num_layers=32
     """
-    members = lent(mbit=mbit, fleet=fleet, device=device, replicas=replicas, tflops=tflops, rtt=rtt)
+    machines = machines_of(mbit=mbit, fleet=fleet, device=device, replicas=replicas, tflops=tflops, rtt=rtt)
     # A mistyped order of FILE and --data would write a manifest over a name like corpus.txt.
     if path.suffix != ".toml":
         raise UsageError(f"{typed(path)}: a manifest's name ends in .toml, such as run.toml")
-    for file in (path, *(() if members is None else members.peer_files(path).values())):
+    for file in (path, *(() if machines is None else machines.peer_files(path))):
         if file.exists() and not force:
             raise UsageError(f"{file}: {EXISTS}")
 
@@ -149,13 +149,13 @@ def init(
     sized_by = "--set" if "model.vocab_size" in sets else f"--from {checkpoint}" if begins is not None else None
     say(f"reading the data: {chosen.data.source}")
     manifest, tokens = _sized(chosen, base=path.parent, sized_by=sized_by)
-    fit = None
-    if members is not None:
+    choice = None
+    if machines is not None:
         values = {key: value for key, (_, value) in (said | sets).items()}
-        fit = Fit.of(manifest, values, members, times=saved(path, manifest))
+        choice = Proposal.of(manifest, values, machines, times=saved(path, manifest))
         # What somebody has said is not for us to choose.
         origin = "--mbit" if fleet is None else "--fleet"
-        fitting: Said = {key: (origin, value) for key, value in fit.fields.items() if key not in values}
+        fitting: Said = {key: (origin, value) for key, value in choice.fields.items() if key not in values}
         chosen, follows = _manifest(fitting | said | sets, begins, under)
         manifest = chosen.model_copy(update={"model": manifest.model})
     manifest = _digested(manifest, tokens)
@@ -168,8 +168,8 @@ def init(
     if owner is not None:
         write_owner(path, owner)  # first: nobody could act for a run whose key is nowhere
     _write(path, to_toml(manifest), force=force)
-    configs = {} if fit is None else fit.peer_configs(path)
-    for file, text in configs.items():
+    configs = {} if choice is None else choice.peer_configs(path)
+    for file, (_slots, text) in configs.items():
         _write(file, text, force=force)
     lines = [
         f"wrote {path}: a model of {model.num_parameters:,} parameters in {counted(manifest.cut.stages, 'stage')}, "
@@ -194,9 +194,9 @@ def init(
     if begins is not None:
         untied = "; embedding and head are no longer tied" if begins.unties(manifest) else ""
         lines += [f"weights of version 0 are those in {checkpoint}{untied}", *begins.notes()]
-    if fit is not None:
-        wrote = (f"wrote {file}: slots = {slots}, for `peer` and `join`" for file, slots in fit.written(path))
-        lines += [*fit.lines(), *wrote]
+    if choice is not None:
+        wrote = (f"wrote {file}: slots = {slots}, for `peer` and `join`" for file, (slots, _text) in configs.items())
+        lines += [*choice.lines(), *wrote]
     if follows:
         also = ", ".join(f"{name} = {value}" for name, value in follows.items())
         lines.append(f"with it: {also}; --set chooses otherwise")
@@ -214,7 +214,7 @@ def init(
         )
     say("\n".join([*lines, *_next(path, manifest, config=next(iter(configs), None))]))
     if as_json:
-        said_of_line = {} if fit is None else fit.record()
+        said_of_line = {} if choice is None else choice.record()
         record = {"file": str(path), "run": run_id(manifest), "parameters": model.num_parameters}
         record |= {"passes": manifest.training.total_tokens / data.num_tokens}
         click.echo(json.dumps({**record, **said_of_line}, indent=2))

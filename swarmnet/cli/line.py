@@ -1,4 +1,4 @@
-"""What members have, by `--mbit` and what goes with it or by `--fleet FILE`; and what was chosen for them."""
+"""Which machines a run has, by `--mbit` and what goes with it or by `--fleet FILE`; and what was chosen for them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from swarmnet.telemetry.text import typed
 
 if TYPE_CHECKING:
     from swarmnet.config.fleet import MachineKind, Members
+    from swarmnet.config.peer import PeerConfig
     from swarmnet.manifest.schema import Manifest
-    from swarmnet.plan.choice import Look, Priced
+    from swarmnet.plan.choice import Fits, Look, MachineFit, Priced
     from swarmnet.plan.cost import LayerTimes
     from swarmnet.plan.members import Counts
-    from swarmnet.stage.passes import MemoryPolicy
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -84,8 +84,8 @@ def with_line(mbit_help: str, *, device: bool = True) -> Callable[[F], F]:
 
 
 @dataclass(frozen=True, slots=True)
-class Lent:
-    """Members, and how many replicas each stage has of them, where that was said."""
+class Machines:
+    """What was said of them, and how many replicas each stage has, where that was said."""
 
     members: Members
     replicas: int | None
@@ -94,22 +94,22 @@ class Lent:
     """False: it is this machine's, and another's may differ."""
 
     def counts(self, stages: int) -> Counts | None:
-        """Where everybody is; None: wherever they are needed."""
+        """Where they are; None: wherever they are needed."""
         return None if self.replicas is None else ((self.replicas,),) * stages
 
-    def peer_files(self, manifest: Path) -> dict[str, Path]:
-        """Where the peer config of each kind of machine is: run.peer.toml beside run.toml, and run.KIND.peer.toml if
-        there are several kinds."""
+    def peer_files(self, manifest: Path) -> list[Path]:
+        """Where the peer config of each kind is: run.peer.toml beside run.toml, and run.KIND.peer.toml if there are
+        several kinds."""
         kinds = [kind.name for kind in self.members.machines]
-        return {name: manifest.with_suffix(f".{name}.peer.toml" if kinds[1:] else ".peer.toml") for name in kinds}
+        return [manifest.with_suffix(f".{name}.peer.toml" if kinds[1:] else ".peer.toml") for name in kinds]
 
     @property
     def device(self) -> Literal["cuda", "cpu"]:
-        """What the run is for: cuda only if nobody computes on a CPU."""
+        """What the run is for: cuda only if no machine computes on a CPU."""
         return "cpu" if any(kind.device == "cpu" for kind in self.members.machines) else "cuda"
 
 
-def lent(
+def machines_of(
     *,
     mbit: float | None,
     fleet: Path | None,
@@ -119,8 +119,8 @@ def lent(
     rtt: float | None,
     ranks: int = 1,
     usual_device: str | None = None,
-) -> Lent | None:
-    """What was said of members; None if nothing was. Raises UsageError for an option that would then do nothing."""
+) -> Machines | None:
+    """What was said of machines; None if nothing was. Raises UsageError for an option that would then do nothing."""
     others = {"--device": device, "--replicas": replicas, "--tflops": tflops, "--rtt": rtt}
     said = [flag for flag, value in others.items() if value is not None]
     if fleet is not None:
@@ -128,7 +128,7 @@ def lent(
             raise UsageError(f"{said[0]} and --fleet exclude each other: {fleet} says what members have")
         members = read_fleet(fleet)
         kinds = ", ".join(f"{kind.count} x {kind.name}" for kind in members.machines)
-        return Lent(members, None, f"{fleet.name}: {kinds}")
+        return Machines(members, None, f"{fleet.name}: {kinds}")
     if mbit is None:
         if said:
             raise UsageError(f"{said[0]} describes members: add --mbit, such as --mbit 200")
@@ -140,7 +140,7 @@ def lent(
     words = f"{mbit:g} Mbit/s each way, {trip:g} ms, {reached:g} TFLOP/s ({kind}), {count} replicas"
     like: Literal["cuda", "cpu"] = "cpu" if kind == "cpu" else "cuda"
     alike = Members.alike(count, mbit=mbit, tflops=reached, round_trip_s=trip / 1000, device=like)
-    return Lent(alike, count, words, device_said=device is not None)
+    return Machines(alike, count, words, device_said=device is not None)
 
 
 def _device_here() -> str:
@@ -172,53 +172,46 @@ def _at(here: str, _: tuple[str, ...]) -> str:
     return here
 
 
-def looking(manifest: Manifest, members: Members, memory: MemoryPolicy, memo_bytes: int, *, bf16: bool) -> Look:
-    """How machines hold the stages of proposals, found by planning them."""
+def looking(manifest: Manifest, members: Members, config: PeerConfig, *, bf16: bool = False) -> Look:
+    """How machines hold the stages of proposals, found by planning the memory of peers with `config`."""
     from swarmnet.manifest.schema import Wire
-    from swarmnet.peer.memory_fit import machine_fit
-    from swarmnet.plan.choice import MachineFit
-    from swarmnet.plan.memory import Setup
+    from swarmnet.peer.memory_fit import machine_fit, setup_of
     from swarmnet.ranks.layout import MeshLayout
     from swarmnet.stage.canonical import layers_of
 
-    def look(priced: Priced) -> tuple[tuple[MachineFit, ...], ...]:
-        spec, way = manifest.of_stage(0), priced.way
-        numerics = spec.numerics.model_copy(
-            update={"mode": priced.fields["numerics.mode"]} | ({"compute": "bf16"} if bf16 else {})
-        )
-        averaging = spec.averaging.model_copy(update={"sync": way.sync, "codec": way.codec})
+    def look(priced: Priced) -> Fits:
+        way, stages, places = priced.way, priced.cut.stages, priced.cut.stages // priced.stages_per_peer
+        numerics = manifest.numerics.model_copy(update={"mode": priced.mode} | ({"compute": "bf16"} if bf16 else {}))
+        averaging = manifest.averaging.model_copy(update={"sync": way.sync, "codec": way.codec})
         changed = {"cut": priced.cut, "training": priced.training, "averaging": averaging, "numerics": numerics}
-        specs = tuple(spec.model_copy(update=changed | {"stage": stage}) for stage in range(priced.cut.stages))
         wire = Wire(activations=way.activations, gradients=way.gradients)
-        audited = manifest.model_copy(update=changed).audited
-        setup = Setup(specs, wire, MeshLayout(), memory=memory, memo_bytes=memo_bytes, audited=audited)
-        places = priced.cut.stages // priced.stages_per_peer
+        setup = setup_of(config, manifest.model_copy(update=changed | {"wire": wire}), MeshLayout())
         known: dict[object, tuple[MachineFit, ...]] = {}
         found = []
         for place in range(places):
-            stages = range(place, priced.cut.stages, places)
+            mine = [setup.specs[stage] for stage in range(place, stages, places)]
             # Stages in the middle are alike but for their layers.
-            key = tuple((specs[each].first, specs[each].last, len(layers_of(specs[each]))) for each in stages)
+            key = tuple((spec.first, spec.last, len(layers_of(spec))) for spec in mine)
             if key not in known:
-                known[key] = tuple(machine_fit(setup, stages, kind) for kind in members.machines)
+                numbers = [spec.stage for spec in mine]
+                known[key] = tuple(machine_fit(setup, numbers, kind) for kind in members.machines)
             found.append(known[key])
         return tuple(found)
 
     return look
 
 
-def _microbatches(priced: Priced) -> str:
-    return f"{priced.training.microbatches} x {priced.training.microbatch_size}"
-
-
-_HEAD = ("", "sync", "sums", "boundary", "stages", "microbatch", "slots", "s/step", "busy", "steps", "limited by")
+_HEAD = (
+    *("", "sync", "sums", "boundary", "stages", "machines", "microbatch", "slots", "s/step", "busy", "steps"),
+    "limited by",
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
-    """What was chosen for members, and what it was compared with."""
+class Proposal:
+    """What was chosen for machines, and what it was compared with."""
 
-    lent: Lent
+    machines: Machines
     best: Priced
     compared: tuple[Priced, ...]
 
@@ -227,33 +220,33 @@ class Fit:
         cls,
         manifest: Manifest,
         said: Mapping[str, object],
-        lent: Lent,
-        *,
-        memory: MemoryPolicy | None = None,
-        memo_bytes: int = 0,
+        machines: Machines,
+        config: PeerConfig | None = None,
         times: LayerTimes | None = None,
-    ) -> Fit:
-        """Of a fleet by search, with `memory` and what is kept for who asks again at each peer. Raises UsageError for
-        a field that was said and has no price, and if nothing fits."""
-        from swarmnet.plan.choice import choose, search
-        from swarmnet.stage.passes import MemoryPolicy
+    ) -> Proposal:
+        """For peers with `config`. Raises UsageError for a field that was said and has no price, and if nothing
+        fits."""
+        from swarmnet.config.peer import PeerConfig
+        from swarmnet.plan.choice import search
 
-        spec = manifest.of_stage(0)
-        if (counts := lent.counts(manifest.cut.stages)) is not None:
-            return cls(lent, *choose(spec, said, lent.members, counts, times))
-        look = looking(manifest, lent.members, memory or MemoryPolicy(), memo_bytes, bf16=lent.device == "cuda")
-        return cls(lent, *search(spec, said, lent.members, look, times))
+        look = None
+        if (counts := machines.counts(manifest.cut.stages)) is None:
+            bf16 = config is None and machines.device == "cuda"
+            look = looking(manifest, machines.members, config or PeerConfig(), bf16=bf16)
+        return cls(machines, *search(manifest.of_stage(0), said, machines.members, look, times, counts))
 
     @property
     def fields(self) -> dict[str, object]:
         """Of the manifest."""
-        return self.best.fields | ({"numerics.compute": "bf16"} if self.lent.device == "cuda" else {})
+        return self.best.fields | ({"numerics.compute": "bf16"} if self.machines.device == "cuda" else {})
 
     def lines(self) -> list[str]:
-        """A table, the chosen row with a star; and for a fleet who serves what."""
+        """A table, the chosen row with a star; and for a fleet which machine serves what."""
+        from swarmnet.cli.plan_report import aligned, number, served_lines
+
         rows = [_HEAD]
         for each in self.compared:
-            way = each.way
+            way, used = each.way, sum(map(sum, each.situation.counts))
             rows.append(
                 (
                     "*" if each is self.best else "",
@@ -261,27 +254,27 @@ class Fit:
                     way.codec,
                     way.activations if way.activations == way.gradients else f"{way.activations}/{way.gradients}",
                     f"{each.cut.stages}" + f", {each.stages_per_peer} a peer" * (each.stages_per_peer > 1),
-                    _microbatches(each),
+                    f"{used} of {max(self.machines.members.count, used)}",
+                    f"{each.training.microbatches} x {each.training.microbatch_size}",
                     str(way.slots),
-                    f"{each.cost.step_s:.3g}" if each.cost.step_s < 100 else f"{each.cost.step_s:.0f}",
+                    number(each.cost.step_s),
                     f"{each.cost.utilisation:.0%}",
                     f"x {each.more_steps:.2f}",
                     _limited(each),
                 )
             )
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        of = f" of {self.best.situation.load.parameters:,} parameters" if self.lent.replicas else ""
+        of = f" of {self.best.situation.load.parameters:,} parameters" if self.machines.replicas else ""
         return [
-            f"for {self.lent.words}{of} (*: chosen):",
-            *("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows),
-            *(served_lines(self.best, self.lent.members) if self.best.fits else ()),
+            f"for {self.machines.words}{of} (*: chosen):",
+            *aligned(rows, right=False),
+            *(["", *served_lines(self.best, self.machines.members)] if self.best.fits else []),
         ]
 
     def record(self) -> dict[str, Any]:
         """As JSON."""
         return {
-            "members": self.lent.members.model_dump(mode="json"),
-            "replicas": self.lent.replicas,
+            "members": self.machines.members.model_dump(mode="json"),
+            "replicas": self.machines.replicas,
             "chosen": self.fields | {"slots": self.best.way.slots},
             "compared": [
                 {
@@ -300,37 +293,30 @@ class Fit:
             ],
         }
 
-    def peer_configs(self, manifest: Path) -> dict[Path, str]:
-        """The files that members start with, one for each kind of machine that has a place."""
-        files = self.lent.peer_files(manifest)
+    def peer_configs(self, manifest: Path) -> dict[Path, tuple[int, str]]:
+        """(slots, text) of the files that peers start with, one for each kind of machine that has a place."""
+        kinds = enumerate(zip(self.machines.members.machines, self.machines.peer_files(manifest), strict=True))
         return {
-            files[kind.name]: self._peer_config(number, kind, manifest, files[kind.name])
-            for number, kind in enumerate(self.lent.members.machines)
+            file: (self.best.slots_of(number), self._peer_config(number, kind, manifest, file))
+            for number, (kind, file) in kinds
             if any(place[number] for place in self.best.situation.counts)
         }
 
-    def written(self, manifest: Path) -> list[tuple[Path, int]]:
-        """(file, slots) of each of them."""
-        files = self.lent.peer_files(manifest)
-        return [
-            (files[kind.name], slots_of(self.best, number))
-            for number, kind in enumerate(self.lent.members.machines)
-            if any(place[number] for place in self.best.situation.counts)
-        ]
-
     def _peer_config(self, number: int, kind: MachineKind, manifest: Path, file: Path) -> str:
+        from swarmnet.cli.plan_report import served
+
         best = self.best
         start = f"swarmnet peer --manifest {typed(manifest.name)} --config {typed(file.name)} --stage"
         if not best.fits:
-            lines = [f"# For {self.lent.words}, as `swarmnet init` found; docs/plan.md has the formulas.", "#"]
+            lines = [f"# For {self.machines.words}, as `swarmnet init` found; docs/plan.md has the formulas.", "#"]
             lines.append(f"#   {start} 0")
         else:
             lines = [f"# For {kind.count} x {kind.name}, as `swarmnet init` found; docs/plan.md has the formulas.", "#"]
             for place, counts in enumerate(best.situation.counts):
                 if counts[number]:
                     lines.append(f"#   {counts[number]} of them: {start} {served(best, place)}")
-        lines += ["", f"slots = {slots_of(best, number)}"]
-        if self.lent.device_said:
+        lines += ["", f"slots = {best.slots_of(number)}"]
+        if self.machines.device_said:
             lines.append(f'device = "{kind.device}"')
         if kind.device == "cuda" and kind.gpus > 1:
             placed = zip(best.fits, best.situation.counts, strict=True)
@@ -339,53 +325,11 @@ class Fit:
         return "\n".join(lines) + "\n"
 
 
-def slots_of(priced: Priced, kind: int) -> int:
-    """Slots of machines of that kind: as many as are enough, or fit everywhere where it is."""
-    from swarmnet.plan.cost import cost
-
-    found = priced.situation
-    enough = cost(found.load, found.site, priced.way).slots
-    able = [fits[kind].slots for fits, n in zip(priced.fits, found.counts, strict=False) if n[kind]]
-    return min([enough, *able])
-
-
-def served(priced: Priced, place: int) -> str:
-    """The stages of a peer there, as `--stage` takes them."""
-    places = len(priced.situation.counts)
-    return ",".join(map(str, range(place, priced.cut.stages, places)))
-
-
-def served_lines(priced: Priced, members: Members) -> list[str]:
-    """Who serves what, with how much of its memory."""
-    from swarmnet.plan.memory import shown
-
-    lines = [""]
-    for place, counts in enumerate(priced.situation.counts):
-        parts = []
-        for n, fit, kind in zip(counts, priced.fits[place], members.machines, strict=True):
-            if n:
-                room = f" of {shown(kind.room)}" if kind.room is not None else ""
-                mesh = f", {kind.gpus} GPUs by {fit.shard if fit.shard != 'none' else 'tensor'}" * (kind.gpus > 1)
-                parts.append(f"{n} x {kind.name} (up to {fit.slots} slots{room}{mesh})")
-        seconds = priced.situation.place_s[place]
-        lines.append(f"stage {served(priced, place)}: {', '.join(parts)}; {seconds:.3g} s a microbatch")
-    for number, kind in enumerate(members.machines):
-        if idle := kind.count - sum(place[number] for place in priced.situation.counts):
-            lines.append(f"{idle} x {kind.name} do nothing: no stage fits them")
-    return lines
-
-
 def _limited(priced: Priced) -> str:
     """What twice as much of would help most, and what devices wait for."""
     from swarmnet.plan.cost import limits
 
-    found, cost = priced.situation, priced.cost
+    found, waits = priced.situation, priced.cost.waits
     faster = limits(found.load, found.site, priced.way)
-    waits = {
-        "bubble": cost.bubble_s,
-        "boundary": cost.boundary_s,
-        "averaging": cost.averaging_s / priced.way.inner_steps,
-        "barrier": cost.barrier_s,
-    }
     most = max(waits, key=lambda name: waits[name])
     return f"{min(faster, key=lambda name: faster[name])}; {most} {waits[most]:.3g} s"

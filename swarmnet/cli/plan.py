@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from swarmnet.cli.line import Fit, Lent, lent, with_line
+from swarmnet.cli.line import Machines, Proposal, machines_of, with_line
 from swarmnet.cli.settings import (
     MESH_AND_MEMORY,
     SETTINGS,
@@ -22,6 +24,12 @@ from swarmnet.cli.settings import (
 from swarmnet.errors import UsageError
 from swarmnet.host import available_memory
 from swarmnet.telemetry.text import counted
+
+if TYPE_CHECKING:
+    from swarmnet.config.peer import PeerConfig
+    from swarmnet.manifest.schema import Manifest, StageSpec, Wire
+    from swarmnet.plan.cost import LayerTimes
+    from swarmnet.plan.memory import Setup
 
 
 @click.command("plan", cls=SchemaCommand, context_settings=SETTINGS)
@@ -105,7 +113,6 @@ def plan(
     imagined = room is not None and named and config.device != "cpu" and config.mesh.ranks == 1
 
     from swarmnet.cli.measured import measured_here, saved
-    from swarmnet.cli.plan_report import run_fleet_plan, run_plan
     from swarmnet.peer.devices import check_memory, choose_layout, computed_here, meaningless
     from swarmnet.peer.memory_fit import room_here, setup_of
 
@@ -124,9 +131,8 @@ def plan(
     if ignored := meaningless(config.mesh, layout):
         click.echo(f"ignored: {ignored} (one rank shares its stages with no other)", err=True)
     # What is said wins over what is here.
-    room_bytes = room_here(layout) if size is None else size
-    host_room = available_memory() if size is None else None
-    members = lent(
+    room_bytes, host_room = (room_here(layout), available_memory()) if size is None else (size, None)
+    machines = machines_of(
         mbit=mbit,
         fleet=fleet,
         device=None,
@@ -136,39 +142,118 @@ def plan(
         ranks=layout.ranks,
         usual_device=layout.kind,
     )
-    if search and members is None:
+    if search and machines is None:
         raise UsageError("--search needs machines: add --fleet FILE, or --mbit N")
-    setup = setup_of(config, run, layout)
-    path = Path(manifest).expanduser()
+    setup, path = setup_of(config, run, layout), Path(manifest).expanduser()
     if measure:
         if layout.ranks > 1 or (layout.kind == "cuda" and not _gpus_here()):
             raise UsageError("--measure times one device that is here: leave --gpus and --ranks out")
         code = measured_here(path, setup, threads=config.threads, as_json=as_json)
-        if members is None:
+        if machines is None:
             return code
     times = saved(path, run)
-    if search and members is not None:
-        if members.replicas is not None:
-            members = _anywhere(members, run.cut.stages, room_bytes)
-        fit = Fit.of(run, {}, members, memory=setup.memory, memo_bytes=setup.memo_bytes, times=times)
-        click.echo(json.dumps(fit.record(), indent=2) if as_json else "\n".join(fit.lines()))
+    if search and machines is not None:
+        choice = Proposal.of(run, {}, _anywhere(machines, run.cut.stages, room_bytes), config, times)
+        click.echo(json.dumps(choice.record(), indent=2) if as_json else "\n".join(choice.lines()))
         return 0
-    if fleet is not None and members is not None:
-        return run_fleet_plan(setup, members, times, as_json=as_json)
-    return run_plan(setup, config.stages, room_bytes, host_room, members, times, as_json=as_json)
+    if fleet is not None and machines is not None:
+        return _fleet(run, machines, config, times, as_json=as_json)
+    return _peer(setup, config.stages, room_bytes, host_room, machines, times, as_json=as_json)
 
 
-def _anywhere(members: Lent, stages: int, room: int | None) -> Lent:
+def _peer(
+    setup: Setup,
+    stages: Sequence[int],
+    room: int | None,
+    host_room: int | None,
+    machines: Machines | None,
+    times: LayerTimes | None,
+    *,
+    as_json: bool,
+) -> int:
+    """Print the plan of one peer with `stages`, or without any of each stage for a peer of its own; and if machines are
+    known, what a step takes. The exit code is 1 if something does not fit."""
+    from swarmnet.cli.plan_report import fit_record, memory_record, memory_table, step_lines, step_record
+    from swarmnet.peer.memory_fit import judge, listed, slots_that_fit, usable, with_slots
+    from swarmnet.plan.choice import MachineFit, search
+
+    there, room, remarks = room, usable(setup, room), []
+    every, several = stages or range(len(setup.specs)), len(stages) > 1
+    # Stages of one peer share its slots, so they are chosen once.
+    sets = [[stage] for stage in every] + ([list(stages)] if several else [])
+    fits = [judge(with_slots(setup, stages if several else each, room), each, room, host_room) for each in sets]
+    alone = fits[: len(every)]
+    if not stages and len(alone) > 1:
+        remarks.append(f"each is for a peer of its own: --stage {listed(every[:2])} plans one peer with both")
+    if room != there:
+        remarks.append("a peer that chooses its slots leaves half of the machine's free memory to others")
+    if setup.memory.compile:
+        remarks.append("planned as if layers were not compiled: what the compiler takes and saves is not modelled")
+    step = None
+    if machines is not None:
+        # All replicas are taken to be like this peer.
+        slots = min(slots_that_fit(setup, each, room, host_room) for each in sets)
+        spec, members, fit = setup.specs[0], machines.members, ((MachineFit(max(slots, 1)),),) * len(setup.specs)
+        best, _ = search(spec, _chosen(spec, setup.wire), members, lambda _: fit, times, machines.counts(len(fit)))
+        step = step_record(best, spec, members, times)
+    if as_json:
+        together = {"stages": list(stages), **fit_record(fits[-1])} if several else None
+        # Bytes, so that programs need not read units.
+        found = {"stages": [memory_record(each) for each in alone], "peer": together, "time": step}
+        click.echo(json.dumps(found, indent=2))
+    else:
+        paragraphs = [memory_table([each.plans[0] for each in alone]), *(each.lines() for each in fits)]
+        paragraphs += [[remark] for remark in remarks]
+        if step is not None and machines is not None:
+            paragraphs.append(step_lines(step, machines.words))
+        click.echo("\n\n".join("\n".join(lines) for lines in paragraphs))
+    return int(not all(each.fits for each in fits))
+
+
+def _fleet(run: Manifest, machines: Machines, config: PeerConfig, times: LayerTimes | None, *, as_json: bool) -> int:
+    """Print which machines of a fleet serve which stages, and what a step takes. The exit code is 1 if they cannot."""
+    from swarmnet.cli.plan_report import served_lines, step_lines, step_record
+    from swarmnet.plan.choice import NothingFits
+
+    spec, members = run.of_stage(0), machines.members
+    try:
+        best = Proposal.of(run, _chosen(spec, run.wire), machines, config, times).best
+    except NothingFits as refused:
+        click.echo(refused, err=as_json)
+        return 1
+    step = step_record(best, spec, members, times)
+    if as_json:
+        fits = [[asdict(fit) for fit in place] for place in best.fits]
+        click.echo(json.dumps({"fits": fits, "time": step}, indent=2))
+    else:
+        click.echo("\n".join([*served_lines(best, members), "", *step_lines(step, machines.words)]))
+    return 0
+
+
+def _chosen(spec: StageSpec, wire: Wire) -> dict[str, object]:
+    """What the search must not change: the run is as it is."""
+    return {
+        "numerics.mode": spec.numerics.mode,
+        "averaging.sync": spec.averaging.sync,
+        "averaging.codec": spec.averaging.codec,
+        "wire.activations": wire.activations,
+        "wire.gradients": wire.gradients,
+        "training.microbatch_size": spec.training.microbatch_size,
+        "cut.layers": spec.cut.layers,
+    }
+
+
+def _anywhere(machines: Machines, stages: int, room: int | None) -> Machines:
     """As many machines as `--replicas` of each stage, for any stages."""
     from swarmnet.config.fleet import Members
 
-    (kind,) = members.members.machines
-    count = (members.replicas or 1) * stages
-    more = kind.model_copy(
-        update={"count": count, "gpu_gib" if kind.device == "cuda" else "host_gib": (room or 0) / 2**30}
-    )
-    words = f"{members.words} of {counted(stages, 'stage')}"
-    return Lent(Members(machines=(more,), regions=members.members.regions), None, words)
+    if machines.replicas is None:
+        return machines
+    (kind,), members = machines.members.machines, machines.members
+    memory = {"gpu_gib" if kind.device == "cuda" else "host_gib": (room or 0) / 2**30}
+    more = kind.model_copy(update={"count": machines.replicas * stages, **memory})
+    words = f"{machines.words} of {counted(stages, 'stage')}"
+    return Machines(Members(machines=(more,), regions=members.regions), None, words)
 
 
 def _size(text: str) -> int:

@@ -1,24 +1,47 @@
-"""How `swarmnet plan` says what came of it: a table, or JSON. Knows no machine."""
+"""How `swarmnet plan` reports: tables, or JSON. What a step costs and who serves what, `swarmnet init` shows, too."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from swarmnet.cli.line import Lent
-from swarmnet.cli.plan_time import StepTime
-from swarmnet.peer.memory_fit import PlanFit, judge, listed, machine_fit, usable, with_slots
-from swarmnet.plan.cost import LayerTimes
-from swarmnet.plan.memory import Setup, StageMemory, shown
+from swarmnet.config.fleet import Members
+from swarmnet.manifest.schema import StageSpec
+from swarmnet.peer.memory_fit import PlanFit, listed
+from swarmnet.plan.choice import MachineFit, Priced
+from swarmnet.plan.cost import LayerTimes, hiding_bytes_per_s, limits, rule_bubble, volumes
+from swarmnet.plan.memory import StageMemory, shown
+from swarmnet.telemetry.text import counted
+
+_DAY_S = 86_400
 
 _HEAD = ("stage", "ranks", "weights", "grads", "sums", "optimizer", "each", "flying", "temporary", "peak", "host")
 
+_TERMS = {
+    "compute": "devices work",
+    "bubble": "they wait for microbatches: the pipeline fills and drains, slots are few",
+    "boundary": "they wait for activations and gradients on the line",
+    "averaging": "they wait for the aggregate of all replicas",
+    "barrier": "they wait for messages between the aggregate and the next step",
+}
 
-def table(plans: Sequence[StageMemory]) -> list[str]:
+
+def aligned(rows: Sequence[Sequence[str]], *, right: bool = True) -> list[str]:
+    """Columns, to the right or to the left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    side = str.rjust if right else str.ljust
+    return ["  ".join(map(side, row, widths)).rstrip() for row in rows]
+
+
+def number(value: float) -> str:
+    """In three digits, or whole."""
+    return f"{value:.3g}" if abs(value) < 100 else f"{value:,.0f}"
+
+
+def memory_table(plans: Sequence[StageMemory]) -> list[str]:
     """Lines of at most 100 columns, one per stage: of its rank that holds the most."""
-    rows = [_HEAD]
+    rows: list[Sequence[str]] = [_HEAD]
     for plan in plans:
         rank, in_flight = plan.rank, plan.in_flight
         sizes = [rank.parameters, rank.gradients, rank.sums, rank.optimizer, rank.held]
@@ -27,126 +50,123 @@ def table(plans: Sequence[StageMemory]) -> list[str]:
     return aligned(rows)
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+def fit_record(found: PlanFit) -> dict[str, Any]:
+    """Whether a peer's stages fit, as JSON; sizes in bytes."""
+    names = ("fits", "need", "room", "missing", "host_need", "host_room", "host_missing")
+    return {name: getattr(found, name) for name in names}
 
 
-def record(plan: StageMemory, found: PlanFit) -> dict[str, Any]:
-    """A stage as JSON, with what it means for a peer that serves it alone; sizes in bytes."""
+def memory_record(found: PlanFit) -> dict[str, Any]:
+    """The one stage of a peer as JSON; sizes in bytes."""
+    (plan,) = found.plans
     return {
         "stage": plan.stage,
         "layers": [plan.layers.start, plan.layers.stop],
         "in_flight": plan.in_flight,
-        **_meaning(found),
+        **fit_record(found),
         "ranks": plan.ranks,
         "rank": {**asdict(plan.rank), "state": plan.rank.state, "peak": plan.rank.peak(plan.in_flight)},
         "host": {**asdict(plan.host), "total": plan.host.total},
     }
 
 
-def _meaning(found: PlanFit) -> dict[str, Any]:
+# ------------------------------------------------------------ a step
+
+
+def step_record(priced: Priced, spec: StageSpec, members: Members, times: LayerTimes | None) -> dict[str, Any]:
+    """A step as JSON: seconds, bytes. spec: of any stage."""
+    found, way, cost, training = priced.situation, priced.way, priced.cost, priced.training
+    load, tokens = found.load, training.microbatches * training.microbatch_size * training.sequence_length
+    share, layers = load.microbatches / load.replicas, -(-spec.model.num_layers // load.stages)
     return {
-        "fits": found.fits,
-        "need": found.need,
-        "room": found.room,
-        "missing": found.missing,
-        "host_need": found.host_need,
-        "host_room": found.host_room,
-        "host_missing": found.host_missing,
+        "members": members.model_dump(mode="json"),
+        "counts": found.counts,
+        "stages_per_peer": priced.stages_per_peer,
+        "place_s": found.place_s,
+        "measured": times is not None,
+        "load": asdict(load),
+        "site": asdict(found.site),
+        "way": asdict(way),
+        "step_s": cost.step_s,
+        "terms_s": {"compute": cost.compute_s, **cost.waits},
+        "utilisation": cost.utilisation,
+        "tokens_per_day": tokens * _DAY_S / cost.step_s,
+        "slots_enough": cost.slots,
+        "with_twice_s": limits(load, found.site, way),
+        "hiding_mbit": hiding_bytes_per_s(load, way) * 8 / 1e6,
+        "rule_bubble": {str(each): rule_bubble(load.stages, share, each) for each in (1, 2)},
+        "sent_bytes": {"boundary": cost.boundary_bytes, "averaging": cost.averaging_bytes},
+        "techniques_bytes": volumes(load, layers, spec.averaging.inner_steps),
     }
 
 
-def run_plan(
-    setup: Setup,
-    stages: Sequence[int],
-    room: int | None,
-    host_room: int | None = None,
-    lent: Lent | None = None,
-    times: LayerTimes | None = None,
-    *,
-    as_json: bool,
-) -> int:
-    """Print the plan of one peer with `stages`; without any, of each stage of the run for a peer of its own.
-
-    host_room: of a machine whose devices are GPUs. lent: what members have, to say what a step takes, too. times:
-    measured.
-
-    0: all fit, or nobody said in what; 1: something does not. Raises UsageError.
-    """
-    there, room, remarks = room, usable(setup, room), []
-    peer: PlanFit | None = None
-    if len(stages) > 1:
-        # Stages of one peer share its slots, so they are chosen once.
-        sized = with_slots(setup, stages, room)
-        alone = [judge(sized, [stage], room, host_room) for stage in stages]
-        peer = judge(sized, stages, room, host_room)
-    else:
-        every = stages or range(len(setup.specs))
-        alone = [judge(with_slots(setup, [stage], room), [stage], room, host_room) for stage in every]
-        if len(alone) > 1:
-            remarks.append(f"each is for a peer of its own: --stage {listed(every[:2])} plans one peer with both")
-    verdicts = alone if peer is None else [*alone, peer]
-    if room != there:
-        remarks.append("a peer that chooses its slots leaves half of the machine's free memory to others")
-    if setup.memory.compile:
-        remarks.append("planned as if layers were not compiled: what the compiler takes and saves is not modelled")
-    step = None if lent is None else StepTime.of(setup.specs[0], setup.wire, lent, slots=setup.slots, times=times)
-    if as_json:
-        records = [record(found.plans[0], found) for found in alone]
-        together = None if peer is None else {"stages": list(stages), **_meaning(peer)}
-        # Bytes, so that programs need not read units.
-        print(json.dumps({"stages": records, "peer": together, "time": step and step.record()}, indent=2))
-    else:
-        paragraphs = [
-            table([found.plans[0] for found in alone]),
-            *(list(found.lines()) for found in verdicts),
-            *([remark] for remark in remarks),
-            *([] if step is None else [step.lines()]),
-        ]
-        print("\n\n".join("\n".join(lines) for lines in paragraphs))
-    return int(not all(found.fits for found in verdicts))
+def step_lines(found: dict[str, Any], words: str) -> Iterator[str]:
+    """The same for a terminal, at most 100 columns. words: what machines there are."""
+    step_s, faster, slots, enough = found["step_s"], found["with_twice_s"], found["way"]["slots"], found["slots_enough"]
+    one, two = found["rule_bubble"].values()
+    yield f"a step on {words}: {number(step_s)} s, {_count(found['tokens_per_day'])} tokens a day"
+    for name, seconds in found["terms_s"].items():
+        if round(seconds, 4):
+            yield f"  {name:<9} {number(seconds):>7} s {seconds / step_s:>5.0%}  {_TERMS[name]}"
+    yield ""
+    by = "measured layer times" if found["measured"] else "FLOPs"
+    yield f"a microbatch takes {number(found['load']['microbatch_s'])} s in the slowest stage, by {by}"
+    yield (
+        f"what limits it most: the {min(faster, key=faster.__getitem__)}; twice the line {number(faster['line'])} s, "
+        f"twice the devices {number(faster['devices'])} s, half the latency {number(faster['latency'])} s"
+    )
+    if found["hiding_mbit"]:
+        yield f"the line this stage needs, so that boundaries hide behind compute: {found['hiding_mbit']:,.3g} Mbit/s"
+    more = f"as many as fit; {enough} would keep devices busier: {number(faster['memory'])} s"
+    yield f"slots: {slots}, {more if slots < enough else 'enough'}"
+    yield (
+        f"a pipeline of forwards and backwards alone would wait {one:.0%} of a step, (P-1)/(M+P-1), "
+        f"or {two:.0%} with two stages a peer"
+    )
+    yield ""
+    sent = {name: shown(round(size)) for name, size in found["sent_bytes"].items()}
+    yield f"a member sends in a step: {sent['boundary']} over boundaries, {sent['averaging']} for sums"
+    yield f"what each of {found['load']['replicas']} would send that shared the stage by one technique, in fp32:"
+    yield from aligned([(f"  {name}", shown(round(size))) for name, size in found["techniques_bytes"].items()])
 
 
-_FLEET_HEAD = ("stage", "machines", "here", "needs", "has", "beside", "has", "slots", "s/microbatch")
+def served(priced: Priced, place: int) -> str:
+    """The stages of a peer there, as `--stage` takes them."""
+    return listed(range(place, priced.cut.stages, len(priced.situation.counts)))
 
 
-def run_fleet_plan(setup: Setup, lent: Lent, times: LayerTimes | None, *, as_json: bool) -> int:
-    """Print which machines of a fleet hold which stages, how many are in each, and what a step takes.
+def served_lines(priced: Priced, members: Members) -> Iterator[str]:
+    """Which machines serve what, with how much of their memory; and what those need that serve nothing."""
+    for place, counts in enumerate(priced.situation.counts):
+        parts = []
+        for n, fit, kind in zip(counts, priced.fits[place], members.machines, strict=True):
+            if n:
+                host = f" and {_of(fit.host_need, kind.host_room)} beside" if fit.host_need else ""
+                mesh = f", {kind.gpus} GPUs by {fit.shard if fit.shard != 'none' else 'tensor'}" * (kind.gpus > 1)
+                memory = f"{_of(fit.need, kind.room)}{host}"
+                parts.append(f"{n} x {kind.name} (up to {counted(fit.slots, 'slot')} in {memory}{mesh})")
+        seconds = priced.situation.place_s[place]
+        yield f"stage {served(priced, place)}: {', '.join(parts)}; {number(seconds)} s a microbatch"
+    for place, kind in enumerate(members.machines):
+        if idle := kind.count - sum(counts[place] for counts in priced.situation.counts):
+            yield f"{idle} x {kind.name} do nothing: {_lacking([row[place] for row in priced.fits], kind.room)}"
 
-    1: some stage fits no machine. Raises UsageError.
-    """
-    kinds, places = lent.members.machines, range(len(setup.specs))
-    fits = [[machine_fit(setup, [stage], kind) for kind in kinds] for stage in places]
-    able = [[bool(fit.slots) for fit in place] for place in fits]
-    step = StepTime.of(setup.specs[0], setup.wire, lent, slots=setup.slots, times=times, fits=able)
-    if as_json:
-        found = [{"stage": stage, "fits": [asdict(fit) for fit in fits[stage]]} for stage in places]
-        print(json.dumps({"stages": found, "time": step and step.record()}, indent=2))
-        return int(step is None)
-    rows = [_FLEET_HEAD]
-    for stage in places:
-        for number, (kind, fit) in enumerate(zip(kinds, fits[stage], strict=True)):
-            mesh = f", {fit.shard if fit.shard != 'none' else 'tensor'}" * (kind.gpus > 1)
-            rows.append(
-                (
-                    "" if number else str(stage),
-                    f"{kind.count} x {kind.name}{mesh}",
-                    "-" if step is None else str(step.found.counts[stage][number]),
-                    shown(fit.need),
-                    "" if kind.room is None else shown(kind.room),
-                    shown(fit.host_need) if fit.host_need else "",
-                    "" if kind.host_room is None else shown(kind.host_room),
-                    str(fit.slots or "no"),
-                    "" if number or step is None else f"{step.found.place_s[stage]:.3g}",
-                )
-            )
-    lines = aligned(rows)
-    if step is None:
-        none = next((stage for stage in places if not any(able[stage])), None)
-        lines += ["", "too few machines: some stage gets none" if none is None else f"stage {none} fits no machine"]
-    else:
-        lines += ["", *step.lines()]
-    print("\n".join(lines))
-    return int(step is None)
+
+def _lacking(fits: Sequence[MachineFit], room: int | None) -> str:
+    """What machines would need that no stage fits."""
+    needs = [fit.need for fit in fits if fit.need]
+    if room is None or not needs or min(needs) <= room:
+        return "no stage fits them"
+    less = 'more --stages, smaller microbatches, optimizer.state = "8bit"'
+    return f"no stage fits them; the smallest needs {_of(min(needs), room)}; what takes less: {less}"
+
+
+def _of(need: int, room: int | None) -> str:
+    return shown(need) if room is None else f"{shown(need)} of {shown(room)}"
+
+
+def _count(number: float) -> str:
+    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return f"{number:.0f}"

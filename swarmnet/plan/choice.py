@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import chain, compress, islice, product
 
 from swarmnet.config.fleet import Members
 from swarmnet.config.plug_in import split
@@ -38,7 +38,7 @@ _EQUAL = 1.1
 
 
 FEW = 5
-"""Proposals of a search that are shown."""
+"""Memory is planned for so many proposals, and for all that are nearly as fast as the best; so many are shown."""
 
 _STAGES = (*range(1, 9), 10, 12, 14, 16, 20, 24, 32, 40, 48, 64)
 
@@ -57,24 +57,28 @@ class MachineFit:
     """How its GPUs share the stages."""
 
 
+Fits = tuple[tuple[MachineFit, ...], ...]
+"""For each place in the pipeline, of each kind of machine."""
+
+
 @dataclass(frozen=True, slots=True)
 class Priced:
-    """One way to run, and what it costs."""
+    """One way to run, with members in their places, and what it costs."""
 
     way: Way
+    situation: Situation
+    cost: Cost
+    fits: Fits
+    """() if memory is unknown."""
     training: Training
     cut: Cut
     stages_per_peer: int
-    situation: Situation
-    cost: Cost
     more_steps: float
     """For the loss that exact sums and fp32 boundaries reach."""
     faithful: int
     """Its place among ways from the most faithful on."""
     mode: str
     """Of `numerics`."""
-    fits: tuple[tuple[MachineFit, ...], ...] = ()
-    """For each place, of each kind; () if nobody looked."""
 
     @property
     def seconds(self) -> float:
@@ -98,93 +102,99 @@ class Priced:
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """All but what crosses a boundary."""
-        return self.cut.stages, self.stages_per_peer, self.training.microbatch_size, self.way.sync, self.way.codec
+        """Proposals with equal ones differ in details."""
+        return self.cut.stages, self.stages_per_peer, self.way.sync, self.way.codec
+
+    def slots_of(self, kind: int) -> int:
+        """Slots of machines of that kind: as many as are enough, and fit in every place where it is."""
+        places = zip(self.fits, self.situation.counts, strict=False)
+        return min([self.cost.slots, *(fits[kind].slots for fits, counts in places if counts[kind])])
 
 
-Look = Callable[[Priced], tuple[tuple[MachineFit, ...], ...]]
-"""How each kind of machine holds the stages of each place."""
+class NothingFits(UsageError):
+    """Machines that cannot serve the run."""
 
 
-def choose(
-    spec: StageSpec, said: Mapping[str, object], members: Members, counts: Counts, times: LayerTimes | None = None
-) -> tuple[Priced, tuple[Priced, ...]]:
-    """(what fits members best that are in their places, all ways compared): the best of each kind of sum, and the
-    chosen under other boundary codecs.
-
-    spec: of any stage. said: fields that somebody has chosen, by dotted names; every way has those. Raises UsageError
-    if one of them has no price.
-    """
-    found = list(_ways(spec, said, members, times, shapes=[(spec.cut, 1)], counts=counts))
-    best = _best(found)
-    kinds = [
-        _best([each for each in found if (each.way.sync, each.way.codec) == kind])
-        for kind in dict.fromkeys((each.way.sync, each.way.codec) for each in found)
-    ]
-    others = [each for each in found if each.kind == best.kind]
-    return best, tuple(dict.fromkeys([*kinds, *others]))
+Look = Callable[[Priced], Fits]
+Placed = tuple[Way, Situation, Cost]
+Place = Callable[[Way, Cut, int, Training], Placed | None]
 
 
 def search(
-    spec: StageSpec, said: Mapping[str, object], members: Members, look: Look, times: LayerTimes | None = None
+    spec: StageSpec,
+    said: Mapping[str, object],
+    members: Members,
+    look: Look | None = None,
+    times: LayerTimes | None = None,
+    counts: Counts | None = None,
 ) -> tuple[Priced, tuple[Priced, ...]]:
-    """(the best way for a fleet, the best few): stages, their places, microbatch, sync and codecs; all fit in memory.
+    """(the best way, what to compare it with: the best few, and the best one under other boundary codecs).
 
-    As `choose`; UsageError, too, if nothing fits.
+    Raises UsageError if something that was said has no price, NothingFits if nothing fits.
+
+    Args:
+        spec: of any stage.
+        said: fields that are chosen already, by dotted names; every way has those.
+        look: plans memory: nothing is proposed that does not fit. None: memory is unknown.
+        times: measured, instead of FLOPs.
+        counts: where members are, with the stages of `spec`; else stages and their places are chosen, too.
     """
-    shapes = list(_shapes(spec, said, members, times))
-    found = sorted(_ways(spec, said, members, times, shapes=shapes), key=lambda each: each.seconds)
-    if not found:
-        raise UsageError(
+
+    def place(way: Way, cut: Cut, held: int, training: Training, fits: Fits = ()) -> Placed | None:
+        """Members in places that fit them, with as many slots as keep devices busy, and fit. None: some place gets
+        none."""
+        changed = spec.model_copy(update={"cut": cut, "training": training, "stage": 0})
+        able = [[bool(fit.slots) for fit in each] for each in fits] or None
+        found = situated(changed, members, way, stages_per_peer=held, times=times, fits=able, counts=counts)
+        if found is None:
+            return None
+        used = (compress(row, numbers) for row, numbers in zip(fits, found.counts, strict=False))
+        fit = [each.slots for each in chain.from_iterable(used)]
+        way = replace(way, slots=min([cost(found.load, found.site, replace(way, slots=1)).slots, *fit]))
+        return way, found, cost(found.load, found.site, way)
+
+    shapes = [(spec.cut, 1)] if counts is not None else list(_shapes(spec, said, members, times))
+    ways = sorted(_ways(spec, said, members, shapes, place), key=lambda each: each.seconds)
+    if not ways:
+        raise NothingFits(
             f"{members.count} machines: fewer than the stages that are wanted, or too small for any of them"
         )
-    looked: dict[tuple[object, ...], tuple[tuple[MachineFit, ...], ...]] = {}
-    fitting: list[Priced] = []
-    for each in found:
-        near = bool(fitting) and each.seconds <= _EQUAL * fitting[0].seconds
-        if len({one.kind for one in fitting}) >= FEW and not near:
-            break
-        if each.kind not in looked:
-            looked[each.kind] = look(each)
-        if (held := _held(spec, members, each, looked[each.kind], times)) is not None:
-            fitting.append(held)
-            fitting.sort(key=lambda one: one.seconds)
-    if not fitting:
-        first = next(iter(looked.values()))
-        least = min(fit.need for place in first for fit in place)
-        raise UsageError(
-            f"no stages fit these machines: the fastest way takes {least / 2**30:.3g} GiB of a device; more machines, "
-            "more memory, or a smaller model or microbatch"
-        )
+    if look is None:
+        fitting = ways
+    else:
+        looked: dict[tuple[object, ...], Fits] = {}
+        fitting = []
+        for each in ways:
+            near = bool(fitting) and each.seconds <= _EQUAL * fitting[0].seconds
+            if len({one.kind for one in fitting}) >= FEW and not near:
+                break
+            key = (*each.kind, each.training.microbatch_size)
+            if key not in looked:
+                looked[key] = look(each)
+            if (placed := place(each.way, each.cut, each.stages_per_peer, each.training, looked[key])) is not None:
+                way, situation, price = placed
+                placed_each = replace(each, way=way, situation=situation, cost=price, fits=looked[key])
+                fitting = sorted([*fitting, placed_each], key=lambda one: one.seconds)
+        if not fitting:
+            raise NothingFits(_unfit(next(iter(looked.values()))))
     best = _best(fitting)
     few: dict[tuple[object, ...], Priced] = {}
     for each in (best, *fitting):
         few.setdefault(each.kind, each)
-    return best, tuple(few.values())[:FEW]
+    others = [each for each in fitting if (each.kind, each.training) == (best.kind, best.training)]
+    return best, tuple(islice(dict.fromkeys([*few.values(), *others]), FEW))
 
 
-def _held(
-    spec: StageSpec,
-    members: Members,
-    priced: Priced,
-    fits: tuple[tuple[MachineFit, ...], ...],
-    times: LayerTimes | None,
-) -> Priced | None:
-    """With machines only where they fit, and as many slots; None if some place has nobody then."""
-    changed = _changed(spec, priced.cut, priced.training)
-    able = [[bool(fit.slots) for fit in place] for place in fits]
-    found = situated(changed, members, priced.way, stages_per_peer=priced.stages_per_peer, times=times, fits=able)
-    if found is None:
-        return None
-    fed = replace(priced.way, slots=cost(found.load, found.site, priced.way).slots)
-    slots = [
-        fit.slots
-        for place, used in zip(fits, found.counts, strict=True)
-        for fit, n in zip(place, used, strict=True)
-        if n
-    ]
-    way = replace(fed, slots=min(fed.slots, *slots))
-    return replace(priced, way=way, situation=found, cost=cost(found.load, found.site, way), fits=fits)
+def _unfit(fits: Fits) -> str:
+    """Why machines cannot hold the stages of the fastest way."""
+    none = next((place for place, row in enumerate(fits) if not any(fit.slots for fit in row)), None)
+    if none is None:
+        return "no stages fit these machines: too few of them hold some stage: more machines, or fewer --stages"
+    least = min(fit.need for fit in fits[none])
+    return (
+        f"no stages fit these machines: the fastest way takes {least / 2**30:.3g} GiB of a device for stage {none}, "
+        "which fits no machine; more memory, more --stages, or a smaller model or microbatch"
+    )
 
 
 def _best(ways: list[Priced]) -> Priced:
@@ -194,10 +204,6 @@ def _best(ways: list[Priced]) -> Priced:
         (priced for priced in ways if priced.seconds <= _EQUAL * least),
         key=lambda each: (each.faithful, -each.training.microbatch_size, each.seconds),
     )
-
-
-def _changed(spec: StageSpec, cut: Cut, training: Training) -> StageSpec:
-    return spec.model_copy(update={"cut": cut, "training": training, "stage": 0})
 
 
 def _shapes(
@@ -250,56 +256,26 @@ def _sums(spec: StageSpec, said: Mapping[str, object]) -> list[tuple[str, str, f
 
 
 def _ways(
-    spec: StageSpec,
-    said: Mapping[str, object],
-    members: Members,
-    times: LayerTimes | None,
-    *,
-    shapes: list[tuple[Cut, int]],
-    counts: Counts | None = None,
+    spec: StageSpec, said: Mapping[str, object], members: Members, shapes: list[tuple[Cut, int]], place: Place
 ) -> Iterator[Priced]:
-    """All combinations; counts: where everybody is, if that is known."""
-    places: dict[tuple[Any, ...], Situation | None] = {}
+    """All combinations. Raises UsageError for a codec without a price."""
     given = said.get("wire.activations"), said.get("wire.gradients")
     boundaries = [each for each in BOUNDARIES if given[0] in (None, each[0]) and given[1] in (None, each[1])]
     if min(kind.bytes_per_s for kind in members.machines) >= LOOPBACK_BYTES_PER_S:
         boundaries.reverse()
     boundaries = boundaries or [(str(given[0] or "int8"), str(given[1] or "int8"), 1.0)]
-    sums = _sums(spec, said)
-    for rank, (sync, codec, harm) in enumerate(sums):
-        inner_steps = spec.averaging.inner_steps if sync == "local" else 1
+    both = product(_sums(spec, said), boundaries)
+    for faithful, ((sync, codec, harm), (activations, gradients, more_harm)) in enumerate(both):
+        for name, known in ((codec, CODING_NS.keys()), (activations, BYTES.keys()), (gradients, BYTES.keys())):
+            if split(name)[0] not in known:
+                raise UsageError(f'cannot tell what "{name}" costs: take another codec, or no --mbit or --fleet')
         mode = str(said.get("numerics.mode", "fp32" if sync == "local" else "deterministic"))
-        for more, (activations, gradients, more_harm) in enumerate(boundaries):
-            way = Way(activations, gradients, codec, sync, 1, inner_steps)
-            for name, known in ((codec, CODING_NS.keys()), (activations, BYTES.keys()), (gradients, BYTES.keys())):
-                if split(name)[0] not in known:
-                    raise UsageError(
-                        f'cannot tell what "{name}" costs: leave the codec to --mbit or --fleet, or leave that out'
-                    )
-            for cut, held in shapes:
-                wide = 8 if codec in INTEGERS else 4
-                if counts is None and not _could_hold(spec, members, cut, held, sync, wide):
-                    continue
-                for training in _trainings(spec.training, said):
-                    key = (cut, held, training, activations, gradients)
-                    if key not in places:
-                        changed = _changed(spec, cut, training)
-                        places[key] = situated(changed, members, way, stages_per_peer=held, times=times, counts=counts)
-                    if (found := places[key]) is None:
-                        continue
-                    load, site = found.load, found.site
-                    fed = replace(way, slots=cost(load, site, way).slots)
-                    yield Priced(
-                        fed,
-                        training,
-                        cut,
-                        held,
-                        found,
-                        cost(load, site, fed),
-                        (harm * more_harm) ** (1 / _TOKENS_EXPONENT),
-                        rank * len(boundaries) + more,
-                        mode,
-                    )
+        way = Way(activations, gradients, codec, sync, 1, spec.averaging.inner_steps if sync == "local" else 1)
+        more = (harm * more_harm) ** (1 / _TOKENS_EXPONENT)
+        for (cut, held), training in product(shapes, _trainings(spec.training, said)):
+            could = _could_hold(spec, members, cut, held, sync, 8 if codec in INTEGERS else 4)
+            if could and (placed := place(way, cut, held, training)) is not None:
+                yield Priced(*placed, (), training, cut, held, more, faithful, mode)
 
 
 def _trainings(training: Training, said: Mapping[str, object]) -> Iterator[Training]:

@@ -93,7 +93,8 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of a step, in steady state. Seconds; bytes that a member sends, and receives as many."""
+    """Of a step, in steady state: seconds, which add up to `step_s`, and bytes that a member sends, and receives as
+    many."""
 
     step_s: float
     compute_s: float
@@ -103,14 +104,11 @@ class Cost:
     boundary_s: float
     """They wait for what crosses a boundary on a line that is slower than they."""
     averaging_s: float
-    """Of a round that brings sums together, whether or not a step waits for it."""
+    """They wait for the aggregate of all replicas."""
     barrier_s: float
-    """Messages between the sum and the next step."""
-    hidden_s: float
-    """What of all this the next steps' compute covers."""
+    """They wait for messages between the aggregate and the next step."""
     boundary_bytes: float
     averaging_bytes: float
-    """Of such a round."""
     slots: int
     """In flight, so that neither lines nor later stages leave the first stage idle."""
 
@@ -118,6 +116,11 @@ class Cost:
     def utilisation(self) -> float:
         """The share of a step in which a device computes."""
         return self.compute_s / self.step_s
+
+    @property
+    def waits(self) -> dict[str, float]:
+        """Seconds of each kind of waiting."""
+        return {name: getattr(self, f"{name}_s") for name in ("bubble", "boundary", "averaging", "barrier")}
 
 
 def sum_bytes(codec: str, microbatches: int, replicas: int) -> tuple[float, float]:
@@ -164,8 +167,21 @@ def _pace(*limits_s: float, power: int = 3) -> float:
     return float(sum(each**power for each in limits_s) ** (1 / power))
 
 
+def averaging_round(load: Load, site: Site, way: Way) -> tuple[float, float]:
+    """(bytes that a member sends, seconds) of a round that aggregates gradients, whether or not a step waits for it."""
+    others, parameters = (load.replicas - 1) / load.replicas, load.stages_per_peer * load.parameters
+    up, down = sum_bytes(way.codec, load.microbatches, load.replicas)
+    sent = others * (up + down) * parameters
+    # Parts are cut by bandwidth; but a member without a part, too, sends its gradients and receives the aggregate.
+    narrow_s = others * max(up, down) * parameters / (site.narrowest_bytes_per_s or site.bytes_per_s)
+    encode, add = CODING_NS[split(way.codec)[0]]
+    coding_s = (HASHING_NS + encode * (1 + 1 / load.replicas) + 2 * add) * 1e-9 * load.parameters * max(load.crowd, 1.0)
+    return sent, max(sent / site.bytes_per_s, narrow_s, coding_s) if others else 0.0
+
+
 def cost(load: Load, site: Site, way: Way) -> Cost:
-    """Of a step under `way`. Raises KeyError for a codec of unknown size."""
+    """Of a step under `way`: the one formula of `plan`, `init` and the search. Raises KeyError for a codec of unknown
+    size."""
     stages, others, rtt = load.stages, load.replicas - 1, site.round_trip_s
     held, mean_s = load.stages_per_peer, load.mean_s or load.microbatch_s
     part = mean_s / 3  # a forward, a backward and a weight pass take as long
@@ -194,33 +210,27 @@ def cost(load: Load, site: Site, way: Way) -> Cost:
     unhindered_s = _pace(busy_s, (held_s - on_way_s) / flying)
     fed_s = held_s + (most - 1) * pace_s + tail_s
     slow_s = on_way_s + (most - 1) * (pace_s - unhindered_s)
-    up, down = sum_bytes(way.codec, load.microbatches, load.replicas)
-    parameters = held * load.parameters
-    averaging = others / load.replicas * (up + down) * parameters
-    # Parts are cut by bandwidth; but whoever has no part, too, sends what it has summed and receives the sum.
-    narrow_s = others / load.replicas * max(up, down) * parameters / (site.narrowest_bytes_per_s or site.bytes_per_s)
-    encode, add = CODING_NS[split(way.codec)[0]]
-    coding_s = (HASHING_NS + encode * (1 + 1 / load.replicas) + 2 * add) * 1e-9 * load.parameters * max(load.crowd, 1.0)
-    averaging_s = max(averaging / site.bytes_per_s, narrow_s, coding_s) if others else 0.0
+    sent, round_s = averaging_round(load, site, way)
+    averaging_s = round_s / way.inner_steps
     update_s = held * load.update_s * max(load.crowd, 1.0)
     compute_s, barrier_s = share * device_s + update_s, ROUND_TRIPS * (site.farthest_s or rtt)
-    after_another_s = fed_s + barrier_s + update_s + averaging_s / way.inner_steps
-    step_s = after_another_s
-    # A sum has until the end of the next step, and shares the line with that step's payloads.
+    step_s = alone_s = fed_s + update_s + barrier_s + averaging_s
+    # An aggregate has until the end of the next step, and shares the line with that step's payloads.
     if way.sync == "overlap":
         on_line_s = share * boundary_s + averaging_s + barrier_s
-        step_s = _pace(after_another_s / 2, most * busy_s + update_s + tail_s, on_line_s, power=4)
+        step_s = _pace(alone_s / 2, most * busy_s + update_s + tail_s, on_line_s, power=4)
+    # The next step's compute covers as much of each wait.
+    left = (step_s - compute_s) / (alone_s - compute_s)
     return Cost(
         step_s,
         compute_s,
-        fed_s - slow_s - share * device_s,
-        slow_s,
-        averaging_s,
-        barrier_s,
-        after_another_s - step_s,
-        share * boundary,
-        averaging,
-        slots,
+        bubble_s=left * (fed_s - slow_s - share * device_s),
+        boundary_s=left * slow_s,
+        averaging_s=left * averaging_s,
+        barrier_s=left * barrier_s,
+        boundary_bytes=share * boundary,
+        averaging_bytes=sent / way.inner_steps,
+        slots=slots,
     )
 
 
@@ -281,18 +291,22 @@ def works(spec: StageSpec, times: LayerTimes | None = None) -> tuple[StageWork, 
 
 def limits(load: Load, site: Site, way: Way) -> dict[str, float]:
     """Seconds of a step with twice of one thing: of the "line", of the "devices", or of what a round trip allows
-    ("latency"); slots as many as are enough then."""
+    ("latency"); and with as much "memory" as slots that keep devices busy take."""
 
-    def at(load: Load, site: Site) -> float:
-        return cost(load, site, replace(way, slots=max(way.slots, cost(load, site, way).slots))).step_s
+    def at(load: Load, site: Site, *, room: bool) -> float:
+        enough = cost(load, site, way).slots
+        return cost(load, site, replace(way, slots=max(way.slots, enough)) if room else way).step_s
 
+    # Slots that are fewer than enough are as many as fit.
+    room = way.slots >= cost(load, site, way).slots
     lines = {name: 2 * getattr(site, name) for name in ("bytes_per_s", "narrowest_bytes_per_s")}
     trips = {name: getattr(site, name) / 2 for name in ("round_trip_s", "farthest_s")}
     works = {name: getattr(load, name) / 2 for name in ("microbatch_s", "update_s", "mean_s", "slowest_s")}
     return {
-        "line": at(load, replace(site, **lines)),
-        "devices": at(replace(load, **works), site),
-        "latency": at(load, replace(site, **trips)),
+        "line": at(load, replace(site, **lines), room=room),
+        "devices": at(replace(load, **works), site, room=room),
+        "latency": at(load, replace(site, **trips), room=room),
+        "memory": at(load, site, room=True),
     }
 
 
@@ -303,8 +317,7 @@ def hiding_bytes_per_s(load: Load, way: Way) -> float:
     Compute grows with the square of the width, what crosses a boundary with the width alone: the larger a stage's
     layers, the slower a line they need (the square-cube rule, arXiv:2301.11913).
     """
-    crossing = cost(load, Site(1.0, 1.0), way).boundary_bytes / (load.microbatches / load.replicas)
-    return crossing / LINE_SHARE / (load.stages_per_peer * load.microbatch_s)
+    return crossed_bytes(load.stages, load.boundary_elements, way)[2] / LINE_SHARE / load.microbatch_s
 
 
 def rule_bubble(stages: int, share: float, stages_per_peer: int = 1) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -162,10 +163,10 @@ def test_a_fleet_is_given_to_stages_and_nothing_where_it_does_not_fit(plan: Plan
     found = json.loads(plan(f"--fleet {file} --json")[1])
     assert [each[1] for each in found["time"]["counts"]] == [0, 0, 0], "small machines hold nothing"
     assert sum(each[0] for each in found["time"]["counts"]) == 4
-    assert all(fit["slots"] >= 1 for fit in (each["fits"][0] for each in found["stages"]))
+    assert all(fit["slots"] >= 1 for fit in (place[0] for place in found["fits"]))
     file.write_text(FLEET.replace("host_gib = 4.0", "host_gib = 0.1"), encoding="utf-8")
     code, out, _ = plan(f"--fleet {file}")
-    assert code == 1 and "stage 0 fits no machine" in out
+    assert code == 1 and "of a device for stage 0, which fits no machine" in out
 
 
 def test_a_search_proposes_the_best_few_that_fit(plan: Plan, tmp_path: Path) -> None:
@@ -179,6 +180,63 @@ def test_a_search_proposes_the_best_few_that_fit(plan: Plan, tmp_path: Path) -> 
     for each in found["compared"]:
         for counts, fits in zip(each["counts"], each["fits"], strict=True):
             assert all(not n or fit["slots"] for n, fit in zip(counts, fits, strict=True))
+
+
+BOTH = """
+[[machines]]
+name = "home"
+count = 3
+gpu_gib = 2.2
+mbit = 50.0
+
+[[machines]]
+name = "lab"
+count = 2
+gpu_gib = 8.0
+mbit = 200.0
+tflops = 60.0
+"""
+
+
+@pytest.mark.parametrize("sync", ["exact", "overlap", "local"])
+def test_init_and_plan_say_one_figure_of_a_fleet(
+    sync: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Memory leaves the home machines fewer slots than keep them busy."""
+    monkeypatch.chdir(tmp_path)
+    Path("fleet.toml").write_text(BOTH, encoding="utf-8")
+    size = "--set model.hidden_size=256 --set model.num_layers=8 --set training.sequence_length=1024"
+    said = f"--steps 2000 --sync {sync} --set training.microbatches=32 {size}"
+    assert run(f"init run.toml --data corpus:small --fleet fleet.toml --json {said}".split()) == 0
+    asked = json.loads(capsys.readouterr().out)
+    (best,) = (each for each in asked["compared"] if each["chosen"])
+    assert run(["plan", "run.toml", "--fleet", "fleet.toml", "--json"]) == 0
+    step = json.loads(capsys.readouterr().out)["time"]
+    assert best["averaging.sync"] == sync and best["way"]["slots"] < step["slots_enough"]
+    assert (step["step_s"], step["way"]) == (pytest.approx(best["cost"]["step_s"]), best["way"])
+    assert (step["counts"], step["stages_per_peer"]) == (best["counts"], best["stages_per_peer"])
+    slots = {tomllib.loads(file.read_text("utf-8"))["slots"] for file in Path().glob("run.*.peer.toml")}
+    assert min(slots) == step["way"]["slots"], "what peers are told to take"
+
+
+def test_slots_of_a_step_are_those_that_fit(plan: Plan) -> None:
+    setup = replace(Setup(RUN.specs, RUN.wire, GPU), slots=0, memo_bytes=MIB, audited=RUN.audited)
+    room = judge(replace(setup, slots=2), [1], None).need
+    line = f"--stage 1 --gpus 1 --memory {room}B --set caps.memo_bytes={MIB} --mbit 200 --rtt 80"
+    found = json.loads(plan(f"{line} --json")[1])
+    assert found["stages"][0]["in_flight"] == found["time"]["way"]["slots"] == 2 < found["time"]["slots_enough"]
+    assert "slots: 2, as many as fit; " in plan(line)[1]
+
+
+def test_machines_that_do_nothing_are_told_what_they_lack(plan: Plan, tmp_path: Path) -> None:
+    file = tmp_path / "fleet.toml"
+    file.write_text(FLEET, encoding="utf-8")
+    for line in ("", "--search"):
+        out = plan(f"--fleet {file} {line}")[1]
+        assert (
+            "2 x small do nothing: no stage fits them; the smallest needs " in out
+            and " of 102 MiB; what takes less: " in out
+        )
 
 
 def test_what_was_measured_is_kept_and_used(plan: Plan, tmp_path: Path) -> None:

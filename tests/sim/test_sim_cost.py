@@ -9,7 +9,7 @@ from benchmark_modules import load
 
 from swarmnet.config.fleet import Members
 from swarmnet.manifest.schema import Cut, Manifest, Model, Training
-from swarmnet.plan.choice import choose
+from swarmnet.plan.choice import search
 from swarmnet.plan.cost import Load, Site, Way, cost
 from swarmnet.plan.members import situated
 
@@ -63,7 +63,7 @@ def test_slots_that_are_too_few_cost_what_is_said() -> None:
 
 
 def test_the_choice_for_a_stage_of_1b_is_as_fast_as_is_said() -> None:
-    best, _ = choose(LARGE.of_stage(0), {"averaging.sync": "exact"}, MEMBERS, COUNTS)
+    best, _ = search(LARGE.of_stage(0), {"averaging.sync": "exact"}, MEMBERS, counts=COUNTS)
     assert (best.way.codec, best.way.activations, best.way.gradients) == ("small", "int8", "int8")
     load = load_of_large()
     assert best.cost.step_s == pytest.approx(simulated_s(load, best.way), rel=0.15)

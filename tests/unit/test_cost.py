@@ -11,9 +11,19 @@ from swarmnet.config.fleet import Members
 from swarmnet.errors import UsageError
 from swarmnet.manifest.file import override
 from swarmnet.manifest.schema import Cut, Manifest, Model, StageSpec, Training
-from swarmnet.plan.choice import Priced
-from swarmnet.plan.choice import choose as choose_for
-from swarmnet.plan.cost import Load, Site, Way, cost, hiding_bytes_per_s, limits, rule_bubble, sum_bytes, volumes
+from swarmnet.plan.choice import Priced, search
+from swarmnet.plan.cost import (
+    ROUND_TRIPS,
+    Load,
+    Site,
+    Way,
+    cost,
+    hiding_bytes_per_s,
+    limits,
+    rule_bubble,
+    sum_bytes,
+    volumes,
+)
 from swarmnet.plan.members import situated
 from swarmnet.wire.codecs import encode
 
@@ -35,7 +45,7 @@ def load_of(spec: StageSpec, site: Site, *, replicas: int) -> Load:
 
 
 def choose(spec: StageSpec, said: dict[str, object], site: Site, *, replicas: int) -> tuple[Priced, tuple[Priced, ...]]:
-    return choose_for(spec, said, members_of(site), ((replicas,),) * spec.cut.stages)
+    return search(spec, said, members_of(site), counts=((replicas,),) * spec.cut.stages)
 
 
 @pytest.mark.parametrize(
@@ -79,14 +89,29 @@ def test_nothing_is_faster_than_its_compute_and_less_work_is_never_slower() -> N
         assert cost(LOAD, SITE, replace(way, slots=2)).step_s >= found.step_s
 
 
-def test_the_terms_of_a_step_add_up_and_none_but_what_is_hidden_is_taken_away() -> None:
+def test_the_terms_of_a_step_add_up_and_none_is_longer_than_the_step() -> None:
+    """Also where steps overlap: what the next step's compute hides is no wait."""
     for sync in ("exact", "overlap", "local"):
-        inner = 20 if sync == "local" else 1
+        way = replace(WAY, sync=sync, inner_steps=20 if sync == "local" else 1)
         for site in (SITE, replace(SITE, bytes_per_s=1e10), replace(SITE, round_trip_s=0.4)):
-            found = cost(LOAD, site, replace(WAY, sync=sync, inner_steps=inner))
-            waits = found.bubble_s, found.boundary_s, found.averaging_s / inner, found.barrier_s
-            assert (all(each >= 0 for each in waits) and found.hidden_s == pytest.approx(0)) or sync == "overlap"
-            assert found.compute_s + sum(waits) - found.hidden_s == pytest.approx(found.step_s)
+            found = cost(LOAD, site, way)
+            assert all(0 <= wait < found.step_s for wait in found.waits.values())
+            assert found.compute_s + sum(found.waits.values()) == pytest.approx(found.step_s)
+    exact, overlap = (cost(LOAD, SITE, replace(WAY, sync=sync)) for sync in ("exact", "overlap"))
+    left = overlap.averaging_s / exact.averaging_s
+    assert left < 0.9 and overlap.bubble_s == pytest.approx(left * exact.bubble_s)
+    often, seldom = (cost(LOAD, SITE, replace(WAY, sync="local", inner_steps=steps)) for steps in (1, 20))
+    assert seldom.averaging_s == pytest.approx(often.averaging_s / 20)
+    assert seldom.averaging_bytes == pytest.approx(often.averaging_bytes / 20)
+
+
+def test_a_round_waits_for_the_narrowest_line_and_a_barrier_for_the_farthest_member() -> None:
+    near = cost(LOAD, SITE, WAY)
+    narrow = cost(LOAD, replace(SITE, narrowest_bytes_per_s=SITE.bytes_per_s / 8), WAY)
+    assert narrow.averaging_s == pytest.approx(8 * 3 / 4 * sum_bytes("small", 32, 4)[1] * 1e9 / SITE.bytes_per_s)
+    assert narrow.averaging_s > near.averaging_s and narrow.boundary_s == near.boundary_s
+    far = cost(LOAD, replace(SITE, farthest_s=1.0), WAY)
+    assert far.barrier_s == pytest.approx(ROUND_TRIPS * 1.0) and near.barrier_s == pytest.approx(ROUND_TRIPS * 0.05)
 
 
 def test_what_limits_is_what_doubled_makes_a_step_shortest() -> None:
@@ -94,6 +119,25 @@ def test_what_limits_is_what_doubled_makes_a_step_shortest() -> None:
     for load, site, what in ((LOAD, slow_line, "line"), (slow_devices, SITE, "devices")):
         twice = limits(load, site, WAY)
         assert min(twice, key=twice.__getitem__) == what and max(twice.values()) <= cost(load, site, WAY).step_s
+
+
+def test_a_step_with_fewer_slots_than_are_enough_is_limited_by_memory() -> None:
+    """More of anything else brings no more slots."""
+    fast = replace(SITE, bytes_per_s=1e10)
+    few, enough = replace(WAY, slots=1), replace(WAY, slots=cost(LOAD, fast, WAY).slots)
+    twice = limits(LOAD, fast, few)
+    assert min(twice, key=twice.__getitem__) == "memory" and twice["memory"] == cost(LOAD, fast, enough).step_s
+    assert twice["line"] == cost(LOAD, replace(fast, bytes_per_s=2e10), few).step_s
+    assert limits(LOAD, fast, enough)["memory"] == cost(LOAD, fast, enough).step_s
+
+
+def test_half_the_latency_is_half_of_every_round_trip() -> None:
+    far = replace(SITE, bytes_per_s=1e10, round_trip_s=2.0, farthest_s=3.0)
+    way = replace(WAY, slots=cost(LOAD, far, WAY).slots)
+    nearer = replace(far, round_trip_s=1.0, farthest_s=1.5)
+    assert limits(LOAD, far, way)["latency"] == cost(LOAD, nearer, way).step_s
+    twice = limits(LOAD, far, way)
+    assert min(twice, key=twice.__getitem__) == "latency"
 
 
 def test_of_twice_the_width_a_stage_needs_half_the_line() -> None:
