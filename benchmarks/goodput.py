@@ -24,8 +24,9 @@ from typing import Any
 
 import numpy as np
 
+from swarmnet.config.fleet import DrawnMachine, FleetRegions
 from swarmnet.simulate.device import JobKind
-from swarmnet.simulate.fleet import FleetChurn, FleetFile, FleetMachines, FleetRegions, FleetRun, calm, drawn
+from swarmnet.simulate.fleet import FleetChurn, FleetFile, FleetRun, calm, drawn
 from swarmnet.simulate.fleet_run import FleetSimulation
 
 KILL_EVERY_S, BACK_S = 15.0, 30.0
@@ -42,7 +43,7 @@ def fleet_of(*, peers: int, microbatches: int, steps: int) -> FleetFile:
             stages=STAGES, microbatches=microbatches, steps=steps, seconds=1e5, microbatch_s=1.0, rebalance=False
         ),
         peers=peers,
-        machine=FleetMachines(speed=(1.0,), up_mbit=(200.0,), down_mbit=(200.0,), memory_gb=(16.0,)),
+        machine=DrawnMachine(speed=(1.0,), up_mbit=(200.0,), down_mbit=(200.0,), memory_gb=(16.0,)),
         regions=FleetRegions(count=3, near_ms=10.0, far_ms=(50.0, 100.0)),
         churn=FleetChurn(kill_every=KILL_EVERY_S, back_s=BACK_S),
     )

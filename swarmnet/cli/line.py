@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -126,7 +125,10 @@ def machines_of(
     if fleet is not None:
         if said := [*(["--mbit"] if mbit is not None else []), *said]:
             raise UsageError(f"{said[0]} and --fleet exclude each other: {fleet} says what members have")
-        members = read_fleet(fleet)
+        from swarmnet.config.fleet import read_fleet
+        from swarmnet.simulate.fleet import FleetFile
+
+        members = read_fleet(fleet, FleetFile).members(str(fleet))
         kinds = ", ".join(f"{kind.count} x {kind.name}" for kind in members.machines)
         return Machines(members, None, f"{fleet.name}: {kinds}")
     if mbit is None:
@@ -147,29 +149,6 @@ def _device_here() -> str:
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def read_fleet(path: Path) -> Members:
-    """Raises UsageError, one line, for a file that describes no fleet."""
-    from swarmnet.config import toml
-    from swarmnet.config.check import check
-    from swarmnet.config.fleet import MachineKind, Members
-
-    data = toml.read(path)
-    # Both describe a fleet: one by its machines, the other by how they are drawn.
-    if data.keys() & {"peers", "run", "machine", "churn", "timers"}:
-        raise UsageError(f"{path}: this is a fleet of `swarmnet simulate`; docs/plan.md shows one of `plan` and `init`")
-    entries = data.get("machines", [])
-    if not (isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries)):
-        raise UsageError(f"{path}: machines: write [[machines]] above each kind of machine")
-    for number, entry in enumerate(entries, 1):
-        # A mistake in one of several is said with its number.
-        check(MachineKind, entry, origin=functools.partial(_at, f"{path}: [[machines]] number {number}"))
-    return check(Members, data, origin=lambda _: str(path))
-
-
-def _at(here: str, _: tuple[str, ...]) -> str:
-    return here
 
 
 def looking(manifest: Manifest, members: Members, config: PeerConfig, *, bf16: bool = False) -> Look:

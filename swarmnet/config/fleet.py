@@ -1,16 +1,23 @@
-"""Which machines members have: a fleet, as `--fleet FILE` describes it to `swarmnet plan` and `swarmnet init`.
+"""Which machines a fleet has: the tables of a file that `swarmnet plan`, `init` and `simulate` read, by one reader.
 
-Kinds of machines with their number, memory, speed, line and region, and round trips between regions. docs/plan.md.
+Kinds of machines with their number, memory, speed, line and region; machines that are drawn; round trips between
+regions. docs/plan.md, docs/simulate.md.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Annotated, Literal, Self
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Literal, Self, TypeVar
 
 from pydantic import Field, model_validator
 
-from swarmnet.config.table import Table, says
+from swarmnet.config import toml
+from swarmnet.config.check import SettingsLayer, check, resolve
+from swarmnet.config.table import CliOption, Table, says
+from swarmnet.errors import UsageError
 
 TFLOPS = {"cuda": 30.0, "cpu": 0.08}
 """What a device reaches: two fifths of a 24 GB card's bf16, one core (docs/performance.md)."""
@@ -58,32 +65,73 @@ class MachineKind(Table):
         return round(self.host_gib * 2**30) or None if self.device == "cuda" else None
 
 
-class RoundTrips(Table):
-    """Between members, in milliseconds."""
+Span = Annotated[tuple[Annotated[float, Field(gt=0, le=1e9)], ...], Field(min_length=1, max_length=2)]
+"""[1.0], or [from, to]: drawn in between, evenly on a logarithmic scale."""
 
-    names: tuple[str, ...] = says((), "of regions")
-    rtt_ms: tuple[tuple[Milliseconds, ...], ...] = says((), "a row for each region")
-    usual_ms: Milliseconds = says(ROUND_TRIP_MS, "where no row says it")
+
+class DrawnMachine(Table):
+    """Machines that are drawn: those of `peers` that no `[[machines]]` describes."""
+
+    speed: Span = says((0.5, 2.0), "of its device; 1 is 30 TFLOP/s in training")
+    up_mbit: Span = says((100.0, 400.0), "of its line, sending")
+    down_mbit: Span = says((200.0, 1000.0), "of its line, receiving")
+    memory_gb: Span = says((8.0, 24.0), "holds a stage's state and its sums, and in the rest microbatches")
+    region: str = says("", "one of regions.names; empty: any")
+
+    def typical(self, count: int) -> MachineKind:
+        """So many, in the middle of what is drawn."""
+        speed, up, down, memory = (
+            math.sqrt(span[0] * span[-1]) for span in (self.speed, self.up_mbit, self.down_mbit, self.memory_gb)
+        )
+        return MachineKind(
+            name="drawn",
+            count=count,
+            tflops=TFLOPS["cuda"] * speed,
+            gpu_gib=memory * 1e9 / 2**30,
+            mbit=min(up, down),
+            region=self.region,
+        )
+
+
+class FleetRegions(Table):
+    """Where machines are."""
+
+    count: Annotated[int, CliOption("K", name="regions"), Field(ge=1, le=100)] = says(3, "where peers are")
+    names: tuple[str, ...] = says((), 'of the regions; none: "r0", "r1", ...')
+    near_ms: Milliseconds = says(10.0, "round trip in a region")
+    far_ms: Span = says((60.0, 200.0), "round trip between two, drawn")
+    rtt_ms: tuple[tuple[Milliseconds, ...], ...] = says((), "a row for each region: all round trips")
+    usual_ms: Milliseconds = says(ROUND_TRIP_MS, "what `plan` and `init` take where no row says it")
 
     @model_validator(mode="after")
     def _square(self) -> Self:
-        rows, size = self.rtt_ms, len(self.names)
+        rows, size = self.rtt_ms, len(self.names or self.rtt_ms)
         if rows and (len(rows) != size or any(len(row) != size for row in rows)):
             raise ValueError(f"rtt_ms has {len(rows)} rows: {size} regions need {size} rows of {size} numbers")
+        if any(rows[one][other] != rows[other][one] for one in range(len(rows)) for other in range(one)):
+            raise ValueError("rtt_ms: the way back takes as long: row i, column j is row j, column i")
+        if len(set(self.names)) != len(self.names):
+            raise ValueError("names has a region twice")
         return self
+
+    @property
+    def all_names(self) -> tuple[str, ...]:
+        """Of all regions."""
+        return self.names or tuple(f"r{number}" for number in range(len(self.rtt_ms) or self.count))
 
     def seconds(self, one: str, other: str) -> float:
         """A round trip between two regions."""
-        if self.rtt_ms and one in self.names and other in self.names:
-            return self.rtt_ms[self.names.index(one)][self.names.index(other)] / 1000
+        names = self.all_names
+        if self.rtt_ms and one in names and other in names:
+            return self.rtt_ms[names.index(one)][names.index(other)] / 1000
         return self.usual_ms / 1000
 
 
 class Members(Table):
-    """A fleet, as `--fleet FILE` describes it."""
+    """Machines that are given to stages."""
 
     machines: tuple[MachineKind, ...] = ()
-    regions: RoundTrips = RoundTrips()
+    regions: FleetRegions = FleetRegions()
 
     @model_validator(mode="after")
     def _known(self) -> Self:
@@ -95,8 +143,8 @@ class Members(Table):
         if self.count > MOST_MACHINES:
             raise ValueError(f"machines: {self.count} are more than {MOST_MACHINES}")
         for kind in self.machines:
-            if kind.region and kind.region not in self.regions.names:
-                raise ValueError(f'machines: region = "{kind.region}" is none of regions.names: add it there')
+            if kind.region and kind.region not in self.regions.all_names:
+                raise ValueError(f'machines: region = "{kind.region}" is none of {", ".join(self.regions.all_names)}')
         return self
 
     @property
@@ -110,7 +158,7 @@ class Members(Table):
     ) -> Members:
         """So many machines of one kind."""
         kind = MachineKind(count=count, mbit=mbit, tflops=tflops, device=device)
-        return cls(machines=(kind,), regions=RoundTrips(usual_ms=round_trip_s * 1000))
+        return cls(machines=(kind,), regions=FleetRegions(usual_ms=round_trip_s * 1000))
 
     def round_trips(self, counts: Sequence[int]) -> tuple[float, float]:
         """(the mean, the longest) between two of so many machines of each kind, seconds."""
@@ -123,3 +171,23 @@ class Members(Table):
         if not pairs:
             return self.regions.usual_ms / 1000, self.regions.usual_ms / 1000
         return sum(n * each for n, each in pairs) / sum(n for n, _ in pairs), max(each for _, each in pairs)
+
+
+F = TypeVar("F", bound=Table)
+
+
+def read_fleet(path: Path | None, schema: type[F], layers: Sequence[SettingsLayer] = ()) -> F:
+    """The fleet of a file and of what is said over it. Raises UsageError, one line, for a file that describes none."""
+    data = toml.read(path) if path is not None else {}
+    here = str(path) if path is not None else "this fleet"
+    entries = data.get("machines", [])
+    if not (isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries)):
+        raise UsageError(f"{here}: machines: write [[machines]] above each kind of machine")
+    for number, entry in enumerate(entries, 1):
+        # A mistake in one of several is said with its number.
+        check(MachineKind, entry, origin=partial(_at, f"{here}: [[machines]] number {number}"))
+    return resolve(schema, [SettingsLayer(here, data), *layers], where=here)
+
+
+def _at(here: str, _: tuple[str, ...]) -> str:
+    return here

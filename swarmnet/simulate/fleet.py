@@ -10,14 +10,13 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from swarmnet.config import toml
-from swarmnet.config.check import SettingsLayer, check, resolve
+from swarmnet.config.check import SettingsLayer, check
+from swarmnet.config.fleet import TFLOPS, DrawnMachine, FleetRegions, MachineKind, Members, read_fleet
 from swarmnet.config.table import CliOption, Count, Positive, Table, says
 from swarmnet.errors import UsageError
 from swarmnet.manifest.schema import Protocol
@@ -33,9 +32,6 @@ ABSTRACT_ABOVE = 600
 MOST_PEERS, MOST_STAGES = 100_000, 1000
 
 Amount = Annotated[float, Field(ge=0, le=1e15)]
-Span = Annotated[tuple[Annotated[float, Field(gt=0, le=1e9)], ...], Field(min_length=1, max_length=2)]
-"""[1.0], or [from, to]: drawn in between, evenly on a logarithmic scale."""
-
 WIDTH = 64
 """Elements that stand for what crosses a boundary. Bytes and bytes per second are all divided alike, so that they do:
 no second changes, and no vector of the real size is made."""
@@ -68,50 +64,6 @@ class FleetRun(Table):
     )
 
 
-class FleetMachines(Table):
-    """Machines, each drawn. `[[machines]]` entries beside it have the same keys, and `share` of all peers."""
-
-    speed: Span = says((0.5, 2.0), "of its device")
-    up_mbit: Span = says((100.0, 400.0), "of its line, sending")
-    down_mbit: Span = says((200.0, 1000.0), "of its line, receiving")
-    memory_gb: Span = says((8.0, 24.0), "holds a stage's state and its sums, and in the rest microbatches")
-    region: str = says("", "one of regions.names; empty: any")
-
-
-class FleetGroup(FleetMachines):
-    """One kind of machine among others."""
-
-    share: Annotated[float, Field(gt=0, le=1)] = Field(description="of all peers")
-
-
-class FleetRegions(Table):
-    """Where peers are, and how long messages take between them."""
-
-    count: Annotated[int, CliOption("K", name="regions"), Field(ge=1, le=100)] = says(3, "where peers are")
-    names: tuple[str, ...] = says((), 'of the regions; none: "r0", "r1", ...')
-    near_ms: Annotated[float, Field(gt=0, le=60_000)] = says(10.0, "round trip in a region")
-    far_ms: Span = says((60.0, 200.0), "round trip between two, drawn")
-    rtt_ms: tuple[tuple[float, ...], ...] = says((), "a row for each region: all round trips, instead of drawn ones")
-
-    @model_validator(mode="after")
-    def _square(self) -> Self:
-        rows, size = self.rtt_ms, len(self.names or self.rtt_ms)
-        if rows and (len(rows) != size or any(len(row) != size for row in rows)):
-            raise ValueError(f"rtt_ms has {len(rows)} rows: {size} regions need {size} rows of {size} numbers")
-        if any(not 0 < each <= 60_000 for row in rows for each in row):
-            raise ValueError("rtt_ms: a round trip is above 0 and at most 60000 ms")
-        if any(rows[one][other] != rows[other][one] for one in range(len(rows)) for other in range(one)):
-            raise ValueError("rtt_ms: the way back takes as long: row i, column j is row j, column i")
-        if len(set(self.names)) != len(self.names):
-            raise ValueError("names has a region twice")
-        return self
-
-    @property
-    def all_names(self) -> tuple[str, ...]:
-        """Of all regions."""
-        return self.names or tuple(f"r{number}" for number in range(len(self.rtt_ms) or self.count))
-
-
 class FleetChurn(Table):
     """Who comes and goes. A stage's last replica is never taken."""
 
@@ -128,14 +80,31 @@ class FleetChurn(Table):
 
 
 class FleetFile(Table):
-    """A fleet of `swarmnet simulate`; docs/simulate.md."""
+    """A fleet file; docs/simulate.md. `swarmnet plan` and `init` read its machines and regions."""
 
     run: FleetRun = FleetRun()
     peers: Annotated[int, CliOption("N"), Field(ge=1, le=MOST_PEERS)] = says(16, "peers in all, spread over the stages")
-    machine: FleetMachines = FleetMachines()
+    machine: DrawnMachine = DrawnMachine()
+    machines: tuple[MachineKind, ...] = ()
     regions: FleetRegions = FleetRegions()
     churn: FleetChurn = FleetChurn()
     timers: Protocol = Protocol()
+
+    def drawn(self, here: str) -> int:
+        """How many machines are not described: all of `peers` but `[[machines]]`. Raises UsageError."""
+        described = sum(kind.count for kind in self.machines)
+        if "peers" not in self.model_fields_set and described:
+            return 0
+        if described > self.peers:
+            raise UsageError(f"{here}: peers = {self.peers}: [[machines]] are {described} already")
+        return self.peers - described
+
+    def members(self, here: str) -> Members:
+        """All machines, those that are drawn as one kind. Raises UsageError."""
+        drawn = self.drawn(here) if self.model_fields_set & {"peers", "machine", "machines"} else 0
+        kinds = [*self.machines, *([self.machine.typical(drawn)] if drawn else [])]
+        machines = [kind.model_dump() for kind in kinds]
+        return check(Members, {"machines": machines, "regions": self.regions.model_dump()}, origin=lambda _: here)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,49 +149,29 @@ class Fleet:
 
 def read(path: Path | None, layers: Sequence[SettingsLayer] = ()) -> Fleet:
     """The fleet of a file and of what is said over it. Raises UsageError, one line."""
-    data = toml.read(path) if path is not None else {}
-    here = str(path) if path is not None else "this fleet"
-    entries = data.pop("machines", [])
-    if not (isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries)):
-        raise UsageError(f"{here}: machines: write [[machines]] above each kind of machine")
-    # Both describe a fleet: one by its machines, the other by how they are drawn.
-    if any(entry.keys() & {"count", "device", "gpus", "tflops", "mbit"} for entry in entries):
-        raise UsageError(f"{here}: this is a fleet of `swarmnet plan`; docs/simulate.md shows one of `simulate`")
     # What nobody describes is to show something.
-    unsaid = SettingsLayer("default", {"churn": {"kill_every": 20.0}} if path is None else {})
-    said = resolve(FleetFile, [unsaid, SettingsLayer(here, data), *layers], where=here)
-    groups = []
-    for number, entry in enumerate(entries, 1):
-        where = f"{here}: [[machines]] number {number}"
-        if "share" not in entry:
-            raise UsageError(f"{where}: share is missing: the part of all peers, such as 0.25")
-        # What a kind does not say is as in [machine].
-        usual = {name: getattr(said.machine, name) for name in FleetMachines.model_fields}
-        groups.append(check(FleetGroup, usual | entry, origin=partial(_constant, where)))
-    if sum(group.share for group in groups) > 1 + 1e-9:
-        raise UsageError(f"{here}: [[machines]]: the shares are {sum(g.share for g in groups):g} together, above 1")
-    return drawn(said, groups, here)
+    unsaid = [] if path is not None else [SettingsLayer("default", {"churn": {"kill_every": 20.0}})]
+    return drawn(read_fleet(path, FleetFile, [*unsaid, *layers]), str(path) if path is not None else "this fleet")
 
 
-def _constant(where: str, path: object) -> str:
-    return where
-
-
-def drawn(said: FleetFile, groups: Sequence[FleetGroup], here: str) -> Fleet:
+def drawn(said: FleetFile, here: str) -> Fleet:
     """Draw machines, latencies and churn by the seed. Raises UsageError for a fleet that cannot run."""
     run, names = said.run, said.regions.all_names
-    if said.peers < run.stages:
-        raise UsageError(f"{here}: {said.peers} peers cannot serve {run.stages} stages: one each, at least")
-    for kind in (said.machine, *groups):
-        if kind.region and kind.region not in names:
-            raise UsageError(f"{here}: region {kind.region!r} is none of {', '.join(names)}")
+    kinds = [kind for kind in said.machines for _ in range(kind.count)]
+    peers = len(kinds) + said.drawn(here)
+    if peers < run.stages:
+        raise UsageError(f"{here}: {peers} peers cannot serve {run.stages} stages: one each, at least")
+    for region in (said.machine.region, *(kind.region for kind in kinds)):
+        if region and region not in names:
+            raise UsageError(f"{here}: region {region!r} is none of {', '.join(names)}")
     rng = random.Random(f"{run.seed}/machines")
-    machines = [_machine(said, groups, rng, number / said.peers, here) for number in range(said.peers)]
-    spare = tuple(_machine(said, groups, rng, rng.random(), here) for _ in range(max(said.peers // 4, 16)))
+    all_kinds: list[DrawnMachine | MachineKind] = [*kinds, *[said.machine] * (peers - len(kinds))]
+    machines = [_machine(said, kind, rng, here) for kind in all_kinds]
+    spare = tuple(_machine(said, rng.choice(all_kinds), rng, here) for _ in range(max(peers // 4, 16)))
     placed = _placed(machines, run.stages)
     scale = max(run.activation_bytes / (4 * WIDTH), 1.0)
     faults = _faults(said, placed, here)
-    abstract = run.abstract == "on" or (run.abstract == "auto" and said.peers > ABSTRACT_ABOVE)
+    abstract = run.abstract == "on" or (run.abstract == "auto" and peers > ABSTRACT_ABOVE)
     plan = Plan(
         stages=run.stages,
         between_reads_s=2.0,
@@ -266,30 +215,23 @@ def _between(rng: random.Random, span: Sequence[float]) -> float:
     return math.exp(rng.uniform(math.log(span[0]), math.log(span[-1])))
 
 
-def _machine(said: FleetFile, groups: Sequence[FleetGroup], rng: random.Random, place: float, here: str) -> Machine:
-    """place: in [0, 1), which kind it is."""
-    kind: FleetMachines = said.machine
-    for group in groups:
-        if place < group.share:
-            kind = group
-            break
-        place -= group.share
+def _machine(said: FleetFile, kind: DrawnMachine | MachineKind, rng: random.Random, here: str) -> Machine:
     run, regions = said.run, said.regions.all_names
-    memory = 1e9 * _between(rng, kind.memory_gb)
+    if isinstance(kind, MachineKind):
+        speed, up = kind.flops_per_s / (1e12 * TFLOPS["cuda"]), kind.bytes_per_s
+        down, memory = up, float((kind.room or math.inf) * (kind.gpus if kind.device == "cuda" else 1))
+    else:
+        memory, speed = 1e9 * _between(rng, kind.memory_gb), _between(rng, kind.speed)
+        up, down = (1e6 / 8 * _between(rng, span) for span in (kind.up_mbit, kind.down_mbit))
     left = memory - run.state_bytes - 2 * run.parameter_bytes
     if left < run.activation_bytes:
         raise UsageError(
             f"{here}: a machine of {memory / 1e9:.3g} GB holds no stage: state and sums take "
             f"{(run.state_bytes + 2 * run.parameter_bytes) / 1e9:.3g} GB, a microbatch {run.activation_bytes / 1e9:.3g}"
         )
-    return Machine(
-        _between(rng, kind.speed),
-        1e6 / 8 * _between(rng, kind.up_mbit),
-        1e6 / 8 * _between(rng, kind.down_mbit),
-        min(run.slots or run.microbatches, int(left / run.activation_bytes)),
-        regions.index(kind.region) if kind.region else rng.randrange(len(regions)),
-        memory,
-    )
+    slots = int(min(run.slots or run.microbatches, left / run.activation_bytes))
+    region = regions.index(kind.region) if kind.region else rng.randrange(len(regions))
+    return Machine(speed, up, down, slots, region, memory)
 
 
 def _placed(machines: Sequence[Machine], stages: int) -> dict[str, Machine]:

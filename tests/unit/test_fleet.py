@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from swarmnet.cli.frame import BAD_INPUT, run
-from swarmnet.cli.line import read_fleet
 from swarmnet.config.check import layer
+from swarmnet.config.fleet import read_fleet
 from swarmnet.errors import UsageError
-from swarmnet.simulate.fleet import Fleet, read
+from swarmnet.simulate.fleet import Fleet, FleetFile, read
 from swarmnet.testing.fault import Join, Kill, stage_of
 
 ROOT = Path(__file__).parents[2]
@@ -40,15 +40,17 @@ def test_a_stage_has_a_replica_before_another_has_two(tmp_path: Path) -> None:
     assert len(fleet("peers = 7\n[run]\nstages = 7\n[machine]\nspeed = [0.01, 100]", tmp_path).machines) == 7
 
 
-def test_kinds_have_their_share_and_the_rest_of_the_usual_machine(tmp_path: Path) -> None:
+def test_kinds_are_as_described_and_the_rest_is_drawn(tmp_path: Path) -> None:
     text = """
         peers = 40
         [machine]
         speed = [1.0]
         up_mbit = [80]
         [[machines]]
-        share = 0.25
-        speed = [8.0]
+        count = 10
+        tflops = 240.0
+        gpu_gib = 24.0
+        mbit = 160.0
         region = "b"
         [regions]
         names = ["a", "b"]
@@ -57,8 +59,27 @@ def test_kinds_have_their_share_and_the_rest_of_the_usual_machine(tmp_path: Path
     found = fleet(text, tmp_path)
     large = [machine for machine in found.machines.values() if machine.speed == pytest.approx(8)]
     assert len(large) == 10 and {machine.region for machine in large} == {1}
-    assert all(machine.up_bytes_per_s == pytest.approx(1e7) for machine in found.machines.values())
+    assert {(each.up_bytes_per_s, each.down_bytes_per_s, each.memory_bytes) for each in large} == {(2e7, 2e7, 24 << 30)}
+    others = [machine for machine in found.machines.values() if machine not in large]
+    assert len(others) == 30 and all(machine.up_bytes_per_s == pytest.approx(1e7) for machine in others)
     assert found.latencies_s == ((0.002, 0.03), (0.03, 0.004))
+
+
+def test_machines_alone_are_all_peers_and_enough_memory_takes_every_microbatch(tmp_path: Path) -> None:
+    found = fleet("[run]\nmicrobatches = 7\n[[machines]]\ncount = 5\ngpus = 2", tmp_path)
+    assert len(found.machines) == 5
+    assert {(machine.speed, machine.slots) for machine in found.machines.values()} == {(2.0, 7)}
+
+
+def test_plan_and_simulate_read_one_file() -> None:
+    """Machines that `simulate` draws are one kind to `plan`, in the middle of what is drawn."""
+    found, members = read(ROOT / "docs/fleet.toml"), read_fleet(ROOT / "docs/fleet.toml", FleetFile).members("")
+    lab, drawn = members.machines
+    assert members.count == len(found.machines) == 24 and (lab.name, lab.count, drawn.count) == ("lab", 3, 21)
+    assert drawn.flops_per_s == pytest.approx(30e12 * 0.75**0.5) and drawn.mbit == 100
+    assert drawn.room == pytest.approx((8e9 * 24e9) ** 0.5, rel=1e-3)
+    assert members.regions.seconds("eu", "us") == 0.09
+    assert sum(1 for machine in found.machines.values() if machine.speed == 4) == 3
 
 
 def test_the_seed_draws_everything(tmp_path: Path) -> None:
@@ -97,9 +118,10 @@ WRONG = {
     "[machine]\nspeed = [0.0]": "machine.speed",
     "[machine]\nmemory_gb = [0.01]": "a machine of 0.01 GB holds no stage",
     '[machine]\nregion = "moon"': "region 'moon' is none of r0, r1, r2",
-    "[[machines]]\nspeed = [1.0]": "[[machines]] number 1: share is missing",
-    "[[machines]]\nshare = 0.5\nsped = [1.0]": "[[machines]] number 1: sped: unknown key; did you mean speed?",
-    "[[machines]]\nshare = 0.7\n[[machines]]\nshare = 0.7": "the shares are 1.4 together",
+    "[[machines]]\nspeed = [1.0]": "[[machines]] number 1: speed: unknown key",
+    "[[machines]]\ncount = 4\ngpu_gb = 1.0": "[[machines]] number 1: gpu_gb: unknown key; did you mean gpu_gib?",
+    "peers = 4\n[[machines]]\ncount = 5": "peers = 4: [[machines]] are 5 already",
+    "[[machines]]\ncount = 4\ngpu_gib = 0.01": "a machine of 0.0107 GB holds no stage",
     "machines = 3": "write [[machines]] above each kind of machine",
     '[regions]\nnames = ["a", "b"]\nrtt_ms = [[1.0, 2.0]]': "2 regions need 2 rows of 2 numbers",
     "[regions]\nrtt_ms = [[1.0, 2.0], [3.0, 1.0]]": "the way back takes as long",
@@ -136,13 +158,3 @@ def test_what_is_typed_wrong_is_said_before_the_work(words: str, capsys: pytest.
 def test_the_example_is_a_fleet() -> None:
     found = read(ROOT / "docs/fleet.toml")
     assert len(found.machines) == 24 and found.regions == ("eu", "us", "asia")
-
-
-def test_a_fleet_of_the_other_command_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"fleet of `swarmnet simulate`; docs/plan\.md shows one"):
-        read_fleet(ROOT / "docs/fleet.toml")
-    path = tmp_path / "fleet.toml"
-    path.write_text("[[machines]]\ncount = 3\nmbit = 100.0\n[regions]\nusual_ms = 40.0\n")
-    assert read_fleet(path).machines[0].count == 3
-    with pytest.raises(UsageError, match=r"fleet of `swarmnet plan`; docs/simulate\.md shows one"):
-        read(path)

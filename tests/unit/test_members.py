@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarmnet.cli.line import read_fleet
-from swarmnet.config.fleet import MachineKind, Members, RoundTrips
+from swarmnet.config.fleet import FleetRegions, MachineKind, Members, read_fleet
 from swarmnet.errors import UsageError
 from swarmnet.manifest.schema import Cut, Manifest, Model, StageSpec, Training
 from swarmnet.plan.choice import MachineFit, Priced, search
 from swarmnet.plan.cost import LayerTimes, Load, Site, Way, cost, rule_bubble, works
 from swarmnet.plan.members import given_away, situated
+from swarmnet.simulate.fleet import FleetFile
 
 WAY = Way("int8", "int8", "small", "exact", 8)
 RUN = Manifest(
@@ -81,7 +81,7 @@ def test_two_stages_a_peer_are_twice_the_work_of_half_as_many_places() -> None:
 
 
 def test_round_trips_are_those_of_pairs() -> None:
-    regions = RoundTrips(names=("eu", "us"), rtt_ms=((20.0, 90.0), (90.0, 20.0)))
+    regions = FleetRegions(names=("eu", "us"), rtt_ms=((20.0, 90.0), (90.0, 20.0)))
     kinds = (MachineKind(name="a", count=2, region="eu"), MachineKind(name="b", count=1, region="us"))
     mean, longest = Members(machines=kinds, regions=regions).round_trips([2, 1])
     # Of six ordered pairs two are inside Europe.
@@ -175,10 +175,14 @@ def test_measured_times_cut_what_is_proposed() -> None:
     assert best.cut.layers == (9, 7) and best.fields["cut.layers"] == [9, 7]
 
 
+def members_in(file: Path) -> Members:
+    return read_fleet(file, FleetFile).members(str(file))
+
+
 def test_a_fleet_file_is_read(tmp_path: Path) -> None:
     file = tmp_path / "fleet.toml"
     file.write_text("[[machines]]\ncount = 3\ngpu_gib = 24.0\nmbit = 50.0\ngpus = 2\n", encoding="utf-8")
-    (kind,) = read_fleet(file).machines
+    (kind,) = members_in(file).machines
     assert (kind.count, kind.room, kind.flops_per_s, kind.bytes_per_s) == (3, 24 << 30, 60e12, 6.25e6)
 
 
@@ -191,7 +195,7 @@ def test_a_fleet_file_is_read(tmp_path: Path) -> None:
         ("[[machines]]\n[[machines]]\nmbit = 0.0\n", "[[machines]] number 2: mbit = 0.0: must be above 0"),
         ('[[machines]]\nhost_gib = "24"\n', 'host_gib = "24": must be a number'),
         ("[[machines]]\n[[machines]]\n", 'machines: two kinds have name = "machines"'),
-        ('[[machines]]\nregion = "eu"\n', 'region = "eu" is none of regions.names'),
+        ('[[machines]]\nregion = "eu"\n', 'region = "eu" is none of r0, r1, r2'),
         ('[[machines]]\n[regions]\nnames = ["a"]\nrtt_ms = [[1.0, 2.0]]\n', "1 regions need 1 rows of 1 numbers"),
     ],
 )
@@ -199,7 +203,7 @@ def test_a_fleet_file_that_says_nothing_is_refused_in_one_line(tmp_path: Path, t
     file = tmp_path / "fleet.toml"
     file.write_text(text, encoding="utf-8")
     with pytest.raises(UsageError) as refused:
-        read_fleet(file)
+        members_in(file)
     assert words in str(refused.value) and str(file) in str(refused.value) and "\n" not in str(refused.value)
     with pytest.raises(UsageError, match="no such file"):
-        read_fleet(tmp_path / "none.toml")
+        members_in(tmp_path / "none.toml")
