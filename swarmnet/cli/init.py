@@ -84,12 +84,6 @@ def init(
     preset: str | None,
     checkpoint: Path | None,
     assignments: tuple[str, ...],
-    mbit: float | None,
-    device: str | None,
-    replicas: int | None,
-    tflops: float | None,
-    rtt: float | None,
-    fleet: Path | None,
     force: bool,
     owned: bool,
     as_json: bool,
@@ -106,7 +100,7 @@ def init(
       swarmnet init run.toml --data corpus.txt --mbit 200 --device cuda
       swarmnet init run.toml --data corpus.txt --fleet fleet.toml --set model.num_layers=32
     """
-    machines = machines_of(mbit=mbit, fleet=fleet, device=device, replicas=replicas, tflops=tflops, rtt=rtt)
+    machines = machines_of(ctx.params)
     # A mistyped order of FILE and --data would write a manifest over a name like corpus.txt.
     if path.suffix != ".toml":
         raise UsageError(f"{typed(path)}: a manifest's name ends in .toml, such as run.toml")
@@ -154,7 +148,7 @@ def init(
         values = {key: value for key, (_, value) in (said | sets).items()}
         choice = Proposal.of(manifest, values, machines, times=saved(path, manifest))
         # What somebody has said is not for us to choose.
-        origin = "--mbit" if fleet is None else "--fleet"
+        origin = "--fleet" if machines.replicas is None else "--mbit"
         fitting: Said = {key: (origin, value) for key, value in choice.fields.items() if key not in values}
         chosen, follows = _manifest(fitting | said | sets, begins, under)
         manifest = chosen.model_copy(update={"model": manifest.model})

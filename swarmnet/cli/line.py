@@ -108,18 +108,13 @@ class Machines:
         return "cpu" if any(kind.device == "cpu" for kind in self.members.machines) else "cuda"
 
 
-def machines_of(
-    *,
-    mbit: float | None,
-    fleet: Path | None,
-    device: str | None,
-    replicas: int | None,
-    tflops: float | None,
-    rtt: float | None,
-    ranks: int = 1,
-    usual_device: str | None = None,
-) -> Machines | None:
-    """What was said of machines; None if nothing was. Raises UsageError for an option that would then do nothing."""
+def machines_of(options: Mapping[str, Any], *, ranks: int = 1, usual_device: str | None = None) -> Machines | None:
+    """What a command's options say of machines; None if nothing. Raises UsageError for an option that would then do
+    nothing."""
+    mbit, fleet, device = options["mbit"], options["fleet"], options.get("device")
+    replicas, tflops, rtt = options["replicas"], options["tflops"], options["rtt"]
+    if usual_device is not None:  # of a peer --device says something else
+        device = None
     others = {"--device": device, "--replicas": replicas, "--tflops": tflops, "--rtt": rtt}
     said = [flag for flag, value in others.items() if value is not None]
     if fleet is not None:

@@ -57,37 +57,26 @@ def measured_here(path: Path, setup: Setup, *, threads: int, as_json: bool) -> i
     from swarmnet.plan.measure import measure
 
     torch.set_num_threads(threads)
-    spec, layout, file = setup.specs[0], setup.layout, measured_file(path)
-    times = measure(
-        spec, device=layout.devices[0], memory=setup.memory, progress=lambda words: click.echo(words, err=True)
-    )
-    model, record = spec.model, {"of": _what(spec), "times": asdict(times), "device": layout.devices[0]}
+    spec, device, file = setup.specs[0], setup.layout.devices[0], measured_file(path)
+    times = measure(spec, device=device, memory=setup.memory, progress=lambda words: click.echo(words, err=True))
+    record = {"of": _what(spec), "times": asdict(times), "device": device}
     try:
         write_whole(file, json.dumps(record, indent=2) + "\n", mode=0o666, once=False)
     except OSError as error:
         raise unwritable(file, error) from error
-    now = tuple(map(len, cut_layers(model, spec.cut, spec.training.sequence_length)))
-    best = times.cut(model.num_layers, spec.cut.stages)
+    now = tuple(map(len, cut_layers(spec.model, spec.cut, spec.training.sequence_length)))
+    best = times.cut(spec.model.num_layers, spec.cut.stages)
     if as_json:
-        click.echo(json.dumps(record | {"cut": best, "stage_s": stage_seconds(times, best)}, indent=2))
+        click.echo(json.dumps(record | {"cut": best, "stage_s": times.stages_s(best)}, indent=2))
         return 0
-    rows = [
+    click.echo(
         f"wrote {file}: a microbatch of {times.tokens:,} tokens takes {1e3 * times.layer_s:.3g} ms a layer, "
         f"{1e3 * times.head_s:.3g} the head, {1e3 * times.embedding_s:.3g} the embedding, "
-        f"{1e3 * times.call_s:.3g} each stage beside, on {layout.devices[0]}",
-        f"{times.flops_per_s / 1e12:.3g} TFLOP/s",
-        f"slowest stage of the cut {list(now)}: {1e3 * max(stage_seconds(times, now)):.3g} ms",
-    ]
+        f"{1e3 * times.call_s:.3g} each stage beside, on {device}: {times.flops_per_s / 1e12:.3g} TFLOP/s\n"
+        f"slowest stage of the cut {list(now)}: {1e3 * max(times.stages_s(now)):.3g} ms"
+    )
     if best != now:
-        rows.append(
-            f"of the cut {list(best)}: {1e3 * max(stage_seconds(times, best)):.3g} ms; a new run has it by "
-            f"--set cut.layers={json.dumps(best, separators=(',', ':'))}"
-        )
-    click.echo("\n".join(rows))
+        said = json.dumps(best, separators=(",", ":"))
+        slowest_ms = 1e3 * max(times.stages_s(best))
+        click.echo(f"of the cut {list(best)}: {slowest_ms:.3g} ms; a new run has it by --set cut.layers={said}")
     return 0
-
-
-def stage_seconds(times: LayerTimes, cut: tuple[int, ...]) -> list[float]:
-    """Of each stage of a cut."""
-    last = len(cut) - 1
-    return [times.stage_s(layers, first=stage == 0, last=stage == last) for stage, layers in enumerate(cut)]

@@ -75,10 +75,6 @@ def plan(
     *,
     manifest: str,
     room: str | None,
-    mbit: float | None,
-    replicas: int | None,
-    tflops: float | None,
-    rtt: float | None,
     fleet: Path | None,
     measure: bool,
     search: bool,
@@ -132,16 +128,7 @@ def plan(
         click.echo(f"ignored: {ignored} (one rank shares its stages with no other)", err=True)
     # What is said wins over what is here.
     room_bytes, host_room = (room_here(layout), available_memory()) if size is None else (size, None)
-    machines = machines_of(
-        mbit=mbit,
-        fleet=fleet,
-        device=None,
-        replicas=replicas,
-        tflops=tflops,
-        rtt=rtt,
-        ranks=layout.ranks,
-        usual_device=layout.kind,
-    )
+    machines = machines_of(ctx.params, ranks=layout.ranks, usual_device=layout.kind)
     if search and machines is None:
         raise UsageError("--search needs machines: add --fleet FILE, or --mbit N")
     setup, path = setup_of(config, run, layout), Path(manifest).expanduser()

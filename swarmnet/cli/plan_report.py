@@ -45,7 +45,7 @@ def memory_table(plans: Sequence[StageMemory]) -> list[str]:
     for plan in plans:
         rank, in_flight = plan.rank, plan.in_flight
         sizes = [rank.parameters, rank.gradients, rank.sums, rank.optimizer, rank.held]
-        most = [rank.temporary(in_flight), rank.peak(in_flight), plan.host.total]
+        most = [rank.temporary(in_flight), rank.peak(in_flight), plan.host_total]
         rows.append((str(plan.stage), str(plan.ranks), *map(shown, sizes), str(in_flight), *map(shown, most)))
     return aligned(rows)
 
@@ -66,7 +66,7 @@ def memory_record(found: PlanFit) -> dict[str, Any]:
         **fit_record(found),
         "ranks": plan.ranks,
         "rank": {**asdict(plan.rank), "state": plan.rank.state, "peak": plan.rank.peak(plan.in_flight)},
-        "host": {**asdict(plan.host), "total": plan.host.total},
+        "host": {**plan.host, "total": plan.host_total},
     }
 
 

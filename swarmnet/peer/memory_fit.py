@@ -109,7 +109,7 @@ def judge(setup: Setup, stages: Sequence[int], room: int | None, host_room: int 
     # Ranks on the CPU share one memory. Several ranks are processes of each stage.
     processes = (layout.ranks if on_host else 1) * (len(plans) if layout.ranks > 1 else 1)
     need = together(plans) + RESERVE[layout.kind] * processes
-    host_need = 0 if on_host else sum(plan.host.total for plan in plans) + RESERVE["cpu"]
+    host_need = 0 if on_host else sum(plan.host_total for plan in plans) + RESERVE["cpu"]
     return PlanFit(plans, need, room, host_need, None if on_host else host_room)
 
 

@@ -17,7 +17,7 @@ from swarmnet.errors import UsageError
 from swarmnet.manifest.codec_names import INTEGERS
 from swarmnet.manifest.implied import OVERLAP_AFTER
 from swarmnet.manifest.schema import Cut, StageSpec, Training
-from swarmnet.plan.cost import BYTES, CODING_NS, Cost, LayerTimes, Way, cost, works
+from swarmnet.plan.cost import BYTES, CODING_NS, Cost, LayerTimes, Way, cost
 from swarmnet.plan.members import Counts, Situation, situated
 
 SUMS = (("exact", "int64", 1.0), ("exact", "small", 1.0), ("overlap", "small", 1.008), ("local", "int8", 1.03))
@@ -221,15 +221,6 @@ def _shapes(
                 yield cut, held
 
 
-def _could_hold(spec: StageSpec, members: Members, cut: Cut, held: int, sync: str, wide: int) -> bool:
-    """May any machine hold the stages of any place? By what is there always: weights, gradients, sums and moments."""
-    versions = 2 if sync == "overlap" else 1
-    moments = 8 if spec.optimizer.state == "fp32" else 2
-    parameters = held * min(each.parameters for each in works(spec.model_copy(update={"cut": cut})))
-    least = parameters * (4 * versions + wide * versions + moments)
-    return any(kind.room is None or least <= kind.room * kind.gpus for kind in members.machines)
-
-
 def _sums(spec: StageSpec, said: Mapping[str, object]) -> list[tuple[str, str, float]]:
     """The kinds of sums that `said` allows, and that a run as long as this one gains from."""
     steps, sync = spec.training.total_steps, said.get("averaging.sync")
@@ -273,8 +264,7 @@ def _ways(
         way = Way(activations, gradients, codec, sync, 1, spec.averaging.inner_steps if sync == "local" else 1)
         more = (harm * more_harm) ** (1 / _TOKENS_EXPONENT)
         for (cut, held), training in product(shapes, _trainings(spec.training, said)):
-            could = _could_hold(spec, members, cut, held, sync, 8 if codec in INTEGERS else 4)
-            if could and (placed := place(way, cut, held, training)) is not None:
+            if (placed := place(way, cut, held, training)) is not None:
                 yield Priced(*placed, (), training, cut, held, more, faithful, mode)
 
 

@@ -8,6 +8,7 @@ The simulator runs the real machines at these speeds and agrees within 15 % (`be
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from swarmnet.config.plug_in import split
@@ -249,9 +250,12 @@ class LayerTimes:
     flops_per_s: float
     """Reached in a layer; other machines go in proportion."""
 
-    def stage_s(self, layers: int, *, first: bool, last: bool) -> float:
-        """Of a stage."""
-        return self.call_s + layers * self.layer_s + first * self.embedding_s + last * self.head_s
+    def stages_s(self, cut: Sequence[int]) -> list[float]:
+        """Of each stage of a cut."""
+        found = [self.call_s + layers * self.layer_s for layers in cut]
+        found[0] += self.embedding_s
+        found[-1] += self.head_s
+        return found
 
     def cut(self, layers: int, stages: int) -> tuple[int, ...]:
         """Layers of each stage, so that the slowest is as fast as can be."""
@@ -276,17 +280,17 @@ def works(spec: StageSpec, times: LayerTimes | None = None) -> tuple[StageWork, 
     tokens = training.microbatch_size * training.sequence_length
     ends = model.vocab_size * model.hidden_size
     layer = (model.num_parameters - ends * (1 if model.tie_embeddings else 2)) // model.num_layers
-    per_layer, head, found = layer_flops(model, training.sequence_length), head_flops(model), []
-    for stage, layers in enumerate(cut_layers(model, spec.cut, training.sequence_length)):
-        first, last = stage == 0, stage == spec.cut.stages - 1
-        parameters = len(layers) * layer + ends * (first + (last and not model.tie_embeddings))
-        # Backward and weight pass are a forward's products each.
-        flops, update = 3.0 * tokens * (len(layers) * per_layer + last * head), 0.0
-        if times is not None:
-            seconds = times.stage_s(len(layers), first=first, last=last) * tokens / times.tokens
-            flops, update = seconds * times.flops_per_s, parameters * times.update_s * times.flops_per_s
-        found.append(StageWork(flops, update, parameters))
-    return tuple(found)
+    cut = [len(layers) for layers in cut_layers(model, spec.cut, training.sequence_length)]
+    held = [count * layer for count in cut]
+    held[0] += ends
+    held[-1] += ends * (not model.tie_embeddings)
+    # Backward and weight pass are a forward's products each.
+    flops, update = [3.0 * tokens * count * layer_flops(model, training.sequence_length) for count in cut], 0.0
+    flops[-1] += 3.0 * tokens * head_flops(model)
+    if times is not None:
+        flops = [seconds * tokens / times.tokens * times.flops_per_s for seconds in times.stages_s(cut)]
+        update = times.update_s * times.flops_per_s
+    return tuple(StageWork(each, update * n, n) for each, n in zip(flops, held, strict=True))
 
 
 def limits(load: Load, site: Site, way: Way) -> dict[str, float]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 
 import torch
 from torch.nn.attention import SDPBackend
@@ -79,46 +79,25 @@ class RankMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class HostMemory:
-    """What the peer process holds in host memory, in bytes."""
-
-    mirrors: int = 0
-    """Whole copies of the state that ranks can be started from again."""
-    sums: int = 0
-    """Aggregates of rounds."""
-    rounds: int = 0
-    """What codec and kind of averaging hold in addition."""
-    snapshots: int = 0
-    """One that is being written, and one that is handed on."""
-    payloads: int = 0
-    """Of microbatches in flight, in both directions."""
-    memo: int = 0
-    """Answers that are kept for callers that ask again."""
-    moments: int = 0
-    """Of an offloaded optimizer."""
-    offloaded: int = 0
-    """What ranks have moved out of their devices."""
-    audits: int = 0
-    """Weights and payloads of past steps, for replicas that compute them again."""
-
-    @property
-    def total(self) -> int:
-        """All of it."""
-        return sum(astuple(self))
-
-
-@dataclass(frozen=True, slots=True)
 class StageMemory:
-    """One stage of one peer, on so many ranks. in_flight: microbatches, of all open steps. on_host: ranks compute on
-    the CPU, so that everything is in one memory."""
+    """One stage of one peer, on so many ranks.
+
+    host: bytes in the peer process, by what they are for (`_host_memory`). in_flight: microbatches, of all open steps.
+    on_host: ranks compute on the CPU, so that everything is in one memory.
+    """
 
     stage: int
     layers: range
     ranks: int
     rank: RankMemory
-    host: HostMemory
+    host: dict[str, int]
     in_flight: int
     on_host: bool
+
+    @property
+    def host_total(self) -> int:
+        """Of the peer process."""
+        return sum(self.host.values())
 
 
 def together(plans: Sequence[StageMemory]) -> int:
@@ -129,7 +108,7 @@ def together(plans: Sequence[StageMemory]) -> int:
     count_once: Callable[[Iterable[int]], int] = max if first.ranks == 1 else sum
     device = sum(plan.rank.lasting(plan.in_flight) for plan in plans)
     device += count_once(plan.rank.temporary(plan.in_flight) for plan in plans)
-    return first.ranks * device + sum(plan.host.total for plan in plans) if first.on_host else device
+    return first.ranks * device + sum(plan.host_total for plan in plans) if first.on_host else device
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +285,9 @@ _PROOF_BYTES = 32 * 40  # of the tokens of one sequence, at most: a tree of 2^40
 _SNAPSHOTS = 2  # one being written, and one that is handed on
 
 
-def _host_memory(setup: Setup, canonical: Canonical, rank: RankMemory, mesh: MeshSplit, in_flight: int) -> HostMemory:
+def _host_memory(
+    setup: Setup, canonical: Canonical, rank: RankMemory, mesh: MeshSplit, in_flight: int
+) -> dict[str, int]:
     spec, ranks, elements = canonical.spec, setup.layout.ranks, canonical.num_elements
     # On the CPU the finished aggregate is the rank's own.
     aggregates = 2 if ranks > 1 else int(setup.layout.kind == "cuda" and spec.averaging.sync != "local")
@@ -316,17 +297,20 @@ def _host_memory(setup: Setup, canonical: Canonical, rank: RankMemory, mesh: Mes
     boundary = spec.training.microbatch_size * spec.training.sequence_length * spec.model.hidden_size
     there, back = (_BYTES.get(codec, _COARSE) for codec in (setup.wire.activations, setup.wire.gradients))
     payload = (there + back) * boundary * ((not spec.first) + (not spec.last))
-    return HostMemory(
-        mirrors=2 * copied(canonical).num_bytes * (ranks > 1),
-        sums=aggregates * sum_dtype(spec.numerics).itemsize * elements,
-        rounds=_of_rounds(spec.averaging, canonical, ranks),
-        snapshots=_SNAPSHOTS * canonical.layout.num_bytes,
-        payloads=round(in_flight * payload) + (ranks > 1) * (2 + 2 * setup.audited) * _FP32 * boundary,
-        memo=setup.memo_bytes,
-        moments=moments,
-        offloaded=in_flight * rank.offloaded * ranks,
-        audits=audit_bytes(setup, canonical),
-    )
+    return {
+        # Whole copies of the state that ranks can be started from again.
+        "mirrors": 2 * copied(canonical).num_bytes * (ranks > 1),
+        "sums": aggregates * sum_dtype(spec.numerics).itemsize * elements,
+        # What codec and kind of averaging hold in addition.
+        "rounds": _of_rounds(spec.averaging, canonical, ranks),
+        "snapshots": _SNAPSHOTS * canonical.layout.num_bytes,
+        "payloads": round(in_flight * payload) + (ranks > 1) * (2 + 2 * setup.audited) * _FP32 * boundary,
+        # Answers that are kept for callers that ask again.
+        "memo": setup.memo_bytes,
+        "moments": moments,
+        "offloaded": in_flight * rank.offloaded * ranks,
+        "audits": audit_bytes(setup, canonical),
+    }
 
 
 def audit_bytes(setup: Setup, canonical: Canonical) -> int:

@@ -99,7 +99,7 @@ def test_a_peer_counts_it_before_it_starts() -> None:
     without, setup = (setup_of(config, manifest, MeshLayout()) for manifest in (UNSEEN, AUDITED))
     beside = replace(setup, layout=GPU)
     more = audit_bytes(setup, Canonical.of(AUDITED.of_stage(1)))
-    assert more == plan_stage(setup, 1).host.audits > 0
+    assert more == plan_stage(setup, 1).host["audits"] > 0
     assert judge(setup, [1], None).need - judge(without, [1], None).need == more
     least = judge(beside, [1], 1 << 50, 1 << 50).host_need
     assert least - judge(replace(beside, audited=False), [1], 1 << 50, 1 << 50).host_need == more

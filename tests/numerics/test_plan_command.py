@@ -14,10 +14,13 @@ from test_plan import GPU, RUN
 from swarmnet.cli import plan as cli_plan
 from swarmnet.cli.frame import run
 from swarmnet.manifest.file import to_toml
+from swarmnet.manifest.schema import StageSpec
 from swarmnet.peer import memory_fit
 from swarmnet.peer.memory_fit import judge, slots_that_fit
+from swarmnet.plan import measure as plan_measure
 from swarmnet.plan.memory import MIB, Setup
 from swarmnet.ranks.layout import MeshLayout
+from swarmnet.stage.passes import MemoryPolicy
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -239,6 +242,17 @@ def test_machines_that_do_nothing_are_told_what_they_lack(plan: Plan, tmp_path: 
         )
 
 
+def test_what_differs_between_stages_is_a_layer_an_embedding_or_a_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    def timed(spec: StageSpec, device: str, memory: MemoryPolicy) -> tuple[float, float]:
+        first, last = spec.stage == 0, spec.stage == spec.cut.stages - 1
+        return 0.5 + 2.0 * spec.model.num_layers + 3.0 * first + 7.0 * last, 1e-9
+
+    monkeypatch.setattr(plan_measure, "_run", timed)
+    times = plan_measure.measure(RUN.of_stage(0), device="cpu", memory=MemoryPolicy(), progress=lambda words: None)
+    assert (times.layer_s, times.embedding_s, times.head_s, times.call_s) == pytest.approx((2.0, 3.0, 7.0, 0.5))
+    assert times.stages_s((1, 2)) == pytest.approx([0.5 + 2 + 3, 0.5 + 4 + 7]) and times.update_s == 1e-9
+
+
 def test_what_was_measured_is_kept_and_used(plan: Plan, tmp_path: Path) -> None:
     code, out, err = plan("--measure --device cpu")
     assert code == 0 and "measuring one layer" in err and "ms a layer" in out and "slowest stage of the cut [" in out
@@ -246,6 +260,10 @@ def test_what_was_measured_is_kept_and_used(plan: Plan, tmp_path: Path) -> None:
     assert kept["times"]["layer_s"] > 0
     assert "by measured layer times" in plan("--stage 1 --device cpu --mbit 100")[1]
     assert json.loads(plan("--stage 1 --device cpu --mbit 100 --json")[1])["time"]["measured"]
+    other = RUN.model_copy(update={"training": RUN.training.model_copy(update={"microbatch_size": 1})})
+    (tmp_path / "run.toml").write_text(to_toml(other), encoding="utf-8")
+    code, out, err = plan("--stage 1 --device cpu --mbit 100")
+    assert code == 0 and "is of another model or microbatch" in err and "by FLOPs" in out
     (tmp_path / "run.measured.json").write_text("{}", encoding="utf-8")
     code, _, err = plan("--stage 1 --device cpu --mbit 100")
     assert code == 2 and "measure anew with --measure" in err and err.count("\n") == 1

@@ -149,7 +149,7 @@ def test_rounds_take_what_was_planned(averaging: Averaging, ranks: int) -> None:
     _, _, most = allocated(run)
     assert (
         0
-        <= most - plan_stage(Setup(manifest.specs, manifest.wire, layout), 1).host.rounds
+        <= most - plan_stage(Setup(manifest.specs, manifest.wire, layout), 1).host["rounds"]
         < CACHED
         < 4 * canonical.num_elements
     )
@@ -163,9 +163,9 @@ def test_what_rounds_hold_is_in_host_memory_of_a_gpu(averaging: Averaging) -> No
     size = 4 * Canonical.of(manifest.of_stage(1)).num_elements
     local = averaging.sync == "local"
     wide = size * (1 if local else 2)
-    assert there.host.rounds == here.host.rounds >= 2 * size * local
-    assert (here.rank.sums, here.host.sums) == (wide * (2 - local), 0)
-    assert (there.rank.sums, there.host.sums) == (wide, wide * (not local))
+    assert there.host["rounds"] == here.host["rounds"] >= 2 * size * local
+    assert (here.rank.sums, here.host["sums"]) == (wide * (2 - local), 0)
+    assert (there.rank.sums, there.host["sums"]) == (wide, wide * (not local))
     assert [plan.rank.optimizer // size for plan in (here, there)] == [2, 2]
     assert [plan.rank.parameters for plan in (here, there)] == [size * (1 + 2 * local)] * 2
 
@@ -177,5 +177,5 @@ def test_an_outer_optimizer_is_not_offloaded_with_the_moments() -> None:
         plan_stage(Setup(manifest.specs, manifest.wire, GPU, memory=MemoryPolicy(offload_optimizer=offload)), 1)
         for offload in (False, True)
     )
-    assert plain.rank.state - offloaded.rank.state == plain.rank.optimizer == offloaded.host.moments - 2 * size
+    assert plain.rank.state - offloaded.rank.state == plain.rank.optimizer == offloaded.host["moments"] - 2 * size
     assert plain.rank.optimizer == pytest.approx(2 * size, rel=0.01)

@@ -71,6 +71,20 @@ def test_unequal_replicas_share_the_work_as_they_are_fast() -> None:
     assert found.site.narrowest_bytes_per_s == pytest.approx(25e6)
 
 
+def test_a_slow_line_of_a_fast_device_slows_its_stage() -> None:
+    """Neither all of the compute nor all of the lines comes through: one machine waits for each."""
+    fast = MachineKind(name="fast", count=1, tflops=1000.0, mbit=20.0)
+    slow = MachineKind(name="slow", count=1, tflops=1.0, mbit=2000.0)
+    found = situated(spec_of(2), fleet(fast, slow), WAY, counts=((1, 1),) * 2)
+    assert found is not None
+    flops = max(each.flops for each in works(spec_of(2)))
+    crossing = 4 * 1024 * 1024 * 1.016 / 0.75
+    through = 20e6 / 8 / crossing + 1e12 / flops
+    joint = min(1001e12 / flops, 2020e6 / 8 / crossing)
+    assert found.load.microbatch_s == pytest.approx(2 * flops / 1001e12 * joint / through, rel=1e-3)
+    assert found.load.microbatch_s > 10 * found.place_s[0]
+
+
 def test_two_stages_a_peer_are_twice_the_work_of_half_as_many_places() -> None:
     alone = situated(spec_of(4), fleet(HOME), WAY)
     both = situated(spec_of(4), fleet(HOME), WAY, stages_per_peer=2)
@@ -124,7 +138,7 @@ TIMES = LayerTimes(4096, 0.1, 0.0, 0.2, 0.01, 1e-9, 1e12)
 
 def test_a_measured_head_makes_its_stage_shorter() -> None:
     assert TIMES.cut(6, 2) == (4, 2), "the head takes as long as two layers"
-    assert TIMES.stage_s(2, first=False, last=True) == pytest.approx(0.01 + 0.2 + 0.2)
+    assert TIMES.stages_s((4, 2)) == pytest.approx([0.01 + 0.4, 0.01 + 0.2 + 0.2])
     work = works(SPEC.model_copy(update={"cut": Cut(stages=2, layers=(9, 7))}), TIMES)
     assert work[0].flops == pytest.approx(0.91e12) and work[1].flops == pytest.approx(0.91e12)
 
@@ -168,6 +182,20 @@ def test_the_search_keeps_what_is_said_and_prefers_what_is_fast() -> None:
     assert search(long.of_stage(0), {}, slow, roomy)[0].way.sync == "local"
     with pytest.raises(UsageError, match="fewer than the stages"):
         search(spec_of(8), {"cut.stages": 8}, fleet(LAB), roomy)
+
+
+def test_microbatches_are_halved_down_to_what_keeps_a_device_busy() -> None:
+    few = RUN.model_copy(update={"training": RUN.training.model_copy(update={"microbatch_size": 64})})
+    spec = few.of_stage(0)
+    short = spec.model_copy(update={"training": spec.training.model_copy(update={"sequence_length": 128})})
+    seen: set[int] = set()
+
+    def look(priced: Priced) -> tuple[tuple[MachineFit, ...], ...]:
+        seen.add(priced.training.microbatch_size)
+        return roomy(priced) if priced.training.microbatch_size == 8 else ((MachineFit(0, 1),),) * priced.cut.stages
+
+    best, _ = search(short, {"cut.stages": 1}, fleet(HOME), look)
+    assert seen == {64, 32, 16, 8} and best.training.microbatches == 32 * 64 // 8, "1,024 tokens at least"
 
 
 def test_measured_times_cut_what_is_proposed() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from swarmnet.cli.frame import run
 from swarmnet.manifest.file import to_toml
 from swarmnet.manifest.schema import Manifest
-from swarmnet.plan.memory import GIB, HostMemory, RankMemory, StageMemory, read_size, shown, together
+from swarmnet.plan.memory import GIB, RankMemory, StageMemory, read_size, shown, together
 
 SIZES = st.integers(0, 10**6)
 
@@ -33,7 +33,7 @@ def test_a_job_is_a_microbatch_or_an_update_whichever_takes_more() -> None:
 
 
 def staged(stage: int, held: int, microbatch: int, ranks: int, *, on_host: bool) -> StageMemory:
-    return StageMemory(stage, range(1), ranks, rank(held, microbatch), HostMemory(memo=1000), 2, on_host)
+    return StageMemory(stage, range(1), ranks, rank(held, microbatch), {"memo": 1000}, 2, on_host)
 
 
 @pytest.mark.parametrize("on_host", [False, True])
