@@ -21,11 +21,12 @@ from swarmnet.config.peer import Mesh
 from swarmnet.errors import UsageError
 from swarmnet.local.options import LocalOptions
 from swarmnet.local.prepare import FIELDS, absolute, choose, parse_meshes, resume
-from swarmnet.local.progress import NAMES, SwarmProgress
+from swarmnet.local.progress import SwarmProgress
 from swarmnet.manifest.file import change
 from swarmnet.manifest.schema import Manifest
 from swarmnet.net.identity import LOCK_FILE, FileLock
 from swarmnet.telemetry.events import EventReader
+from swarmnet.telemetry.kinds import marked
 from swarmnet.testing.byzantine import choose_liars, parse_liars
 from swarmnet.testing.fault import KINDS, Kill
 from swarmnet.testing.invariants import InvariantChecker
@@ -171,20 +172,16 @@ def final_weights(out: Path, *, stage: int, steps: int) -> list[Path]:
     return sorted(out.glob(f"peers/*/snapshots/*/stage-{stage}-step-{steps}.json"))
 
 
-_REPLAYED = frozenset(
-    ["committed", "evaluated", "figures", "checkpoint", "dropped", "tainted", "restart", "listening", "lied", *NAMES]
-)
-
-
 def replay(out: Path, began: Sequence[float], progress: SwarmProgress, checker: InvariantChecker) -> None:
     """Let `progress` and `checker` take in every commit, checkpoint and held-out loss that was written before, what was
     done to the run, and who lied and was named."""
+    kept = marked("kept")
     events = sorted(
         (
             (event["t"], path.parent.name, event)
             for path in sorted(out.glob("peers/*/events.jsonl"))
             for event in EventReader(path).read()
-            if event.get("event") in _REPLAYED
+            if event.get("event") in kept
         ),
         key=lambda entry: entry[0],
     )

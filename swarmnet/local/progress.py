@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from swarmnet.telemetry.kinds import KINDS
+
 WINDOW_STEPS = 10
 """Throughput on the table is that of the last so many steps."""
 
@@ -43,15 +45,6 @@ class Conviction:
     step: int
     reason: str
     by: set[str] = field(default_factory=set)
-
-
-NAMES = frozenset(["convicted", "reducer_lied", "pledge_lied"])
-"""Events in which a replica names another one as a liar: a verdict, or the check of a sum, which leaves it out."""
-
-SAYS_OF_ITSELF = frozenset(
-    ["listening", "synced", "applied", "finished", "executed", "mesh_started", "rank_lost", "lied", "convicted_here"]
-)
-"""What is taken from a liar: nothing that it says of the run, or of others."""
 
 
 @dataclass(slots=True)
@@ -135,33 +128,34 @@ class SwarmProgress:
     def on(self, name: str, event: Mapping[str, Any], *, now: float) -> None:
         """Take in one event of child `name`, as its file has it."""
         replica = self.replicas.get(name)
-        if name in self.liars and event["event"] not in SAYS_OF_ITSELF:
+        kind = KINDS[event["event"]]
+        if name in self.liars and "self" not in kind.marks:
             return
-        match event["event"]:
+        match kind.name:
             case "listening":
                 self.dht[name] = event["dht"]
                 self.names[event["peer"]] = name
             case "lied":
                 self.lies[name] += 1
-            case kind if kind in NAMES:
+            case _ if "accuses" in kind.marks:
                 whom, reason = self.names.get(event["peer"], event["peer"]), event.get("reason", event.get("why", ""))
                 found = self.convictions.setdefault(whom, Conviction(len(self.points), reason))
                 found.by.add(name)
-                if kind == "convicted":
+                if kind.name == "convicted":
                     self.out.add(whom)
-            case ("synced" | "applied") as kind if replica is not None:
+            case ("synced" | "applied") as did if replica is not None:
                 replica.version = event["version"]
-                if kind == "applied" or self.training_at is None:
+                if did == "applied" or self.training_at is None:
                     self.moved_at = now
                 if self.training_at is None and all(self.synced(stage) for stage in range(self.stages)):
                     self.training_at = now
-                if kind == "applied":
+                if did == "applied":
                     self.applied += 1
                     self.averaging_bytes += event.get("averaging_bytes", 0)
             case "committed":
                 self._committed(event, now)
-            case ("outer_step" | "outer_missed") as kind:
-                self.outer[kind == "outer_step"] += 1
+            case "outer_step" | "outer_missed":
+                self.outer[kind.name == "outer_step"] += 1
             case "rerouted":
                 self.reroutes += 1
             case "executed":

@@ -36,11 +36,12 @@ from swarmnet.local.processes import (
     stop,
     swarmnet_command,
 )
-from swarmnet.local.progress import NAMES, ReplicaView, SwarmProgress
+from swarmnet.local.progress import ReplicaView, SwarmProgress
 from swarmnet.local.screen import SwarmScreen
 from swarmnet.net.admission_files import invitation_beside
 from swarmnet.ranks.launcher import Launcher, LauncherLost
 from swarmnet.telemetry.events import LATER, EventLog, EventReader
+from swarmnet.telemetry.kinds import KINDS
 from swarmnet.testing.fault import Drain, Fault, Join, Kill, KillAll, KillRank, Stop, member_of
 from swarmnet.testing.invariants import InvariantChecker
 from swarmnet.testing.schedule import (
@@ -375,7 +376,7 @@ class Supervisor:
                     if name in self._away and name not in self._killed:
                         away = f"{now - self._away.pop(name):.1f} s after it was killed"
                         self.screen.note(f"{name} is back at version {version} by {how}, {away}")
-                case {"event": kind, "peer": peer} if kind in NAMES and name not in self.swarm.liars:
+                case {"peer": peer} if "accuses" in KINDS[event["event"]].marks and name not in self.swarm.liars:
                     self._named(peer)
             self._perform(self.faults.on(name, event, now=now), now=now)
         if self._resumes and self.progress.training_at is not None:

@@ -47,6 +47,7 @@ from swarmnet.simulate.network import MemoryNetwork
 from swarmnet.simulate.oracle import Oracle
 from swarmnet.simulate.plan import OWNER, Plan, manifest_of
 from swarmnet.stage.seams import Engine
+from swarmnet.telemetry.kinds import KINDS
 from swarmnet.testing.invariants import multiplicity
 from swarmnet.trainer.trainer import Trainer
 from swarmnet.transport import Service, Transport
@@ -492,6 +493,8 @@ class Swarm:
         if self.detailed:
             self.events.append((self.loop.time(), peer, event, fields))
         try:
+            if unknown := fields.keys() - {*KINDS[event].fields}:
+                raise Broken(f"event {event} has fields that telemetry/kinds.py has not: {sorted(unknown)}")
             if event == "committed":
                 self._check_commit(peer, fields)
             if event in ("applied", "synced"):

@@ -1,7 +1,6 @@
-"""What a process does, told twice: everything to the events file, and what a person wants to see to the log.
+"""What a process does, written twice: everything to the events file, and what a person wants to see to the log.
 
-Knows which events are worth a line and which of their fields fit on one; the rest is logged at debug. And which events
-begin and end a wait: what is waited for is said again, about once a minute.
+`telemetry.kinds` has the level of each event. What is waited for is logged again, about once a minute.
 """
 
 from __future__ import annotations
@@ -12,28 +11,11 @@ from collections.abc import Callable, Iterable, Mapping
 
 from swarmnet.clock import boot_time
 from swarmnet.telemetry.events import EventLog
+from swarmnet.telemetry.kinds import KINDS
 from swarmnet.telemetry.log import FieldLogger
 
-_TOLD = """
-    listening complete synced applied evaluated evicted finished stopped done resync voided checkpoint draining
-    outer_step outer_missed averaged_alone mesh_started dialled_back hidden relay_reserved pausing paused resumed
-    moving moved notice extended metrics dashboard progress back
-"""
-# Events that are worth a line at level info, and at level warning.
-_WARNED = """
-    halted waiting refused digest_differs join_failed restart dropped orphaned apply_failed checkpoint_failed
-    checkpoint_bad drift rank_lost bad_input away cannot_reach relay_lost callers_refused move_failed
-    need_not_hide notice_missed notice_refused no_dashboard device_full convicted convicted_here disputed
-    withheld reducer_lied pledge_lied no_papers tainted stays_applied
-"""
-
-_LEVELS = dict.fromkeys(_TOLD.split(), logging.INFO) | dict.fromkeys(_WARNED.split(), logging.WARNING)
-
-# What may come with every step, of each stage; a line of it is worth reading once in _EVERY_S.
-_STEPWISE = frozenset(("applied", "evaluated", "checkpoint", "voided", "outer_step", "outer_missed", "averaged_alone"))
 _EVERY_S = 1.0
-
-_LONG = frozenset(("contributions", "digest", "chain", "weights_sha256", "incarnation", "pids"))  # Fields for programs.
+"""Of an event that comes with every step, the log shows one line of each stage so often."""
 
 
 class Journal:
@@ -47,9 +29,9 @@ class Journal:
     def __call__(self, event: str, fields: dict[str, object]) -> None:
         """Write to the events file; log at the level the event deserves, those of each step once a second."""
         self._events.emit(event, **fields)
-        level = _LEVELS.get(event, logging.DEBUG)
-        untold = 0
-        if event in _STEPWISE:
+        kind = KINDS[event]
+        level, untold = kind.level, 0
+        if "step" in kind.marks:
             key, now = (event, fields.get("stage")), self._clock()
             if now - self._told_at.get(key, float("-inf")) < _EVERY_S:
                 self._untold[key] = self._untold.get(key, 0) + 1
@@ -65,7 +47,8 @@ class Journal:
             self._invite(fields["links"], "nobody can dial this peer; others join through its relay with")
         elif self._log.isEnabledFor(level):
             # A line for a person: no digests, and no digits that nobody compares.
-            shown = {key: _short(value) for key, value in fields.items() if key not in _LONG or level < logging.INFO}
+            hidden = kind.programs if level >= logging.INFO else frozenset()
+            shown = {key: _short(value) for key, value in fields.items() if key not in hidden}
             self._log.at(level, event, shown | ({"untold": untold} if untold else {}))
 
     def _invite(self, links: object, words: str) -> None:

@@ -1,0 +1,221 @@
+"""The one table of event kinds: name, log level, marks, fields, meaning. Pure.
+
+The log, the states that views draw (`telemetry.state`), what a resumed `swarmnet local` reads again, and docs/events.md
+come from it: `python -m swarmnet.telemetry.kinds` prints that page.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+MARKS = {
+    "step": "comes with every step: of each stage the log shows one line a second",
+    "renews": "the peer publishes its record at once",
+    "self": "a Byzantine peer is believed here, because it speaks of itself",
+    "accuses": "names another peer as Byzantine",
+    "kept": "a resumed `swarmnet local` reads it again",
+}
+
+_TABLE = """
+away | warning | reason | no bootstrap peer answers; the peer tries again
+back | info | reason | a bootstrap peer answers again
+listening | info self kept | peer dht addresses incarnation* links | it accepts connections; others join by `links`
+stopped | info | reason | the peer or trainer ends
+metrics | info | at | figures for Prometheus are served there
+dashboard | info | at | the dashboard is served there
+no_dashboard | warning | reason then | the dashboard could not be started
+traffic | debug | calls | bytes and seconds by kind of call, when the peer ends
+done | info | step | the trainer has fed the last step
+waiting | warning | stage reason advice | no step can be done until `reason` has passed
+complete | info | peers | every stage has a replica
+dialled_back | info | addresses could could_not not_asked dialled | other members have tried to connect to this peer
+hidden | info | addresses could_not relays links | no member could connect to this peer; relays carry its calls
+unreachable | debug | addresses could_not | no member could connect to this peer, and no relay was found
+need_not_hide | warning | advice | members can connect to this peer after all
+relay_reserved | info | relay bytes_per_s | a relay has a reservation for this peer
+relay_lost | warning | relay reason | a relay serves this peer no more
+callers_refused | warning | reason caller relay | a call through a relay was refused; at most once a minute
+punched | debug | peer nat seconds | a direct connection through both routers was opened
+not_punched | debug | peer reason | no direct connection could be opened
+hole_lost | debug | peer | such a connection has ended
+cannot_reach | warning | stage peer reason | a replica is heard and cannot be connected to
+fetching | debug | stage version bytes total donors seconds_left level_in | the state of a stage is being fetched
+fetching_again | debug | stage version reason | the fetched state could not be used
+following | debug | stage version newest level_in | a joining replica catches up
+too_slow | debug | stage bytes_per_s sum_bytes step_s within needs donors needs_each | the link is too slow to catch up
+join_failed | warning | stage donor reason | a source of the state failed
+synced | info renews self | stage version how path from seconds bytes | the replica has the weights and serves
+dropped | warning kept | stage from to microbatches reason | the state of a stage was lost; training goes on from `to`
+mesh_starting | debug | stage mesh ranks | the processes of the ranks are started
+mesh_started | info self | stage mesh epoch pids* seconds | all ranks are up
+rank_lost | warning self | stage rank reason epoch seconds | a rank has ended; all ranks start again
+device_full | warning | stage slots reason | the device had no memory left; the replica takes fewer microbatches
+moving | info | from to rates | another stage needs this peer more; it fetches that state
+moved | info | from to version | the peer serves another stage
+move_failed | warning | to reason | the peer stays in its stage
+pausing | info | why | the peer takes no new microbatches
+paused | info | serves_on | the peer is paused, apart from stages that need it
+resumed | info | - | the pause has ended
+draining | info | left | the peer is leaving
+rerouted | debug | stage step index from reason | another replica computes a microbatch
+refused | warning | step index code reason | a replica refused a microbatch
+progress | info | step steps loss held_out learning_rate tokens_per_second eta_s | where the run stands, by its records
+brings_nothing | debug | step peer | another trainer did not feed its microbatches in two steps in a row
+evaluated | info step kept | step loss num_tokens | the held-out loss of version `step`
+not_evaluated | debug | step reason | that version has no held-out loss
+eval_disputed | debug | step number losses routes | replicas gave different held-out losses
+turned_away | debug | stage peer step index reason | a caller may not feed that microbatch
+bad_input | warning | stage peer step index code reason | a microbatch was malformed or not proven
+asks_too_often | debug | stage peer step index | a replica asks for the same proof again and again
+leader | debug | stage step ballot | this replica leads the step
+leader_stopped | debug | stage step for | a leader gave way to another one
+refused_ballot | debug | stage peer ballot leader | a ballot was not accepted
+ordered | debug | stage index peer step | the leader orders a microbatch that no replica has
+ordered_again | debug | stage index peer step | the leader orders it from another replica
+released | debug | stage peer indexes | a replica returned its assignments
+evicted | info | stage peer reason step | the leader removed a replica from the step
+evicted_me | debug | stage void step | this replica was removed from the step
+sum_lost | debug | stage void step | the aggregate of an open step was lost
+voided_myself | debug | stage void step | this replica discarded its aggregate
+voided | info step | stage step index | a microbatch gave no usable gradient and is skipped
+halted | warning renews | stage step reason | too many microbatches were skipped: the run has stopped
+late | debug | stage peer reason | the replica suspends a slow replica
+excluded | debug | stage peer until_step level | a replica is excluded for some steps
+orphaned | warning | stage step | no replica continues the state of this one
+resync | info | stage reason version | the replica fetches its state again
+ahead_alone | debug | stage peer version | a replica claims a version that no other has
+finds_alone | debug | stage step peer | only one replica finds microbatches unusable
+cut_again | debug | stage step | the aggregation round is divided again
+averaged_alone | info step | stage step reason | the aggregation round had one member
+averaged | debug | stage step seconds | the aggregation round has ended
+sum_left | debug | stage step seconds | this replica left the round before its end
+sum_failed | debug | stage reason | a round failed
+sum_checked | debug | stage step seconds | the aggregate was checked
+clipped | debug | stage step peer factor part hop | the reducer scaled a contribution down
+digest_differs | warning | stage peers round | replicas have different aggregates
+other_commit | debug | stage peer step of digest* | a replica has another commit of the same step
+bad_vote | debug | stage peer step | a vote had a wrong signature; `stage` is that of the vote
+refused_message | debug | stage peer kind reason | a message was refused
+committed | debug kept | stage step loss_sum num_tokens digest* contributions* voided | the step has a certificate
+applied | info step self | stage step version chain* loss grad_norm averaging_bytes | the optimizer step is done
+apply_failed | warning | stage step reason | the optimizer step failed
+figures | debug kept | step loss num_tokens grad_norm learning_rate | what came of the step
+executed | debug self | stage executions counted | forwards so far, and microbatches in committed aggregates
+outer_step | info step | stage step elements moved | an outer step was taken together with other replicas
+outer_missed | info step | stage step elements moved reason | the outer step found no partner
+drift | warning renews | stage version peer to strays measured | weights of a replica differ from those of most
+checkpoint | info step renews kept | stage version path bytes seconds problem | a checkpoint is on disk
+checkpoint_failed | warning | stage version path reason bytes_needed then | a checkpoint could not be written
+checkpoint_bad | warning renews | stage path reason then | a checkpoint cannot be used
+restart | warning kept | number version kept reason | the run goes back to `version`
+notice | info | number since steps | the owner has extended the run from step `since` on
+extended | info | number since steps | the extension is in force
+notice_refused | warning | peer reason | an extension was not valid
+notice_missed | warning | number since steps reason then | an extension came too late
+finished | info self | stage version weights_sha256* path advice problem | the last version is reached; `path`: its file
+audited | debug | stage peer step index ok | a case was recomputed here; `ok`: the work was right
+rechecked | debug | stage peer step index | a case was sent to the stage, with known rechecks
+weighed | debug | stage peer step index off | work of another numerics class was recomputed; `off`: relative distance
+untried | debug | stage peer step index reason | a case could not be recomputed here
+withheld | warning | stage peer step index reason | a peer did not show what it had committed to
+disputed | warning | stage peer step index peers | one of `peers` is Byzantine, and the quorum cannot tell which
+convicted | warning accuses kept | stage peer step reason | a peer is banned
+convicted_here | warning self | stage step reason evidence | this peer is banned, and ends; `evidence`: the file
+reducer_lied | warning accuses kept | stage step peer why part | a reducer made a wrong aggregate
+pledge_lied | warning accuses kept | stage step peer why part | a contribution was not what its commitment says
+tainted | warning kept | stage step peer | work of a banned peer in that step was wrong, and is applied here
+stays_applied | warning | step reason | the run does not go back before that step
+no_papers | warning | reason then | receipts or proofs cannot be written
+began | debug | name life meshes liars | `swarmnet local` begins, or resumes
+started | debug | name child pid start | a process was started
+crashed | debug | name child code | a process ended with an error
+left | debug | name child | a process has left in good order
+shut_out | debug | name child | a banned process has ended
+killed | debug | name child by step | a process was killed
+killed_all | debug | name step | all processes were killed
+kill_rank | debug | name child order step | a rank was killed
+stop | debug | name child order step | a process was stopped
+continued | debug | name child order | a stopped process was continued
+join | debug | name child order step | one more replica was started
+drain | debug | name child order step | a replica was told to leave
+partition | debug | name order step | links between two groups were cut
+slow | debug | name child order step | links were made slow
+over | debug | name order | such a fault has ended
+postponed | debug | name order reason | a fault waits until it does no lasting harm
+reached | debug | hold phase step | a process is held in the phase that a fault names
+asking | debug | - | a process fetches its state for the first time
+holding | debug | tasks blocks | what a process holds, for a search for leaks
+worked | debug | phase step index | how far a microbatch has come, in a traced process
+lied | debug self kept | kind step index | a Byzantine test double returned wrong work
+oracle_step | debug | step loss tokens | a step of the single-process reference
+oracle_weights | debug | sha256 | digests of its last weights
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class EventKind:
+    """A row. fields: those that an event may have. programs: of these, digests and lists, which no log line for a
+    person shows."""
+
+    name: str
+    level: int
+    marks: frozenset[str]
+    fields: tuple[str, ...]
+    programs: frozenset[str]
+    meaning: str
+
+
+_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
+
+
+def _rows() -> Iterator[EventKind]:
+    for line in _TABLE.strip().splitlines():
+        name, marks, fields, meaning = line.split(" | ")
+        level, *marked = marks.split()
+        listed = [] if fields == "-" else fields.split()
+        names = tuple(each.removesuffix("*") for each in listed)
+        programs = frozenset(each[:-1] for each in listed if each.endswith("*"))
+        yield EventKind(name, _LEVELS[level], frozenset(marked), names, programs, meaning)
+
+
+KINDS = {kind.name: kind for kind in _rows()}
+
+
+def marked(mark: str) -> frozenset[str]:
+    """The names of all kinds with that mark."""
+    return frozenset(name for name, kind in KINDS.items() if mark in kind.marks)
+
+
+def page() -> str:
+    """docs/events.md."""
+    levels = {level: word for word, level in _LEVELS.items()}
+    lines = [_HEAD, *(f"- **{mark}**: {meaning}." for mark, meaning in MARKS.items()), _TABLE_HEAD]
+    for kind in KINDS.values():
+        fields = " ".join(f"`{each}`" for each in kind.fields)
+        marks = " ".join(sorted(kind.marks))
+        lines.append(f"| `{kind.name}` | {levels[kind.level]} | {fields} | {kind.meaning} | {marks} |")
+    return "\n".join([*lines, ""])
+
+
+_HEAD = """# Events
+
+A process appends one JSON object per line to its events file (`--events FILE`): `t` (Unix seconds), `event` (a name
+from the table below) and the fields of that event. `swarmnet local` writes the events of all its processes to
+`events.jsonl`, with the `name` of each process. `run_peer(on_event=...)` receives the same names and fields.
+
+The log shows events of level info and warning, and with `--log-level debug` all of them. Lists and digests are left out
+of its lines. Some kinds have a mark:
+"""
+
+_TABLE_HEAD = """
+## Appendix
+
+This page is generated: `python -m swarmnet.telemetry.kinds > docs/events.md`.
+
+| event | level | fields | meaning | marks |
+|---|---|---|---|---|"""
+
+if __name__ == "__main__":
+    print(page(), end="")
