@@ -11,21 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from swarmnet.telemetry.kinds import KINDS
+from swarmnet.telemetry.run_state import StageState
 
 WINDOW_STEPS = 10
 """Throughput on the table is that of the last so many steps."""
-
-
-@dataclass(slots=True)
-class ReplicaView:
-    """One replica as its events show it. version None: not synced."""
-
-    stage: int
-    alive: bool = False
-    version: int | None = None
-    finished: bool = False
-    mesh: str = ""  # of its ranks, "" for one
-    ranks_lost: bool = False  # they start anew
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +41,8 @@ class SwarmProgress:
     """A swarm of `steps` steps; `replicas` maps the name of each replica to its stage."""
 
     steps: int
-    replicas: dict[str, ReplicaView]
+    replicas: dict[str, StageState]
+    past: list[StageState] = field(default_factory=list)  # of processes that have ended
     liars: Mapping[str, str] = field(default_factory=dict)  # how some of them lie, by name
     trainers: frozenset[str] = frozenset()
     started_at: float = 0.0
@@ -70,9 +60,6 @@ class SwarmProgress:
     on_disk: dict[int, set[int]] = field(default_factory=dict)  # versions ever written, by stage
     unwritten: dict[int, str] = field(default_factory=dict)  # by stage: who could not write its last weights, and why
     postponed: list[str] = field(default_factory=list)
-    applied: int = 0  # optimizer steps of all replicas
-    rank_restarts: int = 0  # how often a replica has started all its ranks anew
-    averaging_bytes: int = 0  # of sums that replicas have sent each other
     outer: Counter[bool] = field(default_factory=Counter)  # outer steps; False: missed
     strays: set[tuple[int, int, str]] = field(default_factory=set)  # (stage, version, peer) whose weights were off
     names: dict[str, str] = field(default_factory=dict)  # of processes, by peer id
@@ -81,7 +68,6 @@ class SwarmProgress:
     out: set[str] = field(default_factory=set)  # who is convicted: nobody in the run hears it any more
     starts: Counter[str] = field(default_factory=Counter)  # of processes, by name
     dht: dict[str, Sequence[str]] = field(default_factory=dict)  # addresses of the processes that are up
-    _executions: Counter[tuple[str, int, int]] = field(default_factory=Counter)
     _early: dict[int, Point] = field(default_factory=dict)
 
     @property
@@ -104,10 +90,9 @@ class SwarmProgress:
             if self.steps not in self.on_disk.get(stage, set())
         }
 
-    @property
-    def executions(self) -> int:
-        """Training forwards of all stages and processes, the dead ones as far as they had said."""
-        return sum(self._executions.values())
+    def total(self, figure: str) -> int:
+        """The sum of a figure of `StageState` over all processes, also those that have ended."""
+        return sum(getattr(each, figure) for each in (*self.past, *self.replicas.values()))
 
     def started(self, name: str, *, now: float) -> None:
         """The process of `name` has been started (again)."""
@@ -116,14 +101,19 @@ class SwarmProgress:
             self.moved_at = now  # while all start, each start is progress; later it is none
         self.dht.pop(name, None)
         if name in self.replicas:
-            self.replicas[name] = ReplicaView(self.replicas[name].stage, alive=True)
+            self._renew(name, alive=True)
 
     def ended(self, name: str) -> None:
         """The process of `name` is gone."""
         self.dht.pop(name, None)
-        if (before := self.replicas.get(name)) is not None:
+        if name in self.replicas:
             # It keeps what it had reached: the run may be complete with it.
-            self.replicas[name] = ReplicaView(before.stage, finished=before.finished)
+            self._renew(name, finished=self.replicas[name].finished)
+
+    def _renew(self, name: str, *, alive: bool = False, finished: bool = False) -> None:
+        before = self.replicas[name]
+        self.past.append(before)
+        self.replicas[name] = StageState(before.stage, alive=alive, finished=finished)
 
     def on(self, name: str, event: Mapping[str, Any], *, now: float) -> None:
         """Take in one event of child `name`, as its file has it."""
@@ -131,6 +121,8 @@ class SwarmProgress:
         kind = KINDS[event["event"]]
         if name in self.liars and "self" not in kind.marks:
             return
+        if replica is not None:
+            replica.on(kind.name, event, now=now)
         match kind.name:
             case "listening":
                 self.dht[name] = event["dht"]
@@ -143,24 +135,17 @@ class SwarmProgress:
                 found.by.add(name)
                 if kind.name == "convicted":
                     self.out.add(whom)
-            case ("synced" | "applied") as did if replica is not None:
-                replica.version = event["version"]
-                if did == "applied" or self.training_at is None:
+            case "synced" | "applied" if replica is not None:
+                if kind.name == "applied" or self.training_at is None:
                     self.moved_at = now
                 if self.training_at is None and all(self.synced(stage) for stage in range(self.stages)):
                     self.training_at = now
-                if did == "applied":
-                    self.applied += 1
-                    self.averaging_bytes += event.get("averaging_bytes", 0)
             case "committed":
                 self._committed(event, now)
             case "outer_step" | "outer_missed":
                 self.outer[kind.name == "outer_step"] += 1
             case "rerouted":
                 self.reroutes += 1
-            case "executed":
-                key = name, self.starts[name], event["stage"]
-                self._executions[key] = max(self._executions[key], event["executions"])
             case "evaluated":
                 self.evaluations[event["step"]] = float(event["loss"])
             case "figures":
@@ -171,15 +156,9 @@ class SwarmProgress:
                 self._cut_back(event["to"])
             case "drift":
                 self.strays.add((event["stage"], event["version"], event["peer"]))
-            case "mesh_started" if replica is not None:
-                replica.mesh, replica.ranks_lost = event["mesh"], False
-                self.rank_restarts += event["epoch"] > 1
             case "convicted_here" if name in self.liars:
                 self.out.add(name)  # it may end before anybody's word of it is read
-            case "rank_lost" if replica is not None:
-                replica.ranks_lost = True
             case "finished" if replica is not None:
-                replica.finished, replica.version = True, event["version"]
                 if problem := event.get("problem"):
                     self.unwritten.setdefault(event["stage"], f"{name} could not write {event['path']}: {problem}")
                 elif name not in self.liars:

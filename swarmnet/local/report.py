@@ -58,7 +58,7 @@ def shape(stages: int, replicas: int) -> str:
 def executions_per_index(outcome: RunOutcome) -> float:
     """Training forwards per (stage, step, index): 1.0 when nothing was computed twice."""
     done = outcome.progress.stages * len(outcome.progress.done) * outcome.manifest.training.microbatches
-    return outcome.progress.executions / done if done else 0.0
+    return outcome.progress.total("executed") / done if done else 0.0
 
 
 def agreement(manifest: Manifest) -> str:
@@ -71,7 +71,7 @@ def agreement(manifest: Manifest) -> str:
 def averaging_bytes_each(outcome: RunOutcome) -> int:
     """What a replica sends its mates in a step, on the average."""
     progress = outcome.progress
-    return round(progress.averaging_bytes / progress.applied) if progress.applied else 0
+    return round(progress.total("sent_bytes") / max(progress.total("steps"), 1))
 
 
 def summary(outcome: RunOutcome) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def summary(outcome: RunOutcome) -> dict[str, Any]:
         "kills_not_done": list(outcome.not_killed),
         "faults": dict(sorted(progress.faults.items())),
         "ranks": outcome.ranks,
-        "rank_restarts": progress.rank_restarts,
+        "rank_restarts": progress.total("rank_restarts"),
         "killed_all": outcome.killed_all,
         "resumed": outcome.resumed,
         "repeated_steps": invariants.repeated,
@@ -113,7 +113,7 @@ def summary(outcome: RunOutcome) -> dict[str, Any]:
         "unaudited": [list(place) for place in invariants.unaudited],
         "digest_conflicts": [list(place) for place in invariants.conflicts],
         "executions_per_index": round(executions_per_index(outcome), 4),
-        "averaging_bytes": progress.averaging_bytes,
+        "averaging_bytes": progress.total("sent_bytes"),
         "averaging_bytes_per_replica_and_step": averaging_bytes_each(outcome),
         "outer_steps": progress.outer[True],
         "outer_missed": progress.outer[False],
@@ -274,7 +274,7 @@ def _told(outcome: RunOutcome) -> Iterator[str]:
     if outcome.ranks:
         yield (
             f"ranks: {', '.join(f'{name} {ranks}' for name, ranks in sorted(outcome.ranks.items()))}; "
-            f"started anew {progress.rank_restarts} time{'s' * (progress.rank_restarts != 1)}"
+            f"started anew {progress.total('rank_restarts')} time{'s' * (progress.total('rank_restarts') != 1)}"
         )
     if progress.strays:
         yield f"drifted {len(progress.strays)} times; who had drifted took the others' weights"

@@ -23,6 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from swarmnet.local.progress import SwarmProgress
+from swarmnet.telemetry.run_state import RunState
 from swarmnet.telemetry.screen import Screen, duration
 
 STARTING_S = 1.0
@@ -137,26 +138,21 @@ _SOURCES = {
 class News:
     """What is worth a line. Tell it everything; what it returns are the lines. Pure."""
 
-    _links: dict[str, str] = field(default_factory=dict)  # of those that listen now
+    _processes: dict[str, RunState] = field(default_factory=dict)  # those that run
     _invited: tuple[str, str] | None = None  # by whom, and with which link
     _bad: set[str] = field(default_factory=set)  # whose checkpoint was of no use
-    _waits: dict[tuple[str, int | None], tuple[float, str]] = field(default_factory=dict)  # by process and stage
     _said: set[str] = field(default_factory=set)
 
     def on(self, name: str, event: Mapping[str, Any], *, now: float) -> list[str]:
         """One event of the process `name`."""
+        self._processes.setdefault(name, RunState()).on(event["event"], event, now=now)
         match event:
             case {"event": "listening", "links": [*_, link]}:  # the last one is the one that works on this machine
-                return self._listening(name, link)
+                if self._invited is None or (self._invited[0] == name and self._invited[1] != link):
+                    return self._invite(name, link)
             case {"event": "checkpoint_bad", "path": path, "reason": reason}:
                 self._bad.add(name)
                 return [f"{name}: the checkpoint {path} is of no use: {reason}"]
-            case {"event": "waiting", "reason": reason}:
-                stage = event.get("stage")  # none: no step can be done without it
-                if (name, stage) not in self._waits or self._waits[name, stage][1] != reason:
-                    self._waits[name, stage] = now, reason
-            case {"event": "complete"}:
-                self._waits.pop((name, None), None)
             # Said whatever it said before: no later checkpoint makes up for the last.
             case {"event": "finished", "stage": stage, "path": path, "problem": problem}:
                 return [f"{name}: the final weights of stage {stage} could not be written to {path}: {problem}"]
@@ -168,39 +164,37 @@ class News:
                 return [f"{name} has lost {which} ({reason}): its ranks start anew"]
             case {"event": "mesh_started", "mesh": mesh, "pids": pids, "seconds": seconds} if event["epoch"] > 1:
                 return [f"{name} has its {len(pids)} ranks ({mesh}) again, after {seconds:.1f} s"]
-            case {"event": "synced", "stage": stage, "version": version, "how": how}:
-                self._waits.pop((name, stage), None)
-                self._waits.pop((name, None), None)  # it serves: others say what is missing
-                if name in self._bad:
-                    self._bad.discard(name)
-                    return [f"{name} goes on from version {version}, {_SOURCES.get(how, how)}"]
+            case {"event": "synced", "version": version, "how": how} if name in self._bad:
+                self._bad.discard(name)
+                return [f"{name} goes on from version {version}, {_SOURCES.get(how, how)}"]
         return []
 
     def gone(self, name: str, *, back: bool) -> list[str]:
         """The process `name` has ended. back: it will be started again."""
-        self._waits = {key: wait for key, wait in self._waits.items() if key[0] != name}
-        if self._links.pop(name, None) is None or back or self._invited is None or self._invited[0] != name:
+        gone = self._processes.pop(name, None)
+        if gone is None or not gone.links or back or self._invited is None or self._invited[0] != name:
             return []
         self._invited = None
-        return self._invite(next(iter(self._links.items()))) if self._links else []
+        links = {other: state.links[-1] for other, state in self._processes.items() if state.links}
+        return self._invite(*next(iter(links.items()))) if links else []
 
     def tick(self, *, now: float) -> list[str]:
         """Time has passed: what has been waited for so long that it is worth a word."""
-        reasons = Counter(reason for since, reason in self._waits.values() if now - since >= PATIENCE_S)
+        reasons = Counter(
+            wait.fields["reason"]
+            for state in self._processes.values()
+            for stage, wait in state.waits.items()
+            # Once a replica serves, the others say what is missing.
+            if now - wait.since >= PATIENCE_S and (stage is not None or wait.since > state.synced_at)
+        )
         if not reasons:
             return []
         ((reason, _),) = reasons.most_common(1)  # some see less of the swarm than others
         return self._once(f"waiting: {reason}")
 
-    def _listening(self, name: str, link: str) -> list[str]:
-        self._links[name] = link
-        if self._invited is None or (self._invited[0] == name and self._invited[1] != link):
-            return self._invite((name, link))
-        return []
-
-    def _invite(self, who: tuple[str, str]) -> list[str]:
-        self._invited = who
-        return [f"join it while it runs: swarmnet join {who[1]}"]
+    def _invite(self, name: str, link: str) -> list[str]:
+        self._invited = name, link
+        return [f"join it while it runs: swarmnet join {link}"]
 
     def _once(self, text: str, *, about: str = "") -> list[str]:
         if (about or text) in self._said:

@@ -36,12 +36,13 @@ from swarmnet.local.processes import (
     stop,
     swarmnet_command,
 )
-from swarmnet.local.progress import ReplicaView, SwarmProgress
+from swarmnet.local.progress import SwarmProgress
 from swarmnet.local.screen import SwarmScreen
 from swarmnet.net.admission_files import invitation_beside
 from swarmnet.ranks.launcher import Launcher, LauncherLost
 from swarmnet.telemetry.events import LATER, EventLog, EventReader
 from swarmnet.telemetry.kinds import KINDS
+from swarmnet.telemetry.run_state import StageState
 from swarmnet.testing.fault import Drain, Fault, Join, Kill, KillAll, KillRank, Stop, member_of
 from swarmnet.testing.invariants import InvariantChecker
 from swarmnet.testing.schedule import (
@@ -143,7 +144,7 @@ class LocalSwarm:
         progress = SwarmProgress(
             steps=training.total_steps,
             trainers=frozenset(self.trainers),
-            replicas={name: ReplicaView(stage) for name, stage in self.replicas.items()},
+            replicas={name: StageState(stage) for name, stage in self.replicas.items()},
             liars=self.liars,
         )
         checker = InvariantChecker(
@@ -503,7 +504,7 @@ class Supervisor:
                 self._leaving.add(name)
             case Join():
                 # Progress has to know it before its process is started.
-                self.progress.replicas[name] = ReplicaView(action.stage)
+                self.progress.replicas[name] = StageState(action.stage)
         if (number := _SIGNALS.get(type(fault))) is not None:
             self._children[name].send(number)
         self._note_fault(type(fault), name, told, now=now, **by)

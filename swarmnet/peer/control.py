@@ -11,6 +11,7 @@ from typing import Any
 from swarmnet.config.check import SettingsLayer, resolve
 from swarmnet.config.peer import Hours, PeerConfig
 from swarmnet.errors import UsageError
+from swarmnet.telemetry.run_state import RunState
 from swarmnet.telemetry.text import counted
 
 ASKS = ("pause", "resume", "drain", "caps", "contributed", "links")
@@ -71,32 +72,16 @@ class WorkCount:
     """Adds what this process does to what was kept: its own counts begin at 0."""
 
     kept: WorkDone
-    _counted: dict[object, int] = field(default_factory=dict)
-    _newest: dict[object, int] = field(default_factory=dict)
-    _again: bool = False
-    _crossed: tuple[int, int] = (0, 0)
+    _before: tuple[int, ...] = (0, 0, 0, 0)
 
-    def on_event(self, event: str, facts: Mapping[str, Any]) -> None:
-        """What a replica says of a step: first that it is applied, then what it has executed and counted by now."""
-        if event == "applied":
-            stage, version = facts["stage"], facts["version"]
-            # A run that went back computes steps again that are counted here already.
-            self._again = version <= self._newest.get(stage, 0)
-            if not self._again:
-                self._newest[stage] = version
-                self.kept.steps += 1
-        elif event == "executed":
-            stage, counted = facts["stage"], facts["counted"]
-            if not self._again:
-                self.kept.microbatches += counted - self._counted.get(stage, 0)
-            self._counted[stage] = counted
-
-    def passed(self, seconds: float, sent: int, received: int, *, serving: bool) -> None:
-        """So many seconds have passed. sent, received: bytes since the process began."""
+    def passed(self, seconds: float, state: RunState, sent: int, received: int, *, serving: bool) -> None:
+        """So many seconds have passed. state, sent, received: all that was done since the process began."""
         self.kept.seconds += seconds if serving else 0.0
-        self.kept.sent += sent - self._crossed[0]
-        self.kept.received += received - self._crossed[1]
-        self._crossed = sent, received
+        stages = state.stages.values()
+        done = sum(each.new_contributed for each in stages), sum(each.new_steps for each in stages), sent, received
+        for name, now, before in zip(("microbatches", "steps", "sent", "received"), done, self._before, strict=True):
+            setattr(self.kept, name, getattr(self.kept, name) + now - before)
+        self._before = done
 
 
 # ---------------------------------------------------------------- what is asked of it

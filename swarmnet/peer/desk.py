@@ -15,13 +15,13 @@ import signal
 import socket
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swarmnet import telemetry
-from swarmnet.clock import run_loop, wall_time
+from swarmnet.clock import loop_time, run_loop, wall_time
 from swarmnet.config import toml
 from swarmnet.config.peer import PeerConfig
 from swarmnet.errors import UsageError
@@ -82,6 +82,7 @@ class OpenDesk:
             log.warning("not_read", path=str(earlier), reason="a file of an earlier version", then=then)
         self._holding: asyncio.Task[None] | None = None
         self._leaving = self._unkept = False
+        self._counted_at = 0.0
         self._looked = asyncio.Event()
         self._busy = asyncio.Lock()
 
@@ -90,19 +91,26 @@ class OpenDesk:
         """What the peer was started with and what was changed since."""
         return self._desk.config
 
-    def know(self, links: Sequence[str]) -> None:
-        """By these others join now."""
-        self._desk.links = links
-
     async def run(self, peer: Peer) -> None:
         """Until cancelled."""
         self._lend(peer, self.config, self._slots_of(self.config))
+        self._counted_at = loop_time()
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._look(peer))
                 await self._listen(peer)
         finally:
+            self._count(peer)
             self._keep_work()
+
+    def _count(self, peer: Peer) -> None:
+        """Take in what the peer has done since the last time."""
+        now, line = loop_time(), self._traffic
+        serving = not peer.paused and any(replica.member.synced for replica in peer.replicas.values())
+        # A machine that slept meanwhile, or was stopped, has served nobody.
+        passed_s = min(now - self._counted_at, _KEEP_S)
+        self.tally.passed(passed_s, peer.state, line.up.total, line.down.total, serving=serving)
+        self._counted_at = now
 
     async def _listen(self, peer: Peer) -> None:
         try:
@@ -125,8 +133,7 @@ class OpenDesk:
 
     async def _look(self, peer: Peer) -> None:
         """Pause and resume by the clock and as asked; count the time."""
-        clock = asyncio.get_running_loop().time
-        looked_at = kept_at = clock()
+        kept_at = loop_time()
         async with asyncio.TaskGroup() as group:
             while True:
                 why = "" if self._leaving else self._desk.pauses(_minute())
@@ -141,14 +148,9 @@ class OpenDesk:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_LOOK_S):
                         await self._looked.wait()
-                now, line = clock(), self._traffic
-                serving = not peer.paused and any(replica.member.synced for replica in peer.replicas.values())
-                # A machine that slept meanwhile, or was stopped, has served nobody.
-                passed_s = min(now - looked_at, _KEEP_S)
-                self.tally.passed(passed_s, line.up.total, line.down.total, serving=serving)
-                looked_at = now
-                if now - kept_at >= _KEEP_S:
-                    kept_at = now
+                self._count(peer)
+                if loop_time() - kept_at >= _KEEP_S:
+                    kept_at = loop_time()
                     self._keep_work()
 
     async def _serve(self, peer: Peer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -167,6 +169,8 @@ class OpenDesk:
 
     async def _answer(self, peer: Peer, line: bytes) -> dict[str, object]:
         desk, before = self._desk, (self._desk.config, self._desk.paused)
+        desk.links = peer.state.links
+        self._count(peer)
         try:
             day = _day(self.tally.kept)
             reply = desk.answer(json.loads(line), minute=_minute(), day=day, leaves=self._stop.is_set())

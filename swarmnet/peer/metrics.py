@@ -14,7 +14,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,6 +22,7 @@ from swarmnet.config.check import check_installed
 from swarmnet.config.peer import listen_at
 from swarmnet.errors import UsageError
 from swarmnet.net.traffic import Traffic
+from swarmnet.telemetry.run_state import STEP_BUCKETS_S
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -41,43 +41,8 @@ MOST_CONNECTIONS, REQUEST_S = 16, 10.0
 _LOOK_S = 0.05
 """So long its end takes at most."""
 
-STEP_BUCKETS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
-
-@dataclass(slots=True)
-class EventFigures:
-    """What a peer's events add up to, since its process began. Pure."""
-
-    events: Counter[str] = field(default_factory=Counter)
-    steps: Counter[int] = field(default_factory=Counter)
-    """Applied, by stage; so are all below."""
-    executed: dict[int, int] = field(default_factory=dict)
-    counted: dict[int, int] = field(default_factory=dict)
-    averaging_bytes: Counter[int] = field(default_factory=Counter)
-    loss: float | None = None
-    grad_norm: float | None = None
-    durations: list[int] = field(default_factory=lambda: [0] * (len(STEP_BUCKETS_S) + 1))
-    """Steps of the lowest stage here, by the bucket of the seconds since the step before."""
-    seconds: float = 0.0
-    _applied_at: dict[int, float] = field(default_factory=dict)
-
-    def on_event(self, event: str, facts: Mapping[str, Any], now: float) -> None:
-        """Take one in. now: seconds of any clock."""
-        self.events[event] += 1
-        if event == "applied":
-            stage = facts["stage"]
-            self.steps[stage] += 1
-            self.averaging_bytes[stage] += facts["averaging_bytes"]
-            self.loss, self.grad_norm = facts["loss"], facts["grad_norm"]
-            before, self._applied_at[stage] = self._applied_at.get(stage), now
-            if before is not None and stage == min(self._applied_at):
-                self.durations[sum(now - before > bound for bound in STEP_BUCKETS_S)] += 1
-                self.seconds += now - before
-        elif event == "executed":
-            self.executed[facts["stage"]], self.counted[facts["stage"]] = facts["executions"], facts["counted"]
-
-
-def figures(peer: Peer, seen: EventFigures, traffic: Traffic) -> Iterator[Metric]:
+def figures(peer: Peer, traffic: Traffic) -> Iterator[Metric]:
     """Of this moment, as prometheus_client wants them."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
@@ -90,7 +55,7 @@ def figures(peer: Peer, seen: EventFigures, traffic: Traffic) -> Iterator[Metric
             found.add_metric([str(key)], value)  # type: ignore[attr-defined]
         return found
 
-    record = peer.status()
+    record, seen = peer.status(), peer.state
     mine = {status.stage: status for status in record.stages}
     info = GaugeMetricFamily("swarmnet_build_info", "Always 1.", labels=["version", "run"])
     info.add_metric([__version__, peer.run_id[:12]], 1)
@@ -117,13 +82,14 @@ def figures(peer: Peer, seen: EventFigures, traffic: Traffic) -> Iterator[Metric
     yield by(GaugeMetricFamily, "stage", "queued_microbatches", "Waiting for or in execution.", queue)
     yield by(GaugeMetricFamily, "stage", "replicas", "With state, of those it knows, itself among them.", serving)
 
-    rows: list[tuple[str, str, Mapping[int, float]]] = [
-        ("steps", "Steps applied.", seen.steps),
-        ("microbatches_executed", "Microbatches executed, again and again counted.", seen.executed),
-        ("microbatches_counted", "Microbatches in sums that were committed.", seen.counted),
-        ("averaging_sent_bytes", "Bytes of sums sent.", seen.averaging_bytes),
+    rows = [
+        ("steps", "Steps applied.", "steps"),
+        ("microbatches_executed", "Microbatches executed, including re-executions.", "executed"),
+        ("microbatches_counted", "Microbatches in committed aggregates.", "contributed"),
+        ("averaging_sent_bytes", "Bytes of aggregates sent.", "sent_bytes"),
     ]
-    for name, text, by_stage in rows:
+    for name, text, figure in rows:
+        by_stage = {stage: getattr(state, figure) for stage, state in seen.stages.items()}
         yield by(CounterMetricFamily, "stage", name, text, by_stage)
     yield by(CounterMetricFamily, "event", "events", "Lines of its events file, by name.", seen.events)
     yield CounterMetricFamily("swarmnet_sent_bytes", "Bytes sent over the data plane.", traffic.up.total)
@@ -155,7 +121,7 @@ class _Collector:
 
 
 @contextlib.contextmanager
-def serve_metrics(where: str, peer: Peer, seen: EventFigures, traffic: Traffic) -> Iterator[str]:
+def serve_metrics(where: str, peer: Peer, traffic: Traffic) -> Iterator[str]:
     """Listen there, at [HOST:]PORT, until the context is left; yields http://HOST:PORT. For the event loop.
 
     Raises UsageError if it cannot listen there, or the extra is not installed.
@@ -179,7 +145,7 @@ def serve_metrics(where: str, peer: Peer, seen: EventFigures, traffic: Traffic) 
         return answer.result(ANSWER_S)
 
     registry = CollectorRegistry()
-    registry.register(_Collector(lambda: ask(lambda: list(figures(peer, seen, traffic)))))
+    registry.register(_Collector(lambda: ask(lambda: list(figures(peer, traffic)))))
     ProcessCollector(registry=registry)
     try:
         server = _Listener(listen_at(where), registry, lambda: ask(lambda: not_ready(peer)))

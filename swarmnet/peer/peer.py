@@ -68,6 +68,7 @@ from swarmnet.stage.seams import Engine
 from swarmnet.state.disk import Disk
 from swarmnet.state.rollback import newest_on_disk
 from swarmnet.telemetry.kinds import KINDS
+from swarmnet.telemetry.run_state import RunState
 from swarmnet.telemetry.spans import SpanBook
 from swarmnet.transport import ReadPayload, Service, Transport, layout_of
 
@@ -192,7 +193,8 @@ class Peer:
         self.transport = Loopback(me, self, transport)
         self._engines, self._directory, self._record = engines, directory, record
         directory.serves = self.counts_in
-        self._on_event, self._toml = on_event, manifest_toml
+        self._tell, self._toml = on_event, manifest_toml
+        self.state = RunState()
         self._admissions, self._wall = admissions or Admissions(run), wall
         self.notices = notices or Notices(manifest.training.total_steps, run)
         self.replicas: dict[int, Replica] = {}
@@ -235,7 +237,8 @@ class Peer:
         async with asyncio.TaskGroup() as group:
             self._group = group
             for stage, engine in self._engines.items():
-                self._complaints[stage] = Complaints(self.timers, partial(self.on_event, stage), now=loop_time())
+                here = self.state.serve(stage, now=loop_time())
+                self._complaints[stage] = Complaints(self.timers, here, partial(self.on_event, stage))
                 self.replicas[stage] = Replica(stage, engine, self)
             await self.refresh(whole=True)
             group.create_task(self._looking())
@@ -439,7 +442,6 @@ class Peer:
 
     def on_event(self, stage: int, event: str, fields: dict[str, object]) -> None:
         self._on_event(event, {"stage": stage, **fields})
-        self._complaints[stage].on_event(event, fields, now=loop_time())
         if event == "halted":
             self.halted = self.replicas[stage].member.version
         # Others wait for this news: it is not left to the next renewal.
@@ -497,6 +499,10 @@ class Peer:
                 "counted": self._counted[replica.stage],
             },
         )
+
+    def _on_event(self, event: str, fields: dict[str, object]) -> None:
+        self.state.on(event, fields, now=loop_time())
+        self._tell(event, fields)
 
     def say(self, event: str, fields: dict[str, object]) -> None:
         """Log an event that is not one stage's. After the run went back it is not finished."""

@@ -6,10 +6,9 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from typing import cast
 
 from swarmnet import telemetry
-from swarmnet.clock import boot_time, run_loop
+from swarmnet.clock import run_loop
 from swarmnet.config.peer import PeerConfig, listen_at
 from swarmnet.data.source import load_tokens
 from swarmnet.errors import DeviceFull, MeshFailed, SwarmError, UsageError, leaves
@@ -25,7 +24,7 @@ from swarmnet.peer.auditor import AuditLog
 from swarmnet.peer.checkup import advice
 from swarmnet.peer.desk import OpenDesk
 from swarmnet.peer.devices import NumericsClass, check_memory, choose_layout, computed_here, meaningless, refuse_useless
-from swarmnet.peer.metrics import EventFigures, serve_metrics
+from swarmnet.peer.metrics import serve_metrics
 from swarmnet.peer.moving import Moving, NewStage
 from swarmnet.peer.peer import OnEvent, Peer, Tokens
 from swarmnet.peer.rebalance import RecentMoves, Rules
@@ -35,7 +34,7 @@ from swarmnet.pipeline.windows import OwnTokens, ProvenWindows
 from swarmnet.stage.seams import Engine
 from swarmnet.state.disk import CheckpointStore, DirectoryDisk
 from swarmnet.telemetry.events import EventLog
-from swarmnet.telemetry.journal import Journal, Reminder
+from swarmnet.telemetry.journal import Journal, remind
 from swarmnet.telemetry.trace import TraceFile, check_trace
 from swarmnet.wire import kernel_build
 
@@ -224,11 +223,9 @@ async def _serve(
     recent_moves: RecentMoves,
 ) -> tuple[PeerConfig, int | None] | None:
     """Until it is asked to stop, or has to go on with another stage: then how, and with which version of its state."""
-    reminder = Reminder(log)
 
     def on_event(event: str, fields: dict[str, object]) -> None:
         journal(event, fields)
-        reminder(event, fields)
         heard(event, fields)
         # From now on a network that is away is waited for.
         if event == "synced":
@@ -250,14 +247,6 @@ async def _serve(
             return None
         disk = DirectoryDisk(CheckpointStore(config.dir, endpoint.run, numerics=str(numerics), owner=endpoint.me))
         desk = OpenDesk(config, endpoint.transport.traffic, slots_of, stop)
-        seen = EventFigures()
-
-        def on_step(event: str, fields: dict[str, object]) -> None:
-            on_event(event, fields)
-            if "links" in fields:
-                desk.know(cast(Sequence[str], fields["links"]))
-            desk.tally.on_event(event, fields)
-            seen.on_event(event, fields, boot_time())
 
         peer = Peer(
             endpoint.me,
@@ -277,7 +266,7 @@ async def _serve(
             tokens=tokens,
             windows=ProvenWindows.of(manifest.data, manifest.training),
             disk=disk,
-            on_event=on_step,
+            on_event=on_event,
             limits=limits,
             manifest_toml=to_toml(manifest),
             admissions=endpoint.admissions,
@@ -289,16 +278,15 @@ async def _serve(
             proofs=endpoint.transport.proofs,
         )
         if config.metrics:
-            figures_at = stack.enter_context(serve_metrics(config.metrics, peer, seen, endpoint.transport.traffic))
+            figures_at = stack.enter_context(serve_metrics(config.metrics, peer, endpoint.transport.traffic))
             on_event("metrics", {"at": figures_at})
         async with endpoint.serve(wrap.service(peer)), asyncio.TaskGroup() as group:
-            on_event("listening", endpoint.whereabouts())
-            desk.know(endpoint.links)
+            peer.say("listening", endpoint.whereabouts())
             serving = group.create_task(_serve_peer(peer, (endpoint.transport.port, endpoint.directory.port), on_event))
             ending = group.create_task(_keep_result(peer, on_event))
             beside = group.create_task(wrap.beside())
             asked = group.create_task(desk.run(peer))
-            reminding = group.create_task(reminder.run())
+            reminding = group.create_task(remind(log, peer.state))
             tracing = group.create_task(_trace(config, peer))
             shut_out = group.create_task(until_convicted(peer, on_event))
             showing = group.create_task(_show(config.dashboard, endpoint.links, on_event))

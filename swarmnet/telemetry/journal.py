@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
-from swarmnet.clock import boot_time
+from swarmnet.clock import boot_time, loop_time
 from swarmnet.telemetry.events import EventLog
 from swarmnet.telemetry.kinds import KINDS
 from swarmnet.telemetry.log import FieldLogger
+from swarmnet.telemetry.run_state import RunState
 
 _EVERY_S = 1.0
 """Of an event that comes with every step, the log shows one line of each stage so often."""
@@ -85,39 +86,16 @@ def _short(value: object) -> object:
 EVERY_S, LOOK_S = 60.0, 5.0
 
 
-class Reminder:
-    """Says again what a process waits for, about once a minute while it lasts: near the end of what a person sees.
-
-    The event itself is written once, when the wait begins or its reason changes. Call it with every event, inside a
-    running loop, and keep `run` running beside.
-    """
-
-    def __init__(self, log: FieldLogger) -> None:
-        self._log = log
-        self._waits: dict[object, tuple[float, float, dict[str, object]]] = {}
-        """Stage, or None for all of the process -> (waits since, said at, fields)."""
-
-    def __call__(self, event: str, fields: Mapping[str, object]) -> None:
-        """Take in one event that was told already."""
-        stage = fields.get("stage")
-        match event:
-            case "waiting":
-                now = asyncio.get_running_loop().time()
-                self._waits[stage] = now, now, dict(fields)
-            case "synced" | "applied":
-                self._waits.pop(stage, None)
-            case "complete":
-                self._waits.pop(None, None)
-            # Whatever it waited for before is not what it waits for now.
-            case "restart" | "draining":
-                self._waits.clear()
-
-    async def run(self) -> None:
-        """Until cancelled."""
-        while True:
-            await asyncio.sleep(LOOK_S)
-            now = asyncio.get_running_loop().time()
-            for stage, (since, said_at, fields) in self._waits.items():
-                if now - said_at >= EVERY_S:
-                    self._waits[stage] = since, now, fields
-                    self._log.at(logging.WARNING, "waiting", {**fields, "since": f"{(now - since) / 60:.0f} min"})
+async def remind(log: FieldLogger, state: RunState) -> None:
+    """Log what the process waits for again, about once a minute while it lasts: near the end of what a person sees. The
+    event itself is written once, when the wait begins or its reason changes. Until cancelled."""
+    said_at: dict[tuple[int | None, float], float] = {}
+    while True:
+        await asyncio.sleep(LOOK_S)
+        now = loop_time()
+        for stage, wait in state.waits.items():
+            key = stage, wait.since
+            if now - said_at.get(key, wait.since) >= EVERY_S:
+                said_at[key] = now
+                since = f"{(now - wait.since) / 60:.0f} min"
+                log.at(logging.WARNING, "waiting", {**wait.fields, "since": since})

@@ -8,7 +8,7 @@ import contextlib
 import torch
 
 from swarmnet import telemetry
-from swarmnet.clock import run_loop
+from swarmnet.clock import loop_time, run_loop
 from swarmnet.config.peer import PeerConfig
 from swarmnet.data.source import load_tokens
 from swarmnet.manifest.codec_names import named_by
@@ -21,7 +21,8 @@ from swarmnet.net.stop import stopped_by_signal, unless_stopped
 from swarmnet.pipeline.router import RoutingRule, routing_rule
 from swarmnet.pipeline.windows import OwnTokens
 from swarmnet.telemetry.events import EventLog
-from swarmnet.telemetry.journal import Journal, Reminder
+from swarmnet.telemetry.journal import Journal, remind
+from swarmnet.telemetry.run_state import RunState
 from swarmnet.trainer.trainer import Trainer
 from swarmnet.wire.codecs import use_all
 
@@ -46,11 +47,11 @@ def run_trainer(config: PeerConfig, manifest: Manifest, *, wrap: Wrap = NOTHING_
 async def _feed(
     config: PeerConfig, manifest: Manifest, own: OwnTokens, events: EventLog, wrap: Wrap, rule: RoutingRule
 ) -> int:
-    journal, reminder = Journal(events, log), Reminder(log)
+    journal, state = Journal(events, log), RunState()
 
     def on_event(event: str, fields: dict[str, object]) -> None:
         journal(event, fields)
-        reminder(event, fields)
+        state.on(event, fields, now=loop_time())
 
     async with contextlib.AsyncExitStack() as stack:
         stop = stack.enter_context(stopped_by_signal())
@@ -88,7 +89,7 @@ async def _feed(
             feeding = group.create_task(trainer.run())
             feeding.add_done_callback(lambda _: stop.set())
             beside = group.create_task(wrap.beside())
-            reminding = group.create_task(reminder.run())
+            reminding = group.create_task(remind(log, state))
             await stop.wait()
             # What is in flight stays with the peers that have it: they finish it without being asked.
             reason = "the run is complete" if feeding.done() else "asked to stop: peers finish what was sent to them"

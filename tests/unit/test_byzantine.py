@@ -16,7 +16,7 @@ from rich.console import Console
 
 from swarmnet.errors import Refused, UsageError
 from swarmnet.ids import Ballot, Chain, Generation, PeerId
-from swarmnet.local.progress import ReplicaView, SwarmProgress
+from swarmnet.local.progress import SwarmProgress
 from swarmnet.local.report import RunOutcome, print_summary, summary
 from swarmnet.local.run import _judge
 from swarmnet.manifest.schema import Averaging, Cut, Manifest, Model, Training
@@ -26,6 +26,7 @@ from swarmnet.pipeline.works import digest
 from swarmnet.ranks.device_backend import DeviceBackend
 from swarmnet.stage.seams import Engine, Reduced
 from swarmnet.statement import statement
+from swarmnet.telemetry.run_state import StageState
 from swarmnet.testing.byzantine import (
     KINDS,
     QUIET_STEPS,
@@ -359,7 +360,7 @@ def test_a_feeder_asks_nobody_whether_it_may_count() -> None:
 
 def named(*convictions: tuple[str, str], suspended: tuple[str, ...] = ()) -> RunOutcome:
     """A run of three replicas in which s0-r1 lies; (who says so, of whom)."""
-    progress = SwarmProgress(1, {f"s0-r{number}": ReplicaView(0) for number in range(3)}, liars={"s0-r1": "lazy"})
+    progress = SwarmProgress(1, {f"s0-r{number}": StageState(0) for number in range(3)}, liars={"s0-r1": "lazy"})
     for number in range(3):
         progress.started(f"s0-r{number}", now=0.0)
         progress.on(f"s0-r{number}", {"event": "listening", "dht": ["a"], "peer": f"id{number}"}, now=0.0)

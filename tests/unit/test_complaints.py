@@ -8,16 +8,18 @@ from swarmnet.directory import Complaint
 from swarmnet.ids import PeerId
 from swarmnet.messages import Exclusion
 from swarmnet.peer.complaints import Complaints
+from swarmnet.telemetry.run_state import RunState
 
 
 def test_a_step_is_late_by_the_usual_pace_and_who_sits_out_is_named_until_it_does_not() -> None:
-    complaints = Complaints(TIMERS, lambda event, fields: None, now=0.0)
+    state = RunState().serve(0, now=0.0)
+    complaints = Complaints(TIMERS, state, lambda event, fields: None)
     assert (complaints.still_s(now=15.0), complaints.still_s(now=16.0)) == (0, 16), "before the first step"
     for step in range(1, 6):
-        complaints.on_event("applied", {}, now=10.0 * step)
+        state.on("applied", {"version": step}, now=10.0 * step)
     assert (complaints.still_s(now=90.0), complaints.still_s(now=91.0)) == (0, 41)
-    complaints.on_event("evicted", {"peer": PeerId("P"), "reason": "late"}, now=100.0)
-    complaints.on_event("late", {"peer": PeerId("Q"), "reason": "does not report"}, now=100.0)
+    state.on("evicted", {"peer": PeerId("P"), "reason": "late"}, now=100.0)
+    state.on("late", {"peer": PeerId("Q"), "reason": "does not report"}, now=100.0)
     table = Table("A")
     table.members["A"].membership.restored((), (Exclusion(PeerId("Q"), 5, 1),))
     assert complaints.of(table.members["A"], None, now=110.0) == (
@@ -29,21 +31,22 @@ def test_a_step_is_late_by_the_usual_pace_and_who_sits_out_is_named_until_it_doe
 
 
 def test_a_conviction_names_its_step_and_disputes_are_counted() -> None:
-    complaints = Complaints(TIMERS, lambda event, fields: None, now=0.0)
+    state = RunState().serve(0, now=0.0)
+    complaints = Complaints(TIMERS, state, lambda event, fields: None)
     for peer, reason in (("P", "has signed two sums of one round"), ("Q", "step 7, microbatch 3: others find another")):
-        complaints.on_event("convicted", {"peer": PeerId(peer), "step": 7, "reason": reason}, now=100.0)
+        state.on("convicted", {"peer": PeerId(peer), "step": 7, "reason": reason}, now=100.0)
     table = Table("A")
     assert complaints.of(table.members["A"], None, now=110.0) == (
         Complaint(0, PeerId("P"), "convicted", "step 7: has signed two sums of one round", 10),
         Complaint(0, PeerId("Q"), "convicted", "step 7, microbatch 3: others find another", 10),
     )
     for step in (3, 5):
-        complaints.on_event("disputed", {"peer": PeerId("P"), "step": step, "index": 0, "peers": []}, now=100.0)
+        state.on("disputed", {"peer": PeerId("P"), "step": step, "index": 0, "peers": []}, now=100.0)
     assert complaints.disputed is None and not complaints.num_disputed, "work of a convict"
     for peer, step in (("R", 3), ("S", 4), ("R", 5)):
-        complaints.on_event("disputed", {"peer": PeerId(peer), "step": step, "index": 0, "peers": []}, now=100.0)
+        state.on("disputed", {"peer": PeerId(peer), "step": step, "index": 0, "peers": []}, now=100.0)
     assert (complaints.disputed, complaints.num_disputed) == ((5, "R"), 3)
-    complaints.on_event("convicted", {"peer": PeerId("R"), "step": 7, "reason": "lies"}, now=100.0)
+    state.on("convicted", {"peer": PeerId("R"), "step": 7, "reason": "lies"}, now=100.0)
     assert (complaints.disputed, complaints.num_disputed) == ((4, "S"), 1)
 
 
@@ -53,6 +56,6 @@ def test_a_leader_names_whose_report_it_waits_for() -> None:
     other = next(name for name in table.members if name != leader.me)
     assert leader.oldest.leader is not None and leader.oldest.leader.waits(table.now) == {}
     del leader.oldest.leader.members[PeerId(other)]
-    complaints = Complaints(TIMERS, lambda event, fields: None, now=table.now - 20.0)
+    complaints = Complaints(TIMERS, RunState().serve(0, now=table.now - 20.0), lambda event, fields: None)
     said = complaints.of(leader, None, now=table.now)
     assert said == (Complaint(0, PeerId(other), "waited_for", "does not report"),)

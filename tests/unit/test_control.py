@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from swarmnet.config.peer import Hours, PeerConfig
 from swarmnet.errors import UsageError
 from swarmnet.peer.control import Desk, Reply, WorkCount, WorkDone
+from swarmnet.telemetry.run_state import RunState
 
 
 def desk() -> Desk:
@@ -88,28 +89,34 @@ def test_only_drain_has_it_leave() -> None:
     )
 
 
+def does(*steps: tuple[int, int, int]) -> RunState:
+    """A process that applies these steps. steps: (stage, version, microbatches in committed aggregates by then)."""
+    state = RunState()
+    for stage in {stage for stage, _, _ in steps}:
+        state.serve(stage, now=0.0)
+    for stage, version, counted in steps:
+        state.on("applied", {"stage": stage, "version": version, "loss": 1.0, "grad_norm": 1.0}, now=0.0)
+        state.on("executed", {"stage": stage, "executions": counted, "counted": counted}, now=0.0)
+    return state
+
+
 def test_what_it_has_done_adds_up_over_its_lives() -> None:
-    first = WorkCount(WorkDone(1.0))
-    for stage, version, counted in ((0, 1, 3), (1, 1, 4), (0, 2, 5)):
-        first.on_event("applied", {"stage": stage, "version": version})
-        first.on_event("executed", {"stage": stage, "counted": counted})
-    first.passed(10.0, 1000, 500, serving=True)
-    first.passed(10.0, 1500, 900, serving=False)
+    first, state = WorkCount(WorkDone(1.0)), does((0, 1, 3), (1, 1, 4), (0, 2, 5))
+    first.passed(10.0, state, 1000, 500, serving=True)
+    first.passed(10.0, state, 1500, 900, serving=False)
     kept = WorkDone(1.0, microbatches=9, steps=3, seconds=10.0, sent=1500, received=900)
     assert first.kept == kept
-    second = WorkCount(kept)  # its own counts begin anew
-    second.on_event("executed", {"stage": 0, "counted": 2})
-    second.passed(1.0, 10, 10, serving=True)
-    assert second.kept == WorkDone(1.0, 11, 3, 11.0, 1510, 910)
-    words = "11 microbatches counted, 3 steps applied, 0 min served, 0.0 MB sent and 0.0 MB received since 2026-11-23"
+    second = WorkCount(kept)  # its own counts begin at 0 again
+    second.passed(1.0, does((0, 3, 2)), 10, 10, serving=True)
+    assert second.kept == WorkDone(1.0, 11, 4, 11.0, 1510, 910)
+    words = "11 microbatches counted, 4 steps applied, 0 min served, 0.0 MB sent and 0.0 MB received since 2026-11-23"
     assert ask(Desk(PeerConfig(), second, paused=False), {"ask": "contributed"}).words == words
 
 
 def test_what_a_run_computes_again_after_it_went_back_is_not_counted_again() -> None:
     tally = WorkCount(WorkDone(1.0))
-    for version, counted in ((1, 3), (2, 6), (3, 9), (2, 13), (3, 17), (4, 19)):
-        tally.on_event("applied", {"stage": 0, "version": version})
-        tally.on_event("executed", {"stage": 0, "counted": counted})
+    state = does(*((0, *each) for each in ((1, 3), (2, 6), (3, 9), (2, 13), (3, 17), (4, 19))))
+    tally.passed(0.0, state, 0, 0, serving=True)
     assert tally.kept == WorkDone(1.0, microbatches=11, steps=4)
 
 

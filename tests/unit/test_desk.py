@@ -27,6 +27,7 @@ from swarmnet.net.stop import stopped_by_signal
 from swarmnet.net.traffic import Traffic
 from swarmnet.peer import desk as peer_desk
 from swarmnet.peer.desk import CONTRIBUTED, PAUSED, SOCKET, OpenDesk
+from swarmnet.telemetry.run_state import RunState
 
 SLOW, began, goes_on = 7, threading.Event(), threading.Event()
 """So many slots take until `goes_on` to be planned."""
@@ -39,6 +40,8 @@ class NotedPeer:
         self.paused, self.limits = False, {}
         state = SimpleNamespace(checkpoints=SimpleNamespace(fits=True))
         self.replicas = {0: SimpleNamespace(member=SimpleNamespace(synced=True), state=state)}
+        self.state = RunState()
+        self.state.serve(0, now=0.0)
         self.said: list[str] = []
         self.holding = asyncio.Event()
         self.resumed = asyncio.Event()
@@ -153,7 +156,7 @@ def test_a_disk_that_holds_no_checkpoint_is_said_at_once(tmp_path: Path, capsys:
 
 def test_what_was_contributed_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async def works(peer: NotedPeer, desk: OpenDesk, traffic: Traffic, command) -> None:
-        desk.tally.on_event("executed", {"stage": 0, "counted": 3})
+        peer.state.on("executed", {"stage": 0, "executions": 3, "counted": 3}, now=0.0)
         traffic.up.spend(1000)
         assert await command("control", "stats", "--json") == 0
 

@@ -8,10 +8,11 @@ from typing import Any, cast
 
 import pytest
 
-from swarmnet.local.progress import ReplicaView, SwarmProgress
+from swarmnet.local.progress import SwarmProgress
 from swarmnet.peer.peer import Peer
 from swarmnet.peer.run import _keep_last
 from swarmnet.state.disk import Written
+from swarmnet.telemetry.run_state import StageState
 
 
 @pytest.mark.parametrize("problem", [None, "No space left on device"])
@@ -30,7 +31,7 @@ def test_last_weights_that_are_not_on_the_disk_are_not_said_to_be(problem: str |
 
 
 def test_what_one_replica_could_not_write_another_may_have() -> None:
-    progress = SwarmProgress(steps=9, replicas={name: ReplicaView(0) for name in ("s0-r0", "s0-r1")})
+    progress = SwarmProgress(steps=9, replicas={name: StageState(0) for name in ("s0-r0", "s0-r1")})
     held: dict[str, Any] = {"event": "finished", "stage": 0, "version": 9, "path": "/x/9"}
     progress.on("s0-r0", held | {"problem": "full"}, now=0.0)
     assert progress.lost_weights == {0: "s0-r0 could not write /x/9: full"}

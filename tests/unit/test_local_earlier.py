@@ -14,11 +14,12 @@ from swarmnet.errors import UsageError
 from swarmnet.local import earlier
 from swarmnet.local.earlier import await_end, finished, lives, members, replay
 from swarmnet.local.options import LocalOptions
-from swarmnet.local.progress import Point, ReplicaView, SwarmProgress
+from swarmnet.local.progress import Point, SwarmProgress
 from swarmnet.local.report import RunOutcome, print_summary, summary
 from swarmnet.local.screen import SwarmScreen
 from swarmnet.manifest.schema import Manifest
 from swarmnet.net.identity import own_identity
+from swarmnet.telemetry.run_state import StageState
 from swarmnet.testing.fault import kill_all
 from swarmnet.testing.invariants import InvariantChecker, InvariantReport
 
@@ -99,7 +100,7 @@ def test_what_was_done_before_is_read_from_the_children_s_own_files(tmp_path: Pa
         {"t": 150.0, "event": "applied", "x": 1},
         {"t": 101.0, "event": "evaluated", "step": 0, "loss": 3.5, "num_tokens": 4},
     )
-    progress = SwarmProgress(steps=5, replicas={"s0-r0": ReplicaView(0), "s0-r1": ReplicaView(0)})
+    progress = SwarmProgress(steps=5, replicas={"s0-r0": StageState(0), "s0-r1": StageState(0)})
     judge = InvariantChecker(stages=1, steps=5, microbatches=2)
     replay(tmp_path, lives(tmp_path), progress, judge)
     assert [(point.step, point.loss, point.seconds) for point in progress.points] == [
@@ -125,7 +126,7 @@ def test_what_stands_is_kept_as_it_was_with_what_was_done_to_the_run(tmp_path: P
     write(tmp_path / "peers/s0-r1/events.jsonl", committed(102.0, 1, 2.0), committed(103.0, 2, 1.5))
     rows = ["step,loss,tokens,seconds,learning_rate,grad_norm,held_out", "0,3.0,4,1.017,0.1,2.0,", "1,9.0,4,2.021,,,"]
     (tmp_path / "loss.csv").write_text("\n".join(rows))
-    progress = SwarmProgress(steps=3, replicas={"s0-r0": ReplicaView(0), "s0-r1": ReplicaView(0)})
+    progress = SwarmProgress(steps=3, replicas={"s0-r0": StageState(0), "s0-r1": StageState(0)})
     replay(tmp_path, lives(tmp_path), progress, InvariantChecker(stages=1, steps=3, microbatches=2))
     assert [point.seconds for point in progress.points] == [1.017, 2.0, 3.0], "the second is of another loss"
     assert progress.figures == {0: (0.1, 2.0)}
@@ -134,7 +135,7 @@ def test_what_stands_is_kept_as_it_was_with_what_was_done_to_the_run(tmp_path: P
 
 
 def test_a_resumed_run_adds_up_its_sessions_and_says_what_is_of_the_last() -> None:
-    progress = SwarmProgress(steps=2, replicas={"s0-r0": ReplicaView(0)}, earlier_s=20.0)
+    progress = SwarmProgress(steps=2, replicas={"s0-r0": StageState(0)}, earlier_s=20.0)
     progress.kills = [("s0-r0", 1, 3.0), ("s0-r0", 1, 4.0)]
     outcome = RunOutcome("ab", Manifest(), progress, InvariantReport(0, 0, 0, (), (), ()), 43.0, resumed=1)
     found = summary(outcome)
@@ -166,7 +167,7 @@ def test_who_lied_and_was_named_before_is_known_after_a_resume(tmp_path: Path) -
         {"t": 103.0, "event": "convicted", "peer": "H", "step": 0, "reason": "it is a liar's word"},
     )
     assert earlier.liars(tmp_path) == lying
-    progress = SwarmProgress(steps=5, replicas={name: ReplicaView(0) for name in ("s0-r0", "s0-r1")}, liars=lying)
+    progress = SwarmProgress(steps=5, replicas={name: StageState(0) for name in ("s0-r0", "s0-r1")}, liars=lying)
     judge = InvariantChecker(stages=1, steps=1, microbatches=2)
     replay(tmp_path, lives(tmp_path), progress, judge)
     assert progress.lies["s0-r1"] == 1 and progress.convictions.keys() == {"s0-r1"}
@@ -223,7 +224,7 @@ def test_the_curve_goes_on_with_the_steps_of_a_stage_that_dropped_some(tmp_path:
         committed(202.0, 2, 1.5),
     )
     write(tmp_path / "peers/s0-r1/events.jsonl", {"t": 201.5, **dropped})
-    progress = SwarmProgress(steps=5, replicas={"s0-r0": ReplicaView(0), "s0-r1": ReplicaView(0)})
+    progress = SwarmProgress(steps=5, replicas={"s0-r0": StageState(0), "s0-r1": StageState(0)})
     judge = InvariantChecker(stages=1, steps=5, microbatches=2, exact=False)
     replay(tmp_path, lives(tmp_path), progress, judge)
     assert [point.loss for point in progress.points] == [3.0, 2.5, 1.5]
@@ -249,7 +250,7 @@ def test_a_run_is_finished_when_every_stage_holds_the_last_version_on_a_disk(tmp
 def test_a_resumed_run_says_from_where_and_what_is_done_again() -> None:
     progress = SwarmProgress(
         steps=9,
-        replicas={"s0-r0": ReplicaView(0, alive=True, version=4), "s1-r0": ReplicaView(1, alive=True, version=5)},
+        replicas={"s0-r0": StageState(0, alive=True, version=4), "s1-r0": StageState(1, alive=True, version=5)},
         earlier_points=6,
     )
     assert progress.again() == "goes on from version 4: of the 6 steps done before, steps 4 to 5 are done again"
@@ -260,7 +261,7 @@ def test_a_resumed_run_says_from_where_and_what_is_done_again() -> None:
 
 
 def test_the_newest_checkpoint_of_all_stages_is_known() -> None:
-    progress = SwarmProgress(steps=9, replicas={"s0-r0": ReplicaView(0), "s1-r0": ReplicaView(1)})
+    progress = SwarmProgress(steps=9, replicas={"s0-r0": StageState(0), "s1-r0": StageState(1)})
     assert progress.checkpoint is None
     for stage, version in ((0, 4), (0, 8), (1, 4)):
         progress.on(f"s{stage}-r0", {"event": "checkpoint", "stage": stage, "version": version}, now=0.0)
@@ -275,7 +276,7 @@ def test_a_comparison_that_cannot_be_made_is_refused(changes: dict[str, Any]) ->
 
 def test_only_what_is_new_is_printed() -> None:
     console = Console(file=io.StringIO(), width=200)
-    progress = SwarmProgress(steps=9, replicas={"s0-r0": ReplicaView(0)}, earlier_points=2)
+    progress = SwarmProgress(steps=9, replicas={"s0-r0": StageState(0)}, earlier_points=2)
     progress.points = [Point(step, 3.0, 4, float(step)) for step in range(3)]
     SwarmScreen(console).update(progress, now=9.0)
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]  # a StringIO

@@ -15,9 +15,10 @@ from swarmnet.errors import UsageError
 from swarmnet.local import earlier
 from swarmnet.local.options import LocalOptions
 from swarmnet.local.prepare import device_of, in_words, mesh_of, meshed, parse_meshes, record
-from swarmnet.local.progress import ReplicaView, SwarmProgress
+from swarmnet.local.progress import SwarmProgress
 from swarmnet.local.screen import News
 from swarmnet.manifest.schema import Manifest, Model, Training
+from swarmnet.telemetry.run_state import StageState
 from swarmnet.testing.fault import Fault, KillRank, flagged
 from swarmnet.testing.schedule import Action, FaultAction, FaultPostponed, FaultSchedule, HoldAction, ReleaseAction
 
@@ -159,7 +160,7 @@ LOST = {"event": "rank_lost", "stage": 1, "rank": 1, "reason": "killed by SIGKIL
 
 
 def test_ranks_that_are_lost_and_back_are_told_and_counted() -> None:
-    news, progress = News(), SwarmProgress(steps=3, replicas={"s1-r0": ReplicaView(1)})
+    news, progress = News(), SwarmProgress(steps=3, replicas={"s1-r0": StageState(1)})
     progress.started("s1-r0", now=0.0)
     lines, states = [], []
     for event in (STARTED, LOST, STARTED | {"epoch": 2}):
@@ -170,7 +171,7 @@ def test_ranks_that_are_lost_and_back_are_told_and_counted() -> None:
         "s1-r0 has lost rank 1 (killed by SIGKILL): its ranks start anew",
         "s1-r0 has its 2 ranks (tp2) again, after 1.2 s",
     ]
-    assert states == ["starting", "ranks start anew", "starting"] and progress.rank_restarts == 1
+    assert states == ["starting", "ranks start anew", "starting"] and progress.total("rank_restarts") == 1
     assert News().on("s1-r0", LOST | {"rank": None, "reason": "silence"}, now=0.0) == [
         "s1-r0 has lost a rank (silence): its ranks start anew"
     ]

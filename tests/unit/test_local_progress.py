@@ -8,15 +8,16 @@ from typing import Any
 
 from rich.console import Console
 
-from swarmnet.local.progress import ReplicaView, SwarmProgress
+from swarmnet.local.progress import SwarmProgress
 from swarmnet.local.report import RunOutcome, print_summary
 from swarmnet.local.screen import SwarmScreen, duration, headline
 from swarmnet.manifest.schema import Manifest
+from swarmnet.telemetry.run_state import StageState
 from swarmnet.testing.invariants import InvariantReport
 
 
 def fresh(steps: int = 3) -> SwarmProgress:
-    progress = SwarmProgress(steps=steps, replicas={f"s{s}-r{r}": ReplicaView(s) for s in range(2) for r in range(2)})
+    progress = SwarmProgress(steps=steps, replicas={f"s{s}-r{r}": StageState(s) for s in range(2) for r in range(2)})
     for name in progress.replicas:
         progress.started(name, now=0.0)
     return progress
@@ -76,7 +77,7 @@ def test_executions_add_up_over_restarts() -> None:
     progress.started("s0-r0", now=2.0)
     progress.on("s0-r0", event("executed", stage=0, executions=2), now=3.0)
     progress.on("s0-r1", event("executed", stage=0, executions=1), now=3.0)
-    assert progress.executions == 10
+    assert progress.total("executed") == 10
 
 
 def test_the_dead_are_neither_synced_nor_bootstrap_nodes() -> None:

@@ -19,7 +19,8 @@ from swarmnet.config.peer import listen_at
 from swarmnet.errors import UsageError
 from swarmnet.net.traffic import Traffic
 from swarmnet.peer import metrics
-from swarmnet.peer.metrics import EventFigures, serve_metrics
+from swarmnet.peer.metrics import serve_metrics
+from swarmnet.telemetry.run_state import RunState
 
 parser = pytest.importorskip("prometheus_client.parser", reason="needs the extra metrics")
 
@@ -34,6 +35,7 @@ def peer(*, synced: bool = True, paused: bool = False, alone: bool = False, halt
     other = SimpleNamespace(stages=(SimpleNamespace(stage=1, synced=True), SimpleNamespace(stage=2, synced=False)))
     return SimpleNamespace(
         run_id="ab" * 32,
+        state=seen(),
         paused=paused,
         halted=halted,
         records={"other": other},
@@ -42,13 +44,14 @@ def peer(*, synced: bool = True, paused: bool = False, alone: bool = False, halt
     )
 
 
-def seen() -> EventFigures:
-    found = EventFigures()
-    applied = {"stage": 1, "averaging_bytes": 1000, "loss": 2.5, "grad_norm": 0.5}
+def seen() -> RunState:
+    found = RunState()
+    found.serve(1, now=0.0)
+    applied = {"stage": 1, "version": 7, "averaging_bytes": 1000, "loss": 2.5, "grad_norm": 0.5}
     for now in (10.0, 12.0, 52.0):
-        found.on_event("applied", applied, now)
-        found.on_event("executed", {"stage": 1, "executions": 9, "counted": 8}, now)
-    found.on_event("evicted", {"peer": "evil\x1b[2J"}, 53.0)
+        found.on("applied", applied, now=now)
+        found.on("executed", {"stage": 1, "executions": 9, "counted": 8}, now=now)
+    found.on("evicted", {"stage": 1, "peer": "evil\x1b[2J", "reason": "late"}, now=53.0)
     return found
 
 
@@ -67,7 +70,7 @@ def asked(path: str, subject: Any, *, where: str = "0", accept: str = "") -> tup
     async def main() -> tuple[int, str]:
         traffic = Traffic()
         traffic.up.total, traffic.down.total = 11, 12
-        with serve_metrics(where, subject, seen(), traffic) as at:
+        with serve_metrics(where, subject, traffic) as at:
             return await asyncio.to_thread(get, at + path, accept)
 
     return asyncio.run(main())
@@ -148,7 +151,7 @@ def test_a_loop_that_does_not_answer_is_not_healthy(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(metrics, "ANSWER_S", 0.05)
 
     async def main() -> None:
-        with serve_metrics("0", peer(), seen(), Traffic()) as at:
+        with serve_metrics("0", peer(), Traffic()) as at:
             for path in ("/healthz", "/readyz", "/metrics"):
                 assert get(at + path) == (503, "the peer does not answer\n")  # this thread is the loop's: it waits here
 
@@ -171,7 +174,7 @@ def test_who_holds_connections_takes_no_more_than_a_few_and_loses_them(
             each.close()
 
     async def main() -> None:
-        with serve_metrics("0", peer(), seen(), Traffic()) as at:
+        with serve_metrics("0", peer(), Traffic()) as at:
             await asyncio.to_thread(hold, at)
             while (answer := await asyncio.to_thread(_tried, at)) is None:  # noqa: ASYNC110  (its last thread ends)
                 await asyncio.sleep(0)
@@ -195,12 +198,12 @@ def test_it_listens_where_it_was_told(where: str) -> None:
 
 def test_a_port_that_is_taken_is_said_in_a_line() -> None:
     async def main() -> None:
-        with serve_metrics("0", peer(), seen(), Traffic()) as at:
+        with serve_metrics("0", peer(), Traffic()) as at:
             port = at.rpartition(":")[2]
             with pytest.raises(UsageError, match=f"--metrics {port}: cannot listen there .*: choose another port"):
-                with serve_metrics(port, peer(), seen(), Traffic()):
+                with serve_metrics(port, peer(), Traffic()):
                     pass
-        with serve_metrics(port, peer(), seen(), Traffic()) as again:  # free as soon as the other has ended
+        with serve_metrics(port, peer(), Traffic()) as again:  # free as soon as the other has ended
             assert again == at
 
     asyncio.run(main())

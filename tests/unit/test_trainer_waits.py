@@ -20,7 +20,8 @@ from swarmnet.messages import Answer, Control, Packed, Request
 from swarmnet.net.records import nobody_serves, unserved
 from swarmnet.simulate.clock import VirtualLoop
 from swarmnet.stage.canonical import rate_of
-from swarmnet.telemetry.journal import Reminder
+from swarmnet.telemetry.journal import remind
+from swarmnet.telemetry.run_state import RunState
 from swarmnet.trainer.trainer import Trainer
 
 RUN, ME = RunId("00" * 32), PeerId("trainer")
@@ -116,15 +117,15 @@ def test_the_advice_can_be_typed() -> None:
 
 def test_a_wait_is_said_again_every_minute_while_it_lasts(caplog: pytest.LogCaptureFixture) -> None:
     async def wait() -> None:
-        reminder = Reminder(telemetry.get("swarmnet.test"))
+        state, clock = RunState(), asyncio.get_running_loop().time
         async with asyncio.TaskGroup() as group:
-            running = group.create_task(reminder.run())
-            reminder("waiting", {"stage": 1, "reason": "nobody has it"})
-            reminder("waiting", {"reason": "nobody serves stage 2 yet"})
+            running = group.create_task(remind(telemetry.get("swarmnet.test"), state))
+            state.on("waiting", {"stage": 1, "reason": "nobody has it"}, now=clock())
+            state.on("waiting", {"reason": "nobody serves stage 2 yet"}, now=clock())
             await asyncio.sleep(130.0)
-            reminder("synced", {"stage": 1})
+            state.on("synced", {"stage": 1}, now=clock())
             await asyncio.sleep(60.0)
-            reminder("complete", {"peers": 3})
+            state.on("complete", {"peers": 3}, now=clock())
             await asyncio.sleep(600.0)
             running.cancel()
 

@@ -1,0 +1,165 @@
+"""The state of a run as the events of one process show it: `RunState`, with a `StageState` for each replica. Pure.
+
+Metrics, reminders, stall reports and contributions of a peer and the table of `swarmnet local` are drawn from it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+from swarmnet.bounds import Recent
+from swarmnet.ids import PeerId
+
+STEP_BUCKETS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+
+_PACE_STEPS = 20
+"""The usual pace is that of so many steps."""
+
+_MOST_PEERS = 64
+"""Excluded peers that are remembered, of each kind."""
+
+
+_few = partial(Recent, _MOST_PEERS)
+
+
+@dataclass(slots=True)
+class StageState:
+    """One replica. All that is counted begins with its process."""
+
+    stage: int
+    alive: bool = False
+    """Its process runs."""
+    version: int | None = None
+    """None: it is not in sync."""
+    finished: bool = False
+    mesh: str = ""
+    """Of its ranks; "": one."""
+    ranks_lost: bool = False
+    """They start again."""
+    rank_restarts: int = 0
+    steps: int = 0
+    """Applied."""
+    executed: int = 0
+    """Training forwards."""
+    contributed: int = 0
+    """Microbatches in committed aggregates."""
+    new_steps: int = 0
+    new_contributed: int = 0
+    """Of `steps` and `contributed`, those that were not computed once more after the run went back."""
+    newest: int = 0
+    """The highest version so far."""
+    again: bool = False
+    """The last step was done before, too."""
+    sent_bytes: int = 0
+    """Of aggregates."""
+    applied_at: float | None = None
+    paced: deque[float] = field(default_factory=lambda: deque(maxlen=_PACE_STEPS))
+    """When it was in sync, and each of its last steps since."""
+    evicted: Recent[PeerId, tuple[str, float]] = field(default_factory=_few)
+    """Reason, and when."""
+    late: Recent[PeerId, str] = field(default_factory=_few)
+    convicted: Recent[PeerId, tuple[str, float]] = field(default_factory=_few)
+    disputed: Recent[PeerId, tuple[int, int]] = field(default_factory=_few)
+    """By whose work it is: the last step, and how many cases."""
+
+    def on(self, event: str, fields: Mapping[str, Any], *, now: float) -> None:
+        """Take in one event of the replica."""
+        match event:
+            case "synced":
+                self.version = fields["version"]
+                # The time in which it fetched its state says nothing about the pace.
+                self.paced.clear()
+                self.paced.append(now)
+            case "applied":
+                self.version, self.applied_at = fields["version"], now
+                self.steps += 1
+                self.new_steps += self.version > self.newest
+                self.again = self.version <= self.newest
+                self.newest = max(self.version, self.newest)
+                self.sent_bytes += fields.get("averaging_bytes", 0)
+                self.paced.append(now)
+            case "executed":
+                counted = fields.get("counted", 0)
+                self.new_contributed += 0 if self.again else counted - self.contributed
+                self.executed, self.contributed = fields["executions"], counted
+            case "mesh_started":
+                self.mesh, self.ranks_lost = fields["mesh"], False
+                self.rank_restarts += fields["epoch"] > 1
+            case "rank_lost":
+                self.ranks_lost = True
+            case "finished":
+                self.finished, self.version = True, fields["version"]
+            case "evicted":
+                self.evicted[fields["peer"]] = fields["reason"], now
+            case "late":
+                self.late[fields["peer"]] = fields["reason"]
+            case "convicted":
+                step, reason = f"step {fields['step']}", fields["reason"]
+                self.convicted[fields["peer"]] = reason if step in reason else f"{step}: {reason}", now
+                # The dispute is decided.
+                self.disputed.pop(fields["peer"], None)
+            case "disputed" if fields["peer"] not in self.convicted:
+                _, number = self.disputed.get(fields["peer"], (0, 0))
+                self.disputed[fields["peer"]] = fields["step"], number + 1
+
+
+class Wait(NamedTuple):
+    """What no step can be done without: fields of the event `waiting`."""
+
+    since: float
+    fields: Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class RunState:
+    """One process, a peer or a trainer."""
+
+    events: Counter[str] = field(default_factory=Counter)
+    stages: dict[int, StageState] = field(default_factory=dict)
+    links: Sequence[str] = ()
+    synced_at: float = float("-inf")
+    waits: dict[int | None, Wait] = field(default_factory=dict)
+    """By stage; None: of the whole process."""
+    loss: float | None = None
+    grad_norm: float | None = None
+    durations: list[int] = field(default_factory=lambda: [0] * (len(STEP_BUCKETS_S) + 1))
+    """Steps of the lowest stage here, by the bucket of the seconds since the step before."""
+    seconds: float = 0.0
+    """Of these steps together."""
+
+    def serve(self, stage: int, *, now: float) -> StageState:
+        """From now on a replica of that stage runs here."""
+        self.stages[stage] = StageState(stage, alive=True, paced=deque([now], maxlen=_PACE_STEPS))
+        return self.stages[stage]
+
+    def on(self, event: str, fields: Mapping[str, Any], *, now: float) -> None:
+        """Take in one event. now: seconds of any clock, the same for all of them."""
+        self.events[event] += 1
+        stage = fields.get("stage")
+        here = self.stages.get(stage) if stage is not None else None
+        before = here.applied_at if here is not None else None
+        if here is not None:
+            here.on(event, fields, now=now)
+        match event:
+            case "listening" | "hidden":
+                self.links = fields.get("links", ())
+            case "waiting":
+                if stage not in self.waits or self.waits[stage].fields["reason"] != fields["reason"]:
+                    self.waits[stage] = Wait(now, fields)
+            case "complete":
+                self.waits.pop(None, None)
+            # What it waited for before is not what it waits for now.
+            case "restart" | "draining":
+                self.waits.clear()
+            case "synced" | "applied":
+                self.waits.pop(stage, None)
+                self.synced_at = now if event == "synced" else self.synced_at
+        if event == "applied":
+            self.loss, self.grad_norm = fields.get("loss", self.loss), fields.get("grad_norm", self.grad_norm)
+            if before is not None and stage == min(self.stages):
+                self.durations[sum(now - before > bound for bound in STEP_BUCKETS_S)] += 1
+                self.seconds += now - before

@@ -1,0 +1,39 @@
+"""What the events of one process add up to."""
+
+from __future__ import annotations
+
+from swarmnet.telemetry.run_state import STEP_BUCKETS_S, RunState
+
+
+def test_a_wait_counts_from_its_reason_and_ends_with_what_it_waits_for() -> None:
+    state = RunState()
+    for now, reason in ((1.0, "no replica of stage 1"), (2.0, "no replica of stage 1"), (3.0, "no weights")):
+        state.on("waiting", {"stage": 1, "reason": reason}, now=now)
+        state.on("waiting", {"reason": "no trainer"}, now=now)
+    assert {stage: wait.since for stage, wait in state.waits.items()} == {1: 3.0, None: 1.0}
+    state.on("synced", {"stage": 1, "version": 4}, now=4.0)
+    assert list(state.waits) == [None]
+    state.on("complete", {"peers": 2}, now=5.0)
+    assert not state.waits
+    state.on("waiting", {"reason": "no trainer"}, now=6.0)
+    state.on("draining", {}, now=7.0)
+    assert not state.waits
+
+
+def test_a_step_takes_from_one_update_of_the_lowest_stage_to_the_next() -> None:
+    state = RunState()
+    for stage in (1, 2):
+        state.serve(stage, now=0.0)
+    for version, now in ((1, 10.0), (2, 12.0), (3, 412.0)):
+        for stage in (1, 2):
+            state.on("applied", {"stage": stage, "version": version, "loss": 2.0, "grad_norm": 0.1}, now=now)
+    assert (sum(state.durations), state.seconds) == (2, 402.0)
+    assert state.durations[STEP_BUCKETS_S.index(2.5)] == state.durations[STEP_BUCKETS_S.index(600.0)] == 1
+    assert [here.steps for here in state.stages.values()] == [3, 3] and state.events["applied"] == 6
+
+
+def test_an_event_of_a_stage_that_is_not_served_here_changes_no_stage() -> None:
+    state = RunState()
+    here = state.serve(0, now=0.0)
+    state.on("convicted", {"stage": 1, "peer": "P", "step": 3, "reason": "wrong work"}, now=1.0)
+    assert not here.convicted and state.events["convicted"] == 1
