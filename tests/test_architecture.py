@@ -64,6 +64,7 @@ PURE = (
     "monitor/curve.py",
     "monitor/page.py",
     "monitor/presence.py",
+    "monitor/waterfall.py",
     "peer/audit_health.py",
     "peer/swarm_health.py",
     "state/rollback.py",

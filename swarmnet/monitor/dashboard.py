@@ -13,20 +13,17 @@ import json
 import os
 import re
 import socket
-from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from swarmnet.clock import boot_time, run_loop, wall_time
 from swarmnet.errors import UsageError
-from swarmnet.monitor.curve import Curve
 from swarmnet.monitor.page import RunPage
-from swarmnet.monitor.presence import Change
+from swarmnet.monitor.presence import Observation
 from swarmnet.monitor.run import WatchOptions, look_on
-from swarmnet.monitor.waterfall import StepBar, one_step
 from swarmnet.net.stop import stopped_by_signal, unless_stopped
 from swarmnet.peer.status import Waiting
-from swarmnet.peer.swarm_health import Assessment
 from swarmnet.telemetry.log import plain
 from swarmnet.telemetry.text import printable
 
@@ -70,8 +67,8 @@ async def _dashboard(
     with stopped_by_signal() as stop, _bound(host, port) as sockets:
         page = ServedPage(f"swarmnet dashboard: {_address(sockets[0])}")
         async with _served(page, sockets, host):
-            options = WatchOptions(every_s=EVERY_S, stays=True)
-            return await unless_stopped(stop, look_on(named, bootstrap, options, None, waiting, page, page.timed))
+            options = WatchOptions(every_s=EVERY_S, stays=True, timed=True)
+            return await unless_stopped(stop, look_on(named, bootstrap, options, None, waiting, page))
 
 
 class ServedPage:
@@ -83,7 +80,6 @@ class ServedPage:
         self._looked_at = boot_time()
         self._body: bytes | None = None
         self._tag = ""
-        self._step: dict[str, Any] | None = None
 
     def __enter__(self) -> Self:
         print(self._greeting, flush=True)
@@ -92,22 +88,10 @@ class ServedPage:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def look(
-        self,
-        found: Assessment,
-        curve: Curve,
-        changes: Sequence[Change],
-        steps: Collection[int],
-        versions: Collection[int],
-    ) -> None:
+    def look(self, seen: Observation) -> None:
         """A look has been taken."""
-        self._page.look(found, curve, changes, new=bool(steps or versions), now=wall_time())
+        self._page.look(seen, now=wall_time())
         self._looked_at, self._body = boot_time(), None
-
-    def timed(self, bars: Sequence[StepBar]) -> None:
-        """Members have said how they spent their last step."""
-        # Who is asked between two steps of a fast run has nothing to say: the last step that was told stays.
-        self._step = one_step(bars) or self._step
 
     def note(self, text: str) -> None:
         """The page has its own words."""
@@ -123,9 +107,8 @@ class ServedPage:
     def answer(self) -> tuple[bytes, str]:
         """What `data.json` is, and its tag. Made once for a look, if anybody asks."""
         if self._body is None:
-            data = self._page.data(now=wall_time())
-            data |= {"waterfall": self._step} if data else {}
-            self._body = json.dumps(plain(_shown(data)), separators=(",", ":")).encode()
+            data = plain(_shown(self._page.data(now=wall_time())))
+            self._body = json.dumps(data, separators=(",", ":")).encode()
             self._tag = f'"{hashlib.sha256(self._body).hexdigest()[:16]}"'
         return self._body, self._tag
 

@@ -7,13 +7,14 @@ Of the steps it has what `Curve` believes, of peers what `assess` makes of their
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from swarmnet.ids import PeerId
 from swarmnet.monitor.curve import Curve
-from swarmnet.monitor.presence import TRAINER, Change, members, state
+from swarmnet.monitor.presence import TRAINER, Change, Observation, members, shown
+from swarmnet.monitor.waterfall import one_step
 from swarmnet.peer.swarm_health import Assessment, ReplicaLine
 
 MOST_POINTS = 1200
@@ -68,20 +69,23 @@ class RunPage:
     def __init__(self, *, now: float) -> None:
         """now: Unix seconds, here and below."""
         self._since = now
-        self._found: Assessment | None = None
-        self._curve = Curve()
+        self._seen: Observation | None = None
         self._stays: list[Stay] = []
         self._marks: list[dict[str, Any]] = []
         self._pace: dict[tuple[int, PeerId], _Executions] = {}
         self._columns: dict[str, list[float | int | None]] = {}
+        self._step: dict[str, Any] | None = None
 
-    def look(self, found: Assessment, curve: Curve, changes: Sequence[Change], *, new: bool, now: float) -> None:
-        """What is known now. new: has anything of the curve changed?"""
-        if self._found is None:
+    def look(self, seen: Observation, *, now: float) -> None:
+        """What is known now."""
+        found = seen.found
+        if self._seen is None:
             self._stays = [Stay(stage, peer) for stage, peer in sorted(members(found))]
-        self._found, self._curve = found, curve
-        at = newest.step if (newest := curve.newest) else 0
-        for change in changes:
+        self._seen = seen
+        # Between two steps of a fast run members have nothing to tell: the last step that was told stays.
+        self._step = one_step(seen.bars) or self._step
+        at = newest.step if (newest := seen.curve.newest) else 0
+        for change in seen.changes:
             if change.kind != "problem":
                 self._stay(change, now=now)
                 self._marks.append({"step": at, "time": now, "kind": change.kind, "text": change.text})
@@ -93,8 +97,8 @@ class RunPage:
         self._pace = {who: self._pace.get(who) or _Executions() for who in here}
         for who, replica in here.items():
             self._pace[who].hear(replica.executions, now)
-        if new or not self._columns:
-            self._columns = columns(curve)
+        if seen.steps or seen.versions or not self._columns:
+            self._columns = columns(seen.curve)
 
     def _stay(self, change: Change, *, now: float) -> None:
         """Note a change of who is there."""
@@ -111,36 +115,34 @@ class RunPage:
 
     def data(self, *, now: float) -> dict[str, Any]:
         """All that the page shows, as JSON; `{}` before the first look."""
-        found = self._found
-        if found is None:
+        if self._seen is None:
             return {}
+        found = self._seen.found
         replicas = [(line.stage, replica) for line in found.stages for replica in line.replicas]
-        shown = {replica.peer for _, replica in itertools.islice(_fairly(found), MOST_PEERS)}
+        drawn = {replica.peer for _, replica in itertools.islice(_fairly(found), MOST_PEERS)}
         counted = {line.stage: sum(replica.counted for replica in line.replicas) for line in found.stages}
         peers: dict[str, dict[str, Any]] = {}
         for stage, replica in replicas:
-            if replica.peer in shown:
+            if replica.peer in drawn:
                 line = self._replica(replica, stage, counted[stage], now=now)
                 peers.setdefault(replica.peer, _peer(replica))["stages"].append(line)
         for each in found.complaints:
-            complaint = {"by": each.by, "about": each.of.peer} | {
-                name: getattr(each.of, name) for name in ("stage", "how", "reason", "seconds")
-            }
+            complaint = {"by": each.by, "about": each.of.peer, **shown(each.of, "stage how reason seconds")}
             for peer in {each.by, each.of.peer} & peers.keys():
                 if len(peers[peer]["complaints"]) < MOST_COMPLAINTS:
                     peers[peer]["complaints"].append(complaint)
-        return state(found, self._curve) | {
+        return self._seen.state() | {
             "time": now,
             "since": self._since,
             "seen": found.seen,
-            "disputed": self._curve.disputed,
+            "disputed": self._seen.curve.disputed,
             "admission": None if found.admission is None else asdict(found.admission),
             "stages": [
                 {
                     "stage": line.stage,
                     "synced": sum(replica.ready for replica in line.replicas),
                     "replicas": len(line.replicas),
-                    "peers": [replica.peer for replica in line.replicas if replica.peer in shown],
+                    "peers": [replica.peer for replica in line.replicas if replica.peer in drawn],
                 }
                 for line in found.stages
             ],
@@ -151,25 +153,16 @@ class RunPage:
             "stays": [asdict(stay) for stay in self._stays[-MOST_STAYS:]],
             "marks": self._marks,
             "curve": self._columns,
+            "waterfall": self._step,
         }
 
     def _replica(self, replica: ReplicaLine, stage: int, counted: int, *, now: float) -> dict[str, Any]:
         return {
             "stage": stage,
-            "state": replica.state,
-            "version": replica.version,
             "held": replica.queue,
-            "slots": replica.slots,
-            "speed": replica.speed,
             "per_second": self._pace[stage, replica.peer].per_second(now),
-            "executions": replica.executions,
-            "counted": replica.counted,
             "share": replica.counted / counted if counted else None,
-            "chain": replica.chain,
-            "disk": replica.disk,
-            "drift": replica.drift,
-            "stray": replica.stray,
-            "still_s": replica.still_s,
+            **shown(replica, "state version slots speed executions counted chain disk drift stray still_s"),
         }
 
 
@@ -181,15 +174,8 @@ def _fairly(found: Assessment) -> Collection[tuple[int, ReplicaLine]]:
 
 def _peer(replica: ReplicaLine) -> dict[str, Any]:
     """What is of the peer and not of its stage; `stages` and `complaints` are filled by the caller."""
-    return {
-        "stages": [],
-        "complaints": [],
-        "addresses": replica.addresses,
-        "numerics": str(replica.numerics),
-        "software": replica.software,
-        "region": replica.region,
-        "restart": replica.restart,
-    }
+    named = shown(replica, "addresses software region restart")
+    return {"stages": [], "complaints": [], "numerics": str(replica.numerics), **named}
 
 
 def columns(curve: Curve, most: int = MOST_POINTS) -> dict[str, list[float | int | None]]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from swarmnet.ids import Incarnation, PeerId, Restart
 from swarmnet.monitor.curve import Curve
+from swarmnet.monitor.waterfall import StepBar
 from swarmnet.peer.swarm_health import Assessment
 
 TRAINER = -1
@@ -97,56 +98,62 @@ def short(peer: PeerId) -> str:
     return f"...{peer[-8:]}"
 
 
-def synced(assessment: Assessment) -> str:
-    """Synced replicas of each stage, as 2/3/2."""
-    return "/".join(str(sum(replica.ready for replica in line.replicas)) for line in assessment.stages)
+def shown(thing: object, fields: str) -> dict[str, Any]:
+    """These fields of it, as JSON. fields: names, with spaces between."""
+    return {name: getattr(thing, name) for name in fields.split()}
 
 
-def eta_s(found: Assessment, curve: Curve) -> float | None:
-    """Seconds to the last step, at the pace of the last ones; None: unknown, or no step is done now."""
-    newest = curve.newest
-    step_s = curve.step_s(newest.step) if newest else None
-    if newest is None or step_s is None or not found.steps or found.still_s:
-        return found.eta_s
-    return max(found.steps - newest.step - 1, 0) * step_s
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """The run at one moment, as it is seen from outside. All that `swarmnet watch` and the dashboard show is in it.
 
+    changes: who came and went since the look before. steps, versions: those of the curve that are new or have changed.
+    bars: how members have spent their last step, if they were asked.
+    """
 
-def state(found: Assessment, curve: Curve) -> dict[str, Any]:
-    """Where the run stands, as JSON."""
-    newest = curve.newest
-    held_out = curve.newest_held_out
-    return {
-        "run": found.run,
-        "steps": found.steps,
-        # What members answer is newer than their records.
-        "version": newest.step + 1 if newest else found.version,
-        "finished": found.finished,
-        "step": newest.step if newest else None,
-        "loss": newest.loss if newest else None,
-        "held_out": None if held_out is None else {"version": held_out, "loss": curve.evaluations[held_out]},
-        "learning_rate": newest.learning_rate if newest else None,
-        "grad_norm": newest.grad_norm if newest else None,
-        "tokens_per_second": curve.tokens_per_second(newest.step) if newest else None,
-        "eta_s": eta_s(found, curve),
-        "still_s": found.still_s,
-        "num_tainted": found.num_tainted,
-        "num_disputed": found.num_disputed,
-        "stages": [
-            {
-                "stage": line.stage,
-                "replicas": [
-                    {
-                        "peer": each.peer,
-                        "state": each.state,
-                        "version": each.version,
-                        "speed": each.speed,
-                        "region": each.region,
-                    }
-                    for each in line.replicas
-                ],
-            }
-            for line in found.stages
-        ],
-        "trainers": [trainer.peer for trainer in found.trainers],
-        "problems": [{"severity": each.severity, "kind": each.kind, "text": each.text} for each in found.problems],
-    }
+    found: Assessment
+    curve: Curve
+    changes: Sequence[Change] = ()
+    steps: Collection[int] = ()
+    versions: Collection[int] = ()
+    bars: Sequence[StepBar] = ()
+
+    @property
+    def synced(self) -> str:
+        """Synced replicas of each stage, as 2/3/2."""
+        return "/".join(str(sum(replica.ready for replica in line.replicas)) for line in self.found.stages)
+
+    @property
+    def eta_s(self) -> float | None:
+        """Seconds to the last step, at the pace of the last ones; None: unknown, or no step is done now."""
+        found, newest = self.found, self.curve.newest
+        step_s = self.curve.step_s(newest.step) if newest else None
+        if newest is None or step_s is None or not found.steps or found.still_s:
+            return found.eta_s
+        return max(found.steps - newest.step - 1, 0) * step_s
+
+    def state(self) -> dict[str, Any]:
+        """Where the run stands, as JSON."""
+        found, curve, newest = self.found, self.curve, self.curve.newest
+        held_out = curve.newest_held_out
+        figures = dict.fromkeys(("step", "loss", "learning_rate", "grad_norm", "tokens_per_second"))
+        if newest is not None:
+            pace = curve.tokens_per_second(newest.step)
+            figures = shown(newest, "step loss learning_rate grad_norm") | {"tokens_per_second": pace}
+        return {
+            **shown(found, "run steps finished still_s num_tainted num_disputed"),
+            **figures,
+            # What members answer is newer than their records.
+            "version": newest.step + 1 if newest else found.version,
+            "held_out": None if held_out is None else {"version": held_out, "loss": curve.evaluations[held_out]},
+            "eta_s": self.eta_s,
+            "stages": [
+                {
+                    "stage": line.stage,
+                    "replicas": [shown(each, "peer state version speed region") for each in line.replicas],
+                }
+                for line in found.stages
+            ],
+            "trainers": [trainer.peer for trainer in found.trainers],
+            "problems": [shown(each, "severity kind text") for each in found.problems],
+        }

@@ -12,7 +12,7 @@ import itertools
 import math
 import random
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,12 +23,12 @@ from swarmnet.config.check import check_installed
 from swarmnet.directory import Record
 from swarmnet.errors import SwarmError, UsageError
 from swarmnet.ids import PeerId
-from swarmnet.messages import Busy, History, HistoryRequest
+from swarmnet.messages import Answer, Busy, History, HistoryRequest
 from swarmnet.monitor.curve import Curve
 from swarmnet.monitor.files import CsvFile, CurveFile, CurvePicture, TensorBoard, WeightsAndBiases
-from swarmnet.monitor.presence import Presence, synced, went_back
+from swarmnet.monitor.presence import Observation, Presence, went_back
 from swarmnet.monitor.view import JsonLines, WatchScreen, WatchView
-from swarmnet.monitor.waterfall import StepBar, waterfall
+from swarmnet.monitor.waterfall import StepBar, bars_of
 from swarmnet.net.stop import stopped_by_signal, unless_stopped
 from swarmnet.peer.status import Onlooker, Waiting, exit_code, looking_on
 from swarmnet.peer.swarm_health import Assessment
@@ -38,8 +38,11 @@ from swarmnet.transport import Transport, ask
 MOST_ASKED, MOST_TRAINERS = 7, 3
 """Members that are asked for steps, and trainers for held-out losses."""
 
-MOST_TIMED = 24
-"""Members that are asked how they spent the last step."""
+MOST_TIMED, AT_ONCE = 24, 16
+"""Members that are asked how they spent the last step, and how many of them at a time."""
+
+_NO_STEP = 1 << 53
+"""No run comes so far: an answer since then has times alone."""
 
 ASK_S, AGAIN_S = 3.0, 5.0
 """How long an answer may take, and when one that gave none is asked again."""
@@ -78,6 +81,8 @@ class WatchOptions:
     every_s: float = 2.0
     stays: bool = False
     """Look on when the run has finished, or nobody announces it."""
+    timed: bool = False
+    """Ask members how they have spent their last step."""
 
 
 def run_watch(named: Path | str, bootstrap: tuple[str, ...], options: WatchOptions) -> int:
@@ -120,7 +125,6 @@ async def look_on(
     csv: CsvFile | None,
     waiting: Waiting,
     view: WatchView,
-    timed: Timed | None = None,
 ) -> int:
     """Find the run, then look at it until it is over. Returns the exit code. Raises what `looking_on` raises."""
     from swarmnet.net.grpc_transport import GrpcTransport
@@ -135,18 +139,13 @@ async def look_on(
         transport = await stack.enter_async_context(
             GrpcTransport(Identity.generate(), None, addresses=lambda peer: addresses.get(peer, ()), listens=False)
         )
-        watcher = Watcher(found, transport, addresses, options, csv, view, timed)
+        watcher = Watcher(found, transport, addresses, options, csv, view)
         stack.callback(watcher.close)
         return await watcher.run(waiting)
 
 
-Timed = Callable[[Sequence[StepBar]], None]
-"""Is told in each look how members say to have spent their last step."""
-
-
 class Watcher:
-    """Looks, decides through `Curve`, writes and shows. addresses: filled with what records say. timed: None: members
-    are not asked for that."""
+    """Looks, decides through `Curve`, writes and shows. addresses: filled with what records say."""
 
     def __init__(
         self,
@@ -156,10 +155,8 @@ class Watcher:
         options: WatchOptions,
         csv: CsvFile | None,
         view: WatchView,
-        timed: Timed | None = None,
     ) -> None:
-        self._view, self._timed = view, timed
-        self._untimed: dict[PeerId, float] = {}  # whom to ask for that again only then
+        self._view = view
         self._onlooker, self._transport, self._addresses, self._options = onlooker, transport, addresses, options
         self._curve = Curve(csv.points if csv else ())
         self._steps = 0  # of the run, as last heard
@@ -168,6 +165,7 @@ class Watcher:
         self._checked = self._curve.compared  # is the file of this run?
         self._looked = False
         self._presence, self._marks = Presence(), list[Mark]()
+        self._untimed: dict[PeerId, float] = {}  # whom to ask how it spent a step only then
         self._silent: dict[PeerId, float] = {}  # whom to ask again only then
         self._busy: set[PeerId] = set()  # of them those that said so
         self._evaluated: dict[PeerId, int] = {}  # trainer -> the version after its last
@@ -228,11 +226,11 @@ class Watcher:
         changes = list(self._presence.look(found))
         if self._curve.went_back(found.restart):
             self._evaluated.clear()
-        answering, versions = await self._ask_all(found, records)
+        answering, versions, bars = await self._ask_all(found, records)
         busy = sum(each.peer in self._busy for each in records if each.stages)
         live_s = self._options.every_s + ASK_S
         steps, against = self._curve.settle(
-            answering, now=wall_time(), replicas=synced(found), live_s=live_s, busy=busy
+            answering, now=wall_time(), replicas=Observation(found, self._curve).synced, live_s=live_s, busy=busy
         )
         if against and not self._checked:
             raise UsageError(
@@ -248,7 +246,7 @@ class Watcher:
             if change.kind in _COLORS:
                 self._marks.append(Mark(at, change.kind.replace("_", " "), change.text, _COLORS[change.kind]))
         self._write(steps, versions)
-        self._view.look(found, self._curve, changes, steps, versions)
+        self._view.look(Observation(found, self._curve, changes, steps, versions, bars))
         if (step := self._curve.disputed) is not None and step != self._disputed:
             self._view.note(f"members say different things of step {step}, and none can be believed: it is left out")
         self._disputed = self._curve.disputed
@@ -268,8 +266,10 @@ class Watcher:
 
     # ------------------------------------------------------------ asking
 
-    async def _ask_all(self, found: Assessment, records: Sequence[Record]) -> tuple[list[PeerId], list[int]]:
-        """Who answered about steps, and the versions whose held-out loss is new."""
+    async def _ask_all(
+        self, found: Assessment, records: Sequence[Record]
+    ) -> tuple[list[PeerId], list[int], list[StepBar]]:
+        """Who answered about steps, the versions whose held-out loss is new, and how members spent their last step."""
         now = asyncio.get_running_loop().time()
         # Through a relay only peers of the run speak to each other.
         able = [each for each in records if each.addresses and not each.hidden]
@@ -282,7 +282,7 @@ class Watcher:
         # Those of the last stage first, which made the commits; all others believe them by their signatures.
         serving.sort(key=lambda each: (-max(status.stage for status in each.stages), self._shuffled(each.peer)))
         trainers = sorted((each for each in ready if each.feeds), key=lambda each: self._shuffled(each.peer))
-        heard, evaluations, _ = await asyncio.gather(
+        heard, evaluations, bars = await asyncio.gather(
             asyncio.gather(*(self._steps_of(each.peer, found.steps) for each in serving[:MOST_ASKED])),
             asyncio.gather(*(self._evaluations_of(each.peer) for each in trainers[:MOST_TRAINERS])),
             self._ask_times(serving, found.num_stages),
@@ -291,22 +291,33 @@ class Watcher:
         for each in reversed(evaluations):
             told |= each
         versions = self._curve.evaluated(told, steps=found.steps)
-        return [each.peer for each, answered in zip(serving, heard, strict=False) if answered], versions
+        return [each.peer for each, answered in zip(serving, heard, strict=False) if answered], versions, bars
 
-    async def _ask_times(self, serving: Sequence[Record], num_stages: int) -> None:
+    async def _ask_times(self, serving: Sequence[Record], num_stages: int) -> list[StepBar]:
         """Of each stage the first one, then of each the second, and so on."""
-        if self._timed is None:
-            return
+        if not self._options.timed:
+            return []
         clock = asyncio.get_running_loop().time
+        self._untimed = {peer: until for peer, until in self._untimed.items() if until > clock()}
         stages: dict[int, list[PeerId]] = {}
         for each in serving:
-            if self._untimed.get(each.peer, 0.0) <= clock():
+            if each.peer not in self._untimed:
                 stages.setdefault(each.stages[0].stage, []).append(each.peer)
         fairly = itertools.chain.from_iterable(itertools.zip_longest(*stages.values()))
+        places = asyncio.Semaphore(AT_ONCE)
+
+        async def one(peer: PeerId) -> list[StepBar]:
+            answer: Answer | None = None
+            async with places:
+                with contextlib.suppress(SwarmError):
+                    answer = await ask(self._transport, peer, HistoryRequest(_NO_STEP), limit_s=ASK_S)
+            if isinstance(answer, History) and (bars := bars_of(peer, answer, now=wall_time(), num_stages=num_stages)):
+                return bars
+            self._untimed[peer] = clock() + AGAIN_S
+            return []
+
         asked = [peer for peer in fairly if peer is not None][:MOST_TIMED]
-        bars = await waterfall(self._transport, asked, num_stages=num_stages)
-        self._untimed = {peer: clock() + AGAIN_S for peer in asked if peer not in bars}
-        self._timed([bar for several in bars.values() for bar in several])
+        return list(itertools.chain.from_iterable(await asyncio.gather(*map(one, asked))))
 
     async def _admitted(self, ready: list[Record]) -> list[Record]:
         """Those of them that the run's manifest admits, once somebody has given it: its hash is the run's id."""

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
 from typing import Any, Protocol, Self
 
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from swarmnet.monitor.curve import Curve
-from swarmnet.monitor.presence import Change, eta_s, short, state, synced
+from swarmnet.monitor.presence import Observation, short
 from swarmnet.peer.swarm_health import Assessment
 from swarmnet.telemetry.log import encode
 from swarmnet.telemetry.screen import Screen, duration
@@ -24,15 +22,8 @@ class WatchView(Protocol):
 
     def __exit__(self, *_: object) -> None: ...
 
-    def look(
-        self,
-        found: Assessment,
-        curve: Curve,
-        changes: Sequence[Change],
-        steps: Collection[int],
-        versions: Collection[int],
-    ) -> None:
-        """What is known now. changes: of who is there. steps, versions: those that are new or have changed."""
+    def look(self, seen: Observation) -> None:
+        """What is known now."""
         ...
 
     def note(self, text: str) -> None:
@@ -44,21 +35,21 @@ class WatchView(Protocol):
         ...
 
 
-def headline(found: Assessment, curve: Curve) -> str:
+def headline(seen: Observation) -> str:
     """Step, losses, rate, pace, replicas, and how long it takes."""
-    newest = curve.newest
+    found, curve, newest = seen.found, seen.curve, seen.curve.newest
     of = f"/{found.steps}" if found.steps else ""
     if newest is None:
         loss = f"  loss {found.loss.value:.4f} (step {found.loss.step})" if found.loss else ""
-        return f"version {'?' if found.version is None else found.version}{of}{loss}  replicas {synced(found)}"
+        return f"version {'?' if found.version is None else found.version}{of}{loss}  replicas {seen.synced}"
     parts = [f"step {newest.step + 1}{of}", f"loss {newest.loss:.4f}"]
     if (version := curve.newest_held_out) is not None:
         parts.append(f"held-out {curve.evaluations[version]:.4f} (version {version})")
     parts.append(f"lr {newest.learning_rate:.3g}")
     if (pace := curve.tokens_per_second(newest.step)) is not None:
         parts.append(f"{pace:,.0f} tokens/s")
-    parts.append(f"replicas {synced(found)}")
-    parts.append("finished" if found.finished else f"ETA {duration(eta_s(found, curve))}")
+    parts.append(f"replicas {seen.synced}")
+    parts.append("finished" if found.finished else f"ETA {duration(seen.eta_s)}")
     if found.still_s and not found.finished:
         parts.append(f"no step for {duration(found.still_s)}")
     return "  ".join(parts)
@@ -104,17 +95,15 @@ class WatchScreen(Screen):
         super().__init__(console)
         self._said = ""
 
-    def look(
-        self, found: Assessment, curve: Curve, changes: Sequence[Change], steps: Collection[int], versions: object
-    ) -> None:
+    def look(self, seen: Observation) -> None:
         """Print what is new."""
-        for change in changes:
+        for change in seen.changes:
             self.note(printable(change.text))
-        line = f"{found.run[:12]}  {headline(found, curve)}"
+        line = f"{seen.found.run[:12]}  {headline(seen)}"
         if self.redraws:
-            self.show(Group(*map(Text, folded(printable(line), self.width)), stages(found)))
+            self.show(Group(*map(Text, folded(printable(line), self.width)), stages(seen.found)))
         # In a pipe, a line when something has happened; a person does not read thousands.
-        elif (steps or changes or not self._said) and line != self._said:
+        elif (seen.steps or seen.changes or not self._said) and line != self._said:
             self.note(printable(line))
         self._said = line
 
@@ -136,24 +125,18 @@ class JsonLines:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def look(
-        self,
-        found: Assessment,
-        curve: Curve,
-        changes: Sequence[Change],
-        steps: Collection[int],
-        versions: Collection[int],
-    ) -> None:
+    def look(self, seen: Observation) -> None:
         """Print what is new."""
-        for change in changes:
+        curve = seen.curve
+        for change in seen.changes:
             self._say(change.kind, change.fields)
-        for point in curve.since(min(steps)) if steps else ():
-            if point.step in steps:
+        for point in curve.since(min(seen.steps)) if seen.steps else ():
+            if point.step in seen.steps:
                 fields = {name: getattr(point, name) for name in point.__slots__ if name != "held_out"}
                 self._say("step", fields | {"tokens_per_second": curve.tokens_per_second(point.step)})
-        for version in sorted(versions):
+        for version in sorted(seen.versions):
             self._say("held_out", {"version": version, "loss": curve.evaluations[version]})
-        if (now := state(found, curve)) != self._said:
+        if (now := seen.state()) != self._said:
             self._say("state", now)
         self._said = now
 

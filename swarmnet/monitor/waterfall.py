@@ -7,26 +7,19 @@ picture, or moves the liar's bar alone.
 
 from __future__ import annotations
 
-import asyncio
 import statistics
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from swarmnet.clock import wall_time
-from swarmnet.errors import SwarmError
 from swarmnet.ids import PeerId
-from swarmnet.messages import MAX_STAGES, History, HistoryRequest
+from swarmnet.messages import MAX_STAGES, History
 from swarmnet.monitor.curve import MOST_SAID
 from swarmnet.telemetry.spans import StepTimes
-from swarmnet.transport import Transport, ask
 
-ASK_S, AT_ONCE = 3.0, 16
-"""How long an answer may take; how many are asked at a time."""
-
-_NO_STEP = 1 << 53
-"""No run comes so far: an answer since then has times alone."""
+_ANSWER_S = 3.0
+"""Answers of one look may be that far apart."""
 
 _SLACK_S = 1e-6
 
@@ -79,7 +72,7 @@ def one_step(bars: Collection[StepBar]) -> dict[str, Any] | None:
         return None
     step = max(told, key=lambda each: (told[each], each))
     of_it = [bar for bar in bars if bar.step == step]
-    near_s = _MOST_UNUSUAL * statistics.median_low(bar.times.seconds for bar in of_it) + ASK_S
+    near_s = _MOST_UNUSUAL * statistics.median_low(bar.times.seconds for bar in of_it) + _ANSWER_S
     of_it = [bar for bar in of_it if bar.times.seconds <= near_s]
     usual_end = statistics.median_low(bar.ended for bar in of_it)
     of_it = [bar for bar in of_it if abs(bar.ended - usual_end) <= near_s]
@@ -100,29 +93,3 @@ def one_step(bars: Collection[StepBar]) -> dict[str, Any] | None:
             for bar in of_it
         ],
     }
-
-
-async def waterfall(
-    transport: Transport,
-    peers: Collection[PeerId],
-    *,
-    num_stages: int = MAX_STAGES,
-    wall: Callable[[], float] = wall_time,
-) -> dict[PeerId, list[StepBar]]:
-    """Ask these members, a few at a time. Who is gone, busy, or knows no such question is left out."""
-    found: dict[PeerId, list[StepBar]] = {}
-    places = asyncio.Semaphore(AT_ONCE)
-
-    async def one(peer: PeerId) -> None:
-        async with places:
-            try:
-                answer = await ask(transport, peer, HistoryRequest(_NO_STEP), limit_s=ASK_S)
-            except SwarmError:
-                return
-        if isinstance(answer, History) and (bars := bars_of(peer, answer, now=wall(), num_stages=num_stages)):
-            found[peer] = bars
-
-    async with asyncio.TaskGroup() as group:
-        for peer in peers:
-            group.create_task(one(peer))
-    return found

@@ -18,6 +18,7 @@ from swarmnet.ids import Chain, PeerId, RunId
 from swarmnet.monitor import dashboard
 from swarmnet.monitor.curve import Curve
 from swarmnet.monitor.dashboard import ASSETS, ServedPage, application, trusted
+from swarmnet.monitor.presence import Observation
 from swarmnet.peer.control import Desk
 from swarmnet.peer.swarm_health import assess
 
@@ -30,7 +31,7 @@ def page(**hostile: Any) -> ServedPage:
     status = StageStatus(0, 5, Chain("c"), synced=True)
     record = Record(RunId("ab" * 32), PeerId("a"), 1, ("/ip4/192.0.2.1/tcp/1",), (status,), **hostile)
     served = ServedPage()
-    served.look(assess(record.run, [record], 1), Curve(), [], [], [])
+    served.look(Observation(assess(record.run, [record], 1), Curve()))
     return served
 
 

@@ -12,7 +12,7 @@ from swarmnet.ids import Chain, PeerId, Restart, RunId
 from swarmnet.messages import History, StepFigures
 from swarmnet.monitor.curve import Curve, CurvePoint
 from swarmnet.monitor.page import MOST_COMPLAINTS, MOST_PEERS, MOST_POINTS, MOST_STAYS, RunPage, columns
-from swarmnet.monitor.presence import Presence
+from swarmnet.monitor.presence import Observation, Presence
 from swarmnet.peer.swarm_health import assess
 
 RUN = RunId("ab" * 32)
@@ -38,7 +38,7 @@ class Looks:
     def look(self, *records: Record, num_stages: int = 1) -> dict[str, Any]:
         self.now += 2
         found = assess(RUN, records, num_stages)
-        self.page.look(found, self.curve, list(self.presence.look(found)), new=True, now=self.now)
+        self.page.look(Observation(found, self.curve, list(self.presence.look(found)), steps=[0]), now=self.now)
         data = self.page.data(now=self.now)
         json.dumps(data, allow_nan=False)
         return data

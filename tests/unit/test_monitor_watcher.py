@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -31,9 +31,9 @@ from swarmnet.messages import (
     StepFigures,
 )
 from swarmnet.monitor.files import CsvFile
-from swarmnet.monitor.presence import Presence
+from swarmnet.monitor.presence import Observation, Presence
 from swarmnet.monitor.run import GONE_S, Watcher, WatchOptions
-from swarmnet.monitor.view import JsonLines, WatchScreen
+from swarmnet.monitor.view import JsonLines, WatchScreen, WatchView
 from swarmnet.monitor.waterfall import StepBar
 from swarmnet.net.admission import Admissions
 from swarmnet.net.identity import Identity
@@ -101,17 +101,13 @@ class Members:
 
 
 def watch(
-    members: Members,
-    options: WatchOptions,
-    csv: CsvFile | None = None,
-    run: RunId = RUN,
-    timed: Callable[[Sequence[StepBar]], None] | None = None,
+    members: Members, options: WatchOptions, csv: CsvFile | None = None, run: RunId = RUN, view: WatchView | None = None
 ) -> int:
     async def story() -> int:
         until = asyncio.get_running_loop().time() + 10
         onlooker = Onlooker(run, cast(Any, members), None, until)
-        view = JsonLines() if options.as_json else WatchScreen(Console())
-        watcher = Watcher(onlooker, cast(Any, members), {}, options, csv, view, timed)
+        shown = view or (JsonLines() if options.as_json else WatchScreen(Console()))
+        watcher = Watcher(onlooker, cast(Any, members), {}, options, csv, shown)
         try:
             return await watcher.run(Waiting())
         finally:
@@ -229,17 +225,34 @@ def test_who_looks_on_for_a_page_stays_after_the_end_and_sees_all_go(capsys: pyt
     assert [each["event"] for each in events if each["event"] in ("gone", "ended")] == ["gone"]
 
 
-def test_members_of_each_stage_are_asked_how_they_spent_a_step_only_if_somebody_wants_it() -> None:
-    told: list[Sequence[StepBar]] = []
+class Looks(JsonLines):
+    """Remembers how members have spent a step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bars: list[StepBar] = []
+
+    def look(self, seen: Observation) -> None:
+        self.bars += seen.bars
+
+
+def test_members_of_each_stage_are_asked_how_they_spent_a_step_only_if_the_view_shows_it() -> None:
+    looks = Looks()
     spent = lambda stage: lambda request: History(times=(StepTimes(stage, 5, 1.0, 2.0),))  # noqa: E731
     answers: dict[str, Answering] = {"a": spent(0), "b": spent(0), "c": spent(1)}
-    members = Members(answers, [record("a", 0), record("b", 0), record("c", 1), record("mute", 1)])
+    without: dict[str, Answer] = {
+        "busy": Busy(1.0, -1),
+        "earlier version": History(),
+        "lost": History(times=(StepTimes(1, 5, 1e12, 2.0),)),
+    }
+    answers |= {name: lambda request, answer=answer: answer for name, answer in without.items()}  # type: ignore[misc]
+    members = Members(answers, [record(name, int(name not in "ab")) for name in (*answers, "mute")])
     members.num_stages = 2
-    assert watch(members, WatchOptions(as_json=True, once=True), timed=told.append) == 0
-    assert sorted((bar.peer, bar.stage) for bar in told[0]) == [("a", 0), ("b", 0), ("c", 1)]
+    assert watch(members, WatchOptions(once=True, timed=True), view=looks) == 0
+    assert sorted((bar.peer, bar.stage) for bar in looks.bars) == [("a", 0), ("b", 0), ("c", 1)]
     before = len(members.asked)
-    watch(members, WatchOptions(as_json=True, once=True))
-    assert len(members.asked) == before + 3, "of steps alone"
+    watch(members, WatchOptions(once=True), view=looks)
+    assert len(members.asked) == before + 6 and len(looks.bars) == 3, "of steps alone"
 
 
 def test_a_file_of_another_run_is_refused_in_a_line(tmp_path: Path) -> None:

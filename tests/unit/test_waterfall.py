@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
-from collections.abc import AsyncGenerator
 from dataclasses import replace
-from typing import cast
 
 import pytest
 
-from swarmnet.errors import PeerGone
 from swarmnet.ids import PeerId
-from swarmnet.messages import Answer, Busy, History, HistoryRequest, Packed, Request
-from swarmnet.monitor.waterfall import bars_of, one_step, waterfall
+from swarmnet.messages import History
+from swarmnet.monitor.waterfall import bars_of, one_step
 from swarmnet.telemetry.spans import PhaseTime, StepTimes
-from swarmnet.transport import Transport
 
 ANN = PeerId("ann")
 TIMES = StepTimes(1, 7, 2.0, 10.0, forward=PhaseTime(0.0, 4.0, 3.0), averaging=PhaseTime(5.0, 9.0, 4.0))
@@ -47,33 +42,6 @@ def test_bars_are_by_stage_and_none_twice() -> None:
 )
 def test_what_cannot_be_is_left_out(lie: StepTimes) -> None:
     assert not bars_of(ANN, History(times=(lie,)), now=0.0, num_stages=3)
-
-
-class Members:
-    """Who answers what; others are gone."""
-
-    def __init__(self, answers: dict[PeerId, Answer]) -> None:
-        self._answers = answers
-
-    async def call(
-        self, peer: PeerId, request: Request, payload: tuple[Packed, ...] = (), *, deadline: float
-    ) -> AsyncGenerator[Answer, None]:
-        assert isinstance(request, HistoryRequest)
-        if peer not in self._answers:
-            raise PeerGone("no", peer=peer)
-        yield self._answers[peer]
-
-
-def test_who_does_not_answer_is_left_out() -> None:
-    lost = replace(TIMES, ago_s=1e12)
-    answers: dict[PeerId, Answer] = {
-        ANN: History(times=(TIMES,)),
-        PeerId("busy"): Busy(1.0, -1),
-        PeerId("of an earlier version"): History(),
-        PeerId("lost"): History(times=(lost,)),
-    }
-    found = asyncio.run(waterfall(cast(Transport, Members(answers)), [*answers, PeerId("gone")], wall=lambda: 100.0))
-    assert found == {ANN: bars_of(ANN, History(times=(TIMES,)), now=100.0)}
 
 
 def test_the_step_that_most_tell_is_drawn_by_stage_from_its_first_moment() -> None:
