@@ -12,8 +12,9 @@ import contextlib
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -44,56 +45,55 @@ _LOOK_S = 0.05
 
 def figures(peer: Peer, traffic: Traffic) -> Iterator[Metric]:
     """Of this moment, as prometheus_client wants them."""
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-
-    def gauge(name: str, text: str, value: float) -> Metric:
-        return GaugeMetricFamily(f"swarmnet_{name}", text, value)
-
-    def by(kind: type[Metric], label: str, name: str, text: str, rows: Mapping[Any, float]) -> Metric:
-        found = kind(f"swarmnet_{name}", text, labels=[label])  # type: ignore[call-arg]
-        for key, value in sorted(rows.items()):
-            found.add_metric([str(key)], value)  # type: ignore[attr-defined]
-        return found
+    from prometheus_client.core import CounterMetricFamily as Count
+    from prometheus_client.core import GaugeMetricFamily as Gauge
+    from prometheus_client.core import HistogramMetricFamily
 
     record, seen = peer.status(), peer.state
-    mine = {status.stage: status for status in record.stages}
-    info = GaugeMetricFamily("swarmnet_build_info", "Always 1.", labels=["version", "run"])
+
+    def by_stage(rows: Iterable[Any], figure: str) -> dict[int, float]:
+        return {row.stage: float(getattr(row, figure)) for row in rows}
+
+    mine, done = partial(by_stage, record.stages), partial(by_stage, seen.stages.values())
+    serving = Counter(
+        status.stage
+        for stages in (record.stages, *(other.stages for other in peer.records.values()))
+        for status in stages
+        if status.synced
+    )
+    table: list[tuple[Any, str, str, float | Mapping[Any, float] | None]] = [
+        (Gauge, "paused", "1: it takes no new microbatches, as asked.", peer.paused),
+        (Gauge, "halted", "1: the run cannot go on here until somebody comes.", peer.halted is not None),
+        (Gauge, "tasks", "Of its event loop, running or waiting.", len(asyncio.all_tasks())),
+        (Gauge, "known_peers", "Peers whose records it holds, itself left out.", len(peer.records)),
+        (Gauge, "run_tokens_per_second", "Of the whole run, over the last steps.", record.tokens_per_second),
+        (Gauge, "loss", "Mean loss of the last step, nats per token.", seen.loss and seen.loss[1]),
+        (Gauge, "gradient_norm", "Of the last step's average gradient.", seen.grad_norm),
+        (Gauge, "weights_version", "Steps that its weights have behind them.", mine("version")),
+        (Gauge, "synced", "1: it has the stage's state and serves.", mine("synced")),
+        (Gauge, "slots", "Microbatches that it holds at once, in each open step.", mine("slots")),
+        (Gauge, "queued_microbatches", "Waiting for or in execution.", mine("queue")),
+        (Gauge, "replicas", "With state, of those it knows, itself among them.", serving),
+        (Count, "steps", "Steps applied.", done("steps")),
+        (Count, "microbatches_executed", "Microbatches executed, including re-executions.", done("executed")),
+        (Count, "microbatches_counted", "Microbatches in committed aggregates.", done("contributed")),
+        (Count, "averaging_sent_bytes", "Bytes of aggregates sent.", done("sent_bytes")),
+        (Count, "events", "Lines of its events file, by name.", seen.events),
+        (Count, "sent_bytes", "Bytes sent over the data plane.", traffic.up.total),
+        (Count, "received_bytes", "Bytes received over the data plane.", traffic.down.total),
+    ]
+    info = Gauge("swarmnet_build_info", "Always 1.", labels=["version", "run"])
     info.add_metric([__version__, peer.run_id[:12]], 1)
     yield info
-    yield gauge("paused", "1: it takes no new microbatches, as asked.", peer.paused)
-    yield gauge("halted", "1: the run cannot go on here until somebody comes.", peer.halted is not None)
-    yield gauge("tasks", "Of its event loop, running or waiting.", len(asyncio.all_tasks()))
-    yield gauge("known_peers", "Peers whose records it holds, itself left out.", len(peer.records))
-    yield gauge("run_tokens_per_second", "Of the whole run, over the last steps.", record.tokens_per_second)
-    if seen.loss is not None and seen.grad_norm is not None:
-        yield gauge("loss", "Mean loss of the last step, nats per token.", seen.loss)
-        yield gauge("gradient_norm", "Of the last step's average gradient.", seen.grad_norm)
-
-    serving = Counter(
-        status.stage for other in peer.records.values() for status in other.stages if status.synced
-    ) + Counter(stage for stage, status in mine.items() if status.synced)
-    versions = {stage: status.version for stage, status in mine.items()}
-    yield by(GaugeMetricFamily, "stage", "weights_version", "Steps that its weights have behind them.", versions)
-    synced = {stage: float(status.synced) for stage, status in mine.items()}
-    yield by(GaugeMetricFamily, "stage", "synced", "1: it has the stage's state and serves.", synced)
-    slots = {stage: status.slots for stage, status in mine.items()}
-    yield by(GaugeMetricFamily, "stage", "slots", "Microbatches that it holds at once, in each open step.", slots)
-    queue = {stage: status.queue for stage, status in mine.items()}
-    yield by(GaugeMetricFamily, "stage", "queued_microbatches", "Waiting for or in execution.", queue)
-    yield by(GaugeMetricFamily, "stage", "replicas", "With state, of those it knows, itself among them.", serving)
-
-    rows = [
-        ("steps", "Steps applied.", "steps"),
-        ("microbatches_executed", "Microbatches executed, including re-executions.", "executed"),
-        ("microbatches_counted", "Microbatches in committed aggregates.", "contributed"),
-        ("averaging_sent_bytes", "Bytes of aggregates sent.", "sent_bytes"),
-    ]
-    for name, text, figure in rows:
-        by_stage = {stage: getattr(state, figure) for stage, state in seen.stages.items()}
-        yield by(CounterMetricFamily, "stage", name, text, by_stage)
-    yield by(CounterMetricFamily, "event", "events", "Lines of its events file, by name.", seen.events)
-    yield CounterMetricFamily("swarmnet_sent_bytes", "Bytes sent over the data plane.", traffic.up.total)
-    yield CounterMetricFamily("swarmnet_received_bytes", "Bytes received over the data plane.", traffic.down.total)
+    for kind, name, text, value in table:
+        if isinstance(value, Mapping):
+            family = kind(f"swarmnet_{name}", text, labels=["event" if name == "events" else "stage"])
+            for key, each in sorted(value.items()):
+                family.add_metric([str(key)], each)
+            yield family
+        # Before the first step there is no loss.
+        elif value is not None:
+            yield kind(f"swarmnet_{name}", text, value)
 
     below, buckets = 0, []
     for bound, count in zip((*map(str, STEP_BUCKETS_S), "+Inf"), seen.durations, strict=True):

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import math
 import statistics
-from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Set
 from dataclasses import replace
 from functools import partial
@@ -219,16 +218,12 @@ class Peer:
         self._supply = StateSupply(self)
         self._extending = Extending(self, self._supply.rollbacks)
         self._group: asyncio.TaskGroup | None = None
-        self._loss: tuple[int, float] | None = None
-        self._pace: deque[tuple[float, int, int]] = deque(maxlen=20)
         self.halted: int | None = None
         self._missing: tuple[int, ...] = ()
         self._told_of_others = told_of_others
         self.finished, self.goes_on = asyncio.Event(), asyncio.Event()
         self.convicted, self.conviction = asyncio.Event(), ""  # of what this peer is, and what its operator can do
         self._done_stages: set[int] = set()
-        self._counted: Counter[int] = Counter()
-        self._executed: Counter[int] = Counter()
         self._left = self.paused = False
         self.carried, self.may_move, self.intent = carried, False, Intent()
 
@@ -478,27 +473,18 @@ class Peer:
         loss = last.loss_sum / num_tokens if num_tokens else 0.0
         fields = {"loss": loss, "num_tokens": num_tokens, "grad_norm": figures.grad_norm, "learning_rate": rate}
         self._on_event("figures", {"step": step, **fields})
-        if num_tokens:
-            self._loss = (step, loss)
-            self._pace.append((loop_time(), step, num_tokens))
 
     def _count(self, replica: Replica) -> None:
         """After each step: training forwards so far, and how many indexes this replica has contributed to sums."""
-        finished, view = replica.member.last_finished, replica.member.view
+        stage, finished = replica.stage, replica.member.last_finished
+        counted = self.state.stages[stage].contributed
         if finished is not None:
             counts = {peer: len(indexes) for peer, _, indexes in finished.contributions}
-            self._counted[replica.stage] += counts.get(self.me, 0)
-            here = view.live(replica.stage, now=loop_time())
-            self._rates[replica.stage].step(counts, here, computed=replica.execution.computed)
-            self._executed[replica.stage] = replica.execution.executions
-        self._on_event(
-            "executed",
-            {
-                "stage": replica.stage,
-                "executions": replica.execution.executions,
-                "counted": self._counted[replica.stage],
-            },
-        )
+            counted += counts.get(self.me, 0)
+            here = replica.member.view.live(stage, now=loop_time())
+            self._rates[stage].step(counts, here, computed=replica.execution.computed)
+        executions = replica.execution.executions
+        self._on_event("executed", {"stage": stage, "executions": executions, "counted": counted})
 
     def _on_event(self, event: str, fields: dict[str, object]) -> None:
         self.state.on(event, fields, now=loop_time())
@@ -735,8 +721,8 @@ class Peer:
                 replica.execution.slots,
                 disk=replica.state.checkpoints.on_disk,
                 draining=replica.member.view.draining,
-                executions=self._executed[stage],
-                counted=self._counted[stage],
+                executions=self.state.stages[stage].executed,
+                counted=self.state.stages[stage].contributed,
                 drift=replica.member.drift.compared_at,
                 stray=replica.member.drift.strays(self.me),
                 still_s=self._still_s(replica),
@@ -747,9 +733,9 @@ class Peer:
         return replace(
             self._record(),
             stages=stages,
-            loss=self._loss,
-            tokens_per_second=self._tokens_per_second(),
-            step_s=self._seconds_of_a_step(),
+            loss=self.state.loss,
+            tokens_per_second=self.state.tokens_per_second,
+            step_s=self.state.step_s,
             finished=self.finished.is_set(),
             halted=self.halted,
             steps=self._extending.last,
@@ -787,18 +773,6 @@ class Peer:
         training = self.manifest.training
         num_tokens = training.microbatches * training.microbatch_size * training.sequence_length
         return num_tokens / statistics.median(paces) if paces else 0.0
-
-    def _tokens_per_second(self) -> float:
-        """Of the whole run, over the last steps that this peer applied."""
-        step_s = self._seconds_of_a_step()
-        return round(self._pace[-1][2] / step_s, 1) if step_s else 0.0
-
-    def _seconds_of_a_step(self) -> float:
-        """Over the last ones that this peer applied; 0 if it has applied no two, or the run went back meanwhile."""
-        if len(self._pace) < 2 or self._pace[-1][1] <= self._pace[0][1]:
-            return 0.0
-        (began, first, _), (ended, newest, _) = self._pace[0], self._pace[-1]
-        return round((ended - began) / (newest - first), 6)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         assert self._group is not None

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import cast
 
 from swarmnet.clock import boot_time, loop_time
 from swarmnet.telemetry.events import EventLog
@@ -39,24 +40,15 @@ class Journal:
                 level = logging.DEBUG
             else:
                 self._told_at[key], untold = now, self._untold.pop(key, 0)
-        if event == "listening":
-            self._log.event("listening", peer=fields["peer"])
-            self._invite(fields["links"], "others join with")
-        elif event == "hidden":
-            self._log.at(level, event, {"could_not": fields["could_not"], "relays": fields["relays"]})
-            # Those it printed before lead nowhere.
-            self._invite(fields["links"], "nobody can dial this peer; others join through its relay with")
-        elif self._log.isEnabledFor(level):
-            # A line for a person: no digests, and no digits that nobody compares.
+        if self._log.isEnabledFor(level):
+            # A line for a person: no lists and digests, and no digits that nobody compares.
             hidden = kind.programs if level >= logging.INFO else frozenset()
             shown = {key: _short(value) for key, value in fields.items() if key not in hidden}
             self._log.at(level, event, shown | ({"untold": untold} if untold else {}))
-
-    def _invite(self, links: object, words: str) -> None:
-        """A line of its own for each link that others can join by, ready to be copied."""
-        assert isinstance(links, list | tuple)
-        for link in offered(links):
-            self._log.event(f"{words}: swarmnet join {link}")
+        # A line of its own for each link that others can join by, ready to be copied.
+        how = " through its relay" if event == "hidden" else ""
+        for link in offered(cast(Sequence[str], fields.get("links", ()))):
+            self._log.event(f"others join{how} with: swarmnet join {link}")
 
 
 def loopback_last(addresses: Iterable[str]) -> list[str]:

@@ -21,7 +21,7 @@ MARKS = {
 _TABLE = """
 away | warning | reason | no bootstrap peer answers; the peer tries again
 back | info | reason | a bootstrap peer answers again
-listening | info self kept | peer dht addresses incarnation* links | it accepts connections; others join by `links`
+listening | info self kept | peer dht* addresses* incarnation* links* | it accepts connections; others join by `links`
 stopped | info | reason | the peer or trainer ends
 metrics | info | at | figures for Prometheus are served there
 dashboard | info | at | the dashboard is served there
@@ -31,7 +31,7 @@ done | info | step | the trainer has fed the last step
 waiting | warning | stage reason advice | no step can be done until `reason` has passed
 complete | info | peers | every stage has a replica
 dialled_back | info | addresses could could_not not_asked dialled | other members have tried to connect to this peer
-hidden | info | addresses could_not relays links | no member could connect to this peer; relays carry its calls
+hidden | info | addresses* could_not relays links* | no member could connect to this peer; relays carry its calls
 unreachable | debug | addresses could_not | no member could connect to this peer, and no relay was found
 need_not_hide | warning | advice | members can connect to this peer after all
 relay_reserved | info | relay bytes_per_s | a relay has a reservation for this peer

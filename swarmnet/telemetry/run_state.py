@@ -124,8 +124,11 @@ class RunState:
     synced_at: float = float("-inf")
     waits: dict[int | None, Wait] = field(default_factory=dict)
     """By stage; None: of the whole process."""
-    loss: float | None = None
+    loss: tuple[int, float] | None = None
+    """The last step that had tokens, and its mean loss."""
     grad_norm: float | None = None
+    pace: deque[tuple[float, int, int]] = field(default_factory=lambda: deque(maxlen=_PACE_STEPS))
+    """When a step was applied, which, and its tokens."""
     durations: list[int] = field(default_factory=lambda: [0] * (len(STEP_BUCKETS_S) + 1))
     """Steps of the lowest stage here, by the bucket of the seconds since the step before."""
     seconds: float = 0.0
@@ -158,8 +161,24 @@ class RunState:
             case "synced" | "applied":
                 self.waits.pop(stage, None)
                 self.synced_at = now if event == "synced" else self.synced_at
-        if event == "applied":
-            self.loss, self.grad_norm = fields.get("loss", self.loss), fields.get("grad_norm", self.grad_norm)
-            if before is not None and stage == min(self.stages):
-                self.durations[sum(now - before > bound for bound in STEP_BUCKETS_S)] += 1
-                self.seconds += now - before
+            case "figures":
+                self.grad_norm = fields["grad_norm"]
+                if fields["num_tokens"]:
+                    self.loss = fields["step"], fields["loss"]
+                    self.pace.append((now, fields["step"], fields["num_tokens"]))
+        if event == "applied" and before is not None and stage == min(self.stages):
+            self.durations[sum(now - before > bound for bound in STEP_BUCKETS_S)] += 1
+            self.seconds += now - before
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step, over the last ones; 0 if there were no two, or the run went back meanwhile."""
+        if len(self.pace) < 2 or self.pace[-1][1] <= self.pace[0][1]:
+            return 0.0
+        (began, first, _), (ended, newest, _) = self.pace[0], self.pace[-1]
+        return round((ended - began) / (newest - first), 6)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of the whole run, over the last steps; 0 as `step_s`."""
+        return round(self.pace[-1][2] / self.step_s, 1) if self.step_s else 0.0

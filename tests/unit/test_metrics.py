@@ -47,7 +47,8 @@ def peer(*, synced: bool = True, paused: bool = False, alone: bool = False, halt
 def seen() -> RunState:
     found = RunState()
     found.serve(1, now=0.0)
-    applied = {"stage": 1, "version": 7, "averaging_bytes": 1000, "loss": 2.5, "grad_norm": 0.5}
+    applied = {"stage": 1, "version": 7, "averaging_bytes": 1000}
+    found.on("figures", {"step": 6, "loss": 2.5, "num_tokens": 8, "grad_norm": 0.5, "learning_rate": 0.1}, now=10.0)
     for now in (10.0, 12.0, 52.0):
         found.on("applied", applied, now=now)
         found.on("executed", {"stage": 1, "executions": 9, "counted": 8}, now=now)

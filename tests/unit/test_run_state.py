@@ -26,7 +26,7 @@ def test_a_step_takes_from_one_update_of_the_lowest_stage_to_the_next() -> None:
         state.serve(stage, now=0.0)
     for version, now in ((1, 10.0), (2, 12.0), (3, 412.0)):
         for stage in (1, 2):
-            state.on("applied", {"stage": stage, "version": version, "loss": 2.0, "grad_norm": 0.1}, now=now)
+            state.on("applied", {"stage": stage, "version": version}, now=now)
     assert (sum(state.durations), state.seconds) == (2, 402.0)
     assert state.durations[STEP_BUCKETS_S.index(2.5)] == state.durations[STEP_BUCKETS_S.index(600.0)] == 1
     assert [here.steps for here in state.stages.values()] == [3, 3] and state.events["applied"] == 6
@@ -37,3 +37,16 @@ def test_an_event_of_a_stage_that_is_not_served_here_changes_no_stage() -> None:
     here = state.serve(0, now=0.0)
     state.on("convicted", {"stage": 1, "peer": "P", "step": 3, "reason": "wrong work"}, now=1.0)
     assert not here.convicted and state.events["convicted"] == 1
+
+
+def test_the_pace_is_that_of_the_last_steps_and_unknown_once_the_run_went_back() -> None:
+    state = RunState()
+    assert (state.step_s, state.tokens_per_second, state.loss) == (0.0, 0.0, None)
+    for step, now, num_tokens in ((4, 10.0, 8), (5, 12.0, 8), (6, 14.0, 0), (8, 18.0, 6)):
+        figures = {"step": step, "loss": 1.0 / step, "num_tokens": num_tokens, "grad_norm": 0.5, "learning_rate": 0.1}
+        state.on("figures", figures, now=now)
+    assert (state.step_s, state.tokens_per_second, state.loss) == (2.0, 3.0, (8, 0.125))
+    state.on("figures", figures | {"step": 3, "num_tokens": 0}, now=20.0)
+    assert state.loss == (8, 0.125), "a step without tokens has no loss"
+    state.on("figures", figures | {"step": 3}, now=20.0)
+    assert (state.step_s, state.tokens_per_second) == (0.0, 0.0)
