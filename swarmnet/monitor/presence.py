@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from swarmnet.ids import Incarnation, PeerId, Restart
+from swarmnet.ids import PeerId, Restart
 from swarmnet.monitor.curve import Curve
 from swarmnet.monitor.waterfall import StepBar
-from swarmnet.peer.swarm_health import Assessment
+from swarmnet.peer.swarm_health import Assessment, Problem, ReplicaLine
 
 TRAINER = -1
 """In the place of a stage."""
@@ -40,37 +40,37 @@ class Presence:
     """Tell it each look at the run."""
 
     def __init__(self) -> None:
-        self._here: set[tuple[int, PeerId]] | None = None
-        self._problems: set[tuple[str, int | None, PeerId | None]] = set()
-        self._restart = 0
-        self._incarnations: dict[tuple[int, PeerId], Incarnation] = {}
-        self._states: dict[tuple[int, PeerId], str] = {}  # of replicas, as last seen
+        self._before: Assessment | None = None
 
     def look(self, found: Assessment) -> Iterator[Change]:
         """What is different from the last look. Nobody is new at the first one."""
-        here = members(found)
-        before = here if self._here is None else self._here
-        number = found.restart.number
-        if self._here is not None and number > self._restart:
+        before, self._before = self._before, found
+        here, were = members(found), members(before or found)
+        replicas, earlier = _replicas(found), _replicas(before or found)
+        if before is not None and found.restart.number > before.restart.number:
             yield went_back(found.restart)
-        for stage, peer in sorted(here - before):
+        for stage, peer in sorted(here - were):
             role = "as a trainer" if stage == TRAINER else f"stage {stage}"
             yield Change("joined", f"{short(peer)} joined {role}", _who(peer, stage))
-        states = {(line.stage, each.peer): each.state for line in found.stages for each in line.replicas}
-        for stage, peer in sorted(before - here):
-            kind, text = _left(stage, peer, states.get((stage, peer)) or self._states.get((stage, peer), ""))
+        for stage, peer in sorted(were - here):
+            last = replicas.get((stage, peer)) or earlier.get((stage, peer))
+            kind, text = _left(stage, peer, last.state if last else "")
             yield Change(kind, text, _who(peer, stage))
-        self._states = states
-        started = {(line.stage, each.peer): each.incarnation for line in found.stages for each in line.replicas}
-        for stage, peer in sorted(started.keys() & before & here):
-            if self._incarnations.get((stage, peer), started[stage, peer]) != started[stage, peer]:
+        for stage, peer in sorted(replicas.keys() & were & here):
+            if replicas[stage, peer].incarnation != earlier[stage, peer].incarnation:
                 yield Change("restarted", f"{short(peer)} was started again, stage {stage}", _who(peer, stage))
-        self._incarnations = {each: started[each] for each in started.keys() & here}
-        problems = {(each.kind, each.stage, each.peer) for each in found.problems if each.severity != "note"}
+        known = {_about(each) for each in before.problems} if before else set()
         for each in found.problems:
-            if (each.kind, each.stage, each.peer) in problems - self._problems:
+            if each.severity != "note" and _about(each) not in known:
                 yield Change("problem", f"{each.severity}: {each.text}", {"kind": each.kind, "text": each.text})
-        self._here, self._problems, self._restart = here, problems, number
+
+
+def _replicas(found: Assessment) -> dict[tuple[int, PeerId], ReplicaLine]:
+    return {(line.stage, each.peer): each for line in found.stages for each in line.replicas}
+
+
+def _about(problem: Problem) -> tuple[bool, str, int | None, PeerId | None]:
+    return problem.severity == "note", problem.kind, problem.stage, problem.peer
 
 
 def _left(stage: int, peer: PeerId, state: str) -> tuple[str, str]:

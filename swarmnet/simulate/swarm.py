@@ -493,7 +493,7 @@ class Swarm:
         if self.detailed:
             self.events.append((self.loop.time(), peer, event, fields))
         try:
-            if unknown := fields.keys() - {*KINDS[event].fields}:
+            if unknown := fields.keys() - KINDS[event].fields.keys():
                 raise Broken(f"event {event} has fields that telemetry/kinds.py has not: {sorted(unknown)}")
             if event == "committed":
                 self._check_commit(peer, fields)

@@ -42,8 +42,8 @@ class Journal:
                 self._told_at[key], untold = now, self._untold.pop(key, 0)
         if self._log.isEnabledFor(level):
             # A line for a person: no lists and digests, and no digits that nobody compares.
-            hidden = kind.programs if level >= logging.INFO else frozenset()
-            shown = {key: _short(value) for key, value in fields.items() if key not in hidden}
+            all_of_it = level < logging.INFO
+            shown = {key: _short(value) for key, value in fields.items() if all_of_it or not kind.fields.get(key)}
             self._log.at(level, event, shown | ({"untold": untold} if untold else {}))
         # A line of its own for each link that others can join by, ready to be copied.
         how = " through its relay" if event == "hidden" else ""

@@ -7,7 +7,7 @@ come from it: `python -m swarmnet.telemetry.kinds` prints that page.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 MARKS = {
@@ -156,14 +156,12 @@ oracle_weights | debug | sha256 | digests of its last weights
 
 @dataclass(frozen=True, slots=True)
 class EventKind:
-    """A row. fields: those that an event may have. programs: of these, digests and lists, which no log line for a
-    person shows."""
+    """A row. fields: those that an event may have; True: a digest or a list, which no log line for a person shows."""
 
     name: str
     level: int
     marks: frozenset[str]
-    fields: tuple[str, ...]
-    programs: frozenset[str]
+    fields: Mapping[str, bool]
     meaning: str
 
 
@@ -174,10 +172,8 @@ def _rows() -> Iterator[EventKind]:
     for line in _TABLE.strip().splitlines():
         name, marks, fields, meaning = line.split(" | ")
         level, *marked = marks.split()
-        listed = [] if fields == "-" else fields.split()
-        names = tuple(each.removesuffix("*") for each in listed)
-        programs = frozenset(each[:-1] for each in listed if each.endswith("*"))
-        yield EventKind(name, _LEVELS[level], frozenset(marked), names, programs, meaning)
+        names = {} if fields == "-" else {each.removesuffix("*"): each.endswith("*") for each in fields.split()}
+        yield EventKind(name, _LEVELS[level], frozenset(marked), names, meaning)
 
 
 KINDS = {kind.name: kind for kind in _rows()}
