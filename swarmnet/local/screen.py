@@ -24,7 +24,7 @@ from rich.text import Text
 
 from swarmnet.local.progress import SwarmProgress
 from swarmnet.telemetry.run_state import RunState
-from swarmnet.telemetry.screen import Screen, duration
+from swarmnet.telemetry.screen import Screen, duration, stage_table
 
 STARTING_S = 1.0
 
@@ -88,20 +88,11 @@ def headline(progress: SwarmProgress, *, now: float) -> str:
 
 def stages(progress: SwarmProgress) -> Table:
     """One row a stage: how many of its replicas are in sync, which versions they hold."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("stage", "in sync", "versions"):
-        table.add_column(name, justify="left")
-    for stage in range(progress.stages):
-        total = sum(replica.stage == stage for replica in progress.replicas.values())
-        in_sync = progress.in_sync(stage)
-        cells = []
-        for name, replica in sorted(progress.replicas.items()):
-            if replica.stage == stage:
-                mesh, done = (f" ({replica.mesh})" if replica.mesh else ""), replica.finished and replica.alive
-                cells.append(f"{name}{mesh} {progress.state_of(name)}{' ✓' * done}")
-        style = "" if in_sync == total else "yellow" if in_sync else "red"
-        table.add_row(str(stage), Text(f"{in_sync}/{total}", style=style), "   ".join(cells))
-    return table
+    cells: dict[int, list[str]] = {stage: [] for stage in range(progress.stages)}
+    for name, replica in sorted(progress.replicas.items()):
+        mesh, done = (f" ({replica.mesh})" if replica.mesh else ""), replica.finished and replica.alive
+        cells[replica.stage].append(f"{name}{mesh} {progress.state_of(name)}{' ✓' * done}")
+    return stage_table(("in sync", "versions"), ((stage, progress.in_sync(stage), cells[stage]) for stage in cells))
 
 
 def say(console: Console, *lines: str) -> None:

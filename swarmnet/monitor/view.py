@@ -9,9 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from swarmnet.monitor.presence import Observation, short
-from swarmnet.peer.swarm_health import Assessment
+from swarmnet.peer.swarm_health import Assessment, ReplicaLine
 from swarmnet.telemetry.log import encode
-from swarmnet.telemetry.screen import Screen, duration
+from swarmnet.telemetry.screen import Screen, duration, stage_table
 from swarmnet.telemetry.text import printable
 
 
@@ -68,24 +68,13 @@ def folded(line: str, width: int) -> list[str]:
 
 def stages(found: Assessment) -> Table:
     """A row for each stage: its replicas, with where they are and how fast."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("stage", "synced", "replicas"):
-        table.add_column(name)
-    for line in found.stages:
-        ready = sum(replica.ready for replica in line.replicas)
-        cells = [
-            f"{short(each.peer)} {each.version if each.state == 'synced' else each.state}"
-            + (f" {each.region}" if each.region else "")
-            + (f" ({each.speed:.3g}/s)" if each.speed else "")
-            for each in line.replicas
-        ]
-        style = "red" if not ready else "" if ready == len(line.replicas) else "yellow"
-        table.add_row(
-            str(line.stage),
-            Text(f"{ready}/{len(line.replicas)}", style=style),
-            Text(printable("   ".join(cells) or "nobody")),
-        )
-    return table
+
+    def cell(each: ReplicaLine) -> str:
+        region, speed = each.region and f" {each.region}", f" ({each.speed:.3g}/s)" if each.speed else ""
+        return f"{short(each.peer)} {each.version if each.state == 'synced' else each.state}{region}{speed}"
+
+    rows = ((line.stage, sum(each.ready for each in line.replicas), map(cell, line.replicas)) for line in found.stages)
+    return stage_table(("synced", "replicas"), rows)
 
 
 class WatchScreen(Screen):

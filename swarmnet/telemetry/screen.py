@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Self
 
 from rich.console import Console, RenderableType
 from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from swarmnet.telemetry.text import printable
 
 REFRESH_S = 0.25
 PLAIN_EVERY_S = 5.0
@@ -26,6 +30,17 @@ def duration(seconds: float | None) -> str:
     minutes, rest = divmod(round(max(seconds, 0.0)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def stage_table(names: tuple[str, str], rows: Iterable[tuple[int, int, Iterable[str]]]) -> Table:
+    """A row for each stage. names: of the columns after the first. rows: stage, how many replicas are in sync, and a
+    few words about each replica."""
+    table = Table("stage", *names, box=None, pad_edge=False, header_style="dim")
+    for stage, in_sync, words in rows:
+        cells = [printable(each) for each in words]
+        style = "red" if not in_sync else "" if in_sync == len(cells) else "yellow"
+        table.add_row(str(stage), Text(f"{in_sync}/{len(cells)}", style=style), Text("   ".join(cells) or "nobody"))
+    return table
 
 
 class Screen:
