@@ -1,7 +1,7 @@
-"""The one table of event kinds: name, log level, marks, fields, meaning. Pure.
+"""The one table of event kinds: name, log level, marks, fields, meaning.
 
-The log, the states that views draw (`telemetry.state`), what a resumed `swarmnet local` reads again, and docs/events.md
-come from it: `python -m swarmnet.telemetry.kinds` prints that page.
+The log's lines, which records are renewed at once, what `swarmnet local` believes of a Byzantine process and reads
+again when it is resumed, and docs/events.md come from it: `python -m swarmnet.telemetry.kinds` prints that page.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from dataclasses import dataclass
 MARKS = {
     "step": "comes with every step: of each stage the log shows one line a second",
     "renews": "the peer publishes its record at once",
-    "self": "a Byzantine peer is believed here, because it speaks of itself",
+    "self": "`swarmnet local` counts these alone of a Byzantine process, because it speaks of itself",
     "accuses": "names another peer as Byzantine",
     "kept": "a resumed `swarmnet local` reads it again",
 }
 
+# name | level and marks | fields, with * those that no log line for a person shows | meaning
 _TABLE = """
 away | warning | reason | no bootstrap peer answers; the peer tries again
 back | info | reason | a bootstrap peer answers again
