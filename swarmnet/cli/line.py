@@ -205,7 +205,7 @@ class Proposal:
 
         look = None
         if (counts := machines.counts(manifest.cut.stages)) is None:
-            bf16 = config is None and machines.device == "cuda"
+            bf16 = machines.device == "cuda" and "numerics.compute" not in said
             look = looking(manifest, machines.members, config or PeerConfig(), bf16=bf16)
         return cls(machines, *search(manifest.of_stage(0), said, machines.members, look, times, counts))
 

@@ -221,6 +221,7 @@ def _chosen(spec: StageSpec, wire: Wire) -> dict[str, object]:
     """What the search must not change: the run is as it is."""
     return {
         "numerics.mode": spec.numerics.mode,
+        "numerics.compute": spec.numerics.compute,
         "averaging.sync": spec.averaging.sync,
         "averaging.codec": spec.averaging.codec,
         "wire.activations": wire.activations,
