@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend
 from swarmnet.manifest.codec_names import DIFFERENCES
 from swarmnet.manifest.schema import Averaging, StageSpec, Wire
 from swarmnet.pipeline.works import KEPT_MEMOS, KEPT_STEPS
-from swarmnet.ranks.host_copies import copied
+from swarmnet.ranks.host_copies import COPIES, copied
 from swarmnet.ranks.layout import MeshLayout, MeshSplit
 from swarmnet.stage.accumulator import sum_dtype
 from swarmnet.stage.canonical import Canonical, layers_of
@@ -299,7 +299,7 @@ def _host_memory(
     payload = (there + back) * boundary * ((not spec.first) + (not spec.last))
     return {
         # Whole copies of the state that ranks can be started from again.
-        "mirrors": 2 * copied(canonical).num_bytes * (ranks > 1),
+        "mirrors": len(COPIES) * copied(canonical).num_bytes * (ranks > 1),
         "sums": aggregates * sum_dtype(spec.numerics).itemsize * elements,
         # What codec and kind of averaging hold in addition.
         "rounds": _of_rounds(spec.averaging, canonical, ranks),

@@ -33,6 +33,7 @@ from swarmnet.peer.memory_fit import RESERVE, judge, machine_fit, slots_here, sl
 from swarmnet.plan.memory import Setup, plan_stage, together
 from swarmnet.ranks.comm import OneRank
 from swarmnet.ranks.device_backend import DeviceBackend
+from swarmnet.ranks.host_copies import COPIES, copied
 from swarmnet.ranks.layout import MeshLayout
 from swarmnet.ranks.stage import RankStage
 from swarmnet.stage.canonical import Canonical
@@ -307,6 +308,12 @@ def test_moments_of_8_bits_take_what_the_optimizer_holds() -> None:
     weights = [torch.zeros(shape) for shape in Canonical.of(manifest.of_stage(1)).shapes.values()]
     held = sum(each.num_bytes for each in StageOptimizer(weights, manifest.optimizer).moments)
     assert plan_stage(Setup(manifest.specs, manifest.wire, MeshLayout()), 1).rank.optimizer == held
+
+
+def test_a_mesh_keeps_the_copies_that_ranks_are_started_from_again() -> None:
+    two, size = MeshLayout(2, devices=("cpu", "cpu")), copied(Canonical.of(RUN.of_stage(1))).num_bytes
+    alone, mesh = (plan_stage(Setup(RUN.specs, RUN.wire, layout), 1).host["mirrors"] for layout in (MeshLayout(), two))
+    assert (alone, mesh) == (0, len(COPIES) * size) and size > 0
 
 
 def test_every_process_has_its_reserve() -> None:
