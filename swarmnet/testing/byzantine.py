@@ -13,7 +13,7 @@ import hashlib
 import random
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from swarmnet.errors import Refused, RejectCode, UsageError
 from swarmnet.ids import PeerId
@@ -22,7 +22,7 @@ from swarmnet.pipeline.works import digest
 from swarmnet.quorum import quorum
 from swarmnet.stage.seams import Compute, Contribution, Engine, Reduced, Summation
 from swarmnet.statement import statement
-from swarmnet.transport import ReadPayload
+from swarmnet.transport import ReadPayload, Service, Transport
 
 if TYPE_CHECKING:
     import torch
@@ -142,12 +142,14 @@ class Deceit:
         self._quiet_until = self.step + QUIET_STEPS
 
 
-class Double:
+T = TypeVar("T")
+
+
+class Double(Generic[T]):
     """Stands in for `inner` in a test: it does what its class says, and everything else as `inner` does."""
 
-    def __init__(self, inner: object) -> None:
-        # An interface does not say all that is asked of what implements it.
-        self._inner: Any = inner
+    def __init__(self, inner: T) -> None:
+        self._inner = inner
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -167,10 +169,10 @@ class _FalseWork:
     keeps: bool = False
 
 
-class LyingBackend(Double):
+class LyingBackend(Double[Any]):
     """A `StageBackend` that lies about microbatches."""
 
-    def __init__(self, inner: object, deceit: Deceit) -> None:
+    def __init__(self, inner: Any, deceit: Deceit) -> None:
         import torch
 
         super().__init__(inner)
@@ -248,25 +250,25 @@ class LyingBackend(Double):
 # ---------------------------------------------------------------- sums and audits
 
 
-class LyingSums(Double):
+class LyingSums(Double[Summation]):
     """A Summation that hands out false sums."""
 
-    def __init__(self, inner: object, compute: object, deceit: Deceit) -> None:
+    def __init__(self, inner: Summation, compute: Compute, deceit: Deceit) -> None:
         super().__init__(inner)
         self._compute, self._deceit = cast(Any, compute), deceit
 
     async def reduce(self, contributions: Sequence[Contribution], start: int, stop: int, *, hop: int = 0) -> Reduced:
         from swarmnet.wire import codecs
 
-        reduced: Reduced = await self._inner.reduce(contributions, start, stop, hop=hop)
+        reduced = await self._inner.reduce(contributions, start, stop, hop=hop)
         self._deceit.lied(self._compute.version, -1)
         return replace(reduced, packed=codecs.encode(reduced.packed.codec, -codecs.decode(reduced.packed)))
 
 
-class LyingCompute(Double):
+class LyingCompute(Double[Any]):
     """A Compute that finds in others' work what suits it."""
 
-    def __init__(self, inner: object, deceit: Deceit) -> None:
+    def __init__(self, inner: Any, deceit: Deceit) -> None:
         super().__init__(inner)
         self._deceit = deceit
 
@@ -295,13 +297,13 @@ def lying_engine(inner: Engine, deceit: Deceit) -> Engine:
     return inner
 
 
-class FalseSender(Double):
+class FalseSender(Double[Transport]):
     """A Transport that sends the other sign of what was computed, and signs that; a feeder's claims nothing.
 
     sign: as this peer.
     """
 
-    def __init__(self, inner: object, deceit: Deceit, sign: Callable[[bytes], bytes]) -> None:
+    def __init__(self, inner: Transport, deceit: Deceit, sign: Callable[[bytes], bytes]) -> None:
         super().__init__(inner)
         self._deceit, self._sign = deceit, sign
 
@@ -318,8 +320,7 @@ class FalseSender(Double):
             hidden = negated(hidden)
             request = replace(request, sents=false_words(request.sents, (tokens, hidden), self._deceit, self._sign))
             payload = tokens, hidden, proof
-        answers: AsyncGenerator[Answer, None] = self._inner.call(peer, request, payload, deadline=deadline)
-        return answers
+        return self._inner.call(peer, request, payload, deadline=deadline)
 
 
 def negated(packed: Packed) -> Packed:
@@ -339,11 +340,11 @@ def false_words(
     return replace(false, signature=sign(statement(false))), *others
 
 
-class Wary(Double):
+class Wary(Double[Service]):
     """A Service that notices when somebody looks at its work, and that answers falsely if it is a false sender's. sign:
     as this peer."""
 
-    def __init__(self, inner: object, deceit: Deceit, sign: Callable[[bytes], bytes]) -> None:
+    def __init__(self, inner: Service, deceit: Deceit, sign: Callable[[bytes], bytes]) -> None:
         super().__init__(inner)
         self._deceit, self._sign = deceit, sign
 

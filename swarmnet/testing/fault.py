@@ -188,12 +188,9 @@ class KillAll(Fault):
 KINDS: dict[str, type[Fault]] = {each.kind: each for each in (Kill, Stop, Join, Drain, Partition, Slow, KillRank)}
 """What a chaos file may order, by its key."""
 
-_Rate = Annotated[float, Field(ge=0, le=1000)]
+_RATES: dict[str, Any] = dict.fromkeys(KINDS, (Annotated[float, Field(ge=0, le=1000)], 0.0))
 Random: Any = create_model(
-    "Random",
-    __base__=Table,
-    __doc__="How many faults of each kind are drawn per 100 steps, on average.",
-    **dict.fromkeys(KINDS, (_Rate, 0.0)),  # type: ignore[arg-type]
+    "Random", __base__=Table, __doc__="How many faults of each kind are drawn per 100 steps, on average.", **_RATES
 )
 SHORTHAND = Random(kill=10, stop=5, join=2, partition=2, slow=2)
 """What `random:SEED` means."""

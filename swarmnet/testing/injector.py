@@ -120,10 +120,10 @@ class Interposed:
             raise PeerTimeout("the link is cut", peer=peer) from None
 
 
-class HeldCompute(Double):
+class HeldCompute(Double[Compute]):
     """A Compute that takes longer where its child holds."""
 
-    def __init__(self, inner: object, between: Interposed) -> None:
+    def __init__(self, inner: Compute, between: Interposed) -> None:
         super().__init__(inner)
         self._between, self._step = between, 0
 
@@ -134,24 +134,23 @@ class HeldCompute(Double):
 
     async def forward(self, step: int, index: int, payload: Sequence[Packed], *, train: bool) -> Stash:
         if not train:  # an evaluation is in no phase of a step
-            evaluated: Stash = await self._inner.forward(step, index, payload, train=False)
-            return evaluated
+            return await self._inner.forward(step, index, payload, train=False)
         self._step = step
         self._between.working("begun", step, index)
         await self._between.reach("forward", "begin", step)
-        stash: Stash = await self._inner.forward(step, index, payload, train=True)
+        stash = await self._inner.forward(step, index, payload, train=True)
         self._between.working("forward", step, index)
         await self._between.reach("forward", "end", step)
         return stash
 
     async def backward(self, stash: Stash, gradient: Sequence[Packed]) -> tuple[Packed, ...]:
         await self._between.reach("backward", "begin", stash.step)
-        answer: tuple[Packed, ...] = await self._inner.backward(stash, gradient)
+        answer = await self._inner.backward(stash, gradient)
         await self._between.reach("backward", "end", stash.step)
         return answer
 
     async def accumulate(self, stash: Stash) -> bool:
-        counted: bool = await self._inner.accumulate(stash)
+        counted = await self._inner.accumulate(stash)
         if counted:
             self._between.working("counted", stash.step, stash.index)
         return counted
@@ -159,26 +158,25 @@ class HeldCompute(Double):
     async def apply(self, commits: Sequence[Commit]) -> OuterStep | None:
         step = commits[0].step
         await self._between.reach("apply", "begin", step)
-        outer: OuterStep | None = await self._inner.apply(commits)
+        outer = await self._inner.apply(commits)
         self._step = step + 1
         await self._between.reach("apply", "end", step)
         return outer
 
 
-class HeldSums(Double):
+class HeldSums(Double[Summation]):
     """A Summation that takes longer where its child holds."""
 
-    def __init__(self, inner: object, compute: HeldCompute, between: Interposed) -> None:
+    def __init__(self, inner: Summation, compute: HeldCompute, between: Interposed) -> None:
         super().__init__(inner)
         self._compute, self._between = compute, between
 
     async def contribution(self, start: int, stop: int, reference: bytes = b"") -> Packed:
         await self._between.reach("averaging", "begin", self._compute.averaged)
-        contribution: Packed = await self._inner.contribution(start, stop, reference)
-        return contribution
+        return await self._inner.contribution(start, stop, reference)
 
     async def seal(self) -> tuple[bytes, float]:
-        digest: tuple[bytes, float] = await self._inner.seal()
+        digest = await self._inner.seal()
         await self._between.reach("averaging", "end", self._compute.averaged)
         return digest
 
@@ -191,10 +189,10 @@ def held_engine(inner: Engine, between: Interposed) -> Engine:
     return Engine(cast(Compute, compute), cast(Summation, HeldSums(inner.sums, compute, between)))
 
 
-class FaultyTransport(Double):
+class FaultyTransport(Double[Transport]):
     """A Transport whose links can be cut and slow."""
 
-    def __init__(self, inner: object, between: Interposed) -> None:
+    def __init__(self, inner: Transport, between: Interposed) -> None:
         super().__init__(inner)
         self._between = between
         self._late: dict[PeerId, deque[tuple[float, Control]]] = {}
@@ -260,10 +258,10 @@ class FaultyTransport(Double):
         await self._between.healed(peer, deadline=deadline)
 
 
-class FaultyService(Double):
+class FaultyService(Double[Service]):
     """A Service that holds before it hands over state, and that cannot tell death from silence behind a cut link."""
 
-    def __init__(self, inner: object, between: Interposed) -> None:
+    def __init__(self, inner: Service, between: Interposed) -> None:
         super().__init__(inner)
         self._between = between
 
@@ -297,13 +295,14 @@ def main(argv: list[str]) -> int:
                 return Identity.from_bytes((config.dir / IDENTITY_FILE).read_bytes()).sign(data)
 
             def heard(service: Service) -> Service:
-                inner = service if between.deceit is None else Wary(service, between.deceit, sign)
+                inner = service if between.deceit is None else cast(Service, Wary(service, between.deceit, sign))
                 return cast(Service, FaultyService(inner, between))
 
             def said(transport: Transport) -> Transport:
                 deceit = between.deceit
-                inner = FalseSender(transport, deceit, sign) if deceit and deceit.kind in SENDS else transport
-                return cast(Transport, FaultyTransport(inner, between))
+                if deceit is not None and deceit.kind in SENDS:
+                    transport = cast(Transport, FalseSender(transport, deceit, sign))
+                return cast(Transport, FaultyTransport(transport, between))
 
             wrap = Wrap(transport=said, service=heard, beside=lambda: follow(orders, between))
             # What holds from the start is there before the first message.

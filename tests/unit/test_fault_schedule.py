@@ -285,25 +285,23 @@ def test_time_counts_from_when_every_stage_has_a_replica() -> None:
 
 
 phases = st.sampled_from(["forward", "backward", "averaging", "apply", "snapshot", "fetch", None])
-place = {"stage": st.integers(0, 1), "step": st.integers(0, 8), "phase": phases}
+place = {"stage": st.integers(0, 1), "step": st.integers(0, 3), "phase": st.none() | phases}
 taking = (
     st.builds(Kill, **place, back_s=st.just(0.5), back=st.booleans())
     | st.builds(Stop, **place, for_s=st.floats(0.5, 3.0))
     | st.builds(Drain, **place, back_s=st.sampled_from([None, 0.5]))
 )
-cut_off = {"step": st.integers(0, 8), "for_s": st.floats(0.5, 3.0)}
+cut_off = {"step": st.integers(0, 3), "for_s": st.floats(0.5, 3.0)}
 cutting = st.builds(Partition, **cut_off, between=st.just((("s0-r0",), ("s0-r1", "s0-r2")))) | st.builds(
     Slow, **cut_off, peers=st.just(("s0-r0",)), latency_s=st.just(0.1)
 )
-story = st.lists(
-    st.tuples(st.sampled_from(sorted(NAMES)), st.sampled_from(["step", "hold", "gone", "wait"]), st.floats(0.0, 1.0)),
-    max_size=120,
-)
+moves = st.sampled_from(["step", "step", "step", "hold", "gone", "wait"])
+story = st.lists(st.tuples(st.sampled_from(sorted(NAMES)), moves, st.floats(0.0, 2.0)), min_size=60, max_size=150)
 
 
 @given(st.lists(taking | cutting, max_size=8), story, st.integers(0, 3), st.sampled_from([None, 0.5, 3.0]))
 def test_whatever_takes_a_replica_away_leaves_a_good_one(
-    orders: list[Fault], moves: list, seed: int, every_s: float | None
+    orders: list[Fault], story: list, seed: int, every_s: float | None
 ) -> None:
     """The law, from outside: at each kill, stop and drain of a replica with state another one of its stage is up, is
     not stopped or leaving, and holds the newest version ever shown. Whoever is stopped goes on; whoever holds is
@@ -318,7 +316,7 @@ def test_whatever_takes_a_replica_away_leaves_a_good_one(
             match act:
                 case FaultAction(Kill() | Stop() | Drain() as fault, step, name):
                     stage = NAMES[name]
-                    assert step == newest[stage] and up[name] and name not in away
+                    assert step == newest[stage]
                     others = [
                         version[other]
                         for other in NAMES
@@ -348,7 +346,7 @@ def test_whatever_takes_a_replica_away_leaves_a_good_one(
                     away.discard(name)
                     check(faults.started(name, now=now))
 
-    for name, move, seconds in moves:
+    for name, move, seconds in story:
         now += seconds
         if move == "step" and up[name] and name not in away:
             known = [v for n, v in version.items() if NAMES[n] == NAMES[name] and v is not None]
