@@ -12,6 +12,7 @@ from typing import Annotated, Literal, Protocol
 
 from swarmnet.bounds import Between, Entries, Size
 from swarmnet.ids import NO_RESTART, Chain, Incarnation, Number, OnDisk, PeerId, Restart, RunId
+from swarmnet.pacing import TokenBucket
 
 MAX_STAGES_PER_PEER = 16
 MAX_ADDRESSES = 8
@@ -216,7 +217,7 @@ class ReadPace:
         self._least_s = least_s
         self._last_at = self._whole_at = -math.inf
         self._near_again_at = self._whole_again_at = -math.inf
-        self._spared, self._spared_at = float(BURST_BYTES), 0.0
+        self._bytes = TokenBucket(READ_BYTES_PER_S, BURST_BYTES / READ_BYTES_PER_S)
         self.near_s = 0.0
         """Between two reads of what is near."""
 
@@ -228,12 +229,13 @@ class ReadPace:
             return False
         if now >= (self._whole_again_at if whole else self._near_again_at):
             return True
-        return at_once and self._left(now) >= records * RECORD_BYTES
+        return at_once and not self._bytes.wait_s(now, records * RECORD_BYTES)
 
     def has_read(self, *, whole: bool, records: int, jitter: float, now: float) -> None:
         """records: how many that was. jitter: about 1, by which readers do not come all at once."""
         num_bytes = records * RECORD_BYTES
-        self._spared, self._spared_at, self._last_at = self._left(now) - num_bytes, now, now
+        self._bytes.take(now, num_bytes)
+        self._last_at = now
         again_s = max(self._least_s, num_bytes / READ_BYTES_PER_S * (1 if records <= SMALL_RUN else 2))
         self.near_s = min(again_s, LONGEST_S) if not whole or records <= SMALL_RUN else self.near_s
         if whole:
@@ -244,9 +246,6 @@ class ReadPace:
     def complete(self, now: float) -> bool:
         """Has the whole run been read so lately that who is not known is not there?"""
         return now - self._whole_at <= _COMPLETE_S
-
-    def _left(self, now: float) -> float:
-        return min(BURST_BYTES, self._spared + READ_BYTES_PER_S * max(now - self._spared_at, 0.0))
 
 
 class Directory(Protocol):

@@ -16,7 +16,7 @@ PACKAGE = Path(swarmnet.__file__).parent
 # Row by row from the ground. A module imports from rows below its own, and from its own room. The rooms of row 0
 # may use each other, without a cycle.
 ROWS = (
-    "bounds clock config host manifest ids errors messages quorum statement transport directory telemetry fetch",
+    "bounds clock config host manifest ids errors messages pacing quorum statement transport directory telemetry fetch",
     "data wire",
     "audit model net",
     "stage",
@@ -49,6 +49,7 @@ PURE = (
     "quorum.py",
     "statement.py",
     "bounds.py",
+    "pacing.py",
     "step/*.py",
     "pipeline/depth.py",
     "pipeline/router.py",

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from swarmnet.ids import RunId
 from swarmnet.net.dht_node import NobodyAnswered
+from swarmnet.pacing import Backoff, Rate
 
 FIRST_S, LONGEST_S = 1.0, 30.0
 """Between two attempts: twice as long each time."""
@@ -54,7 +55,8 @@ async def until_somebody_answers(
     say: told "away" and why when the wait begins and now and then while it lasts, "back" and how long when it is over.
     """
     clock, rng = asyncio.get_running_loop().time, rng or random.Random()
-    began, said_at, pause_s = clock(), float("-inf"), FIRST_S
+    began, waited = clock(), False
+    pauses, says = Backoff(FIRST_S, LONGEST_S, jitter=0.2, rng=rng), Rate.every(SAY_EVERY_S).bucket()
     while True:
         try:
             found = await attempt()
@@ -62,18 +64,17 @@ async def until_somebody_answers(
         except NobodyAnswered as error:
             if not patient:
                 raise
-            if clock() - said_at >= SAY_EVERY_S:
-                said_at = clock()
-                waited = f" for {(clock() - began) / 60:.0f} min" if clock() - began >= 60.0 else ""
+            waited = True
+            if not says.ask(clock()):
+                long = f" for {(clock() - began) / 60:.0f} min" if clock() - began >= 60.0 else ""
                 say(
                     "away",
-                    f"nobody answers{waited}, though this peer was in the run before: is this machine online? It tries "
+                    f"nobody answers{long}, though this peer was in the run before: is this machine online? It tries "
                     f"again at least every {LONGEST_S:.0f} s, until you stop it ({error.message})",
                 )
         else:
             # Who was told of the wait is told of its end.
-            if said_at > float("-inf"):
+            if waited:
                 say("back", f"somebody answers again, after {clock() - began:.0f} s")
             return found
-        await asyncio.sleep(pause_s * rng.uniform(0.8, 1.0))
-        pause_s = min(2 * pause_s, LONGEST_S)
+        await asyncio.sleep(pauses.failed(clock()))

@@ -1,10 +1,19 @@
-"""Tasks that run beside whoever started them, and that nobody awaits."""
+"""Tasks that nobody awaits, and waits that end early."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Coroutine
 from typing import Any
+
+
+async def set_within(event: asyncio.Event, seconds: float | None) -> bool:
+    """Wait until the event is set, or for so many seconds (None: for ever). Returns whether it is set."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    return event.is_set()
 
 
 class BackgroundTasks(set["asyncio.Task[Any]"]):

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import math
 import secrets
 import socket
 import struct
@@ -28,7 +27,7 @@ from swarmnet.ids import PeerId, RunId
 from swarmnet.net.background import BackgroundTasks
 from swarmnet.net.bulk_connection import BULK_FROM, BulkCalls, BulkConnection
 from swarmnet.net.bulk_records import AROUND, BulkSession, Kind, Opener, Sealer, read_head
-from swarmnet.net.traffic import Allowance, Allowances
+from swarmnet.pacing import Backoff, Budgets, Rate
 from swarmnet.wire.convert import SECRET_BYTES, SESSION_BYTES, BulkAsk, BulkOffer
 
 MOST_CONNECTIONS = 8
@@ -45,10 +44,10 @@ _MOST_UNPROVEN, _MOST_UNPROVEN_OF_LINE = 128, 16
 _PROVE_S = 5.0
 """For the first record to come."""
 
-_ASKS = Allowance(messages_per_s=1.0, bytes_per_s=math.inf, burst_s=8.0)
+_ASKS = Rate(per_s=1.0, burst_s=8.0)
 """Of one caller: each makes a session in place of its last one. A pool that dials in vain waits longer each time."""
 
-_JUNK = Allowance(messages_per_s=4.0, bytes_per_s=math.inf, burst_s=4.0)
+_JUNK = Rate(per_s=4.0, burst_s=4.0)
 """Dials from one line that prove nothing."""
 _REFUSED_S = 1e-3
 """Pause after a dial that is closed unread: a flood of them leaves the process to others."""
@@ -89,7 +88,7 @@ class BulkPool:
         self._connections: dict[int, BulkConnection] = {}
         self._number = 0
         self._dialling: asyncio.Task[None] | None = None
-        self._pause_s, self._again_at, self._used_at = 0.0, 0.0, 0.0
+        self._backoff, self._used_at = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S), 0.0
 
     @property
     def session(self) -> bytes:
@@ -98,25 +97,21 @@ class BulkPool:
 
     @property
     def _pausing(self) -> bool:
-        return loop_time() < self._again_at
+        return self._backoff.wait_s(loop_time()) > 0.0
 
     def failed(self) -> None:
         """A payload did not get through. A path may let connections begin and hold up what they carry: none is used for
         a while, longer each time until one has carried a payload."""
         if self._pausing:
             return
-        self._pause()
+        self._backoff.failed(loop_time())
         for connection in tuple(self._connections.values()):
             if connection.free:
                 connection.close()
 
     def carried(self) -> None:
         """A payload got through."""
-        self._pause_s = 0.0
-
-    def _pause(self) -> None:
-        self._pause_s = min(max(2 * self._pause_s, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
-        self._again_at = loop_time() + self._pause_s
+        self._backoff.reset()
 
     def lane(self, num_bytes: int) -> BulkConnection | None:
         """A connection for a call with a payload of so many bytes, which releases it at its end. None: there may be one
@@ -152,8 +147,8 @@ class BulkPool:
             return
         # Another process may listen there by now: it is asked again.
         self._place = self._place if self._connections else None
-        self._pause()
-        log.debug("no_bulk_connection", peer=self._peer, error=repr(error), again_in_s=self._pause_s)
+        again_in_s = self._backoff.failed(loop_time())
+        log.debug("no_bulk_connection", peer=self._peer, error=repr(error), again_in_s=again_in_s)
 
     async def _open(self) -> None:
         self._place = self._place or await self._ask()
@@ -275,7 +270,7 @@ class BulkListener:
         self._newest: dict[PeerId, TakenSession] = {}
         self._of_caller: Counter[PeerId] = Counter()
         self._unproven: Counter[str] = Counter()
-        self._asks, self._junk = Allowances(_ASKS), Allowances(_JUNK)
+        self._asks, self._junk = Budgets[PeerId](_ASKS), Budgets[str](_JUNK)
         self._tasks = BackgroundTasks()
         self.port = 0
         self.outside_port: int | None = None
@@ -290,7 +285,7 @@ class BulkListener:
         """Answer a caller that is proved and admitted: a new session of its own, unless it asks too often. outside: it
         calls from elsewhere, and has to come by the router."""
         port = self.outside_port if outside and self.port and self.outside_port is not None else self.port
-        if not port or self._asks.ask(caller, now):
+        if not port or self._asks.of(caller).ask(now):
             return BulkOffer(0)
         # A caller's last session lives on in its connections alone.
         if (old := self._newest.get(caller)) is not None:
@@ -359,7 +354,7 @@ class BulkListener:
                 if (
                     self._unproven.total() >= _MOST_UNPROVEN
                     or self._unproven[line] >= _MOST_UNPROVEN_OF_LINE
-                    or self._junk.early_s(line, loop.time())
+                    or self._junk.of(line).wait_s(loop.time())
                 ):
                     sock.close()
                     await asyncio.sleep(_REFUSED_S)
@@ -374,7 +369,7 @@ class BulkListener:
             async with asyncio.timeout(_PROVE_S):
                 taken = await self._prove(sock)
         except (OSError, EOFError, BadMessage) as error:
-            self._junk.take(PeerId(line), 0, loop_time())
+            self._junk.of(line).take(loop_time())
             log.debug("no_bulk_connection_of_ours", host=line, error=repr(error))
         finally:
             self._unproven[line] -= 1

@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from swarmnet.bounds import Recent
 from swarmnet.clock import CLOCK, LOOK_S, MOST_APART_S, WallClock, correction_s, loop_time
 from swarmnet.directory import MAX_ADDRESSES, SMALL_RUN, ReadPace, Record
 from swarmnet.errors import SwarmError, UsageError
@@ -49,6 +48,7 @@ from swarmnet.net.records import (
     seal,
 )
 from swarmnet.net.tls import CLOCK_SLACK_S
+from swarmnet.pacing import Backoff, Budgets, Rate
 from swarmnet.telemetry.log import get
 
 MAX_PEERS = 64
@@ -114,7 +114,7 @@ _LONGEST_TTL_S = 110.0  # of a record in a large run, which is read seldom
 _PARTS_EVERY = 4  # near reads from one look at how many parts a stage has to the next
 _LOOK_UP_AGAIN_S = 5.0
 MAX_LOOKED_UP = 4096
-REJOIN_MIN_S = 0.5
+REJOIN_MIN_S = 1.0
 REJOIN_AT_ONCE = 16
 _SET_CLOCK = "this peer goes on by the others' time; set the clock that is wrong: timedatectl set-ntp true"
 KNOWN_PEERS_FILE = "known_peers.json"
@@ -183,7 +183,7 @@ class DhtDirectory:
         self._parts: dict[int, int] = {}  # by stage, as a power of two: in how many its records should lie
         self._lie: dict[int, frozenset[int]] = {}  # and in how many they do, while they move to other ones
         self._reads = 0
-        self._looked_up_at: Recent[PeerId, float] = Recent(MAX_LOOKED_UP)
+        self._look_ups = Budgets[PeerId](Rate.every(_LOOK_UP_AGAIN_S), MAX_LOOKED_UP)
         self.serves: Callable[[PeerId], Collection[int]] = lambda peer: ()
         self._sought: set[RunId] | None = None  # while somebody asks for runs
         self.by_memory = False
@@ -290,9 +290,7 @@ class DhtDirectory:
     async def look_up(self, peer: PeerId) -> None:
         """Read the record of a peer near me, or that counts elsewhere, which is called by name; at most every few
         seconds."""
-        now, at = loop_time(), self._looked_up_at.get(peer, -math.inf)
-        if self._near is not None and now - at >= _LOOK_UP_AGAIN_S:
-            self._looked_up_at[peer] = now
+        if self._near is not None and not self._look_ups.of(peer).ask(loop_time()):
             await self.find(peer, {*self._near, *self.serves(peer)})
 
     async def look_for_myself(self) -> Announcement | None:
@@ -620,12 +618,14 @@ class DhtDirectory:
 
     async def _look_around(self) -> None:
         """Refresh; while alone, try everybody remembered, with back-off; else greet one stranger (heals partitions)."""
-        alone_s = REJOIN_MIN_S
+        rejoins = Backoff(REJOIN_MIN_S, math.inf, jitter=0.2, rng=self._rng)
         while True:
             period = max(self._ttl_s / 3, self._pace.near_s)
-            alone = not self._node.neighbours()
-            alone_s = min(alone_s * 2, period) if alone else REJOIN_MIN_S
-            await asyncio.sleep(self._rng.uniform(0.8, 1.2) * (alone_s if alone else period))
+            if self._node.neighbours():
+                rejoins.reset()
+                await asyncio.sleep(self._rng.uniform(0.8, 1.2) * period)
+            else:
+                await asyncio.sleep(rejoins.failed(loop_time(), longest_s=period))
             # Before we look around: a dead daemon looks like a swarm in which nobody answers.
             if self._node.broken:
                 log.warning("dht_daemon_lost", action="starting another")

@@ -34,7 +34,7 @@ from swarmnet.net.admission import BANS, Bans
 from swarmnet.net.dht_daemon import Daemon, DaemonFailed, Listen
 from swarmnet.net.identity import Identity, verify
 from swarmnet.net.records import MAX_AHEAD_S, Announcement, bans_key, gives_way, notice_key, unseal
-from swarmnet.net.traffic import Allowance, Allowances
+from swarmnet.pacing import Budgets, Rate
 
 _SPEC = None if "hivemind" in sys.modules else importlib.util.find_spec("hivemind")
 if _SPEC is not None:
@@ -245,7 +245,7 @@ HOLDERS_S = 120.0
 _EMPTY_S = 10.0
 """How often all nodes near a key are asked that seems to hold nothing."""
 
-_CALLS_PER_S, _KEYS_PER_S = 50, 100
+_CALLS_PER_S, _KEYS_PER_S, _BURST_S = 50, 100, 4.0
 """What one caller may ask of a node, or store there, in the long run, at the least."""
 
 _READS_PER_S = 4
@@ -551,7 +551,7 @@ def _expiries(value: Any) -> Iterator[tuple[PeerId, int]]:
 
 
 class PacedP2P(P2P):  # type: ignore[misc]
-    """Serves each caller by its allowance: each record costs a signature's check, and the peer's event loop does it."""
+    """Serves each caller at a bounded rate: a record costs a signature's check, and the peer's event loop does it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -559,17 +559,18 @@ class PacedP2P(P2P):  # type: ignore[misc]
         """Keys of this node's run."""
         self.held: Sized = ()
         """Keys that this node keeps."""
-        self._allowances = Allowances(Allowance(_CALLS_PER_S, bytes_per_s=1.0))
+        self._calls, self._keys = Budgets[PeerID](Rate(_CALLS_PER_S, _BURST_S)), Budgets[PeerID](Rate(1.0, _BURST_S))
 
     async def add_protobuf_handler(self, name: str, handler: Any, *of: Any, **how: Any) -> None:
-        """Register `handler` behind the allowance: it runs later, or not if its caller would have given up by then."""
+        """Register `handler` behind that: it runs later, or not if its caller would have given up by then."""
 
         async def paced(request: Any, context: Any) -> Any:
             now = loop_time()
             # A node without a run keeps others' keys; each costs its author a signature, so that few are made up.
             keys_per_s = max(_KEYS_PER_S, _READS_PER_S * len(self.own) or len(self.held))
             keys_s = len(getattr(request, "keys", ())) / keys_per_s
-            pause_s = self._allowances.take(PeerId(context.remote_id.to_base58()), keys_s, now)
+            caller = context.remote_id
+            pause_s = max(self._calls.of(caller).take(now), self._keys.of(caller).take(now, keys_s))
             # It would give up before we answer, and ask again.
             if pause_s >= RPC_TIMEOUT_S:
                 raise RuntimeError("too many keys from one caller")

@@ -14,18 +14,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import math
 import socket
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
+from swarmnet.clock import loop_time
 from swarmnet.directory import Record
 from swarmnet.errors import PeerGone, PeerTimeout, SwarmError, UsageError
 from swarmnet.ids import PeerId
 from swarmnet.messages import Answer, Busy, DialBack, DialledBack
 from swarmnet.net.address import Address, network_of
-from swarmnet.net.traffic import Allowance, Allowances
+from swarmnet.pacing import Backoff, Budgets, Rate
 from swarmnet.transport import Transport, ask
 
 AT_ONCE, ENOUGH_YES, MOST_NO, MOST_ASKED, MOST_REPEATS = 2, 2, 4, 8, 24
@@ -128,10 +128,9 @@ class Asking:
 
     async def watch(self) -> None:
         """Ask until somebody could tell: who comes first finds nobody to ask. Then, if it hides, see if it need not."""
-        pause_s = _FIRST_WATCH_S
+        pauses = Backoff(_FIRST_WATCH_S, _LONGEST_WATCH_S)
         while not self._known:
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_WATCH_S)
+            await asyncio.sleep(pauses.failed(loop_time()))
             async with self._one:
                 if self._known:
                     break
@@ -140,10 +139,9 @@ class Asking:
                     # It serves, and nobody relays for it yet.
                     with contextlib.suppress(UsageError):
                         await self._judge()
-        pause_s = _FIRST_AGAIN_S
+        pauses = Backoff(_FIRST_AGAIN_S, _LONGEST_AGAIN_S)
         while self._hidden_port:
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_AGAIN_S)
+            await asyncio.sleep(pauses.failed(loop_time()))
             await self._ask_anew()
             if self._proofs.came_from() and self._lead() > 0:
                 self._hidden_port = 0
@@ -262,7 +260,7 @@ def _in_words(addresses: Sequence[str], could_not: Mapping[PeerId, str]) -> str:
 
 
 _PAUSE_S = 5.0
-_EACH = Allowance(messages_per_s=1 / _PAUSE_S, bytes_per_s=math.inf, burst_s=_PAUSE_S)
+_EACH = Rate.every(_PAUSE_S)
 """Of a caller, and of an address: identities cost nothing, so nobody is dialled often because many say so."""
 
 _DIALLED_AT_ONCE = 4
@@ -276,7 +274,7 @@ class DialBacks:
         self, transport: Transport, records: Callable[[], Mapping[PeerId, Record]], look: Callable[[], None]
     ) -> None:
         self._transport, self._records, self._look = transport, records, look
-        self._allowances, self._under_way, self._looking = Allowances(_EACH), 0, 0
+        self._budgets, self._under_way, self._looking = Budgets[str](_EACH), 0, 0
 
     async def serve(self, caller: PeerId, request: DialBack) -> AsyncGenerator[Answer, None]:
         """Answer `DialBack`."""
@@ -285,18 +283,18 @@ class DialBacks:
             yield Busy(1.0, -1)
             return
         # Charged first: a caller without a record costs looks into the directory.
-        if wait_s := self._allowances.ask(caller, loop.time()):
+        if wait_s := self._budgets.of(caller).ask(loop.time()):
             yield Busy(wait_s, -1)
             return
         record = self._records().get(caller) or await self._look_for(caller)
         if record is None or self._under_way >= _DIALLED_AT_ONCE:
-            yield Busy(max(self._allowances.early_s(caller, loop.time()), 1.0), -1)
+            yield Busy(max(self._budgets.of(caller).wait_s(loop.time()), 1.0), -1)
             return
         self._under_way += 1
         try:
             where = [f"/ip4/0.0.0.0/tcp/{request.port}"] if request.port else record.addresses[:_MOST_ADDRESSES]
             found = await asyncio.gather(*map(_in_numbers, where))
-            addresses = [text for text in found if not self._allowances.ask(_place(text), loop.time())]
+            addresses = [text for text in found if not self._budgets.of(_place(text)).ask(loop.time())]
             answer = await self._dial(caller, addresses, deadline=loop.time() + DIAL_S)
         finally:
             self._under_way -= 1

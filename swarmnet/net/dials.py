@@ -16,14 +16,13 @@ Pure: told what was dialled and how it ended, asked with `now`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from swarmnet.bounds import Recent
 from swarmnet.directory import MAX_ADDRESSES
 from swarmnet.ids import PeerId
 from swarmnet.net.address import Address
+from swarmnet.pacing import Backoff, Budgets, Rate, TokenBucket
 
 FIRST_PAUSE_S = 0.05
 LONGEST_SHOWN_S = 3.0
@@ -43,37 +42,13 @@ _NAMES = "names"
 Endpoint = tuple[str, int]
 
 
-@dataclass(slots=True)
-class _Pause:
-    until: float = -math.inf
-    length_s: float = 0.0
-
-    def again(self, now: float, longest_s: float) -> None:
-        """It failed once more."""
-        self.length_s = min(max(2 * self.length_s, FIRST_PAUSE_S), longest_s)
-        self.until = now + self.length_s
-
-
-@dataclass(slots=True)
-class _Crowd:
-    """Dials of one host, in seconds that it is still to be spared: a second less each second."""
-
-    spared_s: float = 0.0
-    at: float = 0.0
-
-    def add(self, seconds: float, now: float) -> float:
-        self.spared_s = max(self.spared_s - (now - self.at), 0.0) + seconds
-        self.at = now
-        return self.spared_s
-
-
 class Dials:
     """Bounded: of too many peers and addresses those unheard of for longest are forgotten."""
 
     def __init__(self) -> None:
-        self._own: Recent[PeerId, Recent[Endpoint, _Pause]] = Recent(_REMEMBERED)
-        self._of_all: Recent[Endpoint, _Pause] = Recent(_REMEMBERED)
-        self._of_host: Recent[str, _Crowd] = Recent(_REMEMBERED)
+        self._own: Recent[PeerId, Recent[Endpoint, Backoff]] = Recent(_REMEMBERED)
+        self._of_all: Recent[Endpoint, Backoff] = Recent(_REMEMBERED)
+        self._of_host: Budgets[str] = Budgets(Rate.every(HOST_AGAIN_S, AT_HOST), _REMEMBERED)
         self._under_way: set[Endpoint] = set()
         self._answered: Recent[tuple[PeerId, Endpoint], None] = Recent(_REMEMBERED)
         self._called_from: Recent[PeerId, str] = Recent(_REMEMBERED)
@@ -86,24 +61,25 @@ class Dials:
     def pause_s(self, peer: PeerId, address: Address, now: float) -> float:
         """For how long this peer is not to be dialled there. 0: dial, and say how it ended."""
         endpoint = _at(address)
-        pauses = [own.get(endpoint) if (own := self._own.get(peer)) else None]
+        mine = own.get(endpoint) if (own := self._own.get(peer)) else None
+        waits_s = [mine.wait_s(now)] if mine else [0.0]
         # One dial at a time for all who only name the address: it may be a victim's.
         if not self.shown(peer, address):
             if endpoint in self._under_way:
                 return FIRST_PAUSE_S
             # Made-up peers of a relay must not keep out a real one whose turn has not come yet.
-            if not address.relay or pauses[0] is not None:
-                pauses.append(self._of_all.get(_shared(address)))
-            if (crowd := self._crowd(address)) is not None:
-                pauses.append(_Pause(now + crowd.add(0.0, now) - (AT_HOST - 1) * HOST_AGAIN_S))
-        return max([0.0, *(pause.until - now for pause in pauses if pause is not None)])
+            if (not address.relay or mine) and (of_all := self._of_all.get(_shared(address))):
+                waits_s.append(of_all.wait_s(now))
+            if budget := self._budget(address):
+                waits_s.append(budget.wait_s(now))
+        return max(waits_s)
 
     def begin(self, peer: PeerId, address: Address, now: float) -> None:
         """A dial has begun; `answered`, `failed` or `left` ends it."""
         if not self.shown(peer, address):
             self._under_way.add(_at(address))
-            if (crowd := self._crowd(address)) is not None:
-                crowd.add(HOST_AGAIN_S, now)
+            if budget := self._budget(address):
+                budget.take(now)
 
     def left(self, address: Address) -> None:
         """Nobody waited for the end of a dial."""
@@ -112,8 +88,8 @@ class Dials:
     def answered(self, peer: PeerId, address: Address) -> None:
         """The peer answered there, under its key."""
         endpoint = _at(address)
-        if endpoint in self._under_way and (crowd := self._crowd(address)) is not None:
-            crowd.add(-HOST_AGAIN_S, crowd.at)
+        if endpoint in self._under_way and (budget := self._budget(address)):
+            budget.give_back()
         self._under_way.discard(endpoint)
         # It is alive: its other addresses are worth a try at once.
         self._own.pop(peer, None)
@@ -125,13 +101,13 @@ class Dials:
         self._under_way.discard(endpoint)
         self._refused[endpoint] = refused
         self._own[peer] = own = self._own.get(peer) or Recent(MAX_ADDRESSES)
-        own[endpoint] = pause = own.get(endpoint) or _Pause()
-        pause.again(now, LONGEST_SHOWN_S if shown else LONGEST_NAMED_S)
+        own[endpoint] = mine = own.get(endpoint) or Backoff(FIRST_PAUSE_S, LONGEST_NAMED_S)
+        mine.failed(now, longest_s=LONGEST_SHOWN_S if shown else LONGEST_NAMED_S)
         # An address that it has shown is its own: its failures make nobody else wait.
         if not shown:
             shared = _shared(address)
-            self._of_all[shared] = of_all = self._of_all.get(shared) or _Pause()
-            of_all.again(now, LONGEST_OF_ALL_S)
+            self._of_all[shared] = of_all = self._of_all.get(shared) or Backoff(FIRST_PAUSE_S, LONGEST_OF_ALL_S)
+            of_all.failed(now)
 
     def refused(self, address: Address) -> bool:
         """Did nobody listen there when it was dialled last?"""
@@ -149,17 +125,15 @@ class Dials:
     def called(self, peer: PeerId, host: str) -> None:
         """The peer called us from this host: it is alive, and what it names there is worth a dial at once."""
         self._called_from[peer] = host
-        own = self._own.get(peer, Recent[Endpoint, _Pause](0))
+        own = self._own.get(peer, Recent[Endpoint, Backoff](0))
         for endpoint in [endpoint for endpoint in own if endpoint[0] == host]:
             del own[endpoint]
 
-    def _crowd(self, address: Address) -> _Crowd | None:
-        """Who dials this host; None: it is spared otherwise, or this machine itself."""
+    def _budget(self, address: Address) -> TokenBucket | None:
+        """Of all dials of this host; None: it is spared otherwise, or this machine itself."""
         if address.relay or address.host in _MYSELF:
             return None
-        host = _NAMES if address.kind.startswith("dns") else address.host
-        self._of_host[host] = crowd = self._of_host.get(host) or _Crowd()
-        return crowd
+        return self._of_host.of(_NAMES if address.kind.startswith("dns") else address.host)
 
 
 _MYSELF = frozenset({"127.0.0.1", "::1"})

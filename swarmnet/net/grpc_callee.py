@@ -29,8 +29,9 @@ from swarmnet.net.grpc_channels import BULK, SERVICE_FAILED, Dialling
 from swarmnet.net.grpc_inbound import PULSES_PER_STALL, Inbound
 from swarmnet.net.grpc_link import LINK, Outbox
 from swarmnet.net.tls import caller_of
-from swarmnet.net.traffic import Allowances, Flow, Traffic
+from swarmnet.net.traffic import Flow, Traffic
 from swarmnet.net.twins import TWIN_REFUSED
+from swarmnet.pacing import Budgets
 from swarmnet.transport import ReadPayload, Service
 from swarmnet.wire.convert import (
     BulkOffer,
@@ -90,7 +91,8 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._others = others
         # Who is forgotten is asked to greet again, and loses nothing else.
         self.greeted: Recent[PeerId, Hello] = Recent(_MOST_GREETED)
-        self._allowances = Allowances(self._config.allowance)
+        self._messages = Budgets[PeerId](self._config.messages)
+        self._message_bytes = Budgets[PeerId](self._config.message_bytes)
         self._links: Counter[PeerId] = Counter()
         self._back: dict[PeerId, Outbox] = {}  # what goes to the caller of a link on the way back, on its newest one
         self._calls: Counter[PeerId] = Counter()
@@ -208,7 +210,7 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
         is not admitted any more."""
         self._traffic.down.spend(len(data))
         message_bytes = unpacked(data)
-        await self._keep_to_allowance(peer, max(len(data), len(message_bytes)))
+        await self._hold_back(peer, max(len(data), len(message_bytes)))
         # At every message: a link may be open for days.
         if self._greeter.unwelcome(peer):  # banned since, or its invitation has ended
             raise Refused(RejectCode.NOT_ADMITTED, "not admitted any more", peer=peer)
@@ -255,17 +257,14 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
         async with asyncio.timeout(self._config.stall_s), writing:
             await context.write(data)
 
-    async def _keep_to_allowance(self, caller: PeerId, num_bytes: int) -> None:
+    async def _hold_back(self, caller: PeerId, num_bytes: int) -> None:
         """Leave the link unread for a while if too much came: the rest waits at the caller's end."""
-        pause_s = self._allowances.take(caller, num_bytes, loop_time())
+        now, config = loop_time(), self._config
+        pause_s = max(self._messages.of(caller).take(now), self._message_bytes.of(caller).take(now, num_bytes))
         if pause_s:
-            if self._allowances.first_excess(caller):
-                log.warning(
-                    "too_many_messages",
-                    peer=caller,
-                    messages_per_s=self._config.allowance.messages_per_s,
-                    bytes_per_s=round(self._config.allowance.bytes_per_s),
-                )
+            if self._may_complain("too_many_messages", caller):
+                per_s, bytes_per_s = config.messages.per_s, round(config.message_bytes.per_s)
+                log.warning("too_many_messages", peer=caller, messages_per_s=per_s, bytes_per_s=bytes_per_s)
             await asyncio.sleep(pause_s)
 
     # ------------------------------------------------------------ calls

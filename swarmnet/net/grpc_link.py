@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import random
 import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -26,6 +25,7 @@ from swarmnet.ids import PeerId
 from swarmnet.messages import Accepted, Answer, Control, Heartbeat, MemberState, StagePlan
 from swarmnet.net.grpc_channels import Channel, PeerChannels
 from swarmnet.net.traffic import LentLine
+from swarmnet.pacing import Backoff, Rate
 from swarmnet.wire.convert import NONCE_BYTES, GreetFirst, Ping, Pong, Signal, Told, read_answer, write_control
 from swarmnet.wire.deflate import Deflater, Inflater
 
@@ -132,17 +132,14 @@ class Refusals:
     """When to say again that a peer refuses the link: at once if the reason is new, else every REFUSED_AGAIN_S."""
 
     def __init__(self) -> None:
-        self._reason, self._times, self._said_at = "", 0, -math.inf
+        self._reason, self._times, self._says = "", 0, Rate.every(REFUSED_AGAIN_S).bucket()
 
     def again(self, reason: str, *, now: float) -> int:
         """It is refused once more. Returns how often it was for this reason; 0: say nothing."""
         if reason != self._reason:
-            self._reason, self._times, self._said_at = reason, 0, -math.inf
+            self._reason, self._times, self._says = reason, 0, Rate.every(REFUSED_AGAIN_S).bucket()
         self._times += 1
-        if now - self._said_at < REFUSED_AGAIN_S:
-            return 0
-        self._said_at = now
-        return self._times
+        return 0 if self._says.ask(now) else self._times
 
 
 class Link:
@@ -165,15 +162,14 @@ class Link:
 
     async def run(self) -> None:
         """Until cancelled: connect when a message waits, stream, back off when it breaks."""
-        backoff = _FIRST_BACKOFF_S
+        # At random, so that the peers of one that restarted do not all come back at once.
+        backoff = Backoff(_FIRST_BACKOFF_S, _LONGEST_BACKOFF_S, jitter=0.5)
         while True:
             await self.outbox.filled()
             if await self._connect_and_stream():
-                backoff = _FIRST_BACKOFF_S
+                backoff.reset()
             else:
-                # At random, so that the peers of one that restarted do not all come back at once.
-                await asyncio.sleep(backoff * random.uniform(0.5, 1.0))
-                backoff = min(2 * backoff, _LONGEST_BACKOFF_S)
+                await asyncio.sleep(backoff.failed(loop_time()))
 
     def move(self) -> None:
         """There is a better way to the peer: end the stream with the next message, and open another."""

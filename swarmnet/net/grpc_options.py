@@ -17,12 +17,13 @@ from swarmnet.manifest.terms import RunTerms
 from swarmnet.messages import MAX_LINE_TEST, AuditRequest, Fetch, Heartbeat, LineTest, MemberState, Process, StagePlan
 from swarmnet.net.descriptors import raise_limit
 from swarmnet.net.tls import TLS_NAME
-from swarmnet.net.traffic import Allowance
+from swarmnet.pacing import Rate
 from swarmnet.wire.codecs import encoded_bytes
 from swarmnet.wire.convert import IN_ANY_RUN, MAX_MESSAGE_BYTES, Reader
 from swarmnet.wire.framing import CHUNK_BYTES
 
-_IN_ANY_RUN = Allowance(messages_per_s=1000, bytes_per_s=4 << 20)
+_BURST_S = 4.0
+_MESSAGES, _MESSAGE_BYTES = Rate(1000, _BURST_S), Rate(4 << 20, _BURST_S)
 
 _LARGE_STAGE = 128
 """Members. Messages of more are read as well; some of their repetitions wait."""
@@ -48,8 +49,9 @@ class GrpcConfig:
     """One-way messages kept per peer."""
     reader: Reader = IN_ANY_RUN
     """Reads messages, within the bounds of the run."""
-    allowance: Allowance = _IN_ANY_RUN
-    """How many one-way messages a caller may send."""
+    messages: Rate = _MESSAGES
+    message_bytes: Rate = _MESSAGE_BYTES
+    """One-way messages that a caller may send, and their bytes."""
     links: int = 4
     """Open links of one caller: it has one, and those of broken connections for a while."""
     connections: int = 4096
@@ -66,12 +68,14 @@ class GrpcConfig:
     @classmethod
     def of(cls, terms: RunTerms) -> GrpcConfig:
         """What the run has agreed on; the rest as above."""
+        messages, message_bytes = _messages(terms)
         return cls(
             max_payload_bytes=terms.max_payload_bytes,
             max_microbatch_bytes=_microbatch_bytes(terms),
             max_clock_offset_s=terms.max_clock_offset_s,
             reader=Reader(Bounds(terms.num_stages, terms.microbatches)),
-            allowance=_allowance(terms),
+            messages=messages,
+            message_bytes=message_bytes,
         )
 
     def max_bytes(self, request: type) -> int:
@@ -85,13 +89,14 @@ class GrpcConfig:
         return min(microbatches * self.max_microbatch_bytes, self.max_payload_bytes)
 
 
-def _allowance(terms: RunTerms) -> Allowance:
+def _messages(terms: RunTerms) -> tuple[Rate, Rate]:
     """Several times what the busiest mate sends: one of a large stage repeats its longest messages at every heartbeat,
     and a claim or an answer to one comes with every microbatch."""
     messages_per_s = 1000 + terms.microbatches / 4
     reader = Reader(Bounds(terms.num_stages, terms.microbatches, members=_LARGE_STAGE))
     periodic = reader.most_bytes(Heartbeat, StagePlan, MemberState)
-    return Allowance(messages_per_s, 256 * messages_per_s + periodic / terms.beat_s)
+    bytes_per_s = 256 * messages_per_s + periodic / terms.beat_s
+    return Rate(messages_per_s, _BURST_S), Rate(bytes_per_s, _BURST_S)
 
 
 def _microbatch_bytes(terms: RunTerms) -> int:

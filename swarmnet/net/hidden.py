@@ -25,12 +25,13 @@ from swarmnet.clock import loop_time
 from swarmnet.errors import PeerGone, PeerTimeout, Refused, RejectCode, SwarmError, leaves
 from swarmnet.ids import PeerId
 from swarmnet.messages import Accepted, Rejected
+from swarmnet.net.background import set_within
 from swarmnet.net.circuits import Arrivals, Called, Connection, Doors, End, Tunnel, splice
 from swarmnet.net.dial_back import Say
 from swarmnet.net.grpc_channels import PeerChannels
 from swarmnet.net.relay import ARRIVE, COME_S, CONNECT, PING_S, RESERVE, SILENCE_S, Relay
 from swarmnet.net.relay_book import home_of, too_many
-from swarmnet.net.traffic import Allowance, Allowances
+from swarmnet.pacing import Budgets, Rate
 from swarmnet.wire.convert import NONCE_BYTES, GreetFirst, Ping, Pong
 from swarmnet.wire.relay import ID_BYTES, Arrive, Connect, Reserve, Reserved, Summon, read_reply, write_ask
 
@@ -49,7 +50,7 @@ _LOOK_S = 0.5
 _PROBE_S, _NOWHERE_AGAIN_S = 60.0, 600.0
 """How often a peer tries whether a relay leads to it, and for how long it does without one that twice did not."""
 
-_SUMMONS = Allowance(messages_per_s=8.0, bytes_per_s=1 << 20, burst_s=30.0)
+_SUMMONS = Rate(per_s=8.0, burst_s=30.0)
 """Of one relay: what it lets through itself, and as many again after a stall."""
 _SAY_S = 60.0
 
@@ -121,7 +122,7 @@ class Places:
         self._coming: dict[asyncio.Task[None], tuple[str, PeerId]] = {}
         """Streams that lead here: from which address, and whose; by the relay's word until the caller has spoken."""
         self._refusing: set[asyncio.Task[None]] = set()
-        self._summons, self._said_at = Allowances(_SUMMONS), -_SAY_S
+        self._summons, self._says = Budgets[PeerId](_SUMMONS), Rate.every(_SAY_S).bucket()
         self._secret = secrets.token_bytes(32)
         self._probes: set[bytes] = set()
         self.refused: dict[PeerId, str] = {}
@@ -139,9 +140,7 @@ class Places:
                     if not self._keeping and self.refused:
                         self.settled.set()
                     # A candidate may be new, or may be tried again.
-                    with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(_LOOK_S):
-                            await self._changed.wait()
+                    await set_within(self._changed, _LOOK_S)
         finally:
             for task in (*self._coming, *self._refusing):
                 task.cancel()
@@ -206,7 +205,7 @@ class Places:
     def _summoned(self, relay: PeerId, summon: Summon) -> None:
         """Come, unless too many have. Raises PeerGone for a relay that summons without end."""
         loop = asyncio.get_running_loop()
-        if self._summons.ask(relay, loop.time()) > 0:
+        if self._summons.of(relay).ask(loop.time()):
             raise PeerGone("the relay summons without end", peer=relay)
         channels = self._channels(summon.caller if summon.reverse else relay)
         # A caller that cannot be dialled itself has no business in asking for it.
@@ -225,8 +224,7 @@ class Places:
         self._refusing.add(task)
         task.add_done_callback(self._refusing.discard)
         # Whoever floods does not fill the log.
-        if loop.time() - self._said_at >= _SAY_S:
-            self._said_at = loop.time()
+        if not self._says.ask(loop.time()):
             self._say("callers_refused", {"reason": reason, "caller": summon.caller, "relay": relay})
 
     async def _come(self, channels: PeerChannels, summon: Summon, *, full: bool) -> None:

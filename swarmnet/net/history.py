@@ -20,12 +20,13 @@ from swarmnet.messages import (
     HistoryRequest,
     StepFigures,
 )
+from swarmnet.pacing import TokenBucket
 from swarmnet.telemetry.spans import SpanBook
 
 KEPT_STEPS = 2048
 """Steps that a member remembers: half a megabyte."""
 
-ANSWERS_PER_S, _AT_ONCE = 20.0, 40.0
+ANSWERS_PER_S = 20.0
 """To all who ask together. The longest answer takes 2 ms of computing."""
 
 
@@ -37,7 +38,7 @@ class HistoryBook:
         self._spans = SpanBook() if spans is None else spans
         self._figures: list[StepFigures] = []  # by step; `ago_s` is when, in loop time
         self._evaluations: list[Evaluation] = []
-        self._answers, self._counted_at = _AT_ONCE, 0.0
+        self._answers = TokenBucket(ANSWERS_PER_S, burst_s=2.0)
 
     def applied(self, figures: StepFigures) -> None:
         """A step was applied. Its `ago_s` is when, in loop time."""
@@ -68,13 +69,8 @@ class HistoryBook:
     async def serve(self, request: HistoryRequest) -> AsyncGenerator[Answer, None]:
         """Answer, or say when to come back."""
         now = loop_time()
-        self._answers = min(_AT_ONCE, self._answers + (now - self._counted_at) * ANSWERS_PER_S)
-        self._counted_at = now
-        if self._answers < 1:
-            yield Busy((1 - self._answers) / ANSWERS_PER_S, -1)
-            return
-        self._answers -= 1
-        yield self.since(request.since, now=now)
+        wait_s = self._answers.ask(now)
+        yield Busy(wait_s, -1) if wait_s else self.since(request.since, now=now)
 
 
 def _step(figures: StepFigures) -> int:

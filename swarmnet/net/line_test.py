@@ -17,14 +17,14 @@ from swarmnet.clock import loop_time
 from swarmnet.errors import PeerGone
 from swarmnet.ids import PeerId
 from swarmnet.messages import Accepted, Answer, Busy, LineTest, LineTested, Packed, Rejected, Running
-from swarmnet.net.traffic import Allowance, Allowances
+from swarmnet.pacing import Budgets, Rate
 from swarmnet.transport import ReadPayload, Transport, ask
 
 TEST_BYTES = 1 << 20
 _PINGS = 3
 _LIMIT_S, _LONGEST_BUSY_S = 20.0, 5.0
 _EVERY_S = 2.0
-_EACH = Allowance(messages_per_s=1 / 60, bytes_per_s=math.inf, burst_s=60.0)
+_EACH = Rate.every(60.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class LineTests:
     """Answers `LineTest`."""
 
     def __init__(self) -> None:
-        self._each, self._free_at = Allowances(_EACH), -math.inf
+        self._each, self._free_at = Budgets[PeerId](_EACH), -math.inf
 
     async def serve(self, caller: PeerId, request: LineTest, payload: ReadPayload) -> AsyncGenerator[Answer, None]:
         """An empty one costs no more than any message, and is answered at once."""
@@ -100,10 +100,10 @@ class LineTests:
             return
         now = loop_time()
         # Identities cost nothing, so all callers together wait as well.
-        if (wait_s := max(self._each.early_s(caller, now), min(self._free_at - now, _EVERY_S))) > 0:
+        if (wait_s := max(self._each.of(caller).wait_s(now), min(self._free_at - now, _EVERY_S))) > 0:
             yield Busy(wait_s, -1)
             return
-        self._each.ask(caller, now)
+        self._each.of(caller).take(now)
         # A caller that sends or reads too slowly keeps others out for so long, and not for longer.
         self._free_at = mine = now + _LIMIT_S
         try:

@@ -17,6 +17,7 @@ from typing import Literal
 
 from swarmnet.bounds import Recent
 from swarmnet.ids import PeerId
+from swarmnet.pacing import Backoff, Budgets, Rate
 
 MOST_DIALLED = 4
 """Addresses, by one punch."""
@@ -76,12 +77,6 @@ def dialled(mine: Sight, theirs: Sight) -> list[Endpoint]:
 
 
 @dataclass(slots=True)
-class _Wait:
-    until: float
-    length_s: float
-
-
-@dataclass(slots=True)
 class Punches:
     """When to punch, and how often others may have us dial."""
 
@@ -89,9 +84,8 @@ class Punches:
     asking: set[PeerId] = field(default_factory=set)
     """Who was asked for a punch that is under way, and who has asked for one."""
     asked: set[PeerId] = field(default_factory=set)
-    _pauses: Recent[PeerId, _Wait] = field(default_factory=lambda: Recent(_REMEMBERED))
-    _hosts: Recent[str, float] = field(default_factory=lambda: Recent(_REMEMBERED))
-    """When a host has had its burst back."""
+    _pauses: Recent[PeerId, Backoff] = field(default_factory=lambda: Recent(_REMEMBERED))
+    _hosts: Budgets[str] = field(default_factory=lambda: Budgets(Rate.every(HOST_EVERY_S, HOST_BURST), _REMEMBERED))
 
     def wait_s(self, peer: PeerId, now: float, *, asks: bool = False) -> float:
         """Seconds until a punch with this peer may begin, which I ask for or it `asks` for; 0: now."""
@@ -100,21 +94,17 @@ class Punches:
         if busy or (peer in self.asking and (not asks or self.me < peer)):
             return BUSY_S
         pause = self._pauses.get(peer)
-        return max(0.0, pause.until - now) if pause else 0.0
+        return pause.wait_s(now) if pause else 0.0
 
     def take(self, places: Sequence[Endpoint], now: float) -> list[Endpoint]:
         """Those of the addresses that may be dialled now."""
-        due = {host: max(self._hosts.get(host, now), now) for host, _ in places}
-        due = {host: at for host, at in due.items() if at - now <= HOST_EVERY_S * (HOST_BURST - 1)}
-        for host, at in due.items():
-            self._hosts[host] = at + HOST_EVERY_S
-        return [place for place in places if place[0] in due]
+        waits_s = {host: self._hosts.of(host).ask(now) for host in dict.fromkeys(host for host, _ in places)}
+        return [place for place in places if not waits_s[place[0]]]
 
     def failed(self, peer: PeerId, now: float) -> None:
         """No connection came of it."""
-        before = self._pauses.get(peer)
-        length_s = min(2 * before.length_s, LONGEST_PAUSE_S) if before else FIRST_PAUSE_S
-        self._pauses[peer] = _Wait(now + length_s, length_s)
+        self._pauses[peer] = pause = self._pauses.get(peer) or Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
+        pause.failed(now)
 
     def ended(self, peer: PeerId, now: float, *, lasted_s: float) -> None:
         """The connection is over."""

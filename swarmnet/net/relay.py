@@ -22,7 +22,8 @@ from swarmnet.messages import Accepted, Busy, Rejected
 from swarmnet.net.circuits import Answered, Arrivals, splice
 from swarmnet.net.relay_book import RelayBook, RelayCaps, home_of
 from swarmnet.net.tls import caller_of
-from swarmnet.net.traffic import Allowance, Allowances, Shares, Traffic
+from swarmnet.net.traffic import Shares, Traffic
+from swarmnet.pacing import Budgets, Rate
 from swarmnet.wire.convert import GreetFirst, Ping, Pong
 from swarmnet.wire.relay import Arrive, Ask, Connect, Reply, Reserve, Reserved, Summon, read_ask, write_reply
 
@@ -40,9 +41,9 @@ _AGAIN_S = 2.0
 _LOOK_S = 5.0
 """How often a circuit is looked at: is it idle, is one of its ends banned?"""
 
-_ASKS = Allowance(messages_per_s=2.0, bytes_per_s=1 << 20, burst_s=15.0)
+_ASKS = Rate(per_s=2.0, burst_s=15.0)
 """Of one identity, whatever it asks; and of summons to one peer, from one home."""
-_SUMMONS = Allowance(messages_per_s=8.0, bytes_per_s=1 << 20, burst_s=15.0)
+_SUMMONS = Rate(per_s=8.0, burst_s=15.0)
 """To one peer, whoever calls it; and of one peer's arrivals."""
 
 log = telemetry.get(__name__)
@@ -70,10 +71,10 @@ class Relay:
         self.book = RelayBook(caps)
         self._summons: dict[PeerId, asyncio.Queue[Reply | None]] = {}
         """What waits to be said to a peer with a place; None ends it."""
-        self._asks, self._summoned, self._summoned_from = Allowances(_ASKS), Allowances(_SUMMONS), Allowances(_ASKS)
-        self._arrivals_of = Allowances(_SUMMONS)
+        self._asks, self._arrivals_of = Budgets[PeerId](_ASKS), Budgets[PeerId](_SUMMONS)
+        self._summoned, self._summoned_from = Budgets[PeerId](_SUMMONS), Budgets[tuple[PeerId, str]](_ASKS)
         # After a stall many come together.
-        self._pings = Allowances(Allowance(2 / PING_S, bytes_per_s=1 << 20, burst_s=SILENCE_S))
+        self._pings = Budgets[PeerId](Rate(2 / PING_S, burst_s=SILENCE_S))
         self._shares, self._traffic = Shares(bytes_per_s), traffic
         self.open = True
         self.methods: dict[str, Callable[[object, grpc.aio.ServicerContext], Awaitable[None]]] = {
@@ -99,8 +100,8 @@ class Relay:
                 await _say(context, GreetFirst())
                 return
             # Others have asked for an arrival.
-            allowance = self._arrivals_of if expected is Arrive else self._asks
-            if (pause_s := allowance.ask(caller, now)) > 0:
+            budgets = self._arrivals_of if expected is Arrive else self._asks
+            if (pause_s := budgets.of(caller).ask(now)) > 0:
                 await _say(context, Busy(pause_s, -1))
                 return
             async with asyncio.timeout(_FIRST_WORD_S):
@@ -152,7 +153,7 @@ class Relay:
                 async with asyncio.timeout(SILENCE_S):
                     ask = await _heard(context)
                 # It says more than that it is there.
-                if not isinstance(ask, Ping) or self._pings.ask(peer, loop_time()) > 0:
+                if not isinstance(ask, Ping) or self._pings.of(peer).ask(loop_time()) > 0:
                     break
                 if not self._admitted(peer):
                     break
@@ -191,8 +192,8 @@ class Relay:
         if peer not in self._summons:
             return _AGAIN_S
         now = loop_time()
-        pause_s = self._summoned_from.ask(f"{peer}/{home}", now) if home else 0.0
-        if (pause_s := pause_s or self._summoned.ask(peer, now)) > 0:
+        pause_s = self._summoned_from.of((peer, home)).ask(now) if home else 0.0
+        if (pause_s := pause_s or self._summoned.of(peer).ask(now)) > 0:
             return pause_s
         self._summons[peer].put_nowait(Summon(caller, ident, reverse))
         return 0.0

@@ -1,10 +1,9 @@
-"""Who may use this peer's line, and how much of it was used: allowances of callers, priority of senders, what of the
-line is lent, bytes by peer.
+"""Who may use this peer's line, and how much of it was used: priority of senders, what of the line is lent, bytes by
+peer.
 
-An *allowance* says how many one-way messages, or keys of the DHT, a caller may send: a token bucket each, in messages
-and in bytes. What comes too fast waits in the caller's own connection, and nobody else's behind it. *Priority* divides
-the line between steps and the state that joiners fetch. A *lent line* holds tensors back to the rate that the operator
-lends: control messages pass at once, and tensors wait for what those took. *Shares* divide what is lent to strangers.
+*Priority* divides the line between steps and the state that joiners fetch. A *lent line* holds tensors back to the rate
+that the operator lends: control messages pass at once, and tensors wait for what those took. *Shares* divide what is
+lent to strangers. All three are token buckets (`pacing.py`), and who waits for tokens waits here.
 *Traffic* counts what really crossed, headers and refusals included; gRPC's and TLS's own framing is not in it.
 Bookkeeping in the event loop's thread; knows no carrier.
 """
@@ -22,77 +21,8 @@ from dataclasses import dataclass, field
 from swarmnet.bounds import Recent
 from swarmnet.clock import loop_time
 from swarmnet.ids import PeerId
-
-_REMEMBERED = 1 << 14
-_ROUNDING_S = 1e-9
-
-
-@dataclass(frozen=True, slots=True)
-class Allowance:
-    """What one caller may send in the long run; `burst_s` seconds of it may come at once."""
-
-    messages_per_s: float
-    bytes_per_s: float
-    burst_s: float = 4.0
-
-
-class _Bucket:
-    """Seconds of each allowance that are used up: it drains by a second a second."""
-
-    __slots__ = ("at", "bytes_s", "messages_s", "told")
-
-    def __init__(self, now: float) -> None:
-        self.messages_s = self.bytes_s = 0.0
-        self.at, self.told = now, False
-
-    def add(self, messages_s: float, bytes_s: float, now: float) -> float:
-        # Both allowances drain while it is silent; the one that is fuller decides.
-        drained, self.at = now - self.at, now
-        self.messages_s = max(self.messages_s - drained, 0.0) + messages_s
-        self.bytes_s = max(self.bytes_s - drained, 0.0) + bytes_s
-        return max(self.messages_s, self.bytes_s)
-
-
-class Allowances:
-    """The buckets of all callers. Of too many the one unheard for longest is forgotten."""
-
-    def __init__(self, each: Allowance) -> None:
-        self._each = each
-        # Forgetting a caller empties its bucket. It was silent for longer than all the others, so that costs nothing.
-        self._buckets: Recent[str, _Bucket] = Recent(_REMEMBERED)
-
-    def take(self, caller: PeerId, num_bytes: float, now: float) -> float:
-        """Count a message. Returns for how many seconds to read nothing more of this caller's."""
-        used_s = self._bucket(caller, now).add(1 / self._each.messages_per_s, num_bytes / self._each.bytes_per_s, now)
-        # The bucket may be over its edge: the caller pays with a pause, not with a lost message.
-        return max(used_s - self._each.burst_s, 0.0)
-
-    def ask(self, caller: str, now: float) -> float:
-        """Count a message that is refused if it is too early. Returns in how many seconds it would not be; 0: now.
-
-        A refusal costs nothing more: else whoever goes on asking in another's name would have it wait for hours.
-        """
-        if early_s := self.early_s(caller, now):
-            return early_s
-        self._buckets[caller].add(1 / self._each.messages_per_s, 0.0, now)
-        return 0.0
-
-    def early_s(self, caller: str, now: float) -> float:
-        """In how many seconds `ask` would not refuse; 0: now. Counts nothing."""
-        bucket = self._bucket(caller, now)
-        early_s = bucket.add(0.0, 0.0, now) + 1 / self._each.messages_per_s - self._each.burst_s
-        return early_s if early_s > _ROUNDING_S else 0.0
-
-    def _bucket(self, caller: str, now: float) -> _Bucket:
-        self._buckets[caller] = bucket = self._buckets.get(caller) or _Bucket(now)
-        return bucket
-
-    def first_excess(self, caller: PeerId) -> bool:
-        """Is it to be said that this caller sends too much? Once each."""
-        bucket = self._buckets[caller]
-        first, bucket.told = not bucket.told, True
-        return first
-
+from swarmnet.net.background import set_within
+from swarmnet.pacing import TokenBucket
 
 # ---------------------------------------------------------------- who goes first
 
@@ -121,7 +51,7 @@ class Priority:
         self._clear = asyncio.Event()
         self._clear.set()
         self._queue = asyncio.Lock()  # fair: first come, first served
-        self._due = 0.0  # when the state that was let through will have used up no more than its share
+        self._state = TokenBucket(STATE_SHARE * UNMEASURED)
 
     @contextlib.contextmanager
     def urgent(self) -> Iterator[None]:
@@ -140,19 +70,15 @@ class Priority:
         """Return when so many bytes of state may be sent."""
         now = asyncio.get_running_loop().time
         async with self._queue:
-            while self._urgent and self._due > now():
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout_at(self._due):
-                        await self._clear.wait()
+            while self._urgent and (wait_s := self._state.wait_s(now(), 0.0)):
+                await set_within(self._clear, wait_s)
             # An idle line is not counted: nobody else wanted it.
             if self._urgent:
-                self._due = max(self._due, now()) + num_bytes / (STATE_SHARE * self.bytes_per_s)
+                self._state.per_s = STATE_SHARE * self.bytes_per_s
+                self._state.take(now(), num_bytes)
 
 
 # ---------------------------------------------------------------- what the operator lends
-
-
-_NO_WAIT_S = 1e-6
 
 
 class LentLine:
@@ -162,44 +88,34 @@ class LentLine:
     def __init__(self) -> None:
         self.total = 0
         """Bytes that have crossed."""
-        self._rate = 0.0  # bytes per second; 0: all that the line carries
-        self._owed, self._at = 0.0, 0.0  # bytes that the rate has not made up for, and when that was so
+        self._bucket = TokenBucket(math.inf)
         self._queue = asyncio.Lock()  # fair: first come, first served
         self._changed = asyncio.Event()
 
     @property
     def lent(self) -> float:
         """Bytes per second; 0: all that the line carries."""
-        return self._rate
+        return self._bucket.per_s if self._bucket.per_s < math.inf else 0.0
 
     def lend(self, bytes_per_s: float) -> None:
         """From now on so much; 0: all of it. Who waits already waits by the new rate."""
-        self._settle()
-        self._rate = bytes_per_s
+        self._bucket.set_rate(bytes_per_s or math.inf, loop_time())
         self._changed.set()
 
     def spend(self, num_bytes: int) -> None:
         """So many bytes cross."""
         self.total += num_bytes
-        if self._rate:
-            self._owed = self._settle() + num_bytes
+        if self.lent:
+            self._bucket.take(loop_time(), num_bytes)
 
     async def turn(self) -> None:
         """Return when a piece of a tensor may cross; spend it before anything else is waited for."""
-        if not self._rate:
+        if not self.lent:
             return
         async with self._queue:
-            while self._rate and (wait_s := self._settle() / self._rate) > _NO_WAIT_S:
+            while wait_s := self._bucket.wait_s(loop_time(), 0.0):
                 self._changed.clear()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(wait_s):
-                        await self._changed.wait()
-
-    def _settle(self) -> float:
-        now = loop_time()
-        self._owed = max(self._owed - (now - self._at) * self._rate, 0.0) if self._rate else 0.0
-        self._at = now
-        return self._owed
+                await set_within(self._changed, wait_s)
 
 
 # ---------------------------------------------------------------- strangers' bytes
@@ -222,7 +138,7 @@ class Shares:
         self._waiting: list[tuple[float, int, asyncio.Event]] = []  # a heap
         self._had: Recent[str, float] = Recent(_MOST_SHARERS)
         """What each has had; one that comes back counts as having had what the last one had whose turn it was."""
-        self._least, self._due = 0.0, 0.0
+        self._least, self._bucket = 0.0, TokenBucket(1.0, _BURST_S)
 
     async def turn(self, who: str, num_bytes: int) -> None:
         """Return when so many bytes of theirs may cross."""
@@ -236,13 +152,12 @@ class Shares:
         mine = had, next(self._numbers), asyncio.Event()
         heapq.heappush(self._waiting, mine)
         try:
-            while self._waiting[0] is not mine or self._due > now():
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout_at(self._due if self._waiting[0] is mine else None):
-                        await mine[2].wait()
+            while wait_s := self._bucket.wait_s(now(), 0.0) if self._waiting[0] is mine else math.inf:
+                await set_within(mine[2], wait_s if wait_s < math.inf else None)
                 mine[2].clear()
             self._least = had
-            self._due = max(self._due, now() - _BURST_S) + num_bytes / max(self._bytes_per_s(), 1.0)
+            self._bucket.per_s = max(self._bytes_per_s(), 1.0)
+            self._bucket.take(now(), num_bytes)
         finally:
             self._waiting.remove(mine)
             heapq.heapify(self._waiting)

@@ -20,6 +20,7 @@ from swarmnet.clock import boot_time, wall_time
 from swarmnet.errors import RejectCode, UsageError
 from swarmnet.ids import PeerId
 from swarmnet.messages import Rejected
+from swarmnet.pacing import Rate
 
 ASK_S = 3.0
 """A start waits so long for an answer from an address in its own record. A refused connection ends it sooner."""
@@ -63,7 +64,8 @@ class Twins:
         self, boot_id: int, key_file: Path = Path("identity.key"), *, clock: Callable[[], float] = boot_time
     ) -> None:
         self.boot_id = boot_id
-        self._key_file, self._clock, self._said_at, self._ends = key_file, clock, -math.inf, ""
+        self._key_file, self._clock, self._ends = key_file, clock, ""
+        self._says = Rate.every(SAY_EVERY_S).bucket()
 
     def met(self, theirs: int, at: str, *, clocks_agree: bool = True, starting: bool = False) -> None:
         """A process under my identity and with this boot id answers `at` an address, or has called from there."""
@@ -90,8 +92,7 @@ class Twins:
             raise UsageError(self._ends)
 
     def _say(self, at: str, words: str) -> None:
-        if self._clock() - self._said_at >= SAY_EVERY_S:
-            self._said_at = self._clock()
+        if not self._says.ask(self._clock()):
             log.warning("identity_in_use", at=at, reason=words, advice="give each process its own --dir")
 
 

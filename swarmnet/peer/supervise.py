@@ -17,6 +17,7 @@ from swarmnet.clock import run_loop
 from swarmnet.host import OomKills
 from swarmnet.net.parent_death import dies_with_parent
 from swarmnet.net.stop import asking
+from swarmnet.pacing import Backoff
 
 FINAL = frozenset({0, 2})
 """Exit codes after which nothing is started again: all went well; the operator's input was wrong and still is."""
@@ -54,8 +55,9 @@ class Revivals:
     """The crashes of one peer, in a row."""
 
     def __init__(self, pauses: Pauses, rng: random.Random) -> None:
-        self._pauses, self._rng = pauses, rng
-        self._in_a_row = 0
+        self._pauses = pauses
+        # A tenth less at random, so that machines that crashed together do not come back together.
+        self._crashes = Backoff(pauses.first_s, pauses.longest_s, jitter=0.1, rng=rng)
 
     def ended(self, code: int, *, ran_s: float, asked: bool, for_memory: str = "") -> StartAgain | Over:
         """The process ended. code: negative for a signal. asked: the operator wanted it to end. for_memory: in which
@@ -63,16 +65,15 @@ class Revivals:
         # The same input would fail the same way again.
         if asked or code in FINAL:
             return Over(code if code >= 0 else 128 - code)
-        self._in_a_row = 1 if ran_s >= self._pauses.healthy_s else self._in_a_row + 1
-        # A tenth more or less, so that machines that crashed together do not come back together.
-        doubled = self._pauses.first_s * 2.0 ** min(self._in_a_row - 1, 32)
+        if ran_s >= self._pauses.healthy_s:
+            self._crashes.reset()
         longest_s = self._pauses.longest_full_s if for_memory else self._pauses.longest_s
-        after_s = min(doubled, longest_s) * self._rng.uniform(0.9, 1.1)
+        after_s = self._crashes.failed(0.0, longest_s=longest_s)
         ended = f"{for_memory}," if for_memory else f"ended by {_name(-code)}"
         how = f"ended with exit code {code}" if code >= 0 else f"was {ended}"
         # The kernel's counters do not see daemons that end processes for memory.
         why = " (a person or a service did it, or memory ran out)" if code == -9 and not for_memory else ""
-        row = f", the {_ordinal(self._in_a_row)} time in a row" if self._in_a_row > 1 else ""
+        row = f", the {_ordinal(self._crashes.failures)} time in a row" if self._crashes.failures > 1 else ""
         return StartAgain(after_s, f"the peer {how} after {ran_s:.0f} s{why}{row}; it starts again in {after_s:.1f} s")
 
 

@@ -13,6 +13,7 @@ from collections import Counter, deque
 from collections.abc import Collection, Iterable
 
 from swarmnet.ids import PeerId
+from swarmnet.pacing import Backoff
 
 _KEPT_STEPS, _MISSES = 9, 2
 _ALONE_S, _LONGEST_ALONE_S = 60.0, 1920.0
@@ -38,11 +39,11 @@ class FedShares:
         self._me, self._least_s, self._unknown_s = me, least_s, unknown_s
         self._steps_s: deque[float] = deque(maxlen=_KEPT_STEPS)  # of those in which everybody brought its share
         self._misses: Counter[PeerId] = Counter()  # steps in a row
-        self._left_out: dict[PeerId, tuple[float, float]] = {}  # until when, and for how long that is
+        self._left_out: dict[PeerId, Backoff] = {}
 
     def feeding(self, trainers: Collection[PeerId], *, now: float) -> list[PeerId]:
         """Me, and who is trusted to bring its share."""
-        return [self._me, *(each for each in trainers if each != self._me and self._until(each) <= now)]
+        return [self._me, *(each for each in trainers if each != self._me and not self._is_left_out(each, now))]
 
     def of(self, trainers: Collection[PeerId], step: int, num_microbatches: int, *, now: float) -> list[int]:
         """The indexes that I feed: first those that would be mine if everybody fed, then those of who does not."""
@@ -65,15 +66,13 @@ class FedShares:
         """A step is late: one of them has not brought its share, who knows which. Returns who has none for a while."""
         found = []
         for peer in others:
-            if self._until(peer) > now:
+            if self._is_left_out(peer, now):
                 continue  # of a step that was begun before
             self._misses[peer] += 1
             if self._misses[peer] >= _MISSES:
-                _, before_s = self._left_out.get(peer, (0.0, 0.0))
-                alone_s = min(max(2 * before_s, _ALONE_S), _LONGEST_ALONE_S)
-                self._left_out[peer] = now + alone_s, alone_s
+                self._left_out.setdefault(peer, Backoff(_ALONE_S, _LONGEST_ALONE_S)).failed(now)
                 found.append(peer)
         return found
 
-    def _until(self, peer: PeerId) -> float:
-        return self._left_out.get(peer, (0.0, 0.0))[0]
+    def _is_left_out(self, peer: PeerId, now: float) -> bool:
+        return peer in self._left_out and self._left_out[peer].wait_s(now) > 0.0

@@ -241,16 +241,16 @@ def test_an_answer_has_its_lane_until_its_call_ends(carried: list[int]) -> None:
 def test_a_path_that_lets_connections_begin_and_holds_up_payloads_is_left_longer_and_longer() -> None:
     async def scenario(pair: Pair) -> None:
         pool = await open_bulk(pair)
-        for pause_s in (1.0, 2.0, 4.0):
+        for failures in (1, 2, 3):
             pool.failed()
             pool.failed()  # at the same time
-            assert pool._pause_s == pause_s and not pool.session
+            assert pool._backoff.failures == failures and not pool.session
             await until(lambda: not pool._connections)
-            pool._again_at = 0.0
+            pool._backoff.until = 0.0
             await grown(pool)
-        assert pool._pause_s == 4.0, "a connection proves nothing"
+        assert pool._backoff.failures == 3, "a connection proves nothing"
         await greet(pair)
-        assert same(await answered(pair), UP) and pool._pause_s == 0.0
+        assert same(await answered(pair), UP) and pool._backoff.failures == 0
 
     run(scenario)
 
@@ -373,9 +373,9 @@ def test_a_connection_that_breaks_under_a_payload_is_gone_and_grpc_goes_on(carri
             with pytest.raises(PeerGone) as raised:
                 await call
             assert not raised.value.definite
-            assert pool._pause_s and pool.lane(1 << 20) is None, "for a while"
+            assert pool._backoff.failures and pool.lane(1 << 20) is None, "for a while"
             assert same(await answered(pair), UP)
-            pool._again_at = 0.0
+            pool._backoff.until = 0.0
 
     run(scenario)
 
@@ -588,7 +588,7 @@ def test_junk_dials_cost_their_line_its_next_ones_and_no_other(monkeypatch: pyte
             await junk()
         took_s = asyncio.get_running_loop().time() - began
         each = bulk_pool._JUNK
-        assert len(proving) <= each.messages_per_s * (each.burst_s + took_s), "the rest is closed unread"
+        assert len(proving) <= each.per_s * (each.burst_s + took_s), "the rest is closed unread"
         assert same(await answered(pair), UP), "who is inside feels nothing"
         # To the listener this dial comes from another line.
         monkeypatch.setattr(bulk_pool, "_line_of", lambda host: "another")
@@ -607,12 +607,12 @@ def test_where_the_port_is_closed_grpc_carries_all_and_dials_back_off(carried: l
         pool.grow()
         await asyncio.wait([pool._dialling])
         assert same(await answered(pair), UP)
-        assert pool._dialling is None and pool._pause_s == bulk_pool._FIRST_PAUSE_S
+        assert pool._dialling is None and pool._backoff.failures == 1
         for _ in range(3):
-            pool._again_at = 0.0
+            pool._backoff.until = 0.0
             pool.grow()
             await asyncio.wait([pool._dialling])
-        assert pool._pause_s == 8 * bulk_pool._FIRST_PAUSE_S
+        assert pool._backoff.failures == 4
         assert carried == [] and not pool.session
 
     run(scenario)
@@ -673,7 +673,7 @@ def test_a_banned_peer_loses_its_connections() -> None:
             answers = [answer async for answer in pair.call_b(PROCESS, UP)]
             assert isinstance(answers[-1], Rejected)
             assert b._bulk.session(a.peer, pool.session) is None
-            pool._again_at = 0.0
+            pool._backoff.until = 0.0
             pool.grow()
             await asyncio.wait([pool._dialling])
             assert not pool._connections, "it gets no new ones"

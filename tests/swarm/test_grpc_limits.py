@@ -28,14 +28,14 @@ from swarmnet.net.grpc_link import LINK
 from swarmnet.net.grpc_options import GrpcConfig
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import Identity
-from swarmnet.net.traffic import Allowance
+from swarmnet.pacing import Rate
 from swarmnet.transport import ReadPayload
 from swarmnet.wire.convert import read_answer, write_control, write_request
 from swarmnet.wire.deflate import Deflater
 from tests.contracts.transport_contract import FETCH, LIMIT_S, PROCESS, ScriptedService, execute
 
 BURST = 20
-SLOW = GrpcConfig(allowance=Allowance(messages_per_s=0.01, bytes_per_s=1e9, burst_s=BURST / 0.01))
+SLOW = GrpcConfig(messages=Rate(0.01, burst_s=BURST / 0.01))
 """A burst, and then a message every hundred seconds."""
 
 PING, GOAWAY = 6, 7
@@ -79,7 +79,7 @@ def test_what_unpacks_to_little_is_counted_as_it_came(caplog: pytest.LogCaptureF
                 await link.write(nothing + Deflater()(write_control(execute(number, victim.peer))))
             await service.told.get()
 
-    few = GrpcConfig(allowance=Allowance(messages_per_s=1e6, bytes_per_s=1_000.0, burst_s=60.0))
+    few = GrpcConfig(message_bytes=Rate(1_000.0, burst_s=60.0))
     with caplog.at_level(logging.WARNING, "swarmnet.net.grpc_callee"):
         with_victim(scenario, config=few)
     assert [record.message for record in caplog.records].count("too_many_messages") == 1

@@ -335,7 +335,7 @@ def test_who_asks_again_and_again_gets_no_more_sessions_and_keeps_its_last_one()
     listener = BulkListener(PeerId("callee"), None, stall_s=1.0)
     listener.port, ask = 1, BulkAsk(bytes(32))
     offers = [listener.offer(PeerId("flood"), ask, now=0.0) for _ in range(100)]
-    most = int(bulk_pool._ASKS.messages_per_s * bulk_pool._ASKS.burst_s)
+    most = int(bulk_pool._ASKS.per_s * bulk_pool._ASKS.burst_s)
     assert [offer.port for offer in offers] == [1] * most + [0] * (100 - most)
     assert listener.session(PeerId("flood"), offers[most - 1].session) is not None
     assert listener.offer(PeerId("other"), ask, now=0.0).port == 1, "nobody else pays for it"
