@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import ipaddress
 import re
+import urllib.parse
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -172,6 +173,13 @@ def operator_of(peer: PeerId, addresses: Iterable[str], home: str = "") -> str:
     """
     hosts = [home.partition("/")[0], *(address.host for address in map(_parsed, addresses) if address)]
     return next(filter(None, (network_of(host, 16, 32) for host in hosts)), peer)
+
+
+def endpoint_of(target: str) -> tuple[str, int]:
+    """Host and port in gRPC's words for the other end of a connection, such as `ipv6:%5B::1%5D:4711`. ("", 0): it is
+    inside this machine, as what a relay passes on."""
+    host, _, port = urllib.parse.unquote(target.partition(":")[2]).rpartition(":")
+    return (host.strip("[]"), int(port)) if port.isdigit() else ("", 0)
 
 
 def _parsed(text: str) -> Address | None:

@@ -16,7 +16,7 @@ import socket
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import grpc
 
@@ -37,6 +37,9 @@ STALL_S = 30.0
 
 
 _AGAIN_S = 0.2
+_GRPC_ERRORS = (grpc.aio.AioRpcError, grpc.aio.InternalError, grpc.aio.UsageError)
+
+Message = TypeVar("Message")
 
 
 class End(Protocol):
@@ -58,25 +61,13 @@ class Called:
         self._stream = stream
 
     async def read(self) -> bytes:
-        try:
+        with _gone_if_broken():
             data = await self._stream.read()
-        except grpc.aio.AioRpcError as error:
-            raise PeerGone("the stream broke", status=error.code().name) from error
-        except asyncio.CancelledError as error:
-            if we_are_cancelled():
-                raise
-            raise PeerGone("the stream was cancelled") from error
         return b"" if data is grpc.aio.EOF else checked(data)
 
     async def write(self, data: bytes) -> None:
-        try:
+        with _gone_if_broken():
             await self._stream.write(data)
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
-            raise PeerGone("the stream broke") from error
-        except asyncio.CancelledError as error:
-            if we_are_cancelled():
-                raise
-            raise PeerGone("the stream was cancelled") from error
 
 
 class Answered:
@@ -86,17 +77,13 @@ class Answered:
         self._context, self.over = context, asyncio.Event()
 
     async def read(self) -> bytes:
-        try:
+        with _gone_if_broken():
             data = await self._context.read()
-        except (grpc.aio.AioRpcError, grpc.aio.InternalError, grpc.aio.UsageError, asyncio.InvalidStateError) as error:
-            raise PeerGone("the caller left") from error
         return b"" if data is grpc.aio.EOF else checked(data)
 
     async def write(self, data: bytes) -> None:
-        try:
+        with _gone_if_broken():
             await self._context.write(data)
-        except (grpc.aio.AioRpcError, grpc.aio.InternalError, grpc.aio.UsageError, asyncio.InvalidStateError) as error:
-            raise PeerGone("the caller left") from error
 
 
 class Connection:
@@ -106,17 +93,13 @@ class Connection:
         self._reader, self._writer = reader, writer
 
     async def read(self) -> bytes:
-        try:
+        with _gone_if_broken():
             return await self._reader.read(MAX_BYTES)
-        except OSError as error:
-            raise PeerGone("the connection broke") from error
 
     async def write(self, data: bytes) -> None:
-        try:
+        with _gone_if_broken():
             self._writer.write(data)
             await self._writer.drain()
-        except OSError as error:
-            raise PeerGone("the connection broke") from error
 
     def close(self) -> None:
         """Hang up, with nothing more to say."""
@@ -127,6 +110,30 @@ def we_are_cancelled() -> bool:
     """gRPC raises CancelledError for a stream the other side cancelled too; only a cancelled task may believe it."""
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
+
+
+@contextlib.contextmanager
+def _gone_if_broken() -> Iterator[None]:
+    """In all the ways in which gRPC and the system say that the other side is gone: raises PeerGone."""
+    try:
+        yield
+    except asyncio.CancelledError as error:
+        if we_are_cancelled():
+            raise
+        raise PeerGone("the stream was cancelled") from error
+    except (*_GRPC_ERRORS, asyncio.InvalidStateError, OSError) as error:
+        raise PeerGone("the stream broke") from error
+
+
+async def hear(
+    end: End, read: Callable[[bytes], Message], within_s: float, *, gone: str = "the other side left"
+) -> Message:
+    """The next message on a stream. gone: what its end means. Raises TimeoutError, PeerGone, BadMessage."""
+    async with asyncio.timeout(within_s):
+        data = await end.read()
+    if not data:
+        raise PeerGone(gone)
+    return read(data)
 
 
 async def _at_once(num_bytes: int) -> None:

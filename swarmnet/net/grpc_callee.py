@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import functools
 import math
-import urllib.parse
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 
@@ -21,6 +20,7 @@ from swarmnet.clock import loop_time
 from swarmnet.errors import BadMessage, PeerGone, Refused, RejectCode, leaves
 from swarmnet.ids import PeerId
 from swarmnet.messages import STRANGERS_ASK, Accepted, Answer, Busy, Control, Rejected, Request, gives_way
+from swarmnet.net.address import endpoint_of
 from swarmnet.net.bulk_pool import BulkListener
 from swarmnet.net.dial_back import public_home
 from swarmnet.net.greeting import HELLO
@@ -125,7 +125,7 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
             hello = read_hello(data)
         except BadMessage as error:
             return write_hello_reply(Rejected(error.code, error.reason))
-        refusal, host = self._greeter.judge(hello, caller), host_of(context.peer())
+        refusal, host = self._greeter.judge(hello, caller), endpoint_of(context.peer())[0]
         # My own key: it has to learn that I am alive, whatever its clock shows.
         if caller == self._me and hello.run == self._greeter.run:
             self._on_twin(hello, host, refusal is None)
@@ -147,7 +147,7 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
         if caller is None or not self.knows(caller):
             return write_bulk_offer(BulkOffer(0))
         try:
-            outside = bool(public_home(host_of(context.peer())))
+            outside = bool(public_home(endpoint_of(context.peer())[0]))
             now = loop_time()
             return write_bulk_offer(self._bulk.offer(caller, read_bulk_ask(data), now=now, outside=outside))
         except BadMessage:
@@ -364,12 +364,6 @@ def _one_less(counts: Counter[PeerId], peer: PeerId) -> None:
     counts[peer] -= 1
     if not counts[peer]:
         del counts[peer]
-
-
-def host_of(target: str) -> str:
-    """The host in gRPC's words for the other end of a connection, such as `ipv6:%5B::1%5D:4711`."""
-    host, _, _ = urllib.parse.unquote(target.partition(":")[2]).rpartition(":")
-    return host.strip("[]")
 
 
 async def _last_word(context: grpc.aio.ServicerContext, answer: Answer | GreetFirst) -> None:

@@ -9,9 +9,10 @@ connection is told from the death of a process. Knows nothing of messages.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -19,13 +20,13 @@ import grpc
 
 from swarmnet import telemetry
 from swarmnet.clock import loop_time
-from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, RejectCode, SwarmError, UsageError
+from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode, SwarmError, UsageError
 from swarmnet.ids import PeerId
 from swarmnet.messages import Rejected
 from swarmnet.net.address import Address
 from swarmnet.net.bulk_pool import BulkPlace, BulkPool
 from swarmnet.net.bulk_records import BulkSession
-from swarmnet.net.circuits import Tunnel, we_are_cancelled
+from swarmnet.net.circuits import Called, Tunnel, we_are_cancelled
 from swarmnet.net.dials import FIRST_PAUSE_S, Dials
 from swarmnet.net.greeting import HELLO, Greeter
 from swarmnet.net.grpc_options import CHANNEL_OPTIONS, GrpcConfig
@@ -390,6 +391,30 @@ class PeerChannels:
             return waiting.result()
         finally:
             waiting.cancel()
+
+    @asynccontextmanager
+    async def asked(
+        self, method: str, ask: bytes, *, limit_s: float, calls: bool = True
+    ) -> AsyncGenerator[Called, None]:
+        """A stream that begins with this question, once the peer has been greeted. Raises SwarmError, TimeoutError."""
+        deadline = loop_time() + limit_s
+        async with AsyncExitStack() as stack:
+            async with asyncio.timeout_at(deadline):
+                if (refusal := await self.greet(deadline=deadline)) is not None:
+                    raise Refused(refusal.code, refusal.reason, peer=self.peer)
+                channel = await stack.enter_async_context(self.channel(calls=calls))
+                stream: grpc.aio.StreamStreamCall = channel.aio.stream_stream(method)()
+                stack.callback(stream.cancel)
+                end = Called(stream)
+                # A refusal may have come first: whoever reads hears it.
+                with contextlib.suppress(PeerGone):
+                    await end.write(ask)
+            try:
+                yield end
+            except TimeoutError:
+                # It says nothing: whoever asks next takes another connection.
+                self.retire(channel)
+                raise
 
     async def _ask_for_bulk(self) -> BulkPlace | None:
         """Raises AioRpcError, PeerGone, BadMessage, TimeoutError."""

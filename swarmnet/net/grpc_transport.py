@@ -25,22 +25,19 @@ from swarmnet.messages import Answer, Control, Heartbeat, Packed, Request
 from swarmnet.net.address import Address
 from swarmnet.net.background import BackgroundTasks
 from swarmnet.net.bulk_pool import BulkListener
-from swarmnet.net.circuits import Arrivals, Doors
 from swarmnet.net.descriptors import DescriptorWatch, raise_limit
 from swarmnet.net.dial_back import Proofs, Say, public_home
 from swarmnet.net.dials import Dials
 from swarmnet.net.greeting import HELLO, Greeter
-from swarmnet.net.grpc_callee import Callee, host_of
+from swarmnet.net.grpc_callee import Callee
 from swarmnet.net.grpc_caller import place_call
 from swarmnet.net.grpc_channels import Dialling, PeerChannels, knock
 from swarmnet.net.grpc_link import Link, MessageWriter
 from swarmnet.net.grpc_options import CHANNEL_OPTIONS, GrpcConfig, listener_options, tune_allocator
-from swarmnet.net.hidden import Places, Ways
+from swarmnet.net.hidden import Ways
 from swarmnet.net.identity import Identity
 from swarmnet.net.nat import Sight
 from swarmnet.net.ports import check_free
-from swarmnet.net.punch import Holes
-from swarmnet.net.relay import Relay
 from swarmnet.net.relay_book import RelayCaps
 from swarmnet.net.tls import Leaf
 from swarmnet.net.traffic import Traffic
@@ -48,9 +45,6 @@ from swarmnet.transport import Service
 from swarmnet.wire.convert import Hello, write_hello
 
 log = telemetry.get(__name__)
-
-FIND_RELAY_S = 20.0
-"""How long a peer that nobody can dial looks for its first relay."""
 
 _LOOKS_PER_FORGET = 4
 
@@ -96,41 +90,18 @@ class GrpcTransport:
         self._config = config
         self._leaf = Leaf(identity)
         greeter = greeter or Greeter(run, "", config.max_clock_offset_s)
-        self._doors, self._door, arrivals = Doors(), "", Arrivals()
-        self._places: Places | None = None
-        self.relay = Relay(
-            self.peer,
-            relay_caps,
-            arrivals,
-            welcome=lambda peer: self._callee.knows(peer),
-            admitted=lambda peer: greeter.unwelcome(peer) is None,
-            bytes_per_s=lambda: self.traffic.relays(relay_bytes_per_s),
-            traffic=self.traffic,
-            host=lambda context: host_of(context.peer()),
-        )
-        self._observers: Callable[[], Sequence[PeerId]] = tuple
-        self._say: Say = lambda name, fields: None
-        self._holes = Holes(
-            self.peer,
+        self._ways = Ways(
             self._leaf,
             self._channels_to,
-            self._doors,
-            lambda: self._door,
-            observers=lambda: [*self.relays, *(peer for peer in self._observers() if peer not in self.relays)],
-            hidden=lambda: self._places is not None,
+            greeter,
+            self.traffic,
+            relay_caps,
+            relay_bytes_per_s,
+            listens=listens,
             welcome=lambda peer: self._callee.knows(peer),
-            on_open=self._take_shortcut,
-            say=lambda name, fields: self._say(name, fields),
+            on_better=self._take_shortcut,
         )
-        self._ways = Ways(
-            self._channels_to,
-            arrivals,
-            self.relay,
-            self._doors,
-            lambda: self.hidden,
-            self._holes,
-            on_direct=self._take_shortcut,
-        )
+        self.relay = self._ways.relay
         self._dialling = Dialling(
             self._leaf,
             greeter,
@@ -139,7 +110,7 @@ class GrpcTransport:
             self._tell_gone,
             self._ways.tunnel,
             find=find,
-            hole_to=self._holes.leads_to,
+            hole_to=self._ways.holes.leads_to,
             on_twin=on_twin,
         )
         self._bulk, self._bulk_port = BulkListener(self.peer, run, stall_s=config.stall_s), bulk_port
@@ -151,7 +122,7 @@ class GrpcTransport:
             self.traffic,
             self._written,
             self._bulk,
-            {**self.relay.methods, **self._holes.methods},
+            self._ways.methods,
         )
         self._channels: dict[PeerId, PeerChannels] = {}
         self._links: dict[PeerId, tuple[Link, asyncio.Task[object]]] = {}
@@ -184,9 +155,7 @@ class GrpcTransport:
             with contextlib.suppress(UsageError, RuntimeError):  # taken, or taken meanwhile: any free one will do
                 check_free(self._host, self._first_port, flag="--port")  # gRPC would complain on standard error
                 first = self._bind(listener, self._first_port)
-        # Where streams that a relay or a caller has joined to this peer end.
-        self._door = self._doors.path()
-        listener.add_secure_port(f"unix:{self._door}", self._leaf.listener_credentials())
+        listener.add_secure_port(f"unix:{self._ways.open_door()}", self._leaf.listener_credentials())
         try:
             self._port = first or self._bind(listener, self._port)
         except RuntimeError as error:
@@ -214,12 +183,12 @@ class GrpcTransport:
         if self._listener is not None:
             await self._listener.stop(grace=None)
         await self._bulk.close()
-        self._holes.close()
+        self._ways.holes.close()
         # While one is being closed, what ends with it may look up another.
         for channels in tuple(self._channels.values()):
             await channels.close()
         await self._group.__aexit__(*raised)
-        self._doors.remove()
+        self._ways.remove()
 
     @property
     def port(self) -> int:
@@ -250,7 +219,7 @@ class GrpcTransport:
     @property
     def addresses(self) -> tuple[str, ...]:
         """Multiaddrs of this peer, once the port is bound; circuits, if nobody can dial it."""
-        if self._places is not None:
+        if self._ways.places is not None:
             return tuple(str(Address.circuit(relay, self.peer)) for relay in self.relays)
         return tuple(map(str, self._listening_at()))
 
@@ -278,29 +247,16 @@ class GrpcTransport:
     @property
     def hidden(self) -> bool:
         """Can nobody dial this peer?"""
-        return self._places is not None or not self._listens
+        return self._ways.hidden
 
     @property
     def relays(self) -> tuple[PeerId, ...]:
         """Through whom this peer is reached now, if nobody can dial it."""
-        return tuple(self._places.relays) if self._places is not None else ()
+        return tuple(self._ways.places.relays) if self._ways.places is not None else ()
 
     async def hide(self, candidates: Callable[[], Sequence[PeerId]], say: Say) -> bool:
-        """Nobody can dial this peer: from now on it is reached through relays, which it chooses among members that can
-        be dialled. Returns whether one was found; if not, all is as before.
-        """
-        places = Places(self.peer, self._channels_to, candidates, self._door, say)
-        self.relay.close()
-        keeping = self._tasks.spawn(places.run(), self._group)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(FIND_RELAY_S):
-                await places.settled.wait()
-        if not places.relays:
-            self.relay.open = True
-            keeping.cancel()
-            return False
-        self._places, self._observers, self._say = places, candidates, say
-        return True
+        """Nobody can dial this peer: from now on it is reached through relays (`Ways.hide`)."""
+        return await self._ways.hide(candidates, say, lambda work: self._tasks.spawn(work, self._group))
 
     # ------------------------------------------------------------ Transport
 
@@ -317,7 +273,7 @@ class GrpcTransport:
         link, _ = self._links[peer]
         # An old connection may still lead to a peer that hides since: it is no way for what comes.
         if isinstance(message, Heartbeat) and self.relayed(peer):
-            self._holes.want(peer)
+            self._ways.holes.want(peer)
         # A peer that we cannot connect to may be connected to us. Our own link is tried all the same, now and then.
         if link.is_open or not self._callee.tell_back(peer, message):
             link.outbox.put(message)
@@ -355,7 +311,7 @@ class GrpcTransport:
 
     async def sight(self, members: Sequence[PeerId]) -> Sight:
         """From where my calls come, as these members see it, whom I have called before. Raises PeerGone."""
-        return await self._holes.sight(members)
+        return await self._ways.holes.sight(members)
 
     def clock_offset_s(self, peer: PeerId) -> float | None:
         """By how much the peer's clock is ahead of mine; None: it has not greeted me."""
@@ -417,7 +373,7 @@ class GrpcTransport:
         self._dialling.lives.ended(peer, boot_id)
         # Its link is often the first to notice that a process died. Of strangers nothing can be dialled. What takes a
         # shortcut has not died.
-        if not self._closing and not self._holes.leads_to(peer) and self._dialling.lookup(peer):
+        if not self._closing and not self._ways.holes.leads_to(peer) and self._dialling.lookup(peer):
             self._tasks.spawn(self._channels_to(peer).broke(None), self._group)
 
     def _take_shortcut(self, peer: PeerId) -> None:

@@ -13,11 +13,8 @@ import hashlib
 import random
 import secrets
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from typing import Protocol
-
-import grpc
 
 from swarmnet import telemetry
 from swarmnet.bounds import Recent
@@ -26,14 +23,21 @@ from swarmnet.errors import PeerGone, PeerTimeout, Refused, RejectCode, SwarmErr
 from swarmnet.ids import PeerId
 from swarmnet.messages import Accepted, Rejected
 from swarmnet.net.background import set_within
-from swarmnet.net.circuits import Arrivals, Called, Connection, Doors, End, Tunnel, splice
+from swarmnet.net.circuits import Arrivals, Called, Connection, Doors, End, Tunnel, hear, splice
 from swarmnet.net.dial_back import Say
+from swarmnet.net.greeting import Greeter
 from swarmnet.net.grpc_channels import PeerChannels
+from swarmnet.net.punch import Holes
 from swarmnet.net.relay import ARRIVE, COME_S, CONNECT, PING_S, RESERVE, SILENCE_S, Relay
-from swarmnet.net.relay_book import home_of, too_many
+from swarmnet.net.relay_book import RelayCaps, home_of, too_many
+from swarmnet.net.tls import Leaf
+from swarmnet.net.traffic import Traffic
 from swarmnet.pacing import Budgets, Rate
 from swarmnet.wire.convert import NONCE_BYTES, GreetFirst, Ping, Pong
 from swarmnet.wire.relay import ID_BYTES, Arrive, Connect, Reserve, Reserved, Summon, read_reply, write_ask
+
+FIND_RELAY_S = 20.0
+"""How long a peer that nobody can dial looks for its first relay."""
 
 WANTED = 2
 """Places to keep: when one relay is lost, callers try the other."""
@@ -59,36 +63,9 @@ ChannelsTo = Callable[[PeerId], PeerChannels]
 log = telemetry.get(__name__)
 
 
-@asynccontextmanager
-async def asked(channels: PeerChannels, method: str, ask: bytes, *, limit_s: float) -> AsyncGenerator[Called, None]:
-    """A stream that begins with this question, once the callee has been greeted. Raises SwarmError, TimeoutError."""
-    deadline = loop_time() + limit_s
-    async with AsyncExitStack() as stack:
-        async with asyncio.timeout_at(deadline):
-            if (refusal := await channels.greet(deadline=deadline)) is not None:
-                raise Refused(refusal.code, refusal.reason, peer=channels.peer)
-            channel = await stack.enter_async_context(channels.channel(calls=method != RESERVE))
-            stream: grpc.aio.StreamStreamCall = channel.aio.stream_stream(method)()
-            stack.callback(stream.cancel)
-            end = Called(stream)
-            # A refusal may have come first: whoever reads hears it.
-            with contextlib.suppress(PeerGone):
-                await end.write(ask)
-        try:
-            yield end
-        except TimeoutError:
-            # It says nothing: whoever asks next takes another connection.
-            channels.retire(channel)
-            raise
-
-
 async def _answer_of(end: Called, channels: PeerChannels) -> object:
     """The callee's first word, if it is a good one. Raises SwarmError, TimeoutError."""
-    async with asyncio.timeout(COME_S + SILENCE_S / 2):
-        data = await end.read()
-    if not data:
-        raise PeerGone("the stream ended", peer=channels.peer)
-    reply = read_reply(data)
+    reply = await hear(end, read_reply, COME_S + SILENCE_S / 2)
     if isinstance(reply, GreetFirst):
         channels.greet_again()
     if isinstance(reply, Rejected):
@@ -159,7 +136,7 @@ class Places:
         reason = ""
         try:
             channels = self._channels(relay)
-            async with asked(channels, RESERVE, write_ask(Reserve()), limit_s=SILENCE_S) as end:
+            async with channels.asked(RESERVE, write_ask(Reserve()), limit_s=SILENCE_S, calls=False) as end:
                 terms = await _answer_of(end, channels)
                 self.relays.append(relay)
                 self.refused.pop(relay, None)
@@ -190,11 +167,7 @@ class Places:
 
     async def _listen(self, relay: PeerId, end: Called) -> None:
         while True:
-            async with asyncio.timeout(SILENCE_S):
-                data = await end.read()
-            if not data:
-                raise PeerGone("the relay gave the place away", peer=relay)
-            match read_reply(data):
+            match await hear(end, read_reply, SILENCE_S, gone="the relay gave the place away"):
                 case Summon() as summon:
                     self._summoned(relay, summon)
                 case Pong():
@@ -230,7 +203,7 @@ class Places:
     async def _come(self, channels: PeerChannels, summon: Summon, *, full: bool) -> None:
         """Bring the caller's stream to my own port; or say that I do not."""
         try:
-            async with asked(channels, ARRIVE, write_ask(Arrive(summon.id, full)), limit_s=COME_S) as far:
+            async with channels.asked(ARRIVE, write_ask(Arrive(summon.id, full)), limit_s=COME_S) as far:
                 await _answer_of(far, channels)
                 if full:
                     return
@@ -267,7 +240,7 @@ class Places:
             connect, said = Connect(self._me, secrets.token_bytes(ID_BYTES)), b""
             self._probes.add(connect.id)
             try:
-                async with asked(channels, CONNECT, write_ask(connect), limit_s=COME_S) as end:
+                async with channels.asked(CONNECT, write_ask(connect), limit_s=COME_S) as end:
                     await _answer_of(end, channels)
                     async with asyncio.timeout(SILENCE_S):
                         said = await end.read()
@@ -292,42 +265,82 @@ async def _ping(end: Called) -> None:
 # ---------------------------------------------------------------- the caller
 
 
-class Shortcuts(Protocol):
-    """Connections that need no relay (`punch.Holes`)."""
-
-    def leads_to(self, peer: PeerId) -> bool:
-        """Is there one to this peer?"""
-        ...
-
-    def stream(self, peer: PeerId) -> AbstractAsyncContextManager[End]:
-        """A byte stream on it. Raises PeerGone."""
-        ...
-
-    def want(self, peer: PeerId) -> None:
-        """A relay carries what goes to this peer."""
-        ...
-
-
 class Ways:
-    """How this peer gets to peers that nobody can dial. hidden(): can nobody dial this peer itself? on_direct(peer): it
-    has come to us, while circuits lead to it as well."""
+    """How this peer gets to peers that nobody can dial, and how others get to it if nobody can dial it.
+
+    A stream to such a peer goes through a hole, or it comes to us itself, or a relay carries it. Who opens one does not
+    know which.
+
+    listens: False: it has no port. welcome(peer): has it greeted, and is it admitted? on_better(peer): a way to it that
+    needs no relay was found, while circuits lead to it as well.
+    """
 
     def __init__(
         self,
+        leaf: Leaf,
         channels: ChannelsTo,
-        arrivals: Arrivals,
-        relay: Relay,
-        doors: Doors,
-        hidden: Callable[[], bool],
-        shortcuts: Shortcuts,
-        on_direct: Callable[[PeerId], None],
+        greeter: Greeter,
+        traffic: Traffic,
+        caps: RelayCaps,
+        relay_bytes_per_s: float,
+        *,
+        listens: bool,
+        welcome: Callable[[PeerId], bool],
+        on_better: Callable[[PeerId], None],
     ) -> None:
-        self._channels, self._arrivals, self._relay, self._shortcuts = channels, arrivals, relay, shortcuts
-        self._doors, self._hidden, self._on_direct = doors, hidden, on_direct
+        self._me, self._channels, self._listens, self._on_better = leaf.peer, channels, listens, on_better
+        self._doors, self._arrivals = Doors(), Arrivals()
+        self._door = ""
+        self.relay = Relay(
+            leaf.peer, caps, self._arrivals, greeter, welcome, traffic, lambda: traffic.relays(relay_bytes_per_s)
+        )
+        self.holes = Holes(leaf, channels, self._doors, welcome, on_better)
+        self.places: Places | None = None
+        """Where this peer is reached, if nobody can dial it."""
+        self.methods = {**self.relay.methods, **self.holes.methods}
         self._in_vain: Recent[tuple[PeerId, PeerId], float] = Recent(4096)
         """Peers that did not come to us directly when a relay summoned them, and when."""
         self._by_relay: Recent[PeerId, None] = Recent(4096)
         """Peers whose last stream goes through a relay."""
+
+    @property
+    def hidden(self) -> bool:
+        """Can nobody dial this peer?"""
+        return self.places is not None or not self._listens
+
+    def open_door(self) -> str:
+        """A path for the socket inside this machine at which its own port listens: where streams to it end."""
+        self._door = self._doors.path()
+        return self._door
+
+    async def hide(
+        self,
+        candidates: Callable[[], Sequence[PeerId]],
+        say: Say,
+        spawn: Callable[[Coroutine[object, object, None]], asyncio.Task[None]],
+    ) -> bool:
+        """Nobody can dial this peer: from now on it is reached through relays, which it chooses among members that can
+        be dialled. Returns whether one was found; if not, all is as before.
+        """
+        places = Places(self._me, self._channels, candidates, self._door, say)
+        self.relay.close()
+        keeping = spawn(places.run())
+        await set_within(places.settled, FIND_RELAY_S)
+        if not places.relays:
+            self.relay.open = True
+            keeping.cancel()
+            return False
+
+        def observers() -> list[PeerId]:
+            return [*places.relays, *(peer for peer in candidates() if peer not in places.relays)]
+
+        self.places = places
+        self.holes.begin(self._door, observers, say)
+        return True
+
+    def remove(self) -> None:
+        """Leave nothing in this machine. Idempotent."""
+        self._doors.remove()
 
     def tunnel(self, peer: PeerId, relay: PeerId) -> Tunnel:
         """Where to dial in this machine to get to `peer` through `relay`."""
@@ -335,14 +348,14 @@ class Ways:
 
     def relays(self, peer: PeerId) -> bool:
         """Does a relay carry what we say to this peer, which nobody can dial?"""
-        return not self._shortcuts.leads_to(peer) and (self._hidden() or peer in self._by_relay)
+        return not self.holes.leads_to(peer) and (self.hidden or peer in self._by_relay)
 
     def _may_come(self, peer: PeerId, relay: PeerId) -> bool:
         """Is it worth while to have the relay send the peer to us?"""
         now = loop_time()
         # A twin cannot be sent to me: it would dial itself.
         since_s = now - self._in_vain.get((peer, relay), -_REVERSE_AGAIN_S)
-        return not self._hidden() and peer != self._relay.me and since_s >= _REVERSE_AGAIN_S
+        return not self.hidden and peer != self._me and since_s >= _REVERSE_AGAIN_S
 
     @asynccontextmanager
     async def _open(self, peer: PeerId, relay: PeerId) -> AsyncGenerator[End, None]:
@@ -351,9 +364,9 @@ class Ways:
             yield await self._way(stack, peer, relay)
 
     async def _way(self, stack: AsyncExitStack, peer: PeerId, relay: PeerId) -> End:
-        if self._shortcuts.leads_to(peer):
-            return await stack.enter_async_context(self._shortcuts.stream(peer))
-        if relay == self._relay.me:
+        if self.holes.leads_to(peer):
+            return await stack.enter_async_context(self.holes.stream(peer))
+        if relay == self._me:
             if (came := await self._expect(stack, peer, self._summon)) is None:
                 raise PeerTimeout("it does not come", peer=peer)
             return came
@@ -367,11 +380,11 @@ class Ways:
             self._in_vain[peer, relay] = loop_time()
             log.debug("does_not_come", peer=peer, relay=relay)
         connect = Connect(peer, secrets.token_bytes(ID_BYTES))
-        end = await stack.enter_async_context(asked(channels, CONNECT, write_ask(connect), limit_s=COME_S))
+        end = await stack.enter_async_context(channels.asked(CONNECT, write_ask(connect), limit_s=COME_S))
         await _answer_of(end, channels)
         self._by_relay[peer] = None
-        if peer != self._relay.me:
-            self._shortcuts.want(peer)
+        if peer != self._me:
+            self.holes.want(peer)
         return end
 
     async def _expect(
@@ -390,14 +403,14 @@ class Ways:
             return None
         if peer in self._by_relay:
             del self._by_relay[peer]
-            self._on_direct(peer)
+            self._on_better(peer)
         return came
 
     async def _summon(self, peer: PeerId, ident: bytes) -> None:
-        if self._relay.summon(self._relay.me, peer, ident, reverse=False) > 0:
+        if self.relay.summon(self._me, peer, ident, reverse=False) > 0:
             raise PeerTimeout("it has no place here now, or was called too often", peer=peer)
 
     async def _reverse(self, channels: PeerChannels, peer: PeerId, ident: bytes) -> None:
         ask = Connect(peer, ident, reverse=True)
-        async with asked(channels, CONNECT, write_ask(ask), limit_s=COME_S) as end:
+        async with channels.asked(CONNECT, write_ask(ask), limit_s=COME_S) as end:
             await _answer_of(end, channels)

@@ -13,7 +13,6 @@ import contextlib
 import random
 import secrets
 import socket
-import urllib.parse
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TypeVar
@@ -25,13 +24,13 @@ from swarmnet.clock import loop_time
 from swarmnet.errors import BadMessage, PeerGone, RejectCode, SwarmError
 from swarmnet.ids import PeerId
 from swarmnet.messages import Busy, Rejected
-from swarmnet.net.address import Address
+from swarmnet.net.address import Address, endpoint_of
 from swarmnet.net.background import BackgroundTasks
 from swarmnet.net.bundle import Bundle, BundledStream
-from swarmnet.net.circuits import Answered, Called, Connection, Doors, End, Tunnel, splice
+from swarmnet.net.circuits import Answered, Called, Connection, Doors, End, Tunnel, hear, splice
+from swarmnet.net.dial_back import Say
 from swarmnet.net.grpc_channels import PeerChannels
 from swarmnet.net.grpc_options import CHANNEL_OPTIONS
-from swarmnet.net.hidden import asked
 from swarmnet.net.nat import BUSY_S, Endpoint, Punches, Sight, dialled
 from swarmnet.net.tls import Leaf, caller_of
 from swarmnet.wire.convert import NONCE_BYTES, GreetFirst, Ping, Pong
@@ -184,7 +183,7 @@ class _NotNow(PeerGone):
 
 async def _heard(end: End, kind: type[Word]) -> Word:
     """The callee's next word. Raises SwarmError, TimeoutError."""
-    reply = read_punch_reply(await _word(end))
+    reply = await hear(end, read_punch_reply, _WORD_S)
     if isinstance(reply, Busy):
         raise _NotNow("it has others to see to")
     if not isinstance(reply, kind):
@@ -194,17 +193,10 @@ async def _heard(end: End, kind: type[Word]) -> Word:
 
 async def _asked_for(end: End, kind: type[Word]) -> Word:
     """The caller's next word. Raises SwarmError, TimeoutError."""
-    ask = read_punch_ask(await _word(end))
+    ask = await hear(end, read_punch_ask, _WORD_S)
     if not isinstance(ask, kind):
         raise BadMessage(RejectCode.MALFORMED, f"{type(ask).__name__} where {kind.__name__} belongs")
     return ask
-
-
-async def _word(end: End) -> bytes:
-    async with asyncio.timeout(_WORD_S):
-        if not (data := await end.read()):
-            raise PeerGone("the other left")
-        return data
 
 
 # ---------------------------------------------------------------- one peer's holes
@@ -220,29 +212,23 @@ _SECOND_S = 2.0
 class Holes:
     """Connections through holes.
 
-    observers(): members that can be dialled. hidden(): can nobody dial this peer? welcome(peer): has it greeted, and is
-    it admitted? door(): the socket at which this peer's own port listens inside this machine. on_open(peer): there is a
-    hole now. say: takes the events `punched`, `not_punched` and `hole_lost`.
+    welcome(peer): has it greeted, and is it admitted? on_open(peer): there is a hole now.
     """
 
     def __init__(
         self,
-        me: PeerId,
         leaf: Leaf,
         channels: Callable[[PeerId], PeerChannels],
         doors: Doors,
-        door: Callable[[], str],
-        *,
-        observers: Callable[[], Sequence[PeerId]],
-        hidden: Callable[[], bool],
         welcome: Callable[[PeerId], bool],
         on_open: Callable[[PeerId], None],
-        say: Callable[[str, dict[str, object]], None],
     ) -> None:
-        self._me, self._leaf, self._channels, self._doors, self._door = me, leaf, channels, doors, door
-        self._observers, self._hidden, self._welcome = observers, hidden, welcome
-        self._on_open, self._say = on_open, say
-        self._punches = Punches(me)
+        self._leaf, self._channels, self._doors, self._door = leaf, channels, doors, ""
+        self._welcome, self._on_open = welcome, on_open
+        self._hidden = False
+        self._observers: Callable[[], Sequence[PeerId]] = tuple
+        self._say: Say = lambda event, fields: None
+        self._punches = Punches(leaf.peer)
         self._bundles: dict[PeerId, Bundle] = {}
         self._wanted: set[PeerId] = set()
         self._tasks = BackgroundTasks()
@@ -250,6 +236,11 @@ class Holes:
             PUNCH: self._answer,
             OBSERVE: self._observe,
         }
+
+    def begin(self, door: str, observers: Callable[[], Sequence[PeerId]], say: Say) -> None:
+        """Nobody can dial this peer: from now on it makes holes. door: where its own port listens inside this machine.
+        observers(): members that can be dialled. say: takes the events `punched`, `not_punched` and `hole_lost`."""
+        self._hidden, self._door, self._observers, self._say = True, door, observers, say
 
     def leads_to(self, peer: PeerId) -> bool:
         """Is there a hole to this peer?"""
@@ -267,7 +258,7 @@ class Holes:
 
     def want(self, peer: PeerId) -> None:
         """A circuit leads to this peer: a hole would be better."""
-        if self._hidden() and peer not in self._wanted and not self.leads_to(peer):
+        if self._hidden and peer not in self._wanted and not self.leads_to(peer):
             self._wanted.add(peer)
             self._tasks.spawn(self._find(peer))
 
@@ -279,7 +270,7 @@ class Holes:
         """Try once, and until there is a hole or nothing goes to this peer any more."""
         loop, tried = asyncio.get_running_loop(), False
         try:
-            await asyncio.sleep(_SECOND_S if self._me > peer else 0.0)
+            await asyncio.sleep(_SECOND_S if self._leaf.peer > peer else 0.0)
             while not self.leads_to(peer) and (self._channels(peer).in_use or not tried):
                 if (wait_s := self._punches.wait_s(peer, loop.time())) > 0:
                     # At random: the other may want the same.
@@ -330,7 +321,7 @@ class Holes:
     async def _accept(self, stream: BundledStream) -> None:
         """The peer's stream ends at my own port: TLS finds out whose it is."""
         with contextlib.suppress(OSError):
-            near = Connection(*await asyncio.open_unix_connection(self._door()))
+            near = Connection(*await asyncio.open_unix_connection(self._door))
             try:
                 await splice(stream, near)
             finally:
@@ -344,7 +335,7 @@ class Holes:
         async with AsyncExitStack() as stack:
             hole, sight = await self._sight(stack, self._observers())
             mine = _offer(sight)
-            async with asked(self._channels(peer), PUNCH, write_punch_ask(mine), limit_s=_WORD_S) as end:
+            async with self._channels(peer).asked(PUNCH, write_punch_ask(mine), limit_s=_WORD_S) as end:
                 theirs = await _heard(end, Offer)
                 ping, asked_at = Ping(secrets.token_bytes(NONCE_BYTES)), loop.time()
                 await end.write(write_punch_ask(ping))
@@ -365,7 +356,7 @@ class Holes:
         with contextlib.suppress(SwarmError, TimeoutError):
             if not self._welcome(caller):
                 await end.write(write_punch_reply(GreetFirst()))
-            elif not self._hidden():
+            elif not self._hidden:
                 await end.write(write_punch_reply(Rejected(RejectCode.NOT_SERVED, "this peer can be dialled")))
             elif self.leads_to(caller) or (wait_s := self._punches.wait_s(caller, loop.time(), asks=True)) > 0:
                 await end.write(write_punch_reply(Busy(BUSY_S if self.leads_to(caller) else wait_s, -1)))
@@ -444,11 +435,9 @@ class Holes:
         caller = caller_of(context.auth_context())
         if caller is None or not self._welcome(caller):
             return GreetFirst()
-        host, _, at = urllib.parse.unquote(context.peer().partition(":")[2]).rpartition(":")
+        host, port = endpoint_of(context.peer())
         # Through a relay it comes from nowhere.
-        if not at.isdigit():
-            return Rejected(RejectCode.NOT_SERVED, "that came through a relay")
-        return SeenPort(host.strip("[]"), int(at))
+        return SeenPort(host, port) if port else Rejected(RejectCode.NOT_SERVED, "that came through a relay")
 
 
 @asynccontextmanager

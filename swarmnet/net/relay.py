@@ -16,16 +16,18 @@ import grpc
 
 from swarmnet import telemetry
 from swarmnet.clock import loop_time
-from swarmnet.errors import BadMessage, Coded, PeerGone, RejectCode, SwarmError
+from swarmnet.errors import BadMessage, Coded, RejectCode, SwarmError
 from swarmnet.ids import PeerId
 from swarmnet.messages import Accepted, Busy, Rejected
-from swarmnet.net.circuits import Answered, Arrivals, splice
+from swarmnet.net.address import endpoint_of
+from swarmnet.net.circuits import Answered, Arrivals, hear, splice
+from swarmnet.net.greeting import Greeter
 from swarmnet.net.relay_book import RelayBook, RelayCaps, home_of
 from swarmnet.net.tls import caller_of
 from swarmnet.net.traffic import Shares, Traffic
 from swarmnet.pacing import Budgets, Rate
 from swarmnet.wire.convert import GreetFirst, Ping, Pong
-from swarmnet.wire.relay import Arrive, Ask, Connect, Reply, Reserve, Reserved, Summon, read_ask, write_reply
+from swarmnet.wire.relay import Arrive, Connect, Reply, Reserve, Reserved, Summon, read_ask, write_reply
 
 RESERVE, CONNECT, ARRIVE = (f"/swarmnet.v1.Relay/{name}" for name in ("Reserve", "Connect", "Arrive"))
 
@@ -50,24 +52,21 @@ log = telemetry.get(__name__)
 
 
 class Relay:
-    """One transport's. welcome(peer): has it greeted, and is it admitted? admitted(peer): is it, whether it has greeted
-    lately or not? bytes_per_s(): what may be passed on, in all. host(context): where a call comes from. What is passed
-    on counts in `traffic`."""
+    """One transport's. welcome(peer): has it greeted, and is it admitted? bytes_per_s(): what may be passed on, in all.
+    What is passed on counts in `traffic`."""
 
     def __init__(
         self,
         me: PeerId,
         caps: RelayCaps,
         arrivals: Arrivals,
-        *,
+        greeter: Greeter,
         welcome: Callable[[PeerId], bool],
-        admitted: Callable[[PeerId], bool],
-        bytes_per_s: Callable[[], float],
-        host: Callable[[grpc.aio.ServicerContext], str],
         traffic: Traffic,
+        bytes_per_s: Callable[[], float],
     ) -> None:
         self.me, self._arrivals, self._welcome, self._bytes_per_s = me, arrivals, welcome, bytes_per_s
-        self._host, self._admitted = host, admitted
+        self._unwelcome = greeter.unwelcome
         self.book = RelayBook(caps)
         self._summons: dict[PeerId, asyncio.Queue[Reply | None]] = {}
         """What waits to be said to a peer with a place; None ends it."""
@@ -104,9 +103,7 @@ class Relay:
             if (pause_s := budgets.of(caller).ask(now)) > 0:
                 await _say(context, Busy(pause_s, -1))
                 return
-            async with asyncio.timeout(_FIRST_WORD_S):
-                ask = await _heard(context)
-            match ask:
+            match ask := await hear(Answered(context), read_ask, _FIRST_WORD_S):
                 case Reserve() if expected is Reserve:
                     await self._reserve(caller, context)
                 case Connect() if expected is Connect:
@@ -122,9 +119,7 @@ class Relay:
             log.debug("relay_call_ended", peer=caller, error=error)
 
     async def _reserve(self, peer: PeerId, context: grpc.aio.ServicerContext) -> None:
-        reason = (
-            self.book.reserve(peer, home_of(self._host(context))) if self.open else "nobody can dial this peer itself"
-        )
+        reason = self.book.reserve(peer, _home(context)) if self.open else "nobody can dial this peer itself"
         if reason:
             await _say(context, Rejected(RejectCode.NOT_SERVED, reason))
             return
@@ -150,19 +145,18 @@ class Relay:
         """Answer pings; whatever else comes, or silence, ends the reservation, and so does a ban."""
         with contextlib.suppress(SwarmError, TimeoutError):
             while True:
-                async with asyncio.timeout(SILENCE_S):
-                    ask = await _heard(context)
+                ask = await hear(Answered(context), read_ask, SILENCE_S)
                 # It says more than that it is there.
                 if not isinstance(ask, Ping) or self._pings.of(peer).ask(loop_time()) > 0:
                     break
-                if not self._admitted(peer):
+                if self._unwelcome(peer):
                     break
                 saying.put_nowait(Pong(ask.nonce))
         saying.put_nowait(None)
 
     async def _connect(self, caller: PeerId, ask: Connect, context: grpc.aio.ServicerContext) -> None:
         now = loop_time()
-        home = home_of(self._host(context))
+        home = _home(context)
         reason = self.book.call(caller, ask.peer, ask.id, now, home=home)
         if reason:
             await _say(context, Rejected(RejectCode.NOT_SERVED, reason))
@@ -215,7 +209,7 @@ class Relay:
 
     async def _join(self, caller: PeerId, ask: Connect, home: str, near: Answered, far: Answered) -> None:
         async def watch() -> None:
-            while self._admitted(caller) and self._admitted(ask.peer):
+            while not (self._unwelcome(caller) or self._unwelcome(ask.peer)):
                 await asyncio.sleep(_LOOK_S)
                 if self.book.idle(ask.peer, ask.id, loop_time()):
                     break
@@ -235,10 +229,8 @@ class Relay:
             watching.cancel()
 
 
-async def _heard(context: grpc.aio.ServicerContext) -> Ask:
-    if not (data := await Answered(context).read()):
-        raise PeerGone("the caller left")
-    return read_ask(data)
+def _home(context: grpc.aio.ServicerContext) -> str:
+    return home_of(endpoint_of(context.peer())[0])
 
 
 async def _say(context: grpc.aio.ServicerContext, reply: Reply) -> None:

@@ -21,8 +21,7 @@ from swarmnet.errors import PeerGone, PeerTimeout
 from swarmnet.ids import PeerId
 from swarmnet.messages import Accepted, Answer, Busy, Fetched, HistoryRequest, ManifestRequest, Request
 from swarmnet.net import dials, grpc_callee
-from swarmnet.net.address import Address
-from swarmnet.net.grpc_callee import host_of
+from swarmnet.net.address import Address, endpoint_of
 from swarmnet.net.grpc_caller import METHODS
 from swarmnet.net.grpc_link import LINK
 from swarmnet.net.grpc_options import GrpcConfig
@@ -349,6 +348,6 @@ def test_silent_connections_keep_no_caller_out(tmp_path: Path) -> None:
 
 
 def test_hosts_are_read_as_grpc_writes_them() -> None:
-    assert host_of("ipv4:127.0.0.1:4711") == "127.0.0.1"
-    assert host_of("ipv6:%5B2001:db8::1%5D:4711") == "2001:db8::1"
-    assert host_of("unix:/tmp/socket") == ""
+    assert endpoint_of("ipv4:127.0.0.1:4711") == ("127.0.0.1", 4711)
+    assert endpoint_of("ipv6:%5B2001:db8::1%5D:4711") == ("2001:db8::1", 4711)
+    assert endpoint_of("unix:/tmp/socket") == ("", 0)

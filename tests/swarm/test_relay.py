@@ -21,7 +21,6 @@ from swarmnet.net.circuits import Answered, Called, splice
 from swarmnet.net.greeting import Greeter
 from swarmnet.net.grpc_options import CHANNEL_OPTIONS, GrpcConfig
 from swarmnet.net.grpc_transport import GrpcTransport
-from swarmnet.net.hidden import asked
 from swarmnet.net.identity import Identity
 from swarmnet.net.relay import ARRIVE, CONNECT, RESERVE
 from swarmnet.net.relay_book import RelayCaps
@@ -304,7 +303,9 @@ def test_a_caller_that_can_be_dialled_has_the_peer_come_and_the_relay_carries_no
 
 def asks(who: End, relay: End, method: str, ask: Ask):
     """A stream from one to the other that begins with this question."""
-    return asked(who.transport._channels_to(relay.peer), method, write_ask(ask), limit_s=LIMIT_S)
+    return who.transport._channels_to(relay.peer).asked(
+        method, write_ask(ask), limit_s=LIMIT_S, calls=method != RESERVE
+    )
 
 
 async def reply(end: Called) -> Reply | None:
@@ -765,7 +766,7 @@ def test_circuits_do_not_lead_through_circuits() -> None:
         via = world.transports[far.transport.relays[0]]
         assert via.relay.summon(middle.peer, far.peer, bytes(16), reverse=True, home="") == 0
         assert await answers(caller, middle), "time for it to have come"
-        assert not far.transport._places._coming
+        assert not far.transport._ways.places._coming
 
     play(scenario)
 
