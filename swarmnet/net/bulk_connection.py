@@ -15,7 +15,7 @@ import asyncio
 import itertools
 import math
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from swarmnet.clock import loop_time
 from swarmnet.errors import BadMessage, PeerGone, RejectCode, SwarmError
 from swarmnet.ids import PeerId
 from swarmnet.messages import Packed
+from swarmnet.net.background import set_within
 from swarmnet.net.bulk_records import AROUND, HEAD_BYTES, RECORD_BYTES, Kind, Opener, Sealer, read_call, read_head
 from swarmnet.net.traffic import Flow
 from swarmnet.wire.framing import CHUNK_BYTES, Assembly, pieces
@@ -88,28 +89,48 @@ class LeastRate:
         return self._since + stall_s if self._held_at == math.inf else math.inf
 
 
-class Incoming:
+class _UnderWay:
+    """A payload that is under way."""
+
+    def __init__(self) -> None:
+        self._over = asyncio.Event()
+        self.rate = LeastRate(loop_time())
+
+    @property
+    def over(self) -> bool:
+        """Has all of it crossed, or been given up?"""
+        return self._over.is_set()
+
+    async def ends(self, *, stall_s: float, within_s: float = math.inf) -> bool:
+        """Is it over? False after `within_s`. Raises TimeoutError if too little moves in `stall_s`."""
+        clock = asyncio.get_running_loop().time
+        until = clock() + within_s
+        while not self.over:
+            now, late_at = clock(), self.rate.late_at(stall_s)
+            if now >= until:
+                return False
+            if now >= late_at:
+                raise TimeoutError
+            await set_within(self._over, min(until, late_at, now + stall_s) - now)
+        return True
+
+
+class Incoming(_UnderWay):
     """A payload on its way in."""
 
     def __init__(self, assembly: Assembly, flow: Flow) -> None:
+        super().__init__()
         self._assembly, self.flow = assembly, flow
-        self._over = asyncio.Event()
         self._error: SwarmError | None = None
         self.dropped = False
         """Its call has ended: nobody waits for it."""
         self.on_drop: Callable[[Incoming], None] = lambda incoming: None
-        self.rate = LeastRate(loop_time())
 
     def drop(self) -> None:
         """Nobody waits for it any more."""
         self.dropped = True
         if not self.over:
             self.on_drop(self)
-
-    @property
-    def over(self) -> bool:
-        """Has it come, or been given up?"""
-        return self._over.is_set()
 
     def room(self, kind: Kind, num_bytes: int) -> memoryview:
         """Where this record's content goes. Raises BadMessage if it does not fit what was declared."""
@@ -127,22 +148,10 @@ class Incoming:
     async def come(self, *, stall_s: float, within_s: float = math.inf) -> bool:
         """Is the whole payload here? False after `within_s`. Raises TimeoutError if too little moves in `stall_s`,
         PeerGone, BadMessage."""
-        clock = asyncio.get_running_loop().time
-        until = clock() + within_s
-        while not self._over.is_set():
-            now = clock()
-            if now >= until:
-                return False
-            if now >= (late_at := self.rate.late_at(stall_s)):
-                raise TimeoutError
-            try:
-                async with asyncio.timeout_at(min(until, late_at, now + stall_s)):
-                    await self._over.wait()
-            except TimeoutError:
-                continue
+        over = await self.ends(stall_s=stall_s, within_s=within_s)
         if self._error is not None:
             raise self._error
-        return True
+        return over
 
     @property
     def payload(self) -> tuple[Packed, ...]:
@@ -150,14 +159,13 @@ class Incoming:
         return self._assembly.payload
 
 
-class Outgoing:
+class Outgoing(_UnderWay):
     """A payload on its way out. moved(): told whenever a part of it has left."""
 
     def __init__(self, moved: Callable[[], None]) -> None:
+        super().__init__()
         self._moved = moved
-        self._over = asyncio.Event()
         self.stopped = self.failed = False
-        self.rate = LeastRate(loop_time())
 
     def stop(self) -> None:
         """Send no more of it than was begun."""
@@ -180,22 +188,9 @@ class Outgoing:
         self._moved()
         self._moved = _nothing  # it leads back here
 
-    @property
-    def over(self) -> bool:
-        """Has it left, or failed?"""
-        return self._over.is_set()
-
     async def left(self, *, stall_s: float) -> None:
         """Return when the whole payload has left. Raises PeerGone; TimeoutError if too little moves in `stall_s`."""
-        clock = asyncio.get_running_loop().time
-        while not self.over:
-            if clock() >= (late_at := self.rate.late_at(stall_s)):
-                raise TimeoutError
-            try:
-                async with asyncio.timeout_at(min(late_at, clock() + stall_s)):
-                    await self._over.wait()
-            except TimeoutError:
-                continue
+        await self.ends(stall_s=stall_s)
         if self.failed:
             raise PeerGone("the bulk connection broke")
 
@@ -270,6 +265,12 @@ class BulkCalls:
     def _tell(self) -> None:
         self._news.set()
         self._news = asyncio.Event()
+
+
+def taken_of(connections: Iterable[BulkConnection]) -> BulkConnection | None:
+    """One of them that is free, which the call that takes it releases at its end; None: none is."""
+    free = next((connection for connection in connections if connection.free), None)
+    return free.take() if free is not None else None
 
 
 class BulkConnection:

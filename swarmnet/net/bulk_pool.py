@@ -25,7 +25,7 @@ from swarmnet.clock import loop_time
 from swarmnet.errors import BadMessage, RejectCode, UsageError
 from swarmnet.ids import PeerId, RunId
 from swarmnet.net.background import BackgroundTasks
-from swarmnet.net.bulk_connection import BULK_FROM, BulkCalls, BulkConnection
+from swarmnet.net.bulk_connection import BULK_FROM, BulkCalls, BulkConnection, taken_of
 from swarmnet.net.bulk_records import AROUND, BulkSession, Kind, Opener, Sealer, read_head
 from swarmnet.pacing import Backoff, Budgets, Rate
 from swarmnet.wire.convert import SECRET_BYTES, SESSION_BYTES, BulkAsk, BulkOffer
@@ -119,11 +119,9 @@ class BulkPool:
         self._used_at = loop_time()
         if num_bytes < BULK_FROM or self._pausing:
             return None
-        free = next((connection for connection in self._connections.values() if connection.free), None)
-        if free is None:
+        if (taken := taken_of(self._connections.values())) is None:
             self.grow()
-            return None
-        return free.take()
+        return taken
 
     def wish(self, num_bytes: int) -> None:
         """An answer of so many bytes comes through gRPC: the peer found no connection free."""
@@ -255,10 +253,7 @@ class TakenSession:
 
     def lane(self, num_bytes: int) -> BulkConnection | None:
         """A connection for a call whose answer has a payload of so many bytes; the call releases it at its end."""
-        if num_bytes < BULK_FROM:
-            return None
-        free = next((connection for connection in self.connections.values() if connection.free), None)
-        return free.take() if free is not None else None
+        return taken_of(self.connections.values()) if num_bytes >= BULK_FROM else None
 
 
 class BulkListener:

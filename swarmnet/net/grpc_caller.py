@@ -1,7 +1,7 @@
 """The caller's side of calls: payload up and answers down, at the same time.
 
 A request and its payload are sent eagerly; a refusal stops the upload. A peer that moves nothing in either direction
-for `stall_s` has timed out, whatever the deadline: a callee whose service is merely slow sends pulses (`grpc_inbound`).
+for `stall_s` has timed out, whatever the deadline: a callee whose service is merely slow sends pulses (`grpc_callee`).
 """
 
 from __future__ import annotations

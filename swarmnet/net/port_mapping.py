@@ -201,34 +201,28 @@ class _Router:
         return False
 
     async def _is_mine(self, port: int, inside: int) -> bool:
-        key = {"NewRemoteHost": "", "NewExternalPort": port, "NewProtocol": "TCP"}
         try:
-            found = await self._ask("GetSpecificPortMappingEntry", **key)
+            found = await self._ask("GetSpecificPortMappingEntry", **_outside_port(port))
         except _Refused:
             return False
         return found.get("NewInternalClient") == self._host and str(found.get("NewInternalPort")) == str(inside)
 
     async def _add(self, port: int, inside: int) -> None:
-        def words() -> dict[str, Any]:
-            return {
-                "NewRemoteHost": "",
-                "NewExternalPort": port,
-                "NewProtocol": "TCP",
-                "NewInternalPort": inside,
-                "NewInternalClient": self._host,
-                "NewEnabled": True,
-                "NewPortMappingDescription": "swarmnet",
-                "NewLeaseDuration": self._lease_s,
-            }
-
+        words = {
+            **_outside_port(port),
+            "NewInternalPort": inside,
+            "NewInternalClient": self._host,
+            "NewEnabled": True,
+            "NewPortMappingDescription": "swarmnet",
+        }
         try:
-            await self._ask("AddPortMapping", **words())
+            await self._ask("AddPortMapping", **words, NewLeaseDuration=self._lease_s)
         except _Refused as error:
             # Some routers keep every mapping until it is taken back, or until they restart.
             if error.code != _LEASES_WITHOUT_END:
                 raise
             self._lease_s = 0
-            await self._ask("AddPortMapping", **words())
+            await self._ask("AddPortMapping", **words, NewLeaseDuration=0)
 
     async def unmap(self) -> None:
         """Have it forward nothing any more."""
@@ -236,8 +230,7 @@ class _Router:
             async with asyncio.timeout(_ROUTER_S):
                 for inside in self._said:
                     with contextlib.suppress(_Refused):
-                        port = self._ports[inside]
-                        await self._ask("DeletePortMapping", NewRemoteHost="", NewExternalPort=port, NewProtocol="TCP")
+                        await self._ask("DeletePortMapping", **_outside_port(self._ports[inside]))
 
     async def _ask(self, action: str, **words: Any) -> dict[str, Any]:
         """Raises _Refused."""
@@ -257,6 +250,10 @@ class _Router:
         except Exception as error:
             raise _Refused(str(error)) from error
         raise _Refused("it forwards no ports")
+
+
+def _outside_port(port: int) -> dict[str, Any]:
+    return {"NewRemoteHost": "", "NewExternalPort": port, "NewProtocol": "TCP"}
 
 
 class _Requester:
