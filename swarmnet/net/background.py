@@ -1,10 +1,10 @@
-"""Tasks that nobody awaits, and waits that end early."""
+"""Tasks that run while something else does, and waits that end early."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
+from collections.abc import AsyncGenerator, Coroutine
 from typing import Any
 
 
@@ -14,6 +14,18 @@ async def set_within(event: asyncio.Event, seconds: float | None) -> bool:
         async with asyncio.timeout(seconds):
             await event.wait()
     return event.is_set()
+
+
+@contextlib.asynccontextmanager
+async def beside(*works: Coroutine[Any, Any, Any]) -> AsyncGenerator[None, None]:
+    """Run these while the block runs. One that raises ends the block; what either raises comes in a group."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(work) for work in works]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
 
 
 class BackgroundTasks(set["asyncio.Task[Any]"]):

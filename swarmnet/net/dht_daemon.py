@@ -20,6 +20,7 @@ from pathlib import Path
 from swarmnet.errors import SwarmError, UsageError
 from swarmnet.host import tasks_left
 from swarmnet.net.address import Address
+from swarmnet.net.background import set_within
 from swarmnet.net.identity import FileLock, Identity, own_directory, sweep
 from swarmnet.net.parent_death import dies_with_parent
 from swarmnet.net.ports import check_free
@@ -119,9 +120,7 @@ class Daemon(asyncio.SubprocessProtocol):
             env=environment,
             start_new_session=True,
         )
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(START_TIMEOUT_S):
-                await self._ready.wait()
+        await set_within(self._ready, START_TIMEOUT_S)
         key.unlink()
         # `exited` sets `ready` too, so that nobody waits for a process that died.
         if self.exited.is_set() or not self._ready.is_set():
@@ -133,9 +132,7 @@ class Daemon(asyncio.SubprocessProtocol):
         if self._transport is not None and not self.exited.is_set():
             with contextlib.suppress(ProcessLookupError):
                 self._transport.terminate()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(STOP_TIMEOUT_S):
-                    await self.exited.wait()
+            await set_within(self.exited, STOP_TIMEOUT_S)
         self.kill()
 
     def kill(self) -> None:

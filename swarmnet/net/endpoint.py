@@ -26,6 +26,7 @@ from swarmnet.manifest.terms import RunTerms
 from swarmnet.net.address import Address, announced_at
 from swarmnet.net.admission import Admissions
 from swarmnet.net.admission_files import OwnPass, admissions_of, notices_of
+from swarmnet.net.background import beside
 from swarmnet.net.dht import DhtDirectory
 from swarmnet.net.dht_daemon import Listen
 from swarmnet.net.dial_back import Say
@@ -143,20 +144,15 @@ class Endpoint:
     async def serve(self, service: Service) -> AsyncGenerator[None, None]:
         """Answer others as `service`, and keep my place in the DHT."""
         self.transport.service = service
-        async with self.transport, self._mapped_ports() as outside, asyncio.TaskGroup() as group:
+        async with self.transport, self._mapped_ports() as outside:
             self.transport.forwarded(outside)
             # Before anything is announced: until now no other peer has taken notice of this process.
             await ask_twin(self.transport, self.twins, await self.directory.look_for_myself(), starting=True)
             self.twins.check()
             LastPorts(self.transport.port, self.directory.port, self.transport.bulk_port).keep(self.dir)
             # Only now: what it announces needs the port that was bound.
-            keeping = group.create_task(self.directory.run())
-            admitted = group.create_task(self._while_admitted())
-            try:
+            async with beside(self.directory.run(), self._while_admitted()):
                 yield
-            finally:
-                keeping.cancel()
-                admitted.cancel()
 
     def _mapped_ports(self) -> AbstractAsyncContextManager[Outside]:
         """Ports of our router's, if we are at home behind one."""

@@ -21,6 +21,7 @@ from swarmnet.errors import BadMessage, PeerGone, Refused, RejectCode, leaves
 from swarmnet.ids import PeerId
 from swarmnet.messages import STRANGERS_ASK, Accepted, Answer, Busy, Control, Packed, Rejected, Request, gives_way
 from swarmnet.net.address import endpoint_of
+from swarmnet.net.background import beside
 from swarmnet.net.bulk_connection import BULK_FROM, BulkConnection, Incoming
 from swarmnet.net.bulk_pool import BulkListener, TakenSession
 from swarmnet.net.dial_back import public_home
@@ -176,10 +177,8 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._back[caller] = back
         try:
             await context.write(write_answer(Accepted()))
-            async with asyncio.TaskGroup() as group:
-                telling = group.create_task(self._tell_back(context, writing, back))
+            async with beside(self._tell_back(context, writing, back)):
                 await self._read_link(context, caller, boot_id, writing)
-                telling.cancel()
         except* TimeoutError:
             # It asks and does not read the answer. It will open another link when it is well.
             log.debug("link_stalls", peer=caller)
@@ -337,12 +336,8 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
             return
         # From here on the caller may be uploading, and must be told when nobody wants it.
         inbound.unread, inbound.gives_way = bool(declared), gives_way(request)
-        async with asyncio.TaskGroup() as group:
-            pulse = group.create_task(inbound.pulse())
-            try:
-                await self._answer(caller, request, inbound, inbound.payload_reader(declared))
-            finally:
-                pulse.cancel()
+        async with beside(inbound.pulse()):
+            await self._answer(caller, request, inbound, inbound.payload_reader(declared))
 
     async def _answer(self, caller: PeerId, request: Request, inbound: Inbound, payload: ReadPayload) -> None:
         answers = self._service().on_call(caller, request, payload)

@@ -23,6 +23,7 @@ from swarmnet.clock import loop_time
 from swarmnet.errors import BadMessage, PeerGone, RejectCode, SwarmError
 from swarmnet.ids import PeerId
 from swarmnet.messages import Accepted, Answer, Control, Heartbeat, MemberState, StagePlan
+from swarmnet.net.background import beside
 from swarmnet.net.grpc_channels import Channel, PeerChannels
 from swarmnet.net.traffic import LentLine
 from swarmnet.pacing import Backoff, Rate
@@ -218,8 +219,7 @@ class Link:
     async def _carry(self, stream: grpc.aio.StreamStreamCall, channel: Channel) -> None:
         """Write what waits until the stream ends; the read is what notices the end."""
         probe = Probe(patience_s=self._config.stall_s)
-        async with asyncio.TaskGroup() as group:
-            writer = group.create_task(self._write(stream, probe))
+        async with beside(self._write(stream, probe)):
             try:
                 answer = await self._listen(stream, channel, probe)
                 log.info("link_closed", peer=self._channels.peer, answer=answer)
@@ -228,7 +228,6 @@ class Link:
                 # Its process is gone: what waited was for that one.
                 if isinstance(error, PeerGone) and error.definite:
                     self.outbox.clear()
-            writer.cancel()
 
     async def _listen(
         self, stream: grpc.aio.StreamStreamCall, channel: Channel, probe: Probe

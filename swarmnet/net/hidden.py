@@ -22,7 +22,7 @@ from swarmnet.clock import loop_time
 from swarmnet.errors import PeerGone, PeerTimeout, Refused, RejectCode, SwarmError, leaves
 from swarmnet.ids import PeerId
 from swarmnet.messages import Accepted, Rejected
-from swarmnet.net.background import set_within
+from swarmnet.net.background import beside, set_within
 from swarmnet.net.circuits import Arrivals, Called, Connection, Doors, End, Tunnel, hear, splice
 from swarmnet.net.dial_back import Say
 from swarmnet.net.greeting import Greeter
@@ -142,13 +142,8 @@ class Places:
                 self.refused.pop(relay, None)
                 self.settled.set()
                 self._say("relay_reserved", {"relay": relay, "bytes_per_s": getattr(terms, "bytes_per_s", 0)})
-                async with asyncio.TaskGroup() as group:
-                    beside = group.create_task(_ping(end)), group.create_task(self._probe(relay, channels))
-                    try:
-                        await self._listen(relay, end)
-                    finally:
-                        for task in beside:
-                            task.cancel()
+                async with beside(_ping(end), self._probe(relay, channels)):
+                    await self._listen(relay, end)
         except* SwarmError as errors:
             reason = str(next(leaves(errors)))
         except* TimeoutError:

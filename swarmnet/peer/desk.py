@@ -25,6 +25,7 @@ from swarmnet.clock import loop_time, run_loop, wall_time
 from swarmnet.config import toml
 from swarmnet.config.peer import PeerConfig
 from swarmnet.errors import UsageError
+from swarmnet.net.background import set_within
 from swarmnet.net.identity import holder_of, write_whole
 from swarmnet.peer.control import Desk, WorkCount, WorkDone
 
@@ -145,9 +146,7 @@ class OpenDesk:
                     self._holding = None
                     peer.say("resumed", {})
                 self._looked.clear()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(_LOOK_S):
-                        await self._looked.wait()
+                await set_within(self._looked, _LOOK_S)
                 self._count(peer)
                 if loop_time() - kept_at >= _KEEP_S:
                     kept_at = loop_time()

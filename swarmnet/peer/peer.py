@@ -46,6 +46,7 @@ from swarmnet.messages import (
 )
 from swarmnet.net.address import operator_of
 from swarmnet.net.admission import Admissions
+from swarmnet.net.background import set_within
 from swarmnet.net.dial_back import Asking, DialBacks, Hide, Proofs
 from swarmnet.net.history import HistoryBook
 from swarmnet.net.line_test import LineTests
@@ -561,9 +562,7 @@ class Peer:
 
     async def looked(self) -> None:
         """Return once records have been read again, or a second later."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_LOOK_S):
-                await self._looked.wait()
+        await set_within(self._looked, _LOOK_S)
 
     def on_every_disk(self) -> int | None:
         """The newest version that every stage is known to have on some disk."""
@@ -611,10 +610,7 @@ class Peer:
     async def _looking(self) -> None:
         """Look into the directory: regularly, and when a stranger spoke or something is wrong."""
         while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_LOOK_S):
-                    await self._look.wait()
-            stranger = self._look.is_set()
+            stranger = await set_within(self._look, _LOOK_S)
             self._look.clear()
             strangers, self._strangers = self._strangers, {}
             # Unlike the stages near mine, those far away are not read with every look, and in a large run no stage is
@@ -693,7 +689,7 @@ class Peer:
             self.news.clear()
             self._moved.clear()
             await self._directory.publish(self.status())
-            if not await _set_within(self.news, _PUBLISH_S) and not self._moved.is_set():
+            if not await set_within(self.news, _PUBLISH_S) and not self._moved.is_set():
                 waits = [asyncio.ensure_future(event.wait()) for event in (self.news, self._moved)]
                 try:
                     await asyncio.wait(waits, timeout=_RENEW_S, return_when=asyncio.FIRST_COMPLETED)
@@ -777,10 +773,3 @@ class Peer:
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         assert self._group is not None
         return self._group.create_task(work)
-
-
-async def _set_within(event: asyncio.Event, seconds: float) -> bool:
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    return event.is_set()

@@ -6,7 +6,6 @@ The child does not outlive this process, and neither does what the child has sta
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import signal
 import sys
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 
 from swarmnet.clock import run_loop
 from swarmnet.host import OomKills
+from swarmnet.net.background import set_within
 from swarmnet.net.parent_death import dies_with_parent
 from swarmnet.net.stop import asking
 from swarmnet.pacing import Backoff
@@ -133,7 +133,5 @@ async def _supervise(command: Sequence[str], revivals: Revivals, say: Callable[[
         if isinstance(outcome, Over):
             return outcome.code
         say(outcome.words)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(outcome.after_s):
-                await asked.wait()
-                return 0
+        if await set_within(asked, outcome.after_s):
+            return 0
