@@ -267,6 +267,16 @@ class BulkCalls:
         self._news = asyncio.Event()
 
 
+async def fill_from(sock: socket.socket, into: memoryview, fill: int, least: int, most: int = 0) -> int:
+    """Read until `least` bytes are there, and no more than `most`. Returns how many are. Raises OSError, EOFError."""
+    while fill < least:
+        came = await asyncio.get_running_loop().sock_recv_into(sock, into[fill : max(least, most)])
+        if not came:
+            raise EOFError
+        fill += came
+    return fill
+
+
 def taken_of(connections: Iterable[BulkConnection]) -> BulkConnection | None:
     """One of them that is free, which the call that takes it releases at its end; None: none is."""
     free = next((connection for connection in connections if connection.free), None)
@@ -401,10 +411,10 @@ class BulkConnection:
         """One payload, for whoever wants it. Raises BadMessage, OSError, EOFError."""
         start = memoryview(bytearray(AROUND + 8))
         # The head first: the end of what another kind is may never come.
-        fill = await self._fill(start, 0, HEAD_BYTES)
+        fill = await fill_from(self._sock, start, 0, HEAD_BYTES)
         if read_head(start)[0] is not Kind.START:
             raise BadMessage(RejectCode.MALFORMED, "no payload begins here")
-        await self._fill(start, fill, len(start))
+        await fill_from(self._sock, start, fill, len(start))
         plain = memoryview(bytearray(8))
         self._opener.open(start, plain)
         incoming = await self._calls.taker(self.number, read_call(plain))
@@ -442,13 +452,13 @@ class BulkConnection:
             # What has come already is read without waiting, and would keep everything else in this process waiting.
             if number % _AT_ONCE == 0:
                 await asyncio.sleep(_UNWANTED_S if incoming.dropped and length < RECORD_BYTES else 0)
-            fill = await self._fill(records, fill, HEAD_BYTES)
+            fill = await fill_from(self._sock, records, fill, HEAD_BYTES)
             kind, length = read_head(records)
             if kind in (Kind.HELLO, Kind.START):
                 raise BadMessage(RejectCode.MALFORMED, "no such record in a payload", kind=kind.name)
             end, over = AROUND + length, kind is not Kind.DATA
             # With the head of the next one: one call of the system each.
-            fill = await self._fill(records, fill, end, most=end if over else end + HEAD_BYTES)
+            fill = await fill_from(self._sock, records, fill, end, most=end if over else end + HEAD_BYTES)
             if incoming.dropped or kind is Kind.STOP:
                 place, wasted = np.empty(length, np.uint8).data, wasted + length
                 if wasted > _WASTE_BYTES:
@@ -467,13 +477,3 @@ class BulkConnection:
                 incoming.rate.hold(self._loop.time())
                 await incoming.flow.down.turn()
                 incoming.rate.go_on(self._loop.time())
-
-    async def _fill(self, into: memoryview, fill: int, least: int, most: int = 0) -> int:
-        """Read until `least` bytes are there, and no more than `most`. Returns how many are. Raises OSError,
-        EOFError."""
-        while fill < least:
-            came = await self._loop.sock_recv_into(self._sock, into[fill : max(least, most)])
-            if not came:
-                raise EOFError
-            fill += came
-        return fill

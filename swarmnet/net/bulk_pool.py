@@ -12,7 +12,6 @@ at a time, and not for long.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import secrets
 import socket
 import struct
@@ -25,8 +24,9 @@ from swarmnet.clock import loop_time
 from swarmnet.errors import BadMessage, RejectCode, UsageError
 from swarmnet.ids import PeerId, RunId
 from swarmnet.net.background import BackgroundTasks
-from swarmnet.net.bulk_connection import BULK_FROM, BulkCalls, BulkConnection, taken_of
+from swarmnet.net.bulk_connection import BULK_FROM, BulkCalls, BulkConnection, fill_from, taken_of
 from swarmnet.net.bulk_records import AROUND, BulkSession, Kind, Opener, Sealer, read_head
+from swarmnet.net.relay_book import home_of
 from swarmnet.pacing import Backoff, Budgets, Rate
 from swarmnet.wire.convert import SECRET_BYTES, SESSION_BYTES, BulkAsk, BulkOffer
 
@@ -220,12 +220,8 @@ def _ready(sock: socket.socket) -> socket.socket:
 
 async def _read(sock: socket.socket, num_bytes: int) -> memoryview:
     """Raises EOFError, OSError."""
-    data, fill = memoryview(bytearray(num_bytes)), 0
-    while fill < num_bytes:
-        came = await asyncio.get_running_loop().sock_recv_into(sock, data[fill:])
-        if not came:
-            raise EOFError
-        fill += came
+    data = memoryview(bytearray(num_bytes))
+    await fill_from(sock, data, 0, num_bytes)
     return data
 
 
@@ -345,7 +341,7 @@ class BulkListener:
                     log.debug("bulk_accept_failed", error=error)  # no descriptor is left, for one
                     await asyncio.sleep(_FIRST_PAUSE_S)
                     continue
-                line = _line_of(at[0])
+                line = home_of(at[0])
                 if (
                     self._unproven.total() >= _MOST_UNPROVEN
                     or self._unproven[line] >= _MOST_UNPROVEN_OF_LINE
@@ -417,10 +413,3 @@ class BulkListener:
         for task in (tasks := tuple(self._tasks)):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _line_of(host: str) -> str:
-    """To whom a dial from there is put down: an address of IPv4, or the 2^64 of IPv6 that one line has."""
-    ip = ipaddress.ip_address(host)
-    ip = getattr(ip, "ipv4_mapped", None) or ip
-    return str(ip) if ip.version == 4 else str(ipaddress.ip_network((int(ip), 64), strict=False))

@@ -34,7 +34,8 @@ from swarmnet.net.greeting import Greeter
 from swarmnet.net.grpc_options import GrpcConfig
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import IDENTITY_FILE, Identity, own_identity
-from swarmnet.net.port_mapping import Outside, at_home, mapped_ports
+from swarmnet.net.nat import at_home
+from swarmnet.net.port_mapping import Outside, mapped_ports
 from swarmnet.net.ports import LastPorts
 from swarmnet.net.records import MAX_AHEAD_S, Announcement
 from swarmnet.net.relay_book import RelayCaps

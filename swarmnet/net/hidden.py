@@ -339,7 +339,7 @@ class Ways:
 
     def tunnel(self, peer: PeerId, relay: PeerId) -> Tunnel:
         """Where to dial in this machine to get to `peer` through `relay`."""
-        return Tunnel(self._doors.path(), partial(self._open, peer, relay))
+        return Tunnel(self._doors.path(), partial(self.connect, peer, relay))
 
     def relays(self, peer: PeerId) -> bool:
         """Does a relay carry what we say to this peer, which nobody can dial?"""
@@ -353,8 +353,9 @@ class Ways:
         return not self.hidden and peer != self._me and since_s >= _REVERSE_AGAIN_S
 
     @asynccontextmanager
-    async def _open(self, peer: PeerId, relay: PeerId) -> AsyncGenerator[End, None]:
-        """A byte stream to the peer. Raises SwarmError, TimeoutError."""
+    async def connect(self, peer: PeerId, relay: PeerId) -> AsyncGenerator[End, None]:
+        """A byte stream to the peer: through a hole, direct because it comes to us, or through `relay`. Raises
+        SwarmError, TimeoutError."""
         async with AsyncExitStack() as stack:
             yield await self._way(stack, peer, relay)
 

@@ -58,7 +58,7 @@ class Sight:
             return "symmetric"
         if self.inside in self.outside:
             return "none"
-        if _in(self.inside[0], _CARRIERS):
+        if (ip := _ip(self.inside[0])) is not None and ip in _CARRIERS:
             return "carrier"
         return "cone" if len(self.outside) > 1 else "unknown"
 
@@ -69,9 +69,9 @@ def dialled(mine: Sight, theirs: Sight) -> list[Endpoint]:
     # Neither can know where the other's next connection comes from.
     if mine.kind() == theirs.kind() == "symmetric":
         return []
-    outside = [place for place in theirs.outside if _public(place[0])]
+    outside = [place for place in theirs.outside if (ip := _ip(place[0])) is not None and ip.is_global]
     # Behind one router the way outside and back in is often closed, and the way inside is short.
-    together = any(host in ours for host, _ in outside) and _private(theirs.inside[0])
+    together = any(host in ours for host, _ in outside) and at_home(theirs.inside[0])
     found = dict.fromkeys((*([theirs.inside] if together else []), *outside))
     return [place for place in found if place[0] != mine.inside[0]][:MOST_DIALLED]
 
@@ -115,23 +115,16 @@ class Punches:
             self.failed(peer, now)
 
 
-def _public(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_global
-    except ValueError:
+def at_home(host: str) -> bool:
+    """Is that a private address, of a machine and not of this one alone?"""
+    ip = _ip(host)
+    if not isinstance(ip, ipaddress.IPv4Address) or not ip.is_private:
         return False
+    return not (ip.is_loopback or ip.is_link_local or ip.is_unspecified or ip.is_multicast or ip.is_reserved)
 
 
-def _private(host: str) -> bool:
+def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        ip = ipaddress.ip_address(host)
+        return ipaddress.ip_address(host)
     except ValueError:
-        return False
-    return ip.is_private and not (ip.is_loopback or ip.is_link_local or ip.is_unspecified or ip.is_multicast)
-
-
-def _in(host: str, net: ipaddress.IPv4Network) -> bool:
-    try:
-        return ipaddress.ip_address(host) in net
-    except ValueError:
-        return False
+        return None

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from swarmnet import telemetry
 from swarmnet.ids import PeerId
 from swarmnet.net.address import Address
+from swarmnet.net.nat import at_home
 
 if TYPE_CHECKING:
     from async_upnp_client.const import HttpRequest, HttpResponse
@@ -45,16 +46,6 @@ _MOST_BYTES, _MOST_ELEMENTS, _MOST_DEEP = 256 << 10, 4096, 24
 
 Routers = Callable[[str], Awaitable[Sequence[str]]]
 """Where devices that call themselves routers describe themselves; asked with our own address."""
-
-
-def at_home(host: str) -> bool:
-    """Is that a private address, of a machine and not of this one alone?"""
-    try:
-        ip = ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    special = ip.is_loopback or ip.is_link_local or ip.is_unspecified or ip.is_multicast or ip.is_reserved
-    return ip.version == 4 and ip.is_private and not special
 
 
 async def search(host: str) -> list[str]:

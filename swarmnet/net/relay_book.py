@@ -134,7 +134,8 @@ def home_of(host: str) -> str:
         ip = ipaddress.ip_address(host)
     except ValueError:
         return host
-    return str(ipaddress.ip_network((ip, 64), strict=False)) if ip.version == 6 and not ip.ipv4_mapped else host
+    ip = getattr(ip, "ipv4_mapped", None) or ip
+    return str(ip) if ip.version == 4 else str(ipaddress.ip_network((int(ip), 64), strict=False))
 
 
 MOST_COMING, COMING_FROM_ADDRESS, COMING_OF_CALLER = 256, 64, 6

@@ -591,7 +591,7 @@ def test_junk_dials_cost_their_line_its_next_ones_and_no_other(monkeypatch: pyte
         assert len(proving) <= each.per_s * (each.burst_s + took_s), "the rest is closed unread"
         assert same(await answered(pair), UP), "who is inside feels nothing"
         # To the listener this dial comes from another line.
-        monkeypatch.setattr(bulk_pool, "_line_of", lambda host: "another")
+        monkeypatch.setattr(bulk_pool, "home_of", lambda host: "another")
         await grown(pool)
         assert len(pool._connections) == 2
 

@@ -340,16 +340,3 @@ def test_who_asks_again_and_again_gets_no_more_sessions_and_keeps_its_last_one()
     assert listener.session(PeerId("flood"), offers[most - 1].session) is not None
     assert listener.offer(PeerId("other"), ask, now=0.0).port == 1, "nobody else pays for it"
     assert listener.offer(PeerId("flood"), ask, now=1.1).port == 1, "nor does it for ever"
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "same"),
-    [
-        ("203.0.113.7", "203.0.113.8", False),
-        ("::ffff:203.0.113.7", "203.0.113.7", True),
-        ("2001:db8:0:1::7", "2001:db8:0:1:ffff::8", True),
-        ("2001:db8:0:1::7", "2001:db8:0:2::7", False),
-    ],
-)
-def test_a_dial_is_put_down_to_its_line(one: str, other: str, same: bool) -> None:
-    assert (bulk_pool._line_of(one) == bulk_pool._line_of(other)) is same
