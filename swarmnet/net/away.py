@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
+from swarmnet.clock import loop_time
 from swarmnet.ids import RunId
 from swarmnet.net.dht_node import NobodyAnswered
 from swarmnet.pacing import Backoff, Rate
@@ -54,8 +55,7 @@ async def until_somebody_answers(
     patient: False for a newcomer, whose first failure raises.
     say: told "away" and why when the wait begins and now and then while it lasts, "back" and how long when it is over.
     """
-    clock, rng = asyncio.get_running_loop().time, rng or random.Random()
-    began, waited = clock(), False
+    began, waited, rng = loop_time(), False, rng or random.Random()
     pauses, says = Backoff(FIRST_S, LONGEST_S, jitter=0.2, rng=rng), Rate.every(SAY_EVERY_S).bucket()
     while True:
         try:
@@ -65,8 +65,8 @@ async def until_somebody_answers(
             if not patient:
                 raise
             waited = True
-            if not says.ask(clock()):
-                long = f" for {(clock() - began) / 60:.0f} min" if clock() - began >= 60.0 else ""
+            if not says.ask(loop_time()):
+                long = f" for {(loop_time() - began) / 60:.0f} min" if loop_time() - began >= 60.0 else ""
                 say(
                     "away",
                     f"nobody answers{long}, though this peer was in the run before: is this machine online? It tries "
@@ -75,6 +75,6 @@ async def until_somebody_answers(
         else:
             # Who was told of the wait is told of its end.
             if waited:
-                say("back", f"somebody answers again, after {clock() - began:.0f} s")
+                say("back", f"somebody answers again, after {loop_time() - began:.0f} s")
             return found
-        await asyncio.sleep(pauses.failed(clock()))
+        await asyncio.sleep(pauses.failed(loop_time()))

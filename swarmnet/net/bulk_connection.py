@@ -103,10 +103,9 @@ class _UnderWay:
 
     async def ends(self, *, stall_s: float, within_s: float = math.inf) -> bool:
         """Is it over? False after `within_s`. Raises TimeoutError if too little moves in `stall_s`."""
-        clock = asyncio.get_running_loop().time
-        until = clock() + within_s
+        until = loop_time() + within_s
         while not self.over:
-            now, late_at = clock(), self.rate.late_at(stall_s)
+            now, late_at = loop_time(), self.rate.late_at(stall_s)
             if now >= until:
                 return False
             if now >= late_at:
@@ -398,7 +397,7 @@ class BulkConnection:
 
     async def _flush(self, outgoing: Outgoing, records: memoryview, flow: Flow) -> None:
         # Our own line holds it up, not the receiver.
-        outgoing.rate.hold(self._loop.time())
+        outgoing.rate.hold(loop_time())
         await flow.up.turn()
         outgoing.goes_on()
         flow.sends(len(records))
@@ -421,7 +420,7 @@ class BulkConnection:
         if unwanted := incoming is None:
             incoming = Incoming(Assembly((), max_bytes=0), Flow())
             incoming.dropped = True
-        incoming.rate = LeastRate(self._loop.time())
+        incoming.rate = LeastRate(loop_time())
         incoming.on_drop = self._drain  # no closure: a cycle would keep the payload until it is collected
         if incoming.dropped:
             self._drain(incoming)
@@ -472,8 +471,8 @@ class BulkConnection:
                 return
             fill -= end
             records[:fill] = records[end : end + fill]
-            incoming.rate.moves(length, self._loop.time())
+            incoming.rate.moves(length, loop_time())
             if incoming.flow.down.lent:
-                incoming.rate.hold(self._loop.time())
+                incoming.rate.hold(loop_time())
                 await incoming.flow.down.turn()
-                incoming.rate.go_on(self._loop.time())
+                incoming.rate.go_on(loop_time())

@@ -345,7 +345,7 @@ class BulkListener:
                 if (
                     self._unproven.total() >= _MOST_UNPROVEN
                     or self._unproven[line] >= _MOST_UNPROVEN_OF_LINE
-                    or self._junk.of(line).wait_s(loop.time())
+                    or self._junk.of(line).wait_s(loop_time())
                 ):
                     sock.close()
                     await asyncio.sleep(_REFUSED_S)

@@ -402,10 +402,9 @@ class DhtDirectory:
         return mark_of(self.peer) <= (1 << 64) * min(MANY / max(many, 1.0), 1.0)
 
     async def _renew(self) -> None:
-        clock = asyncio.get_running_loop().time
         while True:
-            await asyncio.sleep(max(self._publish_again_at - clock(), self._ttl_s / 30))
-            if self._mine is not None and clock() >= self._publish_again_at:
+            await asyncio.sleep(max(self._publish_again_at - loop_time(), self._ttl_s / 30))
+            if self._mine is not None and loop_time() >= self._publish_again_at:
                 await self._announce(self._mine)
 
     # ---------------------------------------------------------------- reading
@@ -583,8 +582,7 @@ class DhtDirectory:
 
     async def _keep_time(self) -> None:
         """Tell of every change of this machine's clock, and correct ours by the neighbours'."""
-        now = asyncio.get_running_loop().time
-        ask_at = now() + self._ttl_s / 3
+        ask_at = loop_time() + self._ttl_s / 3
         while True:
             await asyncio.sleep(LOOK_S)
             changes = self._clock.look()
@@ -592,14 +590,14 @@ class DhtDirectory:
                 log.warning("machine_slept", seconds=round(changes.asleep, 1))
             if changes.set_by:
                 log.warning("clock_changed", by_s=round(changes.set_by, 1), **self._system_clock())
-            if changes.set_by or now() >= ask_at:
+            if changes.set_by or loop_time() >= ask_at:
                 self._alone = self._alone and not self._node.neighbours()
                 if self._alone:
                     # Nobody else's time is known yet, and a machine may start before its clock has been set.
                     self._correct(correction_s([-self._clock.ahead_s()], joining=True))
                 else:
                     await self._follow_members()
-                ask_at = now() + self._ttl_s / 3
+                ask_at = loop_time() + self._ttl_s / 3
 
     async def _follow_members(self) -> None:
         """Correct this peer's time by that of most members of its run."""

@@ -278,24 +278,23 @@ class DialBacks:
 
     async def serve(self, caller: PeerId, request: DialBack) -> AsyncGenerator[Answer, None]:
         """Answer `DialBack`."""
-        loop = asyncio.get_running_loop()
         if self._under_way >= _DIALLED_AT_ONCE:
             yield Busy(1.0, -1)
             return
         # Charged first: a caller without a record costs looks into the directory.
-        if wait_s := self._budgets.of(caller).ask(loop.time()):
+        if wait_s := self._budgets.of(caller).ask(loop_time()):
             yield Busy(wait_s, -1)
             return
         record = self._records().get(caller) or await self._look_for(caller)
         if record is None or self._under_way >= _DIALLED_AT_ONCE:
-            yield Busy(max(self._budgets.of(caller).wait_s(loop.time()), 1.0), -1)
+            yield Busy(max(self._budgets.of(caller).wait_s(loop_time()), 1.0), -1)
             return
         self._under_way += 1
         try:
             where = [f"/ip4/0.0.0.0/tcp/{request.port}"] if request.port else record.addresses[:_MOST_ADDRESSES]
             found = await asyncio.gather(*map(_in_numbers, where))
-            addresses = [text for text in found if not self._budgets.of(_place(text)).ask(loop.time())]
-            answer = await self._dial(caller, addresses, deadline=loop.time() + DIAL_S)
+            addresses = [text for text in found if not self._budgets.of(_place(text)).ask(loop_time())]
+            answer = await self._dial(caller, addresses, deadline=loop_time() + DIAL_S)
         finally:
             self._under_way -= 1
         yield answer
@@ -303,11 +302,10 @@ class DialBacks:
     async def _look_for(self, caller: PeerId) -> Record | None:
         if self._looking >= _RECORDS_AT_ONCE:
             return None
-        loop = asyncio.get_running_loop()
-        until = loop.time() + _RECORD_S
+        until = loop_time() + _RECORD_S
         self._looking += 1
         try:
-            while (record := self._records().get(caller)) is None and loop.time() < until:
+            while (record := self._records().get(caller)) is None and loop_time() < until:
                 self._look()
                 await asyncio.sleep(_RECORD_S / 10)
             return record

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
 
+from swarmnet.clock import loop_time
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, RejectCode
 from swarmnet.messages import (
     STRANGERS_ASK,
@@ -101,9 +102,8 @@ class _Call:
     ) -> None:
         self._channels, self._channel, self._config, self._flow = channels, channel, channels.config, flow
         self._max_bytes = self._config.max_bytes(type(request))
-        self._loop = asyncio.get_running_loop()
         self._deadline = deadline
-        self._moved = self._loop.time()
+        self._moved = loop_time()
         self._guard: asyncio.Timeout | None = None
         self._refused = self._answered = False
         self._arriving: tuple[Answer, Assembly | Incoming] | None = None
@@ -207,14 +207,14 @@ class _Call:
     async def _receive_bulk(self, incoming: Incoming) -> bool:
         """Is all of it here?"""
         try:
-            within_s = min(_PROGRESS_S, self._deadline - self._loop.time())
+            within_s = min(_PROGRESS_S, self._deadline - loop_time())
             whole = await incoming.come(stall_s=self._config.stall_s, within_s=within_s)
         except TimeoutError as error:
             self._channels.bulk.failed()
             raise PeerTimeout("the peer stalls", peer=self._channels.peer) from error
         except PeerGone as error:
             raise await self._lost() from error
-        if not whole and self._loop.time() >= self._deadline:
+        if not whole and loop_time() >= self._deadline:
             raise PeerTimeout("no answer in time", peer=self._channels.peer)
         if whole:
             self._channels.bulk.carried()
@@ -229,14 +229,14 @@ class _Call:
     async def _receive_chunks(self, assembly: Assembly) -> bool:
         """Likewise, over gRPC."""
         self._channels.bulk.wish(assembly.num_bytes)
-        began = self._loop.time()
+        began = loop_time()
         while not assembly.whole:
             # gRPC ended the stream well, so this is no broken line: the callee said less than it declared.
             if (chunk := await self._read()) is None:
                 raise BadMessage(RejectCode.MALFORMED, "the answer ends in the middle", peer=self._channels.peer)
             assembly.take(chunk)
             await self._flow.down.turn()  # unread, the rest holds up its sender
-            if not assembly.whole and self._loop.time() - began >= _PROGRESS_S:
+            if not assembly.whole and loop_time() - began >= _PROGRESS_S:
                 return False
         return True
 
@@ -255,7 +255,7 @@ class _Call:
             self._uploading.close()
 
     def _advance(self) -> None:
-        self._moved = self._loop.time()
+        self._moved = loop_time()
         if self._outgoing is not None and self._outgoing.over:
             self._uploading.close()
         # Sending is movement, too: who uploads for minutes has not stalled.
@@ -272,7 +272,7 @@ class _Call:
 
     async def _read(self) -> bytes | None:
         """The next message, None at the end of a finished call."""
-        self._moved = self._loop.time()
+        self._moved = loop_time()
         if self._upload_lost:
             raise await self._lost()
         try:
@@ -281,7 +281,7 @@ class _Call:
         except TimeoutError as error:
             if self._upload_lost:
                 raise await self._lost() from error
-            if self._loop.time() >= self._deadline:
+            if loop_time() >= self._deadline:
                 raise PeerTimeout("no answer in time", peer=self._channels.peer) from error
             # Not a pulse came: the next call takes another connection.
             self._channels.retire(self._channel)

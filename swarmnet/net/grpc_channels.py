@@ -341,10 +341,10 @@ class PeerChannels:
 
     async def _greet_once(self, deadline: float) -> Rejected | None:
         """Raises AioRpcError where the connection broke, which `failed` explains."""
-        loop, greeter, dials = asyncio.get_running_loop(), self._dialling.greeter, self._dialling.dials
-        deadline = min(deadline, loop.time() + self._dialling.config.stall_s)
+        greeter, dials = self._dialling.greeter, self._dialling.dials
+        deadline = min(deadline, loop_time() + self._dialling.config.stall_s)
         async with self.channel(calls=False) as channel:
-            dials.begin(self.peer, channel.address, loop.time())
+            dials.begin(self.peer, channel.address, loop_time())
             try:
                 async with asyncio.timeout_at(deadline):
                     sent = greeter.clock()
@@ -354,7 +354,7 @@ class PeerChannels:
             except TimeoutError as error:
                 # It may be stopped or overloaded. That is no proof of death, so nothing is said to the service.
                 self.retire(channel)
-                dials.failed(self.peer, channel.address, refused=False, now=loop.time())
+                dials.failed(self.peer, channel.address, refused=False, now=loop_time())
                 raise PeerTimeout("no answer to Hello", peer=self.peer, address=str(channel.address)) from error
             except grpc.aio.AioRpcError as error:
                 # The connection is fine; another address would answer the same.
@@ -363,7 +363,7 @@ class PeerChannels:
                 self.retire(channel)
                 # Asked at once: later the address may be let alone, and nobody would know that the peer is gone.
                 refused = await refuses(channel.address)
-                dials.failed(self.peer, channel.address, refused=refused, now=loop.time())
+                dials.failed(self.peer, channel.address, refused=refused, now=loop_time())
                 raise
             finally:
                 dials.left(channel.address)
@@ -371,7 +371,7 @@ class PeerChannels:
         if isinstance(answer, Rejected):
             return answer
         self.boot_id = answer.boot_id
-        if self._dialling.lives.another(self.peer, answer.boot_id, loop.time()):
+        if self._dialling.lives.another(self.peer, answer.boot_id, loop_time()):
             self.retire(channel)
             return TWIN_REFUSED
         self.alive(channel)
@@ -469,14 +469,13 @@ class PeerChannels:
 
     async def broke(self, channel: Channel | None) -> bool:
         """A connection broke: find out whether the process is gone, tell the service once, and say which."""
-        loop = asyncio.get_running_loop()
-        noticed = loop.time()
+        noticed = loop_time()
         if channel is not None:
             self.retire(channel)
         async with self._probing:
             # Ten calls break at once with one connection; the first of them finds out for all.
             if self._verdict[0] < noticed:  # else: found out while we waited for the lock
-                self._verdict = loop.time(), await self._nobody_listens()
+                self._verdict = loop_time(), await self._nobody_listens()
                 self._report(self._verdict[1])
         return self._verdict[1]
 

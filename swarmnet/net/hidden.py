@@ -173,7 +173,7 @@ class Places:
     def _summoned(self, relay: PeerId, summon: Summon) -> None:
         """Come, unless too many have. Raises PeerGone for a relay that summons without end."""
         loop = asyncio.get_running_loop()
-        if self._summons.of(relay).ask(loop.time()):
+        if self._summons.of(relay).ask(loop_time()):
             raise PeerGone("the relay summons without end", peer=relay)
         channels = self._channels(summon.caller if summon.reverse else relay)
         # A caller that cannot be dialled itself has no business in asking for it.
@@ -192,7 +192,7 @@ class Places:
         self._refusing.add(task)
         task.add_done_callback(self._refusing.discard)
         # Whoever floods does not fill the log.
-        if not self._says.ask(loop.time()):
+        if not self._says.ask(loop_time()):
             self._say("callers_refused", {"reason": reason, "caller": summon.caller, "relay": relay})
 
     async def _come(self, channels: PeerChannels, summon: Summon, *, full: bool) -> None:
@@ -229,7 +229,7 @@ class Places:
 
     async def _probe(self, relay: PeerId, channels: PeerChannels) -> None:
         """Now and then call myself through the relay. Raises PeerGone if it twice leads nowhere."""
-        loop, in_vain = asyncio.get_running_loop(), 0
+        in_vain = 0
         while in_vain < 2:
             await asyncio.sleep(_PROBE_S)
             connect, said = Connect(self._me, secrets.token_bytes(ID_BYTES)), b""
@@ -246,7 +246,7 @@ class Places:
             finally:
                 self._probes.discard(connect.id)
             in_vain = 0 if said == self._proof(connect.id) else in_vain + 1
-        self._again_at[relay] = loop.time() + _NOWHERE_AGAIN_S
+        self._again_at[relay] = loop_time() + _NOWHERE_AGAIN_S
         raise PeerGone("it leads nowhere", peer=relay)
 
 

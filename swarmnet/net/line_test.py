@@ -47,29 +47,27 @@ def bytes_per_s(seconds: float, round_trip_s: float) -> float:
 
 async def measure(transport: Transport, peer: PeerId) -> MeasuredLine:
     """Raises PeerGone, PeerTimeout, BadMessage."""
-    now = asyncio.get_running_loop().time
     round_trips = []
     for _ in range(_PINGS):  # the first one opens the connection
-        began = now()
+        began = loop_time()
         await ask(transport, peer, LineTest(), limit_s=_LIMIT_S)
-        round_trips.append(now() - began)
-    until, round_trip_s = now() + _LIMIT_S, min(round_trips)
+        round_trips.append(loop_time() - began)
+    until, round_trip_s = loop_time() + _LIMIT_S, min(round_trips)
     while isinstance(found := await _loaded(transport, peer, round_trip_s, until), Busy):
-        if found.retry_after_s > _LONGEST_BUSY_S or now() >= until:
+        if found.retry_after_s > _LONGEST_BUSY_S or loop_time() >= until:
             return MeasuredLine(round_trip_s)
         await asyncio.sleep(found.retry_after_s)
     return found
 
 
 async def _loaded(transport: Transport, peer: PeerId, round_trip_s: float, until: float) -> MeasuredLine | Busy:
-    now = asyncio.get_running_loop().time
-    payload, began, uploaded_at = (_bytes(TEST_BYTES),), now(), 0.0
+    payload, began, uploaded_at = (_bytes(TEST_BYTES),), loop_time(), 0.0
     answers = transport.call(peer, LineTest(TEST_BYTES), payload, deadline=until)
     async with contextlib.aclosing(answers):
         async for answer in answers:
             match answer:
                 case Running() if not uploaded_at:  # later ones say that the payload is arriving
-                    uploaded_at = now()
+                    uploaded_at = loop_time()
                 case Busy():
                     return answer
                 case Rejected():
@@ -78,7 +76,7 @@ async def _loaded(transport: Transport, peer: PeerId, round_trip_s: float, until
                     return MeasuredLine(
                         round_trip_s,
                         bytes_per_s(uploaded_at - began, round_trip_s),
-                        bytes_per_s(now() - uploaded_at, 0.0),
+                        bytes_per_s(loop_time() - uploaded_at, 0.0),
                     )
     raise PeerGone("the call ended without an answer", peer=peer)
 

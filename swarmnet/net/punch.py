@@ -268,11 +268,11 @@ class Holes:
 
     async def _find(self, peer: PeerId) -> None:
         """Try once, and until there is a hole or nothing goes to this peer any more."""
-        loop, tried = asyncio.get_running_loop(), False
+        tried = False
         try:
             await asyncio.sleep(_SECOND_S if self._leaf.peer > peer else 0.0)
             while not self.leads_to(peer) and (self._channels(peer).in_use or not tried):
-                if (wait_s := self._punches.wait_s(peer, loop.time())) > 0:
+                if (wait_s := self._punches.wait_s(peer, loop_time())) > 0:
                     # At random: the other may want the same.
                     await asyncio.sleep(wait_s * random.uniform(1.0, 1.5))
                 else:
@@ -285,8 +285,7 @@ class Holes:
         self, peer: PeerId, work: Awaitable[tuple[socket.socket, Sight]], under_way: set[PeerId], *, first: bool
     ) -> None:
         """One punch, asked for here (first) or by the peer."""
-        loop = asyncio.get_running_loop()
-        began = loop.time()
+        began = loop_time()
         under_way.add(peer)
         try:
             sock, sight = await work
@@ -295,27 +294,26 @@ class Holes:
             log.debug("not_now", peer=peer, error=error)
             await asyncio.sleep(BUSY_S)
         except (SwarmError, OSError, TimeoutError) as error:
-            self._punches.failed(peer, loop.time())
+            self._punches.failed(peer, loop_time())
             reason = (error.message if isinstance(error, SwarmError) else "") or type(error).__name__
             self._say("not_punched", {"peer": peer, "reason": reason})
         else:
             # At once: whoever looks whether there is a hole would else begin another punch.
             self._bundles[peer] = bundle
             self._tasks.spawn(self._keep(peer, bundle))
-            self._say("punched", {"peer": peer, "nat": sight.kind(), "seconds": round(loop.time() - began, 3)})
+            self._say("punched", {"peer": peer, "nat": sight.kind(), "seconds": round(loop_time() - began, 3)})
         finally:
             under_way.discard(peer)
 
     async def _keep(self, peer: PeerId, bundle: Bundle) -> None:
-        loop = asyncio.get_running_loop()
-        began = loop.time()
+        began = loop_time()
         self._on_open(peer)
         try:
             await bundle.run()
         finally:
             if self._bundles.get(peer) is bundle:
                 del self._bundles[peer]
-                self._punches.ended(peer, loop.time(), lasted_s=loop.time() - began)
+                self._punches.ended(peer, loop_time(), lasted_s=loop_time() - began)
                 self._say("hole_lost", {"peer": peer})
 
     async def _accept(self, stream: BundledStream) -> None:
@@ -331,17 +329,16 @@ class Holes:
 
     async def _ask(self, peer: PeerId) -> tuple[socket.socket, Sight]:
         """Raises SwarmError, OSError, TimeoutError."""
-        loop = asyncio.get_running_loop()
         async with AsyncExitStack() as stack:
             hole, sight = await self._sight(stack, self._observers())
             mine = _offer(sight)
             async with self._channels(peer).asked(PUNCH, write_punch_ask(mine), limit_s=_WORD_S) as end:
                 theirs = await _heard(end, Offer)
-                ping, asked_at = Ping(secrets.token_bytes(NONCE_BYTES)), loop.time()
+                ping, asked_at = Ping(secrets.token_bytes(NONCE_BYTES)), loop_time()
                 await end.write(write_punch_ask(ping))
                 if (await _heard(end, Pong)).nonce != ping.nonce:
                     raise BadMessage(RejectCode.MALFORMED, "a pong that answers no ping", peer=peer)
-                round_trip_s = loop.time() - asked_at
+                round_trip_s = loop_time() - asked_at
                 places = self._places(sight, theirs)
                 await end.write(write_punch_ask(Now()))
                 # When it hears of it.
@@ -349,7 +346,7 @@ class Holes:
                 return await punch(hole, places, mine=mine.token, theirs=theirs.token, decides=True), sight
 
     async def _answer(self, _: object, context: grpc.aio.ServicerContext) -> None:
-        caller, loop = caller_of(context.auth_context()), asyncio.get_running_loop()
+        caller = caller_of(context.auth_context())
         if caller is None:
             return
         end = Answered(context)
@@ -358,7 +355,7 @@ class Holes:
                 await end.write(write_punch_reply(GreetFirst()))
             elif not self._hidden:
                 await end.write(write_punch_reply(Rejected(RejectCode.NOT_SERVED, "this peer can be dialled")))
-            elif self.leads_to(caller) or (wait_s := self._punches.wait_s(caller, loop.time(), asks=True)) > 0:
+            elif self.leads_to(caller) or (wait_s := self._punches.wait_s(caller, loop_time(), asks=True)) > 0:
                 await end.write(write_punch_reply(Busy(BUSY_S if self.leads_to(caller) else wait_s, -1)))
             else:
                 await self._try(caller, self._take_part(end), self._punches.asked, first=False)

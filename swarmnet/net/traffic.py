@@ -68,14 +68,13 @@ class Priority:
 
     async def turn(self, num_bytes: int) -> None:
         """Return when so many bytes of state may be sent."""
-        now = asyncio.get_running_loop().time
         async with self._queue:
-            while self._urgent and (wait_s := self._state.wait_s(now(), 0.0)):
+            while self._urgent and (wait_s := self._state.wait_s(loop_time(), 0.0)):
                 await set_within(self._clear, wait_s)
             # An idle line is not counted: nobody else wanted it.
             if self._urgent:
                 self._state.per_s = STATE_SHARE * self.bytes_per_s
-                self._state.take(now(), num_bytes)
+                self._state.take(loop_time(), num_bytes)
 
 
 # ---------------------------------------------------------------- what the operator lends
@@ -146,18 +145,17 @@ class Shares:
             await self._piece(who, min(_PIECE_BYTES, num_bytes - begin))
 
     async def _piece(self, who: str, num_bytes: int) -> None:
-        now = asyncio.get_running_loop().time
         had = max(self._least, self._had.get(who, 0.0))
         self._had[who] = had + num_bytes
         mine = had, next(self._numbers), asyncio.Event()
         heapq.heappush(self._waiting, mine)
         try:
-            while wait_s := self._bucket.wait_s(now(), 0.0) if self._waiting[0] is mine else math.inf:
+            while wait_s := self._bucket.wait_s(loop_time(), 0.0) if self._waiting[0] is mine else math.inf:
                 await set_within(mine[2], wait_s if wait_s < math.inf else None)
                 mine[2].clear()
             self._least = had
             self._bucket.per_s = max(self._bytes_per_s(), 1.0)
-            self._bucket.take(now(), num_bytes)
+            self._bucket.take(loop_time(), num_bytes)
         finally:
             self._waiting.remove(mine)
             heapq.heapify(self._waiting)
