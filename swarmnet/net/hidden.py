@@ -22,7 +22,7 @@ from swarmnet.clock import loop_time
 from swarmnet.errors import PeerGone, PeerTimeout, Refused, RejectCode, SwarmError, leaves
 from swarmnet.ids import PeerId
 from swarmnet.messages import Accepted, Rejected
-from swarmnet.net.background import beside, set_within
+from swarmnet.net.background import BackgroundTasks, beside, set_within
 from swarmnet.net.circuits import Arrivals, Called, Connection, Doors, End, Tunnel, hear, splice
 from swarmnet.net.dial_back import Say
 from swarmnet.net.greeting import Greeter
@@ -98,7 +98,7 @@ class Places:
         self._changed = asyncio.Event()
         self._coming: dict[asyncio.Task[None], tuple[str, PeerId]] = {}
         """Streams that lead here: from which address, and whose; by the relay's word until the caller has spoken."""
-        self._refusing: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
         self._summons, self._says = Budgets[PeerId](_SUMMONS), Rate.every(_SAY_S).bucket()
         self._secret = secrets.token_bytes(32)
         self._probes: set[bytes] = set()
@@ -119,8 +119,7 @@ class Places:
                     # A candidate may be new, or may be tried again.
                     await set_within(self._changed, _LOOK_S)
         finally:
-            for task in (*self._coming, *self._refusing):
-                task.cancel()
+            self._tasks.cancel()
 
     def _next(self) -> list[PeerId]:
         """Whom to ask now, at random: nobody can make up an id that is chosen, and hidden peers spread."""
@@ -172,7 +171,6 @@ class Places:
 
     def _summoned(self, relay: PeerId, summon: Summon) -> None:
         """Come, unless too many have. Raises PeerGone for a relay that summons without end."""
-        loop = asyncio.get_running_loop()
         if self._summons.of(relay).ask(loop_time()):
             raise PeerGone("the relay summons without end", peer=relay)
         channels = self._channels(summon.caller if summon.reverse else relay)
@@ -184,13 +182,11 @@ class Places:
         claimed = home_of(self._channels(relay).shown_host), summon.caller
         known = home_of(channels.shown_host), summon.caller
         reason = next(filter(None, (too_many(self._coming.values(), one) for one in (claimed, known))), "")
-        task = loop.create_task(self._come(channels, summon, full=bool(reason)))
+        task = self._tasks.spawn(self._come(channels, summon, full=bool(reason)))
         if not reason:
             self._coming[task] = claimed
             task.add_done_callback(self._coming.pop)
             return
-        self._refusing.add(task)
-        task.add_done_callback(self._refusing.discard)
         # Whoever floods does not fill the log.
         if not self._says.ask(loop_time()):
             self._say("callers_refused", {"reason": reason, "caller": summon.caller, "relay": relay})

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import itertools
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 
 from swarmnet.errors import BadMessage
-from swarmnet.net.grpc_link import PING_S, Probe, Refusals
+from swarmnet.net.grpc_link import PING_S, Link, Probe, Refusals
+from swarmnet.net.grpc_options import GrpcConfig
+from swarmnet.net.traffic import LentLine
+from swarmnet.simulate.clock import VirtualLoop
 from swarmnet.wire.convert import NONCE_BYTES, Pong
 
 
@@ -46,3 +55,26 @@ def test_a_refusal_is_said_once_for_each_reason_and_then_seldom_with_a_count() -
     said = [refused.again("a", now=3.0 * number) for number in range(1000)]
     assert said[0] == 1 and [times for times in said if times] == [1, 201, 401, 601, 801]
     assert refused.again("b", now=3000.0) == 1 and refused.again("b", now=3001.0) == 0
+
+
+def test_a_link_is_tried_again_ever_more_slowly_and_soon_after_it_was_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried_at, opens = list[float](), iter([*[False] * 12, True, *[False] * 3])
+
+    async def story() -> None:
+        async def connect() -> bool:
+            tried_at.append(asyncio.get_running_loop().time())
+            return next(opens)
+
+        channels = cast(Any, SimpleNamespace(config=GrpcConfig()))
+        link = Link(channels, lambda message: b"", lambda peer: None, cast(Any, None), LentLine())
+        monkeypatch.setattr(link, "_connect_and_stream", connect)
+        link.outbox.put(cast(Any, None))
+        with contextlib.suppress(StopAsyncIteration, RuntimeError):
+            await link.run()
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(story())
+    gaps = [after - before for before, after in itertools.pairwise(tried_at)]
+    for number, gap in enumerate(gaps[:12]):
+        assert 0.5 * min(0.05 * 2**number, 3.0) <= gap <= min(0.05 * 2**number, 3.0)
+    assert gaps[12] == 0.0 and 0.025 <= gaps[13] <= 0.05 <= gaps[14] <= 0.1
