@@ -7,6 +7,7 @@ directory: a missing or torn file is no hint.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import socket
@@ -71,7 +72,8 @@ def check_free(host: str, port: int, *, flag: str) -> None:
 def check_alone(network: NetworkSettings) -> None:
     """Raises UsageError if another process has the directory, or a port that the operator chose: before a peer takes
     minutes to load what it cannot serve. `net.endpoint` takes both."""
-    with own_identity(network.dir):
+    # A directory that is not there is no other process's, and a peer that is refused later leaves none behind.
+    with own_identity(network.dir) if network.dir.is_dir() else contextlib.nullcontext():
         for flag, port in (("--port", network.port), ("--dht-port", network.dht_port)):
             if port:
                 check_free(network.host, port, flag=flag)
