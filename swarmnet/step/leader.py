@@ -130,6 +130,8 @@ class Leader:
         if self.round is None and not self._waits.complete:
             self._early[peer, index] = generation
             return
+        if index in self.ledger.voided:
+            return
         # A mate passed over or out of touch may compute, but the index is ordered from a member, which counts it.
         out_of_touch = peer not in self.members and not self.view.in_touch(peer, now=now)
         if self.members and (peer in self.passed_over or out_of_touch):
@@ -142,11 +144,11 @@ class Leader:
             self._plans.move(peer, generation, index, owner)
             return
         # An older generation is closed, and a newer one has to be reported first.
-        if self.members.get(peer) != generation or index in self.ledger.voided:
+        if self.members.get(peer) != generation:
             return
         held = self.ledger.owners[index]
-        # Identities cost nothing: a voter contributes what it works on, whatever a member that is none has asked for.
-        if held is not None and self._is_voter(peer) and self._yields(held, index):
+        # Identities cost nothing: who contributes counts what it works on, whatever another member has asked for.
+        if held is not None and self._contributes(peer) and self._yields(held, index):
             self._plans.void(*held)
             self._evict(*held)
             held = None
@@ -222,8 +224,8 @@ class Leader:
                 return
             self._evict(peer, known)
             crosses = self.ledger.overlaps(peer, report.owned)  # counted below
-            # Identities cost nothing: a member that is no voter could do so with each of them.
-            most = _OFFENCES if self._is_voter(peer) else 1
+            # Identities cost nothing: a member that has contributed nothing could do so with each of them.
+            most = _OFFENCES if self._contributes(peer) else 1
             if not crosses and self._offends(peer, "begins its accumulator again and again", now, most=most):
                 return
         if owner in self.ledger.closed and report.ack is None:
@@ -450,16 +452,17 @@ class Leader:
         bans = self._member.bans[:MAX_BANS] if has_quorum(able, voters) and not self.ballot.number else ()
         return tuple(sorted(found[: min(minority(voters), MAX_LATE)])), bans
 
-    def _is_voter(self, peer: PeerId) -> bool:
-        """Has this member, or I, a say in the step? All have while there are no voters."""
-        voters = self._member.membership.roster(self.stamp.stage)
-        return not voters or peer in voters or peer == self.view.me
+    def _contributes(self, peer: PeerId) -> bool:
+        """Has this member, or I, contributed lately? Of a large stage more do than have a vote. True of all while none
+        is known to."""
+        known = self._member.membership.contributors(self.stamp.stage)
+        return not known or peer in known or peer == self.view.me
 
     def _yields(self, owner: Owner, index: int) -> bool:
-        """Is its assignee no voter, and has not accumulated it yet, by its last state?"""
+        """Has its assignee contributed nothing lately, and not accumulated it yet, by its last state?"""
         state = self._follower(owner[0]).state
         done = bool(self.acks) or (state is not None and index in state.summed)
-        return not done and not self._is_voter(owner[0])
+        return not done and not self._contributes(owner[0])
 
     def _voting_members(self) -> Set[PeerId]:
         """The members that decide what is left out: voters, or all while there are none; identities cost nothing."""

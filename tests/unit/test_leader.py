@@ -23,6 +23,7 @@ from swarmnet.messages import (
     StagePlan,
     Stamp,
     Trouble,
+    place_of,
 )
 from swarmnet.simulate.swarm import SimulatedSigner
 from swarmnet.step.commits import commit_of, statement
@@ -897,9 +898,14 @@ def test_a_member_with_a_third_new_accumulator_in_a_step_is_left_out_and_late():
     assert C not in office.leader.members, "not in this step"
 
 
+def has_committed(office: Office, *contributors: PeerId) -> None:
+    named = tuple(sorted(contributors))
+    office.membership.applied([Commit(0, 2, CHAIN, RoundId(BALLOT, 0), b"d", 2, 0.0, 1.0, contributors=named)])
+
+
 def test_a_correct_member_that_is_no_voter_is_not_left_out_for_a_state_that_crossed_a_new_ballot():
     office = Office(B, C)
-    office.membership._rosters[0] = frozenset({ME, B})
+    has_committed(office, ME, B)
     office.everybody_reports(B, C)
     office.claim(B, 0)
     calls = office.report(C, generation=gen(1), owned={0})
@@ -907,6 +913,27 @@ def test_a_correct_member_that_is_no_voter_is_not_left_out_for_a_state_that_cros
     calls = office.report(C, generation=gen(2))
     assert C in office.leader.members, "it has counted nothing under that one"
     assert logged(office.report(C, generation=gen(3)), "late"), "identities are free: one new accumulator is its last"
+
+
+def test_a_member_of_a_large_stage_that_contributes_may_begin_again_also_if_it_has_no_vote():
+    crowd = [PeerId(f"crowd-{number}") for number in range(40)]
+    for contributes in (True, False):
+        member = max(crowd, key=place_of)
+        office = Office(B, member)
+        has_committed(office, ME, B, *(peer for peer in crowd if contributes or peer != member))
+        assert member not in office.membership.roster(0)
+        office.everybody_reports(B, member)
+        assert bool(logged(office.report(member, generation=gen(1)), "late")) != contributes
+
+
+def test_nobody_is_ordered_to_execute_a_voided_index_for_an_excluded_peer():
+    office = Office(B, C, D)
+    has_committed(office, ME, B, C, D)
+    office.membership.restored((), (Exclusion(D, STAMP.step + 9, 1),))
+    office.everybody_reports(B, C)
+    office.leader.ledger.void(0)
+    assert not ordered(office.claim(D, 0)), "it is left out of the step"
+    assert ordered(office.claim(D, 1)) == [1]
 
 
 def test_an_attempt_that_lost_a_member_ends_with_the_last_holder_of_its_aggregate():
@@ -1021,8 +1048,7 @@ def test_a_leader_that_makes_an_aggregate_again_names_the_late_peers_of_the_one_
     given = ((ME, gen(0), frozenset({0})), (B, gen(0), frozenset({1})))
     for dead, late in (((D, E), (C,)), ((E,), ())):
         office = Office(*{B, C, D, E}.difference(dead))
-        everybody = tuple(sorted((ME, B, C, D, E)))
-        office.membership.applied([Commit(0, 2, CHAIN, RoundId(BALLOT, 0), b"d", 2, 0.0, 1.0, contributors=everybody)])
+        has_committed(office, ME, B, C, D, E)
         held = Finished(RoundId(Ballot(0, D), 0), b"d", 2, 0.0, 1.0, given, late=(C,))
         office.report(B, summed={1}, finished=held)
         for peer in sorted({C, D}.difference(dead)):
@@ -1034,8 +1060,7 @@ def test_a_leader_that_makes_an_aggregate_again_names_the_late_peers_of_the_one_
 def test_a_leader_names_an_excluded_peer_again_only_if_another_leader_or_most_have_found_the_same():
     for named_by, most, again in ((None, False, ()), (ME, False, ()), (B, False, (D,)), (ME, True, (D,))):
         office = Office(B, C, D)
-        everybody, before = tuple(sorted((ME, B, C, D))), Commit(0, 2, CHAIN, RoundId(BALLOT, 0), b"d", 2, 0.0, 1.0)
-        office.membership.applied([replace(before, contributors=everybody)])
+        has_committed(office, ME, B, C, D)
         office.membership.restored((), (Exclusion(D, STAMP.step, 1),))  # it has ended
         if named_by is not None:
             office.lateness.committed((D,), {D}, named_by, now=0.0)
