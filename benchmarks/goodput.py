@@ -107,7 +107,7 @@ def toy_losses(shares: Shares, *, steps: int) -> list[float]:
 
 def measure(*, peers: int, microbatches: int, steps: int, toy_steps: int) -> dict[str, Any]:
     """Run the fleet with kills and without, and the control on what was executed. Raises Broken if a sum is wrong."""
-    fleet = drawn(fleet_of(peers=peers, microbatches=microbatches, steps=steps), (), "goodput")
+    fleet = drawn(fleet_of(peers=peers, microbatches=microbatches, steps=steps), "goodput")
     killed = FleetSimulation(fleet)
     killed.swarm.detailed = True
     undisturbed = FleetSimulation(calm(fleet))
