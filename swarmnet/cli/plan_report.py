@@ -80,12 +80,9 @@ def step_record(priced: Priced, spec: StageSpec, members: Members, times: LayerT
     share, layers = load.microbatches / load.replicas, -(-spec.model.num_layers // load.stages)
     return {
         "members": members.model_dump(mode="json"),
-        "counts": found.counts,
+        **asdict(found),
         "stages_per_peer": priced.stages_per_peer,
-        "place_s": found.place_s,
         "measured": times is not None,
-        "load": asdict(load),
-        "site": asdict(found.site),
         "way": asdict(way),
         "step_s": cost.step_s,
         "terms_s": {"compute": cost.compute_s, **cost.waits},
