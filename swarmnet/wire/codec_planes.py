@@ -62,7 +62,7 @@ class Planes:
         """MALFORMED unless there are as many planes, masks and bytes as each part says of the next.
 
         What lies behind the last element is ignored, and so are planes and bytes of zeros."""
-        _parts(data, -(-num_elements // BLOCK))
+        _Parts(data, -(-num_elements // BLOCK))
 
     def encode(self, x_N: torch.Tensor) -> torch.Tensor:
         """uint8, as long as the numbers need."""
@@ -92,7 +92,7 @@ class Planes:
             with overflow_told(), contextlib.suppress(kernels.Unfit):
                 return native.small_decode(data, out_N, add=add)
         num_blocks = -(-out_N.numel() // BLOCK)
-        parts = _parts(data.numpy(), num_blocks)
+        parts = _Parts(data.numpy(), num_blocks)
         out = torch.empty(out_N.numel(), dtype=torch.int64)
         for first in range(0, num_blocks, _CHUNK):
             place = out[first * BLOCK : (first + _CHUNK) * BLOCK]
@@ -161,10 +161,6 @@ class _Parts:
             raise malformed("wrong length", num_bytes=data.size)
         self.octets = rest[:num_octets]
         self.dense = rest[num_octets:]
-
-
-def _parts(data: np.ndarray[Any, Any], num_blocks: int) -> _Parts:
-    return _Parts(data, num_blocks)
 
 
 def _edges(counts: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -19,16 +19,13 @@ _INT64 = np.iinfo(np.int64)
 
 def agrees(family: Family, found: Kernels) -> bool:
     """Are all results of that family equal, refusals too?"""
-    same = {
-        "short": _same_short,
-        "squares": _same_squares,
-        "linear": _same_products,
-        "grid": _same_grid,
-        "adamw": _same_update,
-    }
     numbers = _integers if family in ("int64", "small", "short", "linear") else _floats
-    agree = same.get(family, lambda x, found: results(family, x, found) == results(family, x, None))
+    agree = _SAME.get(family) or functools.partial(_same_results, family)
     return all(agree(x, found) for size in _SIZES for x in numbers(size))
+
+
+def _same_results(codec: str, x: torch.Tensor, found: Kernels) -> bool:
+    return results(codec, x, found) == results(codec, x, None)
 
 
 def _same_short(x: torch.Tensor, found: Kernels) -> bool:
@@ -132,6 +129,15 @@ def _same_update(x: torch.Tensor, found: Kernels) -> bool:
         pairs = zip(made, (w, g, m, v), strict=True)
         told += [np.array_equal(one.numpy(), other, equal_nan=True) for one, other in pairs]
     return all(told)
+
+
+_SAME: dict[str, Callable[[torch.Tensor, Kernels], bool]] = {
+    "short": _same_short,
+    "squares": _same_squares,
+    "linear": _same_products,
+    "grid": _same_grid,
+    "adamw": _same_update,
+}
 
 
 def results(codec: str, x: torch.Tensor, found: Kernels | None) -> list[bytes]:
