@@ -1,6 +1,6 @@
 """The loss curve of `overlap`, whose gradients come one step late, beside that of `exact`: equal tokens, equal start.
 
-    python benchmarks/sync_modes.py [--steps N] [--seeds N] [--jobs N] [--variant "overlap lead=2.5"]...
+    python benchmarks/sync_modes.py [--steps N] [--run N] [--seeds N] [--jobs N] [--variant "overlap lead=2.5"]...
                                     [--json FILE] [--png FILE]
 
 A small decoder on the default data (Python's standard library, as bytes), trained by the single process that a swarm's
@@ -9,7 +9,8 @@ variant is a mode and, if need be, fields of the manifest's [averaging] and [opt
 `swarmnet init --sync overlap` writes, the others take its parts away. Printed for each variant and seed: the mean
 training loss of the last SMOOTH steps and the held-out loss at the end, both over those of `exact` at the default
 settings with the same seed (1.00 is no harm), and the largest distance of the two training curves after the warm-up,
-each smoothed over SMOOTH steps. jobs: trained side by side.
+each smoothed over SMOOTH steps. run: steps of the whole run, of which the first `steps` are trained: in a long one the
+learning rate stays near its peak, where late gradients do the most harm. jobs: trained side by side.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ from swarmnet.local.oracle import run_oracle
 from swarmnet.manifest.schema import Averaging, Cut, Data, Manifest, Model, Optimizer, Training
 
 VARIANTS = (
+    "overlap lead=2.5 overlap_after=300",
     "overlap lead=2.5 overlap_after=100",
-    "overlap lead=2.5 overlap_after=0",
-    "overlap overlap_after=0",
+    "overlap overlap_after=300",
     "exact lead=2.5",
 )
 EVALS = 32
 
 
-def manifest_of(variant: str, *, steps: int, seed: int, source: str) -> Manifest:
+def manifest_of(variant: str, *, steps: int, run: int, seed: int, source: str) -> Manifest:
     """Raises pydantic's ValidationError for a mode or setting that does not exist."""
     sync, *settings = variant.split()
     fields = {name: json.loads(value) for name, value in (setting.split("=", 1) for setting in settings)}
@@ -51,7 +52,7 @@ def manifest_of(variant: str, *, steps: int, seed: int, source: str) -> Manifest
         data=Data(source=source),
         training=Training(
             seed=seed,
-            total_steps=steps,
+            total_steps=run,
             microbatches=8,
             microbatch_size=4,
             sequence_length=64,
@@ -63,11 +64,13 @@ def manifest_of(variant: str, *, steps: int, seed: int, source: str) -> Manifest
     )
 
 
-def train(variant: str, data: str, steps: int, seed: int) -> dict:
+def train(variant: str, data: str, steps: int, run: int, seed: int) -> dict:
     """{variant, seed, losses (each step's), held_out}."""
     torch.set_num_threads(1)
     tokens = load_tokens(data)
-    result = run_oracle(manifest_of(variant, steps=steps, seed=seed, source=tokens.source), tokens)
+    result = run_oracle(
+        manifest_of(variant, steps=steps, run=run, seed=seed, source=tokens.source), tokens, steps=steps
+    )
     return {"variant": variant, "seed": seed, "losses": result.losses, "held_out": result.evals[steps]}
 
 
@@ -107,7 +110,8 @@ def draw(rows: Sequence[dict], path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--run", type=int, default=10_000)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--variant", action="append")
@@ -117,12 +121,16 @@ def main() -> None:
     options = parser.parse_args()
     variants = tuple(dict.fromkeys(("exact", *(options.variant or VARIANTS))))
     width = max(map(len, variants))
-    print(f"{options.steps} steps, {options.data}")
+    print(f"{options.steps} steps of {options.run}, {options.data}")
     print(
         f"{'variant':{width}}  seed{'train':>9}{'over exact':>12}{'held-out':>10}{'over exact':>12}"
         f"{'largest distance':>18}"
     )
-    asked = [(variant, options.data, options.steps, seed) for seed in range(options.seeds) for variant in variants]
+    asked = [
+        (variant, options.data, options.steps, options.run, seed)
+        for seed in range(options.seeds)
+        for variant in variants
+    ]
     rows: list[dict] = []
     bases: dict[int, dict] = {}
     with contextlib.ExitStack() as stack:

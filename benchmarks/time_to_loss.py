@@ -19,7 +19,7 @@ swarms of production classes; the others are `references.py`, each at its best. 
 
 The table has hours to two losses, and how many times sooner than SWARM-like each mode is there: the lowest loss that
 all modes reach, and the lowest that all reach but those with outer steps, which take longer to it than is trained here.
-Steps of overlap are exact ones up to `overlap_after`. One seed.
+Steps of overlap are exact ones up to OVERLAP_AFTER, sooner than `init` has it: these runs are short. One seed.
 
 Last the public meter ProtocolNanoGPT (8 stages, 200 Mbit/s, 50 ms, loss 3.276: dense bf16 293,889 s, its subspace
 reference 181,487 s): a scaled model of eight stages is trained with bf16 and with int8 at its seven boundaries
@@ -53,7 +53,7 @@ from swarmnet.data.sampler import Sampler
 from swarmnet.data.source import load_tokens
 from swarmnet.data.tokens import Tokens
 from swarmnet.local.oracle import run_oracle
-from swarmnet.manifest.implied import LEAD, OVERLAP_AFTER
+from swarmnet.manifest.implied import LEAD
 from swarmnet.manifest.schema import Averaging, Cut, Data, Manifest, Model, Numerics, Training
 from swarmnet.model.decoder import Layer, StageModule, loss_sum
 from swarmnet.plan.cost import BYTES, Load, Site, Way, cost
@@ -61,6 +61,7 @@ from swarmnet.plan.cost import BYTES, Load, Site, Way, cost
 MODEL = Model(hidden_size=64, intermediate_size=176, num_layers=4, num_heads=4, num_kv_heads=2, head_dim=16)
 STAGES, REPLICAS, SHARE, ROWS = 4, 4, 16, 4
 STEPS, EVERY, EVALS, INNER, SEQUENCES = 200, 10, 8, 20, 4
+OVERLAP_AFTER = 100
 LINES = tuple(itertools.product((50, 200, 500), (10, 50, 200)))
 """(Mbit/s, round trip in ms)."""
 SWARM = "SWARM-like"

@@ -197,7 +197,7 @@ class _Integers(_Update):
         stages = stage_shapes(manifest.model, manifest.cut, manifest.training.sequence_length)
         self._stage_of = {name: stage for stage, shapes in enumerate(stages) for name in shapes}
         self._names = [name for name, _ in module.named_parameters()]
-        self._optimizer = StageOptimizer(self._parameters, manifest.optimizer)
+        self._optimizer = StageOptimizer(self._parameters, manifest.optimizer, delay=manifest.averaging.delay)
         self._accumulator = Accumulator(self._edges[-1], dtype=sum_dtype(manifest.numerics), device=torch.device("cpu"))
         self._roundings = Roundings(
             manifest.numerics,

@@ -28,7 +28,7 @@ FEW_BITS = {"averaging.inner_steps": 24, "averaging.fragments": 4}
 SPARSE_INNER_STEPS = 8
 """Of sparse outer steps, which send little and so may come often; docs/local-sync.md has figures."""
 
-LEAD, OVERLAP_AFTER = 2.5, 100
+LEAD, OVERLAP_AFTER = 2.5, 300
 """Where gradients come one step late: docs/numerics.md has what was measured."""
 
 

@@ -348,7 +348,7 @@ class Averaging(Table):
         'how replicas of a stage agree: "exact": in each step; "overlap": a step is averaged while the '
         'next computes; "local": each trains on its own, with an outer step now and then',
     )
-    overlap_after: Count = says(40, '"overlap": after so many steps one by one; `init` writes 100')
+    overlap_after: Count = says(40, '"overlap": after so many steps one by one; `init` writes 300')
     codec: SumCodec = says("int64", '"small" or "int64"; with sync = "local" "int8", "nf4", ...; see docs/codecs.md')
     group_size: Annotated[int, Field(ge=2, le=1024)] = says(
         16, "replicas that average in one group; more stand in a grid of groups"

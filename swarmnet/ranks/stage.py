@@ -114,6 +114,7 @@ class RankStage:
         self._optimizer = StageOptimizer(
             self._own(0),
             spec.optimizer,
+            delay=self._delay,
             offload=self._offload,
             whole=[math.prod(shape) for shape in self._shapes.values()],
         )

@@ -4,7 +4,8 @@ Another distribution may bring an update rule of its own in AdamW's place (`Upda
 
 With `optimizer.lead` = a the update follows not the first moment m but where it will be in a steps if it goes on as in
 the last one, m(t) + a (m(t) - m(t - 1)), both without bias. Nesterov's is about a = beta1. A gradient that is one step
-late makes momentum swing; this damps it (arXiv:2505.01099).
+late makes momentum swing; this damps it (arXiv:2505.01099). From the first late step on the first moment also averages
+over more steps (`first_moment`).
 
 Equal sums make equal weights on every device. Elements are only multiplied, added, subtracted, divided and rooted, one
 operation to a kernel, each rounded once, as IEEE 754 says: no fused multiply-add, no kernel that takes an `alpha`, no
@@ -26,7 +27,7 @@ import torch
 from torch import Tensor
 
 from swarmnet.config import plug_in
-from swarmnet.manifest.schema import Optimizer
+from swarmnet.manifest.schema import NO_DELAY, Delay, Optimizer
 from swarmnet.stage.optimizer_8bit import LEAST, PackedMoments
 from swarmnet.stage.rounding import FineRounding, Rounding
 from swarmnet.stage.same_bits import fp32, power, root
@@ -34,6 +35,13 @@ from swarmnet.stage.snapshot import digest
 from swarmnet.wire import kernels
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+
+LATE_LAG = 3.6
+"""How many times as many steps the first moment averages over while gradients are late.
+
+With beta1 = 0.9 it becomes 0.97, and with lead = 2.5 an update is then stable up to rate * curvature = 8.3; it is up to
+2.6 without, and up to 6.4 before gradients are late. So what the exact steps have settled in stays stable.
+"""
 
 _CPU_PIECE, _DEVICE_PIECE = 1 << 16, 1 << 21  # elements of an update at once: all it touches fits a cache
 
@@ -49,6 +57,8 @@ class UpdateRule(Protocol):
         seconds: Sequence[Tensor],
         *,
         step: int,
+        beta1: float,
+        beta1_product: float,
         learning_rate: float,
         weight_decay: float,
         table: Optimizer,
@@ -61,9 +71,20 @@ class UpdateRule(Protocol):
             gradients: averaged and clipped.
             firsts, seconds: what is remembered of each weight, two numbers; both 0 before the first step.
             step: 1 in the first step.
+            beta1: of this step; above `table.beta1` while gradients are late.
+            beta1_product: of the `beta1` of all steps up to this one.
             weight_decay: decoupled, 0 for all but matrices.
             table: `[optimizer]` of the manifest.
         """
+
+
+def first_moment(table: Optimizer, delay: Delay, step: int) -> tuple[float, float]:
+    """`beta1` and `beta1_product` of an `UpdateRule`, for step 1, 2, ..."""
+    if not delay.behind(step - 1):
+        return table.beta1, power(table.beta1, step)
+    slower = LATE_LAG * table.beta1
+    late = slower / (1 - table.beta1 + slower)
+    return late, power(table.beta1, delay.since) * power(late, step - delay.since)
 
 
 def update_rule_of(table: Optimizer) -> UpdateRule:
@@ -81,20 +102,20 @@ def adamw(
     seconds: Sequence[Tensor],
     *,
     step: int,
+    beta1: float,
+    beta1_product: float,
     learning_rate: float,
     weight_decay: float,
     table: Optimizer,
 ) -> None:
     """The update rule `UpdateRule` of "adamw", with `table.lead`. docs/numerics.md has its order of operations."""
     # What is missing of bias: of the first moment, and of the root of the second.
-    bias, rooted = 1 - power(table.beta1, step), math.sqrt(1 - power(table.beta2, step))
+    bias, rooted = 1 - beta1_product, math.sqrt(1 - power(table.beta2, step))
     # Of the first moment before this one only this is left: m(t) - m(t - 1) = k / lead (g - m(t)), without bias. The
     # first step has no step before it to lead on from.
-    ahead = (
-        table.lead * (1 - table.beta1) / (table.beta1 - power(table.beta1, step)) if step > 1 and table.lead else 0.0
-    )
+    ahead = table.lead * (1 - beta1) / (beta1 - beta1_product) if step > 1 and table.lead else 0.0
     rate, floor = learning_rate * rooted / bias, table.eps * rooted
-    numbers = [1 - table.beta1, table.beta1, 1 - table.beta2, table.beta2, ahead * bias, 1 - ahead, floor, rate]
+    numbers = [1 - beta1, beta1, 1 - table.beta2, table.beta2, ahead * bias, 1 - ahead, floor, rate]
     numbers = [*map(fp32, numbers), fp32(1 - learning_rate * weight_decay) if weight_decay else 1.0]
     for w, g, m, v in zip(weights, gradients, firsts, seconds, strict=True):
         if (native := kernels.of("adamw", w, g, m, v)) is not None:
@@ -102,8 +123,8 @@ def adamw(
             continue
         # Freed memory of this size is used again at once: it stays in the cache.
         x, y = torch.empty_like(w), torch.empty_like(w) if ahead else m
-        torch.mul(g, fp32(1 - table.beta1), out=x)
-        m.mul_(fp32(table.beta1)).add_(x)
+        torch.mul(g, fp32(1 - beta1), out=x)
+        m.mul_(fp32(beta1)).add_(x)
         torch.mul(g, g, out=x)
         v.mul_(fp32(table.beta2)).add_(x.mul_(fp32(1 - table.beta2)))
         if ahead:
@@ -152,6 +173,8 @@ class StageOptimizer:
     offload: moments and a copy of the newest weights are in host memory, and updates are computed there (ZeRO-Offload,
     arXiv:2101.06840). Any other change of the weights is followed by `take`.
 
+    delay: how late gradients are.
+
     whole: the number of elements of each whole parameter, where these are parts. It alone says whose moments are in 8
     bits, so ranks that hold other parts keep the same ones so.
     """
@@ -161,10 +184,11 @@ class StageOptimizer:
         parameters: Sequence[Tensor],
         table: Optimizer,
         *,
+        delay: Delay = NO_DELAY,
         offload: bool = False,
         whole: Sequence[int] | None = None,
     ) -> None:
-        self._table, self._rule = table, update_rule_of(table)
+        self._table, self._delay, self._rule = table, delay, update_rule_of(table)
         self._whole = [p.numel() for p in parameters] if whole is None else list(whole)
         self._host = [torch.empty(p.shape, dtype=p.dtype) for p in parameters] if offload else None
         self._parameters = list(parameters) if self._host is None else self._host
@@ -211,6 +235,7 @@ class StageOptimizer:
         """
         weights = self._host or (self._parameters if parameters is None else parameters)
         self._seen += 1
+        beta1, beta1_product = first_moment(self._table, self._delay, self._seen)
         for weight, gradient, moments in zip(weights, gradients, self.moments, strict=True):
             # A piece at a time: temporaries stay in a cache, and moments of 8 bits never exist whole in fp32.
             size = _CPU_PIECE * torch.get_num_threads() if weight.device.type == "cpu" else _DEVICE_PIECE
@@ -223,6 +248,8 @@ class StageOptimizer:
                     [first],
                     [second],
                     step=self._seen,
+                    beta1=beta1,
+                    beta1_product=beta1_product,
                     learning_rate=learning_rate,
                     # Weight decay falls on matrices only.
                     weight_decay=self._table.weight_decay if weight.ndim >= 2 else 0.0,

@@ -143,11 +143,16 @@ class WrittenAdamW(torch.optim.Optimizer):
     def __init__(self, groups: list[dict[str, Any]], *, betas: tuple[float, float], eps: float) -> None:
         super().__init__(groups, {"lr": 0.0})
         self.betas, self.eps, self.steps = betas, eps, 0
+        self.exact_steps = math.inf
 
     def step(self) -> None:  # type: ignore[override]
         self.steps += 1
         (beta1, beta2), fp32 = self.betas, np.float32
-        p1, p2 = 1 - power(beta1, self.steps), math.sqrt(1 - power(beta2, self.steps))
+        product = power(beta1, min(self.steps, self.exact_steps))
+        if self.steps > self.exact_steps:
+            beta1 = 3.6 * beta1 / (1 - beta1 + 3.6 * beta1)
+            product *= power(beta1, self.steps - self.exact_steps)
+        p1, p2 = 1 - product, math.sqrt(1 - power(beta2, self.steps))
         for group in self.param_groups:
             for parameter in group["params"]:
                 w, g = parameter.detach().numpy(), parameter.grad.numpy()
@@ -197,6 +202,8 @@ def train(
         {"params": [p for p in parameters.values() if p.ndim == 1], "weight_decay": 0.0},
     ]
     optimizer = optimizer_of(groups, betas=(table.beta1, table.beta2), eps=table.eps)
+    if manifest.averaging.sync == "overlap":
+        optimizer.exact_steps = manifest.averaging.overlap_after
     sums = {name: SmallSum(name, p.shape, manifest.numerics.grid_bits) for name, p in parameters.items()}
     sampler = Sampler(training.seed, tokens.num_tokens, training.sequence_length, training.microbatch_size)
     ids = torch.from_numpy(np.asarray(tokens.ids).astype(np.int64))

@@ -185,6 +185,8 @@ def test_an_update_is_equal_bit_by_bit(found: Kernels, lead: float, decay: float
                 optimizer.adamw(
                     *([each] for each in (state[0], gradient, *state[1:])),
                     step=step,
+                    beta1=0.9,
+                    beta1_product=0.9**step,
                     learning_rate=1e-3,
                     weight_decay=decay,
                     table=Optimizer(lead=lead),
@@ -219,6 +221,8 @@ def test_who_keeps_a_cast_of_a_weight_is_told_of_an_update(found: Kernels) -> No
             [weight[:64]],
             *([each[:64]] for each in state),
             step=1,
+            beta1=0.9,
+            beta1_product=0.9,
             learning_rate=1e-3,
             weight_decay=0.1,
             table=Optimizer(),

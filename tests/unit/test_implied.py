@@ -34,9 +34,9 @@ PAIRS, GROUPS = {"averaging.partners": "pairs"}, {"averaging.partners": "groups"
         ({}, SMALL),
         (FAST, SMALL),
         ({"averaging.codec": "int64"}, {}),
-        ({"averaging.sync": "overlap"}, {**SMALL, "averaging.overlap_after": 100, "optimizer.lead": 2.5}),
-        ({"averaging.sync": "overlap", "optimizer.lead": 0.0}, {**SMALL, "averaging.overlap_after": 100}),
-        ({"averaging.sync": "overlap", "optimizer.beta1": 0.0}, {**SMALL, "averaging.overlap_after": 100}),
+        ({"averaging.sync": "overlap"}, {**SMALL, "averaging.overlap_after": 300, "optimizer.lead": 2.5}),
+        ({"averaging.sync": "overlap", "optimizer.lead": 0.0}, {**SMALL, "averaging.overlap_after": 300}),
+        ({"averaging.sync": "overlap", "optimizer.beta1": 0.0}, {**SMALL, "averaging.overlap_after": 300}),
     ],
 )
 def test_what_a_choice_of_sync_brings_along(said: dict, follows: dict) -> None:

@@ -13,7 +13,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from swarmnet.manifest.schema import Averaging, Numerics, Optimizer
+from swarmnet.manifest.schema import NO_DELAY, Averaging, Delay, Numerics, Optimizer
 from swarmnet.stage.optimizer import StageOptimizer, average, probe, square_norm
 from swarmnet.stage.optimizer_8bit import BLOCK, LEAST
 from swarmnet.stage.rounding import FineRounding, NoRounding, Rounding, Roundings
@@ -45,18 +45,22 @@ def bits(values: np.ndarray | torch.Tensor) -> np.ndarray:
 class Reference:
     """One parameter under AdamW. State is fp32, or what is left of it in blocks of 8 bits."""
 
-    def __init__(self, weight: np.ndarray, table: Optimizer) -> None:
-        self.w, self.table = weight.copy(), table
+    def __init__(self, weight: np.ndarray, table: Optimizer, delay: Delay) -> None:
+        self.w, self.table, self.delay = weight.copy(), table, delay
         self.m, self.v = np.zeros_like(weight), np.zeros_like(weight)
 
     def step(self, g: np.ndarray, t: int, rate: float, decay: float) -> None:
         table, one = self.table, 1.0
-        bias, rooted = one - by_products(table.beta1, t), math.sqrt(one - by_products(table.beta2, t))
-        self.m = self.m * F(table.beta1) + g * F(one - table.beta1)
+        beta1, product = table.beta1, by_products(table.beta1, t)
+        if self.delay.most and t > self.delay.since:
+            beta1 = 3.6 * beta1 / (one - beta1 + 3.6 * beta1)
+            product = by_products(table.beta1, self.delay.since) * by_products(beta1, t - self.delay.since)
+        bias, rooted = one - product, math.sqrt(one - by_products(table.beta2, t))
+        self.m = self.m * F(beta1) + g * F(one - beta1)
         self.v = self.v * F(table.beta2) + g * g * F(one - table.beta2)
         ahead = 0.0
         if t > 1 and table.lead:
-            ahead = table.lead * (one - table.beta1) / (table.beta1 - by_products(table.beta1, t))
+            ahead = table.lead * (one - beta1) / (beta1 - product)
         moved = self.m * F(one - ahead) + g * F(ahead * bias) if ahead else self.m
         moved = moved / (np.sqrt(self.v) + F(table.eps * rooted)) * F(rate * rooted / bias)
         self.w = (self.w * F(one - rate * decay) if decay else self.w) - moved
@@ -97,12 +101,14 @@ def halved(squares: np.ndarray) -> float:
 # ---------------------------------------------------------------- updates
 
 
-def compare(shape: tuple[int, ...], table: Optimizer, seed: int, *, device: str, first_step: int = 0) -> None:
+def compare(
+    shape: tuple[int, ...], table: Optimizer, seed: int, *, device: str, first_step: int = 0, delay: Delay = NO_DELAY
+) -> None:
     """Three steps of the product's optimizer and the reference's."""
     size = math.prod(shape)
     weight = hostile(seed, size).reshape(shape)
-    reference, live = Reference(weight, table), torch.from_numpy(weight.copy()).to(device)
-    optimizer = StageOptimizer([live], table)
+    reference, live = Reference(weight, table, delay), torch.from_numpy(weight.copy()).to(device)
+    optimizer = StageOptimizer([live], table, delay=delay)
     optimizer.set_num_steps(first_step)
     with np.errstate(all="ignore"):
         for number in range(3):
@@ -135,12 +141,13 @@ tables = st.builds(
     table=tables,
     seed=st.integers(0, 2**32),
     first_step=st.sampled_from([0, 1, 17, 100_000]),
+    delay=st.sampled_from([NO_DELAY, Delay(1, 0), Delay(1, 2), Delay(1, 18)]),
 )
-@example(shape=(40, 1024), table=Optimizer(state="8bit", lead=2.5), seed=3, first_step=0)
+@example(shape=(40, 1024), table=Optimizer(state="8bit", lead=2.5), seed=3, first_step=0, delay=Delay(1, 1))
 def test_an_update_is_numpys_bit_by_bit(
-    device: str, shape: tuple[int, ...], table: Optimizer, seed: int, first_step: int
+    device: str, shape: tuple[int, ...], table: Optimizer, seed: int, first_step: int, delay: Delay
 ) -> None:
-    compare(shape, table, seed, device=device, first_step=first_step)
+    compare(shape, table, seed, device=device, first_step=first_step, delay=delay)
 
 
 @pytest.mark.parametrize("device", DEVICES)
