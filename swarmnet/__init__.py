@@ -38,7 +38,7 @@ __all__ = [
 
 __version__ = "0.1.0"
 
-PROTOCOL_VERSION = (4, 0)
+PROTOCOL_VERSION = (5, 0)
 """(major, minor) of the wire protocol. Peers of one run must share the major number (docs/upgrading.md)."""
 
 SOFTWARE = f"swarmnet {__version__}, protocol {PROTOCOL_VERSION[0]}.{PROTOCOL_VERSION[1]}"
