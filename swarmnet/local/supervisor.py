@@ -295,8 +295,8 @@ class Supervisor:
             self._start(self._waiting.pop(0), now=now)
         elif self.progress.bootstrap():
             while self._waiting and not self.interrupt.count:  # of many processes the last is started late
-                # The run would begin without some of its replicas.
-                if self._waiting[0] in self.swarm.trainers and self._replicas_start():
+                # A liar is named by a majority, which a run that begins with some of its replicas does not have.
+                if self._waiting[0] in self.swarm.trainers and self.swarm.liars and self._replicas_start():
                     break
                 self._start(self._waiting.pop(0), now=now)
 
