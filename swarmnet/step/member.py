@@ -340,7 +340,7 @@ class Member:
     def _exclude(self, commit: Commit, now: float) -> None:
         """The commit of my stage names late peers: log the table's new rows."""
         table = after(self.membership.exclusions, commit)
-        self.lateness.committed(commit.late, {each.peer for each in table}, commit.id.ballot.peer, now=now)
+        self.lateness.committed(commit.late, {each.peer for each in table}, self.membership.named_by(commit), now=now)
         for each in table:
             if each.peer in commit.late:
                 self.host.log("excluded", peer=each.peer, until_step=each.until_step, level=each.level)

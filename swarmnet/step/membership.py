@@ -303,6 +303,12 @@ class Membership:
         """
         return self._named_signed.get((step, leader))
 
+    def named_by(self, commit: Commit) -> PeerId:
+        """The leader that chose the commit's late peers, as far as I know: who makes an aggregate again names the peers
+        that the first leader named."""
+        named = (of for of, (late, _) in self._named_signed.items() if of[0] == commit.step and late == commit.late)
+        return next((leader for _, leader in named), commit.id.ballot.peer)
+
     def give_up(self, commit: Commit) -> None:
         """I signed that sum and no longer hold it: my vote no longer counts when I look for a certificate."""
         self._given_up.add(commit)

@@ -369,6 +369,16 @@ def test_of_one_voters_sums_the_last_two_count():
     assert not known.certified(sums[1]) and known.certified(sums[3])
 
 
+def test_a_leader_that_makes_an_aggregate_again_has_not_chosen_whom_it_names_late() -> None:
+    known = Known(B, C, D)
+    first = replace(commit(number=0), late=(D,))
+    again = replace(first, id=RoundId(Ballot(1, C), 0))
+    assert known.of.named_by(again) == C, "of what I have not signed I know its own leader only"
+    known.of.sign(first)
+    known.of.sign(again)
+    assert known.of.named_by(again) == B and known.of.named_by(replace(again, late=(E,))) == C
+
+
 def test_my_own_vote_is_one_as_well_and_of_one_round_i_sign_one_sum():
     """A sum with other bits than most of my stage's is fetched again: I hold it then, and do not sign it."""
     known = Known(B, C, roster=(ME, B, C))
