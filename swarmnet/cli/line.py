@@ -120,23 +120,27 @@ def machines_of(options: Mapping[str, Any], *, ranks: int = 1, usual_device: str
     if fleet is not None:
         if said := [*(["--mbit"] if mbit is not None else []), *said]:
             raise UsageError(f"{said[0]} and --fleet exclude each other: {fleet} says what members have")
+        from swarmnet.config.check import refusing
         from swarmnet.config.fleet import read_fleet
         from swarmnet.simulate.fleet import FleetFile
 
-        members = read_fleet(fleet, FleetFile).members(str(fleet))
+        with refusing(str(fleet)):
+            members = read_fleet(fleet, FleetFile).members(str(fleet))
         kinds = ", ".join(f"{kind.count} x {kind.name}" for kind in members.machines)
         return Machines(members, None, f"{fleet.name}: {kinds}")
     if mbit is None:
         if said:
             raise UsageError(f"{said[0]} describes members: add --mbit, such as --mbit 200")
         return None
+    from swarmnet.config.check import refusing
     from swarmnet.config.fleet import ROUND_TRIP_MS, TFLOPS, Members
 
     kind = device or usual_device or _device_here()
     reached, count, trip = tflops or ranks * TFLOPS[kind], replicas or 4, rtt or ROUND_TRIP_MS
     words = f"{mbit:g} Mbit/s each way, {trip:g} ms, {reached:g} TFLOP/s ({kind}), {count} replicas"
     like: Literal["cuda", "cpu"] = "cpu" if kind == "cpu" else "cuda"
-    alike = Members.alike(count, mbit=mbit, tflops=reached, round_trip_s=trip / 1000, device=like)
+    with refusing("what --mbit, --rtt, --tflops and --replicas say"):
+        alike = Members.alike(count, mbit=mbit, tflops=reached, round_trip_s=trip / 1000, device=like)
     return Machines(alike, count, words, device_said=device is not None)
 
 

@@ -168,7 +168,9 @@ def _peer(
     every, several = stages or range(len(setup.specs)), len(stages) > 1
     # Stages of one peer share its slots, so they are chosen once.
     sets = [[stage] for stage in every] + ([list(stages)] if several else [])
-    fits = [judge(with_slots(setup, stages if several else each, room), each, room, host_room) for each in sets]
+    fits = [
+        judge(with_slots(setup, stages if several else each, room, host_room), each, room, host_room) for each in sets
+    ]
     alone = fits[: len(every)]
     if not stages and len(alone) > 1:
         remarks.append(f"each is for a peer of its own: --stage {listed(every[:2])} plans one peer with both")
@@ -233,6 +235,7 @@ def _chosen(spec: StageSpec, wire: Wire) -> dict[str, object]:
 
 def _anywhere(machines: Machines, stages: int, room: int | None) -> Machines:
     """As many machines as `--replicas` of each stage, for any stages."""
+    from swarmnet.config.check import refusing
     from swarmnet.config.fleet import Members
 
     if machines.replicas is None:
@@ -241,7 +244,8 @@ def _anywhere(machines: Machines, stages: int, room: int | None) -> Machines:
     memory = {"gpu_gib" if kind.device == "cuda" else "host_gib": (room or 0) / 2**30}
     more = kind.model_copy(update={"count": machines.replicas * stages, **memory})
     words = f"{machines.words} of {counted(stages, 'stage')}"
-    return Machines(Members(machines=(more,), regions=members.regions), None, words)
+    with refusing(f"--replicas {machines.replicas} of {counted(stages, 'stage')}"):
+        return Machines(Members(machines=(more,), regions=members.regions), None, words)
 
 
 def _size(text: str) -> int:

@@ -8,6 +8,7 @@ syntax, neither click nor the fields.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib.util
 import json
@@ -133,6 +134,19 @@ def _first_line(model: type[Table], data: Mapping[str, Any], error: ValidationEr
     plain = errors[0]["type"] not in ("literal_error", "value_error")
     meaning = f" ({field.description})" if field and field.description and plain else ""
     return f"{origin(path)}: {head}: {', or '.join(dict.fromkeys(problems))}{meaning}"
+
+
+@contextlib.contextmanager
+def refusing(where: str) -> Iterator[None]:
+    """A table that is made here of what was typed, and breaks a rule, raises UsageError in the name of `where`."""
+    try:
+        yield
+    except ValidationError as error:
+        item = error.errors(include_url=False)[0]
+        words = _WORDS.get(item["type"], "").format(**item.get("ctx", {})) or item["msg"]
+        raise UsageError(
+            ": ".join(part for part in (where, dotted(tuple(map(str, item["loc"]))), words) if part)
+        ) from error
 
 
 def _found(data: Any, loc: Sequence[int | str]) -> tuple[Path, Any]:

@@ -211,19 +211,26 @@ def slots_within(setup: Setup, stages: Sequence[int], room: int | None, host_roo
 def slots_here(setup: Setup, stages: Sequence[int], lent: int = 0) -> int:
     """`setup.slots`, or where that is 0 as many as fit here, on devices and in host memory. If the operator lends only
     `lent` bytes, no more than fit these. Raises UsageError, with advice, if one is too many."""
-    room = usable(setup, room_here(setup.layout))
-    host_room = None if setup.layout.kind == "cpu" else available_memory()
-    fit = slots_within(setup, stages, min(lent, lent if room is None else room) if lent else room, host_room)
+    room, host_room = rooms_here(setup, lent)
+    fit = slots_within(setup, stages, room, host_room)
     if setup.slots and not lent:
         return setup.slots
     # Where free memory is unknown, the peer takes what it needs if no peer is far.
-    return fit if lent or room is not None else min(fit, _busy(setup))
+    return fit if room is not None else min(fit, _busy(setup))
 
 
-def with_slots(setup: Setup, stages: Sequence[int], room: int | None) -> Setup:
+def rooms_here(setup: Setup, lent: int = 0) -> tuple[int | None, int | None]:
+    """Bytes that a peer may take here of each device, and of the machine in addition to devices; None: unknown, or none
+    apart. lent: what the operator lends of a device; 0: all that is free."""
+    free = usable(setup, room_here(setup.layout))
+    host_room = None if setup.layout.kind == "cpu" else available_memory()
+    return (free if not lent else lent if free is None else min(lent, free)), host_room
+
+
+def with_slots(setup: Setup, stages: Sequence[int], room: int | None, host_room: int | None = None) -> Setup:
     """`setup` with a number of slots. A peer that chooses takes as many as keep it busy if no peer is far, and fit; at
     least one."""
-    slots = setup.slots or max(min(_busy(setup), slots_that_fit(setup, stages, room)), 1)
+    slots = setup.slots or max(min(_busy(setup), slots_that_fit(setup, stages, room, host_room)), 1)
     return replace(setup, slots=slots)
 
 
@@ -237,22 +244,20 @@ def stages_for(config: PeerConfig, manifest: Manifest) -> list[int]:
     mine = computed_here(manifest, config.compute)
     layout = choose_layout(config.mesh, config.device, mine, cuda=torch.cuda.device_count())
     setup, lent = setup_of(config, mine, layout), lent_bytes(config.caps, layout)
-    free = room_here(layout)
-    room = usable(setup, free) if not lent else lent if free is None else min(lent, free)
-    found = stages_that_fit(setup, room)
-    if not found and room is not None:
-        least = min(
-            (judge(replace(setup, slots=1), [stage], room) for stage in range(len(setup.specs))),
-            key=lambda fit: fit.need,
-        )
+    if not (found := [*slots_by_stage(setup, lent)]):
+        rooms, one = rooms_here(setup, lent), replace(setup, slots=1)
+        least = min((judge(one, [stage], *rooms) for stage in range(len(setup.specs))), key=lambda fit: fit.need)
         raise UsageError("no stage of the run fits this machine; " + "; ".join(line.strip() for line in least.lines()))
     return found
 
 
-def stages_that_fit(setup: Setup, room: int | None) -> list[int]:
-    """The stages of the run of which this machine could serve one, with a microbatch in flight at least."""
-    one = replace(setup, slots=1)
-    return [stage for stage in range(len(setup.specs)) if slots_that_fit(one, [stage], room)]
+def slots_by_stage(setup: Setup, lent: int = 0) -> dict[int, int]:
+    """The stages of the run of which this machine could serve one, and with how many slots each, within what the
+    operator lends."""
+    rooms = rooms_here(setup, lent)
+    most = _busy(setup) if rooms[0] is None else MOST_SLOTS
+    found = {stage: slots_that_fit(setup, [stage], *rooms) for stage in range(len(setup.specs))}
+    return {stage: min(slots, most) for stage, slots in found.items() if slots}
 
 
 SHARDS: tuple[Shard, ...] = ("dp", "zero1", "zero2", "zero3", "none")

@@ -74,15 +74,7 @@ def run_peer(
     from swarmnet.engine.compute_thread import ComputeThread
     from swarmnet.engine.torch_engine import TorchEngine
     from swarmnet.peer.engines import InitialWeights, backend_of, numerics_of, torch_engine
-    from swarmnet.peer.memory_fit import (
-        full_in_words,
-        lent_bytes,
-        room_here,
-        setup_of,
-        slots_here,
-        slots_within,
-        stages_that_fit,
-    )
+    from swarmnet.peer.memory_fit import full_in_words, lent_bytes, setup_of, slots_by_stage, slots_here, slots_within
     from swarmnet.stage.canonical import Initial
 
     routing_rule(config.routing)  # refuses early
@@ -101,7 +93,8 @@ def run_peer(
     if ignored := meaningless(config.mesh, layout):
         log.info("mesh_ignored", ignored=ignored, reason="this peer is one rank, which shares its stages with no other")
     setup = setup_of(config, mine, layout)
-    slots = slots_here(setup, config.stages, lent_bytes(config.caps, layout))
+    lent = lent_bytes(config.caps, layout)
+    slots = slots_here(setup, config.stages, lent)
     # The operator left the number to this machine, or lends too little for so many.
     if slots != config.slots:
         log.info("slots_chosen", slots=slots, stages=list(config.stages))
@@ -114,7 +107,8 @@ def run_peer(
 
     numerics = numerics_of(mine, layout, setup.memory)
     moving = moves and config.rebalance_s and layout.ranks == 1 and len(config.stages) == 1
-    fits = stages_that_fit(setup, room_here(layout)) if moving else []
+    # Looked at before this peer takes memory itself.
+    fits = slots_by_stage(setup, lent) if moving else {}
     if moves and not moving:
         log.info("stays", reason="rebalance_s is 0, or this peer has several ranks or stages")
     carried: int | None = None
@@ -170,6 +164,7 @@ def run_peer(
                 return 0
             # Its state is on disk, and the old stage is out of memory.
             config, carried = moved
+            slots = fits[config.stages[0]]
 
 
 @contextlib.contextmanager
