@@ -23,7 +23,7 @@ class Rate(NamedTuple):
     """`per_s` tokens a second in the long run, and at most `burst_s` seconds of them at once."""
 
     per_s: float
-    burst_s: float = 0.0
+    burst_s: float
 
     @classmethod
     def every(cls, seconds: float, at_once: int = 1) -> Rate:

@@ -15,7 +15,7 @@ from swarmnet.telemetry.run_state import RunState
 from swarmnet.telemetry.text import counted
 
 ASKS = ("pause", "resume", "drain", "caps", "contributed", "links")
-"""What can be asked: each is a command of that name, but `links`, which `swarmnet dashboard` asks."""
+"""What can be asked: `caps` by `control limits`, `contributed` by `control stats`, `links` by `swarmnet dashboard`."""
 
 LIVE = ("upload_mbit", "download_mbit", "gpu_gib", "host_gib", "disk_gib", "hours")
 """Of `control limits`: what can be changed while a peer runs, beside `slots`."""

@@ -67,7 +67,7 @@ from swarmnet.stage.canonical import rate_of
 from swarmnet.stage.seams import Engine
 from swarmnet.state.disk import Disk
 from swarmnet.state.rollback import newest_on_disk
-from swarmnet.telemetry.kinds import KINDS
+from swarmnet.telemetry.kinds import kind_of
 from swarmnet.telemetry.run_state import RunState
 from swarmnet.telemetry.spans import SpanBook
 from swarmnet.transport import ReadPayload, Service, Transport, layout_of
@@ -441,7 +441,7 @@ class Peer:
         if event == "halted":
             self.halted = self.replicas[stage].member.version
         # Others wait for this news: it is not left to the next renewal.
-        if "renews" in KINDS[event].marks:
+        if "renews" in kind_of(event).marks:
             self.news.set()
         if event in ("applied", "synced"):
             self._extending.moved(stage)

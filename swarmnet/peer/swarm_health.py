@@ -434,11 +434,16 @@ def _stage_problems(line: StageLine, standing: _Standing, finished: bool, *, ste
 def _without_checkpoints(stages: Sequence[StageLine]) -> Iterator[Problem]:
     """Stages of which no replica wrote the last two checkpoints that another stage has."""
     kept = {line.stage: sorted({version for each in line.replicas for version in each.disk}) for line in stages}
+    written = [versions for versions in kept.values() if len(versions) > 1]
     # One that is being written is no sign: another stage may have been faster.
-    due = max((versions[-2] for versions in kept.values() if len(versions) > 1), default=0)
+    due = max((versions[-2] for versions in written), default=0)
+    usual = min((versions[-1] - versions[-2] for versions in written), default=0)
     for line in stages:
-        newest = max(kept[line.stage], default=0)
-        if line.replicas and newest < due:
+        versions = kept[line.stage]
+        newest = max(versions, default=0)
+        # A slow disk writes every second or fourth one.
+        stride = versions[-1] - versions[-2] if len(versions) > 1 else 4 * usual
+        if line.replicas and newest < due and due - newest >= stride:
             has = f"no checkpoint newer than version {newest}" if newest else "no checkpoint"
             yield Problem(
                 "warning",

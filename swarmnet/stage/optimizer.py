@@ -40,7 +40,7 @@ LATE_LAG = 3.6
 """How many times as many steps the first moment averages over while gradients are late.
 
 With beta1 = 0.9 it becomes 0.97, and with lead = 2.5 an update is then stable up to rate * curvature = 8.3; it is up to
-2.6 without, and up to 6.4 before gradients are late. So what the exact steps have settled in stays stable.
+2.6 without, and up to 6.3 before gradients are late. So what the exact steps have settled in stays stable.
 """
 
 _CPU_PIECE, _DEVICE_PIECE = 1 << 16, 1 << 21  # elements of an update at once: all it touches fits a cache
@@ -80,7 +80,8 @@ class UpdateRule(Protocol):
 
 def first_moment(table: Optimizer, delay: Delay, step: int) -> tuple[float, float]:
     """`beta1` and `beta1_product` of an `UpdateRule`, for step 1, 2, ..."""
-    if not delay.behind(step - 1):
+    # Without a lead no beta1 makes late steps stable beyond rate * curvature = 1. Other rules mean other things by it.
+    if not delay.behind(step - 1) or not table.lead or table.name != "adamw":
         return table.beta1, power(table.beta1, step)
     slower = LATE_LAG * table.beta1
     late = slower / (1 - table.beta1 + slower)

@@ -12,7 +12,7 @@ from typing import cast
 
 from swarmnet.clock import boot_time, loop_time
 from swarmnet.telemetry.events import EventLog
-from swarmnet.telemetry.kinds import KINDS
+from swarmnet.telemetry.kinds import kind_of
 from swarmnet.telemetry.log import FieldLogger
 from swarmnet.telemetry.run_state import RunState
 
@@ -31,7 +31,7 @@ class Journal:
     def __call__(self, event: str, fields: dict[str, object]) -> None:
         """Write to the events file; log at the level the event deserves, those of each step once a second."""
         self._events.emit(event, **fields)
-        kind = KINDS[event]
+        kind = kind_of(event)
         level, untold = kind.level, 0
         if "step" in kind.marks:
             key, now = (event, fields.get("stage")), self._clock()
@@ -85,9 +85,10 @@ async def remind(log: FieldLogger, state: RunState) -> None:
     while True:
         await asyncio.sleep(LOOK_S)
         now = loop_time()
-        for stage, wait in state.waits.items():
-            key = stage, wait.since
-            if now - said_at.get(key, wait.since) >= EVERY_S:
+        waits = {(stage, wait.since): wait for stage, wait in state.waits.items()}
+        said_at = {key: said_at.get(key, wait.since) for key, wait in waits.items()}
+        for key, wait in waits.items():
+            if now - said_at[key] >= EVERY_S:
                 said_at[key] = now
                 since = f"{(now - wait.since) / 60:.0f} min"
                 log.at(logging.WARNING, "waiting", {**wait.fields, "since": since})

@@ -180,6 +180,11 @@ def _rows() -> Iterator[EventKind]:
 KINDS = {kind.name: kind for kind in _rows()}
 
 
+def kind_of(event: str) -> EventKind:
+    """The event's row. Tests hold that there is one; without one a running peer logs the event for debugging."""
+    return KINDS.get(event) or EventKind(event, logging.DEBUG, frozenset(), {}, "")
+
+
 def marked(mark: str) -> frozenset[str]:
     """The names of all kinds with that mark."""
     return frozenset(name for name, kind in KINDS.items() if mark in kind.marks)

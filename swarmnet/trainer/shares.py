@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import statistics
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Collection, Iterable
 
+from swarmnet.bounds import Recent
 from swarmnet.ids import PeerId
 from swarmnet.pacing import Backoff
 
 _KEPT_STEPS, _MISSES = 9, 2
+_MOST_TRAINERS = 256
 _ALONE_S, _LONGEST_ALONE_S = 60.0, 1920.0
 
 
@@ -38,8 +40,9 @@ class FedShares:
     def __init__(self, me: PeerId, *, least_s: float, unknown_s: float) -> None:
         self._me, self._least_s, self._unknown_s = me, least_s, unknown_s
         self._steps_s: deque[float] = deque(maxlen=_KEPT_STEPS)  # of those in which everybody brought its share
-        self._misses: Counter[PeerId] = Counter()  # steps in a row
-        self._left_out: dict[PeerId, Backoff] = {}
+        # Identities cost nothing.
+        self._misses: Recent[PeerId, int] = Recent(_MOST_TRAINERS)  # steps in a row
+        self._left_out: Recent[PeerId, Backoff] = Recent(_MOST_TRAINERS)
 
     def feeding(self, trainers: Collection[PeerId], *, now: float) -> list[PeerId]:
         """Me, and who is trusted to bring its share."""
@@ -60,7 +63,9 @@ class FedShares:
         """A step is over, and they have brought their shares."""
         self._steps_s.append(took_s)
         for peer in others:
-            del self._misses[peer]
+            self._misses.pop(peer, None)
+            if peer in self._left_out:
+                self._left_out[peer].reset()
 
     def missed(self, others: Iterable[PeerId], *, now: float) -> list[PeerId]:
         """A step is late: one of them has not brought its share, who knows which. Returns who has none for a while."""
@@ -68,7 +73,7 @@ class FedShares:
         for peer in others:
             if self._is_left_out(peer, now):
                 continue  # of a step that was begun before
-            self._misses[peer] += 1
+            self._misses[peer] = self._misses.get(peer, 0) + 1
             if self._misses[peer] >= _MISSES:
                 self._left_out.setdefault(peer, Backoff(_ALONE_S, _LONGEST_ALONE_S)).failed(now)
                 found.append(peer)

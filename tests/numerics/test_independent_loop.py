@@ -202,7 +202,7 @@ def train(
         {"params": [p for p in parameters.values() if p.ndim == 1], "weight_decay": 0.0},
     ]
     optimizer = optimizer_of(groups, betas=(table.beta1, table.beta2), eps=table.eps)
-    if manifest.averaging.sync == "overlap":
+    if manifest.averaging.sync == "overlap" and manifest.optimizer.lead:
         optimizer.exact_steps = manifest.averaging.overlap_after
     sums = {name: SmallSum(name, p.shape, manifest.numerics.grid_bits) for name, p in parameters.items()}
     sampler = Sampler(training.seed, tokens.num_tokens, training.sequence_length, training.microbatch_size)

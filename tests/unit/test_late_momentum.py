@@ -33,10 +33,10 @@ def test_late_steps_are_stable_where_exact_ones_are(curvature: float) -> None:
 
 
 def test_the_first_moment_averages_over_more_steps_once_gradients_are_late() -> None:
-    table, delay = Optimizer(beta1=0.9), Delay(1, 2)
+    table, delay = Optimizer(beta1=0.9, lead=2.5), Delay(1, 2)
     betas = [first_moment(table, delay, step) for step in range(1, 5)]
     late = 3.6 * 9 / (1 + 3.6 * 9)
     assert [beta1 for beta1, _ in betas] == pytest.approx([0.9, 0.9, late, late])
     assert [product for _, product in betas] == pytest.approx([0.9, 0.81, 0.81 * late, 0.81 * late**2])
     assert [first_moment(table, NO_DELAY, step)[0] for step in range(1, 5)] == [0.9] * 4
-    assert first_moment(Optimizer(beta1=0.0), Delay(1, 0), 1)[0] == 0.0
+    assert first_moment(Optimizer(beta1=0.9, lead=0.0), Delay(1, 0), 9)[0] == 0.9, "it would lag, and bring nothing"

@@ -52,7 +52,7 @@ class Reference:
     def step(self, g: np.ndarray, t: int, rate: float, decay: float) -> None:
         table, one = self.table, 1.0
         beta1, product = table.beta1, by_products(table.beta1, t)
-        if self.delay.most and t > self.delay.since:
+        if self.delay.most and t > self.delay.since and table.lead:
             beta1 = 3.6 * beta1 / (one - beta1 + 3.6 * beta1)
             product = by_products(table.beta1, self.delay.since) * by_products(beta1, t - self.delay.since)
         bias, rooted = one - product, math.sqrt(one - by_products(table.beta2, t))
