@@ -742,7 +742,7 @@ def test_who_counted_a_microbatch_shows_it_and_a_mate_finds_the_same(stage: int)
     scene(stage, act, rest=lambda request: Gradient(1.0, 1, payload=(inputs(1, 0.5)[1],)))
 
 
-def test_what_was_voided_is_not_answered_for() -> None:
+def test_what_was_voided_is_answered_for_until_the_contribution_is_known() -> None:
     async def act(here: Scene) -> None:
         empty = here.execution.work_root(0)
         await here.ask(3, payload(1))
@@ -751,6 +751,8 @@ def test_what_was_voided_is_not_answered_for() -> None:
         here.engine.void(0)
         here.execution.voided(0)
         assert here.execution.work_root(0) == empty
+        assert shown(here, 3).work.index == 3, "its shards may have been sent"
+        here.execution.contributed(0, frozenset())
         with pytest.raises(Refused) as refused:
             shown(here, 3)
         assert refused.value.code is RejectCode.NOT_FOUND
