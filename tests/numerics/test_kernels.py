@@ -55,6 +55,15 @@ def found(request: pytest.FixtureRequest, loaded: Kernels, monkeypatch: pytest.M
     return kernels.load(loaded.library._name, loaded.families, threads=request.param)
 
 
+@pytest.mark.parametrize("value", [-(2**63), 2**63 - 1, -(2**31), -(2**63) + 2**31, 2**32 - 1])
+def test_products_of_the_largest_numbers_fit_their_accumulators(found: Kernels, value: int) -> None:
+    """A row and all columns of the largest residue, over more rows than are added up before a remainder is taken."""
+    largest, size = kernel_check.PRIME - 1, 70 * 1024
+    rows, columns = (torch.full((count,), largest, dtype=torch.int64) for count in (71, 1024))
+    made = found.linear(torch.full((size,), value, dtype=torch.int64), 0, rows, columns)
+    assert made == value * largest * largest * size % kernel_check.PRIME
+
+
 def test_all_families_agree(found: Kernels) -> None:
     assert kernel_build.checked(found).families == frozenset(FAMILIES)
 
