@@ -4,7 +4,7 @@
 
 The same decoder, cut, microbatches, clipping and AdamW in every way:
 
-    swarm           two peers and a trainer as real processes: DHT, gRPC over TLS on loopback; fp32 sums, fp32 wire
+    swarm           two peers and a trainer as real processes: DHT, gRPC over TLS on loopback; codec small, fp32 wire
     swarm exact     the same in deterministic mode: sums of small integers, the default
     1f1b            torch.distributed.pipelining, Schedule1F1B, two gloo ranks
     single          one process with two threads

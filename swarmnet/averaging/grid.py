@@ -275,7 +275,7 @@ def _near(first: PeerId, known: Mapping[PeerId, Mapping[PeerId, float]]) -> dict
 
 
 def random_groups(members: Iterable[PeerId], size: int, stage: int, turn: int) -> list[tuple[PeerId, ...]]:
-    """Partition `members` into groups of `size`, some one larger; of fewer than `size`, one group.
+    """Partition `members` into groups of `size`, one of them with the remainder, so of 2 * size - 1 at most.
 
     The same for the same members in any order, stage and turn. Raises ValueError for a size below 2.
     """

@@ -1,6 +1,6 @@
 """How gRPC is set up: options of channels and of the listening port, the allocator, and the transport's own limits.
 
-Measured on loopback and emulated links; docs/data-plane.md has the figures.
+Measured on loopback and emulated links (`benchmarks/transport.py`, `benchmarks/links.py`).
 """
 
 from __future__ import annotations
