@@ -2,8 +2,8 @@
 
 docs/protocol.md prints the table. Two more waits follow the pace of a run (`step.pace`): the patience with a replica
 in touch is the longer of two usual steps and 2 x `suspect_s`; free indexes are ordered after four usual pauses between
-claims, once they are known. A usual step is the lower quartile of the last 16: a mean would follow steps that a fault
-has made slow, and the wait for the next fault would grow.
+claims, once they are known. A usual step is the lower quartile of the last 16, and a usual pause that of the longest in
+each: a mean would follow steps that a fault has made slow, and the wait for the next fault would grow.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 
 from swarmnet.ids import PeerId
 from swarmnet.manifest.timers import Timers
@@ -13,13 +14,19 @@ _SLOW = 4
 """Usual steps that a step may take."""
 
 
+def _usual(seconds: Collection[float]) -> float:
+    """The lower quartile: steps that a fault has made slow do not lengthen the wait for the next fault."""
+    return sorted(seconds)[len(seconds) // 4]
+
+
 class Pace:
-    """How long the steps of one replica take, and the longest recent pause between two of its claims."""
+    """How long the steps of one replica take, and the longest pause of a step between two of its claims."""
 
     def __init__(self, timers: Timers) -> None:
         self._timers = timers
         self._claimed_at: float | None = None
-        self._gap_s: float | None = None
+        self._gap_s: float | None = None  # the longest pause of this step
+        self._gaps_s = deque[float](maxlen=_RECENT_STEPS)  # of the last steps
         self._applied_at: float | None = None
         self._steps_s = deque[float](maxlen=_RECENT_STEPS)
         self._slow_s: list[float] = []  # the last slow steps in a row, all under `_leader`
@@ -47,7 +54,7 @@ class Pace:
     @property
     def usual_s(self) -> float | None:
         """The lower quartile of the last steps, in seconds; None: none is known."""
-        return sorted(self._steps_s)[len(self._steps_s) // 4] if self._steps_s else None
+        return _usual(self._steps_s) if self._steps_s else None
 
     def interrupted(self) -> None:
         """State was taken over: the time that took is no step's."""
@@ -61,21 +68,23 @@ class Pace:
 
     def begin(self) -> None:
         """Another step: the pause before its first claim does not count."""
-        self._claimed_at = None
+        if self._gap_s is not None:
+            self._gaps_s.append(self._gap_s)
+        self._claimed_at = self._gap_s = None
 
     def claimed(self, *, now: float) -> None:
         """Work on an index has begun."""
         if self._claimed_at is not None:
-            self._gap_s = max(0.9 * (self._gap_s or 0.0), now - self._claimed_at)
+            self._gap_s = max(self._gap_s or 0.0, now - self._claimed_at)
         self._claimed_at = now
 
     @property
     def idle_s(self) -> float:
         """Seconds without a claim before free indexes are ordered."""
-        if self._gap_s is None:
+        if not self._gaps_s:
             return self._timers.idle_s
         # One step that was stuck must not make the next ones wait four times as long, and so on.
         most_s = self._timers.long_silence_s
         if (usual_s := self.usual_s) is not None:
             most_s = min(max(2 * usual_s, self._timers.idle_s), most_s)
-        return min(max(self._timers.settle_s, 4 * self._gap_s), most_s)
+        return min(max(self._timers.settle_s, 4 * _usual(self._gaps_s)), most_s)

@@ -36,6 +36,19 @@ def test_patience_does_not_grow_while_steps_are_disturbed():
     assert pace_of(*[(A, 1.0)] * 5, *[(B, 60.0)] * 16)[0].patience_s == 120.0, "nothing else is usual any more"
 
 
+def test_free_indexes_are_ordered_after_four_usual_pauses_whatever_disturbs_most_steps():
+    pace, now = Pace(TIMERS), 0.0
+    assert pace.idle_s == TIMERS.idle_s, "no pause is known yet"
+    for number in range(16):
+        pace.begin()
+        for pause_s in (0.3, 0.5 if number % 3 else 2.5):
+            pace.claimed(now=now)
+            now += pause_s
+        pace.claimed(now=now)
+    pace.begin()
+    assert abs(pace.idle_s - 4 * 0.5) < 1e-9
+
+
 def test_two_slow_steps_in_a_row_are_their_leaders():
     _, _, told = pace_of((A, 1.0), (A, 1.0), (B, 9.0), (B, 10.0), (B, 1.0), (B, 9.0))
     assert told == [0.0, 0.0, 0.0, 19.0, 0.0, 0.0]
