@@ -103,7 +103,7 @@ class Election:
             return True
         return not self._runs(now) and self._followed(ballot, now)
 
-    def _order(self, now: float) -> list[PeerId]:
+    def order(self, now: float) -> list[PeerId]:
         """Who should lead, best first: who superseded me, voters first, the fewest broken lines, and as drawn."""
         out, view, ruler = self._passed_over(now), self._view, self._member.overruled_by
         last = self._membership.may_not_lead(self._step)
@@ -127,7 +127,7 @@ class Election:
     def _challenges(self, ballot: Ballot, now: float) -> bool:
         """Does it run against a leader in touch that most follow, or that is first in order and has just begun?"""
         view = self._view
-        order = self._order(now)
+        order = self.order(now)
         begins = now - self._began_at <= view.timers.suspect_s and len(order) > 2
         if self.promised is None:
             return begins and ballot.peer != order[0]
@@ -194,7 +194,7 @@ class Election:
         view, limit = self._view, self._view.timers.suspect_s
         self._term_chain = self._member.term_chain
         self._observe_idle(now)
-        order = self._order(now)
+        order = self.order(now)
         place = order.index(view.me)
         if self.promised is None:
             waited_s = now - self._began_at
@@ -234,7 +234,7 @@ class Election:
 
         One that follows another of them had no turn.
         """
-        waited_s, order = now - self._began_at, self._order(now)
+        waited_s, order = now - self._began_at, self.order(now)
         if waited_s <= 2 * self._view.timers.suspect_s or leader not in order:
             return
         before = order[: order.index(leader)]

@@ -25,12 +25,13 @@ class Lateness:
 
     def __init__(self, timers: Timers, host: StepHost) -> None:
         self._host = host
-        self._lasts_s, self._worth_s = timers.lease_s, 1.5 * timers.suspect_s
+        self._lasts_s, self._worth_s = timers.lease_s, timers.suspect_s
         self._debts = Recent[PeerId, tuple[float, float]](_MOST_PEERS)  # seconds, when they were added up
         self._until = Recent[PeerId, float](_MOST_PEERS)
         self._pardoned: set[PeerId] = set()
         self._agreed = Recent[PeerId, None](_MOST_PEERS)  # most have observed them since a commit named them last
         self._named_by = Recent[PeerId, PeerId](_MOST_PEERS)  # the leader of the last commit that named a peer
+        self._remembered: Collection[PeerId] = ()  # peers whose exclusion is not forgotten
 
     def observe(self, peer: PeerId, reason: str, *, pardon: bool = False, now: float) -> None:
         """The stage has waited for the peer in vain. pardon: the first time is no lateness."""
@@ -44,10 +45,14 @@ class Lateness:
         self._host.log("late", peer=peer, reason=reason)
 
     def charge(self, peer: PeerId, reason: str, *, cost_s: float, now: float) -> None:
-        """The peer has cost the stage so many seconds: lateness, if it adds up to more than a share of all time."""
+        """The peer has cost the stage so many seconds: lateness, if it adds up to more than a share of all time.
+
+        Half of the debt is enough while an exclusion of it is remembered: else a peer that slows all steps down
+        costs the whole debt again after each exclusion.
+        """
         debt_s, since = self._debts.pop(peer, (0.0, now))
         debt_s = max(debt_s - (now - since) / _SHARE, 0.0) + cost_s
-        if debt_s > self._worth_s:
+        if debt_s > (self._worth_s / 2 if peer in self._remembered else self._worth_s):
             self.observe(peer, reason, now=now)
         else:
             self._debts[peer] = debt_s, now
@@ -63,6 +68,7 @@ class Lateness:
         last, it waits for another leader, or most others, to find the same; else correct peers would be excluded for
         as long as a liar leads now and then.
         """
+        self._remembered = table
         self._named_by.drop(lambda peer, _: peer not in table)
         for peer in late:
             found = peer in self._agreed or peer in self._until
@@ -106,12 +112,21 @@ class Delays:
     def __init__(self, timers: Timers, now: float) -> None:
         self._timers, self._began_at = timers, now
         self._late, self._unsigned = WaitTimes(now), WaitTimes(now)
+        self._members: Set[PeerId] = frozenset()  # of the last attempt
 
     def note(self, waits_for: Set[PeerId], members: int, *, signatures: bool = False, now: float) -> None:
         """The members that the step waits for from now on. Nobody is to blame unless most members are ready."""
         waits_for = waits_for if len(waits_for) < quorum(members) else frozenset()
         self._late.note(waits_for, now=now)
         self._unsigned.note(waits_for if signatures else (), now=now)
+
+    def opened(self, members: Set[PeerId], *, now: float) -> None:
+        """An attempt with these members. Those that the step goes on without since the last one have kept the others
+        waiting: these owe nothing for that time."""
+        gone, self._members = self._members - members, members
+        for waits in (self._late, self._unsigned) if gone else ():
+            waits.note((), now=now)
+            waits.seconds = {peer: seconds for peer, seconds in waits.seconds.items() if peer in gone}
 
     def late_s(self, *, without: PeerId | None) -> float:
         """The longest time that the step waited for one member other than `without`."""

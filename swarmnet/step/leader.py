@@ -73,11 +73,19 @@ class Leader:
     """
 
     def __init__(
-        self, stamp: Stamp, ballot: Ballot, member: Member, *, oldest: bool = True, given: Indexes = NONE, now: float
+        self,
+        stamp: Stamp,
+        ballot: Ballot,
+        member: Member,
+        order: Callable[[float], Sequence[PeerId]],
+        *,
+        oldest: bool = True,
+        given: Indexes = NONE,
+        now: float,
     ) -> None:
-        """given: indexes that had an owner under the last leader."""
+        """order: who should lead, best first. given: indexes that had an owner under the last leader."""
         shape, view = member.shape, member.view
-        self.stamp, self.ballot, self.oldest, self._member = stamp, ballot, oldest, member
+        self.stamp, self.ballot, self.oldest, self._member, self._order = stamp, ballot, oldest, member, order
         self.ledger = Ledger(shape.num_microbatches, given)
         self.members: dict[PeerId, Generation] = {}
         self.acks: dict[PeerId, Commit] = {}
@@ -400,13 +408,17 @@ class Leader:
         ]
 
     def _pass_over(self, now: float) -> frozenset[PeerId]:
-        """The mates that the step goes on without. Only the worst, if too few would be left."""
+        """The mates that the step goes on without. Only the worst, if too few would be left.
+
+        The members that this step has left out are among the worst: a mate that was late in other steps is needed then.
+        """
         stage, membership = self.stamp.stage, self._member.membership
         excluded = membership.excluded(stage, self.stamp.step)
-        worst = [*sorted(self.view.cut_off(stage, now=now)), *excluded, *self._observed(now)]
+        found = [*sorted(self.view.cut_off(stage, now=now)), *excluded, *self._observed(now)]
+        worst = [peer for peer in found if peer != self.view.me]
         if not worst:
             return frozenset()
-        return passed_over((peer for peer in worst if peer != self.view.me), membership.live(stage, now=now))
+        return passed_over([*sorted(self._left_out), *worst], membership.live(stage, now=now)).intersection(worst)
 
     def _observed(self, now: float) -> list[PeerId]:
         """The peers that were late: first those of whom most have observed it, then those of whom I alone have."""
@@ -703,9 +715,8 @@ class Leader:
 
     def _successors(self, now: float) -> list[PeerId]:
         """I, and those that would lead next: one of them has a use for what I have assigned."""
-        order = self.view.leader_order(self._member.term_chain, now=now)
-        successors = (peer for peer in order if peer not in self.passed_over)
-        return [self.view.me, *sorted(successors, key=self._member.membership.is_new)[:_SUCCESSORS]]
+        others = [peer for peer in self._order(now) if peer != self.view.me]
+        return [self.view.me, *others[:_SUCCESSORS]]
 
     def _open_round(self, now: float) -> None:
         gave_back, self._rounds.gave_back = self._rounds.gave_back, {}

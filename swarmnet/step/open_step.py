@@ -402,6 +402,7 @@ class OpenStep:
             self._host.execute(self.stamp.step, index)
         if plan.attempt is not None:
             self.election.opened(plan.attempt, now=now)
+            self._delays.opened({*plan.attempt.receivers}, now=now)
             self.part.hear(plan.attempt)
             self._join_round()
         if plan.whole:
@@ -611,7 +612,8 @@ class OpenStep:
         self._lock_again(now)
         self._delays = Delays(member.view.timers, now)
         self.part.drop()
-        self.leader = Leader(self.stamp, ballot, member, oldest=self.oldest, given=self.election.given, now=now)
+        given, order = self.election.given, self.election.order
+        self.leader = Leader(self.stamp, ballot, member, order, oldest=self.oldest, given=given, now=now)
         self._host.log("leader", step=self.stamp.step, ballot=ballot.number)
         self.report()
         self.leader.advance(now=now, resend=False)

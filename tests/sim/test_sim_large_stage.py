@@ -51,7 +51,7 @@ def leader(swarm: Swarm, leader: Node, others: list[Node]) -> list[Node]:
 
 
 def leader_and_successor(swarm: Swarm, leader: Node, others: list[Node]) -> list[Node]:
-    order = leader.peer.replicas[0].member.oldest.election._order(swarm.loop.time())
+    order = leader.peer.replicas[0].member.oldest.election.order(swarm.loop.time())
     return [leader, next(node for node in others if node.peer_id == order[1])]
 
 

@@ -121,5 +121,6 @@ def test_a_replica_that_never_ends_an_evaluation_costs_the_scores_that_it_was_as
     told = [fields["step"] for _, _, name, fields in swarm.events if name in ("evaluated", "not_evaluated")]
     assert told == sorted(told), "in their order"
     scores = said(swarm, "evaluated")
-    assert set(range(10)) - scores.keys() <= liar.asked and len(scores) >= 8, "the run has not waited for the first"
+    assert set(range(10)) - scores.keys() <= liar.asked
+    assert len(scores) >= 5 and max(scores) > min(liar.asked), "the run has not waited for the first"
     assert all(score["loss"] == honest(swarm, version) for version, score in scores.items())

@@ -10,7 +10,7 @@ from swarmnet.step.election import Election
 def elections(table: Table) -> list[tuple[PeerId, Election]]:
     """Another beginning of the step for each member, whose views go on; first in order first."""
     found = {member.me: Election(member, step=0, now=table.now) for member in table.members.values()}
-    order = next(iter(found.values()))._order(table.now)
+    order = next(iter(found.values())).order(table.now)
     return [(peer, found[peer]) for peer in order]
 
 
@@ -80,7 +80,7 @@ def test_a_leader_whose_round_is_refused_is_left_at_once_and_not_followed_again(
     assert [call.args for call in calls_of(member.calls) if call.name == "log"] == [("refused_message",), ("late",)]
     election = member.oldest.election
     assert not election.promise(Ballot(9, leader.me), now=table.now), "even if most follow it"
-    places = [peer for peer in election._order(table.now) if peer != leader.me]
+    places = [peer for peer in election.order(table.now) if peer != leader.me]
     due = election.due(keeping=False, now=table.now + places.index(member.me) * TIMERS.suspect_s + 0.1)
     assert due == Ballot(ballot.number + 1, member.me)
 
@@ -112,12 +112,12 @@ def test_excluded_peers_lead_last_even_if_too_many_are_out_to_be_passed_over() -
     table = Table("A", "B", "C")
     (first, _), (second, _), (third, sees) = elections(table)
     sees._membership.restored((), (Exclusion(first, 32, 1),))
-    assert sees._order(table.now) == [second, third]
+    assert sees.order(table.now) == [second, third]
     sees._lateness.observe(second, "by me alone", now=table.now)
-    assert sees._order(table.now) == [second, third], "the others would have another order"
+    assert sees.order(table.now) == [second, third], "the others would have another order"
     heard(sees, first, leader=None, late=(second,), now=table.now)
     sees._view.late = (second,)
-    assert sees._order(table.now) == [third, first], "most have observed it; fewer than half are passed over"
+    assert sees.order(table.now) == [third, first], "most have observed it; fewer than half are passed over"
 
 
 def test_a_leaders_time_begins_anew_with_a_round_of_fewer_members_and_with_no_other() -> None:

@@ -27,7 +27,9 @@ from swarmnet.messages import (
 )
 from swarmnet.simulate.swarm import SimulatedSigner
 from swarmnet.step.commits import commit_of, statement
+from swarmnet.step.election import Election
 from swarmnet.step.gate import Shape
+from swarmnet.step.graph import leader_rank
 from swarmnet.step.host import Call, Deferred
 from swarmnet.step.idle import NonFinite
 from swarmnet.step.leader import Leader
@@ -60,7 +62,8 @@ class Office:
             self.beat(mate, 0.0)
         member.lines = lines or member.lines
         self.membership.restored((), tuple(Exclusion(peer, STAMP.step + 1, 1) for peer in excluded))
-        self.leader = Leader(STAMP, BALLOT, member, now=0.0)
+        order = Election(member, step=STAMP.step, now=0.0).order
+        self.leader = Leader(STAMP, BALLOT, member, order, now=0.0)
 
     def advance(self, now: float, *, resend: bool = False) -> list[Call]:
         calls_of(self.host)
@@ -681,6 +684,27 @@ def test_a_member_that_holds_up_a_round_is_left_out_of_the_step_and_its_work_is_
     assert committed(calls)
 
 
+def test_a_mate_that_was_late_in_another_step_is_needed_again_when_this_step_leaves_one_out():
+    """Of four voters two are no quorum: the step would stand still, although the third is in touch and at work."""
+    office = Office(B, C, D)
+    office.lateness.observe(D, "slows the steps down", now=0.0)
+    office.everybody_reports(B, C, D)
+    assert office.leader.members.keys() == {ME, B, C} and office.leader.passed_over == {D}
+    office.claim(B, 0)
+    office.claim(C, 1)
+    office.report(C, summed={1})
+    first = opened(office)
+    office.complain(ME, first, late=C, now=11.0)
+    for now in (11.0, 14.5):
+        office.beat(D, now)
+        office.complain(B, first, late=C, now=now, summed={0})
+    office.advance(now=14.6)
+    assert office.leader.passed_over == {C}
+    for peer in (C, D):
+        office.report(peer, now=14.7)
+    assert office.leader.members.keys() == {ME, B, D}, "the member that is left out stays out"
+
+
 def test_a_leader_whose_own_stream_stands_still_lets_the_others_sum_and_fetches_it():
     office = Office(B, C)
     office.everybody_reports(B, C)
@@ -934,6 +958,19 @@ def test_nobody_is_ordered_to_execute_a_voided_index_for_an_excluded_peer():
     office.leader.ledger.void(0)
     assert not ordered(office.claim(D, 0)), "it is left out of the step"
     assert ordered(office.claim(D, 1)) == [1]
+
+
+def test_those_who_lead_next_are_told_what_the_leader_owns_three_beside_it_and_no_passed_over_one():
+    mates = tuple(PeerId(name) for name in "BCDEF")
+    office = Office(*mates)
+    has_committed(office, ME, *mates)
+    out = min(mates, key=lambda peer: leader_rank(CHAIN, 0, peer))
+    office.membership.restored((), (Exclusion(out, STAMP.step + 9, 1),))
+    office.everybody_reports(*(peer for peer in mates if peer != out))
+    office.claim(ME, 0)
+    calls = office.advance(now=0.3, resend=True)
+    told = {peer for peer in mates for plan in plans(calls, peer) if plan.given}
+    assert told == {*sorted({*mates} - {out}, key=lambda peer: leader_rank(CHAIN, 0, peer))[:3]}
 
 
 def test_an_attempt_that_lost_a_member_ends_with_the_last_holder_of_its_aggregate():
