@@ -29,7 +29,7 @@ class Lateness:
         self._debts = Recent[PeerId, tuple[float, float]](_MOST_PEERS)  # seconds, when they were added up
         self._until = Recent[PeerId, float](_MOST_PEERS)
         self._pardoned: set[PeerId] = set()
-        self._agreed = Recent[PeerId, None](_MOST_PEERS)  # most have observed them since a commit named them last
+        self._agreed = Recent[PeerId, float](_MOST_PEERS)  # when most had last observed it; forgotten once it is named
         self._named_by = Recent[PeerId, PeerId](_MOST_PEERS)  # the leader of the last commit that named a peer
         self._remembered: Collection[PeerId] = ()  # peers whose exclusion is not forgotten
 
@@ -57,9 +57,9 @@ class Lateness:
         else:
             self._debts[peer] = debt_s, now
 
-    def agree(self, peers: Collection[PeerId]) -> None:
+    def agree(self, peers: Collection[PeerId], *, now: float) -> None:
         """Most replicas have observed these to be late."""
-        self._agreed.update(dict.fromkeys(peers))
+        self._agreed.update(dict.fromkeys(peers, now))
 
     def committed(self, late: Collection[PeerId], table: Collection[PeerId], leader: PeerId, *, now: float) -> None:
         """A commit of this leader has named these, and the table of exclusions takes over. table: all peers in it.
@@ -71,8 +71,8 @@ class Lateness:
         self._remembered = table
         self._named_by.drop(lambda peer, _: peer not in table)
         for peer in late:
-            found = peer in self._agreed or peer in self._until
-            self._agreed.pop(peer, None)
+            agreed_at = self._agreed.pop(peer, None)
+            found = self.is_late(peer, now=now) or (agreed_at is not None and now - agreed_at <= self._lasts_s)
             self._until.pop(peer, None)
             if not found and self._named_by.get(peer) == leader:
                 self.observe(leader, "names the same peer late again", now=now)

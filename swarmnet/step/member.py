@@ -361,7 +361,7 @@ class Member:
         self.view.voters = self.membership.contributors(self.stage)
         self.view.review(now=now)
         self.view.late = tuple(sorted(self.lateness.late(now=now)[:MAX_LATE]))
-        self.lateness.agree(self.view.observed_late(now=now))
+        self.lateness.agree(self.view.observed_late(now=now), now=now)
         if not self.synced:
             return
         if not self.oldest.applying and self._lag.orphaned(self.version, now=now):

@@ -92,13 +92,17 @@ def test_what_was_observed_is_over_once_a_commit_names_the_peer_or_after_a_while
 
 def test_a_leader_that_alone_names_the_same_peer_late_again_is_late_itself():
     """One liar that leads a quarter of the terms kept correct peers excluded without end."""
-    for between, found in (("nothing", [A]), ("leader D", []), ("most", []), ("I", []), ("forgotten", [])):
+    cases = (("nothing", [A]), ("leader D", []), ("most", []), ("most, long ago", [A]), ("I", []), ("forgotten", []))
+    for between, found in cases:
         lateness = Lateness(TIMERS, Deferred())
         lateness.committed((B,), {B}, A, now=0.0)
         if between == "leader D":
             lateness.committed((B,), {B}, D, now=1.0)
         if between == "most":
-            lateness.agree((B,))
+            lateness.agree((B,), now=1.0)
+        if between == "most, long ago":
+            lateness.agree((B,), now=1.0 - TIMERS.lease_s)
+            lateness.observe(B, "does not report", now=1.0 - TIMERS.lease_s)
         if between == "I":
             lateness.observe(B, "does not report", now=1.0)
         if between == "forgotten":
