@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Set
 
 from swarmnet.bounds import Recent
-from swarmnet.ids import PeerId
+from swarmnet.ids import Generation, PeerId
 from swarmnet.manifest.timers import Timers
 from swarmnet.quorum import quorum
 from swarmnet.step.host import StepHost
@@ -149,13 +149,15 @@ class Delays:
 class Waits:
     """For which replicas one term waits, and how long: for their states, their last gradients, their signatures.
 
-    missing: replicas whose states were awaited at the last look. complete: there were none, and nobody was lost since.
+    early: wants that are answered once all states are here. missing: replicas whose states were awaited at the last
+    look. complete: there were none, and nobody was lost since.
     last_since: members that still have gradients to accumulate while most have none, and since when. behind_at: when no
     member was behind last. states: for the states of replicas in touch.
     """
 
     def __init__(self, now: float) -> None:
         self.began_at = self.behind_at = now
+        self.early: dict[tuple[PeerId, int], Generation] = {}
         self.missing: set[PeerId] = set()
         self.complete = False
         self.last_since: dict[PeerId, float] = {}

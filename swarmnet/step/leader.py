@@ -92,7 +92,6 @@ class Leader:
         self.commit: Commit | None = None
         self._followers: dict[PeerId, Follower] = {}
         self._plans = Plans(stamp, ballot, member.host)
-        self._early: dict[tuple[PeerId, int], Generation] = {}  # wants that are answered once all have reported
         self._at_step = AtStep(view, stamp, shape.delay.behind(stamp.step))
         self._work = IdleWork(view, idle_s=member.pace.idle_s, now=now)
         self._non_finite = NonFinite(stamp.step, member.host, max_void=shape.max_void)
@@ -136,7 +135,7 @@ class Leader:
         """Assign a free index, or name its assignee; silent when generation or phase is wrong (rule 3)."""
         # Rule 14: nothing is assigned yet. The member is answered once the last state is here.
         if self.round is None and not self._waits.complete:
-            self._early[peer, index] = generation
+            self._waits.early[peer, index] = generation
             return
         if index in self.ledger.voided:
             return
@@ -342,7 +341,7 @@ class Leader:
 
     def _assign_free(self, now: float) -> None:
         """Answer the members that wanted an index before all had reported; have free indexes executed."""
-        early, self._early = self._early, {}
+        early, self._waits.early = self._waits.early, {}
         for (peer, index), generation in early.items():
             self._assign(peer, generation, index, now)
         if not self.oldest:
