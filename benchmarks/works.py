@@ -38,11 +38,11 @@ async def measure(hidden: int, layers: int, tokens: int, device: str) -> dict[st
     from swarmnet.engine.compute_thread import ComputeThread
     from swarmnet.ids import Ballot, Chain, PeerId, RoundId
     from swarmnet.manifest.schema import Averaging, Cut, Manifest, Model, Numerics, Training, Wire
-    from swarmnet.messages import Commit, Stamp
+    from swarmnet.messages import Commit, Stamp, WorkRecord
     from swarmnet.net.identity import Identity
     from swarmnet.peer.engines import torch_engine
     from swarmnet.pipeline.transfers import Transfers
-    from swarmnet.pipeline.works import WorkBook, record_of
+    from swarmnet.pipeline.works import digest
     from swarmnet.ranks.device_backend import DeviceBackend
     from swarmnet.statement import statement
     from swarmnet.wire import codecs, kernel_build
@@ -84,14 +84,15 @@ async def measure(hidden: int, layers: int, tokens: int, device: str) -> dict[st
             begun = time.perf_counter()
             await engine.recompute(step, [(0, inputs, gradient)])
             again.append(time.perf_counter() - begun)
-        record = record_of(0, inputs, stash.output, gradient, answer)
+        payloads = inputs, stash.output, gradient, answer
+        record = WorkRecord(0, *map(digest, payloads), 0.0, 0)
         me = Identity.from_seed(bytes(32))
         beside = SimpleNamespace(
             stamp=lambda step: Stamp(step, 1, Chain("ab" * 32)),
             past=lambda stage, step: None,
             known=lambda stage, peer: True,
         )
-        sender = Transfers(me.peer, me, beside, WorkBook(0), 4).open(0)
+        sender = Transfers(me.peer, me, beside, 4).open(0)
 
         def sign() -> None:
             for kind, found in (("output", record.output), ("answer", record.answer)):
@@ -101,7 +102,7 @@ async def measure(hidden: int, layers: int, tokens: int, device: str) -> dict[st
         return {
             "parameters": float(backend.state.canonical.num_elements),
             "compute_s": min(computed),
-            "hash_s": seconds(5, lambda: record_of(0, inputs, stash.output, gradient, answer)),
+            "hash_s": seconds(5, lambda: [digest(payload) for payload in payloads]),
             "sign_s": seconds(20, sign),
             "root_s": seconds(5, lambda: root_of({index: leaf(record) for index in range(512)})),
             "apply_s": min(applied),

@@ -188,6 +188,11 @@ class Exchange:
         found = [check.pledges for (of, _), check in self._checks.items() if of == stamp and check.passed]
         return found[-1] if found else ()
 
+    def pledged_root(self, stamp: Stamp, finished: Finished) -> bytes | None:
+        """What this process has pledged of its works for that aggregate; None: nothing."""
+        pledge = self._said.get(stamp, {}).get((finished.id, finished.digest))
+        return None if pledge is None else pledge.work_root
+
     async def collect(self, current: Round, digest: bytes) -> Finished:
         """Fetch the sum of `current.id` with that digest from one of its holders. Cancel to abandon.
 

@@ -150,9 +150,7 @@ class Auditor:
         self._bare.drop(lambda about, data: stamp.step - about[0].step > _IN_TIME)
         live = frozenset(member.view.live(self.stage, now=self._now()))
         pledges = self._replica.exchange.pledges(stamp)
-        me, incarnation = self._peer.me, self._peer.incarnation
-        mine = (of for peer, life, of in finished.contributions if (peer, life.incarnation) == (me, incarnation))
-        self._replica.execution.contributed(stamp.step, frozenset().union(*mine))
+        self._replica.execution.contributed(stamp.step, self._replica.exchange.pledged_root(stamp, finished))
         self.cases.applied(stamp, finished, pledges, member.chain, live)
         for commit in commits:
             for ban in commit.bans:

@@ -164,7 +164,7 @@ class Replica:
         # What it counts, and what it signs of what it sends: for whoever looks into that.
         cap_bytes, keeps_made = max(KEPT_MEMOS * limits.memo_bytes, LEAST_BYTES), not manifest.numerics.deterministic
         works = WorkBook(cap_bytes, keeps_made=keeps_made) if manifest.audited else None
-        transfers = Transfers(peer.me, peer.signer, Beside(self, peer), works, num_stages) if works else None
+        transfers = Transfers(peer.me, peer.signer, Beside(self, peer), num_stages) if works else None
 
         # Calls the next stage; the last one has none.
         input_check = input_check_of(manifest, stage, peer.windows)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Mapping, Set
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import replace
 
 from swarmnet.errors import BadMessage, RejectCode
@@ -206,11 +206,10 @@ class Execution:
         self._context.shown.keep(request, data)
         return found
 
-    def contributed(self, step: int, mine: Set[int]) -> None:
-        """A sum is applied that holds these indexes of this replica."""
-        self.works.contributed(step, mine)
-        if self._context.transfers is not None:
-            self._context.transfers.applied(step, mine)
+    def contributed(self, step: int, root: bytes | None) -> None:
+        """An aggregate is applied for which this process has pledged works with this root; None: it pledged none."""
+        if self.works.contributed(step, root) and self._context.transfers is not None:
+            self._context.transfers.applied(step)
 
     @property
     def works(self) -> WorkBook:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Protocol
 
@@ -38,7 +38,7 @@ from swarmnet.messages import (
     Stamp,
     WorkRecord,
 )
-from swarmnet.pipeline.works import KEPT_STEPS, LARGE, WorkBook, digest
+from swarmnet.pipeline.works import KEPT_STEPS, LARGE, digest
 from swarmnet.statement import statement
 
 Kind = Literal["output", "answer"]
@@ -70,12 +70,11 @@ class Transfers:
 
     Args:
         beside: what this replica knows of stages.
-        works: what it counted.
         num_stages: of the run.
     """
 
-    def __init__(self, me: PeerId, signer: Signer, beside: StagesKnown, works: WorkBook, num_stages: int) -> None:
-        self.me, self.signer, self.works = me, signer, works
+    def __init__(self, me: PeerId, signer: Signer, beside: StagesKnown, num_stages: int) -> None:
+        self.me, self.signer = me, signer
         self._beside, self._last = beside, num_stages - 1
         self._fresh_until = math.inf
         self._open: dict[int, StepTransfers] = {}
@@ -96,11 +95,9 @@ class Transfers:
         """The state is about to be replaced."""
         self._fresh_until = math.inf
 
-    def applied(self, step: int, mine: Set[int]) -> None:
-        """A sum is applied that holds these indexes of mine."""
-        # What another process of this identity has counted is not among my works.
-        if mine and mine == self.works.records(step).keys():
-            self._fresh_until = min(self._fresh_until, step + 1)
+    def applied(self, step: int) -> None:
+        """An aggregate is applied that holds works of this process."""
+        self._fresh_until = min(self._fresh_until, step + 1)
 
     def is_fresh(self, step: int) -> bool:
         """May this identity have sent something in that step that this process does not know?"""

@@ -12,7 +12,7 @@ import itertools
 import math
 import struct
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from blake3 import blake3
@@ -52,19 +52,6 @@ def digest(payload: Sequence[Packed]) -> bytes:
         whole.update(head + name)
         whole.update(packed.data)
     return whole.digest()
-
-
-def record_of(
-    index: int,
-    inputs: Sequence[Packed],
-    output: Sequence[Packed],
-    gradient: Sequence[Packed],
-    answer: Sequence[Packed],
-    loss_sum: float = 0.0,
-    num_tokens: int = 0,
-) -> WorkRecord:
-    """The record of a microbatch. inputs: without the proof of the tokens. loss_sum, num_tokens: of the last stage."""
-    return WorkRecord(index, digest(inputs), digest(output), digest(gradient), digest(answer), loss_sum, num_tokens)
 
 
 def opened(
@@ -149,14 +136,16 @@ class WorkBook:
         self._drop(accumulators[:-_ACCUMULATORS])
         del accumulators[:-_ACCUMULATORS]
 
-    def contributed(self, step: int, indexes: Set[int]) -> None:
-        """The aggregate of that step holds these indexes of this replica: works of other accumulators go."""
+    def contributed(self, step: int, root: bytes | None) -> bool:
+        """The aggregate of that step holds the works under this root, which this replica has pledged: those of other
+        accumulators go. Are any of them here? None: another process of this identity has pledged."""
         accumulators = self._steps.get(step, [])
-        held = next((works for works in reversed(accumulators) if works.keys() == indexes), None)
-        # None: another process of this identity has contributed, or nothing is left of it.
+        # By the root: the same indexes may have been accumulated again since, and kernels may make other bits of them.
+        held = next((works for works in accumulators if root_of(_leaves(works)) == root), None)
         if held is not None:
             self._drop([works for works in accumulators if works is not held])
             self._steps[step] = [held]
+        return bool(held)
 
     def _drop(self, accumulators: Iterable[dict[int, _Work]]) -> None:
         self.num_bytes -= sum(work.num_bytes for works in accumulators for work in works.values())

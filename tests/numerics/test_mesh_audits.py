@@ -31,9 +31,9 @@ from swarmnet.audit.cases import TOLERANCE
 from swarmnet.engine.torch_engine import TorchEngine
 from swarmnet.errors import RankLost, Refused, RejectCode
 from swarmnet.manifest.schema import Averaging, Manifest
-from swarmnet.messages import AuditData
+from swarmnet.messages import AuditData, WorkRecord
 from swarmnet.peer.engines import torch_engine
-from swarmnet.pipeline.works import off_by, record_of
+from swarmnet.pipeline.works import digest, off_by
 from swarmnet.ranks import backend as mesh_backend
 from swarmnet.ranks import supervisor
 from swarmnet.ranks.backend import MeshBackend
@@ -90,8 +90,8 @@ def asked(share: list[Counted]) -> list[Any]:
 
 def shown(work: Counted) -> AuditData:
     """What a replica that is alone in its class hands out of that work."""
-    sizes = work.loss_sum, work.num_tokens
-    record = record_of(work.index, work.inputs, work.output, work.gradient, work.answer, *sizes)
+    payloads = work.inputs, work.output, work.gradient, work.answer
+    record = WorkRecord(work.index, *map(digest, payloads), work.loss_sum, work.num_tokens)
     return AuditData(record, b"", (*work.output, *work.answer))
 
 

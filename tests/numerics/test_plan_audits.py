@@ -12,9 +12,9 @@ from swarmnet.config.peer import PeerConfig
 from swarmnet.errors import UsageError
 from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Audits, Manifest, Wire
-from swarmnet.messages import AuditRequest, Packed
+from swarmnet.messages import AuditRequest, Packed, WorkRecord
 from swarmnet.peer.memory_fit import judge, setup_of, slots_within
-from swarmnet.pipeline.works import KEPT_MEMOS, KEPT_STEPS, ShownWorks, WorkBook, record_of
+from swarmnet.pipeline.works import KEPT_MEMOS, KEPT_STEPS, ShownWorks, WorkBook, digest
 from swarmnet.plan.memory import Setup, audit_bytes, plan_stage
 from swarmnet.ranks.device_backend import DeviceBackend
 from swarmnet.ranks.layout import MeshLayout
@@ -63,7 +63,7 @@ def test_works_and_what_is_shown_take_no_more_than_was_planned(stage: int, memo_
     payloads = planned(AUDITED, stage, memo_bytes) - planned(AUDITED, stage, memo_bytes=0)
     book, shown = WorkBook(KEPT_MEMOS * memo_bytes), ShownWorks(memo_bytes)
     payload, most, most_shown = work_payload(stage, depth=40), 0, 0
-    record = record_of(0, payload, (), (), ())
+    record = WorkRecord(0, digest(payload), *[digest(())] * 3, 0.0, 0)
     for step in range(3 * KEPT_STEPS):
         book.begin(step)
         shown.begin(step)

@@ -18,8 +18,8 @@ from swarmnet.engine.compute_thread import ComputeThread
 from swarmnet.engine.torch_engine import TorchEngine
 from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.manifest.schema import Averaging, Manifest, Numerics, Wire
-from swarmnet.messages import AuditData, Packed
-from swarmnet.pipeline.works import off_by, record_of
+from swarmnet.messages import AuditData, Packed, WorkRecord
+from swarmnet.pipeline.works import digest, off_by
 from swarmnet.ranks.device_backend import DeviceBackend
 from swarmnet.stage.passes import MemoryPolicy
 from swarmnet.stage.seams import Recomputed
@@ -293,9 +293,8 @@ def test_rounding_of_another_class_is_far_below_what_is_borne_and_every_gross_li
             await finish(other, await compute(other, 0))
             for work in works:
                 again = await once(other.engines[work.stage][0], 0, work.index, work.inputs, work.gradient)
-                record = record_of(
-                    work.index, work.inputs, work.output, work.gradient, work.answer, work.loss_sum, work.num_tokens
-                )
+                payloads = work.inputs, work.output, work.gradient, work.answer
+                record = WorkRecord(work.index, *map(digest, payloads), work.loss_sum, work.num_tokens)
                 shown = AuditData(record, b"", (*work.output, *work.answer))
                 off.append(off_by(shown, again))
                 assert off_by(dataclasses.replace(shown, payload=shown.payload[1:]), again) == math.inf, (
@@ -320,5 +319,5 @@ def times(factor: float, work: Counted) -> AuditData:
 
     output, answer = larger(work.output, 1), larger(work.answer, 0)
     loss = factor * work.loss_sum
-    record = record_of(work.index, work.inputs, output, work.gradient, answer, loss, work.num_tokens)
+    record = WorkRecord(work.index, *map(digest, (work.inputs, output, work.gradient, answer)), loss, work.num_tokens)
     return AuditData(record, b"", (*output, *answer))

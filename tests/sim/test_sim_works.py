@@ -14,8 +14,8 @@ from swarmnet.audit.pledge import proves, whole_of
 from swarmnet.errors import Refused, RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Audits
-from swarmnet.messages import AuditData, AuditRequest, Rejected, Request
-from swarmnet.pipeline.works import MOST_ASKS, record_of
+from swarmnet.messages import AuditData, AuditRequest, Rejected, Request, WorkRecord
+from swarmnet.pipeline.works import MOST_ASKS, digest
 from swarmnet.simulate.engine import product
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Node, Swarm
@@ -90,10 +90,10 @@ class Auditors:
             self.without += 1
             return
         for again, (index, inputs, gradient) in zip(found, works, strict=True):
-            loss = again.loss_sum, again.num_tokens
             # Until a process knows that nobody was it before, it says that it may have sent something else, too.
             assert records[index].resent == (step < 2) or self.swarm.counts["kills"]
-            found_again = record_of(index, inputs, again.output, gradient, again.answer, *loss)
+            payloads = inputs, again.output, gradient, again.answer
+            found_again = WorkRecord(index, *map(digest, payloads), again.loss_sum, again.num_tokens)
             assert replace(records[index], resent=False) == found_again
             self.looked += 1
         if (pledged := self.sums.get((stage, step, mate.peer_id))) is not None:

@@ -27,6 +27,7 @@ from swarmnet.messages import (
     Process,
     Rejected,
     Running,
+    WorkRecord,
 )
 from swarmnet.pipeline.caller import OF_PAYLOAD, Caller
 from swarmnet.pipeline.context import PipelineContext, PipelineLimits
@@ -34,7 +35,7 @@ from swarmnet.pipeline.execution import Execution
 from swarmnet.pipeline.inputs import AnswerCheck, InputCheck, TurnedAway
 from swarmnet.pipeline.recovery import Keepalive, Recovery
 from swarmnet.pipeline.router import AdaptiveTimeout, Router
-from swarmnet.pipeline.works import MOST_ASKS, ShownWorks, WorkBook, record_of, show
+from swarmnet.pipeline.works import MOST_ASKS, ShownWorks, WorkBook, digest, show
 from swarmnet.simulate.clock import VirtualLoop
 from swarmnet.simulate.device import Device
 from swarmnet.simulate.engine import SimulatedEngine, product
@@ -727,7 +728,8 @@ def test_who_counted_a_microbatch_shows_it_and_a_mate_finds_the_same(stage: int)
             data = shown(here, index)
             inputs, gradient = execution.opened(AuditRequest(0, stage, index, ME), data)
             (again,), _ = await engine.recompute(0, [(index, inputs, gradient)])
-            found = record_of(index, inputs, again.output, gradient, again.answer, again.loss_sum, again.num_tokens)
+            payloads = inputs, again.output, gradient, again.answer
+            found = WorkRecord(index, *map(digest, payloads), again.loss_sum, again.num_tokens)
             assert found == data.work
             works.append((index, inputs, gradient))
         both, whole = await engine.recompute(0, works, b"seed")
@@ -752,7 +754,7 @@ def test_what_was_voided_is_answered_for_until_the_contribution_is_known() -> No
         here.execution.voided(0)
         assert here.execution.work_root(0) == empty
         assert shown(here, 3).work.index == 3, "its shards may have been sent"
-        here.execution.contributed(0, frozenset())
+        here.execution.contributed(0, empty)
         with pytest.raises(Refused) as refused:
             shown(here, 3)
         assert refused.value.code is RejectCode.NOT_FOUND
@@ -801,7 +803,7 @@ def test_a_mate_that_asks_again_and_again_is_shown_no_more(peer: PeerId) -> None
 def test_who_shows_other_tokens_than_the_runs_is_refused_though_its_record_fits() -> None:
     async def act(here: Scene) -> None:
         sent = (*inputs(1), Packed("uint8", (1, 1, 32), bytes(32)))
-        data = AuditData(record_of(3, inputs(1), (), (), inputs(1)[1:], 1.0, 1), b"", sent)
+        data = AuditData(WorkRecord(3, *map(digest, (inputs(1), (), (), inputs(1)[1:])), 1.0, 1), b"", sent)
         with pytest.raises(BadMessage, match="not proven"):
             here.execution.opened(AuditRequest(0, 1, 3, LIAR), data)
         with pytest.raises(Refused):

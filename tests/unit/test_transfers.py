@@ -55,7 +55,7 @@ def transfers(
         looked()
 
     beside = SimpleNamespace(stamp=partial(stamp_of, stage=stage), allows=allows, known=known, looked=look)
-    return Transfers(peer, Notary(peer), beside, WorkBook(0), STAGES)
+    return Transfers(peer, Notary(peer), beside, STAGES)
 
 
 def signed_by(step: StepTransfers, index: int, kind: str, what: str) -> Sent:
@@ -96,7 +96,7 @@ class Life:
 
     def start(self, version: int, *, process: bool = True) -> None:
         if process:
-            self.transfers = transfers()
+            self.transfers, self.book = transfers(), WorkBook(0)
         self.transfers.replaced()
         self.version, self.open = version, {}
         self._open()
@@ -105,7 +105,7 @@ class Life:
         for step in range(self.version, self.version + AHEAD + 1):
             if step not in self.open:
                 self.open[step] = self.transfers.open(step)
-                self.transfers.works.begin(step)
+                self.book.begin(step)
 
     def send(self, ahead: int, index: int, kind: str, what: str) -> None:
         step = self.version + ahead
@@ -119,22 +119,23 @@ class Life:
         self.send(ahead, index, "output", output)
         self.send(ahead, index, "answer", answer)
         work = self.open[step].counted(record(index, output, answer))
-        self.transfers.works.add(step, work, ())
+        self.book.add(step, work, ())
         self.works.append((step, work))
 
     def apply(self, with_me: bool, replaced: bool) -> None:
         """The step is committed, if it was not before, and applied here. replaced: so is the state, at once."""
-        mine = frozenset(self.transfers.works.records(self.version)) if with_me else frozenset()
+        pledged = self.book.root(self.version) if with_me else None
         if self.version == self.committed:
             self.committed += 1
         else:
-            mine = frozenset()  # others made that sum, or this identity in another life
+            pledged = None  # others made that sum, or this identity in another life
         self.open.pop(self.version).ended = True
         self.version += 1
         self._open()
         if replaced:
             self.start(self.version, process=False)
-        self.transfers.applied(self.version - 1, mine)
+        if self.book.contributed(self.version - 1, pledged):
+            self.transfers.applied(self.version - 1)
 
 
 ahead, index, what = st.integers(0, AHEAD), st.just(0), st.sampled_from("xy")
@@ -159,7 +160,7 @@ def test_nothing_that_an_honest_replica_has_sent_contradicts_what_it_has_counted
         if event == "start":
             life.start(max(life.committed - of[0], 0), process=of[1])
         elif event == "void":
-            life.transfers.works.void(life.version + of[0])
+            life.book.void(life.version + of[0])
         else:
             getattr(life, event)(*of)
     for (step, work), sent in product(life.works, life.sents):
@@ -170,9 +171,7 @@ def test_nothing_that_an_honest_replica_has_sent_contradicts_what_it_has_counted
 def settled() -> Transfers:
     """Of a process that nobody was before in any step to come."""
     found = transfers()
-    found.works.begin(0)
-    found.works.add(0, found.open(0).counted(record(0, "x", "y")), ())
-    found.applied(0, frozenset({0}))
+    found.applied(0)
     assert found.is_fresh(1) and not found.is_fresh(2)
     return found
 
@@ -203,9 +202,6 @@ def test_another_state_knows_nothing_of_what_was_sent() -> None:
     assert found.is_fresh(1 << 40)
     step = found.open(2)
     assert signed_by(step, 0, "output", "x").again and step.counted(record(0, "x", "y")).resent
-    found.works.begin(2)
-    found.applied(2, frozenset({0}))
-    assert found.is_fresh(9), "that sum has work of its own that it does not know of"
 
 
 # ---------------------------------------------------------------- a receiver

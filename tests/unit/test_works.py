@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from swarmnet.audit.pledge import proves
 from swarmnet.errors import BadMessage, RejectCode
 from swarmnet.ids import PeerId
-from swarmnet.messages import AuditData, AuditRequest, Packed
-from swarmnet.pipeline.works import KEPT_STEPS, ShownWorks, WorkBook, digest, opened, record_of
+from swarmnet.messages import AuditData, AuditRequest, Packed, WorkRecord
+from swarmnet.pipeline.works import KEPT_STEPS, ShownWorks, WorkBook, digest, opened
 
 PROOF = Packed("uint8", (1, 1, 32), bytes(32))
 
@@ -27,9 +27,13 @@ def shown(book: WorkBook, step: int, index: int) -> AuditData:
     return found
 
 
-def counted(book: WorkBook, step: int, index: int, size: int = 8) -> None:
+def record_of(index: int, *payloads: tuple[Packed, ...], loss_sum: float = 0.0, num_tokens: int = 0) -> WorkRecord:
+    return WorkRecord(index, *map(digest, payloads), loss_sum, num_tokens)
+
+
+def counted(book: WorkBook, step: int, index: int, size: int = 8, made: int = 2) -> None:
     inputs, gradient = (tensor(index, size),), (tensor(index + 1, size),)
-    book.add(step, record_of(index, inputs, (tensor(2),), gradient, (tensor(3),)), (*inputs, PROOF, *gradient))
+    book.add(step, record_of(index, inputs, (tensor(made),), gradient, (tensor(3),)), (*inputs, PROOF, *gradient))
 
 
 def accepts(payload: tuple[Packed, ...]) -> None:
@@ -49,7 +53,7 @@ def test_what_is_shown_leads_to_the_root_and_opens_to_what_went_in() -> None:
 
 def test_the_last_stage_shows_no_gradient() -> None:
     book = WorkBook(1 << 16)
-    record = record_of(0, (tensor(1), tensor(2)), (), (), (tensor(3),), 1.5, 16)
+    record = record_of(0, (tensor(1), tensor(2)), (), (), (tensor(3),), loss_sum=1.5, num_tokens=16)
     book.add(0, record, (tensor(1), tensor(2), PROOF))
     assert opened(shown(book, 0, 0), accepts) == ((tensor(1), tensor(2)), ())
 
@@ -81,7 +85,7 @@ def test_a_voided_step_has_no_works_and_an_old_one_is_forgotten() -> None:
     assert book.root(2) == empty and not book.records(2)
     counted(book, 2, 5)
     assert shown(book, 2, 5).work.index == 5 and book.root(2) != empty
-    book.contributed(2, {5})
+    assert book.contributed(2, book.root(2))
     assert book.shown(2, 2) is None
     # The run went back: what came after is another history.
     book.begin(1)
@@ -101,14 +105,25 @@ def test_works_of_a_voided_accumulator_are_shown_until_it_is_known_which_one_con
     counted(book, 0, 2)
     again = book.root(0)
     assert proves(shown(book, 0, 0).path, shown(book, 0, 0).work, pledged)
-    book.contributed(0, {7})  # by another process of this identity
+    assert not book.contributed(0, None), "another process of this identity has pledged"
     assert book.root(0) == again
-    book.contributed(0, {0, 1})
+    assert book.contributed(0, pledged)
     for index in (0, 1):
         found, bare = shown(book, 0, index), book.bare(0, index)
         assert proves(found.path, found.work, pledged) and bare is not None and bare.path == found.path
     assert book.root(0) == pledged and book.shown(0, 2) is None
     assert book.num_bytes == sum(each.num_bytes for index in (0, 1) for each in shown(book, 0, index).payload)
+
+
+def test_of_two_accumulators_of_the_same_indexes_the_one_that_was_pledged_is_kept() -> None:
+    """A rank is lost once its shards are sent, and the kernels make other bits of the same microbatches."""
+    book = WorkBook(1 << 16)
+    counted(book, 0, 3)
+    pledged, record = book.root(0), book.records(0)[3]
+    book.void(0)
+    counted(book, 0, 3, made=9)
+    assert book.contributed(0, pledged)
+    assert book.records(0) == {3: record} and shown(book, 0, 3).work == record
 
 
 def test_of_a_step_that_is_voided_without_end_the_last_works_are_kept() -> None:
