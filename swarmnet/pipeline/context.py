@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from swarmnet.errors import BadMessage, DeviceFull, RejectCode
+from swarmnet.errors import BadMessage, DeviceFull, Refused, RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.messages import Answer, Busy, Packed, Process, Rejected
 from swarmnet.pipeline.caller import Caller
@@ -152,7 +152,7 @@ class PipelineContext:
             raise
 
     async def receive(self, caller: PeerId, request: Process, read: ReadPayload) -> tuple[Packed, ...]:
-        """The caller's input, checked. Raises BadMessage, and names whose input it is."""
+        """The caller's input, checked. Raises BadMessage, and names whose input it is; Refused: an evaluation's is slow."""
         try:
             payload = await self._read(request, read)
             self.check(request, payload)
@@ -169,7 +169,8 @@ class PipelineContext:
             async with asyncio.timeout(_EVAL_UPLOAD_S if request.purpose == "eval" else None):
                 return await read()
         except TimeoutError:
-            raise BadMessage(
+            # A slow line is no invalid input, so its peer is not logged for one.
+            raise Refused(
                 RejectCode.TOO_LARGE, f"the input of an evaluation did not come within {_EVAL_UPLOAD_S:.0f} s"
             ) from None
 

@@ -45,6 +45,17 @@ def test_who_leaves_two_steps_undone_has_no_share_for_a_minute_and_then_for_two(
     assert mine.feeding(trainers, now=62.0) == trainers
     assert mine.missed([OTHER], now=70.0) == [OTHER]
     assert mine.feeding(trainers, now=189.9) == [ME] and mine.feeding(trainers, now=190.0) == trainers
+    mine.brought([OTHER], took_s=1.0)
+    for now in (1e6, 1e6 + 1):
+        mine.missed([OTHER], now=now)
+    assert mine.feeding(trainers, now=1e6 + 61) == trainers, "it has fed since: a minute again"
+
+
+def test_identities_of_a_liar_are_forgotten() -> None:
+    mine = shares()
+    for number in range(2000):
+        mine.missed([PeerId(f"phantom{number}")] * 2, now=float(number))
+    assert len(mine._misses) == len(mine._left_out) == 256
 
 
 def test_two_that_leave_each_other_out_begin_with_their_own() -> None:
