@@ -14,6 +14,7 @@ start. Later it is read to report a change, and a peer that has met no other pee
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import statistics
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -47,6 +48,16 @@ def boot_time() -> float:
 def loop_time() -> float:
     """The running event loop's clock, seconds: boot time in a peer, and in the simulator it jumps."""
     return asyncio.get_running_loop().time()
+
+
+async def set_within(event: asyncio.Event, seconds: float | None) -> bool:
+    """Wait until the event is set, or for so many seconds (None: for ever). Returns whether it is set."""
+    # A timer costs more than a look, and in the pipeline the event is mostly set.
+    if not event.is_set():
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await event.wait()
+    return event.is_set()
 
 
 class BootLoop(asyncio.SelectorEventLoop):

@@ -91,6 +91,12 @@ class Budgets(Generic[K]):
         return len(self._buckets)
 
 
+def doubled_s(first_s: float, times: int, longest_s: float = math.inf) -> float:
+    """`first_s`, doubled so many times, and no longer than `longest_s`."""
+    # The exponent has a bound, because 2.0 ** 1024 is none.
+    return min(first_s * 2.0 ** min(times, 64), longest_s)
+
+
 _RNG = random.Random()
 
 
@@ -112,9 +118,7 @@ class Backoff:
     def failed(self, now: float, *, longest_s: float | None = None) -> float:
         """An attempt has failed. Returns the seconds to wait; longest_s: the longest pause this time."""
         self.failures += 1
-        # The exponent has a bound, because 2.0 ** 1024 is none.
-        doubled_s = self.first_s * 2.0 ** min(self.failures - 1, 64)
-        pause_s = min(doubled_s, self.longest_s if longest_s is None else longest_s)
+        pause_s = doubled_s(self.first_s, self.failures - 1, self.longest_s if longest_s is None else longest_s)
         pause_s *= self.rng.uniform(1.0 - self.jitter, 1.0)
         self.until = now + pause_s
         return pause_s

@@ -1,4 +1,4 @@
-"""Tasks that run while something else does, and waits that end early."""
+"""Tasks that run while something else does."""
 
 from __future__ import annotations
 
@@ -6,14 +6,6 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Coroutine
 from typing import Any
-
-
-async def set_within(event: asyncio.Event, seconds: float | None) -> bool:
-    """Wait until the event is set, or for so many seconds (None: for ever). Returns whether it is set."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    return event.is_set()
 
 
 @contextlib.asynccontextmanager

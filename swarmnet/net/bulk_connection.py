@@ -21,11 +21,10 @@ import numpy as np
 
 from swarmnet import telemetry
 from swarmnet.bounds import Recent
-from swarmnet.clock import loop_time
+from swarmnet.clock import loop_time, set_within
 from swarmnet.errors import BadMessage, PeerGone, RejectCode, SwarmError
 from swarmnet.ids import PeerId
 from swarmnet.messages import Packed
-from swarmnet.net.background import set_within
 from swarmnet.net.bulk_records import AROUND, HEAD_BYTES, RECORD_BYTES, Kind, Opener, Sealer, read_call, read_head
 from swarmnet.net.traffic import Flow
 from swarmnet.wire.framing import CHUNK_BYTES, Assembly, pieces

@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
+from swarmnet.clock import set_within
 from swarmnet.errors import SwarmError, UsageError
 from swarmnet.host import tasks_left
 from swarmnet.net.address import Address
-from swarmnet.net.background import set_within
 from swarmnet.net.identity import FileLock, Identity, own_directory, sweep
 from swarmnet.net.parent_death import dies_with_parent
 from swarmnet.net.ports import check_free

@@ -18,11 +18,11 @@ from functools import partial
 
 from swarmnet import telemetry
 from swarmnet.bounds import Recent
-from swarmnet.clock import loop_time
+from swarmnet.clock import loop_time, set_within
 from swarmnet.errors import PeerGone, PeerTimeout, Refused, RejectCode, SwarmError, leaves
 from swarmnet.ids import PeerId
 from swarmnet.messages import Accepted, Rejected
-from swarmnet.net.background import BackgroundTasks, beside, set_within
+from swarmnet.net.background import BackgroundTasks, beside
 from swarmnet.net.circuits import Arrivals, Called, Connection, Doors, End, Tunnel, hear, splice
 from swarmnet.net.dial_back import Say
 from swarmnet.net.greeting import Greeter

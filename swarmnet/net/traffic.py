@@ -19,9 +19,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from swarmnet.bounds import Recent
-from swarmnet.clock import loop_time
+from swarmnet.clock import loop_time, set_within
 from swarmnet.ids import PeerId
-from swarmnet.net.background import set_within
 from swarmnet.pacing import TokenBucket
 
 # ---------------------------------------------------------------- who goes first

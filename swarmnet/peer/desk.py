@@ -21,11 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swarmnet import telemetry
-from swarmnet.clock import loop_time, run_loop, wall_time
+from swarmnet.clock import loop_time, run_loop, set_within, wall_time
 from swarmnet.config import toml
 from swarmnet.config.peer import PeerConfig
 from swarmnet.errors import UsageError
-from swarmnet.net.background import set_within
 from swarmnet.net.identity import holder_of, write_whole
 from swarmnet.peer.control import Desk, WorkCount, WorkDone
 

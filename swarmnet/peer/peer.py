@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from swarmnet.averaging.exchange import Meeting
-from swarmnet.clock import loop_time, wall_time
+from swarmnet.clock import loop_time, set_within, wall_time
 from swarmnet.directory import MAX_TAINTED, Directory, DisputedWork, Estimate, Record, Role, StageStatus, TaintedStep
 from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.ids import NO_RESTART, PeerId, RunId, Signer
@@ -46,7 +46,6 @@ from swarmnet.messages import (
 )
 from swarmnet.net.address import operator_of
 from swarmnet.net.admission import Admissions
-from swarmnet.net.background import set_within
 from swarmnet.net.dial_back import Asking, DialBacks, Hide, Proofs
 from swarmnet.net.history import HistoryBook
 from swarmnet.net.line_test import LineTests

@@ -8,10 +8,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping, Set
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from swarmnet.averaging.butterfly import ExchangeContext
 from swarmnet.averaging.exchange import PIECE_ELEMENTS, Exchange
@@ -20,14 +21,14 @@ from swarmnet.errors import BadMessage
 from swarmnet.fetch.plan import PIECE_BYTES
 from swarmnet.ids import PeerId, first_chain
 from swarmnet.manifest.schema import Manifest
-from swarmnet.messages import Process
+from swarmnet.messages import Packed, Process
 from swarmnet.peer.auditor import Auditor
 from swarmnet.peer.restore import Restorer
 from swarmnet.peer.showing import Beside
 from swarmnet.pipeline.caller import Caller
-from swarmnet.pipeline.context import PipelineContext, PipelineLimits
 from swarmnet.pipeline.depth import Depth
 from swarmnet.pipeline.execution import Execution
+from swarmnet.pipeline.host import PipelineLimits
 from swarmnet.pipeline.inputs import AnswerCheck, InputCheck, Known, TurnedAway, Windows, may_feed
 from swarmnet.pipeline.recovery import Recovery
 from swarmnet.pipeline.router import AdaptiveTimeout, Router
@@ -140,7 +141,7 @@ class Replica:
                 num_tokens=training.microbatch_size * training.sequence_length,
                 group_size=averaging.group_size,
                 running_s=timers.beat_s,
-                on_event=self._event,
+                on_event=self.event,
                 spans=peer.spans,
                 signer=peer.signer if manifest.audited else None,
                 incarnation=peer.incarnation,
@@ -163,8 +164,8 @@ class Replica:
 
         # What it counts, and what it signs of what it sends: for whoever looks into that.
         cap_bytes, keeps_made = max(KEPT_MEMOS * limits.memo_bytes, LEAST_BYTES), not manifest.numerics.deterministic
-        works = WorkBook(cap_bytes, keeps_made=keeps_made) if manifest.audited else None
-        transfers = Transfers(peer.me, peer.signer, Beside(self, peer), num_stages) if works else None
+        works = WorkBook(cap_bytes if manifest.audited else 0, keeps_made=keeps_made)
+        transfers = Transfers(peer.me, peer.signer, Beside(self, peer), num_stages) if manifest.audited else None
 
         # Calls the next stage; the last one has none.
         input_check = input_check_of(manifest, stage, peer.windows)
@@ -174,52 +175,34 @@ class Replica:
             Caller(
                 peer.transport,
                 Router(AdaptiveTimeout.of(manifest.protocol, stages=stages_ahead), rule=peer.routing()),
-                self._next_replicas,
+                NextStage(self),
                 answer_check,
-                self._rerouted,
-                leaving=self._next_leaving,
-                left=lambda step: self.execution.left(step),
-                signed=transfers.answered if transfers is not None else None,
-                contributors=lambda: self.member.membership.contributors(stage + 1),
+                transfers,
             )
             if stages_ahead
             else None
         )
 
         # Computes microbatches, whoever brings them.
-        pipeline = PipelineContext(
+        self.execution = Execution(
             stage,
             num_stages,
             training.microbatches,
             engine=self.compute,
             claims=self.driver,
+            host=self,
             caller=self.caller,
             recovery=Recovery(
-                peer.transport,
-                stage,
-                before=lambda: self._live(stage - 1),
-                after=lambda: self._live(stage + 1),
-                holders=peer.token_holders,
-                tokens=peer.tokens,
-                check=input_check,
-                check_answer=answer_check.remembered,
-                on_bad_input=self._bad_input,
-                signed=transfers.fetched if transfers is not None else None,
+                peer.transport, stage, self, check=input_check, answers=answer_check, transfers=transfers
             ),
             check=input_check,
             limits=PipelineLimits(limits.slots, timers.beat_s, 2 * timers.suspect_s, limits.memo_bytes),
-            spawn=peer.spawn,
-            on_bad_input=self._bad_input,
-            on_full=lambda slots, reason: self._event("device_full", {"slots": slots, "reason": reason}),
             depth=None if limits.fixed_slots else Depth(stage, num_stages - stage, most=limits.slots),
-            share=lambda: training.microbatches / (1 + len(self._live(stage))),
             spans=peer.spans,
-            works=works,
             transfers=transfers,
+            works=works,
             shown=ShownWorks(limits.memo_bytes),
         )
-        pipeline.measure()
-        self.execution = Execution(pipeline, may_feed=self._may_feed)
         self.driver.attach(self.execution)
 
         # Gets the stage's state, keeps it on disk, hands it to mates.
@@ -231,7 +214,7 @@ class Replica:
             member=self.member,
             driver=self.driver,
             exchange=self.exchange,
-            event=self._event,
+            event=self.event,
         )
 
         # Looks at what mates have done; has what was done here looked at by them.
@@ -254,36 +237,27 @@ class Replica:
 
     # ------------------------------------------------------------ whom it calls, and who may call it
 
-    def _live(self, stage: int) -> list[PeerId]:
-        return self.member.view.live(stage, now=loop_time())
+    # PipelineHost
 
-    def _next_seen(self) -> Iterator[tuple[PeerId, Seen]]:
-        for peer in self._live(self.stage + 1):
-            if (seen := self.member.view.get(peer, self.stage + 1)) is not None:
-                yield peer, seen
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        return self._peer.spawn(work)
 
-    def _next_replicas(self) -> Mapping[PeerId, int]:
-        """Live replicas of the next stage and their queues."""
-        found = dict(self._next_seen())
-        without, newest = self.member.passed_over(self.stage + 1, now=loop_time()), self.member.version + 1
-        chains = Counter((seen.version, seen.chain) for seen in found.values())
-        # The smaller side of a fork computes on other weights than the run's.
-        minority = {at for at in chains if any(at[0] == other[0] and chains[at] < chains[other] for other in chains)}
-        fit = {
-            peer: seen.queue
-            for peer, seen in found.items()
-            if peer not in without and seen.version <= newest and (seen.version, seen.chain) not in minority
-        }
-        # A replica that is not fit answers with a refusal at worst: better than to wait for nobody.
-        return fit or {peer: seen.queue for peer, seen in found.items()}
+    def share(self) -> float:
+        return self._peer.manifest.training.microbatches / (1 + len(self.live(self.stage)))
 
-    def _next_leaving(self) -> frozenset[PeerId]:
-        return frozenset(peer for peer, seen in self._next_seen() if seen.draining)
+    def live(self, stage: int) -> list[PeerId]:
+        return self.member.view.live(stage, now=loop_time()) if stage >= 0 else self._peer.token_holders()
 
-    def _rerouted(self, request: Process, peer: PeerId, reason: str) -> None:
-        self._event("rerouted", {"step": request.step, "index": request.index, "from": peer, "reason": reason})
+    def may_live(self, peer: PeerId) -> bool:
+        return self.member.view.may_live(peer, now=loop_time())
 
-    def _may_feed(self, caller: PeerId, request: Process) -> TurnedAway | None:
+    def tokens(self, step: int, index: int) -> tuple[Packed, ...] | None:
+        return self._peer.tokens(step, index)
+
+    def device_full(self, slots: int, reason: str) -> None:
+        self.event("device_full", {"slots": slots, "reason": reason})
+
+    def may_feed(self, caller: PeerId, request: Process) -> TurnedAway | None:
         view, upstream = self.member.view, self.stage - 1
         away = may_feed(
             Known(
@@ -309,7 +283,7 @@ class Replica:
             return record is not None and any(status.stage == stage and status.synced for status in record.stages)
         return seen is not None and seen.synced and view.in_touch(peer, now=loop_time(), stage=stage)
 
-    def _bad_input(self, peer: PeerId, step: int, index: int, error: BadMessage) -> None:
+    def bad_input(self, peer: PeerId, step: int, index: int, error: BadMessage) -> None:
         self.name_once(
             "bad_input", peer, {"step": step, "index": index, "code": error.code.value, "reason": error.reason}
         )
@@ -320,7 +294,47 @@ class Replica:
             self._named_at, self._named = self.member.version, set()
         if (event, peer) not in self._named and len(self._named) < _MOST_NAMED:
             self._named.add((event, peer))
-            self._event(event, {"peer": peer, **fields})
+            self.event(event, {"peer": peer, **fields})
 
-    def _event(self, event: str, fields: dict[str, object]) -> None:
+    def event(self, event: str, fields: dict[str, object]) -> None:
         self._peer.on_event(self.stage, event, fields)
+
+
+class NextStage:
+    """The stage after a replica's, as the replica knows it. Implements CalledStage."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica, self._stage = replica, replica.stage + 1
+
+    def _seen(self) -> Iterator[tuple[PeerId, Seen]]:
+        for peer in self._replica.live(self._stage):
+            if (seen := self._replica.member.view.get(peer, self._stage)) is not None:
+                yield peer, seen
+
+    def candidates(self) -> Mapping[PeerId, int]:
+        """Live replicas of the next stage and their queues."""
+        found, member = dict(self._seen()), self._replica.member
+        without, newest = member.passed_over(self._stage, now=loop_time()), member.version + 1
+        chains = Counter((seen.version, seen.chain) for seen in found.values())
+        # The smaller side of a fork computes on other weights than the run's.
+        minority = {at for at in chains if any(at[0] == other[0] and chains[at] < chains[other] for other in chains)}
+        fit = {
+            peer: seen.queue
+            for peer, seen in found.items()
+            if peer not in without and seen.version <= newest and (seen.version, seen.chain) not in minority
+        }
+        # A replica that is not fit answers with a refusal at worst: better than to wait for nobody.
+        return fit or {peer: seen.queue for peer, seen in found.items()}
+
+    def leaving(self) -> frozenset[PeerId]:
+        return frozenset(peer for peer, seen in self._seen() if seen.draining)
+
+    def contributors(self) -> Set[PeerId]:
+        return self._replica.member.membership.contributors(self._stage)
+
+    def left(self, step: int) -> int:
+        return self._replica.execution.left(step)
+
+    def rerouted(self, request: Process, peer: PeerId, reason: str) -> None:
+        fields = {"step": request.step, "index": request.index, "from": peer, "reason": reason}
+        self._replica.event("rerouted", fields)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from swarmnet.errors import Refused, RejectCode
 from swarmnet.ids import Chain, PeerId, first_chain, next_chain
 from swarmnet.messages import Answer, AuditData, AuditRequest, Sent, Stamp, WorkRecord
-from swarmnet.pipeline.recovery import Keepalive
+from swarmnet.pipeline.recovery import kept_alive
 from swarmnet.pipeline.works import digest, opened, show
 from swarmnet.quorum import has_quorum
 from swarmnet.stage.seams import Recomputed
@@ -108,10 +108,8 @@ async def answered(peer: Peer, replica: Replica, caller: PeerId, request: AuditR
             raise Refused(RejectCode.TOO_OFTEN, "computing again is for mates of another class, one work at a time")
         auditor.made_for.add(caller)
         try:
-            again = Keepalive(peer.spawn, _made(replica, request, shown))
-            async for sign in again.signs(peer.timers.beat_s):
-                yield sign
-            yield again.result()
+            async for answer in kept_alive(peer.spawn, _made(replica, request, shown), peer.timers.beat_s):
+                yield answer
         finally:
             auditor.made_for.discard(caller)
     except Refused as refused:

@@ -12,9 +12,8 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from swarmnet.clock import run_loop
+from swarmnet.clock import run_loop, set_within
 from swarmnet.host import OomKills
-from swarmnet.net.background import set_within
 from swarmnet.net.parent_death import dies_with_parent
 from swarmnet.net.stop import asking
 from swarmnet.pacing import Backoff

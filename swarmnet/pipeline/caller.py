@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping, Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from swarmnet.clock import loop_time
 from swarmnet.errors import BadMessage, NoReplica, PeerGone, PeerTimeout, Refused, RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.messages import Busy, Gradient, MovedTo, Packed, Process, Rejected
+from swarmnet.pipeline.inputs import AnswerCheck
 from swarmnet.pipeline.router import Pick, Router
+from swarmnet.pipeline.transfers import Transfers
 from swarmnet.quorum import blocks
 from swarmnet.transport import Transport, ask
 
@@ -33,8 +36,26 @@ _UNHEARD_S = 0.5
 """Pause before the next call to a replica that does not yet know us as a caller."""
 
 
-Signed = Callable[[PeerId, Process, Gradient], Awaitable[None]]
-"""Raises BadMessage unless that replica has signed its answer."""
+class CalledStage(Protocol):
+    """The stage that a caller calls, as its peer knows it."""
+
+    def candidates(self) -> Mapping[PeerId, int]:
+        """Live replicas, and the queues that they announced."""
+        ...
+
+    def leaving(self) -> Set[PeerId]:
+        """Candidates about to leave: they answer for what they own, and get nothing new while others can."""
+        ...
+
+    def contributors(self) -> Set[PeerId]:
+        """Peers that contribute to the commits of that stage, as far as that is known."""
+        ...
+
+    def left(self, step: int) -> int | None:
+        """Microbatches of the step that this peer has yet to bring there; None: it cannot tell."""
+
+    def rerouted(self, request: Process, peer: PeerId, reason: str) -> None:
+        """A microbatch has left that replica, or it never does work itself."""
 
 
 @dataclass(slots=True)
@@ -56,29 +77,19 @@ class _Attempt:
 class Caller:
     """Calls `Process` on replicas of one stage.
 
-    candidates() gives the live replicas and their advertised queues. check(request, answer) raises BadMessage if the
-    answer is not valid. The caller calls on_reroute(request, peer, reason) when it moves a microbatch away from a
-    replica, and when a replica never does work itself. leaving() names candidates about to leave: they answer for what
-    they own, and get nothing new while others can. left(step): microbatches of the step that I have yet to bring here;
-    None: nobody can say. signed: see there; None: nobody signs. contributors(): peers that contribute to that stage.
+    check: raises BadMessage if an answer is not valid. transfers: checks who has signed it; None: nobody signs.
     """
 
     def __init__(
         self,
         transport: Transport,
         router: Router,
-        candidates: Callable[[], Mapping[PeerId, int]],
-        check: Callable[[Process, Gradient], None],
-        on_reroute: Callable[[Process, PeerId, str], None],
-        leaving: Callable[[], Set[PeerId]] = frozenset,
-        left: Callable[[int], int | None] = lambda step: None,
-        signed: Signed | None = None,
-        contributors: Callable[[], Set[PeerId]] = frozenset,
+        stage: CalledStage,
+        check: AnswerCheck,
+        transfers: Transfers | None = None,
     ) -> None:
-        self._transport, self._router = transport, router
-        self._candidates, self._check, self._on_reroute = candidates, check, on_reroute
-        self._leaving, self._left, self._signed = leaving, left, signed
-        self._contributors = contributors
+        self._transport, self._router, self._stage = transport, router, stage
+        self._check, self._transfers = check, transfers
         self._trial: asyncio.Task[None] | None = None
         self._unplaced = 0  # microbatches that no replica has
         self._open: dict[PeerId, set[asyncio.Timeout]] = {}  # calls
@@ -103,41 +114,40 @@ class Caller:
         request.avoid: replicas that it asks only if there are no others. An evaluation's route begins with who
         answered.
         """
-        loop = asyncio.get_running_loop()
-        began = loop.time()
+        began = loop_time()
         num_bytes = max(sum(packed.num_bytes for packed in payload), 1)
-        owner: PeerId | None = None
+        owner: PeerId | None = None  # a replica that counts it, as another has said
         avoid: set[PeerId] = set()
         refused_by: set[PeerId] = set()
         ended_by: dict[RejectCode, set[PeerId]] = {code: set() for code in _FINAL}
         while True:
-            self._router.update(self._candidates(), self._contributors())
-            pick: Pick | None = None
-            # Nobody is known to count it yet: the router chooses.
-            if owner is None:
+            self._router.update(self._stage.candidates(), self._stage.contributors())
+            peer, pick, owner = owner, None, None
+            # No replica is known to count it yet: the router chooses.
+            if peer is None:
                 try:
-                    pick = self._pick(request, num_bytes, loop.time(), avoid)
+                    pick = self._pick(request, num_bytes, loop_time(), avoid)
                 except NoReplica as none:
                     avoid.clear()
                     # Others who are banned, or busy for as long as a silent one is borne, are no choice.
-                    if not none.facts["busy"] or loop.time() - began >= self._router.patience_s():
+                    if not none.facts["busy"] or loop_time() - began >= self._router.patience_s():
                         request = replace(request, avoid=())
                     self._unplaced += 1
                     try:
-                        await asyncio.sleep(max(_retry_at(none) - loop.time(), 0.01))
+                        await asyncio.sleep(max(self._router.next_chance(loop_time()) - loop_time(), 0.01))
                     finally:
                         self._unplaced -= 1
                     continue
                 if request.purpose == "train":
                     self._start_trial(request, payload, num_bytes, avoid)
-            attempt = self._begin(pick.peer if pick else _known(owner), pick)
-            owner = None
+                peer = pick.peer
+            attempt = self._begin(peer, pick)
             try:
                 answer = await self._attempt(attempt, request, payload)
             except asyncio.CancelledError:
                 self._settle(pick)
                 raise
-            now = loop.time()
+            now = loop_time()
             match answer:
                 case Gradient():
                     self._note_result(request, attempt.peer)
@@ -149,7 +159,7 @@ class Caller:
                     self._settle(pick)
                     self._idle.setdefault(attempt.peer, 0)
                     # To follow would lead back to a replica that gave nothing, or to a stranger.
-                    if answer.owner in avoid or answer.owner not in self._candidates():
+                    if answer.owner in avoid or answer.owner not in self._stage.candidates():
                         # So another replica computes it, uncounted.
                         request = replace(request, hedge=True)
                         avoid.discard(attempt.peer)
@@ -163,7 +173,7 @@ class Caller:
                         await asyncio.sleep(self._router.pause_s(answer.retry_after_s))
                 case Rejected(RejectCode.NOT_A_FEEDER):
                     # It has not heard of us yet, or not for long: our next heartbeat may tell it. Nothing is lost.
-                    self._on_reroute(request, attempt.peer, answer.code.value)
+                    self._stage.rerouted(request, attempt.peer, answer.code.value)
                     if pick:
                         self._router.busy(pick, retry_after_s=_UNHEARD_S, now=now)
                     else:
@@ -175,24 +185,25 @@ class Caller:
                     agreeing = ended_by.get(answer.code, set())
                     agreeing.add(attempt.peer)
                     # Free identities must not outvote the replicas that answer.
-                    replicas = self._router.proven() & self._candidates().keys() or self._candidates().keys()
+                    live = self._stage.candidates().keys()
+                    replicas = self._router.proven() & live or live
                     ended = answer.code in _FINAL and blocks(agreeing, replicas | agreeing)
                     # Where no replica is left, one refusal is no agreement of all.
                     if ended or (replicas and refused_by >= replicas):
                         raise Refused(answer.code, answer.reason, peer=attempt.peer, version=answer.version)
                     avoid.add(attempt.peer)
-                    self._on_reroute(request, attempt.peer, answer.code.value)
+                    self._stage.rerouted(request, attempt.peer, answer.code.value)
                 case PeerGone() | PeerTimeout() | BadMessage():
                     hung = isinstance(answer, PeerTimeout)
                     self._failed(attempt, now, hung=hung)
                     avoid.add(attempt.peer)
                     # The microbatch may have got far there, so the next replica asks who owns it before it computes.
                     request = replace(request, repair=True, hedge=request.hedge or hung)
-                    self._on_reroute(request, attempt.peer, type(answer).__name__)
+                    self._stage.rerouted(request, attempt.peer, type(answer).__name__)
 
     def _start_trial(self, request: Process, payload: tuple[Packed, ...], num_bytes: int, avoid: Set[PeerId]) -> None:
         """Give a copy of a microbatch to a replica that is not proven. Nothing waits for its answer."""
-        exclude = avoid | self._leaving() | frozenset(request.avoid)
+        exclude = avoid | self._stage.leaving() | frozenset(request.avoid)
         pick = self._router.trial(num_bytes=num_bytes, now=loop_time(), exclude=exclude)
         if pick is not None:
             self._trial = asyncio.create_task(self._try(pick, replace(request, hedge=True), payload))
@@ -213,7 +224,7 @@ class Caller:
                 self._router.busy(pick, retry_after_s=retry_after_s, now=now)
             case PeerGone() | PeerTimeout() | BadMessage():
                 self._failed(attempt, now, hung=isinstance(answer, PeerTimeout))
-                self._on_reroute(request, pick.peer, type(answer).__name__)
+                self._stage.rerouted(request, pick.peer, type(answer).__name__)
 
     def _begin(self, peer: PeerId, pick: Pick | None) -> _Attempt:
         now = loop_time()
@@ -235,20 +246,20 @@ class Caller:
             self._router.failed(attempt.pick, now=now, hung=hung, over=over)
 
     def _note_result(self, request: Process, peer: PeerId) -> None:
-        candidates = self._candidates()
+        candidates = self._stage.candidates()
         self._idle = {other: count + 1 for other, count in self._idle.items() if other in candidates and other != peer}
         for other, count in self._idle.items():
             if count == _SHARES * len(candidates):
-                self._on_reroute(request, other, "always busy, or others have it: it gives no result")
+                self._stage.rerouted(request, other, "always busy, or others have it: it gives no result")
 
     def _pick(self, request: Process, num_bytes: int, now: float, avoid: Set[PeerId]) -> Pick:
-        leaving = self._leaving()
-        if leaving and not leaving >= self._candidates().keys():
+        leaving = self._stage.leaving()
+        if leaving and not leaving >= self._stage.candidates().keys():
             avoid = avoid | leaving
         unwanted = avoid | frozenset(request.avoid)
-        if not unwanted >= self._candidates().keys():
+        if not unwanted >= self._stage.candidates().keys():
             avoid = unwanted
-        left = self._left(request.step) if request.purpose == "train" else None
+        left = self._stage.left(request.step) if request.purpose == "train" else None
         if left is not None:
             left += self._unplaced
         return self._router.pick(
@@ -258,7 +269,6 @@ class Caller:
     async def _attempt(
         self, attempt: _Attempt, request: Process, payload: tuple[Packed, ...]
     ) -> Gradient | MovedTo | Busy | Rejected | PeerGone | PeerTimeout | BadMessage:
-        clock = asyncio.get_running_loop().time
         calls = self._open.setdefault(attempt.peer, set())
         calls.add(call := asyncio.timeout(None))
         try:
@@ -269,7 +279,7 @@ class Caller:
                     request,
                     payload,
                     patience=self._router.patience_s,
-                    heard=lambda: attempt.sign_of_life(clock()),
+                    heard=lambda: attempt.sign_of_life(loop_time()),
                     limit_s=attempt.limit_s,
                 )
         except TimeoutError:
@@ -284,8 +294,8 @@ class Caller:
             case Gradient():
                 try:
                     self._check(request, answer)
-                    if self._signed is not None:
-                        await self._signed(attempt.peer, request, answer)
+                    if self._transfers is not None:
+                        await self._transfers.answered(attempt.peer, request, answer)
                 except (BadMessage, PeerGone) as error:
                     return error
                 return answer
@@ -297,14 +307,3 @@ class Caller:
     def _settle(self, pick: Pick | None) -> None:
         if pick is not None:
             self._router.cancelled(pick)
-
-
-def _known(peer: PeerId | None) -> PeerId:
-    assert peer is not None
-    return peer
-
-
-def _retry_at(error: NoReplica) -> float:
-    value = error.facts.get("retry_at", 0.0)
-    assert isinstance(value, float)
-    return value

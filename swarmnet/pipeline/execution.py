@@ -1,7 +1,8 @@
 """The microbatches of one replica: finds the open step that a call belongs to, and answers calls about other steps.
 
 Each open step has its `StepTasks` (`pipeline.tasks`). At version v the steps v .. v + ahead are open: one as a rule,
-two where steps overlap.
+two where steps overlap. `Execution` is also what these steps share: limits, engine, neighbours, what was counted.
+How many microbatches it holds follows from what was measured (`pipeline.depth`), and falls when the device is full.
 
 | the call's step | what it gets |
 |---|---|
@@ -14,44 +15,92 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Mapping
-from dataclasses import replace
+from collections import Counter
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass, field, replace
 
-from swarmnet.errors import BadMessage, RejectCode
+from swarmnet.errors import BadMessage, DeviceFull, Refused, RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.messages import Answer, AuditData, AuditRequest, Busy, Fetch, Packed, Process, Rejected
-from swarmnet.pipeline.context import PipelineContext
-from swarmnet.pipeline.inputs import TurnedAway
+from swarmnet.pipeline.caller import Caller
+from swarmnet.pipeline.depth import Depth
+from swarmnet.pipeline.host import Claims, PipelineHost, PipelineLimits
+from swarmnet.pipeline.inputs import InputCheck
+from swarmnet.pipeline.recovery import Recovery
+from swarmnet.pipeline.slots import Slots
 from swarmnet.pipeline.tasks import StepTasks
+from swarmnet.pipeline.transfers import Transfers
 from swarmnet.pipeline.works import ShownWorks, WorkBook, digest, opened
+from swarmnet.stage.seams import Compute
+from swarmnet.telemetry.spans import SpanBook
 from swarmnet.transport import ReadPayload
 
 _UNSURE_S = 0.25
 """A known caller that was not heard for a while may try again after this time."""
 
+_AFTER_LEAVING_S = 1.0
+"""A caller asks a leaving replica again after this time: it may be the last one then, and serve on."""
 
+_HOPELESS = 3
+"""So often in a row a microbatch may find the device full where there is one slot."""
+
+_EVAL_UPLOAD_S = 30.0
+"""How long an evaluation's input may take: anybody may ask for one, and it holds the only slot of its kind."""
+
+
+@dataclass(slots=True, eq=False)
 class Execution:
-    """Executes the microbatches of one (peer, stage).
+    """Executes the microbatches of one (peer, stage), and holds what its open steps share."""
 
-    steps: the open steps by number, the oldest first. may_feed(caller, request): why the caller may not feed, or None.
-    """
+    stage: int
+    num_stages: int
+    microbatches: int
+    engine: Compute
+    claims: Claims
+    host: PipelineHost
+    caller: Caller | None
+    """Calls the next stage; None: this is the last one."""
+    recovery: Recovery
+    check: InputCheck
+    limits: PipelineLimits
+    depth: Depth | None = None
+    """How many slots there are; None: as many as `limits` says."""
+    spans: SpanBook = field(default_factory=SpanBook)
+    """Told how long each thing took."""
+    transfers: Transfers | None = None
+    """Signs and checks payloads; None: nobody signs."""
+    works: WorkBook = field(default_factory=lambda: WorkBook(0))
+    """What was counted here in the last steps."""
+    shown: ShownWorks = field(default_factory=lambda: ShownWorks(0))
+    """What suspects have shown here."""
+    steps: dict[int, StepTasks] = field(default_factory=dict)
+    """The open steps by number, the oldest first."""
+    version: int = -1
+    """Of the weights; -1: none."""
+    leaving: bool = False
+    """Nothing new is begun for callers; what is at work here is finished."""
+    executions: int = 0
+    """Forwards run for training, ever."""
+    num_computed: int = 0
+    """Microbatches computed to the end, ever."""
+    busy_s: float = 0.0
+    """The seconds that took."""
+    full_in_a_row: int = 0
+    evals: Slots = field(default_factory=lambda: Slots(1))
+    """One evaluation at a time, in addition to the slots of the steps."""
+    sending: Counter[PeerId] = field(default_factory=Counter)
+    """Inputs that each caller is uploading."""
+    _begun: asyncio.Event = field(default_factory=asyncio.Event)
+    _waiting: int = 0
+    _share: float = 1.0  # the part of the last step that was begun here
 
-    def __init__(self, context: PipelineContext, *, may_feed: Callable[[PeerId, Process], TurnedAway | None]) -> None:
-        self._context, self._may_feed = context, may_feed
-        self.steps: dict[int, StepTasks] = {}
-        self._begun = asyncio.Event()
-        self._waiting = 0
-        self._share = 1.0  # the part of the last step that was begun here
-
-    @property
-    def executions(self) -> int:
-        """Forwards run for training, ever."""
-        return self._context.executions
+    def __post_init__(self) -> None:
+        self.measure()
 
     @property
     def computed(self) -> tuple[int, float]:
         """Microbatches computed to the end, and the seconds of computing that they took, ever."""
-        return self._context.computed, self._context.busy_s
+        return self.num_computed, self.busy_s
 
     @property
     def queue(self) -> int:
@@ -63,15 +112,6 @@ class Execution:
         """Microbatches begun and not ended, those that wait for their input included."""
         return sum(len(tasks.by_index) for tasks in self.steps.values())
 
-    @property
-    def leaving(self) -> bool:
-        """Nothing new is begun for callers; what is at work here is finished."""
-        return self._context.leaving
-
-    @leaving.setter
-    def leaving(self, leaving: bool) -> None:
-        self._context.leaving = leaving
-
     def left(self, step: int) -> int:
         """Microbatches of `step` and of older ones that this replica has yet to pass on, as far as it can tell."""
         return sum(tasks.left(self._share) for tasks in self.steps.values() if tasks.step <= step)
@@ -79,32 +119,54 @@ class Execution:
     @property
     def slots(self) -> int:
         """Microbatches in flight at most, in a step that is opened now."""
-        return self._context.limits.slots
+        return self.limits.slots
+
+    # ------------------------------------------------------------ how much it holds
 
     def limit(self, slots: int) -> None:
         """So many microbatches in flight at most, in steps that are opened from now on."""
-        if self._context.depth is None:
-            self._context.limits = replace(self._context.limits, slots=slots)
+        if self.depth is None:
+            self.limits = replace(self.limits, slots=slots)
         else:
-            self._context.depth.most = slots
-            self._context.measure()
+            self.depth.most = slots
+            self.measure()
+
+    def measure(self) -> None:
+        """As many slots as what was measured asks for."""
+        if self.depth is not None:
+            self.limits = replace(self.limits, slots=self.depth.slots(self.host.share()))
+
+    def full(self, error: DeviceFull) -> None:
+        """The device had no memory for a microbatch: one slot less. Raises `error` if one slot is too many.
+
+        Not at the first time: the memory of microbatches that were dropped for it comes back a moment later.
+        """
+        self.full_in_a_row += 1
+        if self.limits.slots == 1 and self.full_in_a_row > _HOPELESS:
+            raise error
+        most = max(self.limits.slots - 1, 1)
+        self.limit(most)
+        self.host.device_full(most, str(error))
+
+    def may_send(self, caller: PeerId) -> bool:
+        """May this caller upload one more input? Uploads take memory: at most as many at once as slots."""
+        return self.sending[caller] < self.limits.slots * (1 + self.engine.delay.most)
 
     # ------------------------------------------------------------ what the step machine says
 
-    def begin(self, version: int, *, alive: Callable[[PeerId], bool]) -> None:
+    def begin(self, version: int) -> None:
         """The weights are those of `version`: end older steps, and take work for every step now open."""
-        if version != self._context.version and self._context.depth is not None:
-            self._context.depth.next_step()
-            self._context.measure()
-        self._context.version = version
+        if version != self.version and self.depth is not None:
+            self.depth.next_step()
+            self.measure()
+        self.version = version
         for step in [step for step in self.steps if step < version]:
             self.end(step)
-        for step in range(version, version + self._context.engine.delay.ahead(version) + 1):
+        for step in range(version, version + self.engine.delay.ahead(version) + 1):
             if step not in self.steps:
-                self.steps[step] = StepTasks(step, self._context, alive=alive)
-                if self._context.works is not None:
-                    self._context.works.begin(step)
-                    self._context.shown.begin(step)
+                self.steps[step] = StepTasks(step, self)
+                self.works.begin(step)
+                self.shown.begin(step)
         self._begun.set()
         self._begun = asyncio.Event()
 
@@ -112,16 +174,16 @@ class Execution:
         """The step is about to be applied: drop its work and memory. The others go on."""
         tasks = self.steps.pop(step)
         tasks.end()
-        self._share = min(tasks.begun / self._context.microbatches, 1.0)
+        self._share = min(tasks.begun / self.microbatches, 1.0)
         if not self.steps:
-            self._context.version = -1
+            self.version = -1
 
     def stop(self) -> None:
         """Drop all work and memory: the weights are about to be replaced."""
         for step in list(self.steps):
             self.end(step)
-        if self._context.transfers is not None:
-            self._context.transfers.replaced()
+        if self.transfers is not None:
+            self.transfers.replaced()
 
     def granted(self, step: int, index: int, voids: int) -> None:
         """This replica counts (step, index)."""
@@ -151,16 +213,20 @@ class Execution:
 
     async def process(self, caller: PeerId, request: Process, read: ReadPayload) -> AsyncGenerator[Answer, None]:
         """Answer one `Process` call (rule 1). Raises BadMessage for a payload that cannot be this stage's input."""
-        away = self._may_feed(caller, request)
+        away = self.host.may_feed(caller, request)
         if away is not None:
-            version = self._context.version
+            version = self.version
             yield Busy(_UNSURE_S, version) if away.soon else Rejected(RejectCode.NOT_A_FEEDER, away.reason, version)
             return
-        self._context.look(caller, request, read)
+        try:
+            self.check.declared(request, read.declared)
+        except BadMessage as error:
+            self.host.bad_input(caller, request.step, request.index, error)
+            raise
         await self._wait_for(request.step)
         tasks = self.steps.get(request.step)
         if tasks is None:
-            yield self._context.wrong_step(request.step)
+            yield self.wrong_step(request.step)
             return
         async with contextlib.aclosing(tasks.process(caller, request, read)) as answers:
             async for answer in answers:
@@ -168,27 +234,17 @@ class Execution:
 
     async def fetch(self, request: Fetch) -> AsyncGenerator[Answer, None]:
         """Answer one `Fetch` call (rule 6)."""
-        tasks, version = self.steps.get(request.step), self._context.version
+        tasks, version = self.steps.get(request.step), self.version
         if tasks is not None:
             async with contextlib.aclosing(tasks.fetch(request)) as answers:
                 async for answer in answers:
                     yield answer
         elif request.step < version:
-            yield self._context.wrong_step(request.step)
+            yield self.wrong_step(request.step)
         else:
             yield Rejected(RejectCode.NOT_READY, version=version)
 
     # ------------------------------------------------------------ what this replica answers for
-
-    def work_root(self, step: int) -> bytes:
-        """The Merkle root over the works that are in the sum of `step`; of none where nobody looks into them. Asked
-        once all that this replica owns is summed, and of the last steps."""
-        return self.works.root(step)
-
-    @property
-    def shown(self) -> ShownWorks:
-        """What suspects have shown here."""
-        return self._context.shown
 
     def opened(self, request: AuditRequest, data: AuditData) -> tuple[tuple[Packed, ...], tuple[Packed, ...]]:
         """(inputs, gradient) of the microbatch that `request.peer` has shown, for `Compute.recompute`; from now on they
@@ -200,29 +256,24 @@ class Execution:
         if data.work.index != request.index:
             raise BadMessage(RejectCode.MALFORMED, "the work of another microbatch", index=request.index)
         process = Process(request.step, request.stage, request.index)
-        found = opened(data, lambda payload: self._context.check(process, payload))
-        if self._context.transfers is not None:
-            self._context.transfers.shown(request, data, digest(found[0][:1]))
-        self._context.shown.keep(request, data)
+        found = opened(data, lambda payload: self.check(process, payload))
+        if self.transfers is not None:
+            self.transfers.shown(request, data, digest(found[0][:1]))
+        self.shown.keep(request, data)
         return found
 
     def contributed(self, step: int, root: bytes | None) -> None:
         """An aggregate is applied for which this process has pledged works with this root; None: it pledged none."""
-        if self.works.contributed(step, root) and self._context.transfers is not None:
-            self._context.transfers.applied(step)
-
-    @property
-    def works(self) -> WorkBook:
-        """What was counted here in the last steps."""
-        return self._context.works or WorkBook(0)
+        if self.works.contributed(step, root) and self.transfers is not None:
+            self.transfers.applied(step)
 
     async def _wait_for(self, step: int) -> None:
         """Hold a call that is ahead of us for a moment: it takes no slot and its payload is not read (rule 1)."""
-        if not self._ahead(step) or self._waiting >= 4 * self._context.limits.slots:
+        if not self._ahead(step) or self._waiting >= 4 * self.limits.slots:
             return
         self._waiting += 1
         try:
-            async with asyncio.timeout(self._context.limits.running_s):
+            async with asyncio.timeout(self.limits.running_s):
                 while self._ahead(step):
                     await self._begun.wait()
         except TimeoutError:
@@ -231,4 +282,41 @@ class Execution:
             self._waiting -= 1
 
     def _ahead(self, step: int) -> bool:
-        return step not in self.steps and step >= self._context.version
+        return step not in self.steps and step >= self.version
+
+    # ------------------------------------------------------------ for the tasks of its steps
+
+    async def receive(self, caller: PeerId, request: Process, read: ReadPayload) -> tuple[Packed, ...]:
+        """The caller's input, checked. Raises BadMessage, and names whose input it is; Refused: it is slow."""
+        try:
+            payload = await self._read(request, read)
+            self.check(request, payload)
+            if self.transfers is not None:
+                await self.transfers.fed(caller, request, payload)
+        except BadMessage as error:
+            self.host.bad_input(caller, request.step, request.index, error)
+            raise
+        return payload
+
+    @staticmethod
+    async def _read(request: Process, read: ReadPayload) -> tuple[Packed, ...]:
+        try:
+            async with asyncio.timeout(_EVAL_UPLOAD_S if request.purpose == "eval" else None):
+                return await read()
+        except TimeoutError:
+            # A slow line is no invalid input, so its peer is not logged for one.
+            raise Refused(
+                RejectCode.TOO_LARGE, f"the input of an evaluation did not come within {_EVAL_UPLOAD_S:.0f} s"
+            ) from None
+
+    def wrong_step(self, step: int) -> Answer:
+        """The answer to a call about a step that is not open here."""
+        if 0 <= step < self.version:
+            return Rejected(RejectCode.STALE, f"step {step} is applied", self.version)
+        return self.busy()
+
+    def busy(self) -> Busy:
+        """Come back later."""
+        if self.leaving:
+            return Busy(_AFTER_LEAVING_S, self.version)
+        return Busy(0.05 if self.version >= 0 else 0.1, self.version)

@@ -14,12 +14,10 @@ answer. A tensor that passes is trusted: if a value computed from it is not fini
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from swarmnet.errors import BadMessage, RejectCode
-from swarmnet.ids import PeerId
 from swarmnet.messages import Fetch, Fetched, Gradient, Packed, Process, is_loss
 from swarmnet.transport import Layout, TensorLayout, layout_of
 from swarmnet.wire.codecs import check_bounded, check_range
@@ -68,9 +66,6 @@ def may_feed(caller: Known, request: Process) -> TurnedAway | None:
 
 
 # ---------------------------------------------------------------- what it must look like
-
-OnBadInput = Callable[[PeerId, int, int, BadMessage], None]
-"""Hears (sender, step, index, error) of an input that cannot be used."""
 
 
 class Windows(Protocol):

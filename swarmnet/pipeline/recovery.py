@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from typing import Any, TypeVar
 
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode, SwarmError
 from swarmnet.fetch.driver import first_answers
 from swarmnet.ids import PeerId
-from swarmnet.messages import Fetch, Fetched, Gradient, Packed, Rejected, Running, Sent
-from swarmnet.pipeline.inputs import InputCheck, OnBadInput
+from swarmnet.messages import Answer, Fetch, Fetched, Gradient, Rejected, Running
+from swarmnet.pacing import doubled_s
+from swarmnet.pipeline.host import PipelineHost, Spawn
+from swarmnet.pipeline.inputs import AnswerCheck, InputCheck
+from swarmnet.pipeline.transfers import Transfers
 from swarmnet.quorum import blocks
 from swarmnet.transport import Transport, ask
+
+Message = TypeVar("Message", bound=Answer)
 
 ASK_S = 10.0
 """Silence after which a replica that has begun to answer is given up."""
@@ -34,34 +39,22 @@ _PAUSE_S = 0.2
 class Recovery:
     """Fetches inputs for and gradients of microbatches of one stage.
 
-    before() and after() list live replicas of the neighbour stages; holders() lists peers that may have tokens (stage 0
-    only); tokens(step, index) gives this peer's own data, None without data. check and check_answer raise BadMessage
-    for an invalid input or answer, and signed(peer, request, answer) for one that its peer has not signed (None: nobody
-    signs): then the next peer is asked, and on_bad_input hears whose input it was.
+    check, answers: raise BadMessage for an invalid input or answer. transfers: for one that its peer has not signed;
+    None: nobody signs. Then the next peer is asked, and the host hears whose input it was.
     """
 
     def __init__(
         self,
         transport: Transport,
         stage: int,
+        host: PipelineHost,
         *,
-        before: Callable[[], Sequence[PeerId]],
-        after: Callable[[], Sequence[PeerId]],
-        holders: Callable[[], Sequence[PeerId]],
-        tokens: Callable[[int, int], tuple[Packed, ...] | None],
         check: InputCheck,
-        check_answer: Callable[[Fetched], None],
-        on_bad_input: OnBadInput,
-        signed: Callable[[PeerId, Fetch, Fetched], Awaitable[None]] | None = None,
+        answers: AnswerCheck,
+        transfers: Transfers | None = None,
     ) -> None:
-        self._transport, self._stage = transport, stage
-        self._before, self._after, self._holders = before, after, holders
-        self._tokens, self._check, self._check_answer = tokens, check, check_answer
-        self._on_bad_input, self._signed = on_bad_input, signed
-
-    def own_tokens(self, step: int, index: int) -> tuple[Packed, ...] | None:
-        """Tokens of a microbatch from this peer's own data."""
-        return self._tokens(step, index)
+        self._transport, self._stage, self._host = transport, stage, host
+        self._check, self._answers, self._transfers = check, answers, transfers
 
     async def input(self, step: int, index: int) -> Fetched:
         """What stage `stage` needs to run the microbatch. Tries for ever; cancel to give up.
@@ -72,12 +65,10 @@ class Recovery:
         silent_s = SILENT_S
         while True:
             if self._stage == 0:
-                own = self._tokens(step, index)
+                own = self._host.tokens(step, index)
                 if own is not None:
                     return Fetched(own)
-                peers = self._holders()
-            else:
-                peers = self._before()
+            peers = self._host.live(self._stage - 1)
             request = Fetch(step, self._stage - 1, index, "input", cached=True)
             found, answered = await self._first(peers, request, silent_s)
             # Forward is a pure function: any replica of the stage before can do it again (I1).
@@ -98,13 +89,13 @@ class Recovery:
                         break
             if found is not None:
                 return found
-            silent_s = min(2 * silent_s, ASK_S)
+            silent_s = doubled_s(silent_s, 1, ASK_S)
             await asyncio.sleep(_PAUSE_S)
 
     async def gradient(self, step: int, index: int) -> Fetched | None:
         """The answer stage `stage + 1` has memoised, if anybody there has."""
         found, _ = await self._first(
-            self._after(), Fetch(step, self._stage + 1, index, "gradient", cached=True), SILENT_S
+            self._host.live(self._stage + 1), Fetch(step, self._stage + 1, index, "gradient", cached=True), SILENT_S
         )
         return found
 
@@ -138,9 +129,9 @@ class Recovery:
                     if request.kind == "input":
                         self._check(request, answer.payload)
                     else:
-                        self._check_answer(answer)
-                    if self._signed is not None:
-                        await self._signed(peer, request, answer)
+                        self._answers.remembered(answer)
+                    if self._transfers is not None:
+                        await self._transfers.answered(peer, request, answer)
                     return answer
                 case Rejected(RejectCode.VOID) if not request.cached:
                     raise Refused(answer.code, answer.reason, peer=peer)
@@ -148,7 +139,7 @@ class Recovery:
                     return None
         except BadMessage as error:
             if request.kind == "input":
-                self._on_bad_input(peer, request.step, request.index, error)
+                self._host.bad_input(peer, request.step, request.index, error)
             return None
 
 
@@ -159,101 +150,83 @@ class Recovery:
 
 
 class Memo:
-    """index -> what went down (input of the next stage) and what went up (the answer), within `cap_bytes`."""
+    """Of each index what went down (input of the next stage) and what went up (the answer), within `cap_bytes`."""
 
     def __init__(self, cap_bytes: int) -> None:
-        self.cap_bytes = cap_bytes
-        self.num_bytes = 0
-        self._entries: OrderedDict[tuple[str, int], tuple[Packed, ...] | Gradient] = OrderedDict()
-        self._sents: dict[int, tuple[Sent, ...]] = {}
+        self.cap_bytes, self.num_bytes = cap_bytes, 0
+        self._kept: OrderedDict[tuple[type, int], Fetched | Gradient] = OrderedDict()
 
-    def keep_output(self, index: int, output: tuple[Packed, ...], sents: tuple[Sent, ...] = ()) -> None:
-        """Remember what stage k sent to stage k + 1, and what was signed of that."""
-        self._keep(("down", index), output)
-        self._sents[index] = sents
+    def keep(self, index: int, message: Fetched | Gradient) -> None:
+        """Remember what stage k sent to stage k + 1, as a `Fetched`; or the answer to `Process`, a `Gradient`."""
+        key = type(message), index
+        if (before := self._kept.pop(key, None)) is not None:
+            self.num_bytes -= _size(before)
+        if _size(message) > self.cap_bytes:
+            return
+        self._kept[key] = message
+        self.num_bytes += _size(message)
+        while self.num_bytes > self.cap_bytes:
+            self.num_bytes -= _size(self._kept.popitem(last=False)[1])
 
-    def keep_answer(self, index: int, answer: Gradient) -> None:
-        """Remember the answer to `Process`."""
-        self._keep(("up", index), answer)
-
-    def output(self, index: int) -> tuple[Packed, ...] | None:
+    def output(self, index: int) -> Fetched | None:
         """What was sent to the next stage, if still known."""
-        entry = self._entries.get(("down", index))
-        return entry if isinstance(entry, tuple) else None
-
-    def sents(self, index: int) -> tuple[Sent, ...]:
-        """What was signed of the output."""
-        return self._sents.get(index, ())
+        kept = self._kept.get((Fetched, index))
+        return kept if isinstance(kept, Fetched) else None
 
     def answer(self, index: int) -> Gradient | None:
         """The answer, if still known."""
-        entry = self._entries.get(("up", index))
-        return entry if isinstance(entry, Gradient) else None
+        kept = self._kept.get((Gradient, index))
+        return kept if isinstance(kept, Gradient) else None
 
     def clear(self) -> None:
         """The step is applied."""
-        self._entries.clear()
-        self._sents.clear()
+        self._kept.clear()
         self.num_bytes = 0
 
-    def _keep(self, key: tuple[str, int], entry: tuple[Packed, ...] | Gradient) -> None:
-        size = _size(entry)
-        before = self._entries.pop(key, None)
-        if before is not None:
-            self.num_bytes -= _size(before)
-        if size > self.cap_bytes:
-            return
-        self._entries[key] = entry
-        self.num_bytes += size
-        while self.num_bytes > self.cap_bytes:
-            _, dropped = self._entries.popitem(last=False)
-            self.num_bytes -= _size(dropped)
 
-
-def _size(entry: tuple[Packed, ...] | Gradient) -> int:
-    payload = entry.payload if isinstance(entry, Gradient) else entry
-    return sum(packed.num_bytes for packed in payload) + 64
+def _size(message: Fetched | Gradient) -> int:
+    return sum(packed.num_bytes for packed in message.payload) + 64
 
 
 # ---------------------------------------------------------------- signs of life
 
-T = TypeVar("T")
 
-Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
-"""Starts a task that somebody owns."""
+async def signs_until(outcome: asyncio.Future[Any], every_s: float) -> AsyncGenerator[Running, None]:
+    """`Running` every `every_s` seconds until that is done."""
+    while not outcome.done():
+        await asyncio.wait([outcome], timeout=every_s)
+        if not outcome.done():
+            yield Running()
 
 
-class Keepalive(Generic[T]):
-    """A coroutine in a task of its own; iterate `signs`, then take the `result`."""
+async def kept_alive(
+    spawn: Spawn, work: Coroutine[Any, Any, Message], every_s: float
+) -> AsyncGenerator[Running | Message, None]:
+    """Do the work in a task of its own: `Running` every `every_s` seconds, then what it returns.
 
-    def __init__(self, spawn: Spawn, work: Coroutine[Any, Any, T]) -> None:
-        self._outcome: asyncio.Future[tuple[T | None, SwarmError | None]] = asyncio.get_running_loop().create_future()
-        self._task = spawn(self._run(work))
+    Raises the SwarmError that it raises.
+    """
+    outcome: asyncio.Future[Message | SwarmError] = asyncio.get_running_loop().create_future()
+    task = spawn(_settle(outcome, work))
+    try:
+        async for sign in signs_until(outcome, every_s):
+            yield sign
+        found = outcome.result()
+        if isinstance(found, SwarmError):
+            raise found
+        yield found
+    finally:
+        task.cancel()
 
-    async def signs(self, every_s: float) -> AsyncGenerator[Running, None]:
-        """`Running` every `every_s` seconds until the work is done."""
-        try:
-            while not self._outcome.done():
-                await asyncio.wait([self._outcome], timeout=every_s)
-                if not self._outcome.done():
-                    yield Running()
-        finally:
-            self._task.cancel()
 
-    def result(self) -> T:
-        """What the work returned. Raises the SwarmError it raised."""
-        value, error = self._outcome.result()
-        if error is not None:
-            raise error
-        return value  # type: ignore[return-value]  # None only where T is None
-
-    async def _run(self, work: Coroutine[Any, Any, T]) -> None:
-        try:
-            outcome: tuple[T | None, SwarmError | None] = (await work, None)
-        except SwarmError as error:
-            outcome = (None, error)
-        except asyncio.CancelledError:
-            self._outcome.cancel()
-            raise
-        if not self._outcome.done():
-            self._outcome.set_result(outcome)
+async def _settle(outcome: asyncio.Future[Message | SwarmError], work: Coroutine[Any, Any, Message]) -> None:
+    found: Message | SwarmError
+    try:
+        found = await work
+    except SwarmError as error:
+        found = error
+    except asyncio.CancelledError:
+        outcome.cancel()
+        raise
+    if not outcome.done():
+        outcome.set_result(found)

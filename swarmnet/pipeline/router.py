@@ -213,9 +213,8 @@ class Router:
         left: microbatches of the step that the caller has yet to give beside this one; None: no end is near.
         opens: this one is the first of its step, of all callers': it may go to who has been late for long.
 
-        Raises NoReplica with the counts of `known, banned, busy, excluded` and `retry_at` (see `next_chance`) if nobody
-        is free, or whoever is and the rule chose would be later than who is busy; and ValueError if the rule names none
-        of the candidates.
+        Raises NoReplica with the counts of `known, banned, busy, excluded` if nobody is free, or whoever is and the
+        rule chose would be later than who is busy; and ValueError if the rule names none of the candidates.
         """
         self._readmit(now)
         everybody = self._replicas.values()
@@ -236,7 +235,6 @@ class Router:
                 banned=sum(replica.ban_s > 0.0 and not replica.free(now) for replica in everybody),
                 busy=sum(replica.busy_until > now for replica in everybody),
                 excluded=len(self._replicas.keys() & exclude),
-                retry_at=self.next_chance(now),
             )
         # To be passed over is no credit.
         for each in eligible:
@@ -273,11 +271,11 @@ class Router:
 
     def patience_s(self) -> float:
         """Silence since the last sign of life after which a call counts as hung."""
-        return self._timeout.seconds
+        return self._timeout.silence.seconds
 
     def call_s(self) -> float:
         """Seconds after which a whole call counts as hung, whatever the callee says meanwhile."""
-        return self._timeout.call_s
+        return self._timeout.call.seconds
 
     def pause_s(self, retry_after_s: float) -> float:
         """How long to leave a busy peer alone: as it wishes, but at most as long as the longest ban."""
@@ -291,7 +289,8 @@ class Router:
         seconds: the whole call. compute_s: the callee's own part, by its word (never believed above `seconds`).
         silence_s: the longest wait for a sign of life (Accepted, Running, the answer) within this call.
         """
-        self._timeout.heard(silence_s, seconds)
+        self._timeout.silence.add(silence_s)
+        self._timeout.call.add(seconds)
         replica, charged_ns = self._close(pick)
         if replica is None:
             return
@@ -346,7 +345,7 @@ class Router:
         replica.banned_until = now + replica.ban_s
         # A trial tells nothing of the others' silences.
         if hung and not odd and not pick.trial:
-            self._timeout.expired(over=over)
+            (self._timeout.call if over else self._timeout.silence).expired()
 
     # ------------------------------------------------------------ inside
 
@@ -383,25 +382,23 @@ class Router:
         return late
 
     def _chosen(self, eligible: Sequence[_Replica], costs_ns: Mapping[PeerId, int], late: Set[PeerId]) -> _Replica:
-        chosen = self._rule(
-            [
-                Candidate(
-                    each.peer,
-                    costs_ns[each.peer],
-                    each.time_ns,
-                    each.queue,
-                    len(each.charges),
-                    each.measured,
-                    each.trial,
-                    each.peer in late,
-                )
-                for each in eligible
-            ]
-        )
-        for each in eligible:
-            if each.peer == chosen:
-                return each
-        raise ValueError(f"the routing rule chose {chosen!r}, which is none of its candidates")
+        candidates = [
+            Candidate(
+                each.peer,
+                costs_ns[each.peer],
+                each.time_ns,
+                each.queue,
+                len(each.charges),
+                each.measured,
+                each.trial,
+                each.peer in late,
+            )
+            for each in eligible
+        ]
+        chosen = self._rule(candidates)
+        if chosen not in {each.peer for each in eligible}:
+            raise ValueError(f"the routing rule chose {chosen!r}, which is none of its candidates")
+        return self._replicas[chosen]
 
     def _close(self, pick: Pick) -> tuple[_Replica | None, int]:
         """Find whom an open pick was charged to; (None, 0) if that incarnation has left or it was reported before."""
@@ -457,16 +454,18 @@ class Router:
 # timer (RFC 6298).
 
 _QUANTILE, _WINDOW = 0.95, 128
-_OF_SILENCES, _OF_CALLS = 4.0, 8.0
-_UNOBSERVED_SILENCE, _UNOBSERVED_CALL = 5.0, 5.0
-"""Multiples of the tail, and of the floor before anything was observed."""
 _LONGEST_CALL_S = 3600.0
 
 
-class _TailLimit:
-    """A multiple of the 95th percentile of the last 128 samples, within [floor_s, ceiling_s]."""
+class TailLimit:
+    """A multiple of the 95th percentile of the last 128 samples, within [floor_s, ceiling_s], in seconds.
+
+    unobserved: the multiple of floor_s before anything was observed.
+    """
 
     def __init__(self, multiple: float, unobserved: float, *, floor_s: float, ceiling_s: float) -> None:
+        if not 0.0 < floor_s <= ceiling_s < math.inf:
+            raise ValueError(f"patience needs 0 < floor_s <= ceiling_s, got {floor_s} and {ceiling_s}")
         self._multiple, self._unobserved = multiple, unobserved
         self._floor_s, self._ceiling_s = floor_s, ceiling_s
         self._samples: collections.deque[float] = collections.deque(maxlen=_WINDOW)
@@ -474,32 +473,29 @@ class _TailLimit:
 
     @property
     def seconds(self) -> float:
-        return min(max(self._tail(), self._floor_s) * self._doubled, self._ceiling_s)
+        """To wait now."""
+        tail_s = self._unobserved * self._floor_s
+        if self._samples:
+            tail_s = self._multiple * sorted(self._samples)[math.ceil(_QUANTILE * len(self._samples)) - 1]
+        return min(max(tail_s, self._floor_s) * self._doubled, self._ceiling_s)
 
     def add(self, sample: float) -> None:
+        """It was answered after all, after so long."""
         self._samples.append(sample)
         self._doubled = 1.0
 
     def expired(self) -> None:
+        """It ran out. It doubles until anybody answers: if everybody became slower, somebody still will."""
         self._doubled = min(2.0 * self._doubled, self._ceiling_s / self._floor_s)
-
-    def _tail(self) -> float:
-        if not self._samples:
-            return self._unobserved * self._floor_s
-        ordered = sorted(self._samples)
-        return self._multiple * ordered[math.ceil(_QUANTILE * len(ordered)) - 1]
 
 
 class AdaptiveTimeout:
     """How long a caller waits. Silences: floor_s to ceiling_s. Whole calls: at least call_floor_s, an hour at most."""
 
     def __init__(self, *, floor_s: float = 2.0, ceiling_s: float = 30.0, call_floor_s: float = 60.0) -> None:
-        if not 0.0 < floor_s <= ceiling_s < math.inf:
-            raise ValueError(f"patience needs 0 < floor_s <= ceiling_s, got {floor_s} and {ceiling_s}")
-        self._silence = _TailLimit(_OF_SILENCES, _UNOBSERVED_SILENCE, floor_s=floor_s, ceiling_s=ceiling_s)
-        self._call = _TailLimit(
-            _OF_CALLS, _UNOBSERVED_CALL, floor_s=min(call_floor_s, _LONGEST_CALL_S), ceiling_s=_LONGEST_CALL_S
-        )
+        self.silence = TailLimit(4.0, 5.0, floor_s=floor_s, ceiling_s=ceiling_s)
+        call_floor_s = min(call_floor_s, _LONGEST_CALL_S)
+        self.call = TailLimit(8.0, 5.0, floor_s=call_floor_s, ceiling_s=_LONGEST_CALL_S)
 
     @classmethod
     def of(cls, protocol: Protocol, *, stages: int) -> AdaptiveTimeout:
@@ -510,23 +506,3 @@ class AdaptiveTimeout:
         """
         suspect_s = protocol.suspect_s
         return cls(floor_s=suspect_s, ceiling_s=2 * protocol.long_silence_s, call_floor_s=2 * stages * suspect_s)
-
-    @property
-    def seconds(self) -> float:
-        """Silence to bear now; 5 x `floor_s` before anything was observed."""
-        return self._silence.seconds
-
-    @property
-    def call_s(self) -> float:
-        """What a whole call may take now, whatever is said meanwhile."""
-        return self._call.seconds
-
-    def heard(self, silence_s: float, call_s: float = 0.0) -> None:
-        """A call was answered after all: its longest silence, and how long all of it took."""
-        self._silence.add(silence_s)
-        self._call.add(call_s)
-
-    def expired(self, *, over: bool = False) -> None:
-        """The limit ran out, of silence or (over) of a call that showed life. It doubles until anybody answers: if
-        everybody became slower, somebody still will."""
-        (self._call if over else self._silence).expired()

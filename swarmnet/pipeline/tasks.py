@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from swarmnet.clock import loop_time
+from swarmnet.clock import loop_time, set_within
 from swarmnet.errors import BadMessage, DeviceFull, Overflow, Refused, RejectCode, SwarmError
 from swarmnet.ids import PeerId
 from swarmnet.messages import (
@@ -22,6 +22,7 @@ from swarmnet.messages import (
     Answer,
     Busy,
     Fetch,
+    Fetched,
     Gradient,
     MovedTo,
     Packed,
@@ -31,8 +32,7 @@ from swarmnet.messages import (
     WorkRecord,
 )
 from swarmnet.pipeline.caller import OF_PAYLOAD
-from swarmnet.pipeline.context import PipelineContext
-from swarmnet.pipeline.recovery import Memo
+from swarmnet.pipeline.recovery import Memo, signs_until
 from swarmnet.pipeline.slots import Slots
 from swarmnet.pipeline.transfers import Signed
 from swarmnet.pipeline.uncounted import UncountedWork
@@ -40,11 +40,18 @@ from swarmnet.stage.seams import Stash
 from swarmnet.telemetry.spans import SpanKind
 from swarmnet.transport import ReadPayload
 
+if TYPE_CHECKING:
+    from swarmnet.pipeline.execution import Execution
+
 # ---------------------------------------------------------------- one microbatch
 #
 # One microbatch at work in one stage of this replica: what has arrived, who may count it, how it ended.
 
 Outcome = Gradient | MovedTo | Busy | SwarmError
+
+
+def _future() -> asyncio.Future[Any]:
+    return asyncio.get_running_loop().create_future()
 
 
 @dataclass(slots=True, eq=False)
@@ -54,7 +61,7 @@ class MicrobatchTask:
     voids: the void counter of the grant, if this replica counts it. owner: the replica that counts it, if another does.
     patient: ask who owns it before computing (a repair's call). hedged: compute it whoever owns it, because a caller
     found the owner hung. waiting: callers attached while the input is missing, the sender among them. sending: caller
-    -> when its upload began; unsent: the last upload failed. starved: nobody uploads the input, so it is fetched.
+    -> when its upload began; unsent: done once that has failed. starved: nobody uploads the input, so it is fetched.
     passed_on: the next stage was asked. slot_at: when it was begun with a slot, answered_s: how long it then
     took to its answer; None: it had none. received, passed: what was signed of its input and output.
     """
@@ -62,13 +69,13 @@ class MicrobatchTask:
     index: int
     patient: bool
     hedged: bool
-    input: asyncio.Future[tuple[Packed, ...]]
-    outcome: asyncio.Future[Outcome]
+    input: asyncio.Future[tuple[Packed, ...]] = field(default_factory=_future)
+    outcome: asyncio.Future[Outcome] = field(default_factory=_future)
     received: tuple[Sent, ...] = ()
     passed: tuple[Sent, ...] = ()
     waiting: int = 0
     sending: dict[PeerId, float] = field(default_factory=dict)
-    unsent: asyncio.Event = field(default_factory=asyncio.Event)
+    unsent: asyncio.Future[None] = field(default_factory=_future)
     has_slot: bool = False
     slot_at: float | None = None
     answered_s: float | None = None
@@ -80,20 +87,13 @@ class MicrobatchTask:
     starved: bool = False
     fed_or_starved: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def granted(self, voids: int) -> None:
-        """This replica counts it, under void counter `voids`."""
-        self.voids, self.owner = voids, None
-        self.decided.set()
-
-    def owned_by(self, owner: PeerId) -> None:
-        """Another replica counts it."""
-        self.owner, self.voids = owner, None
-        self.decided.set()
-
-    def undecided(self) -> None:
-        """The grant is void, or the other owner gone: the claim is open again."""
-        self.voids = self.owner = None
-        self.decided.clear()
+    def decide(self, *, voids: int | None = None, owner: PeerId | None = None) -> None:
+        """This replica counts it, under void counter `voids`; or `owner` does; or the claim is open again."""
+        self.voids, self.owner = voids, owner
+        if voids is None and owner is None:
+            self.decided.clear()
+        else:
+            self.decided.set()
 
     def may_send(self, caller: PeerId, *, now: float, slow_s: float) -> bool:
         """One caller at a time sends the input; another one only if the last to begin takes longer than `slow_s`."""
@@ -121,27 +121,27 @@ class MicrobatchTask:
 
 
 class StepTasks:
-    """Executes the microbatches of one step. alive(peer): may an owner still answer?"""
+    """Executes the microbatches of one step."""
 
-    def __init__(self, step: int, context: PipelineContext, *, alive: Callable[[PeerId], bool]) -> None:
-        self.step, self._context, self._alive = step, context, alive
-        self._engine, self._claims, self._limits = context.engine, context.claims, context.limits
-        self.memo = Memo(context.limits.memo_bytes)
+    def __init__(self, step: int, execution: Execution) -> None:
+        self.step, self._execution, self._host = step, execution, execution.host
+        self._engine, self._claims, self._limits = execution.engine, execution.claims, execution.limits
+        self.memo = Memo(execution.limits.memo_bytes)
         self.by_index: dict[int, MicrobatchTask] = {}
         self.losses: dict[int, tuple[float, int]] = {}
         self.ended = False
         self._running: dict[MicrobatchTask, asyncio.Task[None]] = {}
         self._owners: dict[int, PeerId] = {}
-        self._slots = Slots(context.limits.slots)
+        self._slots = Slots(execution.limits.slots)
         self._slow: set[MicrobatchTask] = set()  # gave their slot back, as their input does not come
-        self._transfers = context.transfers.open(step) if context.transfers is not None else None
-        self._uncounted = UncountedWork(context, self.memo, self._transfers)
+        self._transfers = execution.transfers.open(step) if execution.transfers is not None else None
+        self._uncounted = UncountedWork(execution, self.memo, self._transfers)
         self._seen = 0  # indexes below it were brought, here or to mates: callers begin with the lowest
         self.begun = 0  # tasks
 
     def left(self, share: float) -> int:
         """Microbatches that I have yet to pass on, if `share` of those to come will be mine."""
-        coming = share * (self._context.microbatches - self._seen)
+        coming = share * (self._execution.microbatches - self._seen)
         return sum(not task.passed_on for task in self.by_index.values()) + round(coming)
 
     def end(self) -> None:
@@ -165,23 +165,22 @@ class StepTasks:
         if task is None:
             self._claims.withdraw(self.step, index)
         else:
-            task.granted(voids)
+            task.decide(voids=voids)
 
     def owned_elsewhere(self, index: int, owner: PeerId) -> None:
         """Another replica counts `index`: before forward its callers are sent there, later it is not accumulated."""
         self._owners[index] = owner
         task = self.by_index.get(index)
         if task is not None:
-            task.owned_by(owner)
+            task.decide(owner=owner)
 
     def voided(self) -> None:
         """The accumulator is empty again: what has not been added yet claims once more."""
         self.losses = {}
-        if self._context.works is not None:
-            self._context.works.void(self.step)
+        self._execution.works.void(self.step)
         for task in self.by_index.values():
             if task.voids is not None:
-                task.undecided()
+                task.decide()
                 self._claims.claim(self.step, task.index)
 
     def order(self, index: int) -> None:
@@ -193,7 +192,7 @@ class StepTasks:
         # The leader's order is newer than the owner that I know of.
         elif task.owner is not None:
             self._owners.pop(index, None)  # that owner is gone
-            task.undecided()
+            task.decide()
             self._claims.claim(self.step, index)
 
     @property
@@ -207,26 +206,25 @@ class StepTasks:
         """Answer one `Process` call of this step (rule 2)."""
         if request.purpose == "eval":
             # Not of the step's slots: whoever asks for scores would take them from training.
-            if self._context.leaving or not await self._context.evals.enter(patience_s=self._limits.running_s):
-                yield self._context.busy()
+            if self._execution.leaving or not await self._execution.evals.enter(patience_s=self._limits.running_s):
+                yield self._execution.busy()
                 return
             try:
                 async for answer in self._uncounted.evaluate(caller, request, read):
                     yield answer
             finally:
-                self._context.evals.give()
+                self._execution.evals.give()
             return
         # Before the payload is read: what a caller uploads takes memory.
-        if not self._context.may_send(caller):
-            yield self._context.busy()
+        if not self._execution.may_send(caller):
+            yield self._execution.busy()
             return
         # A caller told to come back sends its payload again, so with all slots taken it first waits at the door.
-        clock = asyncio.get_running_loop().time
-        arrived = clock()
-        while (admitted := await self._admit(request, arrived)) is None and clock() < arrived + self._limits.door_s:
+        arrived = loop_time()
+        while (admitted := await self._admit(request, arrived)) is None and loop_time() < arrived + self._limits.door_s:
             yield Running()
         if not isinstance(admitted, MicrobatchTask):
-            yield admitted or self._context.busy()
+            yield admitted or self._execution.busy()
             return
         task = admitted
         task.hedged = task.hedged or request.hedge
@@ -234,14 +232,12 @@ class StepTasks:
         async with contextlib.aclosing(self._feed(task, caller, request, read)) as signs:
             async for sign in signs:
                 yield sign
-        while not task.outcome.done():
-            await asyncio.wait([task.outcome], timeout=self._limits.running_s)
-            if not task.outcome.done():
-                yield Running()
+        async for sign in signs_until(task.outcome, self._limits.running_s):
+            yield sign
         outcome = task.outcome.result()
         if isinstance(outcome, SwarmError):
             raise outcome
-        ready = clock()
+        ready = loop_time()
         yield outcome
         # The transport comes back for more once it has written all of it.
         self._span("send", request.index, ready)
@@ -255,7 +251,7 @@ class StepTasks:
     def _span(self, kind: SpanKind, index: int, began: float, ended: float | None = None) -> None:
         """It is over now, if not before."""
         ended = loop_time() if ended is None else ended
-        self._context.spans.add(kind, self._context.stage, self.step, index, began, ended)
+        self._execution.spans.add(kind, self._execution.stage, self.step, index, began, ended)
 
     async def _admit(self, request: Process, arrived: float) -> MicrobatchTask | Answer | None:
         """The task that the call attaches to, begun if need be; or its answer at once; None: no slot is free yet."""
@@ -263,11 +259,11 @@ class StepTasks:
         found = self._ready_answer(request) or self.by_index.get(request.index)
         if found is not None:
             return found
-        if self._context.leaving or slots.crowded:
-            return self._context.busy()
+        if self._execution.leaving or slots.crowded:
+            return self._execution.busy()
         has_slot = await slots.enter(patience_s=self._limits.running_s)
         found = self._ready_answer(request) or self.by_index.get(request.index)  # the world may have moved on
-        if has_slot and found is None and not self._context.leaving:
+        if has_slot and found is None and not self._execution.leaving:
             self._span("slot", request.index, arrived)
             return self._start(request.index, patient=request.repair, hedged=request.hedge, has_slot=True, fed=True)
         if has_slot:
@@ -277,47 +273,40 @@ class StepTasks:
     def _ready_answer(self, request: Process) -> Answer | None:
         """An answer that needs no task: the memoised one, the owner, or that the step is over. Else None."""
         if self.ended:
-            return self._context.wrong_step(self.step)
+            return self._execution.wrong_step(self.step)
         known = self.memo.answer(request.index)
         if known is not None or request.index in self.by_index:
             return known
         owner = self._owners.get(request.index)
         # Somebody else counts it, and lives: the caller fetches the gradient there.
-        if owner is not None and not request.hedge and self._alive(owner):
+        if owner is not None and not request.hedge and self._host.may_live(owner):
             return MovedTo(owner)
         return None
 
     def _start(
         self, index: int, *, patient: bool = False, hedged: bool = False, has_slot: bool = False, fed: bool = False
     ) -> MicrobatchTask:
-        loop = asyncio.get_running_loop()
-        task = MicrobatchTask(index, patient, hedged, loop.create_future(), loop.create_future(), has_slot=has_slot)
-        task.slot_at = loop.time() if has_slot else None
+        task = MicrobatchTask(index, patient, hedged, has_slot=has_slot, slot_at=loop_time() if has_slot else None)
         if not fed:
             task.starve()
         self.by_index[index] = task
         self._seen, self.begun = max(self._seen, index + 1), self.begun + 1
-        self._running[task] = self._context.spawn(self._run(task))
+        self._running[task] = self._host.spawn(self._run(task))
         return task
 
     async def _feed(
         self, task: MicrobatchTask, caller: PeerId, request: Process, read: ReadPayload
     ) -> AsyncGenerator[Running, None]:
         """Take the input from this caller, unless another is sending it and is not slow: callers die meanwhile."""
-        clock = asyncio.get_running_loop().time
         task.waiting += 1
         try:
             while not task.input.done() and not task.outcome.done():
-                free = self._context.may_send(caller)
-                if free and task.may_send(caller, now=clock(), slow_s=self._limits.door_s):
+                free = self._execution.may_send(caller)
+                if free and task.may_send(caller, now=loop_time(), slow_s=self._limits.door_s):
                     await self._upload(task, caller, request, read)
                     return
-                task.unsent.clear()
-                async with asyncio.TaskGroup() as group:
-                    failed = group.create_task(task.unsent.wait())
-                    ends: list[asyncio.Future[Any]] = [task.input, task.outcome, failed]
-                    await asyncio.wait(ends, timeout=self._limits.running_s, return_when=asyncio.FIRST_COMPLETED)
-                    failed.cancel()
+                ends: list[asyncio.Future[Any]] = [task.input, task.outcome, task.unsent]
+                await asyncio.wait(ends, timeout=self._limits.running_s, return_when=asyncio.FIRST_COMPLETED)
                 yield Running()
         finally:
             task.waiting -= 1
@@ -326,9 +315,9 @@ class StepTasks:
 
     async def _upload(self, task: MicrobatchTask, caller: PeerId, request: Process, read: ReadPayload) -> None:
         task.sending[caller] = began = loop_time()
-        self._context.sending[caller] += 1
+        self._execution.sending[caller] += 1
         try:
-            task.feed(await self._context.receive(caller, request, read), request.sents)
+            task.feed(await self._execution.receive(caller, request, read), request.sents)
             self._span("receive", task.index, began)
         except (BadMessage, Refused):
             over = task.outcome.done()  # while it came, the step may have ended
@@ -337,10 +326,11 @@ class StepTasks:
             raise
         finally:
             del task.sending[caller]
-            self._context.sending[caller] -= 1
-            if not self._context.sending[caller]:
-                del self._context.sending[caller]
-            task.unsent.set()
+            self._execution.sending[caller] -= 1
+            if not self._execution.sending[caller]:
+                del self._execution.sending[caller]
+            task.unsent.set_result(None)
+            task.unsent = _future()
 
     def _drop(self, task: MicrobatchTask) -> None:
         """Forget a task that has no input and no honest caller."""
@@ -348,7 +338,7 @@ class StepTasks:
         self._release(task)  # a task that has not begun will not do it
         self._claims.withdraw(self.step, task.index)
         del self.by_index[task.index]
-        task.finish(self._context.busy())  # to others that attached meanwhile
+        task.finish(self._execution.busy())  # to others that attached meanwhile
 
     def _release(self, task: MicrobatchTask) -> None:
         if task.has_slot:
@@ -360,22 +350,19 @@ class StepTasks:
 
         Whatever comes first counts: a caller may still attach and send it.
         """
-        while not task.fed_or_starved.is_set():
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._limits.door_s):
-                    await task.fed_or_starved.wait()
-            if not task.fed_or_starved.is_set() and task.has_slot and self._slots.wanted:
+        while not await set_within(task.fed_or_starved, self._limits.door_s):
+            if task.has_slot and self._slots.wanted:
                 # A caller that announces an input and does not send it must not block others: the slot goes back,
                 # and this task gets the next free one when its input is here.
                 self._release(task)
                 self._slow.add(task)
                 if len(self._slow) > self._limits.slots:
-                    task.finish(self._context.busy())
+                    task.finish(self._execution.busy())
                     return ()
         self._slow.discard(task)
         if not task.input.done():
             self._release(task)
-            fetching = self._context.spawn(self._fetch_input(task))
+            fetching = self._host.spawn(self._fetch_input(task))
             try:
                 await asyncio.wait([task.input])
             finally:
@@ -384,7 +371,7 @@ class StepTasks:
 
     async def _fetch_input(self, task: MicrobatchTask) -> None:
         try:
-            found = await self._context.recovery.input(self.step, task.index)
+            found = await self._execution.recovery.input(self.step, task.index)
             task.feed(found.payload, found.sents)
         except SwarmError as error:
             if not task.input.done():
@@ -394,10 +381,10 @@ class StepTasks:
         try:
             await self._run_stages(task)
         except DeviceFull as error:
-            self._context.full(error)
-            self._slots.shrink(self._context.limits.slots)
+            self._execution.full(error)
+            self._slots.shrink(self._execution.limits.slots)
             self._claims.withdraw(self.step, task.index)
-            task.finish(self._context.busy())
+            task.finish(self._execution.busy())
         except SwarmError as error:
             if isinstance(error, Refused) and error.code is RejectCode.VOID:
                 self._claims.non_finite(self.step, task.index)
@@ -419,11 +406,9 @@ class StepTasks:
         if not task.decided.is_set():
             self._claims.claim(self.step, task.index)  # only now: what is malformed never claims
         if task.patient and not task.hedged:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._limits.running_s):
-                    await task.decided.wait()
+            await set_within(task.decided, self._limits.running_s)
         # Nothing is lost yet: forward has not begun.
-        if task.owner is not None and not task.hedged and self._alive(task.owner):
+        if task.owner is not None and not task.hedged and self._host.may_live(task.owner):
             task.finish(MovedTo(task.owner))
             return
         # The slot was given back while the input did not come (rule 7).
@@ -431,14 +416,14 @@ class StepTasks:
             await self._slots.take()
             task.has_slot = True
         task.computing = True
-        self._context.executions += 1
+        self._execution.executions += 1
         stash = await self._engine.forward(self.step, task.index, inputs, train=True)
         self._computed("forward", stash)
-        if self._context.stage + 1 < self._context.num_stages:
+        if self._execution.stage + 1 < self._execution.num_stages:
             output = (*stash.output, proof)
             if self._transfers is not None:
                 task.passed = await self._transfers.sign(task.index, "output", stash.output, fed)
-            self.memo.keep_output(task.index, output, task.passed)
+            self.memo.keep(task.index, Fetched(output, sents=task.passed))
             asked = loop_time()
             answer = await self._gradient_of(task, output)
             self._span("call", task.index, asked)
@@ -451,7 +436,7 @@ class StepTasks:
             answered = Signed(answer.payload, answer.sents)
             sents = await self._transfers.sign(task.index, "answer", gradient, fed, answered)
             mine = replace(mine, sents=sents)
-        self.memo.keep_answer(task.index, mine)
+        self.memo.keep(task.index, mine)
         task.finish(mine)
         if task.slot_at is not None and task.has_slot:
             task.answered_s = loop_time() - task.slot_at
@@ -459,20 +444,19 @@ class StepTasks:
 
     async def _gradient_of(self, task: MicrobatchTask, output: tuple[Packed, ...]) -> Gradient:
         """The gradient of this stage's output: for ordered work a memoised one, if there is; else by a call."""
-        context = self._context
-        assert context.caller is not None
+        assert self._execution.caller is not None
         # Nobody uploaded or waited for it: the leader ordered it (or every caller left), so the rest may be done
         # already.
         ordered = not task.waiting and task.starved
         if ordered:
-            found = await context.recovery.gradient(self.step, task.index)
+            found = await self._execution.recovery.gradient(self.step, task.index)
             if found is not None:
                 return Gradient(found.loss_sum, found.num_tokens, 0.0, found.payload, sents=found.sents)
         again = ordered or task.patient or task.hedged  # begun before, so later stages may have finished it
-        request = Process(self.step, context.stage + 1, task.index, repair=again, sents=task.passed)
+        request = Process(self.step, self._execution.stage + 1, task.index, repair=again, sents=task.passed)
         task.passed_on = True
         try:
-            return await context.caller.process(request, output)
+            return await self._execution.caller.process(request, output)
         except Refused as refused:
             if refused.code in OF_PAYLOAD:  # what we sent, not what our callers sent: they may try another
                 raise Refused(RejectCode.NOT_READY, f"refused further on: {refused.reason}") from refused
@@ -485,13 +469,9 @@ class StepTasks:
         grants it later, `granted` finds no task and gives the index back, and the leader orders it at once.
         """
         answered_compute_s, answered = stash.compute_s, loop_time()
-        try:
-            async with asyncio.timeout(self._limits.wait_s):
-                await task.decided.wait()
-        except TimeoutError:
-            return
+        await set_within(task.decided, self._limits.wait_s)
         if task.voids is None or task.index in self.losses:
-            return  # another's, or counted here before (the memo forgot the answer)
+            return  # undecided, another's, or counted here before (the memo forgot the answer)
         self._span("grant", task.index, answered)
         stash.voids = task.voids
         record = await self._record(task, stash, answer, mine)
@@ -501,30 +481,30 @@ class StepTasks:
             # The answer was finite, the weight gradient is not, or does not fit the grid: nobody can count it.
             self._claims.non_finite(self.step, task.index)
             return
-        self._context.computed += 1
-        self._context.full_in_a_row = 0
-        self._context.busy_s += stash.compute_s
+        self._execution.num_computed += 1
+        self._execution.full_in_a_row = 0
+        self._execution.busy_s += stash.compute_s
         # How long it waited for its weight pass, which goes last, is no part of the way.
         if task.answered_s is not None:
             self._learn(task.answered_s + stash.compute_s - answered_compute_s, stash.compute_s)
         if added and stash.voids == self._engine.voids(stash.step):
             self._computed("weights", stash)
-            last_stage = self._context.stage + 1 == self._context.num_stages
+            last_stage = self._execution.stage + 1 == self._execution.num_stages
             self.losses[task.index] = (answer.loss_sum if last_stage else 0.0, answer.num_tokens)
             # With the loss, so that the works are always those that the sum holds.
-            if record is not None and self._context.works is not None:
+            if record is not None:
                 record = record if self._transfers is None else self._transfers.counted(record)
                 sents, made = tuple(dict.fromkeys((*task.received, *answer.sents))), (*stash.output, *mine.payload)
-                self._context.works.add(self.step, record, (*task.input.result(), *answer.payload), sents, made=made)
+                self._execution.works.add(self.step, record, (*task.input.result(), *answer.payload), sents, made=made)
             self._claims.added(stash)
         else:
             self._claims.withdraw(self.step, task.index)
 
     async def _record(self, task: MicrobatchTask, stash: Stash, answer: Gradient, mine: Gradient) -> WorkRecord | None:
         """Digests of a microbatch as it travelled. None: nobody will ask for them."""
-        if self._context.works is None:
+        if not self._execution.works.cap_bytes:
             return None
-        inputs, last = task.input.result()[:-1], self._context.stage + 1 == self._context.num_stages
+        inputs, last = task.input.result()[:-1], self._execution.stage + 1 == self._execution.num_stages
         found = [
             await Signed(payload, sents).digest()
             for payload, sents in (
@@ -545,7 +525,6 @@ class StepTasks:
 
     def _learn(self, held: float, compute_s: float) -> None:
         """A microbatch came through: the first ones say how far the way is."""
-        context = self._context
-        if context.depth is not None and context.depth.counted(held, compute_s):
-            context.measure()
-            self._slots.grow(context.limits.slots)
+        if self._execution.depth is not None and self._execution.depth.counted(held, compute_s):
+            self._execution.measure()
+            self._slots.grow(self._execution.limits.slots)

@@ -114,17 +114,16 @@ class Transfers:
             except PeerGone as unknown:
                 raise Refused(RejectCode.NOT_A_FEEDER, str(unknown)) from unknown
 
-    async def answered(self, peer: PeerId, request: Process, answer: Gradient) -> None:
-        """The same of an answer."""
-        if request.purpose == "train":
-            await self._check_answer(peer, request, answer)
-
-    async def fetched(self, peer: PeerId, request: Fetch, answer: Fetched) -> None:
-        """The same of what was fetched."""
-        if request.kind == "gradient":
-            await self._check_answer(peer, request, answer)
-        elif request.stage >= 0:
-            await self._check_output(peer, request.stage, request, answer.payload, answer.sents)
+    async def answered(self, peer: PeerId, request: Process | Fetch, answer: Gradient | Fetched) -> None:
+        """The same of an answer; nobody signs tokens, or an evaluation."""
+        if isinstance(request, Fetch) and request.kind == "input":
+            if request.stage >= 0:
+                await self._check_output(peer, request.stage, request, answer.payload, answer.sents)
+        elif isinstance(request, Fetch) or request.purpose == "train":
+            step = self._open.get(request.step)
+            tokens = None if step is None else step.tokens.get(request.index)
+            found = _Expected(peer, request.stage, request.step, request.index, "answer")
+            await self._check_once_known(found, await digested(answer.payload), tokens, answer.sents)
 
     def shown(self, request: AuditRequest, data: AuditData, tokens: bytes) -> None:
         """Raise BadMessage(MALFORMED) unless others have signed what that work was made of. tokens: their digest."""
@@ -140,11 +139,6 @@ class Transfers:
     ) -> None:
         found = _Expected(peer, stage, of.step, of.index, "output")
         await self._check_once_known(found, await digested(payload[:-1]), digest(payload[:1]), sents)
-
-    async def _check_answer(self, peer: PeerId, of: Process | Fetch, answer: Gradient | Fetched) -> None:
-        found, step = _Expected(peer, of.stage, of.step, of.index, "answer"), self._open.get(of.step)
-        tokens = None if step is None else step.tokens.get(of.index)
-        await self._check_once_known(found, await digested(answer.payload), tokens, answer.sents)
 
     async def _check_once_known(
         self, found: _Expected, own: bytes, tokens: bytes | None, sents: Sequence[Sent]

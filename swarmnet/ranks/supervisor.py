@@ -27,6 +27,7 @@ from typing import Any, NoReturn
 
 from swarmnet import telemetry
 from swarmnet.errors import DeviceFull, MeshFailed, RankLost, Refused, RejectCode
+from swarmnet.pacing import doubled_s
 from swarmnet.ranks.channel import ChannelClosed, ChildChannel, Packet, channel_pair, disagreement, error_of, packed
 from swarmnet.ranks.launcher import ChildCall, ChildProcess, Launcher, LauncherLost
 from swarmnet.ranks.memory import Place, SharedMemory, anonymous_file
@@ -337,7 +338,7 @@ class RestartBackoff:
 
     def pause(self, losses: int) -> float:
         """Seconds to wait before ranks are started that were lost so often since something was finished."""
-        return 0.0 if losses < 2 else self.pause_s * 2.0 ** (losses - 2)
+        return 0.0 if losses < 2 else doubled_s(self.pause_s, losses - 2)
 
 
 class Losses:

@@ -19,7 +19,7 @@ from swarmnet.errors import SwarmError, leaves
 from swarmnet.ids import Chain, PeerId, Restart, RoundId
 from swarmnet.messages import Commit, Committed, Finished, Measure, Round, Stamp, StateHeader, StepControl
 from swarmnet.pipeline.execution import Execution
-from swarmnet.pipeline.recovery import Spawn
+from swarmnet.pipeline.host import Spawn
 from swarmnet.stage.seams import Compute, Stash
 from swarmnet.step.member import Member
 from swarmnet.telemetry.spans import SpanBook, SpanKind
@@ -125,7 +125,7 @@ class StepDriver:
         self._engine.lengthen(header.extensions)
         self.member.restored(header, finished, commits, last, now=self._now())
         self._pipeline.stop()
-        self._begin()
+        self._pipeline.begin(self.member.version)
         self.member.calls.make(self)
 
     # Audience, for the engine
@@ -294,7 +294,7 @@ class StepDriver:
     async def _take_part(self, current: Round) -> Finished:
         step, began, event = current.stamp.step, self._now(), "sum_left"  # unless it comes to its end
         try:
-            finished = await self._exchange.sum(current, self._pipeline.losses(step), self._pipeline.work_root(step))
+            finished = await self._exchange.sum(current, self._pipeline.losses(step), self._pipeline.works.root(step))
             event = "averaged"
         finally:
             self.log(event, step=step, seconds=self._now() - began)
@@ -382,7 +382,7 @@ class StepDriver:
                 moved=outer.moved,
                 **{"reason": outer.missed} if outer.missed else {},
             )
-        self._begin()
+        self._pipeline.begin(self.member.version)
         self.member.calls.make(self)
         self.on_applied(stamp, finished, commits)
 
@@ -400,12 +400,6 @@ class StepDriver:
         measured, digest = await self._engine.measure()
         if measured == version:  # else the weights have moved on
             self._tell(self.member.measured, Measure(version, chain, digest), term_chain, now=self._now())
-
-    def _begin(self) -> None:
-        member = self.member
-        self._pipeline.begin(
-            member.version, alive=lambda peer: member.view.may_live(peer, now=asyncio.get_running_loop().time())
-        )
 
 
 def _measures(commits: tuple[Commit, ...]) -> dict[str, object]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from swarmnet.clock import loop_time
 from swarmnet.errors import Refused
@@ -14,43 +13,58 @@ from swarmnet.ids import PeerId
 from swarmnet.messages import Gradient
 from swarmnet.trainer.scores import Look, NoScore, said, same, score
 
-Ask = Callable[[int, int, tuple[PeerId, ...]], Awaitable[Gradient]]
-"""(version, number of the microbatch, whom to go around) -> its loss by them. Raises Refused: they are gone."""
+
+class EvaluationHost(Protocol):
+    """What a trainer does for its evaluations."""
+
+    async def evaluate(self, version: int, number: int, avoid: tuple[PeerId, ...]) -> Gradient:
+        """The loss of one microbatch by peers that are not among these. Raises Refused: the weights moved on."""
+        ...
+
+    def numerics(self, peer: PeerId) -> str:
+        """The class in which a peer computes; "": not known."""
+        ...
+
+    def scored(self, version: int, loss: float) -> None:
+        """That is the score of that version. The event comes later."""
+
+    def event(self, name: str, fields: dict[str, object], /) -> None:
+        """Something worth a line."""
 
 
-@dataclass(eq=False, slots=True)
 class OpenEvaluation:
-    """One that is not told yet. heard_at: when an answer of it came last, or it began."""
+    """One that is not told yet. heard_at: when an answer of it came last, or it began. Implements Looks."""
 
-    version: int
-    heard_at: float
-    scoring: asyncio.Task[tuple[float, int] | NoScore] = field(init=False)
-    telling: asyncio.Task[None] = field(init=False)
+    def __init__(self, version: int, host: EvaluationHost, *, equal_bits: bool) -> None:
+        self.version, self._host, self._equal_bits, self.heard_at = version, host, equal_bits, loop_time()
+        self.scoring: asyncio.Task[tuple[float, int] | NoScore]
+        self.telling: asyncio.Task[None]
+
+    async def look(self, number: int, avoid: tuple[PeerId, ...]) -> Look | None:
+        try:
+            answer = await self._host.evaluate(self.version, number, avoid)
+        except Refused:
+            return None
+        self.heard_at = loop_time()
+        return Look(answer.loss_sum, answer.num_tokens, answer.route)
+
+    def alike(self, one: Look, other: Look) -> bool:
+        return same(one, other, numerics=self._host.numerics if self._equal_bits else None)
+
+    def disputed(self, number: int, looks: Sequence[Look]) -> None:
+        self._host.event("eval_disputed", {"step": self.version, "number": number, **said(looks)})
 
 
 class Evaluations:
-    """Those of one trainer.
+    """Those of one trainer. equal_bits: peers of one class make equal bits. rng: draws what is looked at twice."""
 
-    scored(version, loss) hears each score before the event. numerics: see `scores.same`. rng: draws what is looked at
-    twice.
-    """
-
-    def __init__(
-        self,
-        num_microbatches: int,
-        ask: Ask,
-        numerics: Callable[[PeerId], str] | None,
-        scored: Callable[[int, float], None],
-        on_event: Callable[[str, dict[str, object]], None],
-        rng: random.Random,
-    ) -> None:
-        self._num_microbatches, self._ask, self._numerics = num_microbatches, ask, numerics
-        self._scored, self._on_event, self._rng = scored, on_event, rng
+    def __init__(self, num_microbatches: int, host: EvaluationHost, *, equal_bits: bool, rng: random.Random) -> None:
+        self._num_microbatches, self._host, self._equal_bits, self._rng = num_microbatches, host, equal_bits, rng
         self._open: list[OpenEvaluation] = []  # the earliest first
 
     def begin(self, version: int, group: asyncio.TaskGroup) -> OpenEvaluation:
         """Measure the held-out loss of that version, in tasks of `group`."""
-        opened = OpenEvaluation(version, loop_time())
+        opened = OpenEvaluation(version, self._host, equal_bits=self._equal_bits)
         opened.scoring = group.create_task(self._score(opened))
         opened.telling = group.create_task(self._tell(opened, self._open[-1:]))
         self._open.append(opened)
@@ -70,7 +84,7 @@ class Evaluations:
             return False
         await asyncio.wait([each.telling for each in self._open], timeout=limit_s)
         for each in self._open:
-            self._on_event("not_evaluated", {"step": each.version, "reason": f"no answer within {limit_s:g} s"})
+            self._host.event("not_evaluated", {"step": each.version, "reason": f"no answer within {limit_s:g} s"})
         self.cancel()
         return True
 
@@ -82,35 +96,18 @@ class Evaluations:
         self._open.clear()
 
     async def _score(self, opened: OpenEvaluation) -> tuple[float, int] | NoScore:
-        version = opened.version
         try:
-            return await score(
-                self._num_microbatches,
-                partial(self._look_at, opened),
-                partial(same, numerics=self._numerics),
-                lambda number, looks: self._on_event(
-                    "eval_disputed", {"step": version, "number": number, **said(looks)}
-                ),
-                self._rng,
-            )
+            return await score(self._num_microbatches, opened, self._rng)
         except NoScore as none:
             return none
-
-    async def _look_at(self, opened: OpenEvaluation, number: int, avoid: tuple[PeerId, ...]) -> Look | None:
-        try:
-            answer = await self._ask(opened.version, number, avoid)
-        except Refused:
-            return None
-        opened.heard_at = loop_time()
-        return Look(answer.loss_sum, answer.num_tokens, answer.route)
 
     async def _tell(self, opened: OpenEvaluation, before: list[OpenEvaluation]) -> None:
         await asyncio.wait([opened.scoring, *(each.telling for each in before)])
         self._open.remove(opened)
         found = opened.scoring.result()
         if isinstance(found, NoScore):
-            self._on_event("not_evaluated", {"step": opened.version, "reason": str(found)})
+            self._host.event("not_evaluated", {"step": opened.version, "reason": str(found)})
             return
         loss, num_tokens = found
-        self._scored(opened.version, loss)
-        self._on_event("evaluated", {"step": opened.version, "loss": loss, "num_tokens": num_tokens})
+        self._host.scored(opened.version, loss)
+        self._host.event("evaluated", {"step": opened.version, "loss": loss, "num_tokens": num_tokens})

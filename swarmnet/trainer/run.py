@@ -16,6 +16,7 @@ from swarmnet.manifest.file import run_id, to_toml
 from swarmnet.manifest.schema import Manifest
 from swarmnet.manifest.terms import RunTerms
 from swarmnet.net.away import remember, until_somebody_answers, was_in
+from swarmnet.net.background import beside
 from swarmnet.net.endpoint import NOTHING_BETWEEN, Wrap, open_endpoint
 from swarmnet.net.stop import stopped_by_signal, unless_stopped
 from swarmnet.pipeline.router import RoutingRule, routing_rule
@@ -88,14 +89,11 @@ async def _feed(
             on_event("listening", endpoint.whereabouts())
             feeding = group.create_task(trainer.run())
             feeding.add_done_callback(lambda _: stop.set())
-            beside = group.create_task(wrap.beside())
-            reminding = group.create_task(remind(log, state))
-            await stop.wait()
+            async with beside(wrap.beside(), remind(log, state)):
+                await stop.wait()
             # What is in flight stays with the peers that have it: they finish it without being asked.
             reason = "the run is complete" if feeding.done() else "asked to stop: peers finish what was sent to them"
             feeding.cancel()
             await trainer.leave()
-            beside.cancel()
-            reminding.cancel()
         on_event("stopped", {"reason": reason})
     return 0

@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from swarmnet.errors import SwarmError
 from swarmnet.ids import PeerId
@@ -40,11 +41,19 @@ class Look:
     route: tuple[PeerId, ...]
 
 
-LookAt = Callable[[int, tuple[PeerId, ...]], Awaitable[Look | None]]
-"""(number of the microbatch, whom to go around where others can) -> what came back; None: the weights moved on."""
+class Looks(Protocol):
+    """How one version's microbatches are looked at, and what becomes of that."""
 
-OnDispute = Callable[[int, Sequence[Look]], None]
-"""Hears the number of a microbatch, and the looks that are not the same."""
+    def look(self, number: int, avoid: tuple[PeerId, ...], /) -> Coroutine[Any, Any, Look | None]:
+        """What comes back for a microbatch by a route around these peers, if there are others. None: too late."""
+        ...
+
+    def alike(self, one: Look, other: Look, /) -> bool:
+        """Can both be right?"""
+        ...
+
+    def disputed(self, number: int, looks: Sequence[Look], /) -> None:
+        """These looks at a microbatch are not the same."""
 
 
 def same(one: Look, other: Look, *, numerics: Callable[[PeerId], str] | None) -> bool:
@@ -65,60 +74,53 @@ def said(looks: Sequence[Look]) -> Mapping[str, object]:
     }
 
 
-async def score(
-    num_microbatches: int, look: LookAt, alike: Callable[[Look, Look], bool], on_dispute: OnDispute, rng: random.Random
-) -> tuple[float, int]:
+async def score(num_microbatches: int, version: Looks, rng: random.Random) -> tuple[float, int]:
     """(loss, tokens) of one version: nats per token over all microbatches. rng: whoever lies must not foresee it.
 
     Raises NoScore: the weights have moved on, or a second look contradicts the first and no third agrees with either.
     """
     doubted = frozenset[PeerId]()
     for _ in range(_PASSES):
-        first = await _all(look, dict.fromkeys(range(num_microbatches), doubted))
+        first = await _all(version, dict.fromkeys(range(num_microbatches), doubted))
         # Where nobody else can, even those compute whom nobody believes.
         if any(not doubted.isdisjoint(each.route) for each in first.values()):
             break
         # Only now: while first looks are out, a second one would tell which are not looked at again.
         drawn = rng.sample(range(num_microbatches), max(1, math.ceil(TWICE * num_microbatches)))
-        second = await _all(look, {number: doubted.union(first[number].route) for number in drawn})
-        disputed = [number for number in drawn if not alike(first[number], second[number])]
+        second = await _all(version, {number: doubted.union(first[number].route) for number in drawn})
+        disputed = [number for number in drawn if not version.alike(first[number], second[number])]
         if not disputed:
             num_tokens = sum(each.num_tokens for each in first.values())
             return sum(each.loss_sum for each in first.values()) / num_tokens, num_tokens
         for number in disputed:
-            doubted |= await _decide(number, (first[number], second[number]), look, alike, on_dispute)
+            doubted |= await _decide(number, (first[number], second[number]), version)
     raise NoScore("whoever computed a microbatch again found another loss, and there is nobody else to ask")
 
 
-async def _all(look: LookAt, wanted: Mapping[int, frozenset[PeerId]]) -> dict[int, Look]:
+async def _all(version: Looks, wanted: Mapping[int, frozenset[PeerId]]) -> dict[int, Look]:
     """number -> a look around those peers. Raises NoScore."""
-
-    async def one(number: int, around: frozenset[PeerId]) -> Look | None:
-        return await look(number, tuple(sorted(around)[:MAX_AVOIDED]))
-
+    avoid = {number: tuple(sorted(around)[:MAX_AVOIDED]) for number, around in wanted.items()}
     async with asyncio.TaskGroup() as group:
-        tasks = {number: group.create_task(one(number, around)) for number, around in wanted.items()}
+        tasks = {number: group.create_task(version.look(number, avoid[number])) for number in wanted}
     looks = {number: each for number, task in tasks.items() if (each := task.result()) is not None}
     if len(looks) < len(wanted):
         raise NoScore("the weights moved on before all was measured")
     return looks
 
 
-async def _decide(
-    number: int, looks: tuple[Look, Look], look: LookAt, alike: Callable[[Look, Look], bool], on_dispute: OnDispute
-) -> frozenset[PeerId]:
+async def _decide(number: int, looks: tuple[Look, Look], version: Looks) -> frozenset[PeerId]:
     """Who made the odd one of three looks. Raises NoScore if nobody can tell."""
     first, second = looks
     one, other = frozenset(first.route), frozenset(second.route)
     try:
-        third = (await _all(look, {number: one | other}))[number]
+        third = (await _all(version, {number: one | other}))[number]
     except NoScore:
-        on_dispute(number, looks)
+        version.disputed(number, looks)
         raise
     # Whoever is on one of the two routes alone is no judge between them.
     judges = one != other and (one ^ other).isdisjoint(third.route)
-    on_dispute(number, (*looks, third) if judges else looks)
-    right = [each for each in looks if judges and alike(each, third)]
+    version.disputed(number, (*looks, third) if judges else looks)
+    right = [each for each in looks if judges and version.alike(each, third)]
     if len(right) != 1:
         found = "a third decides nothing" if judges else "there is no third"
         raise NoScore(f"microbatch {number} has another loss by another route, and {found}")

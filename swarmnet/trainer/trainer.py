@@ -42,6 +42,7 @@ from swarmnet.messages import (
     Request,
 )
 from swarmnet.net.admission import Admissions
+from swarmnet.net.background import beside
 from swarmnet.net.dial_back import Asking, Hide, Proofs
 from swarmnet.net.history import HistoryBook
 from swarmnet.net.identity import verify
@@ -105,11 +106,11 @@ class FirstStage:
         directory: Directory,
         on_event: OnEvent,
         rule: RoutingRule,
-        left: Callable[[int], int],
     ) -> None:
         self._me, self._manifest, self._directory, self._on_event = me, manifest, directory, on_event
         self._router = Router(AdaptiveTimeout.of(manifest.protocol, stages=manifest.cut.stages), rule=rule)
         self.records: dict[PeerId, Record] = {}
+        self.unsent: Counter[int] = Counter()  # step -> microbatches of my share not sent
         self.restart = NO_RESTART
         self._shut_out: set[PeerId] = set()
         self._without: frozenset[PeerId] = frozenset()
@@ -118,34 +119,13 @@ class FirstStage:
         self.caller = Caller(
             transport,
             self._router,
-            self.candidates,
+            self,
             AnswerCheck(
                 (),
                 manifest.training.microbatch_size * manifest.training.sequence_length,
                 further=manifest.cut.stages - 1,
             ),
-            self._rerouted,
-            leaving=self._leaving,
-            left=left,
         )
-
-    async def evaluate(
-        self, version: int, number: int, tokens: tuple[Packed, ...], avoid: tuple[PeerId, ...] = ()
-    ) -> Gradient:
-        """The loss of one microbatch by the weights of `version`, in every stage. Nothing is counted or kept.
-
-        number: any. Replicas accept indexes below `training.eval_microbatches` and treat all alike, so it goes round.
-        avoid: who is to compute it only if there is nobody else. Raises Refused, as `process`: STALE when the weights
-        have moved on.
-        """
-        step = version + self._manifest.averaging.delay.ahead(version)
-        index = number % self._manifest.training.eval_microbatches
-        return await self.caller.process(Process(step, 0, index, purpose="eval", avoid=avoid), tokens)
-
-    def numerics(self, peer: PeerId) -> str:
-        """The class in which a peer computes, as its record says; "": nobody knows."""
-        record = self.records.get(peer)
-        return record.numerics if record is not None else ""
 
     async def refresh(self) -> bool:
         """Read everybody's records. Returns True if the run goes on from another version (`restart`)."""
@@ -233,7 +213,7 @@ class FirstStage:
         slots = [s.slots + 1 for record in self.records.values() for s in record.stages if s.stage == 0]
         return max(sum(slots), 2)
 
-    def _leaving(self) -> frozenset[PeerId]:
+    def leaving(self) -> frozenset[PeerId]:
         return frozenset(
             peer
             for peer, record in self.records.items()
@@ -252,7 +232,13 @@ class FirstStage:
         ]
         return reached_by_most(restarts) if restarts else NO_RESTART
 
-    def _rerouted(self, request: Process, peer: PeerId, reason: str) -> None:
+    def contributors(self) -> frozenset[PeerId]:
+        return frozenset()
+
+    def left(self, step: int) -> int:
+        return self.unsent[step]
+
+    def rerouted(self, request: Process, peer: PeerId, reason: str) -> None:
         fields = {"stage": -1, "step": request.step, "index": request.index, "from": peer, "reason": reason}
         self._on_event("rerouted", fields)
 
@@ -293,14 +279,13 @@ class Trainer:
         self._toml, self._notices = manifest_toml, notices
         self._record = record
         self._admissions, self._wall = admissions, wall
-        self._tokens, self._on_event = tokens, on_event
-        self._stage = FirstStage(me, manifest, transport, directory, on_event, rule, lambda step: self._unsent[step])
+        self._tokens, self._eval_tokens, self.event = tokens, eval_tokens, on_event
+        self._stage = FirstStage(me, manifest, transport, directory, on_event, rule)
         asking = partial(Asking, record, transport, lambda: self._stage.records, on_event, proofs=proofs)
         self._dialled_back = asking(hide) if hide else None
         self._news = asyncio.Event()  # somebody's record was read, or an answer came
         self._delay = manifest.averaging.delay
         self._away: Counter[int] = Counter()  # step -> microbatches sent and not answered
-        self._unsent: Counter[int] = Counter()  # step -> microbatches of my share not sent
         self._answered = -1  # the newest step of which an answer came
         timers = manifest.protocol.timers
         self._shares = FedShares(me, least_s=timers.beat_s, unknown_s=timers.suspect_s)
@@ -309,12 +294,7 @@ class Trainer:
         self._eval_loss: tuple[int, float] | None = None
         self._history = HistoryBook()
         self._evaluations = Evaluations(
-            manifest.training.eval_microbatches,
-            lambda version, number, avoid: self._stage.evaluate(version, number, eval_tokens(number), avoid),
-            self._stage.numerics if manifest.numerics.deterministic else None,
-            self._scored,
-            on_event,
-            lots,
+            manifest.training.eval_microbatches, self, equal_bits=manifest.numerics.deterministic, rng=lots
         )
         self._progress: tuple[int, float] = -1, -math.inf  # the step that was told last, and when
         self._left = False
@@ -324,11 +304,11 @@ class Trainer:
 
     async def run(self) -> None:
         """Feed until the last step is done and, if it falls to me, the last version evaluated."""
-        async with asyncio.TaskGroup() as group:
-            looking = group.create_task(self._looking())
-            publishing = group.create_task(self._publishing())
-            # Peers without data fetch tokens from it.
-            asking = group.create_task(self._dialled_back.watch()) if self._dialled_back else None
+        works = [self._looking(), self._publishing()]
+        # Peers without data fetch tokens from it.
+        if self._dialled_back:
+            works.append(self._dialled_back.watch())
+        async with beside(*works), asyncio.TaskGroup() as group:
             await self._refresh()
             self.step = self._stage.newest_version()
             while self.step < self._stage.steps:
@@ -345,21 +325,13 @@ class Trainer:
                     self._evaluations.begin(version, group)
             # There is no next time for either.
             if await self._evaluations.end(_LAST_EVAL_S):
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(_LAST_EVAL_S):
-                        await self._publish()
-            looking.cancel()
-            publishing.cancel()
-            if asking is not None:
-                asking.cancel()
-        self._on_event("done", {"step": total})
+                await self._publish_last(_LAST_EVAL_S)
+        self.event("done", {"step": total})
 
     async def leave(self) -> None:
         """Say, if that is quick, that others take my share from now on."""
         self._left = True
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_LAST_WORD_S):
-                await self._publish()
+        await self._publish_last(_LAST_WORD_S)
 
     # ------------------------------------------------------------ Service
 
@@ -402,7 +374,7 @@ class Trainer:
     async def _feed(self, evaluating: asyncio.TaskGroup) -> None:
         """Send my share of step after step, from `step` on, until all are over."""
         training = self._manifest.training
-        self._away, self._unsent, self._answered = Counter(), Counter(), -1
+        self._away, self._stage.unsent, self._answered = Counter(), Counter(), -1
         window, alone_since = Window(self._stage.room), None  # when a step began that I feed alone
         async with asyncio.TaskGroup() as group:
             while True:
@@ -410,7 +382,7 @@ class Trainer:
                     await self._news.wait()
                 step = self.step = max(self.step, self._stage.newest_version())
                 # Invariant: neither has an entry for a step of which all is answered.
-                self._away, self._unsent = +self._away, +self._unsent
+                self._away, self._stage.unsent = +self._away, +self._stage.unsent
                 # The group waits for what is in flight.
                 if step >= self._stage.steps:
                     return
@@ -428,7 +400,7 @@ class Trainer:
                     alone_since = None
                     rest = sorted(set(range(training.microbatches)).difference(mine))
                     group.create_task(self._make_up(step, rest, others, group))
-                self._unsent[step] = len(mine)
+                self._stage.unsent[step] = len(mine)
                 for index in mine:
                     await window.take()
                     # With the last one the step can end, and the weights that are measured are gone.
@@ -452,30 +424,29 @@ class Trainer:
 
     async def _make_up(self, step: int, rest: list[int], others: Collection[PeerId], group: asyncio.TaskGroup) -> None:
         """Feed what others should have fed, when the step is late."""
-        clock = asyncio.get_running_loop().time
-        began, patience_s = clock(), self._shares.patience_s()
+        began, patience_s = loop_time(), self._shares.patience_s()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
                 while step >= max(self._stage.newest_version(), self._answered):
                     await self._news.wait()
-                return self._shares.brought(others, took_s=clock() - began)
-        for peer in self._shares.missed(others, now=clock()):
-            self._on_event("brings_nothing", {"step": step, "peer": peer})
-        self._unsent[step] += len(rest)
+                return self._shares.brought(others, took_s=loop_time() - began)
+        for peer in self._shares.missed(others, now=loop_time()):
+            self.event("brings_nothing", {"step": step, "peer": peer})
+        self._stage.unsent[step] += len(rest)
         for index in rest:
             self._away[step] += 1
             group.create_task(self._send(step, index))
 
     async def _send(self, step: int, index: int, window: Window | None = None) -> None:
         """One microbatch; it ends on its loss or on STALE."""
-        self._unsent[step] -= 1
+        self._stage.unsent[step] -= 1
         tokens = self._tokens(step * self._manifest.training.microbatches + index)
         try:
             await self._stage.caller.process(Process(step, 0, index), tokens)
         except Refused as refused:
             # Stale only means that others have finished the step.
             if refused.code is not RejectCode.STALE:
-                self._on_event(
+                self.event(
                     "refused", {"step": step, "index": index, "code": refused.code.value, "reason": refused.reason}
                 )
         self._away[step] -= 1
@@ -497,7 +468,24 @@ class Trainer:
         feeding = self._shares.feeding(self._trainers(), now=loop_time())
         return feeder(feeding, version, -1) == self.me
 
-    def _scored(self, version: int, loss: float) -> None:
+    # EvaluationHost
+
+    async def evaluate(self, version: int, number: int, avoid: tuple[PeerId, ...] = ()) -> Gradient:
+        """The loss of one microbatch by the weights of `version`, in every stage. Nothing is counted or kept.
+
+        number: any. Replicas accept indexes below `training.eval_microbatches` and treat all alike, so it goes round.
+        avoid: who is to compute it only if there is nobody else. Raises Refused, as `process`: STALE when the weights
+        have moved on.
+        """
+        step, index = version + self._delay.ahead(version), number % self._manifest.training.eval_microbatches
+        request = Process(step, 0, index, purpose="eval", avoid=avoid)
+        return await self._stage.caller.process(request, self._eval_tokens(number))
+
+    def numerics(self, peer: PeerId) -> str:
+        record = self._stage.records.get(peer)
+        return record.numerics if record is not None else ""
+
+    def scored(self, version: int, loss: float) -> None:
         self._eval_loss = (version, loss)
         self._history.evaluated(Evaluation(version, loss))
 
@@ -522,9 +510,9 @@ class Trainer:
             return
         self._lacks_said = lacks
         if lacks:
-            self._on_event("waiting", lacks)
+            self.event("waiting", lacks)
         else:
-            self._on_event("complete", {"peers": len(self._stage.records) + 1})
+            self.event("complete", {"peers": len(self._stage.records) + 1})
 
     def _say_progress(self) -> None:
         """Now and then, where the run is, as its members say: what `swarmnet watch` shows, too."""
@@ -545,7 +533,7 @@ class Trainer:
         # Before two steps are done there is no pace.
         if step_s:
             fields |= {"tokens_per_second": pace, "eta_s": round((steps - step - 1) * step_s)}
-        self._on_event("progress", fields)
+        self.event("progress", fields)
 
     async def _refresh(self) -> None:
         if await self._stage.refresh():
@@ -555,6 +543,11 @@ class Trainer:
         while True:
             await self._publish()
             await asyncio.sleep(_PUBLISH_S)
+
+    async def _publish_last(self, limit_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await self._publish()
 
     async def _publish(self) -> None:
         """Network trouble is the directory's to bear; a record nobody would accept (UsageError) ends the trainer."""

@@ -15,7 +15,7 @@ from swarmnet.errors import RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Data
 from swarmnet.messages import Answer, Fetched, Packed, Process, Rejected
-from swarmnet.pipeline.context import PipelineContext
+from swarmnet.pipeline.execution import Execution
 from swarmnet.pipeline.windows import OwnTokens, ProvenWindows
 from swarmnet.simulate import oracle, swarm
 from swarmnet.simulate.clock import SimulatedProcess
@@ -136,15 +136,13 @@ def test_a_stranger_may_not_feed_later_stages(stage: int, purpose: str, monkeypa
     """Its tokens and proof are good, its activations are its own: refused, and not a byte of them is read."""
     here = watched(Plan(stages=3, replicas=2, microbatches=6, steps=6, eval_every=1), 4)
     answers: list[Answer] = []
-    receive = PipelineContext.receive
+    receive = Execution.receive
 
-    async def watching(
-        context: PipelineContext, caller: PeerId, request: Process, read: ReadPayload
-    ) -> tuple[Packed, ...]:
+    async def watching(execution: Execution, caller: PeerId, request: Process, read: ReadPayload) -> tuple[Packed, ...]:
         assert caller != STRANGER, "its payload is read"
-        return await receive(context, caller, request, read)
+        return await receive(execution, caller, request, read)
 
-    monkeypatch.setattr(PipelineContext, "receive", watching)
+    monkeypatch.setattr(Execution, "receive", watching)
 
     async def script(here: Swarm) -> None:
         here.network.attach(STRANGER, SimulatedProcess(STRANGER), Mute())

@@ -117,7 +117,7 @@ def test_a_trainer_calls_no_peer_that_most_of_the_stage_have_banned(members: int
         def complete(self) -> bool:
             return False
 
-    stage = FirstStage(PeerId("t"), manifest_of(Plan()), None, Known(), print, least_time, lambda step: 0)
+    stage = FirstStage(PeerId("t"), manifest_of(Plan()), None, Known(), print, least_time)
     stage.caller.leave = leaves.append  # type: ignore[method-assign, assignment]
     for _ in range(2):
         asyncio.run(stage.refresh())
@@ -126,7 +126,7 @@ def test_a_trainer_calls_no_peer_that_most_of_the_stage_have_banned(members: int
 
 def test_a_trainer_believes_two_signatures_of_a_peer_against_it() -> None:
     out = PeerId("s0.0")
-    stage = FirstStage(PeerId("t"), manifest_of(Plan()), None, None, print, least_time, lambda step: 0)
+    stage = FirstStage(PeerId("t"), manifest_of(Plan()), None, None, print, least_time)
     status = StageStatus(0, 0, Chain("11" * 32), synced=True)
     stage.records = {peer: Record(RUN, peer, 1, (), (status,)) for peer in (out, PeerId("s0.1"))}
     proof = two_faced(out)

@@ -48,6 +48,29 @@ class ScriptedTransport:
         yield said
 
 
+class NextReplicas:
+    """Implements CalledStage. queues: of the candidates. rerouted_from: (peer, reason), in order."""
+
+    def __init__(self, queues: dict[PeerId, int], leaving: frozenset[PeerId] = frozenset()) -> None:
+        self.queues, self._leaving = queues, leaving
+        self.rerouted_from: list[tuple[PeerId, str]] = []
+
+    def candidates(self) -> dict[PeerId, int]:
+        return self.queues
+
+    def leaving(self) -> frozenset[PeerId]:
+        return self._leaving
+
+    def contributors(self) -> frozenset[PeerId]:
+        return frozenset()
+
+    def left(self, step: int) -> None:
+        """It cannot tell."""
+
+    def rerouted(self, request: Request, peer: PeerId, reason: str) -> None:
+        self.rerouted_from.append((peer, reason))
+
+
 PROOF = Packed("uint8", (1, 1, 32), b"proof".ljust(32))
 
 

@@ -8,7 +8,7 @@ import struct
 from dataclasses import replace
 
 import pytest
-from scripted import ScriptedTransport, on_virtual_time
+from scripted import NextReplicas, ScriptedTransport, on_virtual_time
 
 from swarmnet.errors import NoReplica, PeerGone, Refused, RejectCode
 from swarmnet.ids import PeerId
@@ -31,16 +31,10 @@ class Scene:
     """A caller in front of scripted replicas; left: whom a microbatch had to leave, and why."""
 
     def __init__(self, **peers) -> None:
-        self.transport, self.peers = ScriptedTransport(**peers), dict.fromkeys(map(PeerId, peers), 0)
-        self.router = Router(AdaptiveTimeout())
-        self.left: list[tuple[str, str]] = []
-        self.caller = Caller(
-            self.transport,
-            self.router,
-            lambda: self.peers,
-            CHECK,
-            lambda request, peer, reason: self.left.append((peer, reason)),
-        )
+        self.transport, self.router = ScriptedTransport(**peers), Router(AdaptiveTimeout())
+        stage = NextReplicas(dict.fromkeys(map(PeerId, peers), 0))
+        self.peers, self.left = stage.queues, stage.rerouted_from
+        self.caller = Caller(self.transport, self.router, stage, CHECK)
 
     async def process(self, request: Process = REQUEST) -> Gradient:
         return await self.caller.process(request, PAYLOAD)

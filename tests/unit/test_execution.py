@@ -8,7 +8,7 @@ import struct
 from collections.abc import Callable
 
 import pytest
-from scripted import PROOF, OneProof, Says, ScriptedTransport, on_virtual_time
+from scripted import PROOF, NextReplicas, OneProof, Says, ScriptedTransport, on_virtual_time
 
 from swarmnet.audit.pledge import proves, whole_of
 from swarmnet.errors import BadMessage, DeviceFull, Overflow, Refused, RejectCode
@@ -30,10 +30,10 @@ from swarmnet.messages import (
     WorkRecord,
 )
 from swarmnet.pipeline.caller import OF_PAYLOAD, Caller
-from swarmnet.pipeline.context import PipelineContext, PipelineLimits
 from swarmnet.pipeline.execution import Execution
+from swarmnet.pipeline.host import PipelineLimits
 from swarmnet.pipeline.inputs import AnswerCheck, InputCheck, TurnedAway
-from swarmnet.pipeline.recovery import Keepalive, Recovery
+from swarmnet.pipeline.recovery import Recovery, kept_alive
 from swarmnet.pipeline.router import AdaptiveTimeout, Router
 from swarmnet.pipeline.works import MOST_ASKS, ShownWorks, WorkBook, digest, show
 from swarmnet.simulate.clock import VirtualLoop
@@ -77,42 +77,39 @@ class Scene:
         self.transport = transport = ScriptedTransport(rest=rest)
         check = InputCheck((TOKENS, HIDDEN) if stage else (TOKENS,), 8, OneProof())
         answer_check = AnswerCheck((HIDDEN,), 1)
-        caller = Caller(
-            transport,
-            Router(AdaptiveTimeout()),
-            lambda: {PeerId("rest"): 0},
-            answer_check,
-            lambda request, peer, reason: None,
-        )
+        caller = Caller(transport, Router(AdaptiveTimeout()), NextReplicas({PeerId("rest"): 0}), answer_check)
         self.engine = SimulatedEngine(stage, Plan(poison=poison), Device(0.02))
-        context = PipelineContext(
+        self.spawn = group.create_task
+        self.execution = Execution(
             stage,
             2,
             microbatches=8,
             engine=self.engine,
             claims=self,
+            host=self,
             caller=None if stage else caller,
-            recovery=Recovery(
-                transport,
-                stage,
-                before=list,
-                after=lambda: [PeerId("rest")],
-                holders=list,
-                tokens=lambda step, index: payload(0),
-                check=check,
-                check_answer=answer_check.remembered,
-                on_bad_input=self.bad_input,
-            ),
+            recovery=Recovery(transport, stage, self, check=check, answers=answer_check),
             check=check,
             limits=PipelineLimits(SLOTS, running_s=0.5, wait_s=4.0, memo_bytes=1 << 16),
-            spawn=group.create_task,
-            on_bad_input=self.bad_input,
-            on_full=lambda slots, reason: self.full.append((slots, reason)),
             works=WorkBook(1 << 16),
             shown=ShownWorks(1 << 16),
         )
-        self.execution = Execution(context, may_feed=lambda caller, request: self.away)
-        self.execution.begin(0, alive=lambda peer: True)
+        self.execution.begin(0)
+
+    def live(self, stage: int) -> list[PeerId]:
+        return [PeerId("rest")] if stage > self.stage else []
+
+    def tokens(self, step: int, index: int) -> tuple[Packed, ...]:
+        return payload(0)
+
+    def may_feed(self, caller: PeerId, request: Process) -> TurnedAway | None:
+        return self.away
+
+    def may_live(self, peer: PeerId) -> bool:
+        return True
+
+    def device_full(self, slots: int, reason: str) -> None:
+        self.full.append((slots, reason))
 
     def claim(self, step: int, index: int) -> None:
         self.said.append(("claim", index))
@@ -204,7 +201,7 @@ def test_an_input_that_is_refused_for_now_leaves_nothing() -> None:
             """The test is over."""
 
     async def act(here: Scene) -> None:
-        here.execution._context.transfers = Unknown()  # type: ignore[assignment]
+        here.execution.transfers = Unknown()  # type: ignore[assignment]
         answer = await here.ask(0, payload(1))
         assert isinstance(answer, Rejected) and answer.code is RejectCode.NOT_A_FEEDER
         assert not here.execution.num_tasks and here.execution.queue == 0 and not here.named
@@ -224,7 +221,7 @@ def test_what_is_left_of_a_step_is_what_is_not_passed_on_and_a_share_of_the_inde
         for call in asked:
             call.cancel()
         execution.end(0)
-        execution.begin(1, alive=lambda peer: True)
+        execution.begin(1)
         assert execution.left(1) == 2, "two of eight, as in the step before"
 
     scene(0, act, rest=lambda request: Gradient(1.0, 1, 0.0, (payload(1)[1],)))
@@ -435,7 +432,7 @@ def test_a_bad_upload_that_comes_when_its_step_is_over_harms_nobody() -> None:
     async def act(here: Scene) -> None:
         late = asyncio.ensure_future(here.ask(0, payload(1, math.nan), after_s=0.2))
         await asyncio.sleep(0.1)
-        here.execution.begin(1, alive=lambda peer: True)
+        here.execution.begin(1)
         answer = await late
         assert isinstance(answer, Rejected) and answer.code is RejectCode.NON_FINITE
         assert here.named == [(STRANGER, 0, 0, RejectCode.NON_FINITE)]
@@ -663,7 +660,7 @@ def test_a_held_call_goes_on_when_its_step_begins() -> None:
         early = asyncio.ensure_future(here.ask(0, payload(1), step=1))
         await asyncio.sleep(0.2)
         here.engine.version = 1
-        here.execution.begin(1, alive=lambda peer: True)
+        here.execution.begin(1)
         assert isinstance(await early, Gradient)
 
     scene(1, act)
@@ -677,7 +674,7 @@ def test_the_end_of_a_step_ends_its_calls() -> None:
         call = here.execution.process(STRANGER, Process(0, 0, 0), ReadPayload(layout_of(payload(0)), read))
         assert isinstance(await anext(call), Accepted)
         assert isinstance(await anext(call), Running)
-        here.execution.begin(1, alive=lambda peer: True)
+        here.execution.begin(1)
         with pytest.raises(Refused) as refused:
             await anext(call)
         assert refused.value.code is RejectCode.STALE
@@ -687,9 +684,8 @@ def test_the_end_of_a_step_ends_its_calls() -> None:
 
 def test_a_caller_sees_signs_of_life_until_the_work_is_done() -> None:
     async def act() -> None:
-        kept = Keepalive(asyncio.get_running_loop().create_task, asyncio.sleep(1.0, "done"))
-        assert [sign async for sign in kept.signs(0.3)] == [Running()] * 3
-        assert kept.result() == "done"
+        kept = kept_alive(asyncio.get_running_loop().create_task, asyncio.sleep(1.0, Gradient(1.0, 2)), 0.3)
+        assert [answer async for answer in kept] == [Running()] * 3 + [Gradient(1.0, 2)]
 
     VirtualLoop().run_until_complete(act())
 
@@ -712,7 +708,7 @@ def test_who_counted_a_microbatch_shows_it_and_a_mate_finds_the_same(stage: int)
         engine.kept_steps = 2
         answers = {index: await here.ask(index, payload(stage, 1.0 + index)) for index in (5, 2)}
         await asyncio.sleep(1.0)
-        root = execution.work_root(0)
+        root = execution.works.root(0)
         contribution = list(engine.accumulator(0).total)
         for index, answer in answers.items():
             data = shown(here, index)
@@ -722,7 +718,7 @@ def test_who_counted_a_microbatch_shows_it_and_a_mate_finds_the_same(stage: int)
         for step in range(2):
             execution.end(step)
             await engine.apply(commits)
-            execution.begin(step + 1, alive=lambda peer: True)
+            execution.begin(step + 1)
         works = []
         for index in answers:
             data = shown(here, index)
@@ -746,13 +742,13 @@ def test_who_counted_a_microbatch_shows_it_and_a_mate_finds_the_same(stage: int)
 
 def test_what_was_voided_is_answered_for_until_the_contribution_is_known() -> None:
     async def act(here: Scene) -> None:
-        empty = here.execution.work_root(0)
+        empty = here.execution.works.root(0)
         await here.ask(3, payload(1))
         await asyncio.sleep(1.0)
-        assert here.execution.work_root(0) != empty
+        assert here.execution.works.root(0) != empty
         here.engine.void(0)
         here.execution.voided(0)
-        assert here.execution.work_root(0) == empty
+        assert here.execution.works.root(0) == empty
         assert shown(here, 3).work.index == 3, "its shards may have been sent"
         here.execution.contributed(0, empty)
         with pytest.raises(Refused) as refused:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from scripted import ScriptedTransport, on_virtual_time
+from scripted import NextReplicas, ScriptedTransport, on_virtual_time
 from test_caller import CHECK, PAYLOAD, REQUEST, gradient
 from test_execution import Scene, inputs, payload, scene
 
+from swarmnet.ids import PeerId
 from swarmnet.messages import Busy, Fetch, Fetched, Gradient, MovedTo, Process
 from swarmnet.pipeline.caller import Caller
 from swarmnet.pipeline.router import AdaptiveTimeout, Router
@@ -17,21 +18,15 @@ from swarmnet.transport import ReadPayload, layout_of
 
 def call(leaving: set[str], **peers) -> tuple[list[str], list[str]]:
     """(whom one microbatch was sent to, whom it had to leave) when these candidates are leaving."""
-    transport, left = ScriptedTransport(**peers), []
+    transport = ScriptedTransport(**peers)
+    stage = NextReplicas(dict.fromkeys(map(PeerId, peers), 0), frozenset(map(PeerId, leaving)))
 
     async def main() -> None:
-        caller = Caller(
-            transport,
-            Router(AdaptiveTimeout()),
-            lambda: dict.fromkeys(peers, 0),
-            CHECK,
-            lambda request, peer, reason: left.append(peer),
-            leaving=lambda: frozenset(leaving),
-        )
+        caller = Caller(transport, Router(AdaptiveTimeout()), stage, CHECK)
         assert await caller.process(REQUEST, PAYLOAD) == gradient()
 
     on_virtual_time(main())
-    return [str(peer) for peer, _, _ in transport.calls], left
+    return [str(peer) for peer, _, _ in transport.calls], [str(peer) for peer, _ in stage.rerouted_from]
 
 
 def answers(request: Process) -> Gradient:

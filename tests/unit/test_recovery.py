@@ -29,21 +29,22 @@ ANSWER = Fetched((hidden(2.0),), 0.5, 1)
 Named = list[tuple[str, int, int, RejectCode]]
 
 
-def sources(transport: ScriptedTransport, *peers: str, named: Named | None = None) -> Recovery:
-    def on_bad_input(peer: PeerId, step: int, index: int, error: BadMessage) -> None:
-        (named if named is not None else []).append((peer, step, index, error.code))
+class Host:
+    """Implements what Recovery needs of PipelineHost."""
 
-    return Recovery(
-        transport,
-        1,
-        before=lambda: peers,
-        after=lambda: peers,
-        holders=lambda: (),
-        tokens=lambda step, index: None,
-        check=InputCheck((("int32", (1, 2)), LAYOUT), 8, OneProof()),
-        on_bad_input=on_bad_input,
-        check_answer=AnswerCheck((LAYOUT,), 1).remembered,
-    )
+    def __init__(self, peers: tuple[str, ...], named: Named) -> None:
+        self._peers, self._named = peers, named
+
+    def live(self, stage: int) -> tuple[str, ...]:
+        return self._peers
+
+    def bad_input(self, peer: PeerId, step: int, index: int, error: BadMessage) -> None:
+        self._named.append((peer, step, index, error.code))
+
+
+def sources(transport: ScriptedTransport, *peers: str, named: Named | None = None) -> Recovery:
+    host, check = Host(peers, [] if named is None else named), InputCheck((("int32", (1, 2)), LAYOUT), 8, OneProof())
+    return Recovery(transport, 1, host, check=check, answers=AnswerCheck((LAYOUT,), 1))
 
 
 def cached(request: Request) -> bool:

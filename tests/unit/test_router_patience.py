@@ -7,19 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.manifest.schema import Protocol
-from swarmnet.pipeline.router import AdaptiveTimeout
+from swarmnet.pipeline.router import AdaptiveTimeout, TailLimit
 
 
-def after(silences: list[float]) -> AdaptiveTimeout:
-    timeout = AdaptiveTimeout(floor_s=1.0, ceiling_s=60.0)
+def after(silences: list[float]) -> TailLimit:
+    limit = AdaptiveTimeout(floor_s=1.0, ceiling_s=60.0).silence
     for silence_s in silences:
-        timeout.heard(silence_s)
-    return timeout
+        limit.add(silence_s)
+    return limit
 
 
 def test_before_any_observation_it_is_generous() -> None:
-    assert AdaptiveTimeout(floor_s=1.0, ceiling_s=60.0).seconds == 5.0
-    assert AdaptiveTimeout(floor_s=1.0, ceiling_s=3.0).seconds == 3.0
+    assert AdaptiveTimeout(floor_s=1.0, ceiling_s=60.0).silence.seconds == 5.0
+    assert AdaptiveTimeout(floor_s=1.0, ceiling_s=3.0).silence.seconds == 3.0
 
 
 @given(st.lists(st.floats(0.0, 1000.0), max_size=300), st.integers(0, 2000))
@@ -49,32 +49,33 @@ def test_it_doubles_until_somebody_answers() -> None:
         timeout.expired()
         seen.append(timeout.seconds)
     assert seen == [4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
-    timeout.heard(0.5)
+    timeout.add(0.5)
     assert timeout.seconds == 2.0
 
 
 def test_a_call_may_take_eight_times_the_tail_and_never_less_than_its_floor() -> None:
-    timeout = AdaptiveTimeout(call_floor_s=15.0)
-    assert timeout.call_s == 75.0
+    limit = AdaptiveTimeout(call_floor_s=15.0).call
+    assert limit.seconds == 75.0
     for call_s in [4.0] * 122 + [500.0] * 6:
-        timeout.heard(0.1, call_s)
-    assert timeout.call_s == 32.0
+        limit.add(call_s)
+    assert limit.seconds == 32.0
     for _ in range(128):
-        timeout.heard(0.1, 0.5)
-    assert timeout.call_s == 15.0
+        limit.add(0.5)
+    assert limit.seconds == 15.0
 
 
 def test_silences_and_calls_double_apart() -> None:
     timeout = AdaptiveTimeout(floor_s=1.0, call_floor_s=15.0)
-    timeout.heard(0.5, 1.0)
-    timeout.expired(over=True)
-    assert (timeout.seconds, timeout.call_s) == (2.0, 30.0)
-    timeout.expired()
-    assert (timeout.seconds, timeout.call_s) == (4.0, 30.0)
+    timeout.silence.add(0.5)
+    timeout.call.add(1.0)
+    timeout.call.expired()
+    assert (timeout.silence.seconds, timeout.call.seconds) == (2.0, 30.0)
+    timeout.silence.expired()
+    assert (timeout.silence.seconds, timeout.call.seconds) == (4.0, 30.0)
 
 
 def test_who_calls_the_last_stage_leaves_it_first() -> None:
-    limits = [AdaptiveTimeout.of(Protocol(), stages=stages).call_s for stages in (1, 2, 3)]
+    limits = [AdaptiveTimeout.of(Protocol(), stages=stages).call.seconds for stages in (1, 2, 3)]
     assert limits == sorted(set(limits)) and limits[0] >= Protocol().long_silence_s, "before anything was observed"
 
 

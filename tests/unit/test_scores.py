@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -13,8 +14,6 @@ from hypothesis import strategies as st
 
 from swarmnet.ids import PeerId
 from swarmnet.trainer.scores import TOLERANCE, Look, NoScore, same, score
-
-ONE_CLASS = partial(same, numerics=lambda peer: "cpu")
 
 
 @dataclass
@@ -41,11 +40,16 @@ class Stages:
         self.looks.append((number, Look(loss, 2, tuple(route))))
         return self.looks[-1][1]
 
+    def alike(self, one: Look, other: Look) -> bool:
+        return same(one, other, numerics=lambda peer: "cpu")
+
+    def disputed(self, number: int, looks: Sequence[Look]) -> None:
+        self.disputes.append((number, list(looks)))
+
     def score(self, microbatches: int) -> float | None:
         """What is published."""
-        heard = lambda number, looks: self.disputes.append((number, list(looks)))  # noqa: E731
         try:
-            loss, num_tokens = asyncio.run(score(microbatches, self.look, ONE_CLASS, heard, self.rng))
+            loss, num_tokens = asyncio.run(score(microbatches, self, self.rng))
         except NoScore:
             return None
         assert num_tokens == 2 * microbatches
@@ -120,8 +124,9 @@ def test_weights_that_move_on_while_a_third_is_asked_leave_the_dispute() -> None
     async def look(number: int, around: tuple[PeerId, ...]) -> Look | None:
         return next(answers)
 
+    stages.look = look  # type: ignore[method-assign]
     with pytest.raises(NoScore, match="moved on"):
-        asyncio.run(score(1, look, ONE_CLASS, lambda *heard: stages.disputes.append(heard), stages.rng))  # type: ignore[arg-type]
+        asyncio.run(score(1, stages, stages.rng))
     assert len(stages.disputes) == 1
 
 

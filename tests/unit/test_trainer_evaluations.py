@@ -100,6 +100,25 @@ def test_the_share_is_fed_beside_an_evaluation_but_for_its_last_microbatch() -> 
     )
 
 
+class Host:
+    """Implements EvaluationHost. told: (seconds, event, version) of what happens."""
+
+    def __init__(self, ask: Callable[[int], Awaitable[Gradient]], told: list[tuple[float, str, object]]) -> None:
+        self._ask, self._told = ask, told
+
+    async def evaluate(self, version: int, number: int, avoid: tuple[PeerId, ...]) -> Gradient:
+        return await self._ask(version)
+
+    def numerics(self, peer: PeerId) -> str:
+        return ""
+
+    def scored(self, version: int, loss: float) -> None:
+        self._told.append((_now(), "scored", version))
+
+    def event(self, name: str, fields: dict[str, object]) -> None:
+        self._told.append((_now(), name, fields["step"]))
+
+
 def scores(
     ask: Callable[[int], Awaitable[Gradient]], story: Callable[[Evaluations, asyncio.TaskGroup], Awaitable[None]]
 ) -> list[tuple[float, str, object]]:
@@ -107,14 +126,7 @@ def scores(
     told: list[tuple[float, str, object]] = []
 
     async def run() -> None:
-        evaluations = Evaluations(
-            1,
-            lambda version, number, avoid: ask(version),
-            None,
-            lambda version, loss: told.append((_now(), "scored", version)),
-            lambda event, fields: told.append((_now(), event, fields["step"])),
-            random.Random(0),
-        )
+        evaluations = Evaluations(1, Host(ask, told), equal_bits=False, rng=random.Random(0))
         async with asyncio.TaskGroup() as group:
             await story(evaluations, group)
 

@@ -238,11 +238,11 @@ async def takes(sents: tuple[Sent, ...], kind: str, *, fetched: bool = False, to
     given = (tokens, OUT, PROOF)
     try:
         if kind == "output" and fetched:
-            await here.fetched(peer, Fetch(4, 1, 3, "input", cached=False), Fetched(given, sents=sents))
+            await here.answered(peer, Fetch(4, 1, 3, "input", cached=False), Fetched(given, sents=sents))
         elif kind == "output":
             await here.fed(peer, Process(4, 2, 3, sents=sents), given)
         elif fetched:
-            await here.fetched(peer, Fetch(4, 1, 3, "gradient", cached=True), Fetched((FED,), 1.0, 1, sents))
+            await here.answered(peer, Fetch(4, 1, 3, "gradient", cached=True), Fetched((FED,), 1.0, 1, sents))
         else:
             await here.answered(peer, Process(4, 1, 3), Gradient(1.0, 1, 0.0, (FED,), sents=sents))
     except BadMessage:
@@ -389,6 +389,6 @@ def test_evaluations_and_tokens_need_no_signature() -> None:
         await here.fed(OTHER, Process(4, 0, 3), (TOKENS, PROOF))
         await here.fed(OTHER, Process(4, 2, 3, "eval"), (TOKENS, OUT, PROOF))
         await here.answered(OTHER, Process(4, 2, 3, "eval"), Gradient(1.0, 1))
-        await here.fetched(OTHER, Fetch(4, -1, 3, "input", cached=True), Fetched((TOKENS, PROOF)))
+        await here.answered(OTHER, Fetch(4, -1, 3, "input", cached=True), Fetched((TOKENS, PROOF)))
 
     on_virtual_time(main())
