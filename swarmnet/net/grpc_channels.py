@@ -224,7 +224,7 @@ class PeerChannels:
     def leave_circuits(self) -> None:
         """There is a shorter way: what begins from now on takes it, and what is under way ends where it is."""
         for channel in self._open_channels():
-            if channel.address.relay:
+            if channel.address.relay not in (None, self.peer):
                 self.retire(channel)
 
     async def _close_idle(self) -> None:
@@ -244,6 +244,11 @@ class PeerChannels:
 
     def _open(self) -> Channel:
         address = self._next_address()
+        # A hole has one connection, which everything shares.
+        if address.relay == self.peer and (
+            channel := next((each for each in self._open_channels() if each.address == address), None)
+        ):
+            return channel
         credentials = self._dialling.leaf.channel_credentials(self.peer)
         tunnel = self._dialling.tunnel(self.peer, address.relay) if address.relay else None
         target = f"unix:{tunnel.path}" if tunnel else address.target
@@ -255,6 +260,8 @@ class PeerChannels:
 
     def addresses(self) -> list[Address]:
         """Where the peer is said to listen; malformed and foreign entries are left out."""
+        if self._dialling.hole_to(self.peer):
+            return [Address.circuit(self.peer, self.peer)]
         found = []
         for text in self._dialling.lookup(self.peer):
             try:
@@ -265,9 +272,6 @@ class PeerChannels:
             # A record cannot make us dial somebody else in this peer's name.
             if address.peer in (None, self.peer) and address.relay != self.peer:
                 found.append(address)
-        # All its relays are lost.
-        if not found and self._dialling.hole_to(self.peer):
-            return [Address.circuit(self.peer, self.peer)]
         return list({(address.host, address.port): address for address in found}.values())
 
     @property

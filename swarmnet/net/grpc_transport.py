@@ -373,7 +373,7 @@ class GrpcTransport:
         self._dialling.lives.ended(peer, boot_id)
         # Its link is often the first to notice that a process died. Of strangers nothing can be dialled. What takes a
         # shortcut has not died.
-        if not self._closing and not self._ways.holes.leads_to(peer) and self._dialling.lookup(peer):
+        if not self._closing and not self._ways.holes.joins(peer) and self._dialling.lookup(peer):
             self._tasks.spawn(self._channels_to(peer).broke(None), self._group)
 
     def _take_shortcut(self, peer: PeerId) -> None:

@@ -356,7 +356,7 @@ class Ways:
             yield await self._way(stack, peer, relay)
 
     async def _way(self, stack: AsyncExitStack, peer: PeerId, relay: PeerId) -> End:
-        if self.holes.leads_to(peer):
+        if relay == peer:
             return await stack.enter_async_context(self.holes.stream(peer))
         if relay == self._me:
             if (came := await self._expect(stack, peer, self._summon)) is None:

@@ -29,7 +29,7 @@ from swarmnet.net.punch import Hole, punch
 
 HOME = ("192.168.1.2", 4711)
 OUT = ("44.0.0.9", 4711)
-ME, PEER, OTHER = PeerId("me"), PeerId("peer"), PeerId("other")
+PEER, OTHER = PeerId("peer"), PeerId("other")
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_nobody_is_dialled_in_another_house(inside: tuple[str, int], outside: tu
 
 
 def test_failures_make_the_next_punch_wait_longer_and_a_good_connection_makes_it_wait_no_more() -> None:
-    punches, now, waits = Punches(ME), 0.0, []
+    punches, now, waits = Punches(), 0.0, []
     for _ in range(9):
         assert punches.wait_s(PEER, now) == 0.0
         punches.failed(PEER, now)
@@ -88,7 +88,7 @@ def test_failures_make_the_next_punch_wait_longer_and_a_good_connection_makes_it
 
 
 def test_many_peers_cannot_have_one_host_dialled_often() -> None:
-    punches, victim, other = Punches(ME), ("44.0.0.8", 1), ("44.0.0.6", 1)
+    punches, victim, other = Punches(), ("44.0.0.8", 1), ("44.0.0.6", 1)
     for _ in range(HOST_BURST):
         assert punches.take([victim, other, ("44.0.0.8", 2)], 0.0) == [victim, other, ("44.0.0.8", 2)]
         other = (f"{other[0]}6", 1)
@@ -96,16 +96,19 @@ def test_many_peers_cannot_have_one_host_dialled_often() -> None:
     assert punches.take([victim], HOST_EVERY_S) == [victim] and punches.take([victim], HOST_EVERY_S) == []
 
 
-def test_of_two_that_ask_each_other_one_is_answered_and_nobody_takes_part_in_too_many() -> None:
-    one, other = Punches(ME), Punches(PEER)
-    one.asking.add(PEER)
-    other.asking.add(ME)
-    waits = [one.wait_s(PEER, 0.0, asks=True), other.wait_s(ME, 0.0, asks=True)]
-    assert sorted(waits) == [0.0, BUSY_S] and one.wait_s(PEER, 0.0) == BUSY_S
-    one.asked.add(OTHER)
-    assert one.wait_s(OTHER, 0.0) == one.wait_s(OTHER, 0.0, asks=True) == BUSY_S, "one at a time"
-    one.asked.update(PeerId(str(number)) for number in range(AT_ONCE))
-    assert one.wait_s(PeerId("late"), 0.0) == BUSY_S
+def test_a_peer_asks_while_it_is_asked_and_takes_part_in_few_punches_at_once() -> None:
+    punches = Punches()
+    punches.under_way.add((PEER, False))
+    assert punches.wait_s(PEER, 0.0, asks=True) == 0.0, "each of two peers asks for its own connection"
+    assert punches.wait_s(PEER, 0.0) == BUSY_S, "one of them at a time"
+    punches.under_way.update((PeerId(str(number)), True) for number in range(AT_ONCE))
+    assert punches.wait_s(OTHER, 0.0) == punches.wait_s(OTHER, 0.0, asks=True) == BUSY_S
+
+
+def test_who_asks_in_vain_waits_and_is_asked_all_the_same() -> None:
+    punches = Punches()
+    punches.failed(PEER, 0.0)
+    assert (punches.wait_s(PEER, 0.0), punches.wait_s(PEER, 0.0, asks=True)) == (FIRST_PAUSE_S, 0.0)
 
 
 # ---------------------------------------------------------------- both ends, on this machine
