@@ -163,6 +163,16 @@ def network_of(host: str, ip4: int, ip6: int) -> str:
     return str(ipaddress.ip_network((ip, ip4 if ip.version == 4 else ip6), strict=False)) if ip.is_global else ""
 
 
+def home_of(host: str) -> str:
+    """One home's addresses count as one: of IPv6 it has 2**64."""
+    try:
+        ip = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    ip = getattr(ip, "ipv4_mapped", None) or ip
+    return str(ip) if ip.version == 4 else str(ipaddress.ip_network((int(ip), 64), strict=False))
+
+
 def operator_of(peer: PeerId, addresses: Iterable[str], home: str = "") -> str:
     """Who runs a peer, as far as addresses tell: the /16 of IPv4, or /32 of IPv6, of the first public one; else the
     peer itself.

@@ -22,14 +22,14 @@ from swarmnet.ids import PeerId
 from swarmnet.messages import STRANGERS_ASK, Accepted, Answer, Busy, Control, Packed, Rejected, Request, gives_way
 from swarmnet.net.address import endpoint_of
 from swarmnet.net.background import beside
-from swarmnet.net.bulk_connection import BULK_FROM, BulkConnection, Incoming
-from swarmnet.net.bulk_pool import BulkListener, TakenSession
-from swarmnet.net.dial_back import public_home
+from swarmnet.net.bulk.connection import BULK_FROM, BulkConnection, Incoming
+from swarmnet.net.bulk.pool import BulkListener, TakenSession
 from swarmnet.net.greeting import HELLO
 from swarmnet.net.grpc_caller import METHODS
 from swarmnet.net.grpc_channels import BULK, SERVICE_FAILED, Dialling
 from swarmnet.net.grpc_link import LINK, Outbox
 from swarmnet.net.grpc_options import GrpcConfig
+from swarmnet.net.nat.dial_back import public_home
 from swarmnet.net.tls import caller_of
 from swarmnet.net.traffic import Flow, Traffic
 from swarmnet.net.twins import TWIN_REFUSED

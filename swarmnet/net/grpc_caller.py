@@ -32,7 +32,7 @@ from swarmnet.messages import (
     SnapshotRequest,
     TrailRequest,
 )
-from swarmnet.net.bulk_connection import BulkConnection, Incoming, Outgoing
+from swarmnet.net.bulk.connection import BulkConnection, Incoming, Outgoing
 from swarmnet.net.grpc_channels import Channel, PeerChannels
 from swarmnet.net.traffic import Flow
 from swarmnet.wire.convert import Done, GreetFirst, Lane, Pong, Pulse, Told, declare, with_payload, write_request

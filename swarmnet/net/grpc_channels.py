@@ -24,12 +24,12 @@ from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCo
 from swarmnet.ids import PeerId
 from swarmnet.messages import Rejected
 from swarmnet.net.address import Address
-from swarmnet.net.bulk_pool import BulkPlace, BulkPool
-from swarmnet.net.bulk_records import BulkSession
-from swarmnet.net.circuits import Called, Tunnel, we_are_cancelled
+from swarmnet.net.bulk.pool import BulkPlace, BulkPool
+from swarmnet.net.bulk.records import BulkSession
 from swarmnet.net.dials import FIRST_PAUSE_S, Dials
 from swarmnet.net.greeting import HELLO, Greeter
 from swarmnet.net.grpc_options import CHANNEL_OPTIONS, GrpcConfig
+from swarmnet.net.nat.circuits import Called, Tunnel, we_are_cancelled
 from swarmnet.net.tls import Leaf
 from swarmnet.net.twins import TWIN_REFUSED, Lives
 from swarmnet.wire.convert import (

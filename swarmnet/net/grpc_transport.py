@@ -24,9 +24,8 @@ from swarmnet.ids import PeerId, RunId
 from swarmnet.messages import Answer, Control, Heartbeat, Packed, Request
 from swarmnet.net.address import Address
 from swarmnet.net.background import BackgroundTasks
-from swarmnet.net.bulk_pool import BulkListener
+from swarmnet.net.bulk.pool import BulkListener
 from swarmnet.net.descriptors import DescriptorWatch, raise_limit
-from swarmnet.net.dial_back import Proofs, Say, public_home
 from swarmnet.net.dials import Dials
 from swarmnet.net.greeting import HELLO, Greeter
 from swarmnet.net.grpc_callee import Callee
@@ -34,11 +33,12 @@ from swarmnet.net.grpc_caller import place_call
 from swarmnet.net.grpc_channels import Dialling, PeerChannels, knock
 from swarmnet.net.grpc_link import Link, MessageWriter
 from swarmnet.net.grpc_options import CHANNEL_OPTIONS, GrpcConfig, listener_options, tune_allocator
-from swarmnet.net.hidden import Ways
 from swarmnet.net.identity import Identity
-from swarmnet.net.nat import Sight
+from swarmnet.net.nat.dial_back import Proofs, Say, public_home
+from swarmnet.net.nat.hidden import Ways
+from swarmnet.net.nat.kinds import Sight
+from swarmnet.net.nat.relay_book import RelayCaps
 from swarmnet.net.ports import check_free
-from swarmnet.net.relay_book import RelayCaps
 from swarmnet.net.tls import Leaf
 from swarmnet.net.traffic import Traffic
 from swarmnet.transport import Service

@@ -15,10 +15,12 @@ from test_grpc_transport import RUN, grpc_pair, make_transport
 from swarmnet.errors import PeerGone, PeerTimeout, RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.messages import Answer, Fetch, Gradient, Packed, Process, Rejected, Request, SnapshotRequest
-from swarmnet.net import bulk_connection, bulk_pool, grpc_caller
-from swarmnet.net.bulk_connection import BULK_FROM, BulkConnection
-from swarmnet.net.bulk_pool import BulkPool
-from swarmnet.net.bulk_records import AROUND
+from swarmnet.net import grpc_caller
+from swarmnet.net.bulk import connection as connections
+from swarmnet.net.bulk import pool as pools
+from swarmnet.net.bulk.connection import BULK_FROM, BulkConnection
+from swarmnet.net.bulk.pool import BulkPool
+from swarmnet.net.bulk.records import AROUND
 from swarmnet.net.greeting import Greeter
 from swarmnet.net.grpc_options import GrpcConfig
 from swarmnet.transport import ReadPayload
@@ -105,7 +107,7 @@ def run(scenario: Callable[[Pair], Awaitable[None]], config: GrpcConfig = GrpcCo
 def test_contract_with_every_payload_on_bulk(
     check: Callable[[Pair], Awaitable[None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bulk_pool, "BULK_FROM", 1)
+    monkeypatch.setattr(pools, "BULK_FROM", 1)
 
     async def main() -> None:
         async with asyncio.timeout(LIMIT_S), grpc_pair() as pair:
@@ -149,7 +151,7 @@ def test_small_payloads_and_a_first_one_go_through_grpc(carried: list[int]) -> N
 def test_the_pool_grows_to_a_bound_and_what_finds_no_lane_goes_through_grpc(
     carried: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bulk_pool, "MOST_CONNECTIONS", 2)
+    monkeypatch.setattr(pools, "MOST_CONNECTIONS", 2)
 
     async def scenario(pair: Pair) -> None:
         pool = await open_bulk(pair)
@@ -277,7 +279,7 @@ def test_a_refused_payload_ends_early_and_its_lane_goes_on(carried: list[int]) -
 
 
 def test_a_payload_whose_call_never_comes_costs_the_next_one_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bulk_connection, "_HEADER_S", 0.1)
+    monkeypatch.setattr(connections, "_HEADER_S", 0.1)
 
     async def scenario(pair: Pair) -> None:
         pool = await open_bulk(pair)
@@ -302,7 +304,7 @@ def test_a_call_that_comes_after_its_payload_was_thrown_away_is_gone(monkeypatch
                 yield message
 
         with monkeypatch.context() as patch:
-            patch.setattr(bulk_connection, "_HEADER_S", 0.0)
+            patch.setattr(connections, "_HEADER_S", 0.0)
             patch.setattr(grpc_caller._Call, "_upload", late)
             with pytest.raises(PeerGone):
                 await answered(pair)
@@ -532,7 +534,7 @@ def test_hostile_bytes_get_no_word_and_do_no_harm(known_session: bool) -> None:
         pool = await open_bulk(pair)
         listener = pair.b.transport._bulk
         name = pool.session if known_session else bytes(16)
-        for said in (b"GET / HTTP/1.1\r\n" * 10, bulk_pool._OPENING.pack(b"swb1", name, 2) + bytes(AROUND)):
+        for said in (b"GET / HTTP/1.1\r\n" * 10, pools._OPENING.pack(b"swb1", name, 2) + bytes(AROUND)):
             reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
             writer.write(said)
             with contextlib.suppress(ConnectionError):
@@ -548,12 +550,12 @@ def test_hostile_bytes_get_no_word_and_do_no_harm(known_session: bool) -> None:
 
 
 def test_a_flood_of_strangers_is_bounded_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bulk_pool, "_PROVE_S", 0.3)
+    monkeypatch.setattr(pools, "_PROVE_S", 0.3)
 
     async def scenario(pair: Pair) -> None:
         await open_bulk(pair)
         listener = pair.b.transport._bulk
-        most = bulk_pool._MOST_UNPROVEN_OF_LINE
+        most = pools._MOST_UNPROVEN_OF_LINE
         lines = [await asyncio.open_connection("127.0.0.1", listener.port) for _ in range(3 * most)]
         ends = [asyncio.create_task(reader.read()) for reader, _ in lines]
         # Those beyond the bound are closed at once, the others when they have not proved anything in time.
@@ -579,7 +581,7 @@ def test_junk_dials_cost_their_line_its_next_ones_and_no_other(monkeypatch: pyte
         async def junk() -> None:
             reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
             with contextlib.suppress(ConnectionError):
-                writer.write(bytes(bulk_pool._OPENING.size))
+                writer.write(bytes(pools._OPENING.size))
                 assert await reader.read() == b""
             writer.close()
 
@@ -587,11 +589,11 @@ def test_junk_dials_cost_their_line_its_next_ones_and_no_other(monkeypatch: pyte
         for _ in range(100):
             await junk()
         took_s = asyncio.get_running_loop().time() - began
-        each = bulk_pool._JUNK
+        each = pools._JUNK
         assert len(proving) <= each.per_s * (each.burst_s + took_s), "the rest is closed unread"
         assert same(await answered(pair), UP), "who is inside feels nothing"
         # To the listener this dial comes from another line.
-        monkeypatch.setattr(bulk_pool, "home_of", lambda host: "another")
+        monkeypatch.setattr(pools, "home_of", lambda host: "another")
         await grown(pool)
         assert len(pool._connections) == 2
 

@@ -12,8 +12,8 @@ from test_relay import OF_THE_DEAD, World
 
 from swarmnet.ids import PeerId
 from swarmnet.messages import Gradient, Request
-from swarmnet.net import nat, punch
-from swarmnet.net.nat import Endpoint, Sight
+from swarmnet.net.nat import kinds, punch
+from swarmnet.net.nat.kinds import Endpoint, Sight
 from swarmnet.transport import ReadPayload
 from tests.contracts.transport_contract import CHECKS, FETCH, HEARTBEAT, LIMIT_S, PROCESS, End, Pair, packed, same
 
@@ -28,7 +28,7 @@ def on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(punch, "dialled", inside)
     # On a busy machine a punch may fail, and calls here wait for the next.
-    monkeypatch.setattr(nat, "FIRST_PAUSE_S", 0.1)
+    monkeypatch.setattr(kinds, "FIRST_PAUSE_S", 0.1)
 
 
 class Homes(World):

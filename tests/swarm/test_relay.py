@@ -15,15 +15,16 @@ import pytest
 from swarmnet.errors import PeerGone, PeerTimeout, SwarmError
 from swarmnet.ids import PeerId, RunId
 from swarmnet.messages import Accepted, Answer, Busy, Fetched, Rejected, Request
-from swarmnet.net import circuits, grpc_channels, hidden, relay, relay_book
+from swarmnet.net import grpc_channels
 from swarmnet.net.address import Address
-from swarmnet.net.circuits import Answered, Called, splice
 from swarmnet.net.greeting import Greeter
 from swarmnet.net.grpc_options import CHANNEL_OPTIONS, GrpcConfig
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import Identity
-from swarmnet.net.relay import ARRIVE, CONNECT, RESERVE
-from swarmnet.net.relay_book import RelayCaps
+from swarmnet.net.nat import circuits, hidden, relay, relay_book
+from swarmnet.net.nat.circuits import Answered, Called, splice
+from swarmnet.net.nat.relay import ARRIVE, CONNECT, RESERVE
+from swarmnet.net.nat.relay_book import RelayCaps
 from swarmnet.net.tls import Leaf
 from swarmnet.pacing import Rate
 from swarmnet.transport import ReadPayload

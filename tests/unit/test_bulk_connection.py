@@ -14,10 +14,11 @@ from scripted import on_virtual_time
 from swarmnet.errors import PeerGone
 from swarmnet.ids import PeerId
 from swarmnet.messages import Packed
-from swarmnet.net import bulk_connection, bulk_pool
-from swarmnet.net.bulk_connection import BulkCalls, BulkConnection, Incoming, LeastRate, Outgoing
-from swarmnet.net.bulk_pool import BulkListener
-from swarmnet.net.bulk_records import RECORD_BYTES, BulkSession, Kind, Opener, Sealer
+from swarmnet.net.bulk import connection as connections
+from swarmnet.net.bulk import pool as pools
+from swarmnet.net.bulk.connection import BulkCalls, BulkConnection, Incoming, LeastRate, Outgoing
+from swarmnet.net.bulk.pool import BulkListener
+from swarmnet.net.bulk.records import RECORD_BYTES, BulkSession, Kind, Opener, Sealer
 from swarmnet.net.traffic import Flow
 from swarmnet.wire.convert import BulkAsk, TensorHeader
 from swarmnet.wire.framing import CHUNK_BYTES, Assembly
@@ -141,7 +142,7 @@ def test_a_stop_ends_the_payload_and_nothing_else() -> None:
 
 
 def test_who_goes_on_with_what_nobody_wants_loses_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bulk_connection, "_WASTE_BYTES", 3 * RECORD_BYTES)
+    monkeypatch.setattr(connections, "_WASTE_BYTES", 3 * RECORD_BYTES)
 
     async def story(ends: Ends) -> None:
         ends.calls.begin(CALL)
@@ -231,13 +232,13 @@ def test_payloads_that_nobody_wants_are_no_way_to_keep_a_process_busy(
         ends.want(9)
         ends.calls.end(CALL)
         seal, incoming = ends.sealer, ends.want(3, call=CALL + 1)
-        monkeypatch.setattr(bulk_connection.asyncio, "sleep", counted)
+        monkeypatch.setattr(connections.asyncio, "sleep", counted)
         for kinds in unwanted:
             records = (seal.record(kind, b"x" if kind is Kind.DATA else b"") for kind in kinds)
             await ends.say(seal.start(CALL), *records)
         await ends.say(seal.start(CALL + 1), seal.record(Kind.LAST, b"end"))
         assert await incoming.come(stall_s=1.0)
-        assert slept == [bulk_connection._UNWANTED_S] * pauses
+        assert slept == [connections._UNWANTED_S] * pauses
 
     play(story)
 
@@ -335,7 +336,7 @@ def test_who_asks_again_and_again_gets_no_more_sessions_and_keeps_its_last_one()
     listener = BulkListener(PeerId("callee"), None, stall_s=1.0)
     listener.port, ask = 1, BulkAsk(bytes(32))
     offers = [listener.offer(PeerId("flood"), ask, now=0.0) for _ in range(100)]
-    most = int(bulk_pool._ASKS.per_s * bulk_pool._ASKS.burst_s)
+    most = int(pools._ASKS.per_s * pools._ASKS.burst_s)
     assert [offer.port for offer in offers] == [1] * most + [0] * (100 - most)
     assert listener.session(PeerId("flood"), offers[most - 1].session) is not None
     assert listener.offer(PeerId("other"), ask, now=0.0).port == 1, "nobody else pays for it"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.errors import BadMessage
-from swarmnet.net.bulk_records import (
+from swarmnet.net.bulk.records import (
     AROUND,
     HEAD_BYTES,
     RECORD_BYTES,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from swarmnet.errors import PeerGone
 from swarmnet.ids import PeerId
-from swarmnet.net.nat import (
+from swarmnet.net.nat.kinds import (
     AT_ONCE,
     BUSY_S,
     FIRST_PAUSE_S,
@@ -25,7 +25,7 @@ from swarmnet.net.nat import (
     Sight,
     dialled,
 )
-from swarmnet.net.punch import Hole, punch
+from swarmnet.net.nat.punch import Hole, punch
 
 HOME = ("192.168.1.2", 4711)
 OUT = ("44.0.0.9", 4711)

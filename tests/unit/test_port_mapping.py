@@ -12,10 +12,10 @@ import pytest
 from aiohttp import web
 
 from swarmnet.ids import PeerId
-from swarmnet.net import port_mapping
 from swarmnet.net.address import Address
-from swarmnet.net.nat import at_home
-from swarmnet.net.port_mapping import mapped_ports
+from swarmnet.net.nat import port_mapping
+from swarmnet.net.nat.kinds import at_home
+from swarmnet.net.nat.port_mapping import mapped_ports
 
 ME = PeerId("12D3KooWBmBpeoxRLAuQeAN2MKfR4ncoMtgqrfSPvFkPqe9Lq5QC")
 SERVICE = "urn:schemas-upnp-org:service:WANIPConnection:1"

@@ -26,7 +26,7 @@ from swarmnet.errors import BadMessage, PeerGone, RejectCode, SwarmError
 from swarmnet.ids import PeerId
 from swarmnet.messages import Packed
 from swarmnet.net.background import set_within
-from swarmnet.net.bulk_records import AROUND, HEAD_BYTES, RECORD_BYTES, Kind, Opener, Sealer, read_call, read_head
+from swarmnet.net.bulk.records import AROUND, HEAD_BYTES, RECORD_BYTES, Kind, Opener, Sealer, read_call, read_head
 from swarmnet.net.traffic import Flow
 from swarmnet.wire.framing import CHUNK_BYTES, Assembly, pieces
 

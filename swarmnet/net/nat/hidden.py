@@ -22,14 +22,15 @@ from swarmnet.clock import loop_time
 from swarmnet.errors import PeerGone, PeerTimeout, Refused, RejectCode, SwarmError, leaves
 from swarmnet.ids import PeerId
 from swarmnet.messages import Accepted, Rejected
+from swarmnet.net.address import home_of
 from swarmnet.net.background import BackgroundTasks, beside, set_within
-from swarmnet.net.circuits import Arrivals, Called, Connection, Doors, End, Tunnel, hear, splice
-from swarmnet.net.dial_back import Say
 from swarmnet.net.greeting import Greeter
 from swarmnet.net.grpc_channels import PeerChannels
-from swarmnet.net.punch import Holes
-from swarmnet.net.relay import ARRIVE, COME_S, CONNECT, PING_S, RESERVE, SILENCE_S, Relay
-from swarmnet.net.relay_book import RelayCaps, home_of, too_many
+from swarmnet.net.nat.circuits import Arrivals, Called, Connection, Doors, End, Tunnel, hear, splice
+from swarmnet.net.nat.dial_back import Say
+from swarmnet.net.nat.punch import Holes
+from swarmnet.net.nat.relay import ARRIVE, COME_S, CONNECT, PING_S, RESERVE, SILENCE_S, Relay
+from swarmnet.net.nat.relay_book import RelayCaps, too_many
 from swarmnet.net.tls import Leaf
 from swarmnet.net.traffic import Traffic
 from swarmnet.pacing import Budgets, Rate

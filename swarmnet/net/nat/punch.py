@@ -25,11 +25,11 @@ from swarmnet.ids import PeerId
 from swarmnet.messages import Busy, Rejected
 from swarmnet.net.address import Address, endpoint_of
 from swarmnet.net.background import BackgroundTasks
-from swarmnet.net.circuits import Answered, Called, Connection, Doors, End, Tunnel, hear, splice
-from swarmnet.net.dial_back import Say
 from swarmnet.net.grpc_channels import PeerChannels
 from swarmnet.net.grpc_options import CHANNEL_OPTIONS
-from swarmnet.net.nat import BUSY_S, Endpoint, Punches, Sight, dialled
+from swarmnet.net.nat.circuits import Answered, Called, Connection, Doors, End, Tunnel, hear, splice
+from swarmnet.net.nat.dial_back import Say
+from swarmnet.net.nat.kinds import BUSY_S, Endpoint, Punches, Sight, dialled
 from swarmnet.net.tls import Leaf, caller_of
 from swarmnet.wire.convert import NONCE_BYTES, GreetFirst, Ping, Pong
 from swarmnet.wire.punch import (

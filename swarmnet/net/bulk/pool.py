@@ -1,7 +1,7 @@
 """Which bulk connections there are: the pool of who opens them, and the listening port of who takes them.
 
 A pool asks once, over mutual TLS, where to connect, and both ends derive the keys of a session from what each says
-there (`bulk_records.BulkSession`). It grows by a connection when a payload finds none free, in the background: no call
+there (`records.BulkSession`). It grows by a connection when a payload finds none free, in the background: no call
 waits for a dial. A port that does not answer is tried again later and later; meanwhile gRPC carries everything.
 
 A connection begins with the session and its own number in the clear, then one empty sealed record each way. Numbers
@@ -23,10 +23,10 @@ from swarmnet import telemetry
 from swarmnet.clock import loop_time
 from swarmnet.errors import BadMessage, RejectCode, UsageError
 from swarmnet.ids import PeerId, RunId
+from swarmnet.net.address import home_of
 from swarmnet.net.background import BackgroundTasks
-from swarmnet.net.bulk_connection import BULK_FROM, BulkCalls, BulkConnection, fill_from, taken_of
-from swarmnet.net.bulk_records import AROUND, BulkSession, Kind, Opener, Sealer, read_head
-from swarmnet.net.relay_book import home_of
+from swarmnet.net.bulk.connection import BULK_FROM, BulkCalls, BulkConnection, fill_from, taken_of
+from swarmnet.net.bulk.records import AROUND, BulkSession, Kind, Opener, Sealer, read_head
 from swarmnet.pacing import Backoff, Budgets, Rate
 from swarmnet.wire.convert import SECRET_BYTES, SESSION_BYTES, BulkAsk, BulkOffer
 

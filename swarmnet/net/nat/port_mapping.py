@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from swarmnet import telemetry
 from swarmnet.ids import PeerId
 from swarmnet.net.address import Address
-from swarmnet.net.nat import at_home
+from swarmnet.net.nat.kinds import at_home
 
 if TYPE_CHECKING:
     from async_upnp_client.const import HttpRequest, HttpResponse
