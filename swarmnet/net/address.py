@@ -69,6 +69,11 @@ class Address:
         """Through whom a circuit leads; None for a TCP endpoint."""
         return PeerId(self.host) if self.kind == "p2p" else None
 
+    @property
+    def direct(self) -> bool:
+        """Is it a TCP endpoint?"""
+        return self.kind != "p2p"
+
     def __str__(self) -> str:
         if self.relay:
             return f"/p2p/{self.relay}/p2p-circuit/p2p/{self.peer}"

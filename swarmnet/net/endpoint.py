@@ -137,7 +137,7 @@ class Endpoint:
         if not await self.transport.hide(members, say):
             return None
         self.directory.hide()
-        relays = self.transport.relays
+        relays = self.transport.network.relays
         links = [str(SwarmLink(self.run, at)) for relay in relays for at in self.directory.dht_addresses(relay)]
         return {"relays": list(relays), "links": loopback_last(links)}
 

@@ -129,7 +129,7 @@ def test_a_call_under_way_and_the_link_go_on_when_a_hole_is_found_and_when_it_is
 def test_once_there_is_a_hole_nobody_asks_for_another() -> None:
     async def main() -> None:
         async with homes() as world:
-            holes, asked = world.a.transport._ways.holes, 0
+            holes, asked = world.a.transport.network.holes, 0
             ask = holes._ask
 
             def counted(peer: PeerId):
@@ -148,7 +148,7 @@ def test_once_there_is_a_hole_nobody_asks_for_another() -> None:
 
 def lose_hole(a: End, b: End) -> None:
     """As a router that forgets it does."""
-    a.transport._ways.holes._mine[b.peer][0].shutdown(socket.SHUT_RDWR)
+    a.transport.network.holes._mine[b.peer][0].shutdown(socket.SHUT_RDWR)
 
 
 def test_who_is_not_hidden_and_who_names_no_place_is_not_dialled(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -321,8 +321,7 @@ class Holes:
                 self._let_in(peer, sock)
             else:
                 self._mine[peer] = sock, loop_time()
-                fields = {"peer": peer, "nat": sight.kind(), "seconds": round(loop_time() - began, 3)}
-                self._say("punched", fields)
+                self._say("punched", {"peer": peer, "nat": sight.kind(), "seconds": round(loop_time() - began, 3)})
                 self._on_open(peer)
         finally:
             self._punches.under_way.discard((peer, asks))
