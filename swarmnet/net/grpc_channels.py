@@ -25,7 +25,7 @@ from swarmnet.ids import PeerId
 from swarmnet.messages import Rejected
 from swarmnet.net.address import Address
 from swarmnet.net.bulk.pool import BulkPlace, BulkPool
-from swarmnet.net.bulk.records import BulkSession
+from swarmnet.net.bulk.records import BulkKeys
 from swarmnet.net.dials import FIRST_PAUSE_S, Dials
 from swarmnet.net.greeting import HELLO, Greeter
 from swarmnet.net.grpc_options import CHANNEL_OPTIONS, GrpcConfig
@@ -402,7 +402,7 @@ class PeerChannels:
         if not offer.port or not at.direct or not self._dialling.dials.shown(self.peer, at):
             return None
         run, me = self._dialling.greeter.run or "", self._dialling.leaf.peer
-        return BulkPlace(at.host, offer.port, BulkSession(run, me, self.peer, offer.session, mine + offer.secret))
+        return BulkPlace(at.host, offer.port, BulkKeys(run, me, self.peer, offer.session, mine + offer.secret))
 
     # ------------------------------------------------------------ breaking
 

@@ -18,9 +18,9 @@ from swarmnet.net.bulk import connection as connections
 from swarmnet.net.bulk import pool as pools
 from swarmnet.net.bulk.connection import BulkCalls, BulkConnection, Incoming, LeastRate, Outgoing
 from swarmnet.net.bulk.pool import BulkListener
-from swarmnet.net.bulk.records import RECORD_BYTES, BulkSession, Kind, Opener, Sealer
+from swarmnet.net.bulk.records import RECORD_BYTES, BulkKeys, Kind, Opener, Sealer
 from swarmnet.net.traffic import Flow
-from swarmnet.wire.convert import BulkAsk, TensorHeader
+from swarmnet.wire.convert import BulkAsk, Lane, TensorHeader
 from swarmnet.wire.framing import CHUNK_BYTES, Assembly
 
 CALL = 7
@@ -54,7 +54,7 @@ def play(story: Callable[[Ends], Awaitable[None]], *, stall_s: float = 60.0) -> 
         ours, theirs = socket.socketpair()
         for sock in (ours, theirs):
             sock.setblocking(False)
-        up, down = BulkSession("run", "caller", "callee", bytes(16), bytes(64)).secrets(1)
+        up, down = BulkKeys("run", "caller", "callee", bytes(16), bytes(64)).secrets(1)
         calls, closed = BulkCalls(mine=False), asyncio.Event()
         connection = BulkConnection(
             ours, PeerId("caller"), 1, Sealer(down), Opener(up), calls, lambda _: closed.set(), stall_s=stall_s
@@ -326,9 +326,10 @@ def test_a_session_is_its_callers_alone() -> None:
     listener = BulkListener(PeerId("callee"), None, stall_s=1.0)
     listener.port = 1
     offer = listener.offer(PeerId("caller"), BulkAsk(bytes(32)), now=0.0)
-    found = listener.session(PeerId("caller"), offer.session)
-    assert found is not None and found.caller == "caller"
-    assert listener.session(PeerId("another"), offer.session) is None
+    lane = Lane(offer.session, connection=3, call=5)
+    assert listener.call(PeerId("another"), lane) is None
+    found = listener.call(PeerId("caller"), lane)
+    assert found is not None and (found.number, found.brings) == (5, 3)
     assert listener.offer(PeerId("caller"), BulkAsk(bytes(32)), now=0.0).session != offer.session
 
 
@@ -338,6 +339,6 @@ def test_who_asks_again_and_again_gets_no_more_sessions_and_keeps_its_last_one()
     offers = [listener.offer(PeerId("flood"), ask, now=0.0) for _ in range(100)]
     most = int(pools._ASKS.per_s * pools._ASKS.burst_s)
     assert [offer.port for offer in offers] == [1] * most + [0] * (100 - most)
-    assert listener.session(PeerId("flood"), offers[most - 1].session) is not None
+    assert listener.call(PeerId("flood"), Lane(offers[most - 1].session, call=1)) is not None
     assert listener.offer(PeerId("other"), ask, now=0.0).port == 1, "nobody else pays for it"
     assert listener.offer(PeerId("flood"), ask, now=1.1).port == 1, "nor does it for ever"

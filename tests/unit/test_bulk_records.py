@@ -14,7 +14,7 @@ from swarmnet.net.bulk.records import (
     HEAD_BYTES,
     RECORD_BYTES,
     REKEY_AFTER,
-    BulkSession,
+    BulkKeys,
     Kind,
     Opener,
     Sealer,
@@ -22,7 +22,7 @@ from swarmnet.net.bulk.records import (
     read_head,
 )
 
-SESSION = BulkSession("ab" * 32, "caller", "callee", b"i" * 16, b"s" * 64)
+SESSION = BulkKeys("ab" * 32, "caller", "callee", b"i" * 16, b"s" * 64)
 UP, DOWN = SESSION.secrets(1)
 
 

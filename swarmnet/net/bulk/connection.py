@@ -15,7 +15,7 @@ import asyncio
 import itertools
 import math
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -276,10 +276,65 @@ async def fill_from(sock: socket.socket, into: memoryview, fill: int, least: int
     return fill
 
 
-def taken_of(connections: Iterable[BulkConnection]) -> BulkConnection | None:
-    """One of them that is free, which the call that takes it releases at its end; None: none is."""
-    free = next((connection for connection in connections if connection.free), None)
-    return free.take() if free is not None else None
+class BulkSession:
+    """The calls and the open connections of one session, at either end."""
+
+    def __init__(self, *, mine: bool) -> None:
+        self.calls = BulkCalls(mine=mine)
+        self.connections: dict[int, BulkConnection] = {}
+
+    def take(self, num_bytes: int) -> BulkConnection | None:
+        """A free connection for a payload of so many bytes; None: gRPC carries it."""
+        if num_bytes < BULK_FROM:
+            return None
+        return next((each.take() for each in self.connections.values() if each.free), None)
+
+
+class BulkCall:
+    """The payloads of one call on bulk connections, at either end. brings: the connection on which the payload of the
+    call itself comes, where this end answers it; 0: gRPC brings it."""
+
+    def __init__(self, session: BulkSession, number: int, brings: int = 0) -> None:
+        self.number, self.brings = number, brings
+        self._session = session
+        self._connection: BulkConnection | None = None
+        self._outgoing: Outgoing | None = None
+
+    @property
+    def connection(self) -> int:
+        """On which this end sends; 0: on none so far."""
+        return self._connection.number if self._connection is not None else 0
+
+    def send(self, payload: Sequence[Packed], flow: Flow, moved: Callable[[], None] = _nothing) -> Outgoing | None:
+        """Begin to send a payload; None: gRPC carries it. moved(): called whenever a part of it has left."""
+        num_bytes = sum(packed.num_bytes for packed in payload)
+        # One for all answers of a call.
+        if self._connection is None:
+            self._connection = self._session.take(num_bytes)
+        if num_bytes < BULK_FROM or self._connection is None or not self._connection.ready:
+            return None
+        self._outgoing = self._connection.send(self.number, payload, flow, moved)
+        return self._outgoing
+
+    def receive(self, connection: int, assembly: Assembly, flow: Flow) -> Incoming:
+        """The payload that comes on this connection. Raises PeerGone if that has ended."""
+        if connection not in self._session.connections:
+            raise PeerGone("its bulk connection is gone")
+        incoming = Incoming(assembly, flow)
+        self._session.calls.want(connection, self.number, incoming)
+        return incoming
+
+    def stop(self) -> None:
+        """Send no more of a payload."""
+        if self._connection is not None and self._outgoing is not None:
+            self._connection.give_up(self._outgoing)
+
+    def end(self) -> None:
+        """The call has ended: what is still to come is thrown away."""
+        self.stop()
+        if self._connection is not None:
+            self._connection.release()
+        self._session.calls.end(self.number)
 
 
 class BulkConnection:

@@ -1,7 +1,7 @@
 """Which bulk connections there are: the pool of who opens them, and the listening port of who takes them.
 
 A pool asks once, over mutual TLS, where to connect, and both ends derive the keys of a session from what each says
-there (`records.BulkSession`). It grows by a connection when a payload finds none free, in the background: no call
+there (`records.BulkKeys`). It grows by a connection when a payload finds none free, in the background: no call
 waits for a dial. A port that does not answer is tried again later and later; meanwhile gRPC carries everything.
 
 A connection begins with the session and its own number in the clear, then one empty sealed record each way. Numbers
@@ -17,7 +17,7 @@ import socket
 import struct
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from swarmnet import telemetry
 from swarmnet.clock import loop_time
@@ -25,10 +25,10 @@ from swarmnet.errors import BadMessage, RejectCode, UsageError
 from swarmnet.ids import PeerId, RunId
 from swarmnet.net.address import home_of
 from swarmnet.net.background import BackgroundTasks
-from swarmnet.net.bulk.connection import BULK_FROM, BulkCalls, BulkConnection, fill_from, taken_of
-from swarmnet.net.bulk.records import AROUND, BulkSession, Kind, Opener, Sealer, read_head
+from swarmnet.net.bulk.connection import BULK_FROM, BulkCall, BulkConnection, BulkSession, fill_from
+from swarmnet.net.bulk.records import AROUND, BulkKeys, Kind, Opener, Sealer, read_head
 from swarmnet.pacing import Backoff, Budgets, Rate
-from swarmnet.wire.convert import SECRET_BYTES, SESSION_BYTES, BulkAsk, BulkOffer
+from swarmnet.wire.convert import SECRET_BYTES, SESSION_BYTES, BulkAsk, BulkOffer, Lane
 
 MOST_CONNECTIONS = 8
 """Of one pool."""
@@ -72,20 +72,19 @@ class BulkPlace:
 
     host: str
     port: int
-    session: BulkSession
+    session: BulkKeys
 
 
-class BulkPool:
+class BulkPool(BulkSession):
     """The bulk connections to one peer, which I open.
 
     ask(): says `BulkAsk` to the peer; None: it takes none. Raises SwarmError.
     """
 
     def __init__(self, peer: PeerId, ask: Callable[[], Awaitable[BulkPlace | None]], *, stall_s: float) -> None:
-        self.calls = BulkCalls(mine=True)
+        super().__init__(mine=True)
         self._peer, self._ask, self._stall_s = peer, ask, stall_s
         self._place: BulkPlace | None = None
-        self._connections: dict[int, BulkConnection] = {}
         self._number = 0
         self._dialling: asyncio.Task[None] | None = None
         self._backoff, self._used_at = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S), 0.0
@@ -93,7 +92,7 @@ class BulkPool:
     @property
     def session(self) -> bytes:
         """What answers may be sent in; b"": there is no connection, or there is to be none for a while."""
-        return self._place.session.id if self._place is not None and self._connections and not self._pausing else b""
+        return self._place.session.id if self._place is not None and self.connections and not self._pausing else b""
 
     @property
     def _pausing(self) -> bool:
@@ -105,7 +104,7 @@ class BulkPool:
         if self._pausing:
             return
         self._backoff.failed(loop_time())
-        for connection in tuple(self._connections.values()):
+        for connection in tuple(self.connections.values()):
             if connection.free:
                 connection.close()
 
@@ -113,13 +112,20 @@ class BulkPool:
         """A payload got through."""
         self._backoff.reset()
 
-    def lane(self, num_bytes: int) -> BulkConnection | None:
-        """A connection for a call with a payload of so many bytes, which releases it at its end. None: there may be one
-        next time."""
+    def call(self) -> BulkCall:
+        """Begin a call of mine."""
+        return BulkCall(self, self.calls.number())
+
+    def lane(self, call: BulkCall) -> Lane | None:
+        """What the header of a call says of it; None: it has to do without bulk connections."""
+        return Lane(self.session, call.connection, call.number) if self.session else None
+
+    def take(self, num_bytes: int) -> BulkConnection | None:
+        """Likewise; where none is free there may be one next time."""
         self._used_at = loop_time()
         if num_bytes < BULK_FROM or self._pausing:
             return None
-        if (taken := taken_of(self._connections.values())) is None:
+        if (taken := super().take(num_bytes)) is None:
             self.grow()
         return taken
 
@@ -128,13 +134,9 @@ class BulkPool:
         if num_bytes >= BULK_FROM:
             self.grow()
 
-    def has(self, number: int) -> bool:
-        """Is the connection of that number open?"""
-        return number in self._connections
-
     def grow(self) -> None:
         """Open one more, unless there are enough or that failed a moment ago."""
-        if self._dialling is None and not self._pausing and len(self._connections) < MOST_CONNECTIONS:
+        if self._dialling is None and not self._pausing and len(self.connections) < MOST_CONNECTIONS:
             self._dialling = asyncio.create_task(self._open())
             self._dialling.add_done_callback(self._opened)
 
@@ -144,7 +146,7 @@ class BulkPool:
         if error is None:
             return
         # Another process may listen there by now: it is asked again.
-        self._place = self._place if self._connections else None
+        self._place = self._place if self.connections else None
         again_in_s = self._backoff.failed(loop_time())
         log.debug("no_bulk_connection", peer=self._peer, error=repr(error), again_in_s=again_in_s)
 
@@ -165,14 +167,14 @@ class BulkPool:
             except BaseException:
                 sock.close()
                 raise
-        self._connections[number] = BulkConnection(
+        self.connections[number] = BulkConnection(
             sock, self._peer, number, sealer, opener, self.calls, self._lose, stall_s=self._stall_s
         )
 
     def _lose(self, connection: BulkConnection) -> None:
-        del self._connections[connection.number]
+        del self.connections[connection.number]
         # It may have restarted: the next session is its next process's.
-        if not self._connections:
+        if not self.connections:
             self._place = None
 
     def close_idle(self, *, welcome: bool) -> None:
@@ -185,7 +187,7 @@ class BulkPool:
         """Close all of them."""
         if self._dialling is not None:
             self._dialling.cancel()
-        for connection in self._connections.values():
+        for connection in self.connections.values():
             connection.close()
 
 
@@ -236,20 +238,14 @@ async def _hello(sock: socket.socket, opener: Opener) -> None:
 # ---------------------------------------------------------------- who takes them
 
 
-@dataclass(eq=False, slots=True)
-class TakenSession:
+class TakenSession(BulkSession):
     """A session that I have offered, with the connections that came."""
 
-    keys: BulkSession
-    caller: PeerId
-    calls: BulkCalls = field(default_factory=lambda: BulkCalls(mine=False))
-    connections: dict[int, BulkConnection] = field(default_factory=dict)
-    last: int = 0
-    """The highest number that a connection of it has shown it may have."""
-
-    def lane(self, num_bytes: int) -> BulkConnection | None:
-        """A connection for a call whose answer has a payload of so many bytes; the call releases it at its end."""
-        return taken_of(self.connections.values()) if num_bytes >= BULK_FROM else None
+    def __init__(self, keys: BulkKeys, caller: PeerId) -> None:
+        super().__init__(mine=False)
+        self.keys, self.caller = keys, caller
+        self.last = 0
+        """The highest number that a connection of it has shown it may have."""
 
 
 class BulkListener:
@@ -287,14 +283,17 @@ class BulkListener:
                 return BulkOffer(0)
             self._forget(idle)
         mine, name = secrets.token_bytes(SECRET_BYTES), secrets.token_bytes(SESSION_BYTES)
-        taken = TakenSession(BulkSession(self._run, caller, self._me, name, ask.secret + mine), caller)
+        taken = TakenSession(BulkKeys(self._run, caller, self._me, name, ask.secret + mine), caller)
         self._sessions[name] = self._newest[caller] = taken
         return BulkOffer(port, name, mine)
 
-    def session(self, caller: PeerId, name: bytes) -> TakenSession | None:
-        """The caller's session of that name."""
-        found = self._sessions.get(name)
-        return found if found is not None and found.caller == caller else None
+    def call(self, caller: PeerId, lane: Lane) -> BulkCall | None:
+        """The call that begins with this header; None: its session has ended. Raises BadMessage, PeerGone."""
+        taken = self._sessions.get(lane.session)
+        if taken is None or taken.caller != caller:
+            return None
+        taken.calls.begin(lane.call)
+        return BulkCall(taken, lane.call, lane.connection)
 
     def drop(self, unwelcome: Callable[[PeerId], object]) -> None:
         """Close the connections of all callers that are not welcome any more."""
