@@ -214,7 +214,7 @@ class _Call:
 
     async def _receive_chunks(self, assembly: Assembly) -> bool:
         """Likewise, over gRPC."""
-        self._channels.bulk.wish(assembly.num_bytes)
+        self._channels.bulk.grow(assembly.num_bytes)
         began = loop_time()
         while not assembly.whole:
             # gRPC ended the stream well, so this is no broken line: the callee said less than it declared.

@@ -300,7 +300,7 @@ def test_a_call_that_comes_after_its_payload_was_thrown_away_is_gone(monkeypatch
         upload = grpc_caller._Call._upload
 
         async def late(self, payload):
-            await until(lambda: self._number in session.calls._ended)
+            await until(lambda: self._number in session._ended)
             async for message in upload(self, payload):
                 yield message
 
@@ -357,7 +357,7 @@ def test_a_call_that_cannot_begin_keeps_neither_its_number_nor_its_lane(
             patch.setattr(grpc_caller, broken, None)
             with pytest.raises(TypeError):
                 await answered(pair)
-        assert pool.calls.idle and not pair.a.transport.traffic.priority._urgent
+        assert pool.idle and not pair.a.transport.traffic.priority._urgent
         await until(lambda: connection.free)
         assert same(await answered(pair), UP) and pool.connections == {1: connection}
 

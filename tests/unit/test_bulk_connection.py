@@ -16,7 +16,7 @@ from swarmnet.ids import PeerId
 from swarmnet.messages import Packed
 from swarmnet.net.bulk import connection as connections
 from swarmnet.net.bulk import pool as pools
-from swarmnet.net.bulk.connection import BulkCalls, BulkConnection, Incoming, LeastRate, Outgoing
+from swarmnet.net.bulk.connection import BulkConnection, BulkSession, Incoming, LeastRate, Outgoing
 from swarmnet.net.bulk.pool import BulkListener
 from swarmnet.net.bulk.records import RECORD_BYTES, BulkKeys, Kind, Opener, Sealer
 from swarmnet.net.traffic import Flow
@@ -31,7 +31,7 @@ class Ends:
     """A connection, and what its other end has."""
 
     connection: BulkConnection
-    calls: BulkCalls
+    calls: BulkSession
     sock: socket.socket
     sealer: Sealer
     closed: asyncio.Event
@@ -55,7 +55,7 @@ def play(story: Callable[[Ends], Awaitable[None]], *, stall_s: float = 60.0) -> 
         for sock in (ours, theirs):
             sock.setblocking(False)
         up, down = BulkKeys("run", "caller", "callee", bytes(16), bytes(64)).secrets(1)
-        calls, closed = BulkCalls(mine=False), asyncio.Event()
+        calls, closed = BulkSession(mine=False), asyncio.Event()
         connection = BulkConnection(
             ours, PeerId("caller"), 1, Sealer(down), Opener(up), calls, lambda _: closed.set(), stall_s=stall_s
         )

@@ -1,7 +1,7 @@
 """One bulk connection: a TCP connection that carries payloads beside gRPC, one at a time each way, in sealed records.
 
 Which call a payload belongs to is said twice: by the call's header, over gRPC, and by the record with which the payload
-begins. `BulkCalls` brings the two together, in whichever order they come. A payload whose call has ended is read and
+begins. `BulkSession` brings the two together, in whichever order they come. A payload whose call has ended is read and
 thrown away; one that nobody wants yet stays unread, and TCP holds its sender up.
 
 Each direction is worked by a task of its own, so that a call that is cancelled leaves the records in order: what it
@@ -194,13 +194,14 @@ class Outgoing(_UnderWay):
             raise PeerGone("the bulk connection broke")
 
 
-class BulkCalls:
-    """Which calls of a session are open, and which of their payloads somebody waits for. Shared by its connections.
+class BulkSession:
+    """The open connections of one session, its open calls, and which of their payloads are waited for.
 
     mine: I number the calls, so a number that I do not know is of one that has ended.
     """
 
     def __init__(self, *, mine: bool) -> None:
+        self.connections: dict[int, BulkConnection] = {}
         self._mine, self._last = mine, 0
         self._open: dict[int, list[Incoming]] = {}
         self._wanted: dict[tuple[int, int], Incoming] = {}
@@ -261,6 +262,12 @@ class BulkCalls:
                 self._ended[call] = None
         return None
 
+    def take(self, num_bytes: int) -> BulkConnection | None:
+        """A free connection for a payload of so many bytes; None: gRPC carries it."""
+        if num_bytes < BULK_FROM:
+            return None
+        return next((each.take() for each in self.connections.values() if each.free), None)
+
     def _tell(self) -> None:
         self._news.set()
         self._news = asyncio.Event()
@@ -274,20 +281,6 @@ async def fill_from(sock: socket.socket, into: memoryview, fill: int, least: int
             raise EOFError
         fill += came
     return fill
-
-
-class BulkSession:
-    """The calls and the open connections of one session, at either end."""
-
-    def __init__(self, *, mine: bool) -> None:
-        self.calls = BulkCalls(mine=mine)
-        self.connections: dict[int, BulkConnection] = {}
-
-    def take(self, num_bytes: int) -> BulkConnection | None:
-        """A free connection for a payload of so many bytes; None: gRPC carries it."""
-        if num_bytes < BULK_FROM:
-            return None
-        return next((each.take() for each in self.connections.values() if each.free), None)
 
 
 class BulkCall:
@@ -321,7 +314,7 @@ class BulkCall:
         if connection not in self._session.connections:
             raise PeerGone("its bulk connection is gone")
         incoming = Incoming(assembly, flow)
-        self._session.calls.want(connection, self.number, incoming)
+        self._session.want(connection, self.number, incoming)
         return incoming
 
     def stop(self) -> None:
@@ -334,7 +327,7 @@ class BulkCall:
         self.stop()
         if self._connection is not None:
             self._connection.release()
-        self._session.calls.end(self.number)
+        self._session.end(self.number)
 
 
 class BulkConnection:
@@ -350,13 +343,13 @@ class BulkConnection:
         number: int,
         sealer: Sealer,
         opener: Opener,
-        calls: BulkCalls,
+        session: BulkSession,
         on_end: Callable[[BulkConnection], None],
         *,
         stall_s: float,
     ) -> None:
         self.peer, self.number = peer, number
-        self._sock, self._sealer, self._opener, self._calls = sock, sealer, opener, calls
+        self._sock, self._sealer, self._opener, self._session = sock, sealer, opener, session
         self._on_end, self._stall_s = on_end, stall_s
         self._loop = asyncio.get_running_loop()
         self._sending: asyncio.Task[None] | None = None
@@ -399,7 +392,7 @@ class BulkConnection:
 
     def _ended(self, _: object) -> None:
         self._closed = True
-        self._calls.lost(self.number)
+        self._session.lost(self.number)
         if self._sending is None:
             self._sock.close()
         else:
@@ -471,7 +464,7 @@ class BulkConnection:
         await fill_from(self._sock, start, fill, len(start))
         plain = memoryview(bytearray(8))
         self._opener.open(start, plain)
-        incoming = await self._calls.taker(self.number, read_call(plain))
+        incoming = await self._session.taker(self.number, read_call(plain))
         if unwanted := incoming is None:
             incoming = Incoming(Assembly((), max_bytes=0), Flow())
             incoming.dropped = True

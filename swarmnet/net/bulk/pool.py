@@ -27,6 +27,7 @@ from swarmnet.net.address import home_of
 from swarmnet.net.background import BackgroundTasks
 from swarmnet.net.bulk.connection import BULK_FROM, BulkCall, BulkConnection, BulkSession, fill_from
 from swarmnet.net.bulk.records import AROUND, BulkKeys, Kind, Opener, Sealer, read_head
+from swarmnet.net.descriptors import set_options
 from swarmnet.pacing import Backoff, Budgets, Rate
 from swarmnet.wire.convert import SECRET_BYTES, SESSION_BYTES, BulkAsk, BulkOffer, Lane
 
@@ -56,8 +57,8 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 300.0
 _IDLE_S = 60.0
 """A pool that is not used for so long closes its connections."""
 
-_KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 25_000}
-"""Seconds, probes, milliseconds: a host that does not answer is gone after 25 s."""
+_SILENCE_S = 25
+"""A host that does not answer for so long is gone."""
 
 _OPENING = struct.Struct(f">4s{SESSION_BYTES}sQ")
 """What a connection begins with: the protocol, the session, the connection's number."""
@@ -114,7 +115,7 @@ class BulkPool(BulkSession):
 
     def call(self) -> BulkCall:
         """Begin a call of mine."""
-        return BulkCall(self, self.calls.number())
+        return BulkCall(self, self.number())
 
     def lane(self, call: BulkCall) -> Lane | None:
         """What the header of a call says of it; None: it has to do without bulk connections."""
@@ -129,15 +130,15 @@ class BulkPool(BulkSession):
             self.grow()
         return taken
 
-    def wish(self, num_bytes: int) -> None:
-        """An answer of so many bytes comes through gRPC: the peer found no connection free."""
-        if num_bytes >= BULK_FROM:
-            self.grow()
-
-    def grow(self) -> None:
-        """Open one more, unless there are enough or that failed a moment ago."""
-        if self._dialling is None and not self._pausing and len(self.connections) < MOST_CONNECTIONS:
-            self._dialling = asyncio.create_task(self._open())
+    def grow(self, num_bytes: int = BULK_FROM) -> None:
+        """Open one more for payloads of so many bytes, unless there are enough or that failed a moment ago."""
+        if (
+            num_bytes >= BULK_FROM
+            and self._dialling is None
+            and not self._pausing
+            and len(self.connections) < MOST_CONNECTIONS
+        ):
+            self._dialling = asyncio.create_task(self._connect())
             self._dialling.add_done_callback(self._opened)
 
     def _opened(self, task: asyncio.Task[None]) -> None:
@@ -150,7 +151,7 @@ class BulkPool(BulkSession):
         again_in_s = self._backoff.failed(loop_time())
         log.debug("no_bulk_connection", peer=self._peer, error=repr(error), again_in_s=again_in_s)
 
-    async def _open(self) -> None:
+    async def _connect(self) -> None:
         self._place = self._place or await self._ask()
         if self._place is None:
             raise OSError("the peer takes none")
@@ -168,7 +169,7 @@ class BulkPool(BulkSession):
                 sock.close()
                 raise
         self.connections[number] = BulkConnection(
-            sock, self._peer, number, sealer, opener, self.calls, self._lose, stall_s=self._stall_s
+            sock, self._peer, number, sealer, opener, self, self._lose, stall_s=self._stall_s
         )
 
     def _lose(self, connection: BulkConnection) -> None:
@@ -179,7 +180,7 @@ class BulkPool(BulkSession):
 
     def close_idle(self, *, welcome: bool) -> None:
         """Close what was not used for long; all, if the peer is not welcome any more."""
-        idle = self.calls.idle and loop_time() - self._used_at > _IDLE_S
+        idle = self.idle and loop_time() - self._used_at > _IDLE_S
         if idle or not welcome:
             self.close()
 
@@ -211,12 +212,8 @@ async def _dial(host: str, port: int) -> socket.socket:
 
 def _ready(sock: socket.socket) -> socket.socket:
     sock.setblocking(False)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     # A host that vanished says nothing, and what it had open would count as its own for ever.
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in _KEEPALIVE.items():
-        if hasattr(socket, option):
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+    set_options(sock, silence_s=_SILENCE_S)
     return sock
 
 
@@ -254,7 +251,6 @@ class BulkListener:
     def __init__(self, me: PeerId, run: RunId | None, *, stall_s: float) -> None:
         self._me, self._run, self._stall_s = me, run or "", stall_s
         self._sessions: dict[bytes, TakenSession] = {}
-        self._newest: dict[PeerId, TakenSession] = {}
         self._of_caller: Counter[PeerId] = Counter()
         self._unproven: Counter[str] = Counter()
         self._asks, self._junk = Budgets[PeerId](_ASKS), Budgets[str](_JUNK)
@@ -274,17 +270,14 @@ class BulkListener:
         port = self.outside_port if outside and self.port and self.outside_port is not None else self.port
         if not port or self._asks.of(caller).ask(now):
             return BulkOffer(0)
-        # A caller's last session lives on in its connections alone.
-        if (old := self._newest.get(caller)) is not None:
-            self._forget(old)
         if len(self._sessions) >= _MOST_SESSIONS:
             idle = next((taken for taken in self._sessions.values() if not taken.connections), None)
             if idle is None:
                 return BulkOffer(0)
-            self._forget(idle)
+            del self._sessions[idle.keys.id]
         mine, name = secrets.token_bytes(SECRET_BYTES), secrets.token_bytes(SESSION_BYTES)
         taken = TakenSession(BulkKeys(self._run, caller, self._me, name, ask.secret + mine), caller)
-        self._sessions[name] = self._newest[caller] = taken
+        self._sessions[name] = taken
         return BulkOffer(port, name, mine)
 
     def call(self, caller: PeerId, lane: Lane) -> BulkCall | None:
@@ -292,7 +285,7 @@ class BulkListener:
         taken = self._sessions.get(lane.session)
         if taken is None or taken.caller != caller:
             return None
-        taken.calls.begin(lane.call)
+        taken.begin(lane.call)
         return BulkCall(taken, lane.call, lane.connection)
 
     def drop(self, unwelcome: Callable[[PeerId], object]) -> None:
@@ -301,18 +294,9 @@ class BulkListener:
             self._close(taken)
 
     def _close(self, taken: TakenSession) -> None:
-        self._forget(taken)
         self._sessions.pop(taken.keys.id, None)
         for connection in taken.connections.values():
             connection.close()
-
-    def _forget(self, taken: TakenSession) -> None:
-        """It opens no more connections; it is gone with the last one."""
-        taken.last = 1 << 64
-        if self._newest.get(taken.caller) is taken:
-            del self._newest[taken.caller]
-        if not taken.connections:
-            self._sessions.pop(taken.keys.id, None)
 
     # ------------------------------------------------------------ the port
 
@@ -387,7 +371,7 @@ class BulkListener:
             number,
             sealer,
             opener,
-            taken.calls,
+            taken,
             lambda connection: self._lose(taken, connection),
             stall_s=self._stall_s,
         )
@@ -397,8 +381,6 @@ class BulkListener:
         del taken.connections[connection.number]
         # Not at once: each that is opened costs us a millisecond, and its caller next to nothing.
         asyncio.get_running_loop().call_later(_PLACE_S, self._give_back, taken.caller)
-        if not taken.connections and self._newest.get(taken.caller) is not taken:
-            self._sessions.pop(taken.keys.id, None)
 
     def _give_back(self, caller: PeerId) -> None:
         self._of_caller[caller] -= 1

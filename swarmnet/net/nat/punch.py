@@ -25,6 +25,7 @@ from swarmnet.ids import PeerId
 from swarmnet.messages import Busy, Rejected
 from swarmnet.net.address import Address, endpoint_of
 from swarmnet.net.background import BackgroundTasks
+from swarmnet.net.descriptors import set_options
 from swarmnet.net.grpc_channels import PeerChannels
 from swarmnet.net.grpc_options import CHANNEL_OPTIONS
 from swarmnet.net.nat.circuits import Answered, Called, Connection, Doors, End, Tunnel, hear, splice
@@ -207,15 +208,7 @@ _OBSERVE_S = 6.0
 _UNSENT_BYTES = 128 << 10
 """What the system takes of us beyond what the line carries; more would delay short messages."""
 _SILENCE_S = 15
-_OPTIONS = {
-    "TCP_NODELAY": 1,
-    "TCP_NOTSENT_LOWAT": _UNSENT_BYTES,
-    "TCP_KEEPIDLE": _SILENCE_S // 3,
-    "TCP_KEEPINTVL": _SILENCE_S // 3,
-    "TCP_KEEPCNT": 2,
-    "TCP_USER_TIMEOUT": _SILENCE_S * 1000,
-}
-"""Short messages do not wait behind what the line has not taken yet; a router that forgot us is noticed."""
+"""A router that forgot us is noticed."""
 
 
 class Holes:
@@ -313,10 +306,7 @@ class Holes:
             reason = (error.message if isinstance(error, SwarmError) else "") or type(error).__name__
             self._say("not_punched", {"peer": peer, "reason": reason})
         else:
-            for name, value in _OPTIONS.items():
-                if hasattr(socket, name):  # of this system
-                    sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            set_options(sock, silence_s=_SILENCE_S, unsent_bytes=_UNSENT_BYTES)
             if asks:
                 self._let_in(peer, sock)
             else:
