@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 from swarmnet.errors import PeerGone
 from swarmnet.ids import PeerId
+from swarmnet.net.address import Address
+from swarmnet.net.dials import AT_HOST, HOST_AGAIN_S, Dials
 from swarmnet.net.nat.kinds import (
     AT_ONCE,
     BUSY_S,
     FIRST_PAUSE_S,
-    HOST_BURST,
-    HOST_EVERY_S,
+    HOST_TOKENS,
     LASTED_S,
     LONGEST_PAUSE_S,
     MOST_DIALLED,
@@ -74,7 +75,7 @@ def test_nobody_is_dialled_in_another_house(inside: tuple[str, int], outside: tu
 
 
 def test_failures_make_the_next_punch_wait_longer_and_a_good_connection_makes_it_wait_no_more() -> None:
-    punches, now, waits = Punches(), 0.0, []
+    punches, now, waits = Punches(Dials().hosts), 0.0, []
     for _ in range(9):
         assert punches.wait_s(PEER, now) == 0.0
         punches.failed(PEER, now)
@@ -88,16 +89,20 @@ def test_failures_make_the_next_punch_wait_longer_and_a_good_connection_makes_it
 
 
 def test_many_peers_cannot_have_one_host_dialled_often() -> None:
-    punches, victim, other = Punches(), ("44.0.0.8", 1), ("44.0.0.6", 1)
-    for _ in range(HOST_BURST):
+    dials = Dials()
+    punches, victim, other = Punches(dials.hosts), ("44.0.0.8", 1), ("44.0.0.6", 1)
+    for _ in range(AT_HOST // HOST_TOKENS):
         assert punches.take([victim, other, ("44.0.0.8", 2)], 0.0) == [victim, other, ("44.0.0.8", 2)]
         other = (f"{other[0]}6", 1)
-    assert punches.take([victim, other], 0.5) == [other]
-    assert punches.take([victim], HOST_EVERY_S) == [victim] and punches.take([victim], HOST_EVERY_S) == []
+    named = Address.of("44.0.0.8", 3, PEER)
+    assert dials.pause_s(PEER, named, 0.0) == HOST_AGAIN_S, "dials of other kinds have the same budget"
+    again_s = HOST_TOKENS * HOST_AGAIN_S
+    assert punches.take([victim, other], again_s / 2) == [other]
+    assert punches.take([victim], again_s) == [victim] and punches.take([victim], again_s) == []
 
 
 def test_a_peer_asks_while_it_is_asked_and_takes_part_in_few_punches_at_once() -> None:
-    punches = Punches()
+    punches = Punches(Dials().hosts)
     punches.under_way.add((PEER, False))
     assert punches.wait_s(PEER, 0.0, asks=True) == 0.0, "each of two peers asks for its own connection"
     assert punches.wait_s(PEER, 0.0) == BUSY_S, "one of them at a time"
@@ -106,7 +111,7 @@ def test_a_peer_asks_while_it_is_asked_and_takes_part_in_few_punches_at_once() -
 
 
 def test_who_asks_in_vain_waits_and_is_asked_all_the_same() -> None:
-    punches = Punches()
+    punches = Punches(Dials().hosts)
     punches.failed(PEER, 0.0)
     assert (punches.wait_s(PEER, 0.0), punches.wait_s(PEER, 0.0, asks=True)) == (FIRST_PAUSE_S, 0.0)
 

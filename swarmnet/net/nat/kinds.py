@@ -17,7 +17,7 @@ from typing import Literal
 
 from swarmnet.bounds import Recent
 from swarmnet.ids import PeerId
-from swarmnet.pacing import Backoff, Budgets, Rate
+from swarmnet.pacing import Backoff, Budgets
 
 MOST_DIALLED = 4
 """Addresses, by one punch."""
@@ -27,8 +27,8 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 600.0
 BUSY_S = 1.0
 LASTED_S = 60.0
 """A connection that lasted for so long was a good one: the next punch follows soon."""
-HOST_EVERY_S, HOST_BURST = 2.0, 8
-"""One host is dialled by so many punches, whoever names it, and by one more so often: many homes share a carrier's."""
+HOST_TOKENS = 2
+"""Dials of a host's budget that a punch takes: 8 punches at once, since many homes share a carrier's address."""
 AT_ONCE = 16
 
 _CARRIERS = ipaddress.IPv4Network("100.64.0.0/10")
@@ -80,10 +80,11 @@ def dialled(mine: Sight, theirs: Sight) -> list[Endpoint]:
 class Punches:
     """When to punch, and how often others may have us dial."""
 
+    hosts: Budgets[str]
+    """Shared with all other dials of addresses that others name."""
     under_way: set[tuple[PeerId, bool]] = field(default_factory=set)
     """Each with a peer, which asks for it or is asked."""
     _pauses: Recent[tuple[PeerId, bool], Backoff] = field(default_factory=lambda: Recent(_REMEMBERED))
-    _hosts: Budgets[str] = field(default_factory=lambda: Budgets(Rate.every(HOST_EVERY_S, HOST_BURST), _REMEMBERED))
 
     def wait_s(self, peer: PeerId, now: float, *, asks: bool = False) -> float:
         """Seconds until a punch with this peer may begin, which I ask for or it `asks` for; 0: now."""
@@ -94,7 +95,9 @@ class Punches:
 
     def take(self, places: Sequence[Endpoint], now: float) -> list[Endpoint]:
         """Those of the addresses that may be dialled now."""
-        waits_s = {host: self._hosts.of(host).ask(now) for host in dict.fromkeys(host for host, _ in places)}
+        waits_s = {
+            host: self.hosts.of(host).ask(now, HOST_TOKENS) for host in dict.fromkeys(host for host, _ in places)
+        }
         return [place for place in places if not waits_s[place[0]]]
 
     def failed(self, peer: PeerId, now: float, *, asks: bool = False) -> None:

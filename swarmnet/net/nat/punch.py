@@ -32,6 +32,7 @@ from swarmnet.net.nat.circuits import Answered, Called, Connection, Doors, End, 
 from swarmnet.net.nat.dial_back import Say
 from swarmnet.net.nat.kinds import BUSY_S, Endpoint, Punches, Sight, dialled
 from swarmnet.net.tls import Leaf, caller_of
+from swarmnet.pacing import Budgets
 from swarmnet.wire.convert import NONCE_BYTES, GreetFirst, Ping, Pong
 from swarmnet.wire.punch import (
     MOST_OUTSIDE,
@@ -214,7 +215,8 @@ _SILENCE_S = 15
 class Holes:
     """Connections through holes: those that this peer calls through, and those that it is called through.
 
-    welcome(peer): has it greeted, and is it admitted? on_open(peer): it can be called through a hole now.
+    hosts: what may be dialled of each host that others name. welcome(peer): has it greeted, and is it admitted?
+    on_open(peer): it can be called through a hole now.
     """
 
     def __init__(
@@ -222,6 +224,7 @@ class Holes:
         leaf: Leaf,
         channels: Callable[[PeerId], PeerChannels],
         doors: Doors,
+        hosts: Budgets[str],
         welcome: Callable[[PeerId], bool],
         on_open: Callable[[PeerId], None],
     ) -> None:
@@ -230,7 +233,7 @@ class Holes:
         self._hidden = False
         self._observers: Callable[[], Sequence[PeerId]] = tuple
         self._say: Say = lambda event, fields: None
-        self._punches = Punches()
+        self._punches = Punches(hosts)
         self._mine: dict[PeerId, tuple[socket.socket, float]] = {}
         """By whom they lead to, with the time of their beginning."""
         self._theirs: dict[PeerId, asyncio.Task[None]] = {}
