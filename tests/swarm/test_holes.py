@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 from test_relay import OF_THE_DEAD, World
 
+from swarmnet.errors import PeerGone
 from swarmnet.ids import PeerId
 from swarmnet.messages import Gradient, Request
 from swarmnet.net.nat import kinds, punch
@@ -121,6 +122,37 @@ def test_a_call_under_way_and_the_link_go_on_when_a_hole_is_found_and_when_it_is
             lose_hole(a, b)
             await world.says(a.peer, "hole_lost")
             assert a.transport.relayed(b.peer)
+            await call()
+
+    asyncio.run(main())
+
+
+def test_a_channel_that_is_given_up_leaves_its_calls_their_hole_and_later_ones_take_a_circuit() -> None:
+    async def main() -> None:
+        async with homes() as world:
+            a, b, told = world.a, world.b, asyncio.Event()
+            await world.hole()
+            channels = a.transport._channels_to(b.peer)
+
+            async def call() -> None:
+                payload = (packed(300_000),)
+                deadline = asyncio.get_running_loop().time() + LIMIT_S
+                answers = [answer async for answer in a.transport.call(b.peer, PROCESS, payload, deadline=deadline)]
+                assert same(answers[-1].payload, payload)
+
+            b.service.answering = answers_when(told)
+            told.set()
+            await call()
+            told.clear()
+            under_way = asyncio.create_task(call())
+            await world.until(lambda: any(channel.users for channel in channels._open_channels()))
+            (channel,) = set(channels._open_channels())
+            channels.retire(channel)
+            with pytest.raises(PeerGone):
+                await call()
+            await world.says(a.peer, "hole_lost")
+            told.set()
+            await under_way
             await call()
 
     asyncio.run(main())

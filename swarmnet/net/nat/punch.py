@@ -236,6 +236,7 @@ class Holes:
         self._punches = Punches(hosts)
         self._mine: dict[PeerId, tuple[socket.socket, float]] = {}
         """By whom they lead to, with the time of their beginning."""
+        self._taken: dict[PeerId, socket.socket] = {}
         self._theirs: dict[PeerId, asyncio.Task[None]] = {}
         self._wanted: set[PeerId] = set()
         self._tasks = BackgroundTasks()
@@ -263,8 +264,12 @@ class Holes:
         if peer not in self._mine:
             raise PeerGone("the hole is lost", peer=peer)
         sock, _ = self._mine[peer]
+        # One connection has one user. The channel before was given up and may still have calls under way on it.
+        if self._taken.get(peer) is sock:
+            self._lose(peer, sock)
+            raise PeerGone("the hole is taken", peer=peer)
+        self._taken[peer] = sock
         try:
-            # A channel that dials again has lost its connection, and with it the hole.
             async with _over(sock) as end:
                 yield end
         finally:
@@ -321,6 +326,8 @@ class Holes:
 
     def _lose(self, peer: PeerId, sock: socket.socket) -> None:
         sock.close()
+        if self._taken.get(peer) is sock:
+            del self._taken[peer]
         if peer in self._mine and self._mine[peer][0] is sock:
             _, began = self._mine.pop(peer)
             self._punches.ended(peer, loop_time(), lasted_s=loop_time() - began)
