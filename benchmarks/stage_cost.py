@@ -107,7 +107,7 @@ def install(clocks: Clocks, stepped: Callable[[], None]) -> None:
     from swarmnet.engine.compute_thread import StageJobs
     from swarmnet.engine.payloads import Payloads
     from swarmnet.engine.torch_engine import TorchEngine
-    from swarmnet.net.bulk_records import Opener, Sealer
+    from swarmnet.net.bulk.records import Opener, Sealer
     from swarmnet.ranks.chunks import Gradients
     from swarmnet.ranks.stage import RankStage
     from swarmnet.stage.accumulator import Accumulator

@@ -69,6 +69,11 @@ class Address:
         """Through whom a circuit leads; None for a TCP endpoint."""
         return PeerId(self.host) if self.kind == "p2p" else None
 
+    @property
+    def direct(self) -> bool:
+        """Is it a TCP endpoint?"""
+        return self.kind != "p2p"
+
     def __str__(self) -> str:
         if self.relay:
             return f"/p2p/{self.relay}/p2p-circuit/p2p/{self.peer}"
@@ -161,6 +166,16 @@ def network_of(host: str, ip4: int, ip6: int) -> str:
         return ""
     ip = getattr(ip, "ipv4_mapped", None) or ip
     return str(ipaddress.ip_network((ip, ip4 if ip.version == 4 else ip6), strict=False)) if ip.is_global else ""
+
+
+def home_of(host: str) -> str:
+    """One home's addresses count as one: of IPv6 it has 2**64."""
+    try:
+        ip = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    ip = getattr(ip, "ipv4_mapped", None) or ip
+    return str(ip) if ip.version == 4 else str(ipaddress.ip_network((int(ip), 64), strict=False))
 
 
 def operator_of(peer: PeerId, addresses: Iterable[str], home: str = "") -> str:

@@ -1,4 +1,4 @@
-"""File descriptors: as many as this process may have, and a word when they run out.
+"""File descriptors: as many as this process may have, a word when they run out, and the options of TCP sockets.
 
 Every connection takes one, and gRPC says nothing when there is none left: it leaves callers waiting in the listening
 socket and retries its own dials for ever.
@@ -11,6 +11,7 @@ import contextlib
 import errno
 import os
 import resource
+import socket
 
 from swarmnet import telemetry
 
@@ -30,6 +31,23 @@ def raise_limit() -> int:
         with contextlib.suppress(OSError, ValueError):  # macOS has a lower limit than it says
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def set_options(sock: socket.socket, *, silence_s: int, unsent_bytes: int | None = None) -> None:
+    """Send short messages at once, and end a connection whose other end is silent for so long. unsent_bytes: what the
+    system takes of us beyond what the network carries."""
+    options = {
+        "TCP_NODELAY": 1,
+        "TCP_KEEPIDLE": silence_s * 2 // 5,
+        "TCP_KEEPINTVL": silence_s // 5,
+        "TCP_KEEPCNT": 3,
+        "TCP_USER_TIMEOUT": 1000 * silence_s,
+        "TCP_NOTSENT_LOWAT": unsent_bytes,
+    }
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in options.items():
+        if value is not None and hasattr(socket, name):  # of this system
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def lowest_free() -> int | None:

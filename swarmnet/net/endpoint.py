@@ -29,16 +29,16 @@ from swarmnet.net.admission_files import OwnPass, admissions_of, notices_of
 from swarmnet.net.background import beside
 from swarmnet.net.dht import DhtDirectory
 from swarmnet.net.dht_daemon import Listen
-from swarmnet.net.dial_back import Say
 from swarmnet.net.greeting import Greeter
 from swarmnet.net.grpc_options import GrpcConfig
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import IDENTITY_FILE, Identity, own_identity
-from swarmnet.net.nat import at_home
-from swarmnet.net.port_mapping import Outside, mapped_ports
+from swarmnet.net.nat.dial_back import Say
+from swarmnet.net.nat.kinds import at_home
+from swarmnet.net.nat.port_mapping import Outside, mapped_ports
+from swarmnet.net.nat.relay_book import RelayCaps
 from swarmnet.net.ports import LastPorts
 from swarmnet.net.records import MAX_AHEAD_S, Announcement
-from swarmnet.net.relay_book import RelayCaps
 from swarmnet.net.swarm_link import SwarmLink
 from swarmnet.net.twins import ASK_S, Twins, new_boot_id
 from swarmnet.telemetry.journal import loopback_last
@@ -137,7 +137,7 @@ class Endpoint:
         if not await self.transport.hide(members, say):
             return None
         self.directory.hide()
-        relays = self.transport.relays
+        relays = self.transport.network.relays
         links = [str(SwarmLink(self.run, at)) for relay in relays for at in self.directory.dht_addresses(relay)]
         return {"relays": list(relays), "links": loopback_last(links)}
 

@@ -22,14 +22,14 @@ from swarmnet.ids import PeerId
 from swarmnet.messages import STRANGERS_ASK, Accepted, Answer, Busy, Control, Packed, Rejected, Request, gives_way
 from swarmnet.net.address import endpoint_of
 from swarmnet.net.background import beside
-from swarmnet.net.bulk_connection import BULK_FROM, BulkConnection, Incoming
-from swarmnet.net.bulk_pool import BulkListener, TakenSession
-from swarmnet.net.dial_back import public_home
+from swarmnet.net.bulk.connection import BulkCall, Outgoing
+from swarmnet.net.bulk.pool import BulkListener
 from swarmnet.net.greeting import HELLO
 from swarmnet.net.grpc_caller import METHODS
 from swarmnet.net.grpc_channels import BULK, SERVICE_FAILED, Dialling
 from swarmnet.net.grpc_link import LINK, Outbox
 from swarmnet.net.grpc_options import GrpcConfig
+from swarmnet.net.nat.dial_back import public_home
 from swarmnet.net.tls import caller_of
 from swarmnet.net.traffic import Flow, Traffic
 from swarmnet.net.twins import TWIN_REFUSED
@@ -294,7 +294,8 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
                 try:
                     await self._serve(expected, caller, inbound)
                 finally:
-                    inbound.leave_lane()
+                    if inbound.bulk is not None:
+                        inbound.bulk.end()
                     _one_less(self._calls, caller)
                     self._strange[expected] -= stranger
             await inbound.finish()
@@ -323,8 +324,7 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
             request, declared, lane = self._config.reader.request(
                 await inbound.read(within_s=math.inf if caller in self.greeted else _STRANGERS_WORD_S)
             )
-            if lane is not None and (session := self._bulk.session(caller, lane.session)) is not None:
-                inbound.take_lane(session, lane)
+            inbound.bulk = self._bulk.call(caller, lane) if lane is not None else None
             # Limits were chosen by the method: a Process must not come in as a Part.
             if type(request) is not expected:
                 raise BadMessage(RejectCode.MALFORMED, "the request belongs to another method")
@@ -401,21 +401,7 @@ class Inbound:
         self.gives_way = False  # it asks for what can wait
         self._caller, self._config, self._flow = caller, config, flow
         self._writing = asyncio.Lock()
-        self._session: TakenSession | None = None
-        self._lane = Lane()
-        self._way: BulkConnection | None = None  # of answers
-
-    def take_lane(self, session: TakenSession, lane: Lane) -> None:
-        """Payloads may cross bulk connections of this session of the caller's. Raises BadMessage."""
-        session.calls.begin(lane.call)
-        self._session, self._lane = session, lane
-
-    def leave_lane(self) -> None:
-        """What is still to come of the payload is thrown away."""
-        if self._session is not None:
-            self._session.calls.end(self._lane.call)
-        if self._way is not None:
-            self._way.release()
+        self.bulk: BulkCall | None = None  # payloads may come and leave there
 
     async def read(self, *, within_s: float = math.inf) -> bytes:
         """The caller's next message. Raises PeerGone if there is none or it does not come."""
@@ -443,8 +429,8 @@ class Inbound:
             nonlocal reading
             assert not reading, "a payload can be read once"
             reading = True
-            if self._session is not None and self._lane.connection:
-                received = await self._read_bulk(self._session, declared)
+            if self.bulk is not None and self.bulk.brings:
+                received = await self._read_bulk(self.bulk, declared)
             else:
                 received = await read_payload(self._read_piece, declared, max_bytes=self._config.max_payload_bytes)
             self.unread = False
@@ -452,12 +438,10 @@ class Inbound:
 
         return ReadPayload(tuple((tensor.codec, tensor.shape) for tensor in declared), payload)
 
-    async def _read_bulk(self, session: TakenSession, declared: Sequence[TensorHeader]) -> tuple[Packed, ...]:
+    async def _read_bulk(self, bulk: BulkCall, declared: Sequence[TensorHeader]) -> tuple[Packed, ...]:
         """The payload, from the bulk connection that the header names. Raises BadMessage, PeerGone."""
-        if self._lane.connection not in session.connections:
-            raise PeerGone("its bulk connection is gone", peer=self._caller)
-        incoming = Incoming(Assembly(declared, max_bytes=self._config.max_payload_bytes), self._flow)
-        session.calls.want(self._lane.connection, self._lane.call, incoming)
+        assembly = Assembly(declared, max_bytes=self._config.max_payload_bytes)
+        incoming = bulk.receive(bulk.brings, assembly, self._flow)
         try:
             await incoming.come(stall_s=self._config.stall_s)
         except TimeoutError as error:
@@ -472,35 +456,27 @@ class Inbound:
         if payload and self.gives_way:
             await self._flow.priority.turn(num_bytes)
         async with self._writing:
-            way = self._way_of(num_bytes)
-            header = write_answer(answer, Lane(connection=way.number) if way is not None else None)
+            outgoing = self.bulk.send(payload, self._flow) if self.bulk is not None else None
+            lane = Lane(connection=self.bulk.connection) if self.bulk is not None and outgoing is not None else None
+            header = write_answer(answer, lane)
             with self._flow.priority.urgent() if payload and not self.gives_way else contextlib.nullcontext():
-                if way is not None:
-                    await self._send_bulk(way, header, payload)
+                if self.bulk is not None and outgoing is not None:
+                    await self._send_bulk(self.bulk, outgoing, header)
                     return
                 for message in answer_messages(header, payload):
                     if payload:
                         await self._flow.up.turn()
                     await self._write(message)
 
-    def _way_of(self, num_bytes: int) -> BulkConnection | None:
-        """The bulk connection for an answer with so many bytes: one for all answers of a call."""
-        if self._session is None or num_bytes < BULK_FROM:
-            return None
-        if self._way is None:
-            self._way = self._session.lane(num_bytes)
-        return self._way if self._way is not None and self._way.ready else None
-
-    async def _send_bulk(self, way: BulkConnection, header: bytes, payload: tuple[Packed, ...]) -> None:
-        """An answer and its payload beside it. Raises PeerGone."""
-        outgoing = way.send(self._lane.call, payload, self._flow)
+    async def _send_bulk(self, bulk: BulkCall, outgoing: Outgoing, header: bytes) -> None:
+        """An answer, whose payload leaves beside it. Raises PeerGone."""
         try:
             await self._write(header)
             await outgoing.left(stall_s=self._config.stall_s)
         except TimeoutError as error:
             raise PeerGone("the caller does not read", peer=self._caller) from error
         finally:
-            way.give_up(outgoing)
+            bulk.stop()
 
     async def finish(self) -> None:
         """After the last answer: a caller that may still be uploading is told to leave, and leaving cancels us here."""

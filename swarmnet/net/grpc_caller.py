@@ -32,10 +32,10 @@ from swarmnet.messages import (
     SnapshotRequest,
     TrailRequest,
 )
-from swarmnet.net.bulk_connection import BulkConnection, Incoming, Outgoing
+from swarmnet.net.bulk.connection import Incoming, Outgoing
 from swarmnet.net.grpc_channels import Channel, PeerChannels
 from swarmnet.net.traffic import Flow
-from swarmnet.wire.convert import Done, GreetFirst, Lane, Pong, Pulse, Told, declare, with_payload, write_request
+from swarmnet.wire.convert import Done, GreetFirst, Pong, Pulse, Told, declare, with_payload, write_request
 from swarmnet.wire.framing import Assembly, payload_messages, split_answer
 
 METHODS: dict[type, str] = {
@@ -108,7 +108,6 @@ class _Call:
         self._refused = self._answered = False
         self._arriving: tuple[Answer, Assembly | Incoming] | None = None
         self._outgoing: Outgoing | None = None
-        self._way: BulkConnection | None = None
         self._uploading = contextlib.ExitStack()
         # A call that cannot begin keeps nothing: neither its number nor a connection.
         with contextlib.ExitStack() as taken:
@@ -116,21 +115,16 @@ class _Call:
             if payload:
                 # State that we hand out to joiners waits until this upload is over.
                 self._uploading.enter_context(flow.priority.urgent())
-            self._number = channels.bulk.calls.number()
-            taken.callback(channels.bulk.calls.end, self._number)
-            taken.callback(self._release)
+            self._bulk = channels.bulk.call()
+            taken.callback(self._bulk.end)
             self._begin(channel, request, payload)
             self._taken = taken.pop_all()
 
     def _begin(self, channel: Channel, request: Request, payload: tuple[Packed, ...]) -> None:
-        bulk = self._channels.bulk
-        self._way = bulk.lane(sum(packed.num_bytes for packed in payload))
-        number = self._way.number if self._way is not None else 0
-        lane = Lane(bulk.session, number, self._number) if bulk.session else None
-        self._header = write_request(request, declare(payload), lane)
-        if self._way is not None:
-            # Beside the header, not after it: the callee brings the two together.
-            self._outgoing = self._way.send(self._number, payload, self._flow, self._advance)
+        # Beside the header, not after it: the callee brings the two together.
+        self._outgoing = self._bulk.send(payload, self._flow, self._advance)
+        self._header = write_request(request, declare(payload), self._channels.bulk.lane(self._bulk))
+        if self._outgoing is not None:
             payload = ()
         method = channel.aio.stream_stream(METHODS[type(request)])
         # Without gRPC's own deadline, a time of day that is computed here: `_patience` ends the call, by our clock.
@@ -140,20 +134,14 @@ class _Call:
         """Cancel whatever is still under way."""
         if self._outgoing is not None and self._outgoing.over and self._answered and not self._refused:
             self._channels.bulk.carried()
+        self._refused = True
         self._taken.close()
         self._stream.cancel()
-
-    def _release(self) -> None:
-        """Give the bulk connection back."""
-        self._stop()
-        if self._way is not None:
-            self._way.release()
 
     def _stop(self) -> None:
         """Send no more of the payload."""
         self._refused = True
-        if self._way is not None and self._outgoing is not None:
-            self._way.give_up(self._outgoing)
+        self._bulk.stop()
 
     async def next(self) -> Answer | GreetFirst | None:
         """The next answer with its payload, or Running while that arrives; None after the last one.
@@ -179,19 +167,17 @@ class _Call:
             assembly = Assembly(declared, max_bytes=self._max_bytes)
             self._arriving = answer, assembly
             if lane is not None:
-                # It broke since.
-                if not self._channels.bulk.has(lane.connection):
-                    raise await self._lost()
-                incoming = Incoming(assembly, self._flow)
-                self._channels.bulk.calls.want(lane.connection, self._number, incoming)
-                self._arriving = answer, incoming
+                try:
+                    self._arriving = answer, self._bulk.receive(lane.connection, assembly, self._flow)
+                except PeerGone as error:
+                    raise await self._lost() from error
             elif chunk is not None:
                 assembly.take(chunk)
                 await self._flow.down.turn()
             self._answered = True
             return await self._receive(*self._arriving)
         # The callee ends a call without a word when its payload does not come.
-        if self._way is not None and not self._answered:
+        if self._outgoing is not None and not self._answered:
             raise await self._lost()
         return None
 
@@ -228,7 +214,7 @@ class _Call:
 
     async def _receive_chunks(self, assembly: Assembly) -> bool:
         """Likewise, over gRPC."""
-        self._channels.bulk.wish(assembly.num_bytes)
+        self._channels.bulk.grow(assembly.num_bytes)
         began = loop_time()
         while not assembly.whole:
             # gRPC ended the stream well, so this is no broken line: the callee said less than it declared.

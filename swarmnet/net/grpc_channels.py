@@ -20,16 +20,16 @@ import grpc
 
 from swarmnet import telemetry
 from swarmnet.clock import loop_time
-from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode, SwarmError, UsageError
+from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode, SwarmError
 from swarmnet.ids import PeerId
 from swarmnet.messages import Rejected
 from swarmnet.net.address import Address
-from swarmnet.net.bulk_pool import BulkPlace, BulkPool
-from swarmnet.net.bulk_records import BulkSession
-from swarmnet.net.circuits import Called, Tunnel, we_are_cancelled
+from swarmnet.net.bulk.pool import BulkPlace, BulkPool
+from swarmnet.net.bulk.records import BulkKeys
 from swarmnet.net.dials import FIRST_PAUSE_S, Dials
 from swarmnet.net.greeting import HELLO, Greeter
 from swarmnet.net.grpc_options import CHANNEL_OPTIONS, GrpcConfig
+from swarmnet.net.nat.circuits import Called, Stream, we_are_cancelled
 from swarmnet.net.tls import Leaf
 from swarmnet.net.twins import TWIN_REFUSED, Lives
 from swarmnet.wire.convert import (
@@ -117,7 +117,7 @@ async def knock(address: Address, *, limit_s: float) -> str:
 
 async def refuses(address: Address) -> bool:
     """Does nobody listen there? A circuit proves nothing: only a relay says so."""
-    return not address.relay and await knock(address, limit_s=_PROBE_TIMEOUT_S) == REFUSED
+    return address.direct and await knock(address, limit_s=_PROBE_TIMEOUT_S) == REFUSED
 
 
 # ---------------------------------------------------------------- channels
@@ -132,16 +132,14 @@ class Channel:
 
     aio: grpc.aio.Channel
     address: Address
-    tunnel: Tunnel | None = None
-    """What carries it, if nobody can dial the peer."""
+    stream: Stream
     users: int = 0
     retired: bool = False
 
     async def close(self) -> None:
         """Cancel what is under way."""
         await self.aio.close()
-        if self.tunnel is not None:
-            self.tunnel.close()
+        self.stream.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,15 +149,12 @@ class Dialling:
     leaf: Leaf
     greeter: Greeter
     config: GrpcConfig
-    lookup: Callable[[PeerId], Sequence[str]]
+    addresses: Callable[[PeerId], Sequence[Address]]
+    connect: Callable[[PeerId, Address], Stream]
+    dials: Dials
     on_gone: Callable[[PeerId, bool], None]
-    tunnel: Callable[[PeerId, PeerId], Tunnel]
-    """To a peer, through a relay."""
-    dials: Dials = field(default_factory=Dials)
     find: Callable[[PeerId], Awaitable[None]] | None = None
     """Reads the record of a peer that I call by name, of a large stage; None: all that there are have been read."""
-    hole_to: Callable[[PeerId], bool] = lambda peer: False
-    """Do connections to this peer need no relay, though nobody can dial it?"""
     lives: Lives = field(default_factory=Lives)
     on_twin: Callable[[Hello, str, bool], None] = lambda hello, host, clocks_agree: None
     """Another process greets me under my own identity, from this host."""
@@ -221,12 +216,6 @@ class PeerChannels:
             if known and channel.address not in known:
                 self.retire(channel)
 
-    def leave_circuits(self) -> None:
-        """There is a shorter way: what begins from now on takes it, and what is under way ends where it is."""
-        for channel in self._open_channels():
-            if channel.address.relay:
-                self.retire(channel)
-
     async def _close_idle(self) -> None:
         """Close the retired channels that nobody uses any more."""
         idle = [channel for channel in self._retired if channel.users == 0]
@@ -244,37 +233,22 @@ class PeerChannels:
 
     def _open(self) -> Channel:
         address = self._next_address()
+        # The stream through a hole is one connection, which everything shares.
+        if address.relay == self.peer and (
+            channel := next((each for each in self._open_channels() if each.address == address), None)
+        ):
+            return channel
         credentials = self._dialling.leaf.channel_credentials(self.peer)
-        tunnel = self._dialling.tunnel(self.peer, address.relay) if address.relay else None
-        target = f"unix:{tunnel.path}" if tunnel else address.target
-        channel = Channel(grpc.aio.secure_channel(target, credentials, options=CHANNEL_OPTIONS), address, tunnel)
-        if tunnel:
-            # Its relay is lost: the next call takes another.
-            tunnel.on_end = partial(self.retire, channel)
+        stream = self._dialling.connect(self.peer, address)
+        aio = grpc.aio.secure_channel(stream.target, credentials, options=CHANNEL_OPTIONS)
+        channel = Channel(aio, address, stream)
+        # Its relay is lost, or there is a better stream: the next call takes another.
+        stream.on_end = partial(self.retire, channel)
         return channel
 
-    def addresses(self) -> list[Address]:
-        """Where the peer is said to listen; malformed and foreign entries are left out."""
-        found = []
-        for text in self._dialling.lookup(self.peer):
-            try:
-                address = Address.parse(text)
-            except UsageError as error:
-                log.debug("bad_address", peer=self.peer, error=error)
-                continue
-            # A record cannot make us dial somebody else in this peer's name.
-            if address.peer in (None, self.peer) and address.relay != self.peer:
-                found.append(address)
-        # All its relays are lost.
-        if not found and self._dialling.hole_to(self.peer):
-            return [Address.circuit(self.peer, self.peer)]
-        return list({(address.host, address.port): address for address in found}.values())
-
-    @property
-    def shown_host(self) -> str:
-        """Where the peer has answered, or from where it has called; "": nowhere that its record names."""
-        shown = (at.host for at in self.addresses() if not at.relay and self._dialling.dials.shown(self.peer, at))
-        return next(shown, "")
+    def addresses(self) -> Sequence[Address]:
+        """Where the peer is said to be reached."""
+        return self._dialling.addresses(self.peer)
 
     def _next_address(self) -> Address:
         """Of those that may be dialled now the one that failed longest ago, untried ones first. Raises PeerGone if
@@ -288,7 +262,7 @@ class PeerChannels:
         # An address where it has answered comes before one that it only names, which may be a victim's. A circuit is
         # asked for at its relay.
         if self._greeted:
-            ready = [at for at in ready if at.relay or self._dialling.dials.shown(self.peer, at)] or ready
+            ready = [at for at in ready if not at.direct or self._dialling.dials.shown(self.peer, at)] or ready
         if not ready:
             raise PeerGone(
                 "dialled in vain a moment ago",
@@ -425,10 +399,10 @@ class PeerChannels:
             offer = read_bulk_offer(await channel.aio.unary_unary(BULK)(write_bulk_ask(BulkAsk(mine))))
         # The port is the peer's word, the host is where it has proved to be: no third party is dialled.
         at = channel.address
-        if not offer.port or at.relay or not self._dialling.dials.shown(self.peer, at):
+        if not offer.port or not at.direct or not self._dialling.dials.shown(self.peer, at):
             return None
         run, me = self._dialling.greeter.run or "", self._dialling.leaf.peer
-        return BulkPlace(at.host, offer.port, BulkSession(run, me, self.peer, offer.session, mine + offer.secret))
+        return BulkPlace(at.host, offer.port, BulkKeys(run, me, self.peer, offer.session, mine + offer.secret))
 
     # ------------------------------------------------------------ breaking
 
@@ -484,7 +458,7 @@ class PeerChannels:
         dials, now = self._dialling.dials, loop_time()
         known = self.addresses()
         shown = [at for at in known if dials.shown(self.peer, at)]
-        if any(address.relay for address in known):
+        if not all(address.direct for address in known):
             return False
         for address in known:
             if address not in shown and not dials.pause_s(self.peer, address, now):

@@ -159,7 +159,7 @@ class Link:
         self._channels, self._config, self._on_reached, self._on_told = channels, channels.config, on_reached, on_told
         self.outbox, self._up = Outbox(self._config.outbox, write), up
         self._refused = Refusals()
-        self.is_open = self._moves = False
+        self.is_open = False
 
     async def run(self) -> None:
         """Until cancelled: connect when a message waits, stream, back off when it breaks."""
@@ -171,10 +171,6 @@ class Link:
                 backoff.reset()
             else:
                 await asyncio.sleep(backoff.failed(loop_time()))
-
-    def move(self) -> None:
-        """There is a better way to the peer: end the stream with the next message, and open another."""
-        self._moves = self.is_open
 
     async def _connect_and_stream(self) -> bool:
         """Returns whether the peer took the link."""
@@ -205,8 +201,7 @@ class Link:
             if not isinstance(answer, Accepted):
                 log.debug("link_not_taken", peer=self._channels.peer, answer=answer)
                 return False
-            # A better way may have been found since this one was begun.
-            self.is_open, self._moves = True, channel.retired
+            self.is_open = True
             await self._carry(stream, channel)
             return True
         except TimeoutError:
@@ -219,7 +214,7 @@ class Link:
     async def _carry(self, stream: grpc.aio.StreamStreamCall, channel: Channel) -> None:
         """Write what waits until the stream ends; the read is what notices the end."""
         probe = Probe(patience_s=self._config.stall_s)
-        async with beside(self._write(stream, probe)):
+        async with beside(self._write(stream, channel, probe)):
             try:
                 answer = await self._listen(stream, channel, probe)
                 log.info("link_closed", peer=self._channels.peer, answer=answer)
@@ -246,13 +241,13 @@ class Link:
                     return answer
         return None
 
-    async def _write(self, stream: grpc.aio.StreamStreamCall, probe: Probe) -> None:
+    async def _write(self, stream: grpc.aio.StreamStreamCall, channel: Channel, probe: Probe) -> None:
         packed = Deflater()
         try:
             while True:
                 await self.outbox.filled()
-                if self._moves:
-                    # The callee has read all when it ends the stream.
+                # There is a better channel. The callee ends this stream once it has read all.
+                if channel.retired:
                     await stream.done_writing()
                     return
                 if ping := probe.ask(now=loop_time()):

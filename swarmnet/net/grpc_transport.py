@@ -24,9 +24,8 @@ from swarmnet.ids import PeerId, RunId
 from swarmnet.messages import Answer, Control, Heartbeat, Packed, Request
 from swarmnet.net.address import Address
 from swarmnet.net.background import BackgroundTasks
-from swarmnet.net.bulk_pool import BulkListener
+from swarmnet.net.bulk.pool import BulkListener
 from swarmnet.net.descriptors import DescriptorWatch, raise_limit
-from swarmnet.net.dial_back import Proofs, Say, public_home
 from swarmnet.net.dials import Dials
 from swarmnet.net.greeting import HELLO, Greeter
 from swarmnet.net.grpc_callee import Callee
@@ -34,11 +33,11 @@ from swarmnet.net.grpc_caller import place_call
 from swarmnet.net.grpc_channels import Dialling, PeerChannels, knock
 from swarmnet.net.grpc_link import Link, MessageWriter
 from swarmnet.net.grpc_options import CHANNEL_OPTIONS, GrpcConfig, listener_options, tune_allocator
-from swarmnet.net.hidden import Ways
 from swarmnet.net.identity import Identity
-from swarmnet.net.nat import Sight
+from swarmnet.net.nat.dial_back import Proofs, Say, public_home
+from swarmnet.net.nat.relay_book import RelayCaps
+from swarmnet.net.network import Network, addresses_of
 from swarmnet.net.ports import check_free
-from swarmnet.net.relay_book import RelayCaps
 from swarmnet.net.tls import Leaf
 from swarmnet.net.traffic import Traffic
 from swarmnet.transport import Service
@@ -90,27 +89,26 @@ class GrpcTransport:
         self._config = config
         self._leaf = Leaf(identity)
         greeter = greeter or Greeter(run, "", config.max_clock_offset_s)
-        self._ways = Ways(
+        self.network = Network(
             self._leaf,
             self._channels_to,
+            addresses,
             greeter,
             self.traffic,
             relay_caps,
             relay_bytes_per_s,
             listens=listens,
             welcome=lambda peer: self._callee.knows(peer),
-            on_better=self._take_shortcut,
         )
-        self.relay = self._ways.relay
         self._dialling = Dialling(
             self._leaf,
             greeter,
             config,
-            addresses,
+            self.network.addresses,
+            self.network.connect,
+            self.network.dials,
             self._tell_gone,
-            self._ways.tunnel,
             find=find,
-            hole_to=self._ways.holes.leads_to,
             on_twin=on_twin,
         )
         self._bulk, self._bulk_port = BulkListener(self.peer, run, stall_s=config.stall_s), bulk_port
@@ -122,7 +120,7 @@ class GrpcTransport:
             self.traffic,
             self._written,
             self._bulk,
-            self._ways.methods,
+            self.network.methods,
         )
         self._channels: dict[PeerId, PeerChannels] = {}
         self._links: dict[PeerId, tuple[Link, asyncio.Task[object]]] = {}
@@ -155,7 +153,7 @@ class GrpcTransport:
             with contextlib.suppress(UsageError, RuntimeError):  # taken, or taken meanwhile: any free one will do
                 check_free(self._host, self._first_port, flag="--port")  # gRPC would complain on standard error
                 first = self._bind(listener, self._first_port)
-        listener.add_secure_port(f"unix:{self._ways.open_door()}", self._leaf.listener_credentials())
+        listener.add_secure_port(f"unix:{self.network.open_door()}", self._leaf.listener_credentials())
         try:
             self._port = first or self._bind(listener, self._port)
         except RuntimeError as error:
@@ -183,12 +181,12 @@ class GrpcTransport:
         if self._listener is not None:
             await self._listener.stop(grace=None)
         await self._bulk.close()
-        self._ways.holes.close()
+        self.network.holes.close()
         # While one is being closed, what ends with it may look up another.
         for channels in tuple(self._channels.values()):
             await channels.close()
         await self._group.__aexit__(*raised)
-        self._ways.remove()
+        self.network.remove()
 
     @property
     def port(self) -> int:
@@ -219,8 +217,8 @@ class GrpcTransport:
     @property
     def addresses(self) -> tuple[str, ...]:
         """Multiaddrs of this peer, once the port is bound; circuits, if nobody can dial it."""
-        if self._ways.places is not None:
-            return tuple(str(Address.circuit(relay, self.peer)) for relay in self.relays)
+        if self.network.places is not None:
+            return tuple(str(Address.circuit(relay, self.peer)) for relay in self.network.relays)
         return tuple(map(str, self._listening_at()))
 
     def _listening_at(self) -> Sequence[Address]:
@@ -235,28 +233,17 @@ class GrpcTransport:
 
     def network_of(self, peer: PeerId) -> str:
         """The public network where the peer has answered us, or from which it has called; "": none."""
-        dials = self._dialling.dials
-        shown = [at.host for at in self._channels_to(peer).addresses() if dials.shown(peer, at)]
-        return next(filter(None, map(public_home, [*shown, dials.called_from(peer)])), "")
+        hosts = [*self.network.verified_hosts(peer), self.network.dials.called_from(peer)]
+        return next(filter(None, map(public_home, hosts)), "")
 
     @property
     def proofs(self) -> Proofs:
         """What others' connections have shown, for `Asking`."""
         return Proofs(self.came_from, self.network_of)
 
-    @property
-    def hidden(self) -> bool:
-        """Can nobody dial this peer?"""
-        return self._ways.hidden
-
-    @property
-    def relays(self) -> tuple[PeerId, ...]:
-        """Through whom this peer is reached now, if nobody can dial it."""
-        return tuple(self._ways.places.relays) if self._ways.places is not None else ()
-
     async def hide(self, candidates: Callable[[], Sequence[PeerId]], say: Say) -> bool:
-        """Nobody can dial this peer: from now on it is reached through relays (`Ways.hide`)."""
-        return await self._ways.hide(candidates, say, lambda work: self._tasks.spawn(work, self._group))
+        """Nobody can dial this peer: from now on it is reached through relays (`Network.hide`)."""
+        return await self.network.hide(candidates, say, lambda work: self._tasks.spawn(work, self._group))
 
     # ------------------------------------------------------------ Transport
 
@@ -273,7 +260,7 @@ class GrpcTransport:
         link, _ = self._links[peer]
         # An old connection may still lead to a peer that hides since: it is no way for what comes.
         if isinstance(message, Heartbeat) and self.relayed(peer):
-            self._ways.holes.want(peer)
+            self.network.holes.want(peer)
         # A peer that we cannot connect to may be connected to us. Our own link is tried all the same, now and then.
         if link.is_open or not self._callee.tell_back(peer, message):
             link.outbox.put(message)
@@ -289,8 +276,7 @@ class GrpcTransport:
         return place_call(self._channels_to(peer), request, payload, deadline=deadline, flow=flow)
 
     def relayed(self, peer: PeerId) -> bool:
-        known = self._channels_to(peer).addresses()
-        return bool(known) and all(address.relay for address in known) and self._ways.relays(peer)
+        return self.network.relayed(peer)
 
     def carries(self, bytes_per_s: int) -> None:
         """Joiners get their share of this."""
@@ -309,10 +295,6 @@ class GrpcTransport:
             if await channels.greet(deadline=deadline) is None:
                 channels.bulk.grow()
 
-    async def sight(self, members: Sequence[PeerId]) -> Sight:
-        """From where my calls come, as these members see it, whom I have called before. Raises PeerGone."""
-        return await self._ways.holes.sight(members)
-
     def clock_offset_s(self, peer: PeerId) -> float | None:
         """By how much the peer's clock is ahead of mine; None: it has not greeted me."""
         return self._channels_to(peer).clock_offset_s
@@ -328,7 +310,7 @@ class GrpcTransport:
         # Only for this question: what I announce of myself leads here.
         alone = replace(
             self._dialling,
-            lookup=lambda peer: (address,),
+            addresses=lambda peer: addresses_of(peer, [address]),
             on_gone=lambda peer, definite: None,
             dials=Dials(),
             find=None,
@@ -373,14 +355,8 @@ class GrpcTransport:
         self._dialling.lives.ended(peer, boot_id)
         # Its link is often the first to notice that a process died. Of strangers nothing can be dialled. What takes a
         # shortcut has not died.
-        if not self._closing and not self._ways.holes.leads_to(peer) and self._dialling.lookup(peer):
+        if not self._closing and not self.network.holes.joins(peer) and self.network.addresses(peer):
             self._tasks.spawn(self._channels_to(peer).broke(None), self._group)
-
-    def _take_shortcut(self, peer: PeerId) -> None:
-        """There is a way to this peer without a relay: what begins from now on takes it, and the link moves there."""
-        self._channels_to(peer).leave_circuits()
-        if peer in self._links:
-            self._links[peer][0].move()
 
     async def _forgetting(self) -> None:
         """Close the channels to peers that have left the directory; those that still talk keep theirs."""
@@ -456,7 +432,7 @@ async def dial(peer: PeerId, text: str, leaf: Leaf, greeter: Greeter, *, deadlin
         address = Address.parse(text)
     except UsageError as error:
         raise PeerGone("no TCP address", peer=peer, address=text) from error
-    if address.relay:
+    if not address.direct:
         raise PeerGone("a circuit, which cannot be dialled from here", peer=peer, address=text)
     # Our TLS would fail anyway; this says it in words.
     if address.peer not in (None, peer):

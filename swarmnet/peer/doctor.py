@@ -30,12 +30,12 @@ from swarmnet.manifest.terms import RunTerms
 from swarmnet.messages import Answer, Control, Request
 from swarmnet.net.address import announced_at, peer_in
 from swarmnet.net.descriptors import raise_limit
-from swarmnet.net.dial_back import Asking
 from swarmnet.net.endpoint import Endpoint, open_endpoint
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import holder_of, own_identity
 from swarmnet.net.line_test import measure
-from swarmnet.net.nat import Sight
+from swarmnet.net.nat.dial_back import Asking
+from swarmnet.net.nat.kinds import Sight
 from swarmnet.net.ports import LastPorts, check_free
 from swarmnet.net.swarm_link import SwarmLink
 from swarmnet.peer import checkup
@@ -247,7 +247,7 @@ async def _nat(endpoint: Endpoint, mine: PeerId | None, how: str, found: Callabl
         serving = [record for record in records if record.stages and record.peer not in (endpoint.me, mine)]
         members = [record.peer for record in serving if not record.hidden]
         with contextlib.suppress(SwarmError, TimeoutError):  # nobody can tell
-            sight = await endpoint.transport.sight(members)
+            sight = await endpoint.transport.network.sight(members)
         if sight.kind() != "unknown":
             break
     found(checkup.nat(sight.kind(), how=how, ports=(endpoint.transport.port, endpoint.directory.port)))

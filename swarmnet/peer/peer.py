@@ -46,9 +46,9 @@ from swarmnet.messages import (
 )
 from swarmnet.net.address import operator_of
 from swarmnet.net.admission import Admissions
-from swarmnet.net.dial_back import Asking, DialBacks, Hide, Proofs
 from swarmnet.net.history import HistoryBook
 from swarmnet.net.line_test import LineTests
+from swarmnet.net.nat.dial_back import Asking, DialBacks, Hide, Proofs
 from swarmnet.net.records import nobody_serves, unserved
 from swarmnet.peer import showing
 from swarmnet.peer.audit_health import convicted_here

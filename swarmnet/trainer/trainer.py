@@ -43,9 +43,9 @@ from swarmnet.messages import (
 )
 from swarmnet.net.admission import Admissions
 from swarmnet.net.background import beside
-from swarmnet.net.dial_back import Asking, Hide, Proofs
 from swarmnet.net.history import HistoryBook
 from swarmnet.net.identity import verify
+from swarmnet.net.nat.dial_back import Asking, Hide, Proofs
 from swarmnet.net.records import left_out, nobody_serves, unserved
 from swarmnet.net.stop import unless_stopped
 from swarmnet.pipeline.caller import Caller

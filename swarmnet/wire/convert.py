@@ -76,7 +76,7 @@ class TensorHeader:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """Where the tensors of a header come: on a bulk connection (`net.bulk_connection`)."""
+    """Where the tensors of a header come: on a bulk connection (`net.bulk`)."""
 
     session: Annotated[bytes, Size(SESSION_BYTES)] = b""
     """Of the caller's; an answer leaves it out."""

@@ -59,7 +59,7 @@ async def main(host: str, *known: str) -> None:
             answers = [a async for a in transport.call(peer, Process(0, 0, 0), payload, deadline=began + 60)]
             came = [part for answer in answers if isinstance(answer, Gradient) for part in answer.payload]
             same = [bytes(part.data) == data for part in came]
-            connections = len(transport._channels_to(peer).bulk._connections)
+            connections = len(transport._channels_to(peer).bulk.connections)
             line = {"same": same, "seconds": loop.time() - began, "connections": connections}
             print(json.dumps(line), flush=True)
 

@@ -15,10 +15,12 @@ from test_grpc_transport import RUN, grpc_pair, make_transport
 from swarmnet.errors import PeerGone, PeerTimeout, RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.messages import Answer, Fetch, Gradient, Packed, Process, Rejected, Request, SnapshotRequest
-from swarmnet.net import bulk_connection, bulk_pool, grpc_caller
-from swarmnet.net.bulk_connection import BULK_FROM, BulkConnection
-from swarmnet.net.bulk_pool import BulkPool
-from swarmnet.net.bulk_records import AROUND
+from swarmnet.net import grpc_caller
+from swarmnet.net.bulk import connection as connections
+from swarmnet.net.bulk import pool as pools
+from swarmnet.net.bulk.connection import BULK_FROM, BulkConnection
+from swarmnet.net.bulk.pool import BulkPool
+from swarmnet.net.bulk.records import AROUND
 from swarmnet.net.greeting import Greeter
 from swarmnet.net.grpc_options import GrpcConfig
 from swarmnet.transport import ReadPayload
@@ -105,7 +107,8 @@ def run(scenario: Callable[[Pair], Awaitable[None]], config: GrpcConfig = GrpcCo
 def test_contract_with_every_payload_on_bulk(
     check: Callable[[Pair], Awaitable[None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bulk_pool, "BULK_FROM", 1)
+    monkeypatch.setattr(pools, "BULK_FROM", 1)
+    monkeypatch.setattr(connections, "BULK_FROM", 1)
 
     async def main() -> None:
         async with asyncio.timeout(LIMIT_S), grpc_pair() as pair:
@@ -149,7 +152,7 @@ def test_small_payloads_and_a_first_one_go_through_grpc(carried: list[int]) -> N
 def test_the_pool_grows_to_a_bound_and_what_finds_no_lane_goes_through_grpc(
     carried: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bulk_pool, "MOST_CONNECTIONS", 2)
+    monkeypatch.setattr(pools, "MOST_CONNECTIONS", 2)
 
     async def scenario(pair: Pair) -> None:
         pool = await open_bulk(pair)
@@ -157,7 +160,7 @@ def test_the_pool_grows_to_a_bound_and_what_finds_no_lane_goes_through_grpc(
             await asyncio.gather(*(answered(pair) for _ in range(5)))
             if pool._dialling is not None:
                 await pool._dialling
-        assert len(pool._connections) == 2
+        assert len(pool.connections) == 2
         assert 8 <= len(carried) < 40
 
     run(scenario)
@@ -191,7 +194,7 @@ def test_what_has_left_and_lies_unread_has_its_lane_until_its_call_ends(carried:
 
     async def scenario(pair: Pair) -> None:
         pool = await open_bulk(pair)
-        (connection,) = pool._connections.values()
+        (connection,) = pool.connections.values()
         let_in = asyncio.Event()
 
         async def hold(caller: PeerId, request: Request, payload: ReadPayload) -> AsyncIterator[Answer]:
@@ -245,7 +248,7 @@ def test_a_path_that_lets_connections_begin_and_holds_up_payloads_is_left_longer
             pool.failed()
             pool.failed()  # at the same time
             assert pool._backoff.failures == failures and not pool.session
-            await until(lambda: not pool._connections)
+            await until(lambda: not pool.connections)
             pool._backoff.until = 0.0
             await grown(pool)
         assert pool._backoff.failures == 3, "a connection proves nothing"
@@ -263,13 +266,13 @@ def test_a_refused_payload_ends_early_and_its_lane_goes_on(carried: list[int]) -
 
     async def scenario(pair: Pair) -> None:
         pool = await open_bulk(pair)
-        (connection,) = pool._connections.values()
+        (connection,) = pool.connections.values()
         pair.b.service.answering = refuse
         assert [answer async for answer in pair.call_b(PROCESS, large)] == [Rejected(RejectCode.STALE, "no")]
         await until(lambda: connection.free)
         pair.b.service.answering = echo
         assert same(await answered(pair), UP)
-        assert len(carried) == 3 and pool._connections == {connection.number: connection}
+        assert len(carried) == 3 and pool.connections == {connection.number: connection}
         (row,) = (row for row in pair.a.transport.traffic.rows() if row["request"] == "Process")
         assert row["sent"] < large[0].num_bytes / 2
 
@@ -277,15 +280,15 @@ def test_a_refused_payload_ends_early_and_its_lane_goes_on(carried: list[int]) -
 
 
 def test_a_payload_whose_call_never_comes_costs_the_next_one_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bulk_connection, "_HEADER_S", 0.1)
+    monkeypatch.setattr(connections, "_HEADER_S", 0.1)
 
     async def scenario(pair: Pair) -> None:
         pool = await open_bulk(pair)
-        (connection,) = pool._connections.values()
+        (connection,) = pool.connections.values()
         connection.send(10**6, UP, pair.a.transport.traffic.flow(pair.b.peer, Process))
         await until(lambda: connection.free)
         assert same(await answered(pair), UP)
-        assert pool._connections == {connection.number: connection}
+        assert pool.connections == {connection.number: connection}
 
     run(scenario)
 
@@ -297,17 +300,17 @@ def test_a_call_that_comes_after_its_payload_was_thrown_away_is_gone(monkeypatch
         upload = grpc_caller._Call._upload
 
         async def late(self, payload):
-            await until(lambda: self._number in session.calls._ended)
+            await until(lambda: self._number in session._ended)
             async for message in upload(self, payload):
                 yield message
 
         with monkeypatch.context() as patch:
-            patch.setattr(bulk_connection, "_HEADER_S", 0.0)
+            patch.setattr(connections, "_HEADER_S", 0.0)
             patch.setattr(grpc_caller._Call, "_upload", late)
             with pytest.raises(PeerGone):
                 await answered(pair)
         assert same(await answered(pair), UP)
-        assert len(pool._connections) == 1
+        assert len(pool.connections) == 1
 
     run(scenario)
 
@@ -315,7 +318,7 @@ def test_a_call_that_comes_after_its_payload_was_thrown_away_is_gone(monkeypatch
 def test_a_cancelled_call_leaves_its_lanes_to_the_next(carried: list[int]) -> None:
     async def scenario(pair: Pair) -> None:
         pool = await open_bulk(pair)
-        (connection,) = pool._connections.values()
+        (connection,) = pool.connections.values()
         large = (packed(50_000_000),)
 
         begun = asyncio.Event()
@@ -338,7 +341,7 @@ def test_a_cancelled_call_leaves_its_lanes_to_the_next(carried: list[int]) -> No
             await until(lambda: connection.free)
         pair.b.service.answering = echo
         assert same(await answered(pair), UP)
-        assert pool._connections == {connection.number: connection}
+        assert pool.connections == {connection.number: connection}
 
     run(scenario)
 
@@ -349,14 +352,14 @@ def test_a_call_that_cannot_begin_keeps_neither_its_number_nor_its_lane(
 ) -> None:
     async def scenario(pair: Pair) -> None:
         pool = await open_bulk(pair)
-        (connection,) = pool._connections.values()
+        (connection,) = pool.connections.values()
         with monkeypatch.context() as patch:
             patch.setattr(grpc_caller, broken, None)
             with pytest.raises(TypeError):
                 await answered(pair)
-        assert pool.calls.idle and not pair.a.transport.traffic.priority._urgent
+        assert pool.idle and not pair.a.transport.traffic.priority._urgent
         await until(lambda: connection.free)
-        assert same(await answered(pair), UP) and pool._connections == {1: connection}
+        assert same(await answered(pair), UP) and pool.connections == {1: connection}
 
     run(scenario)
 
@@ -368,12 +371,12 @@ def test_a_connection_that_breaks_under_a_payload_is_gone_and_grpc_goes_on(carri
             carried.clear()
             call = asyncio.create_task(answered(pair, payload))
             await until(lambda: carried)
-            for connection in pool._connections.values():
+            for connection in pool.connections.values():
                 connection._sock.shutdown(socket.SHUT_RDWR)
             with pytest.raises(PeerGone) as raised:
                 await call
             assert not raised.value.definite
-            assert pool._backoff.failures and pool.lane(1 << 20) is None, "for a while"
+            assert pool._backoff.failures and pool.take(1 << 20) is None, "for a while"
             assert same(await answered(pair), UP)
             pool._backoff.until = 0.0
 
@@ -472,7 +475,7 @@ def test_who_changes_records_on_the_way_gets_the_call_ended_and_no_wrong_tensor(
         with pytest.raises(PeerGone):
             await answered(pair)
         assert isinstance(await read, PeerGone)
-        await until(lambda: not pool._connections)
+        await until(lambda: not pool.connections)
         pair.b.service.answering = echo
         assert same(await answered(pair), UP), "gRPC goes on"
 
@@ -491,10 +494,10 @@ def test_a_line_that_swallows_everything_is_a_timeout_at_both_ends() -> None:
         await greet(pair)
         await Between(swallow).place(pool := pool_of(pair))
         await grown(pool)
-        (connection,) = pool._connections.values()
+        (connection,) = pool.connections.values()
         with pytest.raises((PeerTimeout, PeerGone)):
             await answered(pair)
-        await until(lambda: connection.number not in pool._connections)
+        await until(lambda: connection.number not in pool.connections)
 
     run(scenario, QUICK)
 
@@ -532,7 +535,7 @@ def test_hostile_bytes_get_no_word_and_do_no_harm(known_session: bool) -> None:
         pool = await open_bulk(pair)
         listener = pair.b.transport._bulk
         name = pool.session if known_session else bytes(16)
-        for said in (b"GET / HTTP/1.1\r\n" * 10, bulk_pool._OPENING.pack(b"swb1", name, 2) + bytes(AROUND)):
+        for said in (b"GET / HTTP/1.1\r\n" * 10, pools._OPENING.pack(b"swb1", name, 2) + bytes(AROUND)):
             reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
             writer.write(said)
             with contextlib.suppress(ConnectionError):
@@ -541,19 +544,19 @@ def test_hostile_bytes_get_no_word_and_do_no_harm(known_session: bool) -> None:
         assert listener._unproven.total() == 0
         # A number that a stranger named is not used up.
         await grown(pool)
-        assert len(pool._connections) == 2
+        assert len(pool.connections) == 2
         assert same(await answered(pair), UP)
 
     run(scenario)
 
 
 def test_a_flood_of_strangers_is_bounded_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bulk_pool, "_PROVE_S", 0.3)
+    monkeypatch.setattr(pools, "_PROVE_S", 0.3)
 
     async def scenario(pair: Pair) -> None:
         await open_bulk(pair)
         listener = pair.b.transport._bulk
-        most = bulk_pool._MOST_UNPROVEN_OF_LINE
+        most = pools._MOST_UNPROVEN_OF_LINE
         lines = [await asyncio.open_connection("127.0.0.1", listener.port) for _ in range(3 * most)]
         ends = [asyncio.create_task(reader.read()) for reader, _ in lines]
         # Those beyond the bound are closed at once, the others when they have not proved anything in time.
@@ -579,7 +582,7 @@ def test_junk_dials_cost_their_line_its_next_ones_and_no_other(monkeypatch: pyte
         async def junk() -> None:
             reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
             with contextlib.suppress(ConnectionError):
-                writer.write(bytes(bulk_pool._OPENING.size))
+                writer.write(bytes(pools._OPENING.size))
                 assert await reader.read() == b""
             writer.close()
 
@@ -587,13 +590,13 @@ def test_junk_dials_cost_their_line_its_next_ones_and_no_other(monkeypatch: pyte
         for _ in range(100):
             await junk()
         took_s = asyncio.get_running_loop().time() - began
-        each = bulk_pool._JUNK
+        each = pools._JUNK
         assert len(proving) <= each.per_s * (each.burst_s + took_s), "the rest is closed unread"
         assert same(await answered(pair), UP), "who is inside feels nothing"
         # To the listener this dial comes from another line.
-        monkeypatch.setattr(bulk_pool, "home_of", lambda host: "another")
+        monkeypatch.setattr(pools, "home_of", lambda host: "another")
         await grown(pool)
-        assert len(pool._connections) == 2
+        assert len(pool.connections) == 2
 
     run(scenario)
 
@@ -628,7 +631,7 @@ def test_who_dials_a_peer_back_opens_a_bulk_connection_too_where_it_can(is_open:
             await there._bulk.close()
         await pair.a.transport.dial(pair.b.peer, there.addresses[0], deadline=asyncio.get_running_loop().time() + 10)
         pool = pool_of(pair)
-        await until(lambda: pool._connections or pool._pausing)
+        await until(lambda: pool.connections or pool._pausing)
         await until(lambda: len(there.bulk_callers) == is_open)
         assert there.bulk_callers == ({pair.a.peer} if is_open else set())
 
@@ -669,14 +672,14 @@ def test_a_banned_peer_loses_its_connections() -> None:
             pool = await open_bulk(pair)
             banned.add(a.peer)
             b._bulk.drop(b._dialling.greeter.unwelcome)
-            await until(lambda: not pool._connections)
+            await until(lambda: not pool.connections)
             answers = [answer async for answer in pair.call_b(PROCESS, UP)]
             assert isinstance(answers[-1], Rejected)
-            assert b._bulk.session(a.peer, pool.session) is None
+            assert pool.session not in b._bulk._sessions
             pool._backoff.until = 0.0
             pool.grow()
             await asyncio.wait([pool._dialling])
-            assert not pool._connections, "it gets no new ones"
+            assert not pool.connections, "it gets no new ones"
 
     asyncio.run(main())
 
@@ -689,7 +692,7 @@ def test_a_host_that_vanished_is_gone_after_25_s_at_both_ends() -> None:
         pool = await open_bulk(pair)
         (taken,) = pair.b.transport._bulk._sessions.values()
         await until(lambda: taken.connections)
-        for connection in (*pool._connections.values(), *taken.connections.values()):
+        for connection in (*pool.connections.values(), *taken.connections.values()):
             sock = connection._sock
             assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
             names = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT", "TCP_USER_TIMEOUT")
@@ -705,7 +708,7 @@ def test_closing_a_transport_closes_its_connections() -> None:
     async def scenario(pair: Pair) -> None:
         pool = await open_bulk(pair)
         await pair.kill_b()
-        await until(lambda: not pool._connections)
+        await until(lambda: not pool.connections)
         assert pair.b.transport._bulk._sessions == {}
 
     run(scenario)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
 from test_relay import OF_THE_DEAD, World
 
+from swarmnet.errors import PeerGone
 from swarmnet.ids import PeerId
 from swarmnet.messages import Gradient, Request
-from swarmnet.net import nat, punch
-from swarmnet.net.nat import Endpoint, Sight
+from swarmnet.net.nat import kinds, punch
+from swarmnet.net.nat.kinds import Endpoint, Sight
 from swarmnet.transport import ReadPayload
 from tests.contracts.transport_contract import CHECKS, FETCH, HEARTBEAT, LIMIT_S, PROCESS, End, Pair, packed, same
 
@@ -26,9 +28,8 @@ def on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
         return [theirs.inside]
 
     monkeypatch.setattr(punch, "dialled", inside)
-    monkeypatch.setattr(punch, "_SECOND_S", 0.0)
     # On a busy machine a punch may fail, and calls here wait for the next.
-    monkeypatch.setattr(nat, "FIRST_PAUSE_S", 0.1)
+    monkeypatch.setattr(kinds, "FIRST_PAUSE_S", 0.1)
 
 
 class Homes(World):
@@ -48,9 +49,10 @@ class Homes(World):
         await self.until(lambda: any((peer, event) == (who, what) for who, what, _ in self.said))
 
     async def hole(self) -> None:
-        """Until there is one, at both ends."""
-        call = self.a.transport.call(self.b.peer, FETCH, deadline=asyncio.get_running_loop().time() + LIMIT_S)
-        assert [answer async for answer in call]
+        """Until each calls the other through one."""
+        for one, other in ((self.a, self.b), (self.b, self.a)):
+            call = one.transport.call(other.peer, FETCH, deadline=asyncio.get_running_loop().time() + LIMIT_S)
+            assert [answer async for answer in call]
         await self.says(self.a.peer, "punched")
         await self.says(self.b.peer, "punched")
         a, b = self.a, self.b
@@ -107,12 +109,11 @@ def test_a_call_under_way_and_the_link_go_on_when_a_hole_is_found_and_when_it_is
             a.transport.tell(b.peer, HEARTBEAT)
             assert (await b.service.told.get())[0] == a.peer
             await world.says(a.peer, "punched")
-            await world.says(b.peer, "punched")
             # The link moves with the next messages, each of which arrives.
             for _ in range(20):
                 a.transport.tell(b.peer, HEARTBEAT)
                 assert (await b.service.told.get())[0] == a.peer
-            await world.until(lambda: not a.transport.relayed(b.peer) and not b.transport.relayed(a.peer))
+            assert not a.transport.relayed(b.peer)
             assert not under_way.done(), "the call began on the circuit, and goes on there"
             told.set()
             await under_way
@@ -126,10 +127,41 @@ def test_a_call_under_way_and_the_link_go_on_when_a_hole_is_found_and_when_it_is
     asyncio.run(main())
 
 
+def test_a_channel_that_is_given_up_leaves_its_calls_their_hole_and_later_ones_take_a_circuit() -> None:
+    async def main() -> None:
+        async with homes() as world:
+            a, b, told = world.a, world.b, asyncio.Event()
+            await world.hole()
+            channels = a.transport._channels_to(b.peer)
+
+            async def call() -> None:
+                payload = (packed(300_000),)
+                deadline = asyncio.get_running_loop().time() + LIMIT_S
+                answers = [answer async for answer in a.transport.call(b.peer, PROCESS, payload, deadline=deadline)]
+                assert same(answers[-1].payload, payload)
+
+            b.service.answering = answers_when(told)
+            told.set()
+            await call()
+            told.clear()
+            under_way = asyncio.create_task(call())
+            await world.until(lambda: any(channel.users for channel in channels._open_channels()))
+            (channel,) = set(channels._open_channels())
+            channels.retire(channel)
+            with pytest.raises(PeerGone):
+                await call()
+            await world.says(a.peer, "hole_lost")
+            told.set()
+            await under_way
+            await call()
+
+    asyncio.run(main())
+
+
 def test_once_there_is_a_hole_nobody_asks_for_another() -> None:
     async def main() -> None:
         async with homes() as world:
-            holes, asked = world.a.transport._ways.holes, 0
+            holes, asked = world.a.transport.network.holes, 0
             ask = holes._ask
 
             def counted(peer: PeerId):
@@ -148,7 +180,7 @@ def test_once_there_is_a_hole_nobody_asks_for_another() -> None:
 
 def lose_hole(a: End, b: End) -> None:
     """As a router that forgets it does."""
-    a.transport._ways.holes._bundles[b.peer]._writer.transport.abort()
+    a.transport.network.holes._mine[b.peer][0].shutdown(socket.SHUT_RDWR)
 
 
 def test_who_is_not_hidden_and_who_names_no_place_is_not_dialled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,5 +192,25 @@ def test_who_is_not_hidden_and_who_names_no_place_is_not_dialled(monkeypatch: py
             assert [answer async for answer in call]
             await world.says(world.a.peer, "not_punched")
             assert world.a.transport.relayed(world.b.peer)
+
+    asyncio.run(main())
+
+
+def test_the_end_of_a_stream_over_a_socket_does_not_stop_another_one_that_has_its_number() -> None:
+    async def main() -> None:
+        sock, far = socket.socketpair()
+        async with punch._over(sock):
+            number = sock.fileno()
+            sock.close()
+            another, its_far = socket.socketpair()
+            assert number in (another.fileno(), its_far.fileno())
+            if number != another.fileno():
+                another, its_far = its_far, another
+            reader, writer = await asyncio.open_connection(sock=another)
+        with far, its_far:
+            its_far.sendall(b"word")
+            async with asyncio.timeout(LIMIT_S):
+                assert await reader.readexactly(4) == b"word"
+            writer.transport.abort()
 
     asyncio.run(main())

@@ -7,7 +7,6 @@ import contextlib
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
 
 import grpc
 import pytest
@@ -15,15 +14,16 @@ import pytest
 from swarmnet.errors import PeerGone, PeerTimeout, SwarmError
 from swarmnet.ids import PeerId, RunId
 from swarmnet.messages import Accepted, Answer, Busy, Fetched, Rejected, Request
-from swarmnet.net import circuits, grpc_channels, hidden, relay, relay_book
+from swarmnet.net import network
 from swarmnet.net.address import Address
-from swarmnet.net.circuits import Answered, Called, splice
 from swarmnet.net.greeting import Greeter
 from swarmnet.net.grpc_options import CHANNEL_OPTIONS, GrpcConfig
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import Identity
-from swarmnet.net.relay import ARRIVE, CONNECT, RESERVE
-from swarmnet.net.relay_book import RelayCaps
+from swarmnet.net.nat import circuits, hidden, relay, relay_book
+from swarmnet.net.nat.circuits import Answered, Called, splice
+from swarmnet.net.nat.relay import ARRIVE, CONNECT, RESERVE
+from swarmnet.net.nat.relay_book import RelayCaps
 from swarmnet.net.tls import Leaf
 from swarmnet.pacing import Rate
 from swarmnet.transport import ReadPayload
@@ -93,7 +93,7 @@ class World:
         found = await self.member(**options)
 
         def candidates() -> list[PeerId]:
-            return [peer for peer, transport in self.transports.items() if not transport.hidden]
+            return [peer for peer, transport in self.transports.items() if not transport.network.hidden]
 
         del self.transports[found.peer]  # a candidate would be dialled
         transport = found.transport
@@ -190,10 +190,10 @@ def test_a_lost_relay_is_replaced_and_callers_take_the_other() -> None:
             pass
         assert lost.peer in [fields["relay"] for fields in await said(world, "relay_lost", 1)]
         del world.transports[lost.peer]
-        while len(hidden.transport.relays) < 2:
+        while len(hidden.transport.network.relays) < 2:
             world.news.clear()
             await world.news.wait()
-        assert lost.peer not in hidden.transport.relays and await answers(caller, hidden)
+        assert lost.peer not in hidden.transport.network.relays and await answers(caller, hidden)
 
     play(scenario)
 
@@ -247,12 +247,14 @@ def test_a_pulled_cable_is_noticed_at_both_ends(monkeypatch: pytest.MonkeyPatch)
             far = await world.member(announce=(at,), identity=identity)
             cable.lead_to(far.transport.port)
             home = await world.hidden()
-            assert home.transport.relays == (far.peer,) and set(far.transport.relay.book.places) == {home.peer}
+            assert home.transport.network.relays == (far.peer,) and set(far.transport.network.relay.book.places) == {
+                home.peer
+            }
             cable.pull()
             (lost,) = await said(world, "relay_lost", 1)
             assert lost["relay"] == far.peer and "nothing was heard" in str(lost["reason"])
             while True:
-                if not far.transport.relay.book.places:
+                if not far.transport.network.relay.book.places:
                     return
                 await asyncio.sleep(0.0)
 
@@ -266,7 +268,9 @@ def test_who_finds_no_relay_stays_as_it_was() -> None:
         one = await world.member()
         before = one.transport.addresses
         assert not await one.transport.hide(lambda: others, world.say(one.peer))
-        assert one.transport.addresses == before and not one.transport.hidden and one.transport.relay.open
+        assert (
+            one.transport.addresses == before and not one.transport.network.hidden and one.transport.network.relay.open
+        )
         assert not world.said
 
     play(scenario)
@@ -279,7 +283,7 @@ def test_a_relay_that_is_hidden_itself_lets_go_whom_it_has() -> None:
         await said(world, "relay_reserved", 2)
         assert await one.transport.hide(lambda: [p for p in world.transports if p != one.peer], world.say(one.peer))
         lost = await said(world, "relay_lost", 1)
-        assert lost[0]["relay"] == one.peer and one.peer not in hidden.transport.relays
+        assert lost[0]["relay"] == one.peer and one.peer not in hidden.transport.network.relays
 
     play(scenario)
 
@@ -288,11 +292,11 @@ def test_a_caller_that_can_be_dialled_has_the_peer_come_and_the_relay_carries_no
     async def scenario(world: World) -> None:
         relay, caller, hidden = await world.member(), await world.member(), await world.hidden()
         assert await answers(caller, hidden) and not caller.transport.relayed(hidden.peer)
-        assert not len(relay.transport.relay.book)
+        assert not len(relay.transport.network.relay.book)
         assert await answers(relay, hidden), "the relay calls it, too"
         other = await world.hidden()
         assert await answers(other, hidden) and other.transport.relayed(hidden.peer)
-        assert len(relay.transport.relay.book) + len(caller.transport.relay.book)
+        assert len(relay.transport.network.relay.book) + len(caller.transport.network.relay.book)
         assert not other.transport.relayed(caller.peer)
 
     play(scenario)
@@ -323,7 +327,7 @@ def test_a_flood_of_one_identity_costs_nobody_else() -> None:
                 end = await stack.enter_async_context(asks(flooder, relay, CONNECT if at % 2 == 0 else RESERVE, ask))
                 replies.append(asyncio.ensure_future(reply(end)))
             assert any(isinstance(each, Busy) for each in await asyncio.gather(*replies[40:], return_exceptions=True))
-            book = relay.transport.relay.book
+            book = relay.transport.network.relay.book
             assert len(book) <= book.caps.of_caller and len(book.places) <= 4
             for each in replies:
                 each.cancel()
@@ -394,7 +398,7 @@ def test_who_does_not_read_is_let_go_and_holds_little(monkeypatch: pytest.Monkey
                         while True:
                             await near.write(bytes(MAX_BYTES))
                             sent += MAX_BYTES
-                    assert sent < 64 << 20 and not len(relay.transport.relay.book)
+                    assert sent < 64 << 20 and not len(relay.transport.network.relay.book)
 
     play(scenario)
 
@@ -402,7 +406,7 @@ def test_who_does_not_read_is_let_go_and_holds_little(monkeypatch: pytest.Monkey
 def test_who_summons_a_peer_without_end_keeps_nobody_elses_calls_from_it() -> None:
     async def main() -> None:
         async with World() as world:
-            relay = (await world.member()).transport.relay
+            relay = (await world.member()).transport.network.relay
             peer = (await world.hidden()).peer
 
             def pause_s(home: str) -> float:
@@ -436,7 +440,7 @@ def test_a_caller_with_too_many_streams_is_refused_and_others_are_not(monkeypatc
 
 def test_callers_that_a_relay_makes_up_take_nothing_of_what_they_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay_book, "COMING_OF_CALLER", 2)
-    monkeypatch.setattr(grpc_channels.PeerChannels, "shown_host", property(lambda channels: channels.peer))
+    monkeypatch.setattr(network.Network, "verified_hosts", lambda network, peer: [peer])
 
     async def scenario(world: World) -> None:
         liar, honest, caller = await world.member(), await world.member(), await no_relay(world)
@@ -446,10 +450,10 @@ def test_callers_that_a_relay_makes_up_take_nothing_of_what_they_may_have(monkey
             came.put_nowait(ask)
             await asyncio.Event().wait()
 
-        caller.transport.relay._arrive = arrive
+        caller.transport.network.relay._arrive = arrive
         await said(world, "relay_reserved", 2)
         for via, full in ((liar, False), (liar, False), (liar, True), (honest, False)):
-            via.transport.relay._summons[peer.peer].put_nowait(Summon(caller.peer, bytes(16), reverse=True))
+            via.transport.network.relay._summons[peer.peer].put_nowait(Summon(caller.peer, bytes(16), reverse=True))
             assert (await came.get()).full == full
 
     play(scenario)
@@ -458,7 +462,7 @@ def test_callers_that_a_relay_makes_up_take_nothing_of_what_they_may_have(monkey
 def test_a_caller_that_can_be_dialled_hears_at_once_that_the_peer_does_not_come(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(hidden, "REVERSE_S", 10 * LIMIT_S)
+    monkeypatch.setattr(network, "REVERSE_S", 10 * LIMIT_S)
     monkeypatch.setattr(hidden, "too_many", lambda coming, one: "too many")
 
     async def scenario(world: World) -> None:
@@ -477,7 +481,9 @@ def test_a_relay_that_summons_without_end_loses_the_peer(monkeypatch: pytest.Mon
         via, stranger = await world.member(), await no_relay(world)
         peer = await world.hidden()
         for at in range(9):
-            via.transport.relay._summons[peer.peer].put_nowait(Summon(stranger.peer, bytes([at]) * 16, reverse=True))
+            via.transport.network.relay._summons[peer.peer].put_nowait(
+                Summon(stranger.peer, bytes([at]) * 16, reverse=True)
+            )
         (lost,) = await said(world, "relay_lost", 1)
         assert lost["relay"] == via.peer and "without end" in str(lost["reason"])
 
@@ -518,7 +524,7 @@ def test_who_is_banned_loses_its_place_and_its_circuits(monkeypatch: pytest.Monk
         via, caller, other = await world.member(greeter=greeter), await no_relay(world), await no_relay(world)
         peer = await world.hidden()
         async with asks(caller, via, CONNECT, Connect(peer.peer, bytes(16))) as end:
-            assert isinstance(await reply(end), Accepted) and len(via.transport.relay.book) == 1
+            assert isinstance(await reply(end), Accepted) and len(via.transport.network.relay.book) == 1
             bans.banned.add(caller.peer)
             with contextlib.suppress(SwarmError):
                 assert not await end.read()
@@ -528,7 +534,7 @@ def test_who_is_banned_loses_its_place_and_its_circuits(monkeypatch: pytest.Monk
             with contextlib.suppress(SwarmError):
                 assert not await end.read()
         assert via.peer in [fields["relay"] for fields in await said(world, "relay_lost", 1)]
-        assert not via.transport.relay.book.places
+        assert not via.transport.network.relay.book.places
 
     play(scenario)
 
@@ -546,7 +552,7 @@ def test_pings_that_come_together_after_a_stall_cost_no_place_and_a_flood_does()
                     await place.write(write_ask(Ping(bytes(NONCE_BYTES))))
                 while await reply(place):
                     pass
-            assert not via.transport.relay.book.places
+            assert not via.transport.network.relay.book.places
 
     play(scenario)
 
@@ -582,7 +588,7 @@ async def a_cheat_and_others(world: World, *, callers: int = 1) -> tuple[GrpcTra
     peer = await world.hidden()
     await said(world, "relay_reserved", hidden.WANTED)
     found = [await world.hidden(config=GrpcConfig(stall_s=1.0)) for _ in range(callers)]
-    return world.transports[peer.transport.relays[0]], peer, found
+    return world.transports[peer.transport.network.relays[0]], peer, found
 
 
 class Garbling:
@@ -609,7 +615,7 @@ def test_a_relay_that_garbles_costs_that_connection_and_another_is_taken() -> No
             ends.append(Garbling(far))
             await splice(near, ends[-1])
 
-        cheat.relay._join = join
+        cheat.network.relay._join = join
         await answers_at_last(caller, peer)
         assert ends and ends[0].times, "the cheat was tried first"
         assert peer.service.told.empty()
@@ -630,7 +636,7 @@ def test_a_relay_that_garbles_in_the_middle_breaks_a_call_and_no_answer_is_wrong
         async def join(who: PeerId, ask: Connect, home: str, near: Answered, far: Answered) -> None:
             await splice(near, Later(far))
 
-        cheat.relay._join = join
+        cheat.network.relay._join = join
         assert await answers(caller, peer)
         wrong.set()
         with pytest.raises(PeerGone):
@@ -655,15 +661,15 @@ def test_a_relay_that_accepts_and_passes_nothing_on_is_left_by_callers_and_by_th
             tried.append(who)
             await asyncio.gather(near.over.wait(), far.over.wait())
 
-        cheat.relay._join = join
+        cheat.network.relay._join = join
         await answers_at_last(caller, peer)
         # On a slow machine the peer may have given it a second chance by now.
         lost = {fields["relay"] for fields in await said(world, "relay_lost", 1)}
         assert lost == {cheat.peer} and caller.peer in tried
-        while len(peer.transport.relays) < hidden.WANTED:
+        while len(peer.transport.network.relays) < hidden.WANTED:
             world.news.clear()
             await world.news.wait()
-        assert cheat.peer not in peer.transport.relays
+        assert cheat.peer not in peer.transport.network.relays
 
     play(scenario)
 
@@ -678,7 +684,7 @@ def test_a_relay_that_answers_the_peers_probes_itself_is_left(monkeypatch: pytes
             await context.write(write_reply(Accepted()))
             await Answered(context).write(ask.id)
 
-        cheat.relay._connect = answer
+        cheat.network.relay._connect = answer
         (lost,) = await said(world, "relay_lost", 1)
         assert lost["relay"] == cheat.peer and "leads nowhere" in str(lost["reason"])
 
@@ -691,7 +697,7 @@ def test_a_relay_that_summons_nobody_is_left(monkeypatch: pytest.MonkeyPatch) ->
 
     async def scenario(world: World) -> None:
         cheat, peer, (caller,) = await a_cheat_and_others(world)
-        cheat.relay.summon = lambda *_, **__: 0.0
+        cheat.network.relay.summon = lambda *_, **__: 0.0
         lost = await said(world, "relay_lost", 1)
         assert lost[0]["relay"] == cheat.peer and "leads nowhere" in str(lost[0]["reason"])
         await answers_at_last(caller, peer)
@@ -702,6 +708,7 @@ def test_a_relay_that_summons_nobody_is_left(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_relay_that_does_not_answer_is_no_word_about_the_peer(monkeypatch: pytest.MonkeyPatch) -> None:
     ping_often(monkeypatch)
     monkeypatch.setattr(hidden, "COME_S", 1.0)
+    monkeypatch.setattr(network, "COME_S", 1.0)
     monkeypatch.setattr(hidden, "SILENCE_S", 2.0)
 
     async def scenario(world: World) -> None:
@@ -711,7 +718,7 @@ def test_a_relay_that_does_not_answer_is_no_word_about_the_peer(monkeypatch: pyt
         async def hang(*_: object) -> None:
             await asyncio.Event().wait()
 
-        cheat.relay._connect = hang
+        cheat.network.relay._connect = hang
         await answers_at_last(caller, peer)
         assert not caller.transport.relayed(peer.peer), "it came to us, sent by the other"
 
@@ -719,14 +726,18 @@ def test_a_relay_that_does_not_answer_is_no_word_about_the_peer(monkeypatch: pyt
 
 
 def test_a_peer_counts_as_relayed_until_it_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hidden, "REVERSE_S", 0.0)
-    monkeypatch.setattr(hidden, "_REVERSE_AGAIN_S", 0.0)
+    monkeypatch.setattr(network, "REVERSE_S", 0.0)
+    monkeypatch.setattr(network, "_REVERSE_AGAIN_S", 0.0)
 
     async def scenario(world: World) -> None:
         via, caller, peer = await world.member(relay_bytes_per_s=1e10), await no_relay(world), await world.hidden()
-        assert await answers(caller, peer) and caller.transport.relayed(peer.peer) and len(via.transport.relay.book)
-        monkeypatch.setattr(hidden, "REVERSE_S", LIMIT_S)
-        caller.transport._channels_to(peer.peer).leave_circuits()
+        assert (
+            await answers(caller, peer)
+            and caller.transport.relayed(peer.peer)
+            and len(via.transport.network.relay.book)
+        )
+        monkeypatch.setattr(network, "REVERSE_S", LIMIT_S)
+        caller.transport.network.leave_circuits(peer.peer)
         assert caller.transport.relayed(peer.peer), "nothing has come yet"
         assert await answers(caller, peer) and not caller.transport.relayed(peer.peer)
         assert await answers(caller, peer)
@@ -744,8 +755,8 @@ def test_a_peer_that_never_comes_costs_its_caller_a_while_and_holds_nothing(monk
             assert isinstance(await reply(place), Reserved)
             async with asks(caller, via, CONNECT, Connect(mute.peer, bytes(16))) as end:
                 assert await end.read() == b""
-            assert not len(via.transport.relay.book)
-            assert set(via.transport.relay.book.places) == {mute.peer}
+            assert not len(via.transport.network.relay.book)
+            assert set(via.transport.network.relay.book.places) == {mute.peer}
 
     play(scenario)
 
@@ -756,17 +767,14 @@ def test_circuits_do_not_lead_through_circuits() -> None:
         middle, far, caller = await world.hidden(), await world.hidden(), await world.member()
         lookup = world.addresses
         through = str(Address.circuit(middle.peer, far.peer))
-        channels = caller.transport._channels_to(far.peer)
-        channels._dialling = replace(
-            channels._dialling, lookup=lambda peer: (through,) if peer == far.peer else lookup(peer)
-        )
+        caller.transport.network._lookup = lambda peer: (through,) if peer == far.peer else lookup(peer)
         with pytest.raises(PeerGone):
             await answers(caller, far)
         # Nor does a peer come to one that says it can be dialled, and cannot.
-        via = world.transports[far.transport.relays[0]]
-        assert via.relay.summon(middle.peer, far.peer, bytes(16), reverse=True, home="") == 0
+        via = world.transports[far.transport.network.relays[0]]
+        assert via.network.relay.summon(middle.peer, far.peer, bytes(16), reverse=True, home="") == 0
         assert await answers(caller, middle), "time for it to have come"
-        assert not far.transport._ways.places._coming
+        assert not far.transport.network.places._coming
 
     play(scenario)
 

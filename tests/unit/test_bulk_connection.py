@@ -14,12 +14,13 @@ from scripted import on_virtual_time
 from swarmnet.errors import PeerGone
 from swarmnet.ids import PeerId
 from swarmnet.messages import Packed
-from swarmnet.net import bulk_connection, bulk_pool
-from swarmnet.net.bulk_connection import BulkCalls, BulkConnection, Incoming, LeastRate, Outgoing
-from swarmnet.net.bulk_pool import BulkListener
-from swarmnet.net.bulk_records import RECORD_BYTES, BulkSession, Kind, Opener, Sealer
+from swarmnet.net.bulk import connection as connections
+from swarmnet.net.bulk import pool as pools
+from swarmnet.net.bulk.connection import BulkConnection, BulkSession, Incoming, LeastRate, Outgoing
+from swarmnet.net.bulk.pool import BulkListener
+from swarmnet.net.bulk.records import RECORD_BYTES, BulkKeys, Kind, Opener, Sealer
 from swarmnet.net.traffic import Flow
-from swarmnet.wire.convert import BulkAsk, TensorHeader
+from swarmnet.wire.convert import BulkAsk, Lane, TensorHeader
 from swarmnet.wire.framing import CHUNK_BYTES, Assembly
 
 CALL = 7
@@ -30,7 +31,7 @@ class Ends:
     """A connection, and what its other end has."""
 
     connection: BulkConnection
-    calls: BulkCalls
+    calls: BulkSession
     sock: socket.socket
     sealer: Sealer
     closed: asyncio.Event
@@ -53,8 +54,8 @@ def play(story: Callable[[Ends], Awaitable[None]], *, stall_s: float = 60.0) -> 
         ours, theirs = socket.socketpair()
         for sock in (ours, theirs):
             sock.setblocking(False)
-        up, down = BulkSession("run", "caller", "callee", bytes(16), bytes(64)).secrets(1)
-        calls, closed = BulkCalls(mine=False), asyncio.Event()
+        up, down = BulkKeys("run", "caller", "callee", bytes(16), bytes(64)).secrets(1)
+        calls, closed = BulkSession(mine=False), asyncio.Event()
         connection = BulkConnection(
             ours, PeerId("caller"), 1, Sealer(down), Opener(up), calls, lambda _: closed.set(), stall_s=stall_s
         )
@@ -141,7 +142,7 @@ def test_a_stop_ends_the_payload_and_nothing_else() -> None:
 
 
 def test_who_goes_on_with_what_nobody_wants_loses_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bulk_connection, "_WASTE_BYTES", 3 * RECORD_BYTES)
+    monkeypatch.setattr(connections, "_WASTE_BYTES", 3 * RECORD_BYTES)
 
     async def story(ends: Ends) -> None:
         ends.calls.begin(CALL)
@@ -231,13 +232,13 @@ def test_payloads_that_nobody_wants_are_no_way_to_keep_a_process_busy(
         ends.want(9)
         ends.calls.end(CALL)
         seal, incoming = ends.sealer, ends.want(3, call=CALL + 1)
-        monkeypatch.setattr(bulk_connection.asyncio, "sleep", counted)
+        monkeypatch.setattr(connections.asyncio, "sleep", counted)
         for kinds in unwanted:
             records = (seal.record(kind, b"x" if kind is Kind.DATA else b"") for kind in kinds)
             await ends.say(seal.start(CALL), *records)
         await ends.say(seal.start(CALL + 1), seal.record(Kind.LAST, b"end"))
         assert await incoming.come(stall_s=1.0)
-        assert slept == [bulk_connection._UNWANTED_S] * pauses
+        assert slept == [connections._UNWANTED_S] * pauses
 
     play(story)
 
@@ -325,9 +326,10 @@ def test_a_session_is_its_callers_alone() -> None:
     listener = BulkListener(PeerId("callee"), None, stall_s=1.0)
     listener.port = 1
     offer = listener.offer(PeerId("caller"), BulkAsk(bytes(32)), now=0.0)
-    found = listener.session(PeerId("caller"), offer.session)
-    assert found is not None and found.caller == "caller"
-    assert listener.session(PeerId("another"), offer.session) is None
+    lane = Lane(offer.session, connection=3, call=5)
+    assert listener.call(PeerId("another"), lane) is None
+    found = listener.call(PeerId("caller"), lane)
+    assert found is not None and (found.number, found.brings) == (5, 3)
     assert listener.offer(PeerId("caller"), BulkAsk(bytes(32)), now=0.0).session != offer.session
 
 
@@ -335,8 +337,8 @@ def test_who_asks_again_and_again_gets_no_more_sessions_and_keeps_its_last_one()
     listener = BulkListener(PeerId("callee"), None, stall_s=1.0)
     listener.port, ask = 1, BulkAsk(bytes(32))
     offers = [listener.offer(PeerId("flood"), ask, now=0.0) for _ in range(100)]
-    most = int(bulk_pool._ASKS.per_s * bulk_pool._ASKS.burst_s)
+    most = int(pools._ASKS.per_s * pools._ASKS.burst_s)
     assert [offer.port for offer in offers] == [1] * most + [0] * (100 - most)
-    assert listener.session(PeerId("flood"), offers[most - 1].session) is not None
+    assert listener.call(PeerId("flood"), Lane(offers[most - 1].session, call=1)) is not None
     assert listener.offer(PeerId("other"), ask, now=0.0).port == 1, "nobody else pays for it"
     assert listener.offer(PeerId("flood"), ask, now=1.1).port == 1, "nor does it for ever"

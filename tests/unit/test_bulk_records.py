@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.errors import BadMessage
-from swarmnet.net.bulk_records import (
+from swarmnet.net.bulk.records import (
     AROUND,
     HEAD_BYTES,
     RECORD_BYTES,
     REKEY_AFTER,
-    BulkSession,
+    BulkKeys,
     Kind,
     Opener,
     Sealer,
@@ -22,7 +22,7 @@ from swarmnet.net.bulk_records import (
     read_head,
 )
 
-SESSION = BulkSession("ab" * 32, "caller", "callee", b"i" * 16, b"s" * 64)
+SESSION = BulkKeys("ab" * 32, "caller", "callee", b"i" * 16, b"s" * 64)
 UP, DOWN = SESSION.secrets(1)
 
 

@@ -12,7 +12,7 @@ from swarmnet.directory import Record, StageStatus
 from swarmnet.errors import PeerGone, PeerTimeout, UsageError
 from swarmnet.ids import Chain, PeerId, RunId
 from swarmnet.messages import Answer, Busy, DialBack, DialledBack
-from swarmnet.net.dial_back import MOST_ASKED, MOST_NO, Asking, DialBacks, Proofs, public_home
+from swarmnet.net.nat.dial_back import MOST_ASKED, MOST_NO, Asking, DialBacks, Proofs, public_home
 from swarmnet.simulate.clock import VirtualLoop
 
 ME = PeerId("me")

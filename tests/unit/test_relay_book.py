@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.ids import PeerId
-from swarmnet.net.relay_book import (
+from swarmnet.net.address import home_of
+from swarmnet.net.nat.relay_book import (
     COMING_FROM_ADDRESS,
     COMING_OF_CALLER,
     IDLE_BYTES,
@@ -17,7 +18,6 @@ from swarmnet.net.relay_book import (
     MOST_COMING,
     RelayBook,
     RelayCaps,
-    home_of,
     too_many,
 )
 

@@ -88,6 +88,6 @@ def test_a_moment_belongs_to_the_innermost_clock(monkeypatch: pytest.MonkeyPatch
 
 def test_a_callback_is_for_what_its_code_is_for() -> None:
     assert stage_cost.kind_of("/x/swarmnet/pipeline/tasks.py") == "calls of microbatches"
-    assert stage_cost.kind_of("/x/swarmnet/net/bulk_connection.py") == "transport"
+    assert stage_cost.kind_of("/x/swarmnet/net/bulk/connection.py") == "transport"
     assert stage_cost.kind_of("/x/swarmnet/net/dht.py") == "claims, ledger, control"
     assert stage_cost.kind_of("/x/somewhere.py") == stage_cost.LOOP

@@ -1,7 +1,7 @@
 """Can others connect to this peer? Before it first serves it asks members to dial it back.
 
 A peer behind a firewall sends as well as any other, so it looks like a mate to those who cannot call it. It finds that
-out itself, before anybody waits for it, and is then reached through relays (`net.hidden`). Both ends are here: who asks
+out itself, before anybody waits for it, and is then reached through relays (`hidden`). Both ends are here: who asks
 (`Asking`), and who is asked (`DialBacks`), who dials only where the caller's own signed record says that it listens, or
 the very host that calls, and seldom.
 

@@ -9,7 +9,6 @@ Pure: told what happens, asked with `now`; the reason why something may not be i
 
 from __future__ import annotations
 
-import ipaddress
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
@@ -126,16 +125,6 @@ class RelayBook:
 
     def __len__(self) -> int:
         return len(self._calls)
-
-
-def home_of(host: str) -> str:
-    """One home's addresses count as one: of IPv6 it has 2**64."""
-    try:
-        ip = ipaddress.ip_address(host)
-    except ValueError:
-        return host
-    ip = getattr(ip, "ipv4_mapped", None) or ip
-    return str(ip) if ip.version == 4 else str(ipaddress.ip_network((int(ip), 64), strict=False))
 
 
 MOST_COMING, COMING_FROM_ADDRESS, COMING_OF_CALLER = 256, 64, 6

@@ -19,10 +19,10 @@ from swarmnet.clock import loop_time
 from swarmnet.errors import BadMessage, Coded, RejectCode, SwarmError
 from swarmnet.ids import PeerId
 from swarmnet.messages import Accepted, Busy, Rejected
-from swarmnet.net.address import endpoint_of
-from swarmnet.net.circuits import Answered, Arrivals, hear, splice
+from swarmnet.net.address import endpoint_of, home_of
 from swarmnet.net.greeting import Greeter
-from swarmnet.net.relay_book import RelayBook, RelayCaps, home_of
+from swarmnet.net.nat.circuits import Answered, Arrivals, hear, splice
+from swarmnet.net.nat.relay_book import RelayBook, RelayCaps
 from swarmnet.net.tls import caller_of
 from swarmnet.net.traffic import Shares, Traffic
 from swarmnet.pacing import Budgets, Rate

@@ -61,7 +61,7 @@ _LENGTHS = {
 
 
 @dataclass(frozen=True, slots=True)
-class BulkSession:
+class BulkKeys:
     """What two peers have agreed on over mutual TLS: from it follow the keys of all bulk connections that one opens."""
 
     run: str

@@ -1,7 +1,7 @@
 """Which bulk connections there are: the pool of who opens them, and the listening port of who takes them.
 
 A pool asks once, over mutual TLS, where to connect, and both ends derive the keys of a session from what each says
-there (`bulk_records.BulkSession`). It grows by a connection when a payload finds none free, in the background: no call
+there (`records.BulkKeys`). It grows by a connection when a payload finds none free, in the background: no call
 waits for a dial. A port that does not answer is tried again later and later; meanwhile gRPC carries everything.
 
 A connection begins with the session and its own number in the clear, then one empty sealed record each way. Numbers
@@ -17,18 +17,19 @@ import socket
 import struct
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from swarmnet import telemetry
 from swarmnet.clock import loop_time
 from swarmnet.errors import BadMessage, RejectCode, UsageError
 from swarmnet.ids import PeerId, RunId
+from swarmnet.net.address import home_of
 from swarmnet.net.background import BackgroundTasks
-from swarmnet.net.bulk_connection import BULK_FROM, BulkCalls, BulkConnection, fill_from, taken_of
-from swarmnet.net.bulk_records import AROUND, BulkSession, Kind, Opener, Sealer, read_head
-from swarmnet.net.relay_book import home_of
+from swarmnet.net.bulk.connection import BULK_FROM, BulkCall, BulkConnection, BulkSession, fill_from
+from swarmnet.net.bulk.records import AROUND, BulkKeys, Kind, Opener, Sealer, read_head
+from swarmnet.net.descriptors import set_options
 from swarmnet.pacing import Backoff, Budgets, Rate
-from swarmnet.wire.convert import SECRET_BYTES, SESSION_BYTES, BulkAsk, BulkOffer
+from swarmnet.wire.convert import SECRET_BYTES, SESSION_BYTES, BulkAsk, BulkOffer, Lane
 
 MOST_CONNECTIONS = 8
 """Of one pool."""
@@ -56,8 +57,8 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 300.0
 _IDLE_S = 60.0
 """A pool that is not used for so long closes its connections."""
 
-_KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 25_000}
-"""Seconds, probes, milliseconds: a host that does not answer is gone after 25 s."""
+_SILENCE_S = 25
+"""A host that does not answer for so long is gone."""
 
 _OPENING = struct.Struct(f">4s{SESSION_BYTES}sQ")
 """What a connection begins with: the protocol, the session, the connection's number."""
@@ -72,20 +73,19 @@ class BulkPlace:
 
     host: str
     port: int
-    session: BulkSession
+    session: BulkKeys
 
 
-class BulkPool:
+class BulkPool(BulkSession):
     """The bulk connections to one peer, which I open.
 
     ask(): says `BulkAsk` to the peer; None: it takes none. Raises SwarmError.
     """
 
     def __init__(self, peer: PeerId, ask: Callable[[], Awaitable[BulkPlace | None]], *, stall_s: float) -> None:
-        self.calls = BulkCalls(mine=True)
+        super().__init__(mine=True)
         self._peer, self._ask, self._stall_s = peer, ask, stall_s
         self._place: BulkPlace | None = None
-        self._connections: dict[int, BulkConnection] = {}
         self._number = 0
         self._dialling: asyncio.Task[None] | None = None
         self._backoff, self._used_at = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S), 0.0
@@ -93,7 +93,7 @@ class BulkPool:
     @property
     def session(self) -> bytes:
         """What answers may be sent in; b"": there is no connection, or there is to be none for a while."""
-        return self._place.session.id if self._place is not None and self._connections and not self._pausing else b""
+        return self._place.session.id if self._place is not None and self.connections and not self._pausing else b""
 
     @property
     def _pausing(self) -> bool:
@@ -105,7 +105,7 @@ class BulkPool:
         if self._pausing:
             return
         self._backoff.failed(loop_time())
-        for connection in tuple(self._connections.values()):
+        for connection in tuple(self.connections.values()):
             if connection.free:
                 connection.close()
 
@@ -113,29 +113,32 @@ class BulkPool:
         """A payload got through."""
         self._backoff.reset()
 
-    def lane(self, num_bytes: int) -> BulkConnection | None:
-        """A connection for a call with a payload of so many bytes, which releases it at its end. None: there may be one
-        next time."""
+    def call(self) -> BulkCall:
+        """Begin a call of mine."""
+        return BulkCall(self, self.number())
+
+    def lane(self, call: BulkCall) -> Lane | None:
+        """What the header of a call says of it; None: it has to do without bulk connections."""
+        return Lane(self.session, call.connection, call.number) if self.session else None
+
+    def take(self, num_bytes: int) -> BulkConnection | None:
+        """Likewise; where none is free there may be one next time."""
         self._used_at = loop_time()
         if num_bytes < BULK_FROM or self._pausing:
             return None
-        if (taken := taken_of(self._connections.values())) is None:
+        if (taken := super().take(num_bytes)) is None:
             self.grow()
         return taken
 
-    def wish(self, num_bytes: int) -> None:
-        """An answer of so many bytes comes through gRPC: the peer found no connection free."""
-        if num_bytes >= BULK_FROM:
-            self.grow()
-
-    def has(self, number: int) -> bool:
-        """Is the connection of that number open?"""
-        return number in self._connections
-
-    def grow(self) -> None:
-        """Open one more, unless there are enough or that failed a moment ago."""
-        if self._dialling is None and not self._pausing and len(self._connections) < MOST_CONNECTIONS:
-            self._dialling = asyncio.create_task(self._open())
+    def grow(self, num_bytes: int = BULK_FROM) -> None:
+        """Open one more for payloads of so many bytes, unless there are enough or that failed a moment ago."""
+        if (
+            num_bytes >= BULK_FROM
+            and self._dialling is None
+            and not self._pausing
+            and len(self.connections) < MOST_CONNECTIONS
+        ):
+            self._dialling = asyncio.create_task(self._connect())
             self._dialling.add_done_callback(self._opened)
 
     def _opened(self, task: asyncio.Task[None]) -> None:
@@ -144,11 +147,11 @@ class BulkPool:
         if error is None:
             return
         # Another process may listen there by now: it is asked again.
-        self._place = self._place if self._connections else None
+        self._place = self._place if self.connections else None
         again_in_s = self._backoff.failed(loop_time())
         log.debug("no_bulk_connection", peer=self._peer, error=repr(error), again_in_s=again_in_s)
 
-    async def _open(self) -> None:
+    async def _connect(self) -> None:
         self._place = self._place or await self._ask()
         if self._place is None:
             raise OSError("the peer takes none")
@@ -165,19 +168,19 @@ class BulkPool:
             except BaseException:
                 sock.close()
                 raise
-        self._connections[number] = BulkConnection(
-            sock, self._peer, number, sealer, opener, self.calls, self._lose, stall_s=self._stall_s
+        self.connections[number] = BulkConnection(
+            sock, self._peer, number, sealer, opener, self, self._lose, stall_s=self._stall_s
         )
 
     def _lose(self, connection: BulkConnection) -> None:
-        del self._connections[connection.number]
+        del self.connections[connection.number]
         # It may have restarted: the next session is its next process's.
-        if not self._connections:
+        if not self.connections:
             self._place = None
 
     def close_idle(self, *, welcome: bool) -> None:
         """Close what was not used for long; all, if the peer is not welcome any more."""
-        idle = self.calls.idle and loop_time() - self._used_at > _IDLE_S
+        idle = self.idle and loop_time() - self._used_at > _IDLE_S
         if idle or not welcome:
             self.close()
 
@@ -185,7 +188,7 @@ class BulkPool:
         """Close all of them."""
         if self._dialling is not None:
             self._dialling.cancel()
-        for connection in self._connections.values():
+        for connection in self.connections.values():
             connection.close()
 
 
@@ -209,12 +212,8 @@ async def _dial(host: str, port: int) -> socket.socket:
 
 def _ready(sock: socket.socket) -> socket.socket:
     sock.setblocking(False)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     # A host that vanished says nothing, and what it had open would count as its own for ever.
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in _KEEPALIVE.items():
-        if hasattr(socket, option):
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+    set_options(sock, silence_s=_SILENCE_S)
     return sock
 
 
@@ -236,20 +235,14 @@ async def _hello(sock: socket.socket, opener: Opener) -> None:
 # ---------------------------------------------------------------- who takes them
 
 
-@dataclass(eq=False, slots=True)
-class TakenSession:
+class TakenSession(BulkSession):
     """A session that I have offered, with the connections that came."""
 
-    keys: BulkSession
-    caller: PeerId
-    calls: BulkCalls = field(default_factory=lambda: BulkCalls(mine=False))
-    connections: dict[int, BulkConnection] = field(default_factory=dict)
-    last: int = 0
-    """The highest number that a connection of it has shown it may have."""
-
-    def lane(self, num_bytes: int) -> BulkConnection | None:
-        """A connection for a call whose answer has a payload of so many bytes; the call releases it at its end."""
-        return taken_of(self.connections.values()) if num_bytes >= BULK_FROM else None
+    def __init__(self, keys: BulkKeys, caller: PeerId) -> None:
+        super().__init__(mine=False)
+        self.keys, self.caller = keys, caller
+        self.last = 0
+        """The highest number that a connection of it has shown it may have."""
 
 
 class BulkListener:
@@ -258,7 +251,6 @@ class BulkListener:
     def __init__(self, me: PeerId, run: RunId | None, *, stall_s: float) -> None:
         self._me, self._run, self._stall_s = me, run or "", stall_s
         self._sessions: dict[bytes, TakenSession] = {}
-        self._newest: dict[PeerId, TakenSession] = {}
         self._of_caller: Counter[PeerId] = Counter()
         self._unproven: Counter[str] = Counter()
         self._asks, self._junk = Budgets[PeerId](_ASKS), Budgets[str](_JUNK)
@@ -278,23 +270,23 @@ class BulkListener:
         port = self.outside_port if outside and self.port and self.outside_port is not None else self.port
         if not port or self._asks.of(caller).ask(now):
             return BulkOffer(0)
-        # A caller's last session lives on in its connections alone.
-        if (old := self._newest.get(caller)) is not None:
-            self._forget(old)
         if len(self._sessions) >= _MOST_SESSIONS:
             idle = next((taken for taken in self._sessions.values() if not taken.connections), None)
             if idle is None:
                 return BulkOffer(0)
-            self._forget(idle)
+            del self._sessions[idle.keys.id]
         mine, name = secrets.token_bytes(SECRET_BYTES), secrets.token_bytes(SESSION_BYTES)
-        taken = TakenSession(BulkSession(self._run, caller, self._me, name, ask.secret + mine), caller)
-        self._sessions[name] = self._newest[caller] = taken
+        taken = TakenSession(BulkKeys(self._run, caller, self._me, name, ask.secret + mine), caller)
+        self._sessions[name] = taken
         return BulkOffer(port, name, mine)
 
-    def session(self, caller: PeerId, name: bytes) -> TakenSession | None:
-        """The caller's session of that name."""
-        found = self._sessions.get(name)
-        return found if found is not None and found.caller == caller else None
+    def call(self, caller: PeerId, lane: Lane) -> BulkCall | None:
+        """The call that begins with this header; None: its session has ended. Raises BadMessage, PeerGone."""
+        taken = self._sessions.get(lane.session)
+        if taken is None or taken.caller != caller:
+            return None
+        taken.begin(lane.call)
+        return BulkCall(taken, lane.call, lane.connection)
 
     def drop(self, unwelcome: Callable[[PeerId], object]) -> None:
         """Close the connections of all callers that are not welcome any more."""
@@ -302,18 +294,9 @@ class BulkListener:
             self._close(taken)
 
     def _close(self, taken: TakenSession) -> None:
-        self._forget(taken)
         self._sessions.pop(taken.keys.id, None)
         for connection in taken.connections.values():
             connection.close()
-
-    def _forget(self, taken: TakenSession) -> None:
-        """It opens no more connections; it is gone with the last one."""
-        taken.last = 1 << 64
-        if self._newest.get(taken.caller) is taken:
-            del self._newest[taken.caller]
-        if not taken.connections:
-            self._sessions.pop(taken.keys.id, None)
 
     # ------------------------------------------------------------ the port
 
@@ -388,7 +371,7 @@ class BulkListener:
             number,
             sealer,
             opener,
-            taken.calls,
+            taken,
             lambda connection: self._lose(taken, connection),
             stall_s=self._stall_s,
         )
@@ -398,8 +381,6 @@ class BulkListener:
         del taken.connections[connection.number]
         # Not at once: each that is opened costs us a millisecond, and its caller next to nothing.
         asyncio.get_running_loop().call_later(_PLACE_S, self._give_back, taken.caller)
-        if not taken.connections and self._newest.get(taken.caller) is not taken:
-            self._sessions.pop(taken.keys.id, None)
 
     def _give_back(self, caller: PeerId) -> None:
         self._of_caller[caller] -= 1

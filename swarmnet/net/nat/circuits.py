@@ -226,15 +226,23 @@ class Doors:
             self._held = None
 
 
-class Tunnel:
-    """A socket at `path` in this machine: each connection to it goes on as a byte stream of its own.
+class Stream:
+    """Where a gRPC channel dials. on_end: called when it should be replaced; set by its user."""
 
-    on_end: called when one of these streams has ended; set by whoever dials.
-    """
+    def __init__(self, target: str) -> None:
+        self.target = target
+        self.on_end: Callable[[], None] = lambda: None
+
+    def close(self) -> None:
+        """Idempotent."""
+
+
+class Tunnel(Stream):
+    """A socket at `path` in this machine: each connection to it goes on as a byte stream of its own."""
 
     def __init__(self, path: str, way: Way) -> None:
+        super().__init__(f"unix:{path}")
         self.path, self._way = path, way
-        self.on_end: Callable[[], None] = lambda: None
         self._tasks = BackgroundTasks()
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.bind(path)

@@ -17,7 +17,7 @@ from typing import Literal
 
 from swarmnet.bounds import Recent
 from swarmnet.ids import PeerId
-from swarmnet.pacing import Backoff, Budgets, Rate
+from swarmnet.pacing import Backoff, Budgets
 
 MOST_DIALLED = 4
 """Addresses, by one punch."""
@@ -27,8 +27,8 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 600.0
 BUSY_S = 1.0
 LASTED_S = 60.0
 """A connection that lasted for so long was a good one: the next punch follows soon."""
-HOST_EVERY_S, HOST_BURST = 2.0, 8
-"""One host is dialled by so many punches, whoever names it, and by one more so often: many homes share a carrier's."""
+HOST_TOKENS = 2
+"""Dials of a host's budget that a punch takes: 8 punches at once, since many homes share a carrier's address."""
 AT_ONCE = 16
 
 _CARRIERS = ipaddress.IPv4Network("100.64.0.0/10")
@@ -80,37 +80,36 @@ def dialled(mine: Sight, theirs: Sight) -> list[Endpoint]:
 class Punches:
     """When to punch, and how often others may have us dial."""
 
-    me: PeerId
-    asking: set[PeerId] = field(default_factory=set)
-    """Who was asked for a punch that is under way, and who has asked for one."""
-    asked: set[PeerId] = field(default_factory=set)
-    _pauses: Recent[PeerId, Backoff] = field(default_factory=lambda: Recent(_REMEMBERED))
-    _hosts: Budgets[str] = field(default_factory=lambda: Budgets(Rate.every(HOST_EVERY_S, HOST_BURST), _REMEMBERED))
+    hosts: Budgets[str]
+    """Shared with all other dials of addresses that others name."""
+    under_way: set[tuple[PeerId, bool]] = field(default_factory=set)
+    """Each with a peer, which asks for it or is asked."""
+    _pauses: Recent[tuple[PeerId, bool], Backoff] = field(default_factory=lambda: Recent(_REMEMBERED))
 
     def wait_s(self, peer: PeerId, now: float, *, asks: bool = False) -> float:
         """Seconds until a punch with this peer may begin, which I ask for or it `asks` for; 0: now."""
-        busy = peer in self.asked or len(self.asking) + len(self.asked) >= AT_ONCE
-        # Of two that ask each other at once, one is answered.
-        if busy or (peer in self.asking and (not asks or self.me < peer)):
+        if (peer, asks) in self.under_way or len(self.under_way) >= AT_ONCE:
             return BUSY_S
-        pause = self._pauses.get(peer)
+        pause = self._pauses.get((peer, asks))
         return pause.wait_s(now) if pause else 0.0
 
     def take(self, places: Sequence[Endpoint], now: float) -> list[Endpoint]:
         """Those of the addresses that may be dialled now."""
-        waits_s = {host: self._hosts.of(host).ask(now) for host in dict.fromkeys(host for host, _ in places)}
+        waits_s = {
+            host: self.hosts.of(host).ask(now, HOST_TOKENS) for host in dict.fromkeys(host for host, _ in places)
+        }
         return [place for place in places if not waits_s[place[0]]]
 
-    def failed(self, peer: PeerId, now: float) -> None:
+    def failed(self, peer: PeerId, now: float, *, asks: bool = False) -> None:
         """No connection came of it."""
-        self._pauses[peer] = pause = self._pauses.get(peer) or Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
+        self._pauses[peer, asks] = pause = self._pauses.get((peer, asks)) or Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         pause.failed(now)
 
     def ended(self, peer: PeerId, now: float, *, lasted_s: float) -> None:
-        """The connection is over."""
+        """The connection that I asked for is over."""
         # One that breaks at once is no better than none.
         if lasted_s >= LASTED_S:
-            self._pauses.pop(peer, None)
+            self._pauses.pop((peer, False), None)
         else:
             self.failed(peer, now)
 

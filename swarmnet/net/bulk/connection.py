@@ -1,7 +1,7 @@
 """One bulk connection: a TCP connection that carries payloads beside gRPC, one at a time each way, in sealed records.
 
 Which call a payload belongs to is said twice: by the call's header, over gRPC, and by the record with which the payload
-begins. `BulkCalls` brings the two together, in whichever order they come. A payload whose call has ended is read and
+begins. `BulkSession` brings the two together, in whichever order they come. A payload whose call has ended is read and
 thrown away; one that nobody wants yet stays unread, and TCP holds its sender up.
 
 Each direction is worked by a task of its own, so that a call that is cancelled leaves the records in order: what it
@@ -15,7 +15,7 @@ import asyncio
 import itertools
 import math
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from swarmnet.clock import loop_time, set_within
 from swarmnet.errors import BadMessage, PeerGone, RejectCode, SwarmError
 from swarmnet.ids import PeerId
 from swarmnet.messages import Packed
-from swarmnet.net.bulk_records import AROUND, HEAD_BYTES, RECORD_BYTES, Kind, Opener, Sealer, read_call, read_head
+from swarmnet.net.bulk.records import AROUND, HEAD_BYTES, RECORD_BYTES, Kind, Opener, Sealer, read_call, read_head
 from swarmnet.net.traffic import Flow
 from swarmnet.wire.framing import CHUNK_BYTES, Assembly, pieces
 
@@ -193,13 +193,14 @@ class Outgoing(_UnderWay):
             raise PeerGone("the bulk connection broke")
 
 
-class BulkCalls:
-    """Which calls of a session are open, and which of their payloads somebody waits for. Shared by its connections.
+class BulkSession:
+    """The open connections of one session, its open calls, and which of their payloads are waited for.
 
     mine: I number the calls, so a number that I do not know is of one that has ended.
     """
 
     def __init__(self, *, mine: bool) -> None:
+        self.connections: dict[int, BulkConnection] = {}
         self._mine, self._last = mine, 0
         self._open: dict[int, list[Incoming]] = {}
         self._wanted: dict[tuple[int, int], Incoming] = {}
@@ -260,6 +261,12 @@ class BulkCalls:
                 self._ended[call] = None
         return None
 
+    def take(self, num_bytes: int) -> BulkConnection | None:
+        """A free connection for a payload of so many bytes; None: gRPC carries it."""
+        if num_bytes < BULK_FROM:
+            return None
+        return next((each.take() for each in self.connections.values() if each.free), None)
+
     def _tell(self) -> None:
         self._news.set()
         self._news = asyncio.Event()
@@ -275,10 +282,51 @@ async def fill_from(sock: socket.socket, into: memoryview, fill: int, least: int
     return fill
 
 
-def taken_of(connections: Iterable[BulkConnection]) -> BulkConnection | None:
-    """One of them that is free, which the call that takes it releases at its end; None: none is."""
-    free = next((connection for connection in connections if connection.free), None)
-    return free.take() if free is not None else None
+class BulkCall:
+    """The payloads of one call on bulk connections, at either end. brings: the connection on which the payload of the
+    call itself comes, where this end answers it; 0: gRPC brings it."""
+
+    def __init__(self, session: BulkSession, number: int, brings: int = 0) -> None:
+        self.number, self.brings = number, brings
+        self._session = session
+        self._connection: BulkConnection | None = None
+        self._outgoing: Outgoing | None = None
+
+    @property
+    def connection(self) -> int:
+        """On which this end sends; 0: on none so far."""
+        return self._connection.number if self._connection is not None else 0
+
+    def send(self, payload: Sequence[Packed], flow: Flow, moved: Callable[[], None] = _nothing) -> Outgoing | None:
+        """Begin to send a payload; None: gRPC carries it. moved(): called whenever a part of it has left."""
+        num_bytes = sum(packed.num_bytes for packed in payload)
+        # One for all answers of a call.
+        if self._connection is None:
+            self._connection = self._session.take(num_bytes)
+        if num_bytes < BULK_FROM or self._connection is None or not self._connection.ready:
+            return None
+        self._outgoing = self._connection.send(self.number, payload, flow, moved)
+        return self._outgoing
+
+    def receive(self, connection: int, assembly: Assembly, flow: Flow) -> Incoming:
+        """The payload that comes on this connection. Raises PeerGone if that has ended."""
+        if connection not in self._session.connections:
+            raise PeerGone("its bulk connection is gone")
+        incoming = Incoming(assembly, flow)
+        self._session.want(connection, self.number, incoming)
+        return incoming
+
+    def stop(self) -> None:
+        """Send no more of a payload."""
+        if self._connection is not None and self._outgoing is not None:
+            self._connection.give_up(self._outgoing)
+
+    def end(self) -> None:
+        """The call has ended: what is still to come is thrown away."""
+        self.stop()
+        if self._connection is not None:
+            self._connection.release()
+        self._session.end(self.number)
 
 
 class BulkConnection:
@@ -294,13 +342,13 @@ class BulkConnection:
         number: int,
         sealer: Sealer,
         opener: Opener,
-        calls: BulkCalls,
+        session: BulkSession,
         on_end: Callable[[BulkConnection], None],
         *,
         stall_s: float,
     ) -> None:
         self.peer, self.number = peer, number
-        self._sock, self._sealer, self._opener, self._calls = sock, sealer, opener, calls
+        self._sock, self._sealer, self._opener, self._session = sock, sealer, opener, session
         self._on_end, self._stall_s = on_end, stall_s
         self._loop = asyncio.get_running_loop()
         self._sending: asyncio.Task[None] | None = None
@@ -343,7 +391,7 @@ class BulkConnection:
 
     def _ended(self, _: object) -> None:
         self._closed = True
-        self._calls.lost(self.number)
+        self._session.lost(self.number)
         if self._sending is None:
             self._sock.close()
         else:
@@ -415,7 +463,7 @@ class BulkConnection:
         await fill_from(self._sock, start, fill, len(start))
         plain = memoryview(bytearray(8))
         self._opener.open(start, plain)
-        incoming = await self._calls.taker(self.number, read_call(plain))
+        incoming = await self._session.taker(self.number, read_call(plain))
         if unwanted := incoming is None:
             incoming = Incoming(Assembly((), max_bytes=0), Flow())
             incoming.dropped = True

@@ -1,16 +1,15 @@
 """A hole through two routers: both peers dial each other from ports whose outside is known, at the same moment.
 
 A `Hole` is a port of ours that many sockets share, so that what a member sees of one holds for all. `punch` makes one
-connection of two holes. `Holes` is one peer's: it asks members from where its calls come, agrees with the other peer on
-the moment over the circuit that both have, and keeps the connection, over which all streams between the two go from
-then on. When it dies they go by the circuit again.
+connection of two holes. `Holes` is one peer's: it asks members from where its calls come, and agrees with the other
+peer on the moment over the circuit to it. The connection belongs to the peer that asked: its gRPC channel to the other
+one uses it in place of the circuit, until it ends. The other peer asks for a connection of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 import secrets
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -26,13 +25,14 @@ from swarmnet.ids import PeerId
 from swarmnet.messages import Busy, Rejected
 from swarmnet.net.address import Address, endpoint_of
 from swarmnet.net.background import BackgroundTasks
-from swarmnet.net.bundle import Bundle, BundledStream
-from swarmnet.net.circuits import Answered, Called, Connection, Doors, End, Tunnel, hear, splice
-from swarmnet.net.dial_back import Say
+from swarmnet.net.descriptors import set_options
 from swarmnet.net.grpc_channels import PeerChannels
 from swarmnet.net.grpc_options import CHANNEL_OPTIONS
-from swarmnet.net.nat import BUSY_S, Endpoint, Punches, Sight, dialled
+from swarmnet.net.nat.circuits import Answered, Called, Connection, Doors, End, Tunnel, hear, splice
+from swarmnet.net.nat.dial_back import Say
+from swarmnet.net.nat.kinds import BUSY_S, Endpoint, Punches, Sight, dialled
 from swarmnet.net.tls import Leaf, caller_of
+from swarmnet.pacing import Budgets
 from swarmnet.wire.convert import NONCE_BYTES, GreetFirst, Ping, Pong
 from swarmnet.wire.punch import (
     MOST_OUTSIDE,
@@ -178,7 +178,7 @@ Word = TypeVar("Word")
 
 
 class _NotNow(PeerGone):
-    """The callee is busy, perhaps asking for the same."""
+    """The callee is busy."""
 
 
 async def _heard(end: End, kind: type[Word]) -> Word:
@@ -205,14 +205,18 @@ async def _asked_for(end: End, kind: type[Word]) -> Word:
 _WORD_S = 10.0
 """For each word of the other's: it asks two members first, over lines as slow as ours."""
 _OBSERVE_S = 6.0
-_SECOND_S = 2.0
-"""Of two that want a hole to each other, one asks so much later."""
+
+_UNSENT_BYTES = 128 << 10
+"""What the system takes of us beyond what the line carries; more would delay short messages."""
+_SILENCE_S = 15
+"""A router that forgot us is noticed."""
 
 
 class Holes:
-    """Connections through holes.
+    """Connections through holes: those that this peer calls through, and those that it is called through.
 
-    welcome(peer): has it greeted, and is it admitted? on_open(peer): there is a hole now.
+    hosts: what may be dialled of each host that others name. welcome(peer): has it greeted, and is it admitted?
+    on_open(peer): it can be called through a hole now.
     """
 
     def __init__(
@@ -220,6 +224,7 @@ class Holes:
         leaf: Leaf,
         channels: Callable[[PeerId], PeerChannels],
         doors: Doors,
+        hosts: Budgets[str],
         welcome: Callable[[PeerId], bool],
         on_open: Callable[[PeerId], None],
     ) -> None:
@@ -228,8 +233,11 @@ class Holes:
         self._hidden = False
         self._observers: Callable[[], Sequence[PeerId]] = tuple
         self._say: Say = lambda event, fields: None
-        self._punches = Punches(leaf.peer)
-        self._bundles: dict[PeerId, Bundle] = {}
+        self._punches = Punches(hosts)
+        self._mine: dict[PeerId, tuple[socket.socket, float]] = {}
+        """By whom they lead to, with the time of their beginning."""
+        self._taken: dict[PeerId, socket.socket] = {}
+        self._theirs: dict[PeerId, asyncio.Task[None]] = {}
         self._wanted: set[PeerId] = set()
         self._tasks = BackgroundTasks()
         self.methods: dict[str, Callable[[object, grpc.aio.ServicerContext], Awaitable[None]]] = {
@@ -243,18 +251,29 @@ class Holes:
         self._hidden, self._door, self._observers, self._say = True, door, observers, say
 
     def leads_to(self, peer: PeerId) -> bool:
-        """Is there a hole to this peer?"""
-        return peer in self._bundles
+        """Can this peer be called through a hole?"""
+        return peer in self._mine
+
+    def joins(self, peer: PeerId) -> bool:
+        """Is there a hole either way?"""
+        return peer in self._mine or peer in self._theirs
 
     @asynccontextmanager
     async def stream(self, peer: PeerId) -> AsyncGenerator[End, None]:
-        """A stream through the hole to this peer. Raises PeerGone."""
-        stream = await self._bundles[peer].open()
+        """The connection through the hole to this peer, which ends with the block. Raises PeerGone."""
+        if peer not in self._mine:
+            raise PeerGone("the hole is lost", peer=peer)
+        sock, _ = self._mine[peer]
+        # One connection has one user. The channel before was given up and may still have calls under way on it.
+        if self._taken.get(peer) is sock:
+            self._lose(peer, sock)
+            raise PeerGone("the hole is taken", peer=peer)
+        self._taken[peer] = sock
         try:
-            yield stream
+            async with _over(sock) as end:
+                yield end
         finally:
-            with contextlib.suppress(PeerGone):
-                await stream.close()
+            self._lose(peer, sock)
 
     def want(self, peer: PeerId) -> None:
         """A circuit leads to this peer: a hole would be better."""
@@ -265,65 +284,76 @@ class Holes:
     def close(self) -> None:
         """Close all."""
         self._tasks.cancel()
+        for peer, (sock, _) in tuple(self._mine.items()):
+            self._lose(peer, sock)
 
     async def _find(self, peer: PeerId) -> None:
         """Try once, and until there is a hole or nothing goes to this peer any more."""
         tried = False
         try:
-            await asyncio.sleep(_SECOND_S if self._leaf.peer > peer else 0.0)
             while not self.leads_to(peer) and (self._channels(peer).in_use or not tried):
                 if (wait_s := self._punches.wait_s(peer, loop_time())) > 0:
-                    # At random: the other may want the same.
-                    await asyncio.sleep(wait_s * random.uniform(1.0, 1.5))
+                    await asyncio.sleep(wait_s)
                 else:
                     tried = True
-                    await self._try(peer, self._ask(peer), self._punches.asking, first=True)
+                    await self._try(peer, self._ask(peer), asks=False)
         finally:
             self._wanted.discard(peer)
 
-    async def _try(
-        self, peer: PeerId, work: Awaitable[tuple[socket.socket, Sight]], under_way: set[PeerId], *, first: bool
-    ) -> None:
-        """One punch, asked for here (first) or by the peer."""
+    async def _try(self, peer: PeerId, work: Awaitable[tuple[socket.socket, Sight]], *, asks: bool) -> None:
+        """One punch, which this peer wants or the other one asks for."""
         began = loop_time()
-        under_way.add(peer)
+        self._punches.under_way.add((peer, asks))
         try:
             sock, sight = await work
-            bundle = Bundle(*await asyncio.open_connection(sock=sock), first=first, accept=self._accept)
         except _NotNow as error:
             log.debug("not_now", peer=peer, error=error)
             await asyncio.sleep(BUSY_S)
         except (SwarmError, OSError, TimeoutError) as error:
-            self._punches.failed(peer, loop_time())
+            self._punches.failed(peer, loop_time(), asks=asks)
             reason = (error.message if isinstance(error, SwarmError) else "") or type(error).__name__
             self._say("not_punched", {"peer": peer, "reason": reason})
         else:
-            # At once: whoever looks whether there is a hole would else begin another punch.
-            self._bundles[peer] = bundle
-            self._tasks.spawn(self._keep(peer, bundle))
-            self._say("punched", {"peer": peer, "nat": sight.kind(), "seconds": round(loop_time() - began, 3)})
+            set_options(sock, silence_s=_SILENCE_S, unsent_bytes=_UNSENT_BYTES)
+            if asks:
+                self._let_in(peer, sock)
+            else:
+                self._mine[peer] = sock, loop_time()
+                self._say("punched", {"peer": peer, "nat": sight.kind(), "seconds": round(loop_time() - began, 3)})
+                self._on_open(peer)
         finally:
-            under_way.discard(peer)
+            self._punches.under_way.discard((peer, asks))
 
-    async def _keep(self, peer: PeerId, bundle: Bundle) -> None:
-        began = loop_time()
-        self._on_open(peer)
-        try:
-            await bundle.run()
-        finally:
-            if self._bundles.get(peer) is bundle:
-                del self._bundles[peer]
-                self._punches.ended(peer, loop_time(), lasted_s=loop_time() - began)
-                self._say("hole_lost", {"peer": peer})
+    def _lose(self, peer: PeerId, sock: socket.socket) -> None:
+        sock.close()
+        if self._taken.get(peer) is sock:
+            del self._taken[peer]
+        if peer in self._mine and self._mine[peer][0] is sock:
+            _, began = self._mine.pop(peer)
+            self._punches.ended(peer, loop_time(), lasted_s=loop_time() - began)
+            self._say("hole_lost", {"peer": peer})
 
-    async def _accept(self, stream: BundledStream) -> None:
-        """The peer's stream ends at my own port: TLS finds out whose it is."""
-        with contextlib.suppress(OSError):
-            near = Connection(*await asyncio.open_unix_connection(self._door))
-            try:
-                await splice(stream, near)
-            finally:
-                near.close()
+    def _let_in(self, peer: PeerId, sock: socket.socket) -> None:
+        """What comes through the peer's hole goes to my own port: TLS finds out whose it is."""
+
+        async def splice_to_door() -> None:
+            with sock, contextlib.suppress(OSError):
+                async with _over(sock) as far:
+                    near = Connection(*await asyncio.open_unix_connection(self._door))
+                    try:
+                        await splice(far, near)
+                    finally:
+                        near.close()
+
+        def over(task: asyncio.Task[None]) -> None:
+            if self._theirs.get(peer) is task:
+                del self._theirs[peer]
+
+        # Of one peer one at a time, so that nobody has us hold many.
+        if (before := self._theirs.get(peer)) is not None:
+            before.cancel()
+        self._theirs[peer] = task = self._tasks.spawn(splice_to_door())
+        task.add_done_callback(over)
 
     # ------------------------------------------------------------ both ends of a punch
 
@@ -343,7 +373,12 @@ class Holes:
                 await end.write(write_punch_ask(Now()))
                 # When it hears of it.
                 await asyncio.sleep(round_trip_s / 2)
-                return await punch(hole, places, mine=mine.token, theirs=theirs.token, decides=True), sight
+                sock = await punch(hole, places, mine=mine.token, theirs=theirs.token, decides=True)
+                # The other peer ends this stream once it takes calls there. Cancelled earlier, it would not.
+                with contextlib.suppress(SwarmError, TimeoutError):
+                    async with asyncio.timeout(_WORD_S):
+                        await end.read()
+                return sock, sight
 
     async def _answer(self, _: object, context: grpc.aio.ServicerContext) -> None:
         caller = caller_of(context.auth_context())
@@ -355,10 +390,10 @@ class Holes:
                 await end.write(write_punch_reply(GreetFirst()))
             elif not self._hidden:
                 await end.write(write_punch_reply(Rejected(RejectCode.NOT_SERVED, "this peer can be dialled")))
-            elif self.leads_to(caller) or (wait_s := self._punches.wait_s(caller, loop_time(), asks=True)) > 0:
-                await end.write(write_punch_reply(Busy(BUSY_S if self.leads_to(caller) else wait_s, -1)))
+            elif (wait_s := self._punches.wait_s(caller, loop_time(), asks=True)) > 0:
+                await end.write(write_punch_reply(Busy(wait_s, -1)))
             else:
-                await self._try(caller, self._take_part(end), self._punches.asked, first=False)
+                await self._try(caller, self._take_part(end), asks=True)
 
     async def _take_part(self, end: Answered) -> tuple[socket.socket, Sight]:
         """Raises SwarmError, OSError, TimeoutError."""
@@ -439,7 +474,9 @@ class Holes:
 
 @asynccontextmanager
 async def _over(sock: socket.socket) -> AsyncGenerator[End, None]:
-    end = Connection(*await asyncio.open_connection(sock=sock))
+    # A descriptor of its own: the event loop watches it until the stream has ended, when the number of `sock`, closed
+    # by then, may be that of another connection, which would be watched no longer.
+    end = Connection(*await asyncio.open_connection(sock=sock.dup()))
     try:
         yield end
     finally:
