@@ -22,7 +22,7 @@ from swarmnet.net.ports import check_alone
 from swarmnet.net.stop import stopped_by_signal, unless_stopped
 from swarmnet.peer.auditor import AuditLog
 from swarmnet.peer.checkup import advice
-from swarmnet.peer.desk import OpenDesk
+from swarmnet.peer.control_socket import ControlSocket
 from swarmnet.peer.devices import NumericsClass, check_memory, choose_layout, computed_here, meaningless, refuse_useless
 from swarmnet.peer.metrics import serve_metrics
 from swarmnet.peer.moving import Moving, NewStage
@@ -241,7 +241,7 @@ async def _serve(
             on_event("stopped", {"reason": "asked to stop before it had joined"})
             return None
         disk = DirectoryDisk(CheckpointStore(config.dir, endpoint.run, numerics=str(numerics), owner=endpoint.me))
-        desk = OpenDesk(config, endpoint.transport.traffic, slots_of, stop)
+        desk = ControlSocket(config, endpoint.transport.traffic, slots_of, stop)
 
         peer = Peer(
             endpoint.me,
