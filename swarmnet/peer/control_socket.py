@@ -15,7 +15,7 @@ import signal
 import socket
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +31,7 @@ from swarmnet.peer.control import Control, WorkCount, WorkDone
 
 if TYPE_CHECKING:
     from swarmnet.net.traffic import Traffic
+    from swarmnet.peer.memory_fit import Capacity
     from swarmnet.peer.peer import Peer
 
 log = telemetry.get(__name__)
@@ -65,13 +66,11 @@ def _kept(path: Path) -> WorkDone | None:
 
 
 class ControlSocket:
-    """Answers the operator of one peer, from its first step on. slots_of: how many slots a changed config comes to. stop: set
-    once the peer is asked to leave."""
+    """Answers the operator of one peer, from its first step on. capacity: what it can serve within changed limits. stop:
+    set once the peer is asked to leave."""
 
-    def __init__(
-        self, config: PeerConfig, traffic: Traffic, slots_of: Callable[[PeerConfig], int], stop: asyncio.Event
-    ) -> None:
-        self._dir, self._traffic, self._slots_of, self._stop = config.dir, traffic, slots_of, stop
+    def __init__(self, config: PeerConfig, capacity: Capacity, traffic: Traffic, stop: asyncio.Event) -> None:
+        self._dir, self._capacity, self._traffic, self._stop = config.dir, capacity, traffic, stop
         self._file = config.own_file
         self.tally = WorkCount(_kept(config.dir / CONTRIBUTED) or WorkDone(round(wall_time())))
         self._control = Control(config, self.tally, paused=(config.dir / PAUSED).exists())
@@ -94,7 +93,7 @@ class ControlSocket:
 
     async def run(self, peer: Peer) -> None:
         """Until cancelled."""
-        self._lend(peer, self.config, self._slots_of(self.config))
+        self._lend(peer, self.config, self._capacity.slots(self.config, self.config.stages))
         self._counted_at = loop_time()
         try:
             async with asyncio.TaskGroup() as group:
@@ -174,9 +173,10 @@ class ControlSocket:
             day = _day(self.tally.kept)
             reply = control.answer(json.loads(line), minute=_minute(), day=day, leaves=self._stop.is_set())
             if reply.change:
-                slots = await asyncio.to_thread(self._slots_of, control.config)
+                slots, fits = await asyncio.to_thread(self._planned, control.config)
                 self._keep(self._file, toml.changed(self._file, reply.change))
                 self._lend(peer, control.config, slots)
+                self._capacity.fits = fits
                 reply = replace(reply, words=f"{reply.words}; kept in {self._file}")
             if control.paused != before[1]:
                 self._keep(self._dir / PAUSED, "" if control.paused else None)
@@ -197,6 +197,12 @@ class ControlSocket:
             # The supervising process, if there is one, need not know: a peer that ends well is not started again.
             signal.raise_signal(signal.SIGTERM)
         return {"words": reply.words, "facts": dict(reply.facts)}
+
+    def _planned(self, config: PeerConfig) -> tuple[int, Mapping[int, int] | None]:
+        """How many slots a changed config comes to, and which stages fit within its limits if this peer may move.
+        Raises UsageError."""
+        slots = self._capacity.slots(config, config.stages)
+        return slots, None if self._capacity.fits is None else self._capacity.stages(config)
 
     def _lend(self, peer: Peer, config: PeerConfig, slots: int) -> None:
         caps = config.caps

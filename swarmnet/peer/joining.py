@@ -375,9 +375,9 @@ async def _stages(found: FoundRun, tell: Tell) -> tuple[int, ...]:
 
 def _fitting(config: PeerConfig, manifest: Manifest) -> list[int]:
     """The stages of which this machine could serve one. Raises UsageError, with advice, if there is none."""
-    from swarmnet.peer.memory_fit import stages_for
+    from swarmnet.peer.memory_fit import Capacity
 
-    return stages_for(config, manifest)
+    return Capacity(config, manifest).some_stages(config)
 
 
 async def _choose(found: FoundRun, fits: Sequence[int], held: Collection[int]) -> Choice:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from swarmnet import telemetry
 from swarmnet.clock import run_loop
@@ -23,7 +24,7 @@ from swarmnet.net.stop import stopped_by_signal, unless_stopped
 from swarmnet.peer.auditor import AuditLog
 from swarmnet.peer.checkup import advice
 from swarmnet.peer.control_socket import ControlSocket
-from swarmnet.peer.devices import NumericsClass, check_memory, choose_layout, computed_here, meaningless, refuse_useless
+from swarmnet.peer.devices import NumericsClass, meaningless
 from swarmnet.peer.metrics import serve_metrics
 from swarmnet.peer.moving import Moving, NewStage
 from swarmnet.peer.peer import OnEvent, Peer, Tokens
@@ -37,6 +38,9 @@ from swarmnet.telemetry.events import EventLog
 from swarmnet.telemetry.journal import Journal, remind
 from swarmnet.telemetry.trace import TraceFile, check_trace
 from swarmnet.wire import kernel_build
+
+if TYPE_CHECKING:
+    from swarmnet.peer.memory_fit import Capacity
 
 log = telemetry.get(__name__)
 
@@ -74,42 +78,32 @@ def run_peer(
     from swarmnet.engine.compute_thread import ComputeThread
     from swarmnet.engine.torch_engine import TorchEngine
     from swarmnet.peer.engines import InitialWeights, backend_of, numerics_of, torch_engine
-    from swarmnet.peer.memory_fit import full_in_words, lent_bytes, setup_of, slots_by_stage, slots_here, slots_within
+    from swarmnet.peer.memory_fit import Capacity, full_in_words
     from swarmnet.stage.canonical import Initial
 
     routing_rule(config.routing)  # refuses early
     if config.trace:
         check_trace(config.trace)
     # For arithmetic alone: what peers agree on, and what crosses the network, is the run's.
-    mine = computed_here(manifest, config.compute)
+    capacity = Capacity(config, manifest)
+    mine, layout = capacity.manifest, capacity.layout
     torch.set_num_threads(config.threads)
     kernel_build.prepare(threads=config.threads)
     # Large pages for large CPU tensors: a fresh 50 MB sum then costs 3 ms of page faults instead of 20. torch asks the
     # environment for this once, at its first tensor, and offers no other way.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-    layout = choose_layout(config.mesh, config.device, mine, cuda=torch.cuda.device_count())
-    check_memory(config.memory, layout)
     # A file written for a larger machine is not refused on a smaller one.
     if ignored := meaningless(config.mesh, layout):
         log.info("mesh_ignored", ignored=ignored, reason="this peer is one rank, which shares its stages with no other")
-    setup = setup_of(config, mine, layout)
-    lent = lent_bytes(config.caps, layout)
-    slots = slots_here(setup, config.stages, lent)
+    memory, slots = capacity.setup(config).memory, capacity.slots(config, config.stages)
     # The operator left the number to this machine, or lends too little for so many.
     if slots != config.slots:
         log.info("slots_chosen", slots=slots, stages=list(config.stages))
 
-    def slots_of(changed: PeerConfig) -> int:
-        refuse_useless(changed.caps, config.caps, layout)
-        lent = lent_bytes(changed.caps, layout)
-        # What is free now is without what this peer has taken.
-        return slots_within(setup_of(changed, mine, layout), config.stages, lent) if lent else changed.slots or slots
-
-    numerics = numerics_of(mine, layout, setup.memory)
-    moving = moves and config.rebalance_s and layout.ranks == 1 and len(config.stages) == 1
-    # Looked at before this peer takes memory itself.
-    fits = slots_by_stage(setup, lent) if moving else {}
-    if moves and not moving:
+    numerics = numerics_of(mine, layout, memory)
+    if moves and config.rebalance_s and layout.ranks == 1 and len(config.stages) == 1:
+        capacity.fits = capacity.stages(config)
+    elif moves:
         log.info("stays", reason="rebalance_s is 0, or this peer has several ranks or stages")
     carried: int | None = None
     recent_moves = RecentMoves()
@@ -119,7 +113,7 @@ def run_peer(
         begin = InitialWeights(config, manifest, at_source=data_at_source)
 
         def engine_of(stage: int, initial: Initial | None) -> TorchEngine:
-            backend = backend_of(mine, stage, layout, initial, setup.memory)
+            backend = backend_of(mine, stage, layout, initial, memory)
             return torch_engine(mine, stage, compute, backend)
 
         while True:
@@ -136,7 +130,7 @@ def run_peer(
                 seen = {stage: wrap_engine(Engine(engine, engine.sums)) for stage, engine in engines.items()}
                 ranks = [engine.supervise for engine in engines.values() if layout.ranks > 1]
                 limits = ReplicaLimits(
-                    slots_of(config),
+                    capacity.slots(config, config.stages),
                     config.caps.memo_bytes,
                     config.caps.keep_checkpoints,
                     no_initial_weights=begin.missing,
@@ -152,9 +146,8 @@ def run_peer(
                             heard,
                             numerics,
                             wrap,
-                            slots_of,
+                            capacity,
                             limits,
-                            fits=fits,
                             carried=carried,
                             recent_moves=recent_moves,
                         )
@@ -164,7 +157,6 @@ def run_peer(
                 return 0
             # Its state is on disk, and the old stage is out of memory.
             config, carried = moved
-            slots = fits[config.stages[0]]
 
 
 @contextlib.contextmanager
@@ -210,10 +202,9 @@ async def _serve(
     heard: OnEvent,
     numerics: NumericsClass,
     wrap: Wrap,
-    slots_of: Callable[[PeerConfig], int],
+    capacity: Capacity,
     limits: ReplicaLimits,
     *,
-    fits: Collection[int],
     carried: int | None,
     recent_moves: RecentMoves,
 ) -> tuple[PeerConfig, int | None] | None:
@@ -241,7 +232,7 @@ async def _serve(
             on_event("stopped", {"reason": "asked to stop before it had joined"})
             return None
         disk = DirectoryDisk(CheckpointStore(config.dir, endpoint.run, numerics=str(numerics), owner=endpoint.me))
-        desk = ControlSocket(config, endpoint.transport.traffic, slots_of, stop)
+        control = ControlSocket(config, capacity, endpoint.transport.traffic, stop)
 
         peer = Peer(
             endpoint.me,
@@ -280,14 +271,14 @@ async def _serve(
             serving = group.create_task(_serve_peer(peer, (endpoint.transport.port, endpoint.directory.port), on_event))
             ending = group.create_task(_keep_result(peer, on_event))
             beside = group.create_task(wrap.beside())
-            asked = group.create_task(desk.run(peer))
+            asked = group.create_task(control.run(peer))
             reminding = group.create_task(remind(log, peer.state))
             tracing = group.create_task(_trace(config, peer))
             shut_out = group.create_task(until_convicted(peer, on_event))
             showing = group.create_task(_show(config.dashboard, endpoint.links, on_event))
             computing = [group.create_task(_compute(each, peer, on_event)) for each in ranks]
-            moved = await unless_stopped(stop, _moving(peer, config, fits, recent_moves))
-            await desk.resume()  # leaving takes over
+            moved = await unless_stopped(stop, _moving(peer, config, capacity, recent_moves))
+            await control.resume()  # leaving takes over
             reason = "it was about to move"
             if moved is None:
                 reason = await peer.drain(config.drain_s)
@@ -303,7 +294,7 @@ async def _serve(
             return None
         on_event("moved", {"from": config.stages[0], "to": moved.stage, "version": moved.version})
         # Its caps may have been changed while it ran.
-        return desk.config.model_copy(update={"stages": (moved.stage,)}), moved.version
+        return control.config.model_copy(update={"stages": (moved.stage,)}), moved.version
 
 
 async def _show(where: str, links: Sequence[str], on_event: OnEvent) -> None:
@@ -336,13 +327,11 @@ async def _show(where: str, links: Sequence[str], on_event: OnEvent) -> None:
     on_event("no_dashboard", {"reason": reason, "then": "the peer goes on"})
 
 
-async def _moving(peer: Peer, config: PeerConfig, fits: Collection[int], recent_moves: RecentMoves) -> NewStage:
+async def _moving(peer: Peer, config: PeerConfig, capacity: Capacity, recent_moves: RecentMoves) -> NewStage:
     """Until the peer has left its stage for another one; for ever if it does not move."""
-    if not fits:
+    if capacity.fits is None:
         await asyncio.Event().wait()
-    from swarmnet.peer.memory_fit import room_for_copy
-
-    return await Moving(peer, Rules(period_s=config.rebalance_s), fits, room_for_copy, recent_moves).run()
+    return await Moving(peer, Rules(period_s=config.rebalance_s), capacity, recent_moves).run()
 
 
 async def _trace(config: PeerConfig, peer: Peer) -> None:

@@ -13,7 +13,7 @@ import hashlib
 import random
 import zlib
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,6 +94,17 @@ class Guise:
     def manifest(self, honest: Manifest) -> Manifest:
         """What it goes by."""
         return honest
+
+
+@dataclass(slots=True)
+class SimulatedRoom:
+    """Of a machine: `peer.moving.Room`. free: bytes for a copy of a state; None: enough."""
+
+    fits: Mapping[int, int] | None
+    free: int | None
+
+    def room_for_copy(self) -> int | None:
+        return self.free
 
 
 @dataclass(slots=True, eq=False)
@@ -239,9 +250,9 @@ class Swarm:
 
     async def _move(self, node: Node, rules: Rules) -> None:
         """As `swarmnet join`: where it is needed more it goes, as itself, with a new incarnation."""
-        room = lambda: self.free_bytes.get(node.peer_id)  # noqa: E731
+        room = SimulatedRoom(dict.fromkeys(range(self.plan.stages), 1), self.free_bytes.get(node.peer_id))
         recent_moves = self.recent_moves.setdefault(node.peer_id, RecentMoves())
-        moved = await Moving(node.peer, rules, range(self.plan.stages), room, recent_moves).run()
+        moved = await Moving(node.peer, rules, room, recent_moves).run()
         await node.peer.leave()
         self.counts["moved"] += 1
         node.ended_at = self.loop.time()

@@ -11,10 +11,10 @@ import os
 import signal
 import stat
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -63,14 +63,17 @@ class NotedPeer:
             self.resumed.set()
 
 
-def with_socket(
-    place: Path,
-    script: Callable[[NotedPeer, ControlSocket, Traffic, Callable[..., Awaitable[int]]], Awaitable[None]],
-    **more: Any,
-) -> None:
-    """Play a script while a peer's control socket in `place` is open; its last argument runs a command."""
+class OneMachine:
+    """Has room for nine microbatches in flight, and takes its time to find out whether SLOW ones fit. Of stages it has
+    room for one in each GiB."""
 
-    def slots_of(config: PeerConfig) -> int:
+    def __init__(self, fits: Mapping[int, int] | None = None) -> None:
+        self.fits = fits
+
+    def stages(self, config: PeerConfig) -> dict[int, int]:
+        return dict.fromkeys(range(int(config.caps.host_gib)), 1)
+
+    def slots(self, config: PeerConfig, stages: Sequence[int]) -> int:
         if config.slots > 9:
             raise UsageError("no room for so many")
         if config.slots == SLOW:
@@ -78,13 +81,24 @@ def with_socket(
             goes_on.wait()
         return config.slots
 
+
+def with_socket(
+    place: Path,
+    script: Callable[[NotedPeer, ControlSocket, Traffic, Callable[..., Awaitable[int]]], Awaitable[None]],
+    machine: OneMachine | None = None,
+    **more: Any,
+) -> None:
+    """Play a script while a peer's control socket in `place` is open; its last argument runs a command."""
+
     async def command(*words: str) -> int:
         return await asyncio.to_thread(run, [*words, "--dir", str(place)])
 
     async def main() -> None:
         traffic, peer = Traffic(), NotedPeer()
         with stopped_by_signal() as stop:
-            opened = ControlSocket(PeerConfig(dir=place, slots=4, **more), traffic, slots_of, stop)
+            opened = ControlSocket(
+                PeerConfig(dir=place, slots=4, **more), cast(Any, machine or OneMachine()), traffic, stop
+            )
             async with asyncio.timeout(30), asyncio.TaskGroup() as group:
                 running = group.create_task(opened.run(peer))  # type: ignore[arg-type]
                 while not (place / SOCKET).exists():  # noqa: ASYNC110
@@ -154,6 +168,18 @@ def test_a_disk_that_holds_no_checkpoint_is_said_at_once(tmp_path: Path, capsys:
     assert tight.endswith("no checkpoint of stage 0 fits in so little disk: none is written any more")
 
 
+def test_a_changed_limit_of_memory_changes_where_the_peer_may_move(tmp_path: Path) -> None:
+    machine = OneMachine({0: 1, 1: 1, 2: 1})
+
+    async def changes(peer: NotedPeer, opened: ControlSocket, traffic: Traffic, command) -> None:
+        assert await command("control", "limits", "--host-memory", "2") == 0
+        assert machine.fits == {0: 1, 1: 1}
+        assert await command("control", "limits", "--host-memory", "1", "--slots", "10") == 2
+        assert machine.fits == {0: 1, 1: 1}, "what is refused changes nothing"
+
+    with_socket(tmp_path, changes, machine)
+
+
 def test_what_was_contributed_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async def works(peer: NotedPeer, opened: ControlSocket, traffic: Traffic, command) -> None:
         peer.state.on("executed", {"stage": 0, "executions": 3, "counted": 3}, now=0.0)
@@ -199,7 +225,7 @@ def test_where_nobody_runs_it_says_what_to_do(tmp_path: Path, capsys: pytest.Cap
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / CONTRIBUTED).write_text("[]")
     with pytest.raises(UsageError, match=r"contributed.json cannot be used .*: remove it"):
-        ControlSocket(PeerConfig(dir=tmp_path), Traffic(), lambda config: 4, asyncio.Event())
+        ControlSocket(PeerConfig(dir=tmp_path), cast(Any, None), Traffic(), asyncio.Event())
 
 
 def test_limits_that_an_earlier_version_kept_are_named_as_not_read(
@@ -207,7 +233,7 @@ def test_limits_that_an_earlier_version_kept_are_named_as_not_read(
 ) -> None:
     def named() -> list[str]:
         caplog.clear()
-        ControlSocket(PeerConfig(dir=tmp_path), Traffic(), lambda config: 4, asyncio.Event())
+        ControlSocket(PeerConfig(dir=tmp_path), cast(Any, None), Traffic(), asyncio.Event())
         return [record.message for record in caplog.records]
 
     assert named() == []
