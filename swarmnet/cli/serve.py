@@ -23,7 +23,7 @@ from swarmnet.cli.settings import (
     with_json,
     with_log_level,
 )
-from swarmnet.clock import run_loop
+from swarmnet.clock import entered, loop_runner
 from swarmnet.errors import UsageError
 from swarmnet.telemetry.text import typed
 
@@ -140,19 +140,21 @@ def _join(config: PeerConfig, invited: SwarmLink | Manifest) -> int:
             if times.on_event(event, fields):
                 log.at(logging.INFO, "counts", {**times.seconds})
 
-        place = run_loop(find_place(config, invited, tell))
-        story.phase("starting", "making room for the stage, then listening under this machine's own address")
+        # One loop for all of it: what has joined the DHT to find a stage is what serves it.
+        with loop_runner() as runner, entered(runner, find_place(config, invited, tell)) as place:
+            story.phase("starting", "making room for the stage, then listening under this machine's own address")
 
-        from swarmnet.peer.run import run_peer
+            from swarmnet.peer.run import run_peer
 
-        return run_peer(
-            place.config,
-            place.manifest,
-            heard=heard,
-            # A manifest from strangers must not make this peer read a file that they name.
-            data_at_source=not isinstance(invited, SwarmLink) or place.manifest.data.source in BUILT_IN,
-            moves=place.chosen,
-        )
+            return run_peer(
+                place.config,
+                place.manifest,
+                heard=heard,
+                # A manifest from strangers must not make this peer read a file that they name.
+                data_at_source=not isinstance(invited, SwarmLink) or place.manifest.data.source in BUILT_IN,
+                place=place,
+                runner=runner,
+            )
 
 
 @click.command("peer", cls=SchemaCommand, context_settings=SETTINGS)

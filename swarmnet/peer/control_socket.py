@@ -66,8 +66,8 @@ def _kept(path: Path) -> WorkDone | None:
 
 
 class ControlSocket:
-    """Answers the operator of one peer, from its first step on. capacity: what it can serve within changed limits. stop:
-    set once the peer is asked to leave."""
+    """Answers the operator of one peer, from its first step on. capacity: plans what it can serve within changed
+    limits. stop: set once the peer is asked to leave."""
 
     def __init__(self, config: PeerConfig, capacity: Capacity, traffic: Traffic, stop: asyncio.Event) -> None:
         self._dir, self._capacity, self._traffic, self._stop = config.dir, capacity, traffic, stop

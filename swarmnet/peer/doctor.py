@@ -176,7 +176,7 @@ async def _swarm(config: PeerConfig, invited: SwarmLink | Manifest, found: Calla
                 async with reach(config, identity, invited, lambda phase, words: None, "stage") as run:
                     config, manifest = run.config, run.manifest
                     serving = sum(bool(record.stages) for record in run.records)
-                    found(checkup.swarm(run.run, serving))
+                    found(checkup.swarm(run.joined.terms.run, serving))
             terms = RunTerms.of(manifest)
             async with open_endpoint(terms, config.network, numerics="") as endpoint, endpoint.serve(_Silent()):
                 await _beside(endpoint, terms, found, mine)

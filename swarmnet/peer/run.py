@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from swarmnet import telemetry
-from swarmnet.clock import run_loop
+from swarmnet.clock import loop_runner
 from swarmnet.config.peer import PeerConfig, listen_at
 from swarmnet.data.source import load_tokens
 from swarmnet.errors import DeviceFull, MeshFailed, SwarmError, UsageError, leaves
@@ -17,9 +17,8 @@ from swarmnet.manifest.file import run_id, to_toml
 from swarmnet.manifest.schema import Manifest
 from swarmnet.manifest.terms import RunTerms
 from swarmnet.net.away import remember, until_somebody_answers, was_in
-from swarmnet.net.endpoint import NOTHING_BETWEEN, Wrap, open_endpoint
+from swarmnet.net.endpoint import NOTHING_BETWEEN, JoinedRun, Wrap, join_run
 from swarmnet.net.parent_death import dies_with_parent, same_python
-from swarmnet.net.ports import check_alone
 from swarmnet.net.stop import stopped_by_signal, unless_stopped
 from swarmnet.peer.auditor import AuditLog
 from swarmnet.peer.checkup import advice
@@ -40,6 +39,7 @@ from swarmnet.telemetry.trace import TraceFile, check_trace
 from swarmnet.wire import kernel_build
 
 if TYPE_CHECKING:
+    from swarmnet.peer.joining import Place
     from swarmnet.peer.memory_fit import Capacity
 
 log = telemetry.get(__name__)
@@ -62,7 +62,8 @@ def run_peer(
     data_at_source: bool = True,
     wrap: Wrap = NOTHING_BETWEEN,
     wrap_engine: Callable[[Engine], Engine] = lambda engine: engine,
-    moves: bool = False,
+    place: Place | None = None,
+    runner: asyncio.Runner | None = None,
 ) -> int:
     """Serve the configured stages until Ctrl+C or SIGTERM. Returns the exit code. Raises UsageError.
 
@@ -70,9 +71,8 @@ def run_peer(
     be read where the manifest says they are, if the config does not say it? A manifest that came from strangers has no
     say in which files are opened here.
     wrap, wrap_engine: a test bench's faults; see `net.endpoint`.
-    moves: may it go to another stage where it is needed more? One on several ranks stays.
+    place: what `find_place` has found, in a loop of `runner`; None: this process joins the DHT when it can serve.
     """
-    check_alone(config.network)
     import torch
 
     from swarmnet.engine.compute_thread import ComputeThread
@@ -85,7 +85,7 @@ def run_peer(
     if config.trace:
         check_trace(config.trace)
     # For arithmetic alone: what peers agree on, and what crosses the network, is the run's.
-    capacity = Capacity(config, manifest)
+    capacity = place.capacity if place is not None else Capacity(config, manifest)
     mine, layout = capacity.manifest, capacity.layout
     torch.set_num_threads(config.threads)
     kernel_build.prepare(threads=config.threads)
@@ -101,13 +101,16 @@ def run_peer(
         log.info("slots_chosen", slots=slots, stages=list(config.stages))
 
     numerics = numerics_of(mine, layout, memory)
-    if moves and config.rebalance_s and layout.ranks == 1 and len(config.stages) == 1:
+    # Where its operator chose the stage, it stays there.
+    if place is not None and place.chosen and config.rebalance_s and layout.ranks == 1 and len(config.stages) == 1:
         capacity.fits = capacity.stages(config)
-    elif moves:
+    elif place is not None and place.chosen:
         log.info("stays", reason="rebalance_s is 0, or this peer has several ranks or stages")
     carried: int | None = None
     recent_moves = RecentMoves()
     with full_in_words(), contextlib.ExitStack() as stack:  # left in reverse: ranks end first, and jobs that wait
+        runner = runner or stack.enter_context(loop_runner())
+        joined = place.joined if place is not None else None
         compute = ComputeThread()
         stack.callback(compute.close)
         begin = InitialWeights(config, manifest, at_source=data_at_source)
@@ -136,10 +139,11 @@ def run_peer(
                     no_initial_weights=begin.missing,
                 )
                 with _given_up_in_words():
-                    moved = run_loop(
+                    moved = runner.run(
                         _serve(
                             config,
                             manifest,
+                            joined,
                             seen,
                             ranks,
                             tokens,
@@ -157,6 +161,7 @@ def run_peer(
                 return 0
             # Its state is on disk, and the old stage is out of memory.
             config, carried = moved
+            joined = joined.anew() if joined is not None else None
 
 
 @contextlib.contextmanager
@@ -196,6 +201,7 @@ def no_tokens(step: int, index: int) -> None:
 async def _serve(
     config: PeerConfig,
     manifest: Manifest,
+    joined: JoinedRun | None,
     engines: Mapping[int, Engine],
     ranks: Sequence[Callable[[], Awaitable[None]]],
     tokens: Tokens,
@@ -220,17 +226,17 @@ async def _serve(
     async with contextlib.AsyncExitStack() as stack:
         journal = Journal(stack.enter_context(EventLog(config.events)), log)
         stop = stack.enter_context(stopped_by_signal())
-        joining = until_somebody_answers(
-            lambda: stack.enter_async_context(
-                open_endpoint(RunTerms.of(manifest), config.network, numerics=str(numerics))
-            ),
-            say=lambda event, words: on_event(event, {"reason": words}),
-            patient=was_in(config.dir, run_id(manifest)),
-        )
-        endpoint = await unless_stopped(stop, joining)
-        if endpoint is None:
+        if joined is None:
+            joining = until_somebody_answers(
+                lambda: stack.enter_async_context(join_run(RunTerms.of(manifest), config.network)),
+                say=lambda event, words: on_event(event, {"reason": words}),
+                patient=was_in(config.dir, run_id(manifest)),
+            )
+            joined = await unless_stopped(stop, joining)
+        if joined is None:
             on_event("stopped", {"reason": "asked to stop before it had joined"})
             return None
+        endpoint = joined.endpoint(str(numerics))
         disk = DirectoryDisk(CheckpointStore(config.dir, endpoint.run, numerics=str(numerics), owner=endpoint.me))
         control = ControlSocket(config, capacity, endpoint.transport.traffic, stop)
 
@@ -246,17 +252,17 @@ async def _serve(
             ),
             transport=wrap.transport(endpoint.transport),
             directory=endpoint.directory,
-            incarnation=endpoint.incarnation,
+            incarnation=joined.boot_id,
             record=endpoint.record,
-            signer=endpoint.identity,
+            signer=joined.identity,
             tokens=tokens,
             windows=ProvenWindows.of(manifest.data, manifest.training),
             disk=disk,
             on_event=on_event,
             limits=limits,
             manifest_toml=to_toml(manifest),
-            admissions=endpoint.admissions,
-            notices=endpoint.notices,
+            admissions=joined.admissions,
+            notices=joined.notices,
             routing=lambda: routing_rule(config.routing),
             told_of_others=bool(config.bootstrap),
             carried=carried,
@@ -292,6 +298,7 @@ async def _serve(
         if moved is None or stop.is_set():
             on_event("stopped", {"reason": f"asked to stop: {reason}"})
             return None
+        await endpoint.directory.rest()  # nothing here answers while the new stage is loaded
         on_event("moved", {"from": config.stages[0], "to": moved.stage, "version": moved.version})
         # Its caps may have been changed while it ran.
         return control.config.model_copy(update={"stages": (moved.stage,)}), moved.version
