@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from swarmnet.cli.frame import Typed
 from swarmnet.cli.settings import (
     BUILT_IN,
     LOGS,
@@ -56,8 +55,8 @@ def join(ctx: click.Context, /, run: str, *, no_restart: bool, **_: Any) -> int:
 
     The first Ctrl+C finishes what the peer holds and leaves; the second ends it at once.
     """
-    if not no_restart:
-        return _supervised(ctx)
+    if not no_restart and (code := _supervised()) is not None:
+        return code
     config = read_config(ctx, "stage")
     invited = _invited(run, config)
     _check_early(config)
@@ -74,13 +73,11 @@ def _check_early(config: PeerConfig) -> None:
         check_installed("--metrics", "metrics")
 
 
-def _supervised(ctx: click.Context) -> int:
-    """Run the same command in a process of its own, again after each crash."""
+def _supervised() -> int | None:
+    """None in a process that is started again after each crash; in this one its exit code, once it has ended."""
     from swarmnet.peer.supervise import supervise
 
-    typed = ctx.find_object(Typed)
-    assert typed is not None, "run by the frame"
-    return supervise(typed.again("--no-restart"))
+    return supervise()
 
 
 def _invited(run: str, config: PeerConfig) -> tuple[PeerConfig, SwarmLink | Manifest]:
@@ -174,8 +171,8 @@ def peer(ctx: click.Context, /, *, no_restart: bool, **_: Any) -> int:
 
     The first Ctrl+C finishes what the peer holds and leaves; the second ends it at once.
     """
-    if not no_restart:
-        return _supervised(ctx)
+    if not no_restart and (code := _supervised()) is not None:
+        return code
     config = read_config(ctx, "stage")
     manifest = read_manifest(config, "peer")
     _check_early(config)
