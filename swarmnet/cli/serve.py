@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from swarmnet.cli import importing
 from swarmnet.cli.settings import (
     BUILT_IN,
     LOGS,
@@ -126,7 +127,9 @@ def _join(config: PeerConfig, invited: SwarmLink | Manifest) -> int:
     with ProgressBar(Console(), clock=time.monotonic, on_bar=set_up_log) as story:
         story.phase("joining", f"by {invited.public if isinstance(invited, SwarmLink) else config.manifest}")
 
-        from swarmnet.peer.joining import find_place  # takes a second or two, hivemind alone
+        with importing():  # takes a second or two
+            from swarmnet.peer.joining import find_place
+            from swarmnet.peer.run import run_peer
 
         def tell(name: str, text: str) -> None:
             story.phase(name, text)
@@ -140,8 +143,6 @@ def _join(config: PeerConfig, invited: SwarmLink | Manifest) -> int:
         # One loop for all of it: what has joined the DHT to find a stage is what serves it.
         with loop_runner() as runner, entered(runner, find_place(config, invited, tell)) as place:
             story.phase("starting", "making room for the stage, then listening under this machine's own address")
-
-            from swarmnet.peer.run import run_peer
 
             return run_peer(
                 place.config,
@@ -177,7 +178,8 @@ def peer(ctx: click.Context, /, *, no_restart: bool, **_: Any) -> int:
     manifest = read_manifest(config, "peer")
     _check_early(config)
 
-    from swarmnet.peer.run import run_peer
+    with importing():
+        from swarmnet.peer.run import run_peer
 
     return run_peer(config, manifest)
 
@@ -196,7 +198,8 @@ def trainer(ctx: click.Context, /, **_: Any) -> int:
     config = read_config(ctx, "trainer")
     manifest = read_manifest(config, "trainer")
 
-    from swarmnet.trainer.run import run_trainer
+    with importing():
+        from swarmnet.trainer.run import run_trainer
 
     return run_trainer(config, manifest)
 

@@ -8,10 +8,14 @@ import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import torch
+
 from swarmnet import telemetry
 from swarmnet.clock import loop_runner
 from swarmnet.config.peer import PeerConfig, listen_at
 from swarmnet.data.source import load_tokens
+from swarmnet.engine.compute_thread import ComputeThread
+from swarmnet.engine.torch_engine import TorchEngine
 from swarmnet.errors import DeviceFull, MeshFailed, SwarmError, UsageError, leaves
 from swarmnet.manifest.file import run_id, to_toml
 from swarmnet.manifest.schema import Manifest
@@ -24,6 +28,8 @@ from swarmnet.peer.auditor import AuditLog
 from swarmnet.peer.checkup import advice
 from swarmnet.peer.control_socket import ControlSocket
 from swarmnet.peer.devices import NumericsClass, meaningless
+from swarmnet.peer.engines import InitialWeights, backend_of, numerics_of, torch_engine
+from swarmnet.peer.memory_fit import Capacity, full_in_words
 from swarmnet.peer.metrics import serve_metrics
 from swarmnet.peer.moving import Moving, NewStage
 from swarmnet.peer.peer import OnEvent, Peer, Tokens
@@ -31,6 +37,7 @@ from swarmnet.peer.rebalance import RecentMoves, Rules
 from swarmnet.peer.replica import ReplicaLimits
 from swarmnet.pipeline.router import routing_rule
 from swarmnet.pipeline.windows import OwnTokens, ProvenWindows
+from swarmnet.stage.canonical import Initial
 from swarmnet.stage.seams import Engine
 from swarmnet.state.disk import CheckpointStore, DirectoryDisk
 from swarmnet.telemetry.events import EventLog
@@ -40,7 +47,6 @@ from swarmnet.wire import kernel_build
 
 if TYPE_CHECKING:
     from swarmnet.peer.joining import Place
-    from swarmnet.peer.memory_fit import Capacity
 
 log = telemetry.get(__name__)
 
@@ -73,14 +79,6 @@ def run_peer(
     wrap, wrap_engine: a test bench's faults; see `net.endpoint`.
     place: what `find_place` has found, in a loop of `runner`; None: this process joins the DHT when it can serve.
     """
-    import torch
-
-    from swarmnet.engine.compute_thread import ComputeThread
-    from swarmnet.engine.torch_engine import TorchEngine
-    from swarmnet.peer.engines import InitialWeights, backend_of, numerics_of, torch_engine
-    from swarmnet.peer.memory_fit import Capacity, full_in_words
-    from swarmnet.stage.canonical import Initial
-
     routing_rule(config.routing)  # refuses early
     if config.trace:
         check_trace(config.trace)
