@@ -13,7 +13,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from swarmnet import SOFTWARE
 from swarmnet.clock import wall_time
@@ -28,7 +28,7 @@ from swarmnet.net.admission_files import OwnPass, admissions_of, notices_of
 from swarmnet.net.background import beside
 from swarmnet.net.dht import DhtDirectory
 from swarmnet.net.dht_daemon import Listen
-from swarmnet.net.dial_back import Say
+from swarmnet.net.dial_back import Proofs, Say
 from swarmnet.net.greeting import Greeter
 from swarmnet.net.grpc_options import GrpcConfig
 from swarmnet.net.grpc_transport import GrpcTransport
@@ -147,6 +147,37 @@ class Endpoint:
         return self.joined.terms.run
 
     @property
+    def incarnation(self) -> int:
+        """Tells this start of the process from others under its identity."""
+        return self.joined.boot_id
+
+    @property
+    def signer(self) -> Identity:
+        """Signs for this process."""
+        return self.joined.identity
+
+    @property
+    def admissions(self) -> Admissions:
+        """Who takes part in the run."""
+        return self.joined.admissions
+
+    @property
+    def notices(self) -> Notices:
+        """What the run's owner has signed to extend it."""
+        return self.joined.notices
+
+    @property
+    def proofs(self) -> Proofs:
+        """What connections have shown of this process and of others."""
+        return self.transport.proofs
+
+    hides: ClassVar[bool] = True
+
+    def wall(self) -> float:
+        """Unix seconds, by which invitations end."""
+        return wall_time()
+
+    @property
     def me(self) -> PeerId:
         """Who I am."""
         return self.joined.identity.peer
@@ -161,7 +192,7 @@ class Endpoint:
         return Record(
             run=self.run,
             peer=self.me,
-            incarnation=self.joined.boot_id,
+            incarnation=self.incarnation,
             addresses=self.transport.addresses,
             stages=(),
             numerics=self.numerics,
@@ -176,7 +207,7 @@ class Endpoint:
             "peer": self.me,
             "dht": list(self.directory.maddrs),
             "addresses": list(self.transport.addresses),
-            "incarnation": self.joined.boot_id,
+            "incarnation": self.incarnation,
             "links": list(self.links),
         }
 

@@ -17,7 +17,7 @@ from swarmnet.data.source import load_tokens
 from swarmnet.engine.compute_thread import ComputeThread
 from swarmnet.engine.torch_engine import TorchEngine
 from swarmnet.errors import DeviceFull, MeshFailed, SwarmError, UsageError, leaves
-from swarmnet.manifest.file import run_id, to_toml
+from swarmnet.manifest.file import run_id
 from swarmnet.manifest.schema import Manifest
 from swarmnet.manifest.terms import RunTerms
 from swarmnet.net.away import remember, until_somebody_answers, was_in
@@ -239,8 +239,8 @@ async def _serve(
         control = ControlSocket(config, capacity, endpoint.transport.traffic, stop)
 
         peer = Peer(
-            endpoint.me,
-            endpoint.run,
+            endpoint,
+            wrap.transport(endpoint.transport),
             manifest,
             engines,
             numerics=numerics.apply,
@@ -248,24 +248,14 @@ async def _serve(
             audit_log=AuditLog(
                 config.dir, lambda reason: on_event("no_papers", {"reason": reason, "then": _NO_PAPERS})
             ),
-            transport=wrap.transport(endpoint.transport),
-            directory=endpoint.directory,
-            incarnation=joined.boot_id,
-            record=endpoint.record,
-            signer=joined.identity,
             tokens=tokens,
             windows=ProvenWindows.of(manifest.data, manifest.training),
             disk=disk,
             on_event=on_event,
             limits=limits,
-            manifest_toml=to_toml(manifest),
-            admissions=joined.admissions,
-            notices=joined.notices,
             routing=lambda: routing_rule(config.routing),
             told_of_others=bool(config.bootstrap),
             carried=carried,
-            hide=endpoint.hide,
-            proofs=endpoint.transport.proofs,
         )
         if config.metrics:
             figures_at = stack.enter_context(serve_metrics(config.metrics, peer, endpoint.transport.traffic))

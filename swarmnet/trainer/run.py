@@ -77,12 +77,12 @@ async def _feed(
             tokens=own.training,
             eval_tokens=own.evaluation,
             on_event=on_event,
-            admissions=endpoint.joined.admissions,
+            admissions=endpoint.admissions,
             rule=rule,
             hide=endpoint.hide,
             proofs=endpoint.transport.proofs,
             manifest_toml=to_toml(manifest),
-            notices=endpoint.joined.notices,
+            notices=endpoint.notices,
         )
         async with endpoint.serve(wrap.service(trainer)), asyncio.TaskGroup() as group:
             on_event("listening", endpoint.whereabouts())
