@@ -68,9 +68,12 @@ def run_peer(
 
     Raises: UsageError before it has joined the run, or if others cannot connect to it.
     """
+    from swarmnet.net.ports import check_alone
     from swarmnet.peer.run import run_peer as run
 
-    return run(config, _begin(config, "peer"), heard=on_event)
+    manifest = _begin(config, "peer")
+    check_alone(config.network)
+    return run(config, manifest, heard=on_event)
 
 
 def run_trainer(config: PeerConfig) -> int:

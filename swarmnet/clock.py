@@ -17,7 +17,8 @@ import asyncio
 import contextlib
 import statistics
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -68,9 +69,28 @@ class BootLoop(asyncio.SelectorEventLoop):
         return boot_time()
 
 
+def loop_runner() -> asyncio.Runner:
+    """`asyncio.Runner`, by boot time."""
+    return asyncio.Runner(loop_factory=BootLoop)
+
+
+@contextlib.contextmanager
+def entered(runner: asyncio.Runner, manager: AbstractAsyncContextManager[T]) -> Iterator[T]:
+    """Enter `manager` in the runner's loop, and leave it there in the end. In between the loop may rest."""
+    found = runner.run(_awaited(manager.__aenter__()))
+    try:
+        yield found
+    finally:
+        runner.run(_awaited(manager.__aexit__(None, None, None)))
+
+
+async def _awaited(entering: Awaitable[T]) -> T:
+    return await entering
+
+
 def run_loop(main: Coroutine[Any, Any, T]) -> T:
     """`asyncio.run`, by boot time."""
-    with asyncio.Runner(loop_factory=BootLoop) as runner:
+    with loop_runner() as runner:
         return runner.run(main)
 
 

@@ -424,7 +424,7 @@ OF_THIS_MACHINE = frozenset(["clock", "ranks", "local", "cli", "simulate"])
 """Rooms that wait for processes of this machine, or tell a person how long something took: both sleep when it does."""
 READS_A_CLOCK = {
     "swarmnet.clock": "it is the clock",
-    "swarmnet.peer.desk": "`--hours` are hours of the day where the machine stands",
+    "swarmnet.peer.control_socket": "`--hours` are hours of the day where the machine stands",
     "swarmnet.local.run": "a directory's name",
     "swarmnet.local.supervisor": "a file's name",
     "swarmnet.telemetry.screen": "how often a screen is drawn",

@@ -40,9 +40,9 @@ def control() -> None:
 
 
 def _ask(directory: Path, ask: str, *, as_json: bool = False, **more: object) -> int:
-    from swarmnet.peer.desk import ask_desk
+    from swarmnet.peer.control_socket import ask_peer
 
-    answer = ask_desk(directory.expanduser(), ask, **more)
+    answer = ask_peer(directory.expanduser(), ask, **more)
     click.echo(json.dumps(answer["facts"], indent=2) if as_json else answer["words"])
     return 0
 
@@ -85,11 +85,8 @@ def drain(directory: Path) -> int:
     return _ask(directory, "drain")
 
 
-_LIVE = ("upload_mbit", "download_mbit", "gpu_gib", "host_gib", "disk_gib", "hours")  # `peer.control` loads pydantic
-
-
 @control.command("limits", cls=SchemaCommand, context_settings=SETTINGS)
-@fields("peer", "slots", *(f"caps.{name}" for name in _LIVE), allow_from_autoenv=False)
+@fields("peer", "slots", "caps", live=True, allow_from_autoenv=False)
 @with_dir
 @with_json
 @click.pass_context
@@ -109,7 +106,7 @@ def limits(ctx: click.Context, /, directory: Path, as_json: bool, **_: Any) -> i
 
     typed = given(ctx, ParameterSource.COMMANDLINE)
     change, _origins = merge(layer(name, option.path, value) for option, name, value in typed)
-    return _ask(directory, "caps", as_json=as_json, change=change)
+    return _ask(directory, "limits", as_json=as_json, change=change)
 
 
 @control.command("stats", context_settings=SETTINGS)
@@ -125,4 +122,4 @@ def stats(directory: Path, as_json: bool) -> int:
     Example:
       swarmnet control stats --json
     """
-    return _ask(directory, "contributed", as_json=as_json)
+    return _ask(directory, "stats", as_json=as_json)

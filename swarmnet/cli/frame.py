@@ -13,7 +13,6 @@ import os
 import signal
 import sys
 from collections.abc import Sequence, Set
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TextIO
 
@@ -52,19 +51,6 @@ _SERVING = frozenset(["join", "peer", "trainer", "bootstrap"])
 """What others depend on: it goes on although nothing that it prints can be written any more."""
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
-
-
-@dataclass(frozen=True, slots=True)
-class Typed:
-    """What the operator typed after `swarmnet`: a command finds it as its context's `obj`."""
-
-    words: list[str]
-
-    def again(self, *more: str) -> list[str]:
-        """The command line that runs the same in a process of its own, with `more` at its end."""
-        from swarmnet.net.parent_death import same_python
-
-        return [*same_python(), "-m", "swarmnet", *self.words, *more]
 
 
 class Commands(click.Group):
@@ -216,11 +202,10 @@ def _lasting(stream: TextIO, command: str) -> TextIO:
 
 def run(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: the process's) and return its exit code. Prints errors, raises bugs."""
-    # The words as they were typed: `peer` and `join` start themselves again with them.
     words = list(sys.argv[1:] if argv is None else argv)
     sys.stdout, sys.stderr = (_lasting(stream, "".join(words[:1])) for stream in (sys.stdout, sys.stderr))
     try:
-        code = swarmnet.main(args=words, prog_name="swarmnet", standalone_mode=False, obj=Typed(words))
+        code = swarmnet.main(args=words, prog_name="swarmnet", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except click.NoSuchOption as error:

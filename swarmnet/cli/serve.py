@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from swarmnet.cli.frame import Typed
+from swarmnet.cli import importing
 from swarmnet.cli.settings import (
     BUILT_IN,
     LOGS,
@@ -23,7 +23,7 @@ from swarmnet.cli.settings import (
     with_json,
     with_log_level,
 )
-from swarmnet.clock import run_loop
+from swarmnet.clock import entered, loop_runner
 from swarmnet.errors import UsageError
 from swarmnet.telemetry.text import typed
 
@@ -56,8 +56,8 @@ def join(ctx: click.Context, /, run: str, *, no_restart: bool, **_: Any) -> int:
 
     The first Ctrl+C finishes what the peer holds and leaves; the second ends it at once.
     """
-    if not no_restart:
-        return _supervised(ctx)
+    if not no_restart and (code := _supervised()) is not None:
+        return code
     config = read_config(ctx, "stage")
     invited = _invited(run, config)
     _check_early(config)
@@ -74,13 +74,11 @@ def _check_early(config: PeerConfig) -> None:
         check_installed("--metrics", "metrics")
 
 
-def _supervised(ctx: click.Context) -> int:
-    """Run the same command in a process of its own, again after each crash."""
+def _supervised() -> int | None:
+    """None in a process that is started again after each crash; in this one its exit code, once it has ended."""
     from swarmnet.peer.supervise import supervise
 
-    typed = ctx.find_object(Typed)
-    assert typed is not None, "run by the frame"
-    return supervise(typed.again("--no-restart"))
+    return supervise()
 
 
 def _invited(run: str, config: PeerConfig) -> tuple[PeerConfig, SwarmLink | Manifest]:
@@ -129,7 +127,9 @@ def _join(config: PeerConfig, invited: SwarmLink | Manifest) -> int:
     with ProgressBar(Console(), clock=time.monotonic, on_bar=set_up_log) as story:
         story.phase("joining", f"by {invited.public if isinstance(invited, SwarmLink) else config.manifest}")
 
-        from swarmnet.peer.joining import find_place  # takes a second or two, hivemind alone
+        with importing():  # takes a second or two
+            from swarmnet.peer.joining import find_place
+            from swarmnet.peer.run import run_peer
 
         def tell(name: str, text: str) -> None:
             story.phase(name, text)
@@ -140,19 +140,19 @@ def _join(config: PeerConfig, invited: SwarmLink | Manifest) -> int:
             if times.on_event(event, fields):
                 log.at(logging.INFO, "counts", {**times.seconds})
 
-        place = run_loop(find_place(config, invited, tell))
-        story.phase("starting", "making room for the stage, then listening under this machine's own address")
+        # One loop for all of it: what has joined the DHT to find a stage is what serves it.
+        with loop_runner() as runner, entered(runner, find_place(config, invited, tell)) as place:
+            story.phase("starting", "making room for the stage, then listening under this machine's own address")
 
-        from swarmnet.peer.run import run_peer
-
-        return run_peer(
-            place.config,
-            place.manifest,
-            heard=heard,
-            # A manifest from strangers must not make this peer read a file that they name.
-            data_at_source=not isinstance(invited, SwarmLink) or place.manifest.data.source in BUILT_IN,
-            moves=place.chosen,
-        )
+            return run_peer(
+                place.config,
+                place.manifest,
+                heard=heard,
+                # A manifest from strangers must not make this peer read a file that they name.
+                data_at_source=not isinstance(invited, SwarmLink) or place.manifest.data.source in BUILT_IN,
+                place=place,
+                runner=runner,
+            )
 
 
 @click.command("peer", cls=SchemaCommand, context_settings=SETTINGS)
@@ -172,13 +172,14 @@ def peer(ctx: click.Context, /, *, no_restart: bool, **_: Any) -> int:
 
     The first Ctrl+C finishes what the peer holds and leaves; the second ends it at once.
     """
-    if not no_restart:
-        return _supervised(ctx)
+    if not no_restart and (code := _supervised()) is not None:
+        return code
     config = read_config(ctx, "stage")
     manifest = read_manifest(config, "peer")
     _check_early(config)
 
-    from swarmnet.peer.run import run_peer
+    with importing():
+        from swarmnet.peer.run import run_peer
 
     return run_peer(config, manifest)
 
@@ -197,7 +198,8 @@ def trainer(ctx: click.Context, /, **_: Any) -> int:
     config = read_config(ctx, "trainer")
     manifest = read_manifest(config, "trainer")
 
-    from swarmnet.trainer.run import run_trainer
+    with importing():
+        from swarmnet.trainer.run import run_trainer
 
     return run_trainer(config, manifest)
 

@@ -118,32 +118,35 @@ class SchemaCommand(click.Command):
         return super().get_params(ctx)
 
 
-def fields(schema: Literal["peer", "manifest", "local", "fleet"], *names: str, **changes: Any) -> Callable[[F], F]:
+def fields(
+    schema: Literal["peer", "manifest", "local", "fleet"], *names: str, live: bool = False, **changes: Any
+) -> Callable[[F], F]:
     """Add the options of some fields to a `SchemaCommand`.
 
     Args:
         names: dotted names of fields, or of tables: then all their fields that have a flag. Without any, all of the
             schema.
+        live: only those that can be changed while a peer runs.
         changes: of click's keywords for an option, for each of them.
     """
 
     def decorate(command: F) -> F:
         # Not yet the options: `swarmnet --help` comes without pydantic.
-        later = functools.partial(_options, schema, names, changes)
+        later = functools.partial(_options, schema, names, live, changes)
         command.__dict__.setdefault("__click_params__", []).append(later)
         return command
 
     return decorate
 
 
-def _options(schema: str, names: Sequence[str], changes: dict[str, Any]) -> list[FieldOption]:
+def _options(schema: str, names: Sequence[str], live: bool, changes: dict[str, Any]) -> list[FieldOption]:
     """By the order of `names`."""
     found = {".".join(field.path): field for field in flagged(schema)}
     return [
         field.option(changes)
         for name in names or found
         for dotted, field in found.items()
-        if dotted == name or dotted.startswith(f"{name}.")
+        if (dotted == name or dotted.startswith(f"{name}.")) and (field.flag.live or not live)
     ]
 
 

@@ -201,16 +201,22 @@ class Caps(Table):
     """What this machine lends at most. `swarmnet control limits` shows and changes them while the peer runs; see
     docs/volunteers.md."""
 
-    upload_mbit: Annotated[Mbit, CliOption("MBIT", name="upload")] = says(0.0, "Mbit/s to send; 0: all of the line")
-    download_mbit: Annotated[Mbit, CliOption("MBIT", name="download")] = says(
+    upload_mbit: Annotated[Mbit, CliOption("MBIT", name="upload", live=True)] = says(
+        0.0, "Mbit/s to send; 0: all of the line"
+    )
+    download_mbit: Annotated[Mbit, CliOption("MBIT", name="download", live=True)] = says(
         0.0, "Mbit/s to receive; 0: all of the line"
     )
-    gpu_gib: Annotated[Gib, CliOption("GIB", name="gpu-memory")] = says(0.0, "GiB of each GPU; 0: what is free")
-    host_gib: Annotated[Gib, CliOption("GIB", name="host-memory")] = says(
+    gpu_gib: Annotated[Gib, CliOption("GIB", name="gpu-memory", live=True)] = says(
+        0.0, "GiB of each GPU; 0: what is free"
+    )
+    host_gib: Annotated[Gib, CliOption("GIB", name="host-memory", live=True)] = says(
         0.0, "GiB of memory, if it computes on the CPU; 0: what is free"
     )
-    disk_gib: Annotated[Gib, CliOption("GIB", name="disk")] = says(0.0, "GiB of checkpoints; 0: what they take")
-    hours: Annotated[str, AfterValidator(_hours), CliOption("HH:MM-HH:MM")] = says(
+    disk_gib: Annotated[Gib, CliOption("GIB", name="disk", live=True)] = says(
+        0.0, "GiB of checkpoints; 0: what they take"
+    )
+    hours: Annotated[str, AfterValidator(_hours), CliOption("HH:MM-HH:MM", live=True)] = says(
         "", 'hours of the day, such as "22:00-07:00"; outside them it pauses by itself'
     )
     relay_peers: Annotated[Count, CliOption("N")] = says(
@@ -301,7 +307,7 @@ class PeerConfig(Table):
     threads: Annotated[Positive, AfterValidator(_threads)] = says(
         1, "CPU threads of the compute thread, and of a kernel's call"
     )
-    slots: Annotated[Count, CliOption("N")] = says(
+    slots: Annotated[Count, CliOption("N", live=True)] = says(
         0, "microbatches in flight per stage and open step, at most; 0: as many as fit (docs/routing.md)"
     )
     drain_s: Seconds = says(60.0, "seconds a leaving peer waits for another replica to have its stage's state")

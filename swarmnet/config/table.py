@@ -32,6 +32,8 @@ class CliOption:
     """May the environment say it, too?"""
     help: str = ""
     """The description, of a field that has no other."""
+    live: bool = False
+    """Can `swarmnet control limits` change it while the peer runs?"""
 
 
 class Table(BaseModel):

@@ -131,6 +131,7 @@ class DhtDirectory:
         run: None for a plain node: it stores records of any run and has none of its own.
         num_stages: 0: not known yet, learned from the records.
         listen: where its node listens.
+        only_asks: until `serve` it answers no other node, and no other node learns of it.
         bootstrap: addresses to join through. Without any (or if they name only ourselves) and with nobody remembered
             alive, this is the first node.
         state_dir: where peers are remembered; None: nowhere.
@@ -153,12 +154,14 @@ class DhtDirectory:
         notices: Notices | None = None,
         manifest: Path | None = None,
         between_reads_s: float = 0.0,
+        only_asks: bool = False,
         clock: WallClock = CLOCK,
     ) -> None:
         assert 0 < ttl_s <= MAX_AHEAD_S
         self.peer = identity.peer
         self._identity, self._run, self._num_stages = identity, run, num_stages
-        self._listen, self._ttl_s = listen, ttl_s
+        self._listen, self._ttl_s, self._state_dir = listen, ttl_s, state_dir
+        self._only_asks = only_asks
         self._bootstrap = tuple(
             address for address in map(bootstrap_address, bootstrap) if peer_in(address) != identity.peer
         )
@@ -167,8 +170,7 @@ class DhtDirectory:
         self._clock = clock
         self._gate = RecordGate(self._hear, clock=clock.time, heard_word=self._hear_word, welcome=self._welcome)
         self._admissions, self._notices = admissions, notices
-        self._ban_files = BanFiles(admissions, state_dir, manifest) if admissions else None
-        self._notice_files = NoticeFiles(notices, state_dir, manifest) if notices else None
+        self._owners_files(manifest)
         self._word_until: dict[str, float] = {}  # key -> Unix seconds: how long the DHT keeps the owner's newest word
         self._kept = b""  # stands for the notices that are in the file
         self._mine: Record | None = None
@@ -216,7 +218,7 @@ class DhtDirectory:
     @property
     def maddrs(self) -> tuple[str, ...]:
         """Multiaddrs with which others can bootstrap from this node."""
-        if self._listen.client:
+        if self._listen.client or self._only_asks:
             return ()
         if not self._listen.announce:
             return self._node.maddrs
@@ -232,10 +234,51 @@ class DhtDirectory:
         """As told, or as most of the known records say; 0 while unknown."""
         return self._num_stages or agreed_num_stages(self._table.fresh(now=self._clock.time()))
 
+    def found(self, run: RunId) -> None:
+        """This is the run: until now only the first digits of its id were known."""
+        assert self._run in (None, run)
+        if self._run is None:
+            self._run, self._table = run, RecordTable(run, admits=self._welcome)
+            self.elsewhere = None  # it may be in another run
+            self._node.own(self._own_keys())
+
     def learn(self, num_stages: int, admissions: Admissions) -> None:
         """The manifest has come: from now on it says how many stages there are, and who takes part."""
         self._num_stages, self._admissions = num_stages, admissions
         self._node.own(self._own_keys())
+
+    async def take_part(self, notices: Notices, manifest: Path | None) -> None:
+        """Hear from now on what the run's owner says, and keep it. manifest: see the constructor. After `learn`."""
+        self._notices = notices
+        self._owners_files(manifest)
+        await self._look_for_words()
+
+    async def serve(self, between_reads_s: float) -> None:
+        """Answer other nodes from now on, and have them know this one; read no more often than that."""
+        if not self._only_asks:
+            return
+        self._only_asks, self._pace = False, ReadPace(between_reads_s)
+        # A peer that was found to be unreachable stays a client.
+        if self._listen.client:
+            return
+        # Its daemon may have died while nothing ran here.
+        if self._node.broken:
+            await self._reopen()
+        else:
+            await self._node.serve()
+        if not self._node.neighbours():
+            await self._node.join(self._strangers()[:REJOIN_AT_ONCE])
+
+    async def rest(self) -> None:
+        """Only ask again, until `serve`: a peer that loads another stage answers nobody for a while."""
+        self._only_asks = True
+        if not self._listen.client:
+            await self._node.rest()
+
+    def _owners_files(self, manifest: Path | None) -> None:
+        directory = self._state_dir
+        self._ban_files = BanFiles(self._admissions, directory, manifest) if self._admissions else None
+        self._notice_files = NoticeFiles(self._notices, directory, manifest) if self._notices else None
 
     @property
     def neighbours(self) -> frozenset[PeerId]:
@@ -535,7 +578,13 @@ class DhtDirectory:
     async def _open(self, listen: Listen) -> DhtNode:
         own_keys = self._own_keys()
         return await DhtNode.open(
-            self._identity, self._gate, listen, own_keys=own_keys, admits=self._gate.admits, clock=self._clock
+            self._identity,
+            self._gate,
+            listen,
+            own_keys=own_keys,
+            admits=self._gate.admits,
+            clock=self._clock,
+            only_asks=self._only_asks,
         )
 
     def _own_keys(self) -> tuple[str, ...]:

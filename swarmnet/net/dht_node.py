@@ -304,8 +304,9 @@ class DhtNode:
         own_keys: Iterable[str],
         admits: Callable[[object], bool] = lambda value: True,
         clock: WallClock = CLOCK,
+        only_asks: bool = False,
     ) -> DhtNode:
-        """Start daemon and node; nobody is known to it yet. admits: see BoundedStorage.
+        """Start daemon and node; nobody is known to it yet. admits: see BoundedStorage. only_asks: until `serve`.
 
         Raises UsageError, DaemonFailed.
         """
@@ -316,7 +317,7 @@ class DhtNode:
                 p2p = await PacedP2P.replicate(Multiaddr(f"/unix{daemon.control}"))
                 dht = await DHTNode.create(
                     p2p=p2p,
-                    client_mode=listen.client,
+                    client_mode=listen.client or only_asks,
                     record_validator=gate,
                     bucket_size=BUCKET_SIZE,
                     num_replicas=NUM_COPIES,
@@ -342,6 +343,31 @@ class DhtNode:
         node = cls(daemon, p2p, dht, maddrs, own, clock)
         node.own(own_keys)
         return node
+
+    async def serve(self) -> None:
+        """Answer others from now on, and have the neighbours know this node: until now it only asked."""
+        protocol = self._dht.protocol
+        await protocol.add_p2p_handlers(self._p2p)
+        protocol.client_mode = False
+        protocol.node_info = dht_pb2.NodeInfo(node_id=self._dht.node_id.to_bytes())
+
+        async def greet(peer: PeerID) -> None:
+            with contextlib.suppress(*_RPC_ERRORS, ValueError, AssertionError):
+                async with asyncio.timeout(RPC_TIMEOUT_S):
+                    await self._ping(peer)
+
+        async with asyncio.TaskGroup() as calls:
+            for peer in tuple(protocol.routing_table.peer_id_to_uid):
+                calls.create_task(greet(peer))
+        await self.lookup_near_us()
+
+    async def rest(self) -> None:
+        """Only ask again: the daemon refuses what others ask at once, so that they do not wait for an answer."""
+        protocol = self._dht.protocol
+        protocol.client_mode, protocol.node_info = True, dht_pb2.NodeInfo()
+        with contextlib.suppress(*_RPC_ERRORS):
+            async with asyncio.timeout(RPC_TIMEOUT_S):
+                await protocol.remove_p2p_handlers(self._p2p)
 
     def own(self, keys: Iterable[str]) -> None:
         """These are keys of this node's run, too: it keeps them whoever else stores, and its callers read them all."""

@@ -12,9 +12,8 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 from swarmnet import SOFTWARE
 from swarmnet.clock import wall_time
@@ -33,7 +32,7 @@ from swarmnet.net.greeting import Greeter
 from swarmnet.net.grpc_options import GrpcConfig
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import IDENTITY_FILE, Identity, own_identity
-from swarmnet.net.nat.dial_back import Say
+from swarmnet.net.nat.dial_back import Proofs, Say
 from swarmnet.net.nat.kinds import at_home
 from swarmnet.net.nat.port_mapping import Outside, mapped_ports
 from swarmnet.net.nat.relay_book import RelayCaps
@@ -61,7 +60,7 @@ class Wrap:
 NOTHING_BETWEEN = Wrap()
 
 
-_BETWEEN_READS_S = 2.0
+BETWEEN_READS_S = 2.0
 """A lookup of all records costs every holder of a key CPU and line."""
 
 LOOK_S = 5.0
@@ -73,27 +72,115 @@ _RECORD_S = MAX_AHEAD_S + 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
-    """An open endpoint. `serve` must be entered before anything is heard or said."""
+class JoinedRun:
+    """A process in the DHT of a run: who it is, and what admits it. One endpoint is opened on it."""
 
     identity: Identity
     directory: DhtDirectory
-    transport: GrpcTransport
-    incarnation: int
-    numerics: str
-    run: RunId
-    dir: Path
+    terms: RunTerms
+    network: NetworkSettings
     admissions: Admissions
-    own_pass: OwnPass
     notices: Notices
-    maps_port: bool
+    own_pass: OwnPass
+    boot_id: int
+
+    def anew(self) -> JoinedRun:
+        """The same as a process that has just started, as far as others can tell."""
+        return replace(self, boot_id=new_boot_id())
+
+    def greeter(self, numerics: str = "") -> Greeter:
+        """How this process greets others."""
+        terms = self.terms
+        return Greeter(
+            terms.run,
+            numerics,
+            terms.max_clock_offset_s,
+            admissions=self.admissions,
+            invitation=lambda: self.own_pass.text,
+            completed=terms.completed,
+            filled_in=terms.filled_in,
+            boot_id=self.boot_id,
+        )
+
+    def endpoint(self, numerics: str) -> Endpoint:
+        """Open nothing yet. numerics: my numerics class, for greetings and my record. Raises UsageError."""
+        identity, directory, network, terms = self.identity, self.directory, self.network, self.terms
+        announced = announced_at(network.announce, identity.peer, port=network.port, dht_port=network.dht_port)
+        twins = Twins(self.boot_id, network.dir / IDENTITY_FILE)
+        transport = GrpcTransport(
+            identity,
+            terms.run,
+            addresses=directory.addresses,
+            find=directory.look_up,
+            host=network.host,
+            port=network.port,
+            first_port=LastPorts.read(network.dir).port,
+            bulk_port=network.bulk_port,
+            announce=announced["port"],
+            config=GrpcConfig.of(terms),
+            greeter=self.greeter(numerics),
+            relay_caps=RelayCaps(network.caps.relay_peers),
+            relay_bytes_per_s=network.caps.relay_mbit * 1e6 / 8,
+            on_twin=lambda hello, host, clocks_agree: twins.met(hello.boot_id, host, clocks_agree=clocks_agree),
+        )
+        directory.believes = transport.believes
+        return Endpoint(self, transport, twins, numerics)
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """An endpoint. `serve` must be entered before anything is heard or said."""
+
+    joined: JoinedRun
+    transport: GrpcTransport
     twins: Twins
-    region: str = ""
+    numerics: str
+
+    @property
+    def directory(self) -> DhtDirectory:
+        """Its node of the DHT."""
+        return self.joined.directory
+
+    @property
+    def run(self) -> RunId:
+        """The run that it is in."""
+        return self.joined.terms.run
+
+    @property
+    def incarnation(self) -> int:
+        """Tells this start of the process from others under its identity."""
+        return self.joined.boot_id
+
+    @property
+    def signer(self) -> Identity:
+        """Signs for this process."""
+        return self.joined.identity
+
+    @property
+    def admissions(self) -> Admissions:
+        """Who takes part in the run."""
+        return self.joined.admissions
+
+    @property
+    def notices(self) -> Notices:
+        """What the run's owner has signed to extend it."""
+        return self.joined.notices
+
+    @property
+    def proofs(self) -> Proofs:
+        """What connections have shown of this process and of others."""
+        return self.transport.proofs
+
+    hides: ClassVar[bool] = True
+
+    def wall(self) -> float:
+        """Unix seconds, by which invitations end."""
+        return wall_time()
 
     @property
     def me(self) -> PeerId:
         """Who I am."""
-        return self.identity.peer
+        return self.joined.identity.peer
 
     @property
     def links(self) -> tuple[str, ...]:
@@ -109,9 +196,9 @@ class Endpoint:
             addresses=self.transport.addresses,
             stages=(),
             numerics=self.numerics,
-            invitation=self.own_pass.text,
+            invitation=self.joined.own_pass.text,
             software=SOFTWARE,
-            region=self.region,
+            region=self.joined.network.region,
         )
 
     def whereabouts(self) -> dict[str, object]:
@@ -147,10 +234,11 @@ class Endpoint:
         self.transport.service = service
         async with self.transport, self._mapped_ports() as outside:
             self.transport.forwarded(outside)
+            await self.directory.serve(BETWEEN_READS_S)
             # Before anything is announced: until now no other peer has taken notice of this process.
             await ask_twin(self.transport, self.twins, await self.directory.look_for_myself(), starting=True)
             self.twins.check()
-            LastPorts(self.transport.port, self.directory.port, self.transport.bulk_port).keep(self.dir)
+            LastPorts(self.transport.port, self.directory.port, self.transport.bulk_port).keep(self.joined.network.dir)
             # Only now: what it announces needs the port that was bound.
             async with beside(self.directory.run(), self._while_admitted()):
                 yield
@@ -158,7 +246,8 @@ class Endpoint:
     def _mapped_ports(self) -> AbstractAsyncContextManager[Outside]:
         """Ports of our router's, if we are at home behind one."""
         host = Address.parse(self.transport.addresses[0]).host
-        if self.maps_port and at_home(host):
+        network = self.joined.network
+        if network.map_port and not network.announce and at_home(host):
             # What moves since is in the record when that is published next.
             return mapped_ports(host, self.transport.ports, self.me, changed=self.transport.forwarded)
         return contextlib.nullcontext({})
@@ -169,7 +258,7 @@ class Endpoint:
         asked = self.directory.elsewhere
         while True:
             await asyncio.sleep(LOOK_S)
-            self.own_pass.check(now=wall_time())
+            self.joined.own_pass.check(now=wall_time())
             # A twin that started at the same moment found no record of mine, and I none of its.
             if asked is not self.directory.elsewhere:
                 asked = self.directory.elsewhere
@@ -193,17 +282,56 @@ async def ask_twin(
         twins.announced(addresses[0], expires_s=found.expiry_ms / 1000, within_s=_RECORD_S)
 
 
-def greeter_of(terms: RunTerms, numerics: str, admissions: Admissions, own_pass: OwnPass, boot_id: int) -> Greeter:
-    """How to greet in this run."""
-    return Greeter(
-        terms.run,
-        numerics,
-        terms.max_clock_offset_s,
-        admissions=admissions,
-        invitation=lambda: own_pass.text,
-        completed=terms.completed,
-        filled_in=terms.filled_in,
-        boot_id=boot_id,
+@contextlib.asynccontextmanager
+async def join_run(
+    terms: RunTerms, network: NetworkSettings, *, role: Role = "stage"
+) -> AsyncGenerator[JoinedRun, None]:
+    """Take the identity in `network.dir`, which nobody else may be meanwhile, and join the DHT.
+
+    Raises UsageError, with what to do.
+    """
+    with own_identity(network.dir) as identity:
+        admissions, notices = admissions_of(terms), notices_of(terms)
+        own_pass = own_pass_of(admissions, identity, role, network)
+        async with DhtDirectory(
+            identity,
+            terms.run,
+            num_stages=terms.num_stages,
+            listen=listen_as(identity, network),
+            bootstrap=network.bootstrap,
+            state_dir=network.dir,
+            admissions=admissions,
+            notices=notices,
+            manifest=network.manifest,
+            between_reads_s=BETWEEN_READS_S,
+        ) as directory:
+            own_pass.check(now=wall_time())  # now that bans have been heard of
+            yield JoinedRun(identity, directory, terms, network, admissions, notices, own_pass, new_boot_id())
+
+
+def listen_as(identity: Identity, network: NetworkSettings) -> Listen:
+    """Where the DHT node of that process listens. Raises UsageError for an address that it cannot announce."""
+    announced = announced_at(network.announce, identity.peer, port=network.port, dht_port=network.dht_port)
+    last = LastPorts.read(network.dir)
+    # The operator may have given the last DHT port to the data plane.
+    first = 0 if last.dht_port == network.port else last.dht_port
+    return Listen(network.host, network.dht_port, first, tuple(map(str, announced["dht_port"])))
+
+
+def own_pass_of(
+    admissions: Admissions, identity: Identity, role: Role | None, network: NetworkSettings, *, transient: bool = False
+) -> OwnPass:
+    """What admits that process to the run. transient: its identity is for one command. Raises UsageError if it is not
+    admitted."""
+    return OwnPass(
+        admissions,
+        identity,
+        role,
+        network.dir,
+        given=network.invitation,
+        now=wall_time(),
+        transient=transient,
+        manifest=network.manifest,
     )
 
 
@@ -211,68 +339,6 @@ def greeter_of(terms: RunTerms, numerics: str, admissions: Admissions, own_pass:
 async def open_endpoint(
     terms: RunTerms, network: NetworkSettings, *, numerics: str, role: Role = "stage"
 ) -> AsyncGenerator[Endpoint, None]:
-    """Take the identity in `network.dir`, which nobody else may be meanwhile, and join the DHT.
-
-    numerics: my numerics class, for greetings and my record. Raises UsageError, with what to do.
-    """
-    with own_identity(network.dir) as identity:
-        admissions, notices = admissions_of(terms), notices_of(terms)
-        own_pass = OwnPass(
-            admissions,
-            identity,
-            role,
-            network.dir,
-            given=network.invitation,
-            now=wall_time(),
-            manifest=network.manifest,
-        )
-        announced = announced_at(network.announce, identity.peer, port=network.port, dht_port=network.dht_port)
-        last = LastPorts.read(network.dir)
-        # The operator may have given the last DHT port to the data plane.
-        first = 0 if last.dht_port == network.port else last.dht_port
-        async with DhtDirectory(
-            identity,
-            terms.run,
-            num_stages=terms.num_stages,
-            listen=Listen(network.host, network.dht_port, first, tuple(map(str, announced["dht_port"]))),
-            bootstrap=network.bootstrap,
-            state_dir=network.dir,
-            admissions=admissions,
-            notices=notices,
-            manifest=network.manifest,
-            between_reads_s=_BETWEEN_READS_S,
-        ) as dht:
-            own_pass.check(now=wall_time())  # now that bans have been heard of
-            twins = Twins(boot_id := new_boot_id(), network.dir / IDENTITY_FILE)
-            transport = GrpcTransport(
-                identity,
-                terms.run,
-                addresses=dht.addresses,
-                find=dht.look_up,
-                host=network.host,
-                port=network.port,
-                first_port=last.port,
-                bulk_port=network.bulk_port,
-                announce=announced["port"],
-                config=GrpcConfig.of(terms),
-                greeter=greeter_of(terms, numerics, admissions, own_pass, boot_id),
-                relay_caps=RelayCaps(network.caps.relay_peers),
-                relay_bytes_per_s=network.caps.relay_mbit * 1e6 / 8,
-                on_twin=lambda hello, host, clocks_agree: twins.met(hello.boot_id, host, clocks_agree=clocks_agree),
-            )
-            dht.believes = transport.believes
-            yield Endpoint(
-                identity,
-                dht,
-                transport,
-                boot_id,
-                numerics,
-                terms.run,
-                network.dir,
-                admissions,
-                own_pass,
-                notices,
-                maps_port=network.map_port and not network.announce,
-                twins=twins,
-                region=network.region,
-            )
+    """`join_run`, and an endpoint on it."""
+    async with join_run(terms, network, role=role) as joined:
+        yield joined.endpoint(numerics)

@@ -234,7 +234,7 @@ def hidden(facts: Mapping[str, Any]) -> str:
 
 
 def reached(event: str, facts: Mapping[str, Any], ports: tuple[int, int]) -> Row:
-    """Can others connect to this machine? By what a peer says of that (`net.dial_back`); "": nobody could tell."""
+    """Can others connect to this machine? By what a peer says of that (`net.nat.dial_back`); "": nobody could tell."""
     known = {who: facts[who] for who in ("could", "could_not", "relays") if who in facts}
     if event == "dialled_back":
         how = "direct" if facts["could"] or facts.get("dialled") else "unknown"

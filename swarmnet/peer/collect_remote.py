@@ -18,7 +18,6 @@ from swarmnet.directory import Record
 from swarmnet.errors import SwarmError, UsageError
 from swarmnet.ids import PeerId, RunId
 from swarmnet.manifest.schema import Manifest
-from swarmnet.manifest.terms import RunTerms
 from swarmnet.messages import Snapshot
 from swarmnet.net.grpc_options import GrpcConfig
 from swarmnet.net.grpc_transport import GrpcTransport
@@ -71,17 +70,18 @@ async def collect_remote(
     )
     async with reach(config, identity, invitation, tell, None) as found:
         agreed(found.manifest)
+        terms = found.joined.terms
         chosen, donors, records = await _choose(found, version)
         addresses = {record.peer: record.addresses for record in records}
         transport = GrpcTransport(
             identity,
-            found.run,
+            terms.run,
             addresses=lambda peer: addresses.get(peer, ()),
             listens=False,
-            config=GrpcConfig.of(RunTerms.of(found.manifest)),
-            greeter=found.greeter,
+            config=GrpcConfig.of(terms),
+            greeter=found.joined.greeter(),
         )
-        store = CheckpointStore(folder, found.run)
+        store = CheckpointStore(folder, terms.run)
         async with transport:
             for stage, peers in enumerate(donors):
                 snapshot, data = await _fetch(found, transport, stage, peers, chosen)
@@ -89,14 +89,14 @@ async def collect_remote(
                 # Gigabytes: the event loop must go on answering.
                 await asyncio.to_thread(store.write, info, data)
                 tell("stage", f"{stage}: {len(data):,} bytes")
-        return CollectedRun(found.manifest, found.run, chosen)
+        return CollectedRun(found.manifest, terms.run, chosen)
 
 
 async def _choose(found: FoundRun, version: int | None) -> tuple[int, list[list[PeerId]], Sequence[Record]]:
     """The version, who has it of each stage, and their records."""
     num_stages, until = found.manifest.cut.stages, asyncio.get_running_loop().time() + LOOK_S
     while True:
-        records = [record for record in await found.directory.records() if record.stages]
+        records = [record for record in await found.joined.directory.records() if record.stages]
         _, holdings = holdings_of(records, num_stages, allow_drop=found.manifest.training.allow_drop)
         chosen = newest_on_disk(holdings, num_stages) if version is None else version
         donors = [[h.peer for h in holdings if h.stage == stage and chosen in h.disk] for stage in range(num_stages)]

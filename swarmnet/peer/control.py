@@ -1,5 +1,5 @@
 """What the operator of a running peer asks of it, and what the peer has done so far. Pure: requests and the time in,
-answers out; `peer.desk` carries them and keeps both on disk.
+answers out; `peer.control_socket` carries them and keeps both on disk.
 """
 
 from __future__ import annotations
@@ -9,16 +9,21 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from swarmnet.config.check import SettingsLayer, resolve
-from swarmnet.config.peer import Hours, PeerConfig
+from swarmnet.config.peer import Caps, Hours, PeerConfig
+from swarmnet.config.table import CliOption
 from swarmnet.errors import UsageError
 from swarmnet.telemetry.run_state import RunState
 from swarmnet.telemetry.text import counted
 
-ASKS = ("pause", "resume", "drain", "caps", "contributed", "links")
-"""What can be asked: `caps` by `control limits`, `contributed` by `control stats`, `links` by `swarmnet dashboard`."""
+ASKS = ("pause", "resume", "drain", "limits", "stats", "links")
+"""What can be asked: all but `links` by the command of `swarmnet control` of that name, `links` by `dashboard`."""
 
-LIVE = ("upload_mbit", "download_mbit", "gpu_gib", "host_gib", "disk_gib", "hours")
-"""Of `control limits`: what can be changed while a peer runs, beside `slots`."""
+_LIVE = [
+    name
+    for name, option in Caps.model_fields.items()
+    if any(isinstance(each, CliOption) and each.live for each in option.metadata)
+]
+"""Of the limits, those that can be changed while a peer runs, as `slots` can."""
 
 
 # ---------------------------------------------------------------- what it has done
@@ -98,7 +103,7 @@ class Reply:
     change: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Desk:
+class Control:
     """Answers requests. config: what the peer was started with. paused: has its operator asked it to pause?"""
 
     def __init__(self, config: PeerConfig, tally: WorkCount, *, paused: bool) -> None:
@@ -139,9 +144,9 @@ class Desk:
                     "says what it waits for",
                     leave=True,
                 )
-            case {"ask": "caps", "change": dict() as change}:
-                return self._caps(change)
-            case {"ask": "contributed"}:
+            case {"ask": "limits", "change": dict() as change}:
+                return self._limits(change)
+            case {"ask": "stats"}:
                 return Reply(self.tally.kept.words(day), asdict(self.tally.kept))
             case {"ask": "links"} if self.links:
                 return Reply(self.links[-1], {"links": list(self.links)})
@@ -149,27 +154,27 @@ class Desk:
                 raise UsageError("this peer has no address at which others could join: name the run by its link")
         raise UsageError(f"this peer knows {', '.join(ASKS)}: is its swarmnet of another version?")
 
-    def _caps(self, change: Mapping[str, Any]) -> Reply:
+    def _limits(self, change: Mapping[str, Any]) -> Reply:
         if change:
             within = change.get("caps", {})
-            if not (change.keys() <= {"slots", "caps"} and isinstance(within, dict) and within.keys() <= {*LIVE}):
-                raise UsageError(f"slots, {', '.join(LIVE)} can be changed while a peer runs, nothing else")
+            if not (change.keys() <= {"slots", "caps"} and isinstance(within, dict) and within.keys() <= {*_LIVE}):
+                raise UsageError(f"slots, {', '.join(_LIVE)} can be changed while a peer runs, nothing else")
             # Checked with all the rest, as if it had been in the file.
-            said = [SettingsLayer("now", self.config.model_dump(mode="json")), SettingsLayer("caps", change)]
-            self.config = resolve(PeerConfig, said, where="caps")
+            said = [SettingsLayer("now", self.config.model_dump(mode="json")), SettingsLayer("limits", change)]
+            self.config = resolve(PeerConfig, said, where="limits")
         caps = self.config.caps
-        facts = {"slots": self.config.slots, **caps.model_dump(include={*LIVE})}
+        facts = {"slots": self.config.slots, **caps.model_dump(include={*_LIVE})}
         words = [
-            f"upload {_lent(caps.upload_mbit, 'Mbit/s')}",
-            f"download {_lent(caps.download_mbit, 'Mbit/s')}",
-            f"GPU memory {_lent(caps.gpu_gib, 'GiB')}",
-            f"host memory {_lent(caps.host_gib, 'GiB')}",
-            f"disk {_lent(caps.disk_gib, 'GiB')}",
+            f"upload {_limit(caps.upload_mbit, 'Mbit/s')}",
+            f"download {_limit(caps.download_mbit, 'Mbit/s')}",
+            f"GPU memory {_limit(caps.gpu_gib, 'GiB')}",
+            f"host memory {_limit(caps.host_gib, 'GiB')}",
+            f"disk {_limit(caps.disk_gib, 'GiB')}",
             f"slots {self.config.slots or 'as many as fit'}",
             f"hours {caps.hours or 'all day'}",
         ]
         return Reply(", ".join(words), facts, change=change)
 
 
-def _lent(amount: float, unit: str) -> str:
-    return f"{amount:g} {unit}" if amount else "no cap"
+def _limit(amount: float, unit: str) -> str:
+    return f"{amount:g} {unit}" if amount else "no limit"

@@ -30,7 +30,7 @@ from swarmnet.manifest.terms import RunTerms
 from swarmnet.messages import Answer, Control, Request
 from swarmnet.net.address import announced_at, peer_in
 from swarmnet.net.descriptors import raise_limit
-from swarmnet.net.endpoint import Endpoint, open_endpoint
+from swarmnet.net.endpoint import Endpoint, listen_as
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import holder_of, own_identity
 from swarmnet.net.line_test import measure
@@ -173,13 +173,12 @@ async def _swarm(config: PeerConfig, invited: SwarmLink | Manifest, found: Calla
             config = config.model_copy(update={"dir": place, "port": 0, "dht_port": 0, "bulk_port": 0, "announce": ()})
         try:
             with own_identity(config.dir) as identity:
-                async with reach(config, identity, invited, lambda phase, words: None, "stage") as run:
-                    config, manifest = run.config, run.manifest
-                    serving = sum(bool(record.stages) for record in run.records)
-                    found(checkup.swarm(run.run, serving))
-            terms = RunTerms.of(manifest)
-            async with open_endpoint(terms, config.network, numerics="") as endpoint, endpoint.serve(_Silent()):
-                await _beside(endpoint, terms, found, mine)
+                listen = listen_as(identity, config.network)
+                async with reach(config, identity, invited, lambda phase, words: None, "stage", listen) as run:
+                    terms, endpoint = run.joined.terms, run.joined.endpoint("")
+                    found(checkup.swarm(terms.run, sum(bool(record.stages) for record in run.records)))
+                    async with endpoint.serve(_Silent()):
+                        await _beside(endpoint, terms, found, mine)
         except* SwarmError as errors:
             # In its own words, which say what to do.
             found(checkup.no_swarm("; ".join(dict.fromkeys(str(each) for each in leaves(errors)))))

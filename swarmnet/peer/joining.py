@@ -1,8 +1,9 @@
 """From an invitation to a stage of the run: what `swarmnet join` finds out before it is a peer like any other.
 
 Which run, by the link; its manifest, from any peer and checked by its hash; and the stage, from what all peers announce
-(`placement` decides). It speaks as a DHT client under the peer's own identity and serves nothing yet; the state of the
-stage is fetched by the peer itself (`replica`). What it does is told in words, phase by phase.
+(`placement` decides). It only asks in the DHT, under the peer's own identity; what serves the stage later is the same
+identity and the same node. The state of the stage is fetched by the peer itself (`replica`). What it does is told in
+words, phase by phase.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from swarmnet.clock import wall_time
 from swarmnet.config.peer import PeerConfig
@@ -24,14 +26,12 @@ from swarmnet.manifest.file import load, run_id, to_toml
 from swarmnet.manifest.schema import Manifest
 from swarmnet.manifest.terms import RunTerms
 from swarmnet.messages import Busy, ManifestData, ManifestRequest
-from swarmnet.net.address import announced_at
-from swarmnet.net.admission_files import OwnPass, admissions_of
+from swarmnet.net.admission_files import admissions_of, notices_of
 from swarmnet.net.away import until_somebody_answers, was_in
 from swarmnet.net.dht import DhtDirectory
 from swarmnet.net.dht_daemon import Listen
 from swarmnet.net.dht_node import NobodyAnswered
-from swarmnet.net.endpoint import ask_twin, greeter_of
-from swarmnet.net.greeting import Greeter
+from swarmnet.net.endpoint import JoinedRun, ask_twin, listen_as, own_pass_of
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import IDENTITY_FILE, Identity, own_identity
 from swarmnet.net.swarm_link import SwarmLink
@@ -41,6 +41,9 @@ from swarmnet.peer.rates import measured
 from swarmnet.state.disk import CheckpointStore
 from swarmnet.telemetry.text import counted, typed
 from swarmnet.transport import Transport, ask
+
+if TYPE_CHECKING:
+    from swarmnet.peer.memory_fit import Capacity
 
 LOOK_S = 10.0
 """How long a newcomer looks for a run: the nodes it meets first may not know yet what they will know in a moment."""
@@ -62,91 +65,105 @@ class Place:
     """Where in a run: what `run_peer` takes. config names the manifest's file, the stages and whom to join by.
 
     chosen: the rule chose the stage, and may move the peer to another one later; else its operator did.
+    joined: this process in the run's DHT, where it only asks so far.
     """
 
     config: PeerConfig
     manifest: Manifest
     chosen: bool
+    joined: JoinedRun
+    capacity: Capacity
 
 
-async def find_place(config: PeerConfig, invitation: SwarmLink | Manifest, tell: Tell) -> Place:
+@contextlib.asynccontextmanager
+async def find_place(config: PeerConfig, invitation: SwarmLink | Manifest, tell: Tell) -> AsyncGenerator[Place, None]:
     """Find the run that `invitation` means and choose the stages that `config` does not name.
 
     A manifest comes with addresses in `config.bootstrap`; a link brings its own. Raises UsageError, in words that say
     what to do.
     """
-    with own_identity(config.dir) as identity:
+    async with contextlib.AsyncExitStack() as stack:
+        identity = stack.enter_context(own_identity(config.dir))
         tell("identity", f"{identity.peer}, kept in {config.dir}")
-        announced_at(config.announce, identity.peer, port=config.port, dht_port=config.dht_port)  # refuses early
+        listen = listen_as(identity, config.network)  # refuses early
         placement_rule(config.placement)  # refuses early, too
         run = invitation.run if isinstance(invitation, SwarmLink) else run_id(invitation)
         # A newcomer was given a wrong address; who was in the run is offline for a while.
-        return await until_somebody_answers(
-            lambda: _found(config, identity, invitation, tell),
+        found = await until_somebody_answers(
+            lambda: stack.enter_async_context(reach(config, identity, invitation, tell, "stage", listen)),
             say=lambda _, words: tell("waiting", words),
             patient=was_in(config.dir, run),
         )
+        yield await _place(found, tell)
 
 
-async def _found(config: PeerConfig, identity: Identity, invitation: SwarmLink | Manifest, tell: Tell) -> Place:
-    async with reach(config, identity, invitation, tell, "stage") as found:
-        serving = [record for record in found.records if any(status.synced for status in record.stages)]
-        # All of them: no single peer keeps newcomers out.
-        if serving and all(record.finished for record in serving):
-            raise UsageError(
-                f"run {found.run[:12]} has finished, nothing is left to compute: `swarmnet export` writes its model, "
-                "and who owns it can give it more steps with `swarmnet owner extend`"
-            )
-        # Before it announces that it chooses a stage, and before torch is loaded.
-        twins = Twins(found.greeter.boot_id, config.dir / IDENTITY_FILE)
-        transport = GrpcTransport(
-            identity, found.run, addresses=found.directory.addresses, listens=False, greeter=found.greeter
+async def _place(found: FoundRun, tell: Tell) -> Place:
+    joined, config = found.joined, found.config
+    serving = [record for record in found.records if any(status.synced for status in record.stages)]
+    # All of them: no single peer keeps newcomers out.
+    if serving and all(record.finished for record in serving):
+        raise UsageError(
+            f"run {joined.terms.run[:12]} has finished, nothing is left to compute: `swarmnet export` writes its "
+            "model, and who owns it can give it more steps with `swarmnet owner extend`"
         )
-        async with transport:
-            await ask_twin(transport, twins, await found.directory.look_for_myself(), starting=True)
-        twins.check()
-        stages = await _stages(found, tell)
-        chosen = found.config.model_copy(update={"stages": stages})
-        return Place(chosen, found.manifest, chosen=not found.config.stages)
+    # Before it announces that it chooses a stage.
+    twins = Twins(joined.boot_id, config.dir / IDENTITY_FILE)
+    directory, greeter = joined.directory, joined.greeter()
+    transport = GrpcTransport(
+        joined.identity, joined.terms.run, addresses=directory.addresses, listens=False, greeter=greeter
+    )
+    async with transport:
+        await ask_twin(transport, twins, await directory.look_for_myself(), starting=True)
+    twins.check()
+
+    from swarmnet.peer.memory_fit import Capacity
+
+    # In a thread: to find out what is free may take seconds.
+    capacity = await asyncio.to_thread(Capacity, config, found.manifest)
+    stages = await _stages(found, capacity, tell)
+    chosen = config.model_copy(update={"stages": stages})
+    return Place(chosen, found.manifest, chosen=not config.stages, joined=joined, capacity=capacity)
 
 
 @dataclass(frozen=True, slots=True)
 class FoundRun:
     """A run that was found. config names the manifest's file and whom to join by; records are those of all other peers.
 
-    greeter: as whom its peers are greeted, with the pass that this process shows.
+    joined: this process in the run's DHT, with the pass that it shows.
     """
 
     config: PeerConfig
     manifest: Manifest
-    run: RunId
-    directory: DhtDirectory
+    joined: JoinedRun
     records: tuple[Record, ...]
-    greeter: Greeter
 
 
 @contextlib.asynccontextmanager
 async def reach(
-    config: PeerConfig, identity: Identity, invitation: SwarmLink | Manifest, tell: Tell, role: Role | None
+    config: PeerConfig,
+    identity: Identity,
+    invitation: SwarmLink | Manifest,
+    tell: Tell,
+    role: Role | None,
+    listen: Listen = Listen(client=True),  # noqa: B008
 ) -> AsyncGenerator[FoundRun, None]:
-    """Find the run that `invitation` means, as a client of its DHT. Raises UsageError, in words that say what to do.
+    """Find the run that `invitation` means, by asking its DHT. Raises UsageError, in words that say what to do.
 
-    role: as what this process has to be admitted, if the run is by invitation.
+    role: as what this process has to be admitted, if the run is by invitation. listen: where it will serve, if it will.
     """
     link = invitation if isinstance(invitation, SwarmLink) else None
     if link is not None:
         bootstrap = (link.address, *config.bootstrap)
         config = config.model_copy(update={"bootstrap": bootstrap, "invitation": link.invitation or config.invitation})
     tell("asking", ", ".join(config.bootstrap))
-    if isinstance(invitation, SwarmLink):
-        run = invitation.whole_run or await _whole_run(config, identity, invitation, tell)
-    else:
-        run = run_id(invitation)
-    async with _directory(config, identity, run) as directory:
-        way_in = _way_in(config, directory)
-        # Who looked for the whole id has been told already.
-        if way_in and (link is None or link.whole_run is not None):
+    run = run_id(invitation) if isinstance(invitation, Manifest) else invitation.whole_run
+    async with _directory(config, identity, run, listen) as directory:
+        if way_in := _way_in(config, directory):
             tell("asking", way_in)
+        if run is None:
+            assert link is not None
+            run = await _whole_run(directory, link, way_in, tell)
+            directory.found(run)
         records = await _look(directory, LOOK_S, tell)
         tell("swarm", _seen(run, directory, records))
         if isinstance(invitation, SwarmLink):
@@ -157,34 +174,32 @@ async def reach(
             manifest = invitation
             tell("manifest", f"{_shape(manifest)}; from {config.manifest}")
         terms = RunTerms.of(manifest)
-        admissions = admissions_of(terms)
+        admissions, notices = admissions_of(terms), notices_of(terms)
         directory.learn(terms.num_stages, admissions)
-        own_pass = OwnPass(
-            admissions,
-            identity,
-            role,
-            config.dir,
-            given=config.invitation,
-            now=wall_time(),
-            transient=role != "stage",  # only who will serve is the same identity the next time
-            manifest=config.manifest,
-        )
+        # Only who will serve is the same identity the next time.
+        own_pass = own_pass_of(admissions, identity, role, config.network, transient=role != "stage")
         # In a run by invitation only admitted peers count from now on.
         if own_pass.text:
             tell("invitation", f"of the run's owner, good until {own_pass.ends}")
             records = _others(directory, directory.known())
-        yield FoundRun(
-            config, manifest, run, directory, records, greeter_of(terms, "", admissions, own_pass, new_boot_id())
-        )
+        if not listen.client:
+            await directory.take_part(notices, config.manifest)
+            own_pass.check(now=wall_time())  # now that bans have been heard of
+        joined = JoinedRun(identity, directory, terms, config.network, admissions, notices, own_pass, new_boot_id())
+        yield FoundRun(config, manifest, joined, records)
 
 
 # ---------------------------------------------------------------- which run
 
 
 @contextlib.asynccontextmanager
-async def _directory(config: PeerConfig, identity: Identity, run: RunId | None) -> AsyncGenerator[DhtDirectory, None]:
-    """The DHT as a client. Raises UsageError if no peer answers."""
-    joining = DhtDirectory(identity, run, bootstrap=config.bootstrap, state_dir=config.dir, listen=Listen(client=True))
+async def _directory(
+    config: PeerConfig, identity: Identity, run: RunId | None, listen: Listen
+) -> AsyncGenerator[DhtDirectory, None]:
+    """The DHT, where this process only asks so far. Raises UsageError if no peer answers."""
+    joining = DhtDirectory(
+        identity, run, bootstrap=config.bootstrap, state_dir=config.dir, listen=listen, only_asks=True
+    )
     try:
         async with joining as directory:
             yield directory
@@ -211,12 +226,9 @@ def _way_in(config: PeerConfig, directory: DhtDirectory) -> str:
     )
 
 
-async def _whole_run(config: PeerConfig, identity: Identity, link: SwarmLink, tell: Tell) -> RunId:
-    """The announced run whose id begins as the link says."""
-    async with _directory(config, identity, None) as directory:
-        if way_in := _way_in(config, directory):
-            tell("asking", way_in)
-        run = await announced(directory, link.run, LOOK_S, tell)
+async def _whole_run(directory: DhtDirectory, link: SwarmLink, way_in: str, tell: Tell) -> RunId:
+    """The announced run whose id begins as the link says. way_in: see `_way_in`."""
+    run = await announced(directory, link.run, LOOK_S, tell)
     if run is None:
         advice = f"{way_in}: ask for a link to a peer that is up now" if way_in else "is one of its peers up?"
         raise UsageError(f"nobody announces a run whose id begins with {link.run}: {advice}")
@@ -353,7 +365,7 @@ def _shape(manifest: Manifest) -> str:
 # ---------------------------------------------------------------- the stage
 
 
-async def _stages(found: FoundRun, tell: Tell) -> tuple[int, ...]:
+async def _stages(found: FoundRun, capacity: Capacity, tell: Tell) -> tuple[int, ...]:
     config, num_stages = found.config, found.manifest.cut.stages
     if config.stages:
         if max(config.stages) >= num_stages:
@@ -363,26 +375,18 @@ async def _stages(found: FoundRun, tell: Tell) -> tuple[int, ...]:
         tell("stage", f"{', '.join(map(str, config.stages))}, as you said")
         return config.stages
     # Its own checkpoints draw it back to the stage that it served.
-    on_disk = CheckpointStore(config.dir, found.run)
+    on_disk = CheckpointStore(config.dir, found.joined.terms.run)
     held = [stage for stage in range(num_stages) if on_disk.found(stage).good]
-    # In a thread: torch is imported there, which takes a second or two.
-    fits = await asyncio.to_thread(_fitting, config, found.manifest)
+    fits = await asyncio.to_thread(capacity.some_stages, config)
     choice = await _choose(found, fits, held)
     too_large = "" if len(fits) == num_stages else f"; {num_stages - len(fits)} of {num_stages} stages do not fit here"
     tell("stage", f"{choice.stage}: {choice.reason}{too_large}")
     return (choice.stage,)
 
 
-def _fitting(config: PeerConfig, manifest: Manifest) -> list[int]:
-    """The stages of which this machine could serve one. Raises UsageError, with advice, if there is none."""
-    from swarmnet.peer.memory_fit import stages_for
-
-    return stages_for(config, manifest)
-
-
 async def _choose(found: FoundRun, fits: Sequence[int], held: Collection[int]) -> Choice:
     """Say that I am choosing, listen for others who are, choose, and say what. fits: stages that this machine holds."""
-    directory, rule = found.directory, placement_rule(found.config.placement)
+    directory, rule = found.joined.directory, placement_rule(found.config.placement)
 
     async def choice() -> Choice:
         records = await directory.records()
@@ -398,14 +402,15 @@ async def _choose(found: FoundRun, fits: Sequence[int], held: Collection[int]) -
 
 def _intent(found: FoundRun, stage: int, *, slots: int) -> Record:
     """What a newcomer says of itself before it serves; no slots: it is still choosing."""
-    status = StageStatus(stage, 0, first_chain(found.run, stage), synced=False, slots=slots)
+    joined = found.joined
+    status = StageStatus(stage, 0, first_chain(joined.terms.run, stage), synced=False, slots=slots)
     return Record(
-        run=found.run,
-        peer=found.directory.peer,
-        incarnation=0,
+        run=joined.terms.run,
+        peer=joined.identity.peer,
+        incarnation=joined.boot_id,
         addresses=(),
         stages=(status,),
-        invitation=found.greeter.invitation(),
+        invitation=joined.own_pass.text,
     )
 
 

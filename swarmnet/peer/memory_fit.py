@@ -5,17 +5,17 @@ from __future__ import annotations
 import bisect
 import contextlib
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from swarmnet.config.fleet import MachineKind
-from swarmnet.config.peer import Caps, PeerConfig
+from swarmnet.config.peer import PeerConfig
 from swarmnet.errors import DeviceFull, UsageError
 from swarmnet.host import available_memory
 from swarmnet.manifest.schema import Manifest
-from swarmnet.peer.devices import choose_layout, computed_here
+from swarmnet.peer.devices import check_memory, choose_layout, computed_here, refuse_useless
 from swarmnet.pipeline.depth import held_s, slots_enough
 from swarmnet.plan.choice import MachineFit
 from swarmnet.plan.memory import GIB, MIB, Setup, StageMemory, plan_stage, shown, together
@@ -137,11 +137,6 @@ def setup_of(config: PeerConfig, manifest: Manifest, layout: MeshLayout) -> Setu
     )
 
 
-def lent_bytes(caps: Caps, layout: MeshLayout) -> int:
-    """Of the memory that `layout` computes in: what the operator lends of it, 0 for all that is free."""
-    return int(GIB * (caps.host_gib if layout.kind == "cpu" else caps.gpu_gib))
-
-
 def room_here(layout: MeshLayout) -> int | None:
     """Bytes free on the fullest device of `layout` here; of CPU memory what this process may take. None: unknown."""
     # On the CPU the machine's memory is the device's.
@@ -175,12 +170,6 @@ def free_on_gpus(numbers: Sequence[int]) -> list[int]:
     return found
 
 
-def room_for_copy() -> int | None:
-    """Bytes of this machine's memory that a copy of a state may take for a while, beside all that runs here."""
-    free = available_memory()
-    return None if free is None else free - RESERVE["cpu"]
-
-
 # ------------------------------------------------------------ how many slots
 
 
@@ -208,25 +197,6 @@ def slots_within(setup: Setup, stages: Sequence[int], room: int | None, host_roo
     return slots
 
 
-def slots_here(setup: Setup, stages: Sequence[int], lent: int = 0) -> int:
-    """`setup.slots`, or where that is 0 as many as fit here, on devices and in host memory. If the operator lends only
-    `lent` bytes, no more than fit these. Raises UsageError, with advice, if one is too many."""
-    room, host_room = rooms_here(setup, lent)
-    fit = slots_within(setup, stages, room, host_room)
-    if setup.slots and not lent:
-        return setup.slots
-    # Where free memory is unknown, the peer takes what it needs if no peer is far.
-    return fit if room is not None else min(fit, _busy(setup))
-
-
-def rooms_here(setup: Setup, lent: int = 0) -> tuple[int | None, int | None]:
-    """Bytes that a peer may take here of each device, and of the machine in addition to devices; None: unknown, or none
-    apart. lent: what the operator lends of a device; 0: all that is free."""
-    free = usable(setup, room_here(setup.layout))
-    host_room = None if setup.layout.kind == "cpu" else available_memory()
-    return (free if not lent else lent if free is None else min(lent, free)), host_room
-
-
 def with_slots(setup: Setup, stages: Sequence[int], room: int | None, host_room: int | None = None) -> Setup:
     """`setup` with a number of slots. A peer that chooses takes as many as keep it busy if no peer is far, and fit; at
     least one."""
@@ -238,26 +208,71 @@ def _busy(setup: Setup) -> int:
     return slots_enough(held_s(len(setup.specs), 1.0), 1.0, setup.specs[0].training.microbatches)
 
 
-def stages_for(config: PeerConfig, manifest: Manifest) -> list[int]:
-    """The stages of which a peer with that config could serve one on this machine. Raises UsageError, with advice, if
-    there is none."""
-    mine = computed_here(manifest, config.compute)
-    layout = choose_layout(config.mesh, config.device, mine, cuda=torch.cuda.device_count())
-    setup, lent = setup_of(config, mine, layout), lent_bytes(config.caps, layout)
-    if not (found := [*slots_by_stage(setup, lent)]):
-        rooms, one = rooms_here(setup, lent), replace(setup, slots=1)
-        least = min((judge(one, [stage], *rooms) for stage in range(len(setup.specs))), key=lambda fit: fit.need)
+class Capacity:
+    """What this machine can serve of a run. It is made before the peer takes memory, and reads once what is free.
+
+    manifest: as this peer computes it. Raises UsageError, with advice, for a peer config that this machine or the run
+    does not allow.
+    """
+
+    def __init__(self, config: PeerConfig, manifest: Manifest) -> None:
+        self.manifest = computed_here(manifest, config.compute)
+        self.layout = choose_layout(config.mesh, config.device, self.manifest, cuda=torch.cuda.device_count())
+        check_memory(config.memory, self.layout)
+        on_host = self.layout.kind == "cpu"
+        self.fits: Mapping[int, int] | None = None
+        """`stages` within the limits in force; None: this peer stays in its stages."""
+        self._began_with = config.caps
+        self._free, self._free_on_host = room_here(self.layout), None if on_host else available_memory()
+
+    def setup(self, config: PeerConfig) -> Setup:
+        """How a peer with that config serves stages here."""
+        return setup_of(config, self.manifest, self.layout)
+
+    def slots(self, config: PeerConfig, stages: Sequence[int]) -> int:
+        """How many microbatches a peer that serves these stages has in flight, per stage and open step: as many as the
+        operator wants, within the limits in force; else as many as fit. Raises UsageError, with advice, if one is too
+        many, or if a limit was set that limits nothing here."""
+        refuse_useless(config.caps, self._began_with, self.layout)
+        setup = self.setup(config)
+        fit = slots_within(setup, stages, *self._rooms(config))
+        if setup.slots and not self._lent(config):
+            return setup.slots
+        return min(fit, self._most(setup))
+
+    def stages(self, config: PeerConfig) -> dict[int, int]:
+        """The stages of the run of which this machine could serve one within the limits in force, and with how many
+        slots each."""
+        setup, rooms = self.setup(config), self._rooms(config)
+        found = {stage: slots_that_fit(setup, [stage], *rooms) for stage in range(len(setup.specs))}
+        return {stage: min(slots, self._most(setup)) for stage, slots in found.items() if slots}
+
+    def some_stages(self, config: PeerConfig) -> list[int]:
+        """As `stages`. Raises UsageError, with advice, if there is none."""
+        if found := [*self.stages(config)]:
+            return found
+        rooms, one = self._rooms(config), replace(self.setup(config), slots=1)
+        least = min((judge(one, [stage], *rooms) for stage in range(len(one.specs))), key=lambda fit: fit.need)
         raise UsageError("no stage of the run fits this machine; " + "; ".join(line.strip() for line in least.lines()))
-    return found
 
+    def room_for_copy(self) -> int | None:
+        """Bytes of this machine's memory that a copy of a state may take now, beside all that runs here."""
+        free = available_memory()
+        return None if free is None else free - RESERVE["cpu"]
 
-def slots_by_stage(setup: Setup, lent: int = 0) -> dict[int, int]:
-    """The stages of the run of which this machine could serve one, and with how many slots each, within what the
-    operator lends."""
-    rooms = rooms_here(setup, lent)
-    most = _busy(setup) if rooms[0] is None else MOST_SLOTS
-    found = {stage: slots_that_fit(setup, [stage], *rooms) for stage in range(len(setup.specs))}
-    return {stage: min(slots, most) for stage, slots in found.items() if slots}
+    def _lent(self, config: PeerConfig) -> int:
+        """Bytes of the memory that the peer computes in that its operator lends at most; 0: all that is free."""
+        return int(GIB * (config.caps.host_gib if self.layout.kind == "cpu" else config.caps.gpu_gib))
+
+    def _rooms(self, config: PeerConfig) -> tuple[int | None, int | None]:
+        """Bytes that a peer may take of each device, and of the machine in addition to devices; None: unknown, or none
+        apart."""
+        free, lent = usable(self.setup(config), self._free), self._lent(config)
+        return (free if not lent else lent if free is None else min(lent, free)), self._free_on_host
+
+    def _most(self, setup: Setup) -> int:
+        # Where free memory is unknown, the peer takes what it needs if no peer is far.
+        return MOST_SLOTS if self._free is not None else _busy(setup)
 
 
 SHARDS: tuple[Shard, ...] = ("dp", "zero1", "zero2", "zero3", "none")

@@ -8,9 +8,9 @@ stage. At no time are two states in the memory of the device. What dies on the w
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from swarmnet.clock import loop_time
 from swarmnet.errors import NoReplica, SwarmError
@@ -41,18 +41,25 @@ class NewStage:
     version: int | None
 
 
+class Room(Protocol):
+    """The memory of the machine that a peer runs on."""
+
+    fits: Mapping[int, int] | None
+    """The stages of which it could serve one within the limits in force, with their slots; None: it does not move."""
+
+    def room_for_copy(self) -> int | None:
+        """Bytes of host memory that a copy of a state may take on its way to disk, in addition to the stage that is
+        served on; None: unknown."""
+
+
 class Moving:
     """Moves one peer of one stage. Begun when the peer is.
 
-    fits: the stages for which this machine has memory. room: bytes of host memory that a copy of a state may take on
-    its way to disk, beside the stage that is served on; None: nobody knows. recent_moves: outlive a move of this
-    peer.
+    recent_moves: outlive a move of this peer.
     """
 
-    def __init__(
-        self, peer: Peer, rules: Rules, fits: Collection[int], room: Callable[[], int | None], recent_moves: RecentMoves
-    ) -> None:
-        self._peer, self._rules, self._fits, self._room = peer, rules, fits, room
+    def __init__(self, peer: Peer, rules: Rules, room: Room, recent_moves: RecentMoves) -> None:
+        self._peer, self._rules, self._room = peer, rules, room
         self._promises = Promises(rules)
         self._began = loop_time()
         self._distress = False  # of some stage, when I looked last
@@ -111,10 +118,10 @@ class Moving:
 
     def _fitting(self, replica: Replica) -> Collection[int]:
         """The stages whose copies fit now, too."""
-        room = self._room()
+        fits, room = self._room.fits or {}, self._room.room_for_copy()
         if room is None:
-            return self._fits
-        return [stage for stage in self._fits if replica.compute.snapshot_bytes(stage) <= room]
+            return fits
+        return [stage for stage in fits if replica.compute.snapshot_bytes(stage) <= room]
 
     def _is_heard(self, replica: Replica, each: Serving) -> bool:
         """Records outlive their peers. Of those beside me that serve I hear, or they are gone."""

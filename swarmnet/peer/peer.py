@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import math
 import statistics
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Set
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from swarmnet.averaging.exchange import Meeting
-from swarmnet.clock import loop_time, set_within, wall_time
+from swarmnet.clock import loop_time, set_within
 from swarmnet.directory import MAX_TAINTED, Directory, DisputedWork, Estimate, Record, Role, StageStatus, TaintedStep
 from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.ids import NO_RESTART, PeerId, RunId, Signer
 from swarmnet.manifest.extension import Notices
+from swarmnet.manifest.file import to_toml
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import (
     Answer,
@@ -48,7 +50,7 @@ from swarmnet.net.address import operator_of
 from swarmnet.net.admission import Admissions
 from swarmnet.net.history import HistoryBook
 from swarmnet.net.line_test import LineTests
-from swarmnet.net.nat.dial_back import Asking, DialBacks, Hide, Proofs
+from swarmnet.net.nat.dial_back import Asking, DialBacks, Proofs, Say
 from swarmnet.net.records import nobody_serves, unserved
 from swarmnet.peer import showing
 from swarmnet.peer.audit_health import convicted_here
@@ -131,71 +133,103 @@ class Loopback:
             yield Rejected(error.code, error.reason)
 
 
+class PeerHost(Protocol):
+    """Who a process is, and what connects it to others: `net.endpoint.Endpoint`, and the simulator's."""
+
+    @property
+    def me(self) -> PeerId:
+        """Its peer id."""
+
+    @property
+    def run(self) -> RunId:
+        """The run that it is in."""
+
+    @property
+    def incarnation(self) -> int:
+        """Tells this start of the process from others under its identity."""
+
+    @property
+    def signer(self) -> Signer:
+        """Signs for it."""
+
+    @property
+    def directory(self) -> Directory:
+        """Where peers announce themselves."""
+
+    @property
+    def admissions(self) -> Admissions:
+        """Who takes part in the run."""
+
+    @property
+    def notices(self) -> Notices:
+        """What the run's owner has signed to extend it."""
+
+    @property
+    def proofs(self) -> Proofs:
+        """What connections have shown of this process and of others."""
+
+    @property
+    def hides(self) -> bool:
+        """Is it to be reached through relays if nobody can dial it?"""
+
+    def wall(self) -> float:
+        """Unix seconds, by which invitations end."""
+
+    def record(self) -> Record:
+        """What it announces of itself, without stages; asked once the port is bound."""
+
+    async def hide(self, say: Say) -> dict[str, object] | None:
+        """Have it be reached through relays (`net.nat.dial_back.Hide`). Returns what to say of it; None: there are none."""
+
+
 class Peer:
     """One identity with its replicas. Implements Service and Listener.
 
     Args:
-        record: what the peer announces of itself, without its stages; asked once the port is bound.
+        transport: what it speaks through.
         tokens: by (step, index): this peer's own, with their proof.
         windows: tells whether others' tokens are the run's.
         numerics: what it shares with peers that make the same weights of the same sums (`peer.devices.NumericsClass`).
-        admissions: who takes part; None: anyone.
-        notices: what the run's owner has signed to extend it; None: nobody may.
-        wall: Unix seconds, by which invitations end.
-        hide: has this peer be reached through relays, if nobody can dial it; None: there are none.
-        proofs: what connections have shown of it and of others.
-        meeting: makes the sums of a simulation of many peers, without streams between them.
+        computes: the numerics class in which it computes, as its record says; "": `numerics`.
+        audit_log: keeps receipts and evidence.
         routing: makes the rule by which one of its replicas calls the next stage.
         told_of_others: it was told where others are, so that there should be some.
-        computes: the numerics class in which it computes, as its record says; "": `numerics`.
-        audit_log: keeps receipts and evidence; None: nowhere.
         carried: the version of its stage's state that it has put on disk to move here; None: it has not moved.
+        meeting: makes the sums of a simulation of many peers, without streams between them.
     """
 
     def __init__(
         self,
-        me: PeerId,
-        run: RunId,
+        host: PeerHost,
+        transport: Transport,
         manifest: Manifest,
         engines: Mapping[int, Engine],
         *,
-        transport: Transport,
-        directory: Directory,
-        incarnation: int,
-        record: Callable[[], Record],
-        signer: Signer,
         tokens: Tokens,
         windows: Windows,
         disk: Disk,
         on_event: OnEvent,
         limits: ReplicaLimits,
-        manifest_toml: str = "",
         numerics: str = "",
         computes: str = "",
-        audit_log: AuditLog | None = None,
-        admissions: Admissions | None = None,
-        notices: Notices | None = None,
-        wall: Callable[[], float] = wall_time,
+        audit_log: AuditLog,
         routing: Callable[[], RoutingRule] = lambda: least_time,
         told_of_others: bool = False,
         carried: int | None = None,
-        hide: Hide | None = None,
-        proofs: Proofs = Proofs(),  # noqa: B008
         meeting: Meeting | None = None,
     ) -> None:
-        self.meeting = meeting
-        self.me, self.run_id, self.manifest, self.incarnation = me, run, manifest, incarnation
-        self.limits, self.numerics, self.signer, self.disk = limits, numerics, signer, disk
+        self.meeting, self._host = meeting, host
+        self.me, self.run_id, self.manifest, self.incarnation = host.me, host.run, manifest, host.incarnation
+        self.limits, self.numerics, self.signer, self.disk = limits, numerics, host.signer, disk
         self.tokens, self.windows, self.routing = tokens, windows, routing
-        self.computes, self.audit_log = computes or numerics, audit_log or AuditLog()
+        self.computes, self.audit_log = computes or numerics, audit_log
         self.timers = manifest.protocol.timers
-        self.transport = Loopback(me, self, transport)
-        self._engines, self._directory, self._record = engines, directory, record
-        directory.serves = self.counts_in
-        self._tell, self._toml = on_event, manifest_toml
+        self.transport = Loopback(self.me, self, transport)
+        self._engines, self._directory = engines, host.directory
+        self._directory.serves = self.counts_in
+        self._tell = on_event
         self.state = RunState()
-        self._admissions, self._wall = admissions or Admissions(run), wall
-        self.notices = notices or Notices(manifest.training.total_steps, run)
+        self._admissions, self.notices = host.admissions, host.notices
         self.replicas: dict[int, Replica] = {}
         self.records: dict[PeerId, Record] = {}
         """Everybody else's, as last read."""
@@ -204,7 +238,7 @@ class Peer:
         self._read: tuple[Record, ...] = ()
         self._announced: dict[int, dict[PeerId, Record]] = {}  # of the stages near mine, once somebody has asked
         self._complaints: dict[int, Complaints] = {}
-        self._rates = {stage: Rates(me) for stage in engines}
+        self._rates = {stage: Rates(self.me) for stage in engines}
         self._look, self.news, self._moved = asyncio.Event(), asyncio.Event(), asyncio.Event()
         # Peers that are not known here, and the stage that each is said to serve, if it is none near mine.
         self._strangers: dict[PeerId, set[int]] = {}
@@ -212,9 +246,9 @@ class Peer:
         self.spans = SpanBook()
         self._line_tests, self._history = LineTests(), HistoryBook(self.spans)
         self._dial_backs = DialBacks(transport, lambda: self.records, self._look.set)
-        self._proofs = proofs
-        asking = partial(Asking, record, transport, lambda: self.records, self._say_reach, proofs=proofs)
-        self.dialled_back, self._hides = asking(hide) if hide else asking(), hide is not None
+        self.dialled_back = Asking(
+            host.record, transport, lambda: self.records, self._say_reach, hide=host.hide, proofs=host.proofs
+        )
         self._supply = StateSupply(self)
         self._extending = Extending(self, self._supply.rollbacks)
         self._group: asyncio.TaskGroup | None = None
@@ -242,8 +276,12 @@ class Peer:
             for replica in self.replicas.values():
                 group.create_task(replica.state.checkpoints.run())
             self._supply.begin()
-            if self._hides:
+            if self._host.hides:
                 group.create_task(self.dialled_back.watch())
+
+    @functools.cached_property
+    def _manifest_toml(self) -> str:
+        return to_toml(self.manifest)
 
     async def drain(self, drain_s: float) -> str:
         """Begin nothing new and finish what is here; returns, with the reason, once this peer may go."""
@@ -290,16 +328,16 @@ class Peer:
 
     def admitted(self, peer: PeerId, role: Role | None = None) -> bool:
         """May `peer` take part as `role`, now? Everybody may in an open run."""
-        return peer == self.me or self._admissions.admitted(peer, role, now=self._wall())
+        return peer == self.me or self._admissions.admitted(peer, role, now=self._host.wall())
 
     def operator(self, peer: PeerId) -> str:
         """Who runs that peer, as it looks from here: whoever came by the same invitation or, in an open run, is in the
         same network; nobody else, if neither is known."""
         if (guest := self._admissions.guest(peer)) is not None:
             return guest
-        record = self._record() if peer == self.me else self.records.get(peer)
+        record = self._host.record() if peer == self.me else self.records.get(peer)
         # Where it is, before where it says that it is.
-        return operator_of(peer, record.addresses if record else (), self._proofs.network_of(peer))
+        return operator_of(peer, record.addresses if record else (), self._host.proofs.network_of(peer))
 
     def _takes_part(self, caller: PeerId) -> bool:
         """Does the caller serve a stage, by its own heartbeats or its record? Nobody else has a say in a step."""
@@ -312,7 +350,7 @@ class Peer:
 
     async def on_call(self, caller: PeerId, request: Request, payload: ReadPayload) -> AsyncGenerator[Answer, None]:
         if isinstance(request, ManifestRequest):
-            yield ManifestData(self._toml, self.notices.text)
+            yield ManifestData(self._manifest_toml, self.notices.text)
             return
         if self._left:
             raise Refused(RejectCode.NOT_SERVED, "this peer has left")
@@ -322,7 +360,7 @@ class Peer:
                 yield answer
             return
         if caller != self.me:
-            self._admissions.check(caller, request, now=self._wall())
+            self._admissions.check(caller, request, now=self._host.wall())
         answers = self._answers(caller, request, payload)
         async with contextlib.aclosing(answers):
             async for answer in answers:
@@ -726,7 +764,7 @@ class Peer:
         )
         disputed = [DisputedWork(stage, *last) for stage, of in self._complaints.items() if (last := of.disputed)]
         return replace(
-            self._record(),
+            self._host.record(),
             stages=stages,
             loss=self.state.loss,
             tokens_per_second=self.state.tokens_per_second,

@@ -5,25 +5,31 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
 
 from swarmnet import telemetry
-from swarmnet.clock import run_loop
+from swarmnet.clock import loop_runner
 from swarmnet.config.peer import PeerConfig, listen_at
 from swarmnet.data.source import load_tokens
+from swarmnet.engine.compute_thread import ComputeThread
+from swarmnet.engine.torch_engine import TorchEngine
 from swarmnet.errors import DeviceFull, MeshFailed, SwarmError, UsageError, leaves
-from swarmnet.manifest.file import run_id, to_toml
+from swarmnet.manifest.file import run_id
 from swarmnet.manifest.schema import Manifest
 from swarmnet.manifest.terms import RunTerms
 from swarmnet.net.away import remember, until_somebody_answers, was_in
-from swarmnet.net.endpoint import NOTHING_BETWEEN, Wrap, open_endpoint
+from swarmnet.net.endpoint import NOTHING_BETWEEN, JoinedRun, Wrap, join_run
 from swarmnet.net.parent_death import dies_with_parent, same_python
-from swarmnet.net.ports import check_alone
 from swarmnet.net.stop import stopped_by_signal, unless_stopped
 from swarmnet.peer.auditor import AuditLog
 from swarmnet.peer.checkup import advice
-from swarmnet.peer.desk import OpenDesk
-from swarmnet.peer.devices import NumericsClass, check_memory, choose_layout, computed_here, meaningless, refuse_useless
+from swarmnet.peer.control_socket import ControlSocket
+from swarmnet.peer.devices import NumericsClass, meaningless
+from swarmnet.peer.engines import InitialWeights, backend_of, numerics_of, torch_engine
+from swarmnet.peer.memory_fit import Capacity, full_in_words
 from swarmnet.peer.metrics import serve_metrics
 from swarmnet.peer.moving import Moving, NewStage
 from swarmnet.peer.peer import OnEvent, Peer, Tokens
@@ -31,12 +37,16 @@ from swarmnet.peer.rebalance import RecentMoves, Rules
 from swarmnet.peer.replica import ReplicaLimits
 from swarmnet.pipeline.router import routing_rule
 from swarmnet.pipeline.windows import OwnTokens, ProvenWindows
+from swarmnet.stage.canonical import Initial
 from swarmnet.stage.seams import Engine
 from swarmnet.state.disk import CheckpointStore, DirectoryDisk
 from swarmnet.telemetry.events import EventLog
 from swarmnet.telemetry.journal import Journal, remind
 from swarmnet.telemetry.trace import TraceFile, check_trace
 from swarmnet.wire import kernel_build
+
+if TYPE_CHECKING:
+    from swarmnet.peer.joining import Place
 
 log = telemetry.get(__name__)
 
@@ -58,7 +68,8 @@ def run_peer(
     data_at_source: bool = True,
     wrap: Wrap = NOTHING_BETWEEN,
     wrap_engine: Callable[[Engine], Engine] = lambda engine: engine,
-    moves: bool = False,
+    place: Place | None = None,
+    runner: asyncio.Runner | None = None,
 ) -> int:
     """Serve the configured stages until Ctrl+C or SIGTERM. Returns the exit code. Raises UsageError.
 
@@ -66,60 +77,44 @@ def run_peer(
     be read where the manifest says they are, if the config does not say it? A manifest that came from strangers has no
     say in which files are opened here.
     wrap, wrap_engine: a test bench's faults; see `net.endpoint`.
-    moves: may it go to another stage where it is needed more? One on several ranks stays.
+    place: what `find_place` has found, in a loop of `runner`; None: this process joins the DHT when it can serve.
     """
-    check_alone(config.network)
-    import torch
-
-    from swarmnet.engine.compute_thread import ComputeThread
-    from swarmnet.engine.torch_engine import TorchEngine
-    from swarmnet.peer.engines import InitialWeights, backend_of, numerics_of, torch_engine
-    from swarmnet.peer.memory_fit import full_in_words, lent_bytes, setup_of, slots_by_stage, slots_here, slots_within
-    from swarmnet.stage.canonical import Initial
-
     routing_rule(config.routing)  # refuses early
     if config.trace:
         check_trace(config.trace)
     # For arithmetic alone: what peers agree on, and what crosses the network, is the run's.
-    mine = computed_here(manifest, config.compute)
+    capacity = place.capacity if place is not None else Capacity(config, manifest)
+    mine, layout = capacity.manifest, capacity.layout
     torch.set_num_threads(config.threads)
     kernel_build.prepare(threads=config.threads)
     # Large pages for large CPU tensors: a fresh 50 MB sum then costs 3 ms of page faults instead of 20. torch asks the
     # environment for this once, at its first tensor, and offers no other way.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-    layout = choose_layout(config.mesh, config.device, mine, cuda=torch.cuda.device_count())
-    check_memory(config.memory, layout)
     # A file written for a larger machine is not refused on a smaller one.
     if ignored := meaningless(config.mesh, layout):
         log.info("mesh_ignored", ignored=ignored, reason="this peer is one rank, which shares its stages with no other")
-    setup = setup_of(config, mine, layout)
-    lent = lent_bytes(config.caps, layout)
-    slots = slots_here(setup, config.stages, lent)
+    memory, slots = capacity.setup(config).memory, capacity.slots(config, config.stages)
     # The operator left the number to this machine, or lends too little for so many.
     if slots != config.slots:
         log.info("slots_chosen", slots=slots, stages=list(config.stages))
 
-    def slots_of(changed: PeerConfig) -> int:
-        refuse_useless(changed.caps, config.caps, layout)
-        lent = lent_bytes(changed.caps, layout)
-        # What is free now is without what this peer has taken.
-        return slots_within(setup_of(changed, mine, layout), config.stages, lent) if lent else changed.slots or slots
-
-    numerics = numerics_of(mine, layout, setup.memory)
-    moving = moves and config.rebalance_s and layout.ranks == 1 and len(config.stages) == 1
-    # Looked at before this peer takes memory itself.
-    fits = slots_by_stage(setup, lent) if moving else {}
-    if moves and not moving:
+    numerics = numerics_of(mine, layout, memory)
+    # Where its operator chose the stage, it stays there.
+    if place is not None and place.chosen and config.rebalance_s and layout.ranks == 1 and len(config.stages) == 1:
+        capacity.fits = capacity.stages(config)
+    elif place is not None and place.chosen:
         log.info("stays", reason="rebalance_s is 0, or this peer has several ranks or stages")
     carried: int | None = None
     recent_moves = RecentMoves()
     with full_in_words(), contextlib.ExitStack() as stack:  # left in reverse: ranks end first, and jobs that wait
+        runner = runner or stack.enter_context(loop_runner())
+        joined = place.joined if place is not None else None
         compute = ComputeThread()
         stack.callback(compute.close)
         begin = InitialWeights(config, manifest, at_source=data_at_source)
 
         def engine_of(stage: int, initial: Initial | None) -> TorchEngine:
-            backend = backend_of(mine, stage, layout, initial, setup.memory)
+            backend = backend_of(mine, stage, layout, initial, memory)
             return torch_engine(mine, stage, compute, backend)
 
         while True:
@@ -136,25 +131,25 @@ def run_peer(
                 seen = {stage: wrap_engine(Engine(engine, engine.sums)) for stage, engine in engines.items()}
                 ranks = [engine.supervise for engine in engines.values() if layout.ranks > 1]
                 limits = ReplicaLimits(
-                    slots_of(config),
+                    capacity.slots(config, config.stages),
                     config.caps.memo_bytes,
                     config.caps.keep_checkpoints,
                     no_initial_weights=begin.missing,
                 )
                 with _given_up_in_words():
-                    moved = run_loop(
+                    moved = runner.run(
                         _serve(
                             config,
                             manifest,
+                            joined,
                             seen,
                             ranks,
                             tokens,
                             heard,
                             numerics,
                             wrap,
-                            slots_of,
+                            capacity,
                             limits,
-                            fits=fits,
                             carried=carried,
                             recent_moves=recent_moves,
                         )
@@ -164,7 +159,7 @@ def run_peer(
                 return 0
             # Its state is on disk, and the old stage is out of memory.
             config, carried = moved
-            slots = fits[config.stages[0]]
+            joined = joined.anew() if joined is not None else None
 
 
 @contextlib.contextmanager
@@ -204,16 +199,16 @@ def no_tokens(step: int, index: int) -> None:
 async def _serve(
     config: PeerConfig,
     manifest: Manifest,
+    joined: JoinedRun | None,
     engines: Mapping[int, Engine],
     ranks: Sequence[Callable[[], Awaitable[None]]],
     tokens: Tokens,
     heard: OnEvent,
     numerics: NumericsClass,
     wrap: Wrap,
-    slots_of: Callable[[PeerConfig], int],
+    capacity: Capacity,
     limits: ReplicaLimits,
     *,
-    fits: Collection[int],
     carried: int | None,
     recent_moves: RecentMoves,
 ) -> tuple[PeerConfig, int | None] | None:
@@ -229,23 +224,23 @@ async def _serve(
     async with contextlib.AsyncExitStack() as stack:
         journal = Journal(stack.enter_context(EventLog(config.events)), log)
         stop = stack.enter_context(stopped_by_signal())
-        joining = until_somebody_answers(
-            lambda: stack.enter_async_context(
-                open_endpoint(RunTerms.of(manifest), config.network, numerics=str(numerics))
-            ),
-            say=lambda event, words: on_event(event, {"reason": words}),
-            patient=was_in(config.dir, run_id(manifest)),
-        )
-        endpoint = await unless_stopped(stop, joining)
-        if endpoint is None:
+        if joined is None:
+            joining = until_somebody_answers(
+                lambda: stack.enter_async_context(join_run(RunTerms.of(manifest), config.network)),
+                say=lambda event, words: on_event(event, {"reason": words}),
+                patient=was_in(config.dir, run_id(manifest)),
+            )
+            joined = await unless_stopped(stop, joining)
+        if joined is None:
             on_event("stopped", {"reason": "asked to stop before it had joined"})
             return None
+        endpoint = joined.endpoint(str(numerics))
         disk = DirectoryDisk(CheckpointStore(config.dir, endpoint.run, numerics=str(numerics), owner=endpoint.me))
-        desk = OpenDesk(config, endpoint.transport.traffic, slots_of, stop)
+        control = ControlSocket(config, capacity, endpoint.transport.traffic, stop)
 
         peer = Peer(
-            endpoint.me,
-            endpoint.run,
+            endpoint,
+            wrap.transport(endpoint.transport),
             manifest,
             engines,
             numerics=numerics.apply,
@@ -253,24 +248,14 @@ async def _serve(
             audit_log=AuditLog(
                 config.dir, lambda reason: on_event("no_papers", {"reason": reason, "then": _NO_PAPERS})
             ),
-            transport=wrap.transport(endpoint.transport),
-            directory=endpoint.directory,
-            incarnation=endpoint.incarnation,
-            record=endpoint.record,
-            signer=endpoint.identity,
             tokens=tokens,
             windows=ProvenWindows.of(manifest.data, manifest.training),
             disk=disk,
             on_event=on_event,
             limits=limits,
-            manifest_toml=to_toml(manifest),
-            admissions=endpoint.admissions,
-            notices=endpoint.notices,
             routing=lambda: routing_rule(config.routing),
             told_of_others=bool(config.bootstrap),
             carried=carried,
-            hide=endpoint.hide,
-            proofs=endpoint.transport.proofs,
         )
         if config.metrics:
             figures_at = stack.enter_context(serve_metrics(config.metrics, peer, endpoint.transport.traffic))
@@ -280,14 +265,14 @@ async def _serve(
             serving = group.create_task(_serve_peer(peer, (endpoint.transport.port, endpoint.directory.port), on_event))
             ending = group.create_task(_keep_result(peer, on_event))
             beside = group.create_task(wrap.beside())
-            asked = group.create_task(desk.run(peer))
+            asked = group.create_task(control.run(peer))
             reminding = group.create_task(remind(log, peer.state))
             tracing = group.create_task(_trace(config, peer))
             shut_out = group.create_task(until_convicted(peer, on_event))
             showing = group.create_task(_show(config.dashboard, endpoint.links, on_event))
             computing = [group.create_task(_compute(each, peer, on_event)) for each in ranks]
-            moved = await unless_stopped(stop, _moving(peer, config, fits, recent_moves))
-            await desk.resume()  # leaving takes over
+            moved = await unless_stopped(stop, _moving(peer, config, capacity, recent_moves))
+            await control.resume()  # leaving takes over
             reason = "it was about to move"
             if moved is None:
                 reason = await peer.drain(config.drain_s)
@@ -301,9 +286,10 @@ async def _serve(
         if moved is None or stop.is_set():
             on_event("stopped", {"reason": f"asked to stop: {reason}"})
             return None
+        await endpoint.directory.rest()  # nothing here answers while the new stage is loaded
         on_event("moved", {"from": config.stages[0], "to": moved.stage, "version": moved.version})
         # Its caps may have been changed while it ran.
-        return desk.config.model_copy(update={"stages": (moved.stage,)}), moved.version
+        return control.config.model_copy(update={"stages": (moved.stage,)}), moved.version
 
 
 async def _show(where: str, links: Sequence[str], on_event: OnEvent) -> None:
@@ -336,13 +322,11 @@ async def _show(where: str, links: Sequence[str], on_event: OnEvent) -> None:
     on_event("no_dashboard", {"reason": reason, "then": "the peer goes on"})
 
 
-async def _moving(peer: Peer, config: PeerConfig, fits: Collection[int], recent_moves: RecentMoves) -> NewStage:
+async def _moving(peer: Peer, config: PeerConfig, capacity: Capacity, recent_moves: RecentMoves) -> NewStage:
     """Until the peer has left its stage for another one; for ever if it does not move."""
-    if not fits:
+    if capacity.fits is None:
         await asyncio.Event().wait()
-    from swarmnet.peer.memory_fit import room_for_copy
-
-    return await Moving(peer, Rules(period_s=config.rebalance_s), fits, room_for_copy, recent_moves).run()
+    return await Moving(peer, Rules(period_s=config.rebalance_s), capacity, recent_moves).run()
 
 
 async def _trace(config: PeerConfig, peer: Peer) -> None:

@@ -1,20 +1,22 @@
 """Runs a peer as a child process and starts it again when it crashes. This process stays small: it imports no torch.
 
+The child is forked before anything large is imported, so the interpreter and the command line are read once.
+
 The child does not outlive this process, and neither does what the child has started. It knows nothing of swarms.
 """
 
 from __future__ import annotations
 
-import asyncio
+import os
 import random
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from swarmnet.clock import run_loop, set_within
+from swarmnet.clock import boot_time
 from swarmnet.host import OomKills
-from swarmnet.net.parent_death import dies_with_parent
+from swarmnet.net.parent_death import tie
 from swarmnet.net.stop import asking
 from swarmnet.pacing import Backoff
 
@@ -89,48 +91,45 @@ def _ordinal(number: int) -> str:
 
 
 def supervise(
-    command: Sequence[str],
     *,
     pauses: Pauses = Pauses(),
     rng: random.Random | None = None,
     say: Callable[[str], None] = lambda line: print(f"swarmnet: {line}", file=sys.stderr, flush=True),
-) -> int:
-    """Run `command` until it ends by itself or is asked to; return its exit code, 128 + n after signal n.
+) -> int | None:
+    """Return None in a child process, which is to do the work. In this process return, once that is over, its exit
+    code, 128 + n after signal n; until then start it again after each crash.
 
-    Main thread only. Ctrl+C, SIGTERM and SIGHUP are passed on, as often as they come. The command starts with SIGINT
-    blocked, and unblocks it when it has a handler. say: told each crash, in one line.
+    Main thread only, and no other thread may run: it forks, so that no module is imported twice. Ctrl+C, SIGTERM and
+    SIGHUP are passed on, as often as they come. say: told each crash, in one line.
     """
-    return run_loop(_supervise(command, Revivals(pauses, rng or random.Random()), say))
-
-
-async def _supervise(command: Sequence[str], revivals: Revivals, say: Callable[[str], None]) -> int:
-    loop, asked = asyncio.get_running_loop(), asyncio.Event()
-    child: asyncio.subprocess.Process | None = None
-
-    def forward(number: signal.Signals) -> None:
-        asked.set()
-        if child is not None and child.returncode is None:
-            child.send_signal(number)
-
-    for number in asking():
-        loop.add_signal_handler(number, forward, number)
+    revivals, parent, numbers, asked = Revivals(pauses, rng or random.Random()), os.getpid(), {*asking()}, False
+    # A blocked signal waits until `sigwait` takes it: none is lost between two lives.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*numbers, signal.SIGCHLD, signal.SIGALRM})
     while True:
-        began_at, kills = loop.time(), OomKills.read()
-        # A session of its own keeps the terminal's Ctrl+C from reaching the child twice.
-        # In an interpreter that starts it would be a traceback.
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            child = await asyncio.create_subprocess_exec(*dies_with_parent(*command), start_new_session=True)
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        # A signal that came while the child was being started has reached nobody yet.
-        if asked.is_set():
-            child.send_signal(signal.SIGTERM)
-        code = await child.wait()
+        began_at, kills = boot_time(), OomKills.read()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()  # or both would write what is left
+        child = os.fork()
+        if child == 0:
+            # A session of its own keeps the terminal's Ctrl+C from reaching the child twice.
+            os.setsid()
+            tie(parent)
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            return None
+        code = None
+        while code is None:
+            came = signal.sigwait({*numbers, signal.SIGCHLD})
+            if came in numbers:
+                asked = True
+                os.kill(child, came)
+            elif (status := os.waitpid(child, os.WNOHANG))[0]:
+                code = os.waitstatus_to_exitcode(status[1])
         for_memory = OomKills.read().since(kills) if code == -signal.SIGKILL else ""
-        outcome = revivals.ended(code, ran_s=loop.time() - began_at, asked=asked.is_set(), for_memory=for_memory)
+        outcome = revivals.ended(code, ran_s=boot_time() - began_at, asked=asked, for_memory=for_memory)
+        # The signals stay blocked: this process has nothing left to do.
         if isinstance(outcome, Over):
             return outcome.code
         say(outcome.words)
-        if await set_within(asked, outcome.after_s):
+        signal.setitimer(signal.ITIMER_REAL, outcome.after_s)
+        if signal.sigwait({*numbers, signal.SIGALRM}) != signal.SIGALRM:
             return 0

@@ -13,18 +13,20 @@ import hashlib
 import random
 import zlib
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from swarmnet.directory import Record, Role
 from swarmnet.errors import UsageError
-from swarmnet.ids import Chain, PeerId
+from swarmnet.ids import Chain, PeerId, RunId
 from swarmnet.manifest.extension import Extension, Horizon, Notices, extend
 from swarmnet.manifest.schema import Manifest
 from swarmnet.manifest.terms import RunTerms
 from swarmnet.messages import Packed
 from swarmnet.net.admission import Admissions, Bans, ban, invite, pass_of
+from swarmnet.net.nat.dial_back import Proofs, Say
+from swarmnet.peer.auditor import AuditLog
 from swarmnet.peer.moving import Moving, NewStage
 from swarmnet.peer.peer import Peer
 from swarmnet.peer.rebalance import RecentMoves, Rules
@@ -94,6 +96,55 @@ class Guise:
     def manifest(self, honest: Manifest) -> Manifest:
         """What it goes by."""
         return honest
+
+
+@dataclass(slots=True)
+class SimulatedRoom:
+    """Of a machine: `peer.moving.Room`. free: bytes for a copy of a state; None: enough."""
+
+    fits: Mapping[int, int] | None
+    free: int | None
+
+    def room_for_copy(self) -> int | None:
+        return self.free
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedHost:
+    """`peer.peer.PeerHost`. announced: what the peer announces of itself, without stages."""
+
+    announced: Record
+    directory: DirectoryAt
+    admissions: Admissions
+    notices: Notices
+    loop: VirtualLoop
+    proofs: Proofs = Proofs()  # noqa: RUF009
+    hides: bool = False
+
+    @property
+    def me(self) -> PeerId:
+        return self.announced.peer
+
+    @property
+    def run(self) -> RunId:
+        return self.announced.run
+
+    @property
+    def incarnation(self) -> int:
+        return self.announced.incarnation
+
+    @property
+    def signer(self) -> SimulatedSigner:
+        return SimulatedSigner(self.me)
+
+    def wall(self) -> float:
+        return self.loop.time()
+
+    def record(self) -> Record:
+        return self.announced
+
+    async def hide(self, say: Say) -> None:
+        return None
 
 
 @dataclass(slots=True, eq=False)
@@ -196,18 +247,13 @@ class Swarm:
         # Nothing is dialled: addresses only say in whose network a peer is.
         operator = self.operators.get(peer_id)
         where = f"memory/{peer_id}" if operator is None else f"/ip4/44.{operator}.0.{len(self.nodes) % 256}/tcp/1"
+        record = Record(self.plan.run, peer_id, incarnation, (where,), (), numerics=computes, invitation=shown)
+        directory = self._directory_at(peer_id, served, admissions)
         peer = Peer(
-            peer_id,
-            self.plan.run,
+            SimulatedHost(record, directory, admissions, self.notices[peer_id], self.loop),
+            guise.transport(self.network.transport(peer_id)),
             guise.manifest(self.manifest),
             {stage: Engine(engine, engine) for stage, engine in seen.items()},
-            transport=guise.transport(self.network.transport(peer_id)),
-            directory=self._directory_at(peer_id, served, admissions),
-            incarnation=incarnation,
-            record=lambda: Record(
-                self.plan.run, peer_id, incarnation, (where,), (), numerics=computes, invitation=shown
-            ),
-            signer=SimulatedSigner(peer_id),
             tokens=own_tokens,
             windows=SimulatedWindows(plan.microbatches),
             disk=self.disks.setdefault(peer_id, SimulatedDisk(self.plan.run)),
@@ -222,9 +268,7 @@ class Swarm:
             ),
             numerics=self.classes.get(peer_id, ""),
             computes=computes,
-            admissions=admissions,
-            notices=self.notices[peer_id],
-            wall=self.loop.time,
+            audit_log=AuditLog(),
             routing=lambda: routing_rule(plan.routing),
             carried=carried,
             meeting=self.meeting,
@@ -239,9 +283,9 @@ class Swarm:
 
     async def _move(self, node: Node, rules: Rules) -> None:
         """As `swarmnet join`: where it is needed more it goes, as itself, with a new incarnation."""
-        room = lambda: self.free_bytes.get(node.peer_id)  # noqa: E731
+        room = SimulatedRoom(dict.fromkeys(range(self.plan.stages), 1), self.free_bytes.get(node.peer_id))
         recent_moves = self.recent_moves.setdefault(node.peer_id, RecentMoves())
-        moved = await Moving(node.peer, rules, range(self.plan.stages), room, recent_moves).run()
+        moved = await Moving(node.peer, rules, room, recent_moves).run()
         await node.peer.leave()
         self.counts["moved"] += 1
         node.ended_at = self.loop.time()

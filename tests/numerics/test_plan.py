@@ -24,12 +24,13 @@ from further import further
 from torch.profiler import ProfilerActivity, profile
 
 from swarmnet.config.fleet import MachineKind
+from swarmnet.config.peer import Caps, PeerConfig
 from swarmnet.errors import UsageError
 from swarmnet.manifest.file import to_toml
 from swarmnet.manifest.schema import Averaging, Cut, Manifest, Model, Numerics, Optimizer, Training
 from swarmnet.model.comm import Comm
 from swarmnet.peer import memory_fit
-from swarmnet.peer.memory_fit import RESERVE, judge, machine_fit, slots_here, slots_that_fit, slots_within
+from swarmnet.peer.memory_fit import RESERVE, Capacity, judge, machine_fit, slots_that_fit, slots_within
 from swarmnet.plan.memory import Setup, plan_stage, together
 from swarmnet.ranks.comm import OneRank
 from swarmnet.ranks.device_backend import DeviceBackend
@@ -43,6 +44,7 @@ from swarmnet.sums.step_sum import StepSum
 from tests.contracts.thread_comm import run_ranks
 
 CPU = torch.device("cpu")
+ONE_CPU = PeerConfig(device="cpu")
 live_bytes = load("live_bytes")
 MODEL = Model(
     vocab_size=384, hidden_size=64, intermediate_size=176, num_layers=6, num_heads=4, num_kv_heads=2, head_dim=16
@@ -367,7 +369,30 @@ def test_a_gpu_peer_is_refused_before_it_starts_if_the_machine_has_too_little_me
 def test_a_start_looks_at_host_memory_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_fit, "room_here", lambda layout: 1 << 50)
     monkeypatch.setattr(memory_fit, "available_memory", lambda: 1 << 20)
+    assert Capacity(ONE_CPU, RUN).slots(PeerConfig(slots=4), [1]) == 4, "there is one memory"
+    monkeypatch.setattr(memory_fit, "choose_layout", lambda *_, **__: GPU)
     for slots in (0, 4):
         with pytest.raises(UsageError, match="the machine beside its devices"):
-            slots_here(Setup(RUN.specs, RUN.wire, GPU, slots=slots), [1])
-    assert slots_here(Setup(RUN.specs, RUN.wire, MeshLayout(), slots=4), [1]) == 4, "there is one memory"
+            Capacity(PeerConfig(), RUN).slots(PeerConfig(slots=slots), [1])
+
+
+def test_a_changed_limit_changes_which_stages_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = 1 << 50
+    monkeypatch.setattr(memory_fit, "available_memory", lambda: free)
+    large = RUN.model_copy(update={"model": MODEL.model_copy(update={"vocab_size": 200_000})})
+    capacity = Capacity(ONE_CPU, large)
+    free = 0  # now the peer has taken it
+    one = replace(capacity.setup(ONE_CPU), slots=1)
+    needs = [judge(one, [stage], None).need for stage in range(3)]
+    assert needs[1] < min(needs[0], needs[2]), "of three stages the middle one has no matrix of the vocabulary"
+
+    def within(num_bytes: float) -> PeerConfig:
+        return PeerConfig(device="cpu", caps=Caps(host_gib=num_bytes / 2**30))
+
+    assert list(capacity.stages(ONE_CPU)) == list(capacity.stages(within(1 << 49))) == [0, 1, 2]
+    tight = within((needs[1] + min(needs[0], needs[2])) / 2)
+    assert list(capacity.stages(tight)) == [1]
+    assert capacity.slots(tight, [1]) == capacity.stages(tight)[1] >= 1
+    with pytest.raises(UsageError, match="stage 0 does not fit"):
+        capacity.slots(tight, [0])
+    assert capacity.slots(within(1 << 49), [0]) == capacity.slots(ONE_CPU, [0])

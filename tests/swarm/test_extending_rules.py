@@ -9,14 +9,13 @@ from pathlib import Path
 
 import extending_page
 import pytest
-from test_find_place import link, newcomer, peers
+from test_find_place import link, newcomer, peers, placed
 
 from swarmnet.config import plug_in
 from swarmnet.config.peer import PeerConfig
 from swarmnet.errors import UsageError
 from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Manifest
-from swarmnet.peer.joining import find_place
 from swarmnet.peer.placement import Choice, placement_rule
 from swarmnet.peer.run import run_peer
 from swarmnet.pipeline.router import AdaptiveTimeout, Candidate, Router
@@ -65,7 +64,7 @@ def test_a_joiner_takes_the_stage_that_the_rule_chooses(tmp_path: Path) -> None:
         async with peers(tmp_path, 1, 1, 2) as found:
             told: list[tuple[str, str]] = []
             config = newcomer(tmp_path / "me").model_copy(update={"placement": "acme.no_data"})
-            place = await find_place(config, link(found[0]), lambda name, text: told.append((name, text)))
+            place = await placed(config, link(found[0]), lambda name, text: told.append((name, text)))
             assert place.config.stages == (2,)
             assert told[-1] == ("stage", "2: stage 2 has the fewest replicas, 1")
 

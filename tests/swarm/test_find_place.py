@@ -18,10 +18,12 @@ from swarmnet.manifest.file import load, override, run_id, to_toml
 from swarmnet.manifest.schema import Manifest
 from swarmnet.manifest.terms import RunTerms
 from swarmnet.messages import ManifestData, ManifestRequest, Rejected, StateHeader
+from swarmnet.net.dht_daemon import Daemon, Listen
 from swarmnet.net.endpoint import Endpoint, open_endpoint
+from swarmnet.net.identity import Identity
 from swarmnet.net.swarm_link import SwarmLink
 from swarmnet.peer import joining
-from swarmnet.peer.joining import Place, find_place
+from swarmnet.peer.joining import Place, Tell, find_place
 from swarmnet.peer.memory_fit import judge, setup_of
 from swarmnet.ranks.layout import MeshLayout
 from swarmnet.state.disk import CheckpointStore
@@ -73,6 +75,12 @@ def newcomer(directory: Path, *bootstrap: str, stages: tuple[int, ...] = ()) -> 
     return PeerConfig(dir=directory, host="127.0.0.1", bootstrap=bootstrap, stages=stages)
 
 
+async def placed(config: PeerConfig, invitation: SwarmLink | Manifest, tell: Tell) -> Place:
+    """The place that is found; the newcomer leaves at once."""
+    async with find_place(config, invitation, tell) as place:
+        return place
+
+
 def link(end: Endpoint, digits: int = 64) -> SwarmLink:
     return SwarmLink(end.run[:digits], end.directory.maddrs[0])
 
@@ -81,7 +89,7 @@ def test_a_link_leads_to_the_neediest_stage_and_the_manifest_stays(tmp_path: Pat
     async def story() -> None:
         async with peers(tmp_path, 0, 0, 1, 2, 2) as found:
             told: list[tuple[str, str]] = []
-            place = await find_place(
+            place = await placed(
                 newcomer(tmp_path / "me"), link(found[0], digits=12), lambda name, text: told.append((name, text))
             )
             kept = tmp_path / "me" / f"run-{RUN[:12]}.toml"
@@ -93,10 +101,39 @@ def test_a_link_leads_to_the_neediest_stage_and_the_manifest_stays(tmp_path: Pat
 
             again: list[str] = []
             named = newcomer(tmp_path / "me", stages=(2,))
-            place = await find_place(named, link(found[1]), lambda name, text: again.append(text))
+            place = await placed(named, link(found[1]), lambda name, text: again.append(text))
             assert place.config.stages == (2,) and f"kept in {kept}" in again[3] and again[4] == "2, as you said"
             with pytest.raises(UsageError, match="--stage 3: there is no such stage: the run has stages 0 to 2"):
-                await find_place(newcomer(tmp_path / "me", stages=(3,)), link(found[1]), lambda name, text: None)
+                await placed(newcomer(tmp_path / "me", stages=(3,)), link(found[1]), lambda name, text: None)
+
+    asyncio.run(story())
+
+
+def test_what_finds_the_place_serves_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Listen] = []
+    start = Daemon.start
+
+    async def counted(identity: Identity, listen: Listen) -> Daemon:
+        started.append(listen)
+        return await start(identity, listen)
+
+    async def story() -> None:
+        async with peers(tmp_path, 0, 1, 2) as found:
+            monkeypatch.setattr(Daemon, "start", counted)
+            asked = link(found[0], digits=12)
+            async with find_place(newcomer(tmp_path / "me"), asked, lambda *_: None) as place:
+                me, directory = place.joined.identity.peer, place.joined.directory
+                assert not directory.maddrs and me not in found[0].directory.neighbours, "so far it only asks"
+                end = place.joined.endpoint("cpu")
+                async with end.serve(Gives(HONEST)):
+                    assert directory.maddrs and all(me in other.directory.neighbours for other in found)
+                    await directory.publish(replace(end.record(), trainer=True))
+                    assert me in {record.peer for record in await found[2].directory.records()}
+                await directory.rest()
+                assert not directory.maddrs
+                async with place.joined.anew().endpoint("cpu").serve(Gives(HONEST)):
+                    assert directory.maddrs and directory.neighbours
+            assert len(started) == 1
 
     asyncio.run(story())
 
@@ -106,14 +143,14 @@ def test_a_liar_is_named_and_another_asked(tmp_path: Path, monkeypatch: pytest.M
         async with peers(tmp_path, 0, toml=LIE) as (liar,):
             told: list[str] = []
             with pytest.raises(UsageError, match=r"none of 1 peer gave the .* sent no genuine manifest") as error:
-                await find_place(newcomer(tmp_path / "me"), link(liar), lambda name, text: told.append(text))
+                await placed(newcomer(tmp_path / "me"), link(liar), lambda name, text: told.append(text))
             assert liar.me in str(error.value) and not list((tmp_path / "me").glob("*.toml"))
 
             async with peers(tmp_path, 1, bootstrap=liar.directory.maddrs) as (honest,):
                 monkeypatch.setattr(
                     joining.random, "shuffle", lambda asked: asked.sort(key=lambda peer: peer != liar.me)
                 )
-                place = await find_place(newcomer(tmp_path / "me"), link(honest), lambda name, text: told.append(text))
+                place = await placed(newcomer(tmp_path / "me"), link(honest), lambda name, text: told.append(text))
                 assert place.manifest == MANIFEST
                 assert any(liar.me in text and "asking another" in text for text in told)
 
@@ -127,10 +164,10 @@ def test_after_the_end_nobody_joins_but_one_peer_alone_cannot_say_so(tmp_path: P
                 record = await own_record(end)
                 await end.directory.publish(replace(record, finished=True))
                 if number == len(found) - 2:
-                    place = await find_place(newcomer(tmp_path / "me"), link(found[0]), lambda *_: None)
+                    place = await placed(newcomer(tmp_path / "me"), link(found[0]), lambda *_: None)
                     assert place.config.stages == (2,)
             with pytest.raises(UsageError, match="has finished, nothing is left to compute"):
-                await find_place(newcomer(tmp_path / "me"), link(found[0]), lambda *_: None)
+                await placed(newcomer(tmp_path / "me"), link(found[0]), lambda *_: None)
 
     asyncio.run(story())
 
@@ -149,7 +186,7 @@ def test_newcomers_at_once_spread(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             places: list[Place] = []
 
             async def come(number: int) -> None:
-                places.append(await find_place(newcomer(tmp_path / f"me-{number}"), link(found[0]), lambda *_: None))
+                places.append(await placed(newcomer(tmp_path / f"me-{number}"), link(found[0]), lambda *_: None))
 
             async with asyncio.TaskGroup() as tasks:
                 for number in range(5):
@@ -169,7 +206,7 @@ def test_a_checkpoint_in_the_directory_draws_its_owner_back(tmp_path: Path) -> N
             info = store.describe(1, StateHeader(2, Chain("0b" * 32), Chain("0a" * 32), Chain("0c" * 32)), b"weights")
             store.write(info, b"weights")
             told: list[str] = []
-            place = await find_place(newcomer(tmp_path / "me"), link(found[0]), lambda name, text: told.append(text))
+            place = await placed(newcomer(tmp_path / "me"), link(found[0]), lambda name, text: told.append(text))
             assert place.config.stages == (1,)
             assert told[-1] == "1: its checkpoint lies here, and no stage has fewer replicas than its 1"
 
@@ -186,14 +223,14 @@ def test_a_newcomer_takes_a_stage_that_fits_its_memory_however_much_another_is_m
             told: list[tuple[str, str]] = []
             lent = Caps(host_gib=(needs[1] + min(needs[0], needs[2])) / 2 / 2**30)
             config = newcomer(tmp_path / "me").model_copy(update={"caps": lent})
-            place = await find_place(config, link(found[0]), lambda name, text: told.append((name, text)))
+            place = await placed(config, link(found[0]), lambda name, text: told.append((name, text)))
             assert place.config.stages == (1,)
             assert told[-1][1].endswith("; 2 of 3 stages do not fit here"), told[-1]
             config = config.model_copy(update={"caps": Caps(host_gib=needs[1] / 2 / 2**30)})
             with pytest.raises(
                 UsageError, match=r"^no stage of the run fits this machine; stage 1 does not fit: it needs"
             ):
-                await find_place(config, link(found[0]), lambda name, text: None)
+                await placed(config, link(found[0]), lambda name, text: None)
 
     asyncio.run(story())
 
@@ -215,10 +252,10 @@ def test_a_link_that_leads_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPat
                 (SwarmLink(RUN, f"/ip4/127.0.0.1/tcp/1/p2p/{end.me}"), "nobody answers at /ip4/127.0.0.1/tcp/1"),
             ):
                 with pytest.raises(UsageError, match=words):
-                    await find_place(newcomer(tmp_path / "me"), wanted, lambda name, text: None)
+                    await placed(newcomer(tmp_path / "me"), wanted, lambda name, text: None)
             (tmp_path / "me" / f"run-{RUN[:12]}.toml").write_text(HONEST)  # it has been in the run before
             with pytest.raises(UsageError, match="be the first one back with `swarmnet peer --manifest"):
-                await find_place(newcomer(tmp_path / "me"), wanted, lambda name, text: None)
+                await placed(newcomer(tmp_path / "me"), wanted, lambda name, text: None)
 
     asyncio.run(story())
 
@@ -230,7 +267,7 @@ def test_a_dead_address_is_named_where_remembered_peers_answer(tmp_path: Path, m
 
     async def story() -> None:
         async with peers(tmp_path, 0) as (end,):
-            await find_place(newcomer(tmp_path / "me"), link(end), lambda name, text: None)
+            await placed(newcomer(tmp_path / "me"), link(end), lambda name, text: None)
             dead = f"/ip4/127.0.0.1/tcp/1/p2p/{end.me}"
             told: list[tuple[str, str]] = []
             for wanted in (SwarmLink("cd" * 6, dead), SwarmLink("cd" * 32, dead)):
@@ -239,11 +276,11 @@ def test_a_dead_address_is_named_where_remembered_peers_answer(tmp_path: Path, m
                     UsageError,
                     match=f"(?s)cdcdcdcdcdcd.*nobody answers at {dead}; peers that were met before.*ask for a link",
                 ):
-                    await find_place(newcomer(tmp_path / "me"), wanted, lambda *words: told.append(words))
+                    await placed(newcomer(tmp_path / "me"), wanted, lambda *words: told.append(words))
                 assert [name for name, _ in told][:4] == ["identity", "asking", "asking", "swarm"]
                 assert told[2][1].startswith(f"nobody answers at {dead}; peers that were met before, in this run or")
                 assert told[3][1].startswith("nobody announces the run so far; looking for ")
-            place = await find_place(newcomer(tmp_path / "me"), SwarmLink(RUN[:12], dead), lambda *words: None)
+            place = await placed(newcomer(tmp_path / "me"), SwarmLink(RUN[:12], dead), lambda *words: None)
             assert place.manifest == MANIFEST  # into the run that it remembers it finds its way
 
     asyncio.run(story())
@@ -255,10 +292,10 @@ def test_a_manifest_file_is_an_invitation_too(tmp_path: Path, monkeypatch: pytes
     async def story() -> None:
         async with peers(tmp_path, 0, 1) as found:
             config = newcomer(tmp_path / "me", *found[0].directory.maddrs)
-            place = await find_place(config, MANIFEST, lambda name, text: None)
+            place = await placed(config, MANIFEST, lambda name, text: None)
             assert place.config.stages == (2,) and place.manifest == MANIFEST
             other = override(MANIFEST, ["cut.stages=1"])  # nobody is in that run yet: whoever comes first begins
-            place = await find_place(config, other, lambda name, text: None)
+            place = await placed(config, other, lambda name, text: None)
             assert place.config.stages == (0,) and place.manifest == other
 
     asyncio.run(story())

@@ -13,6 +13,7 @@ import pytest
 from hivemind.dht.routing import DHTID
 from hivemind.p2p import PeerID
 from running import train_locally
+from test_find_place import placed
 
 from swarmnet.config.peer import PeerConfig
 from swarmnet.directory import Record, StageStatus
@@ -45,7 +46,6 @@ from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import Identity, verify
 from swarmnet.net.records import TTL_S, Announcement, bans_key, dht_key, places_of, seal
 from swarmnet.net.swarm_link import SwarmLink
-from swarmnet.peer.joining import find_place
 from swarmnet.peer.status import run_status
 from swarmnet.transport import ReadPayload
 from tests.contracts.transport_contract import LIMIT_S, PROCESS, ScriptedService, packed
@@ -341,12 +341,12 @@ def test_join_needs_an_invitation_in_the_link_and_keeps_it(owned: Path) -> None:
             config = PeerConfig(dir=owned.parent / "me", host="127.0.0.1", stages=(1,))
             link = SwarmLink(owner.run, end.directory.maddrs[0])
             with pytest.raises(UsageError, match="by invitation, and this peer is not admitted: it has shown no"):
-                await find_place(config, link, lambda *words: None)
+                await placed(config, link, lambda *words: None)
             told: list[tuple[str, str]] = []
             letter = owner.invite(None, ["stage"], int(time.time()) + 3600).text
-            place = await find_place(config, replace(link, invitation=letter), lambda *words: told.append(words))
+            place = await placed(config, replace(link, invitation=letter), lambda *words: told.append(words))
             assert place.manifest.name == "club" and any(phase == "invitation" for phase, _ in told)
-            assert (await find_place(config, link, lambda *words: None)).config.stages == (1,)
+            assert (await placed(config, link, lambda *words: None)).config.stages == (1,)
 
     asyncio.run(main())
 

@@ -21,6 +21,7 @@ from swarmnet.manifest.terms import RunTerms
 from swarmnet.messages import Answer, Fetch, Gradient, Packed, Part, Process, Rejected, Request, SnapshotRequest, Stamp
 from swarmnet.net.endpoint import Endpoint, open_endpoint
 from swarmnet.net.identity import Identity
+from swarmnet.peer.auditor import AuditLog
 from swarmnet.peer.engines import torch_engine
 from swarmnet.peer.peer import Peer
 from swarmnet.peer.replica import ReplicaLimits
@@ -89,20 +90,16 @@ async def peer_and_caller(tmp_path: Path):
     config = PeerConfig(dir=tmp_path / "peer", host="127.0.0.1")
     async with open_endpoint(RunTerms.of(MANIFEST), config.network, numerics="cpu") as end:
         peer = Peer(
-            end.me,
-            run,
+            end,
+            end.transport,
             MANIFEST,
             {stage: Engine(engine, engine.sums) for stage, engine in engines.items()},
-            transport=end.transport,
-            directory=end.directory,
-            incarnation=end.incarnation,
-            record=end.record,
-            signer=end.identity,
             tokens=lambda step, index: None,
             windows=ProvenWindows.of(MANIFEST.data, MANIFEST.training),
             disk=DirectoryDisk(CheckpointStore(tmp_path / "peer", run)),
             on_event=on_event,
             limits=ReplicaLimits(slots=4, memo_bytes=1 << 20),
+            audit_log=AuditLog(),
         )
         async with end.serve(peer), asyncio.TaskGroup() as group:
             serving = group.create_task(peer.run())

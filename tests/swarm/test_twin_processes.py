@@ -26,10 +26,9 @@ from swarmnet.net.greeting import Greeter
 from swarmnet.net.identity import IDENTITY_FILE, Identity
 from swarmnet.net.twins import TWIN_REFUSED, Twins
 from swarmnet.peer import bootstrap
-from swarmnet.peer.joining import find_place
 from swarmnet.wire.convert import Hello
 from tests.contracts.transport_contract import FETCH, HEARTBEAT, LIMIT_S
-from tests.swarm.test_find_place import HONEST, Gives, link, newcomer
+from tests.swarm.test_find_place import HONEST, Gives, link, newcomer, placed
 from tests.swarm.test_relay import World
 
 RUN = RunId("ab" * 32)
@@ -158,7 +157,7 @@ def test_a_start_that_finds_its_twin_ends_and_says_what_to_do(tmp_path: Path, ro
             copy = copy_of(tmp_path / "first")
             assert f"another --dir, or delete {copy}" in await _ending(member(copy, *other.directory.maddrs))
             with pytest.raises(UsageError, match=f"another --dir, or delete {copy}"):
-                await find_place(newcomer(copy), link(other), lambda name, text: None)
+                await placed(newcomer(copy), link(other), lambda name, text: None)
             first.twins.check()  # it stays
 
     asyncio.run(story())

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from swarmnet.clock import entered
 from swarmnet.config.peer import PeerConfig
 from swarmnet.errors import UsageError
 from swarmnet.ids import RunId
@@ -91,13 +92,24 @@ def test_whoever_joins_again_waits_and_a_newcomer_does_not(
     digits: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     network, told = Network(back_after_s=100.0), []
-    monkeypatch.setattr(joining, "_found", lambda *_: network.attempt())
+
+    @contextlib.asynccontextmanager
+    async def reach(*_: object) -> AsyncGenerator[object, None]:
+        yield await network.attempt()
+
+    async def place(found: object, tell: object) -> object:
+        return found
+
+    monkeypatch.setattr(joining, "reach", reach)
+    monkeypatch.setattr(joining, "_place", place)
     address = f"/ip4/203.0.113.7/tcp/31337/p2p/{Identity.generate().peer}"
     link = SwarmLink.parse(f"swarm:{RUN[:digits]}@{address}")
 
     def join() -> object:
         with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-            return runner.run(joining.find_place(PeerConfig(dir=tmp_path), link, lambda *phase: told.append(phase)))
+            finding = joining.find_place(PeerConfig(dir=tmp_path), link, lambda *phase: told.append(phase))
+            with entered(runner, finding) as place:
+                return place
 
     with pytest.raises(NobodyAnswered):
         join()

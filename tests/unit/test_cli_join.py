@@ -84,7 +84,10 @@ def test_bad_invitations_are_one_line(joined, capsys, argv: list[str], line: str
 
 
 def test_it_is_started_again_after_a_crash(joined, monkeypatch: pytest.MonkeyPatch) -> None:
-    commands: list[list[str]] = []
-    monkeypatch.setattr("swarmnet.peer.supervise.supervise", lambda command: commands.append(command) or 0)
+    for code in (0, 130):
+        monkeypatch.setattr("swarmnet.peer.supervise.supervise", lambda code=code: code)
+        assert run(["join", LINK, "--slots", "3"]) == code and not joined, "this process only starts another one"
+    monkeypatch.setattr("swarmnet.peer.supervise.supervise", lambda: None)
     assert run(["join", LINK, "--slots", "3"]) == 0
-    assert commands[0][-6:] == ["swarmnet", "join", LINK, "--slots", "3", "--no-restart"] and not joined
+    ((config, _),) = joined
+    assert config.slots == 3

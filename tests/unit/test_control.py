@@ -1,4 +1,4 @@
-"""What a peer answers at its desk, and what it has done: requests and the time in, answers out."""
+"""What a peer answers its operator, and what it has done: requests and the time in, answers out."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from hypothesis import strategies as st
 
 from swarmnet.config.peer import Hours, PeerConfig
 from swarmnet.errors import UsageError
-from swarmnet.peer.control import Desk, Reply, WorkCount, WorkDone
+from swarmnet.peer.control import Control, Reply, WorkCount, WorkDone
 from swarmnet.telemetry.run_state import RunState
 
 
-def desk() -> Desk:
-    return Desk(PeerConfig(), WorkCount(WorkDone(1.0)), paused=False)
+def control() -> Control:
+    return Control(PeerConfig(), WorkCount(WorkDone(1.0)), paused=False)
 
 
-def ask(at: Desk, request: object, *, minute: int = 720) -> Reply:
+def ask(at: Control, request: object, *, minute: int = 720) -> Reply:
     return at.answer(request, minute=minute, day="2026-11-23")
 
 
 def test_a_pause_holds_until_it_is_ended() -> None:
-    at = desk()
+    at = control()
     assert not at.pauses(0)
     ask(at, {"ask": "pause"})
     assert at.pauses(0) == "as asked: `swarmnet control resume` ends it" and at.paused
@@ -31,8 +31,8 @@ def test_a_pause_holds_until_it_is_ended() -> None:
 
 
 def test_outside_its_hours_it_pauses_by_itself() -> None:
-    at = desk()
-    ask(at, {"ask": "caps", "change": {"caps": {"hours": "22:00-07:00"}}})
+    at = control()
+    ask(at, {"ask": "limits", "change": {"caps": {"hours": "22:00-07:00"}}})
     assert [bool(at.pauses(60 * hour)) for hour in (23, 0, 6, 7, 12, 21)] == [False, False, False, True, True, True]
     reply = ask(at, {"ask": "resume"})
     assert reply.words == "it stays paused, outside caps.hours = 22:00-07:00" and reply.facts == {"paused": True}
@@ -49,32 +49,38 @@ def test_hours_and_the_rest_of_the_day_are_the_day(begin: int, end: int, minute:
 
 
 def test_caps_change_what_is_said_and_what_is_not_said_stays() -> None:
-    at = desk()
-    ask(at, {"ask": "caps", "change": {"caps": {"upload_mbit": 5.0}}})
+    at = control()
+    ask(at, {"ask": "limits", "change": {"caps": {"upload_mbit": 5.0}}})
     change = {"slots": 2, "caps": {"disk_gib": 1.5}}
-    reply = ask(at, {"ask": "caps", "change": change})
+    reply = ask(at, {"ask": "limits", "change": change})
     assert at.config.slots == 2 and (at.config.caps.disk_gib, at.config.caps.upload_mbit) == (1.5, 5.0)
     assert reply.change == change
     assert reply.words.endswith("disk 1.5 GiB, slots 2, hours all day") and reply.facts["disk_gib"] == 1.5
     before = at.config
-    assert ask(at, {"ask": "caps", "change": {}}).words == reply.words and at.config == before
+    assert ask(at, {"ask": "limits", "change": {}}).words == reply.words and at.config == before
 
 
 @pytest.mark.parametrize(
     ("request_", "words"),
     [
-        ({"ask": "caps", "change": {"caps": {"hours": "22-7"}}}, 'caps: caps.hours = "22-7": must be hours of the day'),
-        ({"ask": "caps", "change": {"caps": {"upload_mbit": -3}}}, "upload_mbit = -3: must be 4 to 1,000,000, or 0"),
-        ({"ask": "caps", "change": {"caps": {"upload_mbit": 1}}}, "caps.upload_mbit = 1: must be 4 to 1,000,000, or 0"),
-        ({"ask": "caps", "change": {"caps": {"disk_gib": -1}}}, "caps.disk_gib = -1: must be at least 0"),
-        ({"ask": "caps", "change": {"dir": "/"}}, "slots, upload_mbit, download_mbit"),
-        ({"ask": "caps", "change": {"caps": {"relay_mbit": 1}}}, "slots, upload_mbit, download_mbit"),
-        ({"ask": "everything"}, "this peer knows pause, resume, drain, caps, contributed"),
+        (
+            {"ask": "limits", "change": {"caps": {"hours": "22-7"}}},
+            'limits: caps.hours = "22-7": must be hours of the day',
+        ),
+        ({"ask": "limits", "change": {"caps": {"upload_mbit": -3}}}, "upload_mbit = -3: must be 4 to 1,000,000, or 0"),
+        (
+            {"ask": "limits", "change": {"caps": {"upload_mbit": 1}}},
+            "caps.upload_mbit = 1: must be 4 to 1,000,000, or 0",
+        ),
+        ({"ask": "limits", "change": {"caps": {"disk_gib": -1}}}, "caps.disk_gib = -1: must be at least 0"),
+        ({"ask": "limits", "change": {"dir": "/"}}, "slots, upload_mbit, download_mbit"),
+        ({"ask": "limits", "change": {"caps": {"relay_mbit": 1}}}, "slots, upload_mbit, download_mbit"),
+        ({"ask": "everything"}, "this peer knows pause, resume, drain, limits, stats"),
         ([], "this peer knows"),
     ],
 )
 def test_what_cannot_be_is_said_and_changes_nothing(request_: object, words: str) -> None:
-    at = desk()
+    at = control()
     before = at.config
     with pytest.raises(UsageError, match=words.replace("(", r"\(").replace("[", r"\[")):
         ask(at, request_)
@@ -82,11 +88,9 @@ def test_what_cannot_be_is_said_and_changes_nothing(request_: object, words: str
 
 
 def test_only_drain_has_it_leave() -> None:
-    assert ask(desk(), {"ask": "drain"}).leave
-    assert not desk().answer({"ask": "drain"}, minute=0, day="", leaves=True).leave
-    assert not any(
-        ask(desk(), {"ask": each, "change": {}}).leave for each in ("pause", "resume", "caps", "contributed")
-    )
+    assert ask(control(), {"ask": "drain"}).leave
+    assert not control().answer({"ask": "drain"}, minute=0, day="", leaves=True).leave
+    assert not any(ask(control(), {"ask": each, "change": {}}).leave for each in ("pause", "resume", "limits", "stats"))
 
 
 def does(*steps: tuple[int, int, int]) -> RunState:
@@ -110,7 +114,7 @@ def test_what_it_has_done_adds_up_over_its_lives() -> None:
     second.passed(1.0, does((0, 3, 2)), 10, 10, serving=True)
     assert second.kept == WorkDone(1.0, 11, 4, 11.0, 1510, 910)
     words = "11 microbatches counted, 4 steps applied, 0 min served, 0.0 MB sent and 0.0 MB received since 2026-11-23"
-    assert ask(Desk(PeerConfig(), second, paused=False), {"ask": "contributed"}).words == words
+    assert ask(Control(PeerConfig(), second, paused=False), {"ask": "stats"}).words == words
 
 
 def test_what_a_run_computes_again_after_it_went_back_is_not_counted_again() -> None:

@@ -19,7 +19,7 @@ from swarmnet.monitor import dashboard
 from swarmnet.monitor.curve import Curve
 from swarmnet.monitor.dashboard import ASSETS, ServedPage, application, trusted
 from swarmnet.monitor.presence import Observation
-from swarmnet.peer.control import Desk
+from swarmnet.peer.control import Control
 from swarmnet.peer.swarm_health import assess
 
 LINK = f"swarm:{'ab' * 32}@/ip4/127.0.0.1/tcp/1/p2p/12D3KooWQYhTNQdmr3ArTeUHRYzFg94BKyTkoWBDWez9kSCVe2Xo"
@@ -204,8 +204,8 @@ def test_variables_of_a_peer_do_not_open_the_page_to_others(monkeypatch: pytest.
 
 
 def test_a_peer_tells_its_owner_by_which_links_others_join() -> None:
-    desk = Desk(cast(Any, None), cast(Any, None), paused=False)
+    control = Control(cast(Any, None), cast(Any, None), paused=False)
     with pytest.raises(UsageError, match="name the run by its link"):
-        desk.answer({"ask": "links"}, minute=0, day="")
-    desk.links = ("swarm:far", "swarm:near")
-    assert desk.answer({"ask": "links"}, minute=0, day="").facts == {"links": ["swarm:far", "swarm:near"]}
+        control.answer({"ask": "links"}, minute=0, day="")
+    control.links = ("swarm:far", "swarm:near")
+    assert control.answer({"ask": "links"}, minute=0, day="").facts == {"links": ["swarm:far", "swarm:near"]}

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from swarmnet.cli.frame import Typed, swarmnet
+from swarmnet.cli.frame import swarmnet
 from swarmnet.telemetry.events import EventReader
 
 yaml = pytest.importorskip("yaml", reason="comes with transformers")
@@ -40,7 +40,7 @@ def commands() -> list[list[str]]:
 
 @pytest.mark.parametrize("words", commands(), ids=" ".join)
 def test_every_command_is_one_that_the_command_line_takes(words: list[str]) -> None:
-    context = swarmnet.make_context("swarmnet", list(words), obj=Typed(words))
+    context = swarmnet.make_context("swarmnet", list(words))
     name, command, rest = swarmnet.resolve_command(context, [*words])
     assert command is not None and command.make_context(name, rest, parent=context).args == []
 

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
+import swarmnet
 from swarmnet.config.peer import PeerConfig
 from swarmnet.errors import UsageError
+from swarmnet.manifest.file import to_toml
 from swarmnet.manifest.schema import Manifest
 from swarmnet.net.dht_daemon import PREFIX
 from swarmnet.net.identity import FileLock, own_directory, own_identity, sweep
-from swarmnet.peer.run import run_peer
 
 
 def test_a_file_is_held_by_one_until_it_is_released(tmp_path: Path) -> None:
@@ -96,13 +97,15 @@ def test_a_directory_that_cannot_be_locked_is_refused_with_what_to_do(tmp_path: 
 def test_what_another_process_has_is_said_before_a_model_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swarmnet.peer.engines.InitialWeights", None)
+    monkeypatch.setattr("swarmnet.peer.run.run_peer", None)
+    path = tmp_path / "run.toml"
+    path.write_text(to_toml(Manifest()))
     with own_identity(tmp_path), pytest.raises(UsageError, match="in use by another process"):
-        run_peer(PeerConfig(stages=(0,), dir=tmp_path), Manifest())
+        swarmnet.run_peer(PeerConfig(stages=(0,), dir=tmp_path, manifest=path))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         for name, flag in (("port", "--port"), ("dht_port", "--dht-port")):
-            config = PeerConfig(stages=(0,), dir=tmp_path, host="127.0.0.1").model_copy(
+            config = PeerConfig(stages=(0,), dir=tmp_path, host="127.0.0.1", manifest=path).model_copy(
                 update={name: taken.getsockname()[1]}
             )
             with pytest.raises(UsageError, match=f"choose another with {flag}$"):
-                run_peer(config, Manifest())
+                swarmnet.run_peer(config)

@@ -1,4 +1,4 @@
-"""The control socket of a running peer: `desk.sock` in its directory, for the one who may read that.
+"""The control socket of a running peer: `control.sock` in its directory, for the one who may read that.
 
 A request is one line of JSON, and so is the answer: {"words", "facts"}, or {"error"}. `peer.control` decides; this
 carries requests, does what was decided, writes limits into the peer config file, and keeps `paused` (a file that is
@@ -15,7 +15,7 @@ import signal
 import socket
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,15 +26,16 @@ from swarmnet.config import toml
 from swarmnet.config.peer import PeerConfig
 from swarmnet.errors import UsageError
 from swarmnet.net.identity import holder_of, write_whole
-from swarmnet.peer.control import Desk, WorkCount, WorkDone
+from swarmnet.peer.control import Control, WorkCount, WorkDone
 
 if TYPE_CHECKING:
     from swarmnet.net.traffic import Traffic
+    from swarmnet.peer.memory_fit import Capacity
     from swarmnet.peer.peer import Peer
 
 log = telemetry.get(__name__)
 
-SOCKET, PAUSED, CONTRIBUTED = "desk.sock", "paused", "contributed.json"
+SOCKET, PAUSED, CONTRIBUTED = "control.sock", "paused", "contributed.json"
 
 LONGEST_LINE, ANSWER_S = 1 << 16, 60.0
 """Of a request or an answer; and how long a client waits, since a change may have to be planned."""
@@ -63,17 +64,15 @@ def _kept(path: Path) -> WorkDone | None:
 # ---------------------------------------------------------------- the peer's end
 
 
-class OpenDesk:
-    """Serves one peer's desk, from its first step on. slots_of: how many slots a changed config comes to. stop: set
-    once the peer is asked to leave."""
+class ControlSocket:
+    """Answers the operator of one peer, from its first step on. capacity: plans what it can serve within changed
+    limits. stop: set once the peer is asked to leave."""
 
-    def __init__(
-        self, config: PeerConfig, traffic: Traffic, slots_of: Callable[[PeerConfig], int], stop: asyncio.Event
-    ) -> None:
-        self._dir, self._traffic, self._slots_of, self._stop = config.dir, traffic, slots_of, stop
+    def __init__(self, config: PeerConfig, capacity: Capacity, traffic: Traffic, stop: asyncio.Event) -> None:
+        self._dir, self._capacity, self._traffic, self._stop = config.dir, capacity, traffic, stop
         self._file = config.own_file
         self.tally = WorkCount(_kept(config.dir / CONTRIBUTED) or WorkDone(round(wall_time())))
-        self._desk = Desk(config, self.tally, paused=(config.dir / PAUSED).exists())
+        self._control = Control(config, self.tally, paused=(config.dir / PAUSED).exists())
         # An earlier version kept there what people had set while the peer ran.
         if (earlier := config.dir / "wishes.json").exists():
             then = (
@@ -89,11 +88,11 @@ class OpenDesk:
     @property
     def config(self) -> PeerConfig:
         """What the peer was started with and what was changed since."""
-        return self._desk.config
+        return self._control.config
 
     async def run(self, peer: Peer) -> None:
         """Until cancelled."""
-        self._lend(peer, self.config, self._slots_of(self.config))
+        self._lend(peer, self.config, self._capacity.slots(self.config, self.config.stages))
         self._counted_at = loop_time()
         try:
             async with asyncio.TaskGroup() as group:
@@ -121,8 +120,8 @@ class OpenDesk:
                     await listener.serve_forever()
         except OSError as error:
             # Not every file system has sockets.
-            reason, then = error.strerror or str(error), "nobody can pause it or change its caps while it runs"
-            log.warning("no_desk", path=str(self._dir / SOCKET), reason=reason, then=then)
+            reason, then = error.strerror or str(error), "`swarmnet control` cannot reach this peer while it runs"
+            log.warning("no_control", path=str(self._dir / SOCKET), reason=reason, then=then)
 
     async def resume(self) -> None:
         """End a pause, for the last time: the peer leaves, and says so itself from now on."""
@@ -136,7 +135,7 @@ class OpenDesk:
         kept_at = loop_time()
         async with asyncio.TaskGroup() as group:
             while True:
-                why = "" if self._leaving else self._desk.pauses(_minute())
+                why = "" if self._leaving else self._control.pauses(_minute())
                 if why and self._holding is None:
                     peer.say("pausing", {"why": why})
                     self._holding = group.create_task(peer.hold())
@@ -166,21 +165,22 @@ class OpenDesk:
             writer.close()
 
     async def _answer(self, peer: Peer, line: bytes) -> dict[str, object]:
-        desk, before = self._desk, (self._desk.config, self._desk.paused)
-        desk.links = peer.state.links
+        control, before = self._control, (self._control.config, self._control.paused)
+        control.links = peer.state.links
         self._count(peer)
         try:
             day = _day(self.tally.kept)
-            reply = desk.answer(json.loads(line), minute=_minute(), day=day, leaves=self._stop.is_set())
+            reply = control.answer(json.loads(line), minute=_minute(), day=day, leaves=self._stop.is_set())
             if reply.change:
-                slots = await asyncio.to_thread(self._slots_of, desk.config)
+                slots, fits = await asyncio.to_thread(self._planned, control.config)
                 self._keep(self._file, toml.changed(self._file, reply.change))
-                self._lend(peer, desk.config, slots)
+                self._lend(peer, control.config, slots)
+                self._capacity.fits = fits
                 reply = replace(reply, words=f"{reply.words}; kept in {self._file}")
-            if desk.paused != before[1]:
-                self._keep(self._dir / PAUSED, "" if desk.paused else None)
+            if control.paused != before[1]:
+                self._keep(self._dir / PAUSED, "" if control.paused else None)
         except BaseException as error:
-            desk.config, desk.paused = before  # what cannot be is not kept, nor what took too long
+            control.config, control.paused = before  # what cannot be is not kept, nor what took too long
             if isinstance(error, UsageError):
                 return {"error": error.message}
             if isinstance(error, ValueError | RecursionError):
@@ -196,6 +196,12 @@ class OpenDesk:
             # The supervising process, if there is one, need not know: a peer that ends well is not started again.
             signal.raise_signal(signal.SIGTERM)
         return {"words": reply.words, "facts": dict(reply.facts)}
+
+    def _planned(self, config: PeerConfig) -> tuple[int, Mapping[int, int] | None]:
+        """How many slots a changed config comes to, and which stages fit within its limits if this peer may move.
+        Raises UsageError."""
+        slots = self._capacity.slots(config, config.stages)
+        return slots, None if self._capacity.fits is None else self._capacity.stages(config)
 
     def _lend(self, peer: Peer, config: PeerConfig, slots: int) -> None:
         caps = config.caps
@@ -271,7 +277,7 @@ def _short(path: Path) -> Iterator[str]:
 # ---------------------------------------------------------------- the operator's end
 
 
-def ask_desk(directory: Path, ask: str, **more: object) -> dict[str, Any]:
+def ask_peer(directory: Path, ask: str, **more: object) -> dict[str, Any]:
     """What the peer of that directory answers: {"words", "facts"}. Raises UsageError, in words that say what to do."""
     if not directory.is_dir():
         raise UsageError(f"{directory}: no such directory; say with --dir where the peer keeps its identity")
@@ -279,7 +285,7 @@ def ask_desk(directory: Path, ask: str, **more: object) -> dict[str, Any]:
         return run_loop(_ask(directory, {"ask": ask, **more}))
     except NobodyRuns:
         # What it has done is on disk.
-        if ask == "contributed" and (kept := _kept(directory / CONTRIBUTED)):
+        if ask == "stats" and (kept := _kept(directory / CONTRIBUTED)):
             return {"words": kept.words(_day(kept)), "facts": asdict(kept)}
         raise
 

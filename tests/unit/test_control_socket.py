@@ -11,10 +11,10 @@ import os
 import signal
 import stat
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -25,8 +25,8 @@ from swarmnet.errors import UsageError
 from swarmnet.net.identity import own_identity
 from swarmnet.net.stop import stopped_by_signal
 from swarmnet.net.traffic import Traffic
-from swarmnet.peer import desk as peer_desk
-from swarmnet.peer.desk import CONTRIBUTED, PAUSED, SOCKET, OpenDesk
+from swarmnet.peer import control_socket
+from swarmnet.peer.control_socket import CONTRIBUTED, PAUSED, SOCKET, ControlSocket
 from swarmnet.telemetry.run_state import RunState
 
 SLOW, began, goes_on = 7, threading.Event(), threading.Event()
@@ -34,7 +34,7 @@ SLOW, began, goes_on = 7, threading.Event(), threading.Event()
 
 
 class NotedPeer:
-    """As much of a peer as a desk knows."""
+    """As much of a peer as its control socket knows."""
 
     def __init__(self) -> None:
         self.paused, self.limits = False, {}
@@ -63,14 +63,17 @@ class NotedPeer:
             self.resumed.set()
 
 
-def with_desk(
-    place: Path,
-    script: Callable[[NotedPeer, OpenDesk, Traffic, Callable[..., Awaitable[int]]], Awaitable[None]],
-    **more: Any,
-) -> None:
-    """Play a script while a peer's desk in `place` is open; its last argument runs a command."""
+class OneMachine:
+    """Has room for nine microbatches in flight, and takes its time to find out whether SLOW ones fit. Of stages it has
+    room for one in each GiB."""
 
-    def slots_of(config: PeerConfig) -> int:
+    def __init__(self, fits: Mapping[int, int] | None = None) -> None:
+        self.fits = fits
+
+    def stages(self, config: PeerConfig) -> dict[int, int]:
+        return dict.fromkeys(range(int(config.caps.host_gib)), 1)
+
+    def slots(self, config: PeerConfig, stages: Sequence[int]) -> int:
         if config.slots > 9:
             raise UsageError("no room for so many")
         if config.slots == SLOW:
@@ -78,44 +81,55 @@ def with_desk(
             goes_on.wait()
         return config.slots
 
+
+def with_socket(
+    place: Path,
+    script: Callable[[NotedPeer, ControlSocket, Traffic, Callable[..., Awaitable[int]]], Awaitable[None]],
+    machine: OneMachine | None = None,
+    **more: Any,
+) -> None:
+    """Play a script while a peer's control socket in `place` is open; its last argument runs a command."""
+
     async def command(*words: str) -> int:
         return await asyncio.to_thread(run, [*words, "--dir", str(place)])
 
     async def main() -> None:
         traffic, peer = Traffic(), NotedPeer()
         with stopped_by_signal() as stop:
-            desk = OpenDesk(PeerConfig(dir=place, slots=4, **more), traffic, slots_of, stop)
+            opened = ControlSocket(
+                PeerConfig(dir=place, slots=4, **more), cast(Any, machine or OneMachine()), traffic, stop
+            )
             async with asyncio.timeout(30), asyncio.TaskGroup() as group:
-                running = group.create_task(desk.run(peer))  # type: ignore[arg-type]
+                running = group.create_task(opened.run(peer))  # type: ignore[arg-type]
                 while not (place / SOCKET).exists():  # noqa: ASYNC110
                     await asyncio.sleep(0)
-                await script(peer, desk, traffic, command)
+                await script(peer, opened, traffic, command)
                 running.cancel()
 
     asyncio.run(main())
 
 
 def test_a_peer_is_paused_and_resumed_and_a_pause_outlives_it(tmp_path: Path) -> None:
-    async def pauses(peer: NotedPeer, desk: OpenDesk, traffic: Traffic, command) -> None:
+    async def pauses(peer: NotedPeer, opened: ControlSocket, traffic: Traffic, command) -> None:
         assert stat.S_IMODE((tmp_path / SOCKET).stat().st_mode) == 0o600
         assert await command("control", "pause") == 0
         await peer.holding.wait()
         assert peer.said == ["pausing"]
 
-    async def resumes(peer: NotedPeer, desk: OpenDesk, traffic: Traffic, command) -> None:
+    async def resumes(peer: NotedPeer, opened: ControlSocket, traffic: Traffic, command) -> None:
         await peer.holding.wait()  # it was killed, or the machine was: what was asked holds
         assert await command("control", "resume") == 0
         await peer.resumed.wait()
 
-    async def leaves(peer: NotedPeer, desk: OpenDesk, traffic: Traffic, command) -> None:
+    async def leaves(peer: NotedPeer, opened: ControlSocket, traffic: Traffic, command) -> None:
         await peer.holding.wait()
-        await desk.resume()
+        await opened.resume()
         assert not peer.paused, "what leaving says next would be taken back"
 
-    with_desk(tmp_path, pauses)
-    with_desk(tmp_path, leaves)
+    with_socket(tmp_path, pauses)
+    with_socket(tmp_path, leaves)
     assert not (tmp_path / SOCKET).exists() and (tmp_path / PAUSED).exists()
-    with_desk(tmp_path, resumes)
+    with_socket(tmp_path, resumes)
     assert not (tmp_path / PAUSED).exists()
 
 
@@ -123,20 +137,20 @@ def test_caps_are_in_force_at_once_and_kept(tmp_path: Path, capsys: pytest.Captu
     deep = tmp_path / ("d" * 100) / ("e" * 100)  # longer than a socket's name may be
     deep.mkdir(parents=True)
 
-    async def changes(peer: NotedPeer, desk: OpenDesk, traffic: Traffic, command) -> None:
+    async def changes(peer: NotedPeer, opened: ControlSocket, traffic: Traffic, command) -> None:
         assert peer.limits == {"slots": 4, "disk_bytes": 0, "line_bytes_per_s": 0}
         assert (
             await command("control", "limits", "--upload", "8", "--download", "80", "--disk", "1", "--slots", "2") == 0
         )
         assert peer.limits == {"slots": 2, "disk_bytes": 1 << 30, "line_bytes_per_s": 1_000_000}
-        assert desk.config.slots == 2, "a peer that moves goes on with it"
+        assert opened.config.slots == 2, "a peer that moves goes on with it"
         assert (traffic.up.lent, traffic.down.lent) == (1e6, 1e7)
         assert await command("control", "limits", "--slots", "10") == 2, "a change that does not fit"
         assert await command("control", "limits", "--json") == 0
 
-    with_desk(deep, changes)
+    with_socket(deep, changes)
     out, errors = capsys.readouterr()
-    assert out.splitlines()[0].startswith("upload 8 Mbit/s, download 80 Mbit/s, GPU memory no cap")
+    assert out.splitlines()[0].startswith("upload 8 Mbit/s, download 80 Mbit/s, GPU memory no limit")
     assert errors == "swarmnet: error: no room for so many\n"
     assert json.loads(out.partition("\n")[2])["slots"] == 2
     kept = {"slots": 2, "caps": {"upload_mbit": 8.0, "download_mbit": 80.0, "disk_gib": 1.0}}
@@ -144,36 +158,48 @@ def test_caps_are_in_force_at_once_and_kept(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_a_disk_that_holds_no_checkpoint_is_said_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    async def changes(peer: NotedPeer, desk: OpenDesk, traffic: Traffic, command) -> None:
+    async def changes(peer: NotedPeer, opened: ControlSocket, traffic: Traffic, command) -> None:
         assert await command("control", "limits", "--disk", "1") == 0
         assert await command("control", "limits", "--disk", "0.0001") == 0
 
-    with_desk(tmp_path, changes)
+    with_socket(tmp_path, changes)
     enough, tight = capsys.readouterr().out.splitlines()
     assert "checkpoint" not in enough
     assert tight.endswith("no checkpoint of stage 0 fits in so little disk: none is written any more")
 
 
+def test_a_changed_limit_of_memory_changes_where_the_peer_may_move(tmp_path: Path) -> None:
+    machine = OneMachine({0: 1, 1: 1, 2: 1})
+
+    async def changes(peer: NotedPeer, opened: ControlSocket, traffic: Traffic, command) -> None:
+        assert await command("control", "limits", "--host-memory", "2") == 0
+        assert machine.fits == {0: 1, 1: 1}
+        assert await command("control", "limits", "--host-memory", "1", "--slots", "10") == 2
+        assert machine.fits == {0: 1, 1: 1}, "what is refused changes nothing"
+
+    with_socket(tmp_path, changes, machine)
+
+
 def test_what_was_contributed_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    async def works(peer: NotedPeer, desk: OpenDesk, traffic: Traffic, command) -> None:
+    async def works(peer: NotedPeer, opened: ControlSocket, traffic: Traffic, command) -> None:
         peer.state.on("executed", {"stage": 0, "executions": 3, "counted": 3}, now=0.0)
         traffic.up.spend(1000)
         assert await command("control", "stats", "--json") == 0
 
     for lives in (1, 2):
-        with_desk(tmp_path, works)
+        with_socket(tmp_path, works)
         assert json.loads(capsys.readouterr().out)["microbatches"] == 3 * lives
     assert run(["control", "stats", "--dir", str(tmp_path)]) == 0, "nobody runs there any more"
     assert capsys.readouterr().out.startswith("6 microbatches counted, 0 steps applied")
     (tmp_path / CONTRIBUTED).write_text("x")
     assert run(["control", "stats", "--dir", str(tmp_path)]) == 2
     (tmp_path / CONTRIBUTED).unlink()
-    with_desk(tmp_path, works)
+    with_socket(tmp_path, works)
     assert json.loads((tmp_path / CONTRIBUTED).read_text())["microbatches"] == 3
 
 
 def test_nonsense_costs_its_sender_alone(tmp_path: Path) -> None:
-    async def speaks(peer: NotedPeer, desk: OpenDesk, traffic: Traffic, command) -> None:
+    async def speaks(peer: NotedPeer, opened: ControlSocket, traffic: Traffic, command) -> None:
         for nonsense in (b"what?\n", b"{}\n", b"[" * 60000 + b"\n", b"x" * (1 << 17) + b"\n", b""):
             reader, writer = await asyncio.open_unix_connection(str(tmp_path / SOCKET))
             writer.write(nonsense)
@@ -184,7 +210,7 @@ def test_nonsense_costs_its_sender_alone(tmp_path: Path) -> None:
         assert await command("control", "limits") == 0
         silent.close()
 
-    with_desk(tmp_path, speaks)
+    with_socket(tmp_path, speaks)
 
 
 def test_where_nobody_runs_it_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -199,7 +225,7 @@ def test_where_nobody_runs_it_says_what_to_do(tmp_path: Path, capsys: pytest.Cap
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / CONTRIBUTED).write_text("[]")
     with pytest.raises(UsageError, match=r"contributed.json cannot be used .*: remove it"):
-        OpenDesk(PeerConfig(dir=tmp_path), Traffic(), lambda config: 4, asyncio.Event())
+        ControlSocket(PeerConfig(dir=tmp_path), cast(Any, None), Traffic(), asyncio.Event())
 
 
 def test_limits_that_an_earlier_version_kept_are_named_as_not_read(
@@ -207,7 +233,7 @@ def test_limits_that_an_earlier_version_kept_are_named_as_not_read(
 ) -> None:
     def named() -> list[str]:
         caplog.clear()
-        OpenDesk(PeerConfig(dir=tmp_path), Traffic(), lambda config: 4, asyncio.Event())
+        ControlSocket(PeerConfig(dir=tmp_path), cast(Any, None), Traffic(), asyncio.Event())
         return [record.message for record in caplog.records]
 
     assert named() == []
@@ -216,12 +242,12 @@ def test_limits_that_an_earlier_version_kept_are_named_as_not_read(
 
 
 def test_who_leaves_already_is_not_killed_by_another_drain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    async def leaves(peer: NotedPeer, desk: OpenDesk, traffic: Traffic, command) -> None:
+    async def leaves(peer: NotedPeer, opened: ControlSocket, traffic: Traffic, command) -> None:
         assert await command("control", "drain") == 0
-        await desk._stop.wait()
+        await opened._stop.wait()
         assert await command("control", "drain") == 0
 
-    with_desk(tmp_path, leaves)
+    with_socket(tmp_path, leaves)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     assert capsys.readouterr().out.splitlines()[1] == "it leaves already; its log says what it waits for"
 
@@ -230,41 +256,41 @@ def test_what_cannot_be_written_is_refused_and_changes_nothing(tmp_path: Path, m
     def no_space(path: Path, *_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
-    async def changes(peer: NotedPeer, desk: OpenDesk, traffic: Traffic, command) -> None:
-        monkeypatch.setattr(peer_desk, "write_whole", no_space)
-        line = json.dumps({"ask": "caps", "change": {"slots": 2}}).encode()
-        answer = await desk._answer(peer, line)  # type: ignore[arg-type]
+    async def changes(peer: NotedPeer, opened: ControlSocket, traffic: Traffic, command) -> None:
+        monkeypatch.setattr(control_socket, "write_whole", no_space)
+        line = json.dumps({"ask": "limits", "change": {"slots": 2}}).encode()
+        answer = await opened._answer(peer, line)  # type: ignore[arg-type]
         assert f"{tmp_path / 'peer.toml'} cannot be written: No space left on device" in answer["error"]
-        assert desk.config.slots == 4 and peer.limits["slots"] == 4
+        assert opened.config.slots == 4 and peer.limits["slots"] == 4
 
-    with_desk(tmp_path, changes)
+    with_socket(tmp_path, changes)
 
 
 def test_what_takes_too_long_changes_nothing(tmp_path: Path) -> None:
-    async def changes(peer: NotedPeer, desk: OpenDesk, traffic: Traffic, command) -> None:
-        line = json.dumps({"ask": "caps", "change": {"slots": SLOW, "caps": {"upload_mbit": 8.0}}}).encode()
-        answering = asyncio.create_task(desk._answer(peer, line))  # type: ignore[arg-type]
+    async def changes(peer: NotedPeer, opened: ControlSocket, traffic: Traffic, command) -> None:
+        line = json.dumps({"ask": "limits", "change": {"slots": SLOW, "caps": {"upload_mbit": 8.0}}}).encode()
+        answering = asyncio.create_task(opened._answer(peer, line))  # type: ignore[arg-type]
         await asyncio.to_thread(began.wait)
         answering.cancel()  # as its time limit does
         await asyncio.wait((answering,))
         goes_on.set()
-        assert desk.config == PeerConfig(dir=tmp_path, slots=4) and peer.limits["slots"] == 4
+        assert opened.config == PeerConfig(dir=tmp_path, slots=4) and peer.limits["slots"] == 4
 
-    with_desk(tmp_path, changes)
+    with_socket(tmp_path, changes)
     assert not (tmp_path / "peer.toml").exists()
 
 
 def test_without_a_socket_the_peer_goes_on_and_says_so_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / SOCKET).mkdir()  # what cannot be replaced
 
-    async def goes_on_anyway(peer: NotedPeer, desk: OpenDesk, traffic: Traffic, command) -> None:
-        desk._desk.paused = True
-        desk._looked.set()
+    async def goes_on_anyway(peer: NotedPeer, opened: ControlSocket, traffic: Traffic, command) -> None:
+        opened._control.paused = True
+        opened._looked.set()
         await peer.holding.wait()
 
-    with caplog.at_level(logging.WARNING, "swarmnet.peer.desk"):
-        with_desk(tmp_path, goes_on_anyway)
-    assert [record.message for record in caplog.records] == ["no_desk"]
+    with caplog.at_level(logging.WARNING, "swarmnet.peer.control_socket"):
+        with_socket(tmp_path, goes_on_anyway)
+    assert [record.message for record in caplog.records] == ["no_control"]
 
 
 def test_who_is_starting_is_not_said_to_be_gone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
