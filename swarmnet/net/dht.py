@@ -308,9 +308,9 @@ class DhtDirectory:
         self._reads += 1
         done = True
         if first:
-            done = await self._ask([*others, *stages])
+            done = await self._ask([*others, *map(str, stages)])
             for stage in stages:
-                found = self._table.at(stage, now=self._clock.time())
+                found = self._table.at(str(stage), now=self._clock.time())
                 seen = parts_seen(found, stage)
                 bits = self._parts[stage] = self._parts.get(stage, 0) if seen is None else seen
                 # Authors move one by one, to the next size up or down; nobody's word leads further.
@@ -323,7 +323,8 @@ class DhtDirectory:
             own = mark >> (64 - bits) if bits else 0
             numbers = range(1 << bits) if near is None else (own, own + 1) if stage in mine else (own,)
             places += [part_of((number % (1 << bits)) << (64 - bits), stage, bits) for number in numbers]
-        places = [place for place in dict.fromkeys(places) if not (first and place in stages)]
+        asked = set(map(str, stages)) if first else set()
+        places = [place for place in dict.fromkeys(places) if place not in asked]
         return done and (not places or await self._ask(places))
 
     def addresses(self, peer: PeerId) -> tuple[str, ...]:
@@ -663,7 +664,7 @@ class DhtDirectory:
 
 
 def _keys(run: RunId, num_stages: int) -> tuple[str, ...]:
-    return tuple(dht_key(run, place) for place in (*range(num_stages), TRAINERS, MOVERS))
+    return tuple(dht_key(run, place) for place in (*map(str, range(num_stages)), TRAINERS, MOVERS))
 
 
 def _serves(found: Announcement, near: Collection[int] | None) -> bool:

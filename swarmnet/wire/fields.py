@@ -6,6 +6,9 @@
     float, Annotated[float, Between]         double, float         a finite number, in the range
     Literal["a", "b"], an Enum             string                one of those words
     Annotated[str, Size]                   string                a text of that length
+    a scalar | None                        optional scalar       None where it is not set
+    SignedMessage[A], SignedMessage[A | B] SignedMessage         its payload, as the message that its kind names
+    Annotated[X, Outside]                  nothing               its default
     Annotated[bytes, Size]                 bytes                 bytes of that length
     Chain, RunId                           bytes                 32 bytes, 64 hex digits in Python
     PeerId                                 string                an Ed25519 peer id
@@ -18,9 +21,9 @@
       frozenset[int]), disjoint
     Mapping[int, tuple[A, B]]              message               the set of keys, a column for A, one for B
 
-Reading is total: what is read obeys its bounds, or `Wrong` says what does not and where. Writing asserts the same
-rules: what one peer can send, every other peer can read. Each kind of field knows the most bytes that it takes, so that
-a message which no peer of a run needs is refused by its length, before it is parsed.
+Reading is total: what is read obeys its bounds, or `Wrong` says what does not and where. Writing obeys the same rules,
+and raises `Wrong` too: what one peer can send, every other peer can read. Each kind of field knows the most bytes that
+it takes, so that a message which no peer of a run needs is refused by its length, before it is parsed.
 """
 
 from __future__ import annotations
@@ -34,15 +37,16 @@ from dataclasses import dataclass
 from enum import Enum
 from operator import attrgetter
 from types import UnionType
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
-from swarmnet.bounds import MAX_INDEXES, Between, Bounds, Entries, Size
+from swarmnet.bounds import MAX_INDEXES, Between, Bounds, Entries, Outside, Size
 from swarmnet.ids import Chain, Generation, PeerId, RunId
+from swarmnet.statement import SignedMessage
 from swarmnet.wire.peer_ids import PEER_ID_CHARS, is_peer_id, peer_id_from_public_bytes, public_bytes_of
 
 KEY_BYTES, MAX_NUMBER = 32, 1 << 53
@@ -198,11 +202,14 @@ class Scalar:
     """Value to what protobuf holds."""
     unpack: Callable[[Any], Any] = _same
     """Back, after the check."""
+    optional: bool = False
+    """None stands for a field that is not set."""
 
     def packed(self, name: str, value: Any) -> Any:
-        """What protobuf holds for a value of ours, which must be valid."""
+        """What protobuf holds for a value of ours. Raises Wrong."""
         raw = self.pack(value)
-        assert not (problem := self.problem(raw)), f"{name} {problem}"
+        if problem := self.problem(raw):
+            raise Wrong(name, problem)
         return raw
 
     def unpacked(self, name: str, raw: Any) -> Any:
@@ -216,9 +223,12 @@ class Scalar:
         repeated.append(self.packed(name, value))
 
     def write(self, message: Message, name: str, value: Any) -> None:
-        setattr(message, name, self.packed(name, value))
+        if value is not None:
+            setattr(message, name, self.packed(name, value))
 
     def read(self, message: Message, name: str) -> Any:
+        if self.optional and not message.HasField(name):
+            return None
         raw = getattr(message, name)
         if problem := self.problem(raw):
             raise Wrong(name, problem)
@@ -229,7 +239,8 @@ class Scalar:
 class Struct:
     """A dataclass, or a tuple, as one message: every field by name."""
 
-    make: type
+    make: Callable[..., Any]
+    """The dataclass, or `tuple`; of a `SignedMessage`, what reads its payload too. May raise Wrong."""
     fields: dict[str, Kind]
     unset: frozenset[str]
     """Fields that need not be written where they are 0 or empty, which they read as then."""
@@ -249,7 +260,7 @@ class Struct:
         message.SetInParent()  # a message without a set field is there, too
         values = value if self.make is tuple else [getattr(value, name) for name in self.fields]
         for (name, kind), part in zip(self.fields.items(), values, strict=True):
-            # Each field asserts its bound: our own mistake never leaves this process.
+            # Each field checks its bound: our own mistake never leaves this process.
             if part or name not in self.unset:
                 kind.write(message, name, part)
 
@@ -308,7 +319,8 @@ class Repeated:
         return TAG_BYTES + LENGTH_BYTES + self.limit * self.entry.most_bytes
 
     def write(self, message: Message, name: str, value: tuple[Any, ...]) -> None:
-        assert len(value) <= self.limit, f"{name} has {len(value)} entries, more than {self.limit}"
+        if len(value) > self.limit:
+            raise Wrong(name, f"has {len(value)} entries, more than {self.limit}")
         for each in value:
             self.entry.append(getattr(message, name), name, each)
 
@@ -334,7 +346,8 @@ class Keys:
         return TAG_BYTES + LENGTH_BYTES + KEY_BYTES * self.limit
 
     def write(self, message: Message, name: str, value: tuple[PeerId, ...]) -> None:
-        assert len(value) <= self.limit, f"{name} has {len(value)} entries, more than {self.limit}"
+        if len(value) > self.limit:
+            raise Wrong(name, f"has {len(value)} entries, more than {self.limit}")
         setattr(message, name, b"".join(map(public_bytes_of, value)))
 
     def read(self, message: Message, name: str) -> tuple[PeerId, ...]:
@@ -452,11 +465,15 @@ writes a valid value; read(message, name) reads and checks it, and raises Wrong.
 def struct_of(make: type, mirror: Descriptor, bounds: Bounds) -> Struct:
     """How a dataclass mirrors a message in a run of these numbers.
 
-    A field `payload` travels behind the message as raw bytes, and keeps its default here.
+    A field `payload` that the message lacks travels behind it as raw bytes, and keeps its default here.
     Raises TypeError if the fields are not the message's, or a field's hint is in no line of the table.
     """
     hints = get_type_hints(make, include_extras=True)
-    hints.pop("payload", None)
+    hints = {
+        name: hint
+        for name, hint in hints.items()
+        if not isinstance(_split(hint)[1], Outside) and (name != "payload" or name in mirror.fields_by_name)
+    }
     # At import, so that a field without its counterpart cannot be released.
     if set(hints) != set(mirror.fields_by_name):
         raise TypeError(f"{make.__name__} and {mirror.full_name} have other fields: {hints.keys()}")
@@ -471,8 +488,8 @@ def _struct(make: type, fields: dict[str, Kind], mirror: Descriptor) -> Struct:
         with contextlib.suppress(Wrong):
             value = kind.read(empty(), name)
             floats = floats or isinstance(value, float)
-            # -0.0 must arrive as it is, and an empty table is a message.
-            if not isinstance(value, float | Mapping):
+            # -0.0 must arrive as it is, an empty table is a message, and an optional 0 is not None.
+            if not isinstance(value, float | Mapping) and not (isinstance(kind, Scalar) and kind.optional):
                 unset.add(name)
     found = Struct(make, fields, frozenset(unset))
     # Equal values must have equal bytes: 0.0 equals -0.0, and what travels behind a message is part of its value.
@@ -498,6 +515,9 @@ def _kind(hint: Any, field: FieldDescriptor, bounds: Bounds) -> Kind:
     plain, bound = _split(hint)
     parts = get_args(plain)
     inner: Descriptor | None = field.message_type
+    if get_origin(plain) in (Union, UnionType):
+        kind = _scalar(parts[0], field, bounds) if inner is None else _message(parts[0], inner, bounds)
+        return dataclasses.replace(kind, optional=True)
     if isinstance(bound, Entries):
         limit = min(bound.most, bound.times * getattr(bounds, bound.of)) if bound.of else bound.most
         if bound.packed:
@@ -510,16 +530,45 @@ def _kind(hint: Any, field: FieldDescriptor, bounds: Bounds) -> Kind:
         return _scalar(hint, field, bounds)
     if get_origin(plain) is Mapping:
         return _columns(get_args(parts[1]), inner, bounds)
-    if isinstance(plain, UnionType):
-        return dataclasses.replace(_message(parts[0], inner, bounds), optional=True)
     return _message(plain, inner, bounds)
 
 
 def _message(hint: Any, mirror: Descriptor, bounds: Bounds) -> Struct:
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return struct_of(hint, mirror, bounds)
+    if get_origin(hint) is SignedMessage:
+        return signed_struct(_members(get_args(hint)[0]), mirror, bounds)
     pairs = zip(get_args(hint), mirror.fields, strict=True)
     return _struct(tuple, {field.name: _kind(each, field, bounds) for each, field in pairs}, mirror)
+
+
+@functools.cache
+def signed_struct(kinds: tuple[type, ...], mirror: Descriptor, bounds: Bounds) -> Struct:
+    """How a `SignedMessage` of one of these dataclasses is read; each has the name of its message."""
+    pool, package = mirror.file.pool, mirror.file.package
+    messages = {make.__name__: pool.FindMessageTypeByName(f"{package}.{make.__name__}") for make in kinds}
+    contents = {
+        make.__name__: (GetMessageClass(messages[make.__name__]), struct_of(make, messages[make.__name__], bounds))
+        for make in kinds
+    }
+
+    def opened(kind: str, payload: bytes, **envelope: Any) -> SignedMessage[Any]:
+        if kind not in contents:
+            raise Wrong("kind", f"is {kind!r}, not {' or '.join(contents)}")
+        message, content = contents[kind]
+        try:
+            value = content.take(message.FromString(payload))
+        except DecodeError:
+            raise Wrong("payload", "is no protobuf message") from None
+        except Wrong as wrong:
+            raise wrong.inside("payload") from None
+        return SignedMessage(kind, payload, **envelope, value=value)
+
+    return dataclasses.replace(struct_of(SignedMessage, mirror, bounds), make=opened)
+
+
+def _members(hint: Any) -> tuple[type, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
 
 
 def _columns(hints: tuple[Any, ...], mirror: Descriptor, bounds: Bounds) -> Columns:
@@ -546,13 +595,9 @@ def _scalar(hint: Any, field: FieldDescriptor, bounds: Bounds) -> Scalar:
     match bound:
         case Between(low=low, high=high) if plain is int:
             return Scalar(number, lambda raw: "" if low <= raw <= high else f"is {raw}, not in {low}..{high}")
-        case Size(most=most, cut=cut) if plain is str:
+        case Size(most=most, cut=cut, printable=printable) if plain is str:
             pack = (lambda words: words[:most].encode("utf-8", "replace").decode("utf-8")) if cut else _same
-            return Scalar(
-                text + 4 * most,
-                lambda raw: f"has {len(raw)} characters, more than {most}" if len(raw) > most else "",
-                pack,
-            )
+            return Scalar(text + (1 if printable else 4) * most, lambda raw: _text_problem(raw, most, printable), pack)
         case Size(most=most, least=least) if plain is bytes:
             return Scalar(text + most, lambda raw: _length_problem(raw, least, most), bytes)
         case Between() | None if plain is float:
@@ -578,6 +623,14 @@ def _scalar(hint: Any, field: FieldDescriptor, bounds: Bounds) -> Scalar:
         below = _most_indexes(bounds)
         return Scalar(text + _most_set_bytes(below), lambda raw: indexes_problem(raw, below), to_bytes, from_bytes)
     raise TypeError(f"{field.full_name}: no field is derived from {hint}")
+
+
+def _text_problem(raw: str, most: int, printable: bool) -> str:
+    if len(raw) > most:
+        return f"has {len(raw)} characters, more than {most}"
+    return (
+        "has characters other than printable ASCII" if printable and not (raw.isascii() and raw.isprintable()) else ""
+    )
 
 
 def _length_problem(raw: bytes, least: int, most: int) -> str:

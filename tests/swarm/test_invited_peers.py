@@ -212,7 +212,7 @@ def test_records_of_the_uninvited_are_not_read_and_not_stored_by_the_runs_own_no
             try:
                 assert await evil.join([*boot.maddrs, *one.maddrs])
                 await one.publish(record(guest, pass_for(guest).text))
-                key = DHTID.generate(source=dht_key(RUN, 0))
+                key = DHTID.generate(source=dht_key(RUN, "0"))
                 stored = [
                     await evil._dht.protocol.call_store(
                         PeerID.from_base58(directory.peer), [key], [data], [expiry_ms / 1000], [stranger.peer]

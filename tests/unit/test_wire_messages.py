@@ -86,6 +86,7 @@ from swarmnet.wire.convert import (
     Told,
 )
 from swarmnet.wire.fields import (
+    Wrong,
     bitmap_problem,
     from_bitmap,
     from_bytes,
@@ -548,7 +549,7 @@ def test_an_answer_without_payload_cannot_declare_one() -> None:
 
 
 def test_our_own_bad_values_are_our_bug() -> None:
-    with pytest.raises(AssertionError):
+    with pytest.raises(Wrong):
         convert.write_request(Process(-1, 0, 0))
     with pytest.raises(AssertionError):
         convert.write_hello(Hello(RunId("nonsense"), 1, 0, "", 0.0))
