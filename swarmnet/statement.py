@@ -50,6 +50,15 @@ class SignedMessage(Generic[T]):
     value: Annotated[T, Outside()] = field(compare=False)
     """The message, read from `payload`."""
 
+    @classmethod
+    def of(
+        cls, value: T, payload: bytes, key: PeerId, sign: Callable[[bytes], bytes], *, not_after: int = 0
+    ) -> SignedMessage[T]:
+        """Sign a message whose bytes are `payload` (`wire.signed.sign` makes them)."""
+        kind = type(value).__name__
+        signature = sign(signed_statement(kind, payload, key, not_after))
+        return cls(kind, payload, key, not_after, signature, value)
+
     def is_genuine(self, verify: Verify) -> bool:
         """Is the signature right? Costs a thousand times as much as reading."""
         signed = signed_statement(self.kind, self.payload, self.key, self.not_after)
@@ -57,7 +66,6 @@ class SignedMessage(Generic[T]):
 
 
 def signed_statement(kind: str, payload: bytes, key: PeerId, not_after: int) -> bytes:
-    """32 bytes that the signature in an envelope is of."""
     return hashlib.sha256(_encoded((f"{_DOMAIN}SignedMessage", kind, payload, key, not_after))).digest()
 
 

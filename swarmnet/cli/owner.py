@@ -166,7 +166,7 @@ def ban(named: tuple[str, ...], lift: bool, bootstrap: tuple[str, ...]) -> int:
         raise UsageError("name the peers to ban by whole ids (12D3KooW...); `swarmnet status --json` has them")
     check_addresses(bootstrap)
     bans = Owner(path, RunTerms.of(manifest)).ban(peers, lift=lift, now=wall_time())
-    click.echo(f"wrote {bans_beside(path)}: list {bans.number}, {len(bans.peers)} banned")
+    click.echo(f"wrote {bans_beside(path)}: list {bans.value.number}, {len(bans.value.peers)} banned")
     # The list is signed: whoever runs beside this file may spread it.
     if not bootstrap:
         click.echo(
@@ -201,7 +201,7 @@ async def _spread(word: OwnersWord, bootstrap: tuple[str, ...]) -> bool:
 
     # A client of the DHT with a key of its own: who speaks does not count, the owner's signature does.
     client = Listen(client=True)
-    async with DhtDirectory(Identity.generate(), word.run, bootstrap=bootstrap, listen=client) as directory:
+    async with DhtDirectory(Identity.generate(), word.value.run, bootstrap=bootstrap, listen=client) as directory:
         return await directory.publish_word(word)
 
 
@@ -251,15 +251,15 @@ def extend(path: Path, steps: int, since: int | None, bootstrap: tuple[str, ...]
     if version is not None and since <= version < end:
         raise UsageError(f"--from {since}: the run is at step {version} already: say a later step, or leave it out")
     # Whoever has signed too much says it again from the same step on.
-    corrects = [each for each in known.known if each.since == since]
+    corrects = [each for each in known.known if each.value.since == since]
     if since > end:
         raise UsageError(f"--from {since}: the run ends at step {end}: say {end} or less")
     if steps <= (terms.total_steps if corrects else end) or steps <= since:
         raise UsageError(f"--steps {steps}: the run has {end} already: say more")
     notice = owner.extend(steps, since)
-    click.echo(f"wrote {notices_beside(path)}: notice {notice.number}, {steps} steps from step {since} on")
+    click.echo(f"wrote {notices_beside(path)}: notice {notice.value.number}, {steps} steps from step {since} on")
     if corrects:
-        click.echo(f"it takes the place of notice {corrects[-1].number}, unless step {since} is over by then")
+        click.echo(f"it takes the place of notice {corrects[-1].value.number}, unless step {since} is over by then")
     if bootstrap:
         _tell(notice, bootstrap, path)
         return 0

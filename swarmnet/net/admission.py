@@ -3,7 +3,6 @@
     invitation  peer:RUN:GUEST:ROLES:NOT_AFTER:SIGNATURE           GUEST is the peer that the owner invites
                 bearer:RUN:GUEST:ROLES:NOT_AFTER:SIGNATURE:SEED    whoever holds SEED, the private half of key GUEST
     pass        the same, but a bearer's ends in GUEST's signature over the peer that shows it, never in the SEED
-    bans        bans:RUN:OWNER:NUMBER:PEER,PEER,...:SIGNATURE
 
 The owner is the key in the manifest (`admission.key`). A pass is public: it is worth nothing to another identity. Who
 holds a bearer invitation may make passes for as many identities as it likes: nobody counts them, but a ban of GUEST
@@ -17,21 +16,20 @@ import binascii
 import datetime
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Annotated
 
-from swarmnet.bounds import Recent
+from swarmnet.bounds import Entries, Recent
 from swarmnet.directory import Record, Role
 from swarmnet.errors import Refused, RejectCode
-from swarmnet.ids import PeerId, RunId
+from swarmnet.ids import Number, PeerId, RunId
 from swarmnet.messages import AuditRequest, Part, Process, Request, TrailRequest
+from swarmnet.statement import SignedMessage, Verify
 
 Sign = Callable[[bytes], bytes]
-Verify = Callable[[PeerId, bytes, bytes], bool]
-"""(who, what, signature): did they sign it?"""
 
 ROLES: tuple[Role, ...] = ("stage", "trainer")
 KINDS = ("peer", "bearer")
-BANS = "bans:"
 BANNED = "banned by the run's owner"
 CONVICTED = "convicted of wrong work by the members of its stage"
 
@@ -39,7 +37,6 @@ MAX_CHARS = 512
 """Of an invitation or a pass; they have about 200 and 300."""
 MAX_BANNED = 128
 """In one list: it fits into one entry of the DHT."""
-MAX_BANS_CHARS = 8192
 MAX_PEERS = 1 << 14
 """Admitted identities that are remembered, and as many refused ones: 1 KB each."""
 FORGET_S = 3600.0
@@ -50,7 +47,7 @@ _MAX_NOT_AFTER = 253_402_300_799  # the year 9999
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,15}")
 _HEX = re.compile(r"[0-9a-f]+")
-_INVITATION, _BEARER, _BANS = b"swarmnet invitation 1\0", b"swarmnet bearer 1\0", b"swarmnet bans 1\0"
+_INVITATION, _BEARER = b"swarmnet invitation 1\0", b"swarmnet bearer 1\0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,42 +121,8 @@ class Bans:
     """The peers, and keys of bearer invitations, that the owner shuts out. The list with the highest number counts."""
 
     run: RunId
-    owner: PeerId
-    number: int
-    peers: tuple[PeerId, ...]
-    signature: bytes = b""
-
-    @property
-    def text(self) -> str:
-        """As it is in files and in the DHT."""
-        return f"{self._head}:{_base64(self.signature)}"
-
-    @property
-    def signed(self) -> bytes:
-        """What the owner signs."""
-        return _BANS + self._head.encode()
-
-    @property
-    def _head(self) -> str:
-        return f"{BANS}{self.run}:{self.owner}:{self.number}:{','.join(self.peers)}"
-
-    @classmethod
-    def parse(cls, text: str) -> Bans:
-        """Read a list. The signature is not looked at. Raises ValueError."""
-        fields = text.strip().split(":") if len(text) <= MAX_BANS_CHARS else []
-        if len(fields) != 6 or f"{fields[0]}:" != BANS:
-            raise ValueError("not a list of bans")
-        _, run, owner, number, peers, signature = fields
-        named = peers.split(",") if peers else []
-        if not (
-            len(run) == 64
-            and _HEX.fullmatch(run)
-            and _NUMBER.fullmatch(number)
-            and len(named) <= MAX_BANNED
-            and all(map(_NAME.fullmatch, (owner, *named)))
-        ):
-            raise ValueError("not a list of bans")
-        return cls(RunId(run), PeerId(owner), int(number), tuple(map(PeerId, named)), _bytes(signature))
+    number: Number
+    peers: Annotated[tuple[PeerId, ...], Entries(MAX_BANNED, distinct=True, packed=True)]
 
 
 def invite(
@@ -176,13 +139,6 @@ def pass_of(invitation: Invitation, run: RunId, me: PeerId, sign_by_seed: Sign) 
     terms = invitation.terms
     second = sign_by_seed(terms.countersigned(run, me)) if terms.bearer else b""
     return Pass(terms, invitation.signature, second)
-
-
-def ban(run: RunId, owner: PeerId, number: int, peers: Iterable[PeerId], sign: Sign) -> Bans:
-    """A list of bans signed by the owner."""
-    unsigned = Bans(run, owner, number, tuple(sorted(set(peers))))
-    assert len(unsigned.peers) <= MAX_BANNED, "more than a list holds"
-    return replace(unsigned, signature=sign(unsigned.signed))
 
 
 def role_for(request: Request) -> Role | None:
@@ -237,7 +193,7 @@ class Admissions:
     ) -> None:
         """owner: whose invitations count; None: an open run. tolerance_s: how much clocks may differ."""
         self.run, self.owner = run, owner
-        self.bans: Bans | None = None
+        self.bans: SignedMessage[Bans] | None = None
         self._verify, self._tolerance_s = verify, tolerance_s
         self._shown: dict[PeerId, _Shown] = {}
         self._refused: Recent[PeerId, tuple[str, str]] = Recent(MAX_PEERS)  # peer -> what it showed, why it is not good
@@ -347,26 +303,22 @@ class Admissions:
         """The members of its stage have proven that `peer` works wrongly (`audit.cases`): out, for the whole run."""
         self._convicts.add(peer)
 
-    def learn(self, bans: Bans) -> bool:
+    def learn(self, bans: SignedMessage[Bans]) -> bool:
         """Take in a list. Returns whether it is this run's owner's, and newer than the one known."""
         # An older list, sent again, must not lift what a newer one bans.
-        if not self.accepts(bans) or (self.bans is not None and bans.number <= self.bans.number):
+        if not self.accepts(bans) or (self.bans is not None and bans.value.number <= self.bans.value.number):
             return False
-        self.bans, self._banned = bans, frozenset(bans.peers)
+        self.bans, self._banned = bans, frozenset(bans.value.peers)
         return True
 
-    def accepts(self, bans: Bans) -> bool:
+    def accepts(self, bans: SignedMessage[Bans]) -> bool:
         """Is it this run's owner's, and not older than the one known?"""
         # It is renewed all the time, and was verified once.
         if bans == self.bans:
             return True
-        old = self.bans is not None and bans.number < self.bans.number
-        return (
-            bans.owner == self.owner
-            and bans.run == self.run
-            and not old
-            and self._verify(bans.owner, bans.signed, bans.signature)
-        )
+        old = self.bans is not None and bans.value.number < self.bans.value.number
+        ours = bans.key == self.owner and bans.value.run == self.run
+        return ours and not old and bans.is_genuine(self._verify)
 
 
 def in_words(moment: float) -> str:

@@ -8,19 +8,19 @@ What is signed, and who is admitted by it, is `net.admission`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 from swarmnet.clock import wall_time
 from swarmnet.directory import Role
 from swarmnet.errors import UsageError, unwritable
-from swarmnet.ids import PeerId
-from swarmnet.manifest.extension import MAX_NOTICES, MAX_NOTICES_CHARS, Extension, Notices, extend
+from swarmnet.ids import PeerId, RunId
+from swarmnet.manifest.extension import MAX_NOTICE_CHARS, MAX_NOTICES, Extension, Notice, Notices
 from swarmnet.manifest.terms import RunTerms
 from swarmnet.net.admission import (
     KINDS,
     MAX_BANNED,
-    MAX_BANS_CHARS,
     MAX_CHARS,
     ROLES,
     Admissions,
@@ -28,13 +28,19 @@ from swarmnet.net.admission import (
     Invitation,
     Pass,
     advised,
-    ban,
     in_words,
     invite,
     pass_of,
 )
 from swarmnet.net.identity import Identity, verify, write_whole
+from swarmnet.statement import SignedMessage
 from swarmnet.telemetry.text import typed
+from swarmnet.wire.signed import MAX_SIGNED_BYTES, from_text, sign, to_text
+
+T = TypeVar("T")
+
+_MAX_FILE_CHARS = max(2 * MAX_SIGNED_BYTES, MAX_NOTICES * (MAX_NOTICE_CHARS + 1))
+"""Of a list of bans, or all notices of a run."""
 
 _LIFE_LEFT_S = 24 * 3600.0
 """A pass that ends sooner is looked for anew: its owner's guest may have put another invitation into the file."""
@@ -131,12 +137,12 @@ class Owner:
         key = Identity.generate()
         return invite(self.run, key.peer, roles, not_after, self._identity.sign, seed=key.key.private_bytes_raw())
 
-    def ban(self, peers: Iterable[PeerId], *, lift: bool, now: float) -> Bans:
+    def ban(self, peers: Iterable[PeerId], *, lift: bool, now: float) -> SignedMessage[Bans]:
         """Add to the list beside the manifest, or take off it. `now` is its number at the least, so that a list whose
         file was lost is replaced, too."""
         path = bans_beside(self._path)
-        known = _read_bans(path)
-        before = () if known is None else known.peers
+        known = read_signed(path, Bans)
+        before = known[-1].value.peers if known else ()
         banned = set(before) - set(peers) if lift else set(before) | set(peers)
         # A longer list fits into no entry of the DHT.
         if len(banned) > MAX_BANNED:
@@ -144,36 +150,36 @@ class Owner:
                 f"{path}: a run bans {MAX_BANNED} at most, and {len(before)} are banned: take some off "
                 "with --lift; whose invitation has ended needs no ban"
             )
-        bans = ban(
-            self.run, self._identity.peer, max(int(now), known.number + 1 if known else 0), banned, self._identity.sign
-        )
-        try:
-            write_whole(path, f"{bans.text}\n")
-        except OSError as error:
-            raise unwritable(path, error) from error
+        number = max(int(now), known[-1].value.number + 1 if known else 0)
+        bans = sign(Bans(self.run, number, tuple(sorted(banned))), self._identity.peer, self._identity.sign)
+        self._write(path, [bans])
         return bans
 
     def notices(self) -> Notices:
         """What lies beside the manifest. Raises UsageError: something there is not this owner's."""
         found = Notices(self._total_steps, self.run, self._identity.peer, verify)
         path = notices_beside(self._path)
-        if refused := found.learn_all(read_notices(path)):
+        if refused := found.learn_all(read_signed(path, Extension)):
             raise UsageError(f"{path}: {refused[0]}: take that line out")
         return found
 
-    def extend(self, total_steps: int, since: int) -> Extension:
+    def extend(self, total_steps: int, since: int) -> Notice:
         """Sign that the run has `total_steps` steps from step `since` on, and keep that beside the manifest."""
         known, path = self.notices(), notices_beside(self._path)
         if len(known.known) >= MAX_NOTICES:
             raise UsageError(f"{path}: holds {MAX_NOTICES} notices, which is all that a run can have")
-        number = known.newest.number + 1 if known.newest else 1
-        extension = extend(self.run, self._identity.peer, number, since, total_steps, self._identity.sign)
-        known.learn(extension.text)
+        number = known.newest.value.number + 1 if known.newest else 1
+        extension = Extension(self.run, number, since, total_steps)
+        notice = sign(extension, self._identity.peer, self._identity.sign)
+        known.learn(notice)
+        self._write(path, known.known)
+        return notice
+
+    def _write(self, path: Path, signed: Iterable[SignedMessage[Any]]) -> None:
         try:
-            write_whole(path, f"{known.text}\n")
+            _write_signed(path, signed)
         except OSError as error:
             raise unwritable(path, error) from error
-        return extension
 
 
 # ---------------------------------------------------------------- a peer
@@ -283,64 +289,48 @@ def given_invitation(given: str) -> Invitation:
         raise UsageError(f"--invitation: {error}") from error
 
 
-class BanFiles:
-    """The lists of bans on this machine: what this peer has heard, and what the owner writes beside the manifest."""
+class OwnersFiles(Generic[T]):
+    """What the run's owner has signed, as it is on this machine: in this peer's directory, and beside the manifest."""
 
-    def __init__(self, admissions: Admissions, directory: Path | None, manifest: Path | None) -> None:
-        self._admissions = admissions
-        self._own = directory / f"run-{admissions.run[:12]}.bans" if directory else None
-        self._beside = bans_beside(manifest) if manifest else None
-
-    def read(self) -> bool:
-        """Learn what they hold; whether it is news."""
-        found = [_read_bans(path) for path in (self._own, self._beside) if path is not None]
-        return sum(self._admissions.learn(bans) for bans in found if bans is not None) > 0
-
-    def keep(self) -> None:
-        """Write the newest list known. Raises OSError."""
-        if self._own is not None and self._admissions.bans is not None:
-            write_whole(self._own, f"{self._admissions.bans.text}\n")
-
-
-class NoticeFiles:
-    """The notices that extend a run, on this machine: those this peer has heard of, and the owner's own."""
-
-    def __init__(self, notices: Notices, directory: Path | None, manifest: Path | None) -> None:
-        self._notices = notices
-        self._own = directory / f"run-{notices.run[:12]}.notices" if directory and notices.run else None
-        self._beside = notices_beside(manifest) if manifest else None
+    def __init__(self, kind: type[T], run: RunId | None, directory: Path | None, manifest: Path | None) -> None:
+        suffix = ".bans" if kind is Bans else ".notices"
+        self._kind = kind
+        self._own = directory / f"run-{run[:12]}{suffix}" if directory and run else None
+        self._beside = manifest.with_suffix(suffix) if manifest else None
         self._refused: set[str] = set()
 
-    def read(self) -> list[str]:
-        """Learn what they hold. Returns what is wrong with them, each once."""
+    def read(self, learn: Callable[[SignedMessage[T]], object]) -> list[str]:
+        """Hand what they hold to `learn`, which may raise ValueError. Returns what is wrong, each once."""
         refused = []
         for path in (self._own, self._beside):
-            if path is not None:
-                refused += [f"{path}: {why}" for why in self._notices.learn_all(read_notices(path))]
+            for line in _read(path, _MAX_FILE_CHARS).splitlines() if path is not None else ():
+                try:
+                    learn(from_text(line, self._kind))
+                except ValueError as error:
+                    refused.append(f"{path}: {error}")
         fresh = [words for words in refused if words not in self._refused]
         self._refused.update(fresh)
         return fresh
 
-    def keep(self) -> None:
-        """Write all that are known. Raises OSError."""
+    def keep(self, signed: Iterable[SignedMessage[T]]) -> None:
+        """Write these in place of what this peer had heard of. Raises OSError."""
         if self._own is not None:
-            write_whole(self._own, f"{self._notices.text}\n")
-
-
-def read_notices(path: Path) -> list[str]:
-    """A notice a line; none: there is no such file."""
-    return _read(path, MAX_NOTICES_CHARS).splitlines()
+            _write_signed(self._own, signed)
 
 
 # ---------------------------------------------------------------- files
 
 
-def _read_bans(path: Path) -> Bans | None:
-    """None: there is no such file, or it is damaged; whose the list is is looked at when it is learnt."""
+def read_signed(path: Path, kind: type[T]) -> list[SignedMessage[T]]:
+    """One signed message a line; none: there is no such file. Raises UsageError."""
     try:
-        return Bans.parse(_read(path, MAX_BANS_CHARS))
-    except ValueError:
-        return None
+        return [from_text(line, kind) for line in _read(path, _MAX_FILE_CHARS).splitlines()]
+    except ValueError as error:
+        raise UsageError(f"{path}: {error}; move the file away and sign again") from error
+
+
+def _write_signed(path: Path, signed: Iterable[SignedMessage[Any]]) -> None:
+    write_whole(path, "".join(f"{to_text(each)}\n" for each in signed))
 
 
 def _read(path: Path, limit: int) -> str:

@@ -22,7 +22,7 @@ from swarmnet.ids import PeerId, RunId, mark_of
 from swarmnet.manifest.extension import Extension, Notices
 from swarmnet.net.address import Address, bootstrap_address, peer_in
 from swarmnet.net.admission import Admissions, Bans, admits
-from swarmnet.net.admission_files import BanFiles, NoticeFiles
+from swarmnet.net.admission_files import OwnersFiles
 from swarmnet.net.dht_daemon import Listen
 from swarmnet.net.dht_node import DhtNode, Entry, NobodyAnswered, OwnersWord, RecordGate, word_key
 from swarmnet.net.identity import Identity, write_whole
@@ -49,7 +49,9 @@ from swarmnet.net.records import (
 )
 from swarmnet.net.tls import CLOCK_SLACK_S
 from swarmnet.pacing import Backoff, Budgets, Rate
+from swarmnet.statement import SignedMessage
 from swarmnet.telemetry.log import get
+from swarmnet.wire.signed import to_bytes
 
 MAX_PEERS = 64
 MAX_ADDRESSES_PER_PEER = 4
@@ -167,8 +169,8 @@ class DhtDirectory:
         self._clock = clock
         self._gate = RecordGate(self._hear, clock=clock.time, heard_word=self._hear_word, welcome=self._welcome)
         self._admissions, self._notices = admissions, notices
-        self._ban_files = BanFiles(admissions, state_dir, manifest) if admissions else None
-        self._notice_files = NoticeFiles(notices, state_dir, manifest) if notices else None
+        self._ban_files = OwnersFiles(Bans, run, state_dir, manifest)
+        self._notice_files = OwnersFiles(Extension, run, state_dir, manifest)
         self._word_until: dict[str, float] = {}  # key -> Unix seconds: how long the DHT keeps the owner's newest word
         self._kept = b""  # stands for the notices that are in the file
         self._mine: Record | None = None
@@ -432,11 +434,13 @@ class DhtDirectory:
 
     def _welcome(self, found: Announcement | OwnersWord) -> bool:
         """Of other runs nobody here knows who is admitted."""
-        if isinstance(found, Bans):
-            return self._admissions is None or found.run != self._run or self._admissions.accepts(found)
-        if isinstance(found, Extension):
+        if isinstance(found, SignedMessage):
+            if found.value.run != self._run:
+                return True
+            if isinstance(found.value, Bans):
+                return self._admissions is None or self._admissions.accepts(found)
             # An older one, renewed, would take the place of a newer one.
-            return self._notices is None or found.run != self._run or found == self._notices.newest
+            return self._notices is None or found == self._notices.newest
         if found.record.run != self._run:
             return True
         # Of a run with so many stages there is nothing to know here.
@@ -461,17 +465,17 @@ class DhtDirectory:
     async def publish_word(self, word: OwnersWord) -> bool:
         """Spread what a run's owner has signed. Returns whether anybody keeps it."""
         expiry, deadline = self._clock.time() + WORD_TTL_S, loop_time() + PUBLISH_DEADLINE_S
-        entry = Entry(word_key(word), word.owner, word.text.encode(), expiry)
+        entry = Entry(word_key(word), word.key, to_bytes(word), expiry)
         kept = await self._node.store([entry], deadline=deadline)
         self._word_until[entry.key] = expiry if kept else 0.0
         return kept > 0
 
     def _hear_word(self, word: OwnersWord, expiry: float) -> None:
         # What owners of other runs say is only passed on.
-        if word.run != self._run:
+        if word.value.run != self._run:
             return
         key = word_key(word)
-        if isinstance(word, Bans):
+        if isinstance(word.value, Bans):
             if self._admissions is None:
                 return
             if self._admissions.learn(word):
@@ -479,7 +483,7 @@ class DhtDirectory:
                 self._word_until[key] = 0.0
             newest: OwnersWord | None = self._admissions.bans
         else:
-            if self._notices is None or self._notices.learn_all([word.text]):
+            if self._notices is None or self._notices.learn_all([word]):
                 return
             newest = self._notices.newest
         if word == newest:
@@ -491,14 +495,16 @@ class DhtDirectory:
             return
         keys = []
         if self._admissions is not None and self._admissions.owner is not None:
-            if self._ban_files is not None and self._ban_files.read() and self._admissions.bans is not None:
+            before = self._admissions.bans
+            for reason in self._ban_files.read(self._admissions.learn):
+                log.warning("bans_refused", reason=reason)
+            if self._admissions.bans is not None and self._admissions.bans is not before:
                 self._keep_bans(self._admissions.bans)
                 self._word_until[bans_key(self._run)] = 0.0
             keys.append(bans_key(self._run))
         if self._notices is not None and self._notices.owner is not None:
-            if self._notice_files is not None:
-                for reason in self._notice_files.read():
-                    log.warning("notice_refused", reason=reason)
+            for reason in self._notice_files.read(self._notices.learn):
+                log.warning("notice_refused", reason=reason)
             keys.append(notice_key(self._run))
         if not keys:
             return
@@ -513,21 +519,20 @@ class DhtDirectory:
             if word is not None and soon and not self._listen.client:
                 await self.publish_word(word)
 
-    def _keep_bans(self, bans: Bans) -> None:
-        log.info("bans", number=bans.number, banned=len(bans.peers))
+    def _keep_bans(self, bans: SignedMessage[Bans]) -> None:
+        log.info("bans", number=bans.value.number, banned=len(bans.value.peers))
         try:
-            if self._ban_files is not None:
-                self._ban_files.keep()
+            self._ban_files.keep([bans])
         except OSError as error:
             log.warning("bans_not_kept", error=str(error))
 
     def _keep_notices(self) -> None:
         """All that are known, from wherever: mates tell them, too."""
-        if self._notices is None or self._notice_files is None or self._notices.mark == self._kept:
+        if self._notices is None or self._notices.mark == self._kept:
             return
         self._kept = self._notices.mark
         try:
-            self._notice_files.keep()
+            self._notice_files.keep(self._notices.known)
         except OSError as error:
             log.warning("notices_not_kept", error=str(error))
 

@@ -313,7 +313,7 @@ class Peer:
 
     async def on_call(self, caller: PeerId, request: Request, payload: ReadPayload) -> AsyncGenerator[Answer, None]:
         if isinstance(request, ManifestRequest):
-            yield ManifestData(self._toml, self.notices.text)
+            yield ManifestData(self._toml, self.notices.known)
             return
         if self._left:
             raise Refused(RejectCode.NOT_SERVED, "this peer has left")

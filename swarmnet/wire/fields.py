@@ -11,7 +11,7 @@
     Annotated[X, Outside]                  nothing               its default
     Annotated[bytes, Size]                 bytes                 bytes of that length
     Chain, RunId                           bytes                 32 bytes, 64 hex digits in Python
-    PeerId                                 string                an Ed25519 peer id
+    PeerId                                 string, bytes         an Ed25519 peer id, or its key
     frozenset[int]                         bytes                 microbatch indexes, a bitmap or runs
     a dataclass, tuple[A, B]               message               field by field; of a tuple in the order of numbers
     a dataclass | None                     optional message      None where it is not set
@@ -46,13 +46,16 @@ from google.protobuf.message_factory import GetMessageClass
 
 from swarmnet.bounds import MAX_INDEXES, Between, Bounds, Entries, Outside, Size
 from swarmnet.ids import Chain, Generation, PeerId, RunId
-from swarmnet.statement import SignedMessage
+from swarmnet.statement import MAX_PAYLOAD_BYTES, SignedMessage
 from swarmnet.wire.peer_ids import PEER_ID_CHARS, is_peer_id, peer_id_from_public_bytes, public_bytes_of
 
 KEY_BYTES, MAX_NUMBER = 32, 1 << 53
 
 TAG_BYTES, VARINT_BYTES, LENGTH_BYTES = 2, 10, 4
 """What protobuf adds at most: a field's number (below 2048), a number, the length of what follows."""
+
+_LATER_FIELDS_BYTES = 256
+"""Room in a signed payload for fields of a later version."""
 
 _SMALL_BYTES, _MOST_KNOWN = 128, 256
 """Messages inside others of at most so many bytes are read once; so many of each kind are remembered."""
@@ -545,12 +548,13 @@ def _message(hint: Any, mirror: Descriptor, bounds: Bounds) -> Struct:
 @functools.cache
 def signed_struct(kinds: tuple[type, ...], mirror: Descriptor, bounds: Bounds) -> Struct:
     """How a `SignedMessage` of one of these dataclasses is read; each has the name of its message."""
-    pool, package = mirror.file.pool, mirror.file.package
-    messages = {make.__name__: pool.FindMessageTypeByName(f"{package}.{make.__name__}") for make in kinds}
+    messages = {make: message_of(make, mirror) for make in kinds}
     contents = {
-        make.__name__: (GetMessageClass(messages[make.__name__]), struct_of(make, messages[make.__name__], bounds))
-        for make in kinds
+        make.__name__: (GetMessageClass(message), struct_of(make, message, bounds))
+        for make, message in messages.items()
     }
+    longest = max((content.most_bytes for _, content in contents.values()), default=MAX_PAYLOAD_BYTES)
+    most_payload = min(longest + _LATER_FIELDS_BYTES, MAX_PAYLOAD_BYTES)
 
     def opened(kind: str, payload: bytes, **envelope: Any) -> SignedMessage[Any]:
         if kind not in contents:
@@ -564,7 +568,16 @@ def signed_struct(kinds: tuple[type, ...], mirror: Descriptor, bounds: Bounds) -
             raise wrong.inside("payload") from None
         return SignedMessage(kind, payload, **envelope, value=value)
 
-    return dataclasses.replace(struct_of(SignedMessage, mirror, bounds), make=opened)
+    envelope = struct_of(SignedMessage, mirror, bounds)
+    size = Annotated[bytes, Size(most_payload)]
+    payload = _scalar(size, mirror.fields_by_name["payload"], bounds)
+    return dataclasses.replace(envelope, make=opened, fields={**envelope.fields, "payload": payload})
+
+
+def message_of(make: type, beside: Descriptor) -> Descriptor:
+    """The protobuf message that has the name of a dataclass, in the package of another one."""
+    found: Descriptor = beside.file.pool.FindMessageTypeByName(f"{beside.file.package}.{make.__name__}")
+    return found
 
 
 def _members(hint: Any) -> tuple[type, ...]:
@@ -616,6 +629,13 @@ def _scalar(hint: Any, field: FieldDescriptor, bounds: Bounds) -> Scalar:
     # Half as long as its hex digits.
     if plain in (Chain, RunId):
         return Scalar(text + 32, lambda raw: _length_problem(raw, 32, 32), _unhex, bytes.hex)
+    if plain is PeerId and field.type == FieldDescriptor.TYPE_BYTES:
+        return Scalar(
+            text + KEY_BYTES,
+            lambda raw: _length_problem(raw, KEY_BYTES, KEY_BYTES),
+            public_bytes_of,
+            peer_id_from_public_bytes,
+        )
     if plain is PeerId:
         size = text + PEER_ID_CHARS
         return Scalar(size, lambda raw: "" if is_peer_id(raw) else f"is {raw[:64]!r}, no peer id", unpack=PeerId)

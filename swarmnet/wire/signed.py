@@ -6,18 +6,23 @@ Reading checks every bound and no signature: the caller checks what is cheap fir
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError
+from google.protobuf.message_factory import GetMessageClass
 
 from swarmnet.bounds import ANY_RUN
 from swarmnet.errors import BadMessage, RejectCode
 from swarmnet.ids import PeerId
-from swarmnet.statement import MAX_PAYLOAD_BYTES, SignedMessage, signed_statement
+from swarmnet.statement import MAX_PAYLOAD_BYTES, SignedMessage
 from swarmnet.wire.codec import malformed
-from swarmnet.wire.fields import Struct, Wrong, signed_struct, struct_of
-from swarmnet.wire.pb import signed_pb2
+from swarmnet.wire.fields import Struct, Wrong, message_of, signed_struct, struct_of
+from swarmnet.wire.pb import signed_pb2, values_pb2
+
+assert signed_pb2.DESCRIPTOR  # its messages are found by their names
 
 T = TypeVar("T")
 
@@ -28,16 +33,15 @@ MAX_SIGNED_BYTES = MAX_PAYLOAD_BYTES + 256
 def sign(value: T, key: PeerId, signer: Callable[[bytes], bytes], *, not_after: int = 0) -> SignedMessage[T]:
     """Put a message into an envelope. signer: signs by the private half of `key`."""
     make: type = type(value)
-    kind = make.__name__
-    message = getattr(signed_pb2, kind)()
-    struct_of(make, message.DESCRIPTOR, ANY_RUN).fill(message, value)
-    payload = message.SerializeToString()
-    return SignedMessage(kind, payload, key, not_after, signer(signed_statement(kind, payload, key, not_after)), value)
+    mirror = message_of(make, _ENVELOPE)
+    message = GetMessageClass(mirror)()
+    struct_of(make, mirror, ANY_RUN).fill(message, value)
+    return SignedMessage.of(value, message.SerializeToString(), key, signer, not_after=not_after)
 
 
 def to_bytes(signed: SignedMessage[Any]) -> bytes:
     """The envelope and what is in it."""
-    message = signed_pb2.SignedMessage()
+    message = values_pb2.SignedMessage()
     _reader(()).fill(message, signed)
     return message.SerializeToString()
 
@@ -48,7 +52,7 @@ def from_bytes(data: bytes, *kinds: type) -> SignedMessage[Any]:
     if len(data) > MAX_SIGNED_BYTES:
         raise BadMessage(RejectCode.TOO_LARGE, "signed message is too long", num_bytes=len(data))
     try:
-        signed: SignedMessage[Any] = _reader(kinds).take(signed_pb2.SignedMessage.FromString(data))
+        signed: SignedMessage[Any] = _reader(kinds).take(values_pb2.SignedMessage.FromString(data))
     except DecodeError as error:
         raise malformed("not a protobuf message") from error
     except Wrong as wrong:
@@ -56,5 +60,29 @@ def from_bytes(data: bytes, *kinds: type) -> SignedMessage[Any]:
     return signed
 
 
+def to_text(signed: SignedMessage[Any]) -> str:
+    """One word, as it is in files: the kind, then the envelope in base64."""
+    return f"{signed.kind.lower()}:{base64.urlsafe_b64encode(to_bytes(signed)).decode().rstrip('=')}"
+
+
+def from_text(text: str, kind: type) -> SignedMessage[Any]:
+    """The inverse. The signature is not checked. Raises ValueError, in words."""
+    name = kind.__name__.lower()
+    head, _, encoded = text.strip().partition(":")
+    if head != name or len(encoded) > 2 * MAX_SIGNED_BYTES:
+        raise ValueError(f"no {name}, which begins with {name}:")
+    # Earlier versions wrote the fields of what they signed one after the other.
+    if ":" in encoded:
+        raise ValueError(f"an {name} of an earlier version: only that version reads it; its signer can sign another")
+    try:
+        signed = from_bytes(base64.b64decode(encoded + "=" * (-len(encoded) % 4), altchars=b"-_", validate=True), kind)
+    except (BadMessage, ValueError):
+        raise ValueError(f"a damaged {name}: copy all of it") from None
+    return signed
+
+
+_ENVELOPE: Descriptor = values_pb2.SignedMessage.DESCRIPTOR  # type: ignore[assignment]
+
+
 def _reader(kinds: tuple[type, ...]) -> Struct:
-    return signed_struct(kinds, signed_pb2.SignedMessage.DESCRIPTOR, ANY_RUN)
+    return signed_struct(kinds, _ENVELOPE, ANY_RUN)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,7 +34,7 @@ from swarmnet.messages import (
     Request,
 )
 from swarmnet.net import endpoint
-from swarmnet.net.admission import Admissions, Pass, ban, invite, pass_of
+from swarmnet.net.admission import Admissions, Bans, Pass, invite, pass_of
 from swarmnet.net.admission_files import Owner, new_owner, write_owner
 from swarmnet.net.dht import DhtDirectory
 from swarmnet.net.dht_daemon import Listen
@@ -47,7 +47,9 @@ from swarmnet.net.records import TTL_S, Announcement, bans_key, dht_key, places_
 from swarmnet.net.swarm_link import SwarmLink
 from swarmnet.peer.joining import find_place
 from swarmnet.peer.status import run_status
+from swarmnet.statement import SignedMessage
 from swarmnet.transport import ReadPayload
+from swarmnet.wire.signed import sign, to_bytes
 from tests.contracts.transport_contract import LIMIT_S, PROCESS, ScriptedService, packed
 
 RUN = RunId("ab" * 32)
@@ -57,6 +59,10 @@ FETCH = Fetch(0, 0, 0, "input", cached=False)
 
 def doors() -> Admissions:
     return Admissions(RUN, OWNER.peer, verify)
+
+
+def ban(number: int, peers: Sequence[PeerId], by: Identity = OWNER) -> SignedMessage[Bans]:
+    return sign(Bans(RUN, number, tuple(peers)), by.peer, by.sign)
 
 
 def pass_for(who: Identity) -> Pass:
@@ -167,9 +173,9 @@ def test_a_ban_takes_effect_on_who_has_greeted_and_a_later_list_lifts_it() -> No
     async def main() -> None:
         async with pair() as (one, other):
             assert await other.call(one) == [Fetched()]
-            one.admissions.learn(ban(RUN, OWNER.peer, 1, [other.identity.peer], OWNER.sign))
+            one.admissions.learn(ban(1, [other.identity.peer]))
             assert not_admitted(await other.call(one), "banned by the run's owner") and one.asked == 1
-            one.admissions.learn(ban(RUN, OWNER.peer, 2, [], OWNER.sign))
+            one.admissions.learn(ban(2, []))
             assert await other.call(one) == [Fetched()]
 
     asyncio.run(main())
@@ -230,8 +236,8 @@ def test_records_of_the_uninvited_are_not_read_and_not_stored_by_the_runs_own_no
 def test_bans_spread_from_peer_to_peer_and_are_remembered(tmp_path: Path) -> None:
     async def main() -> None:
         guest, banned = Identity.generate(), Identity.generate()
-        first = ban(RUN, OWNER.peer, 1, [], OWNER.sign)
-        newest = ban(RUN, OWNER.peer, 2, [banned.peer], OWNER.sign)
+        first = ban(1, [])
+        newest = ban(2, [banned.peer])
         async with node(who=guest, state_dir=tmp_path / "one") as one, node(one, listen=Listen(client=True)) as owner:
             assert await owner.publish_word(newest)
             await one._look_for_words()
@@ -257,15 +263,15 @@ def test_only_the_owners_list_is_kept_under_the_runs_key() -> None:
             evil = await DhtNode.open(mallory, one._gate, one._listen, own_keys=())
             try:
                 assert await evil.join(one.maddrs)
-                forged = replace(ban(RUN, OWNER.peer, 9, [one.peer], mallory.sign))
-                own = ban(RUN, mallory.peer, 9, [one.peer], mallory.sign)
+                forged = replace(ban(9, [one.peer], mallory), key=OWNER.peer)
+                own = ban(9, [one.peer], mallory)
                 for bans in (forged, own):
                     answer = await evil._dht.protocol.call_store(
                         PeerID.from_base58(one.peer),
                         [DHTID.generate(source=bans_key(RUN))],
-                        [bans.text.encode()],
+                        [to_bytes(bans)],
                         [time.time() + 60],
-                        [bans.owner],
+                        [bans.key],
                     )
                     assert answer == [False] and one._admissions.bans is None
             finally:

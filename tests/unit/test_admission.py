@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -13,7 +14,6 @@ from swarmnet.messages import AuditRequest, Fetch, ManifestRequest, Process, Sna
 from swarmnet.net import admission
 from swarmnet.net.admission import (
     MAX_BANNED,
-    MAX_BANS_CHARS,
     MAX_CHARS,
     ROLES,
     Admissions,
@@ -21,18 +21,24 @@ from swarmnet.net.admission import (
     Invitation,
     Pass,
     Role,
-    ban,
     invite,
     pass_of,
     role_for,
 )
 from swarmnet.net.identity import Identity, verify
+from swarmnet.statement import SignedMessage
 from swarmnet.wire.convert import MAX_INVITATION_CHARS
+from swarmnet.wire.fields import Wrong
+from swarmnet.wire.signed import from_text, sign, to_bytes, to_text
 
 RUN, OTHER_RUN = RunId("ab" * 32), RunId("cd" * 32)
 NOW, END = 1_800_000_000.0, 1_800_003_600
 OWNER, ME, OTHER = Identity.generate(), Identity.generate(), Identity.generate()
 BEARER = Identity.generate()
+
+
+def ban(run: RunId, number: int, peers: Iterable[PeerId], by: Identity = OWNER) -> SignedMessage[Bans]:
+    return sign(Bans(run, number, tuple(peers)), by.peer, by.sign)
 
 
 def admissions(**changes) -> Admissions:
@@ -160,7 +166,7 @@ def test_no_altered_pass_is_admitted(bearer: bool, data: st.DataObject) -> None:
 @given(st.text(max_size=600))
 def test_any_text_is_an_invitation_or_a_value_error(text: str) -> None:
     for candidate in (text, f"peer:{text}", f"bearer:{text}", f"bans:{text}"):
-        for read in (Invitation.parse, Pass.parse, Bans.parse):
+        for read in (Invitation.parse, Pass.parse, lambda words: from_text(words, Bans)):
             try:
                 read(candidate)
             except ValueError:
@@ -251,9 +257,9 @@ def test_a_ban_of_a_peer_and_of_a_bearers_key() -> None:
     letter = invitation(BEARER, bearer=True)
     doors.show(ME.peer, shown(invitation()).text, now=NOW)
     doors.show(OTHER.peer, shown(letter, OTHER).text, now=NOW)
-    assert doors.learn(ban(RUN, OWNER.peer, 1, [ME.peer], OWNER.sign))
+    assert doors.learn(ban(RUN, 1, [ME.peer]))
     assert doors.why_not(ME.peer, now=NOW) == "banned by the run's owner" and doors.admitted(OTHER.peer, now=NOW)
-    assert doors.learn(ban(RUN, OWNER.peer, 2, [BEARER.peer], OWNER.sign))
+    assert doors.learn(ban(RUN, 2, [BEARER.peer]))
     assert doors.admitted(ME.peer, now=NOW) and not doors.admitted(OTHER.peer, now=NOW)
     newcomer = Identity.generate()
     doors.show(newcomer.peer, shown(letter, newcomer).text, now=NOW)
@@ -263,33 +269,41 @@ def test_a_ban_of_a_peer_and_of_a_bearers_key() -> None:
 @pytest.mark.parametrize(
     "bans",
     [
-        ban(RUN, OWNER.peer, 9, [ME.peer], OTHER.sign),
-        ban(OTHER_RUN, OWNER.peer, 9, [ME.peer], OWNER.sign),
-        ban(RUN, OTHER.peer, 9, [ME.peer], OTHER.sign),
-        replace(ban(RUN, OWNER.peer, 9, [OTHER.peer], OWNER.sign), peers=(ME.peer,)),
-        replace(ban(RUN, OWNER.peer, 1, [ME.peer], OWNER.sign), number=9),
+        replace(ban(RUN, 9, [ME.peer], OTHER), key=OWNER.peer),
+        ban(OTHER_RUN, 9, [ME.peer]),
+        ban(RUN, 9, [ME.peer], OTHER),
+        replace(ban(RUN, 9, [OTHER.peer]), payload=ban(RUN, 9, [ME.peer]).payload),
+        replace(ban(RUN, 1, [ME.peer]), not_after=9),
     ],
-    ids=["forged", "other run", "other owner", "other peers", "other number"],
+    ids=["forged", "other run", "other owner", "other peers", "other end"],
 )
-def test_a_list_that_is_not_the_owners_bans_nobody(bans: Bans) -> None:
+def test_a_list_that_is_not_the_owners_bans_nobody(bans: SignedMessage[Bans]) -> None:
     doors = admissions()
     doors.show(ME.peer, shown(invitation()).text, now=NOW)
     assert not doors.learn(bans) and doors.admitted(ME.peer, now=NOW)
 
 
-@given(st.permutations([ban(RUN, OWNER.peer, n, [ME.peer] if n % 2 else [], OWNER.sign) for n in range(1, 5)]))
+@given(st.permutations([ban(RUN, n, [ME.peer] if n % 2 else []) for n in range(1, 5)]))
 def test_the_newest_list_counts_in_whatever_order_they_come(lists) -> None:
     doors = admissions()
     for bans in lists:
-        assert doors.learn(bans) == all(bans.number > earlier.number for earlier in lists[: lists.index(bans)])
-        assert doors.accepts(bans) == (bans.number == doors.bans.number)
-    assert doors.bans.number == 4
+        number = bans.value.number
+        assert doors.learn(bans) == all(number > earlier.value.number for earlier in lists[: lists.index(bans)])
+        assert doors.accepts(bans) == (number == doors.bans.value.number)
+    assert doors.bans.value.number == 4
 
 
 def test_the_longest_list_fits_and_survives_being_written_and_read() -> None:
-    bans = ban(RUN, OWNER.peer, 10**15, [Identity.generate().peer for _ in range(MAX_BANNED)], OWNER.sign)
-    assert Bans.parse(bans.text + "\n") == bans and len(bans.text) <= MAX_BANS_CHARS
-    assert Bans.parse(ban(RUN, OWNER.peer, 1, [], OWNER.sign).text).peers == ()
+    bans = ban(RUN, 10**15, [Identity.generate().peer for _ in range(MAX_BANNED)])
+    assert from_text(f"{to_text(bans)}\n", Bans) == bans and len(to_bytes(bans)) < 5000
+    assert from_text(to_text(ban(RUN, 1, [])), Bans).value.peers == ()
+    with pytest.raises(Wrong, match="peers has 129 entries"):
+        ban(RUN, 1, [*bans.value.peers, ME.peer])
+
+
+def test_a_list_of_an_earlier_version_says_so() -> None:
+    with pytest.raises(ValueError, match="of an earlier version"):
+        from_text(f"bans:{RUN}:{OWNER.peer}:7:{ME.peer}:c2ln", Bans)
 
 
 # ---------------------------------------------------------------- who may ask what

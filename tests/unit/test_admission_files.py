@@ -5,21 +5,21 @@ from __future__ import annotations
 import shlex
 import stat
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from swarmnet.cli.frame import run
 from swarmnet.errors import UsageError
-from swarmnet.manifest.extension import Horizon
+from swarmnet.manifest.extension import Extension, Horizon
 from swarmnet.manifest.file import load, run_id, to_toml
 from swarmnet.manifest.schema import Admission, Manifest
 from swarmnet.manifest.terms import RunTerms
-from swarmnet.net.admission import MAX_BANNED, Invitation
+from swarmnet.net.admission import MAX_BANNED, Bans, Invitation
 from swarmnet.net.admission_files import (
-    BanFiles,
-    NoticeFiles,
     Owner,
+    OwnersFiles,
     OwnPass,
     admissions_of,
     new_owner,
@@ -29,6 +29,7 @@ from swarmnet.net.admission_files import (
     write_owner,
 )
 from swarmnet.net.identity import Identity
+from swarmnet.wire.signed import sign, to_text
 
 NOW = 1_800_000_000.0
 DAY = 24 * 3600
@@ -163,19 +164,39 @@ def test_the_owner_extends_an_open_run_too(tmp_path: Path, capsys) -> None:
     assert run(["owner", "extend", str(path), "--steps", "250", "--from", "150"]) == 0
     assert "it takes the place of notice 2, unless step 150 is over by then" in capsys.readouterr().out
     known = notices_of(RunTerms.of(load(path)))
-    assert NoticeFiles(known, tmp_path / "peer", path).read() == []
+    files = OwnersFiles(Extension, known.run, tmp_path / "peer", path)
+    assert files.read(known.learn) == []
     assert known.foreseen(0, Horizon(100)).last == 250 and len(known.known) == 3
 
     (tmp_path / "peer").mkdir()
-    files = NoticeFiles(known, tmp_path / "peer", path)
-    files.keep()
+    files.keep(known.known)
     again = notices_of(RunTerms.of(load(path)))
-    assert NoticeFiles(again, tmp_path / "peer", None).read() == [] and again.mark == known.mark
+    theirs = OwnersFiles(Extension, again.run, tmp_path / "peer", None)
+    assert theirs.read(again.learn) == [] and again.mark == known.mark
     # What somebody has changed there is named once.
-    notices_beside(path).write_text(known.text.replace(":300:", ":900:"), encoding="utf-8")
-    (words,) = files.read()
-    assert "run.notices: a notice that is not signed by the run's owner" in words and files.read() == []
+    forged = replace(
+        known.known[0], payload=sign(Extension(known.run, 9, 150, 900), PEER, Identity.generate().sign).payload
+    )
+    notices_beside(path).write_text(to_text(forged), encoding="utf-8")
+    (words,) = files.read(known.learn)
+    assert "run.notices: a notice that is not signed by the run's owner" in words and files.read(known.learn) == []
     assert run(["owner", "extend", str(path), "--steps", "500"]) == 2 and "take that line out" in last_line(capsys)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("notices", "extension:{run}:{owner}:1:9:99:abab"), ("bans", "bans:{run}:{owner}:1::c2ln")]
+)
+def test_an_owners_file_of_an_earlier_version_is_not_lost_silently(owned: Path, capsys, name: str, text: str) -> None:
+    terms = RunTerms.of(load(owned))
+    file = owned.with_suffix(f".{name}")
+    file.write_text(text.format(run=terms.run, owner=terms.owner))
+    words = ["ban", str(owned), PEER] if name == "bans" else ["extend", str(owned), "--steps", "100000"]
+    assert run(["owner", *words]) == 2
+    line = last_line(capsys)
+    assert str(file) in line and "of an earlier version" in line and "move the file away and sign again" in line
+    kind = Bans if name == "bans" else Extension
+    (refused,) = OwnersFiles(kind, terms.run, None, owned).read(lambda signed: None)
+    assert "of an earlier version" in refused
 
 
 @pytest.mark.parametrize(
@@ -313,8 +334,8 @@ def test_bans_add_up_and_are_lifted(owned: Path, capsys) -> None:
     one, two = Identity.generate().peer, Identity.generate().peer
     manifest = load(owned)
     doors = admissions_of(RunTerms.of(manifest))
-    files = BanFiles(doors, owned.parent, owned)
-    assert not files.read()
+    files = OwnersFiles(Bans, doors.run, owned.parent, owned)
+    assert files.read(doors.learn) == [] and doors.bans is None
     numbers = []
     for words, banned in (
         (["owner", "ban", str(owned), one, two], {one, two}),
@@ -322,14 +343,16 @@ def test_bans_add_up_and_are_lifted(owned: Path, capsys) -> None:
     ):
         assert run(words) == 0
         assert "nobody has been told" in capsys.readouterr().out
-        assert files.read() and set(doors.bans.peers) == banned
-        numbers.append(doors.bans.number)
+        assert files.read(doors.learn) == [] and set(doors.bans.value.peers) == banned
+        numbers.append(doors.bans.value.number)
     assert numbers[0] < numbers[1]
-    files.keep()
+    files.keep([doors.bans])
     again = admissions_of(RunTerms.of(manifest))
-    assert BanFiles(again, owned.parent, None).read() and again.bans == doors.bans  # a peer remembers
+    theirs = OwnersFiles(Bans, doors.run, owned.parent, None)
+    assert theirs.read(again.learn) == [] and again.bans == doors.bans  # a peer remembers
     (owned.parent / f"run-{doors.run[:12]}.bans").write_text("rubbish")
-    assert not BanFiles(admissions_of(RunTerms.of(manifest)), owned.parent, None).read()
+    (words,) = theirs.read(again.learn)
+    assert words.endswith(".bans: no bans, which begins with bans:") and theirs.read(again.learn) == []
 
 
 def test_a_full_list_says_so(owned: Path) -> None:

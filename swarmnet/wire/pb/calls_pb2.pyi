@@ -267,9 +267,9 @@ class StateHeader(_message.Message):
     before: bytes
     term_chain: bytes
     restart: _values_pb2.Restart
-    notices: _containers.RepeatedScalarFieldContainer[str]
+    notices: _containers.RepeatedCompositeFieldContainer[_values_pb2.SignedMessage]
     exclusions: _containers.RepeatedCompositeFieldContainer[Exclusion]
-    def __init__(self, version: _Optional[int] = ..., chain: _Optional[bytes] = ..., before: _Optional[bytes] = ..., term_chain: _Optional[bytes] = ..., restart: _Optional[_Union[_values_pb2.Restart, _Mapping]] = ..., notices: _Optional[_Iterable[str]] = ..., exclusions: _Optional[_Iterable[_Union[Exclusion, _Mapping]]] = ...) -> None: ...
+    def __init__(self, version: _Optional[int] = ..., chain: _Optional[bytes] = ..., before: _Optional[bytes] = ..., term_chain: _Optional[bytes] = ..., restart: _Optional[_Union[_values_pb2.Restart, _Mapping]] = ..., notices: _Optional[_Iterable[_Union[_values_pb2.SignedMessage, _Mapping]]] = ..., exclusions: _Optional[_Iterable[_Union[Exclusion, _Mapping]]] = ...) -> None: ...
 
 class Content(_message.Message):
     __slots__ = ("num_bytes", "piece_bytes", "digests")
@@ -310,8 +310,8 @@ class ManifestData(_message.Message):
     TOML_FIELD_NUMBER: _ClassVar[int]
     NOTICES_FIELD_NUMBER: _ClassVar[int]
     toml: str
-    notices: str
-    def __init__(self, toml: _Optional[str] = ..., notices: _Optional[str] = ...) -> None: ...
+    notices: _containers.RepeatedCompositeFieldContainer[_values_pb2.SignedMessage]
+    def __init__(self, toml: _Optional[str] = ..., notices: _Optional[_Iterable[_Union[_values_pb2.SignedMessage, _Mapping]]] = ...) -> None: ...
 
 class StepFigures(_message.Message):
     __slots__ = ("step", "loss_sum", "num_tokens", "grad_norm", "learning_rate", "ago_s")

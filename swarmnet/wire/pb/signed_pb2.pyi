@@ -7,20 +7,6 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class SignedMessage(_message.Message):
-    __slots__ = ("kind", "payload", "key", "not_after", "signature")
-    KIND_FIELD_NUMBER: _ClassVar[int]
-    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
-    KEY_FIELD_NUMBER: _ClassVar[int]
-    NOT_AFTER_FIELD_NUMBER: _ClassVar[int]
-    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
-    kind: str
-    payload: bytes
-    key: str
-    not_after: int
-    signature: bytes
-    def __init__(self, kind: _Optional[str] = ..., payload: _Optional[bytes] = ..., key: _Optional[str] = ..., not_after: _Optional[int] = ..., signature: _Optional[bytes] = ...) -> None: ...
-
 class Announcement(_message.Message):
     __slots__ = ("record", "place", "num_stages", "dht", "parts")
     RECORD_FIELD_NUMBER: _ClassVar[int]
@@ -184,3 +170,13 @@ class DisputedWork(_message.Message):
     step: int
     peer: str
     def __init__(self, stage: _Optional[int] = ..., step: _Optional[int] = ..., peer: _Optional[str] = ...) -> None: ...
+
+class Bans(_message.Message):
+    __slots__ = ("run", "number", "peers")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    run: bytes
+    number: int
+    peers: bytes
+    def __init__(self, run: _Optional[bytes] = ..., number: _Optional[int] = ..., peers: _Optional[bytes] = ...) -> None: ...
