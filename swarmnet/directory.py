@@ -13,6 +13,7 @@ from typing import Annotated, Literal, Protocol
 from swarmnet.bounds import Between, Entries, Size
 from swarmnet.ids import NO_RESTART, Chain, Incarnation, Number, OnDisk, PeerId, Restart, RunId
 from swarmnet.pacing import TokenBucket
+from swarmnet.statement import SignedMessage
 
 MAX_STAGES_PER_PEER = 16
 MAX_ADDRESSES = 8
@@ -37,6 +38,38 @@ Addresses = Annotated[tuple[Annotated[str, Size(256, printable=True)], ...], Ent
 
 Role = Literal["stage", "trainer"]
 """What a peer is in a run, and what a run by invitation admits it as."""
+
+
+@dataclass(frozen=True, slots=True)
+class Invitation:
+    """What the owner of a run signs for a guest; the end of its envelope is its end."""
+
+    run: RunId
+    guest: PeerId
+    """The peer; of a bearer's, a key made for it alone."""
+    roles: Annotated[tuple[Role, ...], Entries(2)]
+    bearer: bool = False
+    """Is it good for any peer that holds the private half of `guest`?"""
+    uses: Annotated[int, Between(0, 1 << 20)] = 0
+    """Peers that a bearer's admits at most; 0: any number."""
+
+    def contradiction(self) -> str:
+        """What in it cannot be, in words; "" if nothing."""
+        if self.uses and not self.bearer:
+            return "is for one peer, and says for how many it is"
+        return "" if self.roles else "names no role"
+
+
+@dataclass(frozen=True, slots=True)
+class BearerPass:
+    """What a peer shows of a bearer's invitation: signed by the key of that, never the key itself."""
+
+    peer: PeerId
+    invitation: SignedMessage[Invitation]
+
+
+Pass = SignedMessage[Invitation | BearerPass]
+"""What a peer shows in a run by invitation. It is public, and worth nothing to another identity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +172,7 @@ class Record:
     """The restart that this peer follows."""
     wants: Restart = NO_RESTART
     """The restart that it would follow if most peers did; NO_RESTART if it sees no need."""
-    invitation: Annotated[str, Size(512, printable=True)] = ""
+    invitation: Pass | None = None
     """The pass that it shows in a run by invitation."""
     complaints: Annotated[tuple[Complaint, ...], Entries(MAX_COMPLAINTS)] = ()
     """The most important one first."""

@@ -30,12 +30,13 @@ MAX_PAYLOAD_BYTES = 8192
 """Of an envelope: it is an entry of the DHT."""
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 Verify = Callable[[PeerId, bytes, bytes], bool]
 """(key, data, signature): did the holder of that key sign this?"""
 
 
 @dataclass(frozen=True, slots=True)
-class SignedMessage(Generic[T]):
+class SignedMessage(Generic[T_co]):
     """A message in its envelope: the signature covers the bytes of the message, its kind, the signer and the end."""
 
     kind: Annotated[str, Size(32, printable=True)]
@@ -47,22 +48,21 @@ class SignedMessage(Generic[T]):
     not_after: Number
     """Unix milliseconds; 0: it has no end."""
     signature: Annotated[bytes, Size(SIGNATURE_BYTES, least=SIGNATURE_BYTES)]
-    value: Annotated[T, Outside()] = field(compare=False)
+    value: Annotated[T_co, Outside()] = field(compare=False)
     """The message, read from `payload`."""
-
-    @classmethod
-    def of(
-        cls, value: T, payload: bytes, key: PeerId, sign: Callable[[bytes], bytes], *, not_after: int = 0
-    ) -> SignedMessage[T]:
-        """Sign a message whose bytes are `payload` (`wire.signed.sign` makes them)."""
-        kind = type(value).__name__
-        signature = sign(signed_statement(kind, payload, key, not_after))
-        return cls(kind, payload, key, not_after, signature, value)
 
     def is_genuine(self, verify: Verify) -> bool:
         """Is the signature right? Costs a thousand times as much as reading."""
         signed = signed_statement(self.kind, self.payload, self.key, self.not_after)
         return verify(self.key, signed, self.signature)
+
+
+def in_envelope(
+    value: T, payload: bytes, key: PeerId, sign: Callable[[bytes], bytes], *, not_after: int = 0
+) -> SignedMessage[T]:
+    """Sign a message whose bytes are `payload` (`wire.signed.sign` makes them)."""
+    kind = type(value).__name__
+    return SignedMessage(kind, payload, key, not_after, sign(signed_statement(kind, payload, key, not_after)), value)
 
 
 def signed_statement(kind: str, payload: bytes, key: PeerId, not_after: int) -> bytes:

@@ -8,30 +8,19 @@ What is signed, and who is admitted by it, is `net.admission`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from swarmnet.clock import wall_time
-from swarmnet.directory import Role
+from swarmnet.directory import BearerPass, Invitation, Pass, Role
 from swarmnet.errors import UsageError, unwritable
 from swarmnet.ids import PeerId, RunId
 from swarmnet.manifest.extension import MAX_NOTICE_CHARS, MAX_NOTICES, Extension, Notice, Notices
 from swarmnet.manifest.terms import RunTerms
-from swarmnet.net.admission import (
-    KINDS,
-    MAX_BANNED,
-    MAX_CHARS,
-    ROLES,
-    Admissions,
-    Bans,
-    Invitation,
-    Pass,
-    advised,
-    in_words,
-    invite,
-    pass_of,
-)
+from swarmnet.net.admission import MAX_BANNED, ROLES, Admissions, Bans, advised, in_words, invitation_in
 from swarmnet.net.identity import Identity, verify, write_whole
 from swarmnet.statement import SignedMessage
 from swarmnet.telemetry.text import typed
@@ -42,8 +31,44 @@ T = TypeVar("T")
 _MAX_FILE_CHARS = max(2 * MAX_SIGNED_BYTES, MAX_NOTICES * (MAX_NOTICE_CHARS + 1))
 """Of a list of bans, or all notices of a run."""
 
+_TOKENS = ("invitation:", "peer:", "bearer:")
+"""How an invitation begins, and how those of earlier versions did."""
+_SECRET = re.compile(r"[0-9a-f]{64}")
+
 _LIFE_LEFT_S = 24 * 3600.0
 """A pass that ends sooner is looked for anew: its owner's guest may have put another invitation into the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """An invitation as it is printed and pasted. seed: private half of a bearer's key, which makes it a secret."""
+
+    invitation: SignedMessage[Invitation]
+    seed: bytes = b""
+
+    @property
+    def text(self) -> str:
+        """One word: invitation:BASE64, and of a bearer's :SECRET."""
+        return to_text(self.invitation) + (f":{self.seed.hex()}" if self.seed else "")
+
+    @classmethod
+    def parse(cls, text: str) -> Token:
+        """Read what was pasted. The signature is not looked at. Raises ValueError, in words."""
+        head, _, secret = text.strip().rpartition(":") if text.count(":") == 2 else (text, "", "")
+        invitation = from_text(head, Invitation)
+        if bool(secret) != invitation.value.bearer or (secret and not _SECRET.fullmatch(secret)):
+            raise ValueError("a damaged invitation: copy all of it, a bearer's with the secret at its end")
+        return cls(invitation, bytes.fromhex(secret))
+
+    def shown_by(self, me: Identity) -> Pass:
+        """What a peer shows of it. Raises ValueError: the secret belongs to another one."""
+        if not self.seed:
+            return self.invitation
+        # The secret stays here: others see a signature by it, over our id.
+        key = Identity.from_seed(self.seed)
+        if key.peer != self.invitation.value.guest:
+            raise ValueError("its secret does not belong to it; copy all of it")
+        return sign(BearerPass(me.peer, self.invitation), key.peer, key.sign)
 
 
 # ---------------------------------------------------------------- the owner
@@ -71,8 +96,8 @@ def invitation_beside(manifest: Path) -> Path:
 
 def write_invitation(path: Path, terms: RunTerms, *, life_s: float) -> None:
     """Write one for whoever can read the file. Raises UsageError, OSError."""
-    invitation = Owner(path, terms).invite(None, ROLES, int(wall_time() + life_s))
-    write_whole(invitation_beside(path), f"{invitation.text}\n")
+    token = Owner(path, terms).invite(None, ROLES, int(wall_time() + life_s))
+    write_whole(invitation_beside(path), f"{token.text}\n")
 
 
 def new_owner(manifest: Path) -> Identity:
@@ -129,13 +154,16 @@ class Owner:
         if self._identity.peer != terms.key:
             raise UsageError(f"{key}: is another run's key ({self._identity.peer}); {path} names {terms.key}")
 
-    def invite(self, guest: PeerId | None, roles: Iterable[Role], not_after: int) -> Invitation:
-        """An invitation of `guest`; None: of whoever holds it."""
+    def invite(self, guest: PeerId | None, roles: Iterable[Role], not_after: int, *, uses: int = 0) -> Token:
+        """An invitation of `guest`; None: of whoever holds it, of `uses` peers at most (0: any number). not_after: Unix
+        seconds."""
         # A personal invitation needs no secret: the guest signs with its own key.
-        if guest is not None:
-            return invite(self.run, guest, roles, not_after, self._identity.sign)
-        key = Identity.generate()
-        return invite(self.run, key.peer, roles, not_after, self._identity.sign, seed=key.key.private_bytes_raw())
+        key = Identity.generate() if guest is None else None
+        named = guest if key is None else key.peer
+        assert named is not None
+        invitation = Invitation(self.run, named, tuple(roles), bearer=key is not None, uses=uses)
+        signed = sign(invitation, self._identity.peer, self._identity.sign, not_after=not_after * 1000)
+        return Token(signed, key.key.private_bytes_raw() if key else b"")
 
     def ban(self, peers: Iterable[PeerId], *, lift: bool, now: float) -> SignedMessage[Bans]:
         """Add to the list beside the manifest, or take off it. `now` is its number at the least, so that a list whose
@@ -196,7 +224,7 @@ def notices_of(terms: RunTerms) -> Notices:
 
 
 class OwnPass:
-    """What this process shows in a run by invitation. `text` is empty in an open run.
+    """What this process shows in a run by invitation. `shown` is None in an open run.
 
     given: an invitation, or the file it is in; "": what was kept in `directory` counts.
     """
@@ -215,7 +243,7 @@ class OwnPass:
     ) -> None:
         """Raises UsageError if I am not admitted, with what to do. transient: the identity is for one command.
         manifest: the run's file; the owner's key may be beside it."""
-        self.text = ""
+        self.shown: Pass | None = None
         owns = manifest is not None and owner_key_file(manifest).is_file()
         self._owned = typed(manifest) if owns else ""
         self._admissions, self._identity, self._role, self._given = admissions, identity, role, given
@@ -223,12 +251,12 @@ class OwnPass:
         self._file = directory / f"run-{admissions.run[:12]}.pass"
         if admissions.owner is None:
             return
-        self._show(self._of_given() if given else _read(self._file, MAX_CHARS), now)
+        self._show(self._of_given() if given else self._kept(), now)
         self.check(now=now)
         # It is kept, so that the next start needs no --invitation.
-        if given:
+        if given and self.shown is not None:
             try:
-                write_whole(self._file, f"{self.text}\n")
+                _write_signed(self._file, [self.shown])
             except OSError as error:
                 raise UsageError(
                     f"cannot keep the invitation in {self._file}: {error.strerror or error}; choose another --dir"
@@ -241,9 +269,9 @@ class OwnPass:
         if self._admissions.owner is None or self._admissions.admitted(me, self._role, now=now + _LIFE_LEFT_S):
             return
         try:
-            renewed = self._of_given() if self._given else _read(self._file, MAX_CHARS)
+            renewed = self._of_given() if self._given else self._kept()
         except UsageError:  # the file is gone: the invitation may still be good
-            renewed = self.text
+            renewed = self.shown
         self._show(renewed, now)
         if reason := self._admissions.why_not(me, self._role, now=now):
             words = advised(reason, None if self._transient else me, self._role, owned=self._owned)
@@ -253,40 +281,38 @@ class OwnPass:
     @property
     def ends(self) -> str:
         """Until when it is good, in words; "" in an open run."""
-        return in_words(Pass.parse(self.text).terms.not_after) if self.text else ""
+        return in_words(invitation_in(self.shown).not_after / 1000) if self.shown else ""
 
-    def _show(self, text: str, now: float) -> None:
+    def _show(self, shown: Pass | None, now: float) -> None:
         # A worse one does not replace what is good.
-        if text and not self._admissions.show(self._identity.peer, text, now=now):
-            self.text = text
+        if shown is not None and not self._admissions.show(self._identity.peer, shown, now=now):
+            self.shown = shown
 
-    def _of_given(self) -> str:
-        invitation = given_invitation(self._given)
-        sign = self._identity.sign
-        # Its secret stays here: others see a signature by it, over our id.
-        if invitation.terms.bearer:
-            key = Identity.from_seed(invitation.seed)
-            if key.peer != invitation.terms.guest:
-                raise UsageError("--invitation: its secret does not belong to it; copy all of it")
-            sign = key.sign
-        return pass_of(invitation, self._admissions.run, self._identity.peer, sign).text
+    def _kept(self) -> Pass | None:
+        text = _read(self._file, _MAX_FILE_CHARS)
+        try:
+            return from_text(text, Invitation, BearerPass) if text else None
+        except ValueError as error:
+            raise UsageError(f"{self._file}: {error}; then start again with --invitation") from error
+
+    def _of_given(self) -> Pass:
+        try:
+            return given_invitation(self._given).shown_by(self._identity)
+        except ValueError as error:
+            raise UsageError(f"--invitation: {error}") from error
 
 
-def given_invitation(given: str) -> Invitation:
-    """What was typed: an invitation, or the file it is in. Raises UsageError."""
+def given_invitation(given: str) -> Token:
+    """What was typed: an invitation, or the file it is in. Raises UsageError, ValueError."""
     text = given.strip()
-    if not text.startswith(tuple(f"{kind}:" for kind in KINDS)):
+    if not text.startswith(_TOKENS):
         path = Path(text).expanduser()
         if not path.is_file():
             raise UsageError(
-                f"--invitation {_cut(text)}: no such file, and no invitation, which begins with "
-                f"{' or '.join(f'{kind}:' for kind in KINDS)}"
+                f"--invitation {_cut(text)}: no such file, and no invitation, which begins with invitation:"
             )
-        text = _read(path, 2 * MAX_CHARS)
-    try:
-        return Invitation.parse(text)
-    except ValueError as error:
-        raise UsageError(f"--invitation: {error}") from error
+        text = _read(path, _MAX_FILE_CHARS)
+    return Token.parse(text)
 
 
 class OwnersFiles(Generic[T]):

@@ -109,7 +109,7 @@ class Endpoint:
             addresses=self.transport.addresses,
             stages=(),
             numerics=self.numerics,
-            invitation=self.own_pass.text,
+            invitation=self.own_pass.shown,
             software=SOFTWARE,
             region=self.region,
         )
@@ -200,7 +200,7 @@ def greeter_of(terms: RunTerms, numerics: str, admissions: Admissions, own_pass:
         numerics,
         terms.max_clock_offset_s,
         admissions=admissions,
-        invitation=lambda: own_pass.text,
+        invitation=lambda: own_pass.shown,
         completed=terms.completed,
         filled_in=terms.filled_in,
         boot_id=boot_id,

@@ -170,7 +170,7 @@ async def reach(
             manifest=config.manifest,
         )
         # In a run by invitation only admitted peers count from now on.
-        if own_pass.text:
+        if own_pass.shown:
             tell("invitation", f"of the run's owner, good until {own_pass.ends}")
             records = _others(directory, directory.known())
         yield FoundRun(

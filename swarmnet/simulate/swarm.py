@@ -17,14 +17,14 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from swarmnet.directory import Record, Role
+from swarmnet.directory import Invitation, Pass, Record, Role
 from swarmnet.errors import UsageError
 from swarmnet.ids import Chain, PeerId
 from swarmnet.manifest.extension import Extension, Horizon, Notice, Notices
 from swarmnet.manifest.schema import Manifest
 from swarmnet.manifest.terms import RunTerms
 from swarmnet.messages import Packed
-from swarmnet.net.admission import Admissions, Bans, invite, pass_of
+from swarmnet.net.admission import Admissions, Bans
 from swarmnet.peer.moving import Moving, NewStage
 from swarmnet.peer.peer import Peer
 from swarmnet.peer.rebalance import RecentMoves, Rules
@@ -47,7 +47,7 @@ from swarmnet.simulate.network import MemoryNetwork
 from swarmnet.simulate.oracle import Oracle
 from swarmnet.simulate.plan import OWNER, Plan, manifest_of
 from swarmnet.stage.seams import Engine
-from swarmnet.statement import SignedMessage
+from swarmnet.statement import SignedMessage, in_envelope
 from swarmnet.telemetry.kinds import KINDS
 from swarmnet.testing.invariants import multiplicity
 from swarmnet.trainer.trainer import Trainer
@@ -75,9 +75,9 @@ def _signature(peer: PeerId, data: bytes) -> bytes:
     return hashlib.sha512(peer.encode() + b"\0" + data).digest()
 
 
-def signed(value: T, by: PeerId = OWNER) -> SignedMessage[T]:
-    """In an envelope. Names of simulated peers embed no keys, so its payload is no protobuf message."""
-    return SignedMessage.of(value, repr(value).encode(), by, SimulatedSigner(by).sign)
+def signed(value: T, *, not_after: int = 0) -> SignedMessage[T]:
+    """What the owner signs. Names of simulated peers embed no keys, so its payload is no protobuf message."""
+    return in_envelope(value, repr(value).encode(), OWNER, SimulatedSigner(OWNER).sign, not_after=not_after)
 
 
 class Broken(AssertionError):
@@ -262,15 +262,14 @@ class Swarm:
             self.network.kill(peer)
             self.add((moved.stage,), peer, carried=moved.version)
 
-    def _admit(self, peer: PeerId, role: Role, invited: bool) -> tuple[Admissions, str]:
+    def _admit(self, peer: PeerId, role: Role, invited: bool) -> tuple[Admissions, Pass | None]:
         """Who is admitted, as this process knows it, and the pass that it shows."""
         terms, verify = self._terms, SimulatedSigner(peer).verify
         admissions = Admissions(self.plan.run, terms.owner, verify, tolerance_s=terms.max_clock_offset_s)
         self.admissions[peer] = admissions
         if not (self.plan.invite and invited):
-            return admissions, ""
-        invitation = invite(self.plan.run, peer, [role], 10**9, SimulatedSigner(OWNER).sign)
-        shown = pass_of(invitation, self.plan.run, peer, SimulatedSigner(peer).sign).text
+            return admissions, None
+        shown = signed(Invitation(self.plan.run, peer, (role,)), not_after=10**12)
         admissions.show(peer, shown, now=self.loop.time())
         if self.bans is not None:
             admissions.learn(self.bans)

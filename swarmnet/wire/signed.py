@@ -17,7 +17,7 @@ from google.protobuf.message_factory import GetMessageClass
 from swarmnet.bounds import ANY_RUN
 from swarmnet.errors import BadMessage, RejectCode
 from swarmnet.ids import PeerId
-from swarmnet.statement import MAX_PAYLOAD_BYTES, SignedMessage
+from swarmnet.statement import MAX_PAYLOAD_BYTES, SignedMessage, in_envelope
 from swarmnet.wire.codec import malformed
 from swarmnet.wire.fields import Struct, Wrong, message_of, signed_struct, struct_of
 from swarmnet.wire.pb import signed_pb2, values_pb2
@@ -36,7 +36,7 @@ def sign(value: T, key: PeerId, signer: Callable[[bytes], bytes], *, not_after: 
     mirror = message_of(make, _ENVELOPE)
     message = GetMessageClass(mirror)()
     struct_of(make, mirror, ANY_RUN).fill(message, value)
-    return SignedMessage.of(value, message.SerializeToString(), key, signer, not_after=not_after)
+    return in_envelope(value, message.SerializeToString(), key, signer, not_after=not_after)
 
 
 def to_bytes(signed: SignedMessage[Any]) -> bytes:
@@ -65,20 +65,25 @@ def to_text(signed: SignedMessage[Any]) -> str:
     return f"{signed.kind.lower()}:{base64.urlsafe_b64encode(to_bytes(signed)).decode().rstrip('=')}"
 
 
-def from_text(text: str, kind: type) -> SignedMessage[Any]:
+def from_text(text: str, *kinds: type) -> SignedMessage[Any]:
     """The inverse. The signature is not checked. Raises ValueError, in words."""
-    name = kind.__name__.lower()
-    head, _, encoded = text.strip().partition(":")
-    if head != name or len(encoded) > 2 * MAX_SIGNED_BYTES:
-        raise ValueError(f"no {name}, which begins with {name}:")
+    names = [kind.__name__.lower() for kind in kinds]
+    name, _, encoded = text.strip().partition(":")
     # Earlier versions wrote the fields of what they signed one after the other.
-    if ":" in encoded:
-        raise ValueError(f"an {name} of an earlier version: only that version reads it; its signer can sign another")
+    if ":" in encoded and name in (*names, *_EARLIER):
+        raise ValueError("signed for an earlier version, and only that reads it: the run's owner can sign it again")
+    if name not in names or len(encoded) > 2 * MAX_SIGNED_BYTES:
+        raise ValueError(f"does not begin with {' or '.join(f'{each}:' for each in names)}")
     try:
-        signed = from_bytes(base64.b64decode(encoded + "=" * (-len(encoded) % 4), altchars=b"-_", validate=True), kind)
+        data = base64.b64decode(encoded + "=" * (-len(encoded) % 4), altchars=b"-_", validate=True)
+        signed = from_bytes(data, *kinds)
     except (BadMessage, ValueError):
         raise ValueError(f"a damaged {name}: copy all of it") from None
     return signed
+
+
+_EARLIER = ("peer", "bearer")
+"""How invitations of earlier versions began."""
 
 
 _ENVELOPE: Descriptor = values_pb2.SignedMessage.DESCRIPTOR  # type: ignore[assignment]

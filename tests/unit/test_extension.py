@@ -53,8 +53,8 @@ def test_any_text_is_a_notice_or_no_notice(text: str, at: int) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        (f"extension:{RUN}:{OWNER.peer}:1:50:200:{'ab' * 64}", "of an earlier version: only that version reads it"),
-        ("bans:AAAA", "no extension, which begins with extension:"),
+        (f"extension:{RUN}:{OWNER.peer}:1:50:200:{'ab' * 64}", "signed for an earlier version, and only that reads it"),
+        ("bans:AAAA", "does not begin with extension:"),
         ("extension:AAAA", "a damaged extension: copy all of it"),
         (to_text(notice(1, 50, 200))[:-9], "a damaged extension"),
     ],

@@ -20,6 +20,7 @@ from swarmnet.directory import (
     MAX_STAGES_PER_PEER,
     Complaint,
     DisputedWork,
+    Invitation,
     Record,
     StageStatus,
     TaintedStep,
@@ -102,7 +103,11 @@ records = st.builds(
     Record,
     run=st.just(RUN),
     peer=st.just(ME.peer),
-    invitation=st.text("abc:,-_", max_size=512),
+    invitation=st.none()
+    | st.builds(
+        lambda guest: signing.sign(Invitation(RUN, guest, ("stage",)), OTHER.peer, OTHER.sign, not_after=9),
+        st.just(ME.peer),
+    ),
     incarnation=st.integers(0, 2**64 - 1),
     addresses=st.lists(addresses, max_size=4).map(tuple),
     stages=st.lists(statuses, min_size=1, max_size=8, unique_by=lambda s: s.stage).map(tuple),
@@ -427,9 +432,10 @@ def test_the_bytes_of_a_full_record_are_what_they_were() -> None:
         StageStatus(2, 41, chain, True, 3, 4, disk, draining=True, executions=9, counted=8, drift=5, stray=True),
         StageStatus(3, 0, chain, False, still_s=3),
     )
+    shown = signing.sign(Invitation(RUN, me.peer, ("stage",)), other.peer, other.sign)
     full = Record(
         RUN, me.peer, 1 << 63, ("/ip4/1.2.3.4/tcp/5",), statuses, True, "cpu", (3, 1.5), None, 2.5, True, 7,
-        Restart(1, 2), Restart(3, 4), "inv", (Complaint(2, other.peer, "left_out", "late " * 40, 3),) * 9,
+        Restart(1, 2), Restart(3, 4), shown, (Complaint(2, other.peer, "left_out", "late " * 40, 3),) * 9,
     )  # fmt: skip
     sealed = seal(Announcement(full, "2", 1_700_000_000_123, 5, (f"/ip4/1.2.3.4/tcp/5/p2p/{me.peer}",)), me.sign)
-    assert hashlib.sha256(sealed).hexdigest() == "f4160f8f625cfd0a0f676cef502ce6f4c8c10b6074397daabd934765108b619e"
+    assert hashlib.sha256(sealed).hexdigest() == "8f211cc3f46ad8df6e127c54a54a0b526da675323c496fca3d3f700a81771ac8"

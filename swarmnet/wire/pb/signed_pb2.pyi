@@ -67,7 +67,7 @@ class Record(_message.Message):
     halted: int
     restart: _values_pb2.Restart
     wants: _values_pb2.Restart
-    invitation: str
+    invitation: _values_pb2.SignedMessage
     complaints: _containers.RepeatedCompositeFieldContainer[Complaint]
     estimates: _containers.RepeatedCompositeFieldContainer[Estimate]
     may_move: bool
@@ -83,7 +83,7 @@ class Record(_message.Message):
     disputed: DisputedWork
     num_disputed: int
     goes_back: bool
-    def __init__(self, run: _Optional[bytes] = ..., peer: _Optional[str] = ..., incarnation: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ..., stages: _Optional[_Iterable[_Union[StageStatus, _Mapping]]] = ..., trainer: _Optional[bool] = ..., numerics: _Optional[str] = ..., loss: _Optional[_Union[LossAt, _Mapping]] = ..., eval_loss: _Optional[_Union[LossAt, _Mapping]] = ..., tokens_per_second: _Optional[float] = ..., finished: _Optional[bool] = ..., halted: _Optional[int] = ..., restart: _Optional[_Union[_values_pb2.Restart, _Mapping]] = ..., wants: _Optional[_Union[_values_pb2.Restart, _Mapping]] = ..., invitation: _Optional[str] = ..., complaints: _Optional[_Iterable[_Union[Complaint, _Mapping]]] = ..., estimates: _Optional[_Iterable[_Union[Estimate, _Mapping]]] = ..., may_move: _Optional[bool] = ..., going: _Optional[int] = ..., surely: _Optional[bool] = ..., paused: _Optional[bool] = ..., steps: _Optional[int] = ..., step_s: _Optional[float] = ..., software: _Optional[str] = ..., region: _Optional[str] = ..., tainted: _Optional[_Iterable[_Union[TaintedStep, _Mapping]]] = ..., num_tainted: _Optional[int] = ..., disputed: _Optional[_Union[DisputedWork, _Mapping]] = ..., num_disputed: _Optional[int] = ..., goes_back: _Optional[bool] = ...) -> None: ...
+    def __init__(self, run: _Optional[bytes] = ..., peer: _Optional[str] = ..., incarnation: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ..., stages: _Optional[_Iterable[_Union[StageStatus, _Mapping]]] = ..., trainer: _Optional[bool] = ..., numerics: _Optional[str] = ..., loss: _Optional[_Union[LossAt, _Mapping]] = ..., eval_loss: _Optional[_Union[LossAt, _Mapping]] = ..., tokens_per_second: _Optional[float] = ..., finished: _Optional[bool] = ..., halted: _Optional[int] = ..., restart: _Optional[_Union[_values_pb2.Restart, _Mapping]] = ..., wants: _Optional[_Union[_values_pb2.Restart, _Mapping]] = ..., invitation: _Optional[_Union[_values_pb2.SignedMessage, _Mapping]] = ..., complaints: _Optional[_Iterable[_Union[Complaint, _Mapping]]] = ..., estimates: _Optional[_Iterable[_Union[Estimate, _Mapping]]] = ..., may_move: _Optional[bool] = ..., going: _Optional[int] = ..., surely: _Optional[bool] = ..., paused: _Optional[bool] = ..., steps: _Optional[int] = ..., step_s: _Optional[float] = ..., software: _Optional[str] = ..., region: _Optional[str] = ..., tainted: _Optional[_Iterable[_Union[TaintedStep, _Mapping]]] = ..., num_tainted: _Optional[int] = ..., disputed: _Optional[_Union[DisputedWork, _Mapping]] = ..., num_disputed: _Optional[int] = ..., goes_back: _Optional[bool] = ...) -> None: ...
 
 class StageStatus(_message.Message):
     __slots__ = ("stage", "version", "chain", "synced", "queue", "slots", "disk", "draining", "executions", "counted", "drift", "stray", "still_s")
@@ -180,3 +180,25 @@ class Bans(_message.Message):
     number: int
     peers: bytes
     def __init__(self, run: _Optional[bytes] = ..., number: _Optional[int] = ..., peers: _Optional[bytes] = ...) -> None: ...
+
+class Invitation(_message.Message):
+    __slots__ = ("run", "guest", "roles", "bearer", "uses")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    GUEST_FIELD_NUMBER: _ClassVar[int]
+    ROLES_FIELD_NUMBER: _ClassVar[int]
+    BEARER_FIELD_NUMBER: _ClassVar[int]
+    USES_FIELD_NUMBER: _ClassVar[int]
+    run: bytes
+    guest: bytes
+    roles: _containers.RepeatedScalarFieldContainer[str]
+    bearer: bool
+    uses: int
+    def __init__(self, run: _Optional[bytes] = ..., guest: _Optional[bytes] = ..., roles: _Optional[_Iterable[str]] = ..., bearer: _Optional[bool] = ..., uses: _Optional[int] = ...) -> None: ...
+
+class BearerPass(_message.Message):
+    __slots__ = ("peer", "invitation")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    INVITATION_FIELD_NUMBER: _ClassVar[int]
+    peer: bytes
+    invitation: _values_pb2.SignedMessage
+    def __init__(self, peer: _Optional[bytes] = ..., invitation: _Optional[_Union[_values_pb2.SignedMessage, _Mapping]] = ...) -> None: ...
