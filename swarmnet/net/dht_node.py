@@ -33,7 +33,7 @@ from swarmnet.net.address import peer_in
 from swarmnet.net.admission import Bans
 from swarmnet.net.dht_daemon import Daemon, DaemonFailed, Listen
 from swarmnet.net.identity import Identity, verify
-from swarmnet.net.records import MAX_AHEAD_S, Announcement, bans_key, gives_way, notice_key, unseal
+from swarmnet.net.records import MAX_AHEAD_S, Announcement, bans_key, gives_way, notice_key, verified
 from swarmnet.pacing import Budgets, Rate
 from swarmnet.statement import SignedMessage
 from swarmnet.wire.signed import from_bytes
@@ -121,10 +121,10 @@ class RecordGate(RecordValidatorBase):  # type: ignore[misc]
         if not math.isfinite(record.expiration_time):
             return False
         try:
-            signed = self._known(record.value) or from_bytes(record.value, Announcement, Bans, Extension)
-            if isinstance(signed, SignedMessage) and not isinstance(signed.value, Announcement):
-                return self._validate_word(record, signed)
-            found = self._unseal(record.value)
+            found = self._known(record.value) or from_bytes(record.value, Announcement, Bans, Extension)
+            if isinstance(found, SignedMessage) and not isinstance(found.value, Announcement):
+                return self._validate_word(record, found)
+            found = self._fresh(record.value, found)
         except BadMessage:
             return False
         genuine = (
@@ -157,11 +157,12 @@ class RecordGate(RecordValidatorBase):  # type: ignore[misc]
             self._heard_word(word, record.expiration_time)
         return genuine
 
-    def _unseal(self, data: bytes) -> Announcement:
+    def _fresh(self, data: bytes, found: Announcement | SignedMessage[Announcement]) -> Announcement:
         now = self._clock()
-        found = self._verified.get(data)
-        if found is None or not now - GRACE_S < found.expiry_ms / 1000 <= now + MAX_AHEAD_S:
-            self._verified[data] = found = unseal(data, now=now, grace_s=GRACE_S)
+        if isinstance(found, Announcement) and not now - GRACE_S < found.expiry_ms / 1000 <= now + MAX_AHEAD_S:
+            found = from_bytes(data, Announcement)
+        if isinstance(found, SignedMessage):
+            self._verified[data] = found = verified(found, now=now, grace_s=GRACE_S)
             # Nobody reads the expired again: a node that runs for weeks holds what is valid, and not all it may.
             while self._verified and self._expired(oldest := next(iter(self._verified)), now):
                 del self._verified[oldest]

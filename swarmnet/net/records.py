@@ -38,7 +38,7 @@ from swarmnet.ids import PeerId, RunId, mark_of
 from swarmnet.net.address import Address
 from swarmnet.net.identity import verify
 from swarmnet.quorum import quorum
-from swarmnet.statement import MAX_PAYLOAD_BYTES
+from swarmnet.statement import MAX_PAYLOAD_BYTES, SignedMessage
 from swarmnet.wire import signed as signing
 from swarmnet.wire.fields import Wrong
 
@@ -202,7 +202,11 @@ def unseal(data: bytes, *, now: float, grace_s: float = 0.0) -> Announcement:
 
     Refuses what expired more than `grace_s` ago and what expires more than `MAX_AHEAD_S` ahead.
     """
-    signed = signing.from_bytes(data, Announcement)
+    return verified(signing.from_bytes(data, Announcement), now=now, grace_s=grace_s)
+
+
+def verified(signed: SignedMessage[Announcement], *, now: float, grace_s: float = 0.0) -> Announcement:
+    """What is in the envelope, if it is signed by its peer and its end is near. Raises BadMessage."""
     announcement: Announcement = replace(signed.value, expiry_ms=signed.not_after)
     left_s = round(signed.not_after / 1000 - now, 3)
     # Before the signature, which costs a thousand times as much.

@@ -57,6 +57,9 @@ def from_bytes(data: bytes, *kinds: type) -> SignedMessage[Any]:
         raise malformed("not a protobuf message") from error
     except Wrong as wrong:
         raise malformed(f"signed.{wrong}") from None
+    # One spelling only: what is not signed must not make a genuine record longer, or look like another one.
+    if to_bytes(signed) != data:
+        raise malformed("signed message has more in its envelope than is signed")
     return signed
 
 

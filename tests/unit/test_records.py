@@ -254,6 +254,13 @@ def test_a_signature_of_one_kind_is_none_of_another() -> None:
         unseal(forged(kind="Record"), now=NOW)
 
 
+def test_nothing_is_added_to_an_envelope() -> None:
+    sealed = seal(announcement(), ME.sign)
+    for more in (b"\xfa\x3f\x04mood", b"\x20\x00", sealed[-66:]):
+        with pytest.raises(BadMessage, match="more in its envelope than is signed"):
+            unseal(sealed + more, now=NOW)
+
+
 def test_none_and_zero_are_not_the_same() -> None:
     for step in (None, 0):
         assert unseal(seal(announcement(halted=step, going=step), ME.sign), now=NOW).record.halted == step
