@@ -40,7 +40,7 @@ Digest = Annotated[bytes, Size(64, least=1)]
 Sha256 = Annotated[bytes, Size(32, least=32)]
 PartKind = Literal["contribution", "reduced", "sum", "replay", "pledges"]
 Reason = Annotated[str, Size(1000, cut=True)]
-Notices = Annotated[tuple[Notice, ...], Entries(MAX_NOTICES)]
+NoticeList = Annotated[tuple[Notice, ...], Entries(MAX_NOTICES)]
 """What the run's owner has signed to extend it (`manifest.extension`)."""
 Roll = Annotated[bytes, Size(16, least=16)]
 """Digest of a commit's contributors."""
@@ -894,7 +894,7 @@ class StateHeader:
     """The chain at the start of the leader's term."""
     restart: Restart = NO_RESTART
     """What the state descends from."""
-    notices: Notices = ()
+    notices: NoticeList = ()
     """Those in force at this version."""
     exclusions: Annotated[tuple[Exclusion, ...], Entries(MAX_EXCLUSIONS, distinct=True)] = ()
     """The stage's table, as of this version."""
@@ -945,7 +945,7 @@ class ManifestData:
     """The answer to `ManifestRequest`: UTF-8 TOML whose canonical hash the caller checks."""
 
     toml: Annotated[str, Size(1 << 18)]
-    notices: Notices = ()
+    notices: NoticeList = ()
     """All that the callee knows."""
 
 

@@ -85,16 +85,8 @@ from swarmnet.wire.convert import (
     TensorHeader,
     Told,
 )
-from swarmnet.wire.fields import (
-    Wrong,
-    bitmap_problem,
-    from_bitmap,
-    from_bytes,
-    indexes_problem,
-    struct_of,
-    to_bitmap,
-    to_bytes,
-)
+from swarmnet.wire.fields import Wrong, struct_of
+from swarmnet.wire.index_sets import bitmap_problem, from_bitmap, from_bytes, indexes_problem, to_bitmap, to_bytes
 from swarmnet.wire.pb import calls_pb2, control_pb2, values_pb2
 from swarmnet.wire.peer_ids import peer_id_from_public_bytes
 
