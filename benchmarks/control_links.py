@@ -166,10 +166,10 @@ def read_bytes_per_s(names: frozenset[PeerId]) -> float:
     bits = 0
     for _ in range(20):
         told = [
-            Announcement(Record(RUN, peer, 1, (), (StageStatus(0, 0, CHAIN, True),)), 0, 1, 3, parts=(bits,))
+            Announcement(Record(RUN, peer, 1, (), (StageStatus(0, 0, CHAIN, True),)), "0", 1, 3, parts=(bits,))
             for peer in names
         ]
-        bits = parts_seen([each for each in told if 0 in places_of(each.record, each.parts)], 0) or 0
+        bits = parts_seen([each for each in told if "0" in places_of(each.record, each.parts)], 0) or 0
     me = min(names)
     part = sum(part_of(mark_of(peer), 0, bits) == part_of(mark_of(me), 0, bits) for peer in names)
     records, pace, read, now = (4 if bits else 3) * part, ReadPace(2.0), 0, 0.0

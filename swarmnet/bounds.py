@@ -40,6 +40,13 @@ class Size:
     least: int = 0
     cut: bool = False
     """Words for a person: the writer cuts what is too long, and replaces what is no Unicode."""
+    printable: bool = False
+    """Printable ASCII characters only: a terminal shows them as they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """The field is not in the message: it has its default after reading, and the reader fills it in."""
 
 
 @dataclass(frozen=True, slots=True)

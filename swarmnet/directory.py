@@ -13,6 +13,7 @@ from typing import Annotated, Literal, Protocol
 from swarmnet.bounds import Between, Entries, Size
 from swarmnet.ids import NO_RESTART, Chain, Incarnation, Number, OnDisk, PeerId, Restart, RunId
 from swarmnet.pacing import TokenBucket
+from swarmnet.statement import SignedMessage
 
 MAX_STAGES_PER_PEER = 16
 MAX_ADDRESSES = 8
@@ -32,11 +33,43 @@ Amount = Annotated[int, Between(0, 1 << 31)]
 StageNumber = Annotated[int, Between(0, MAX_NUM_STAGES - 1)]
 Loss = tuple[Number, Annotated[float, Between(-1e30, 1e30)]]
 """(step, mean loss)"""
-Addresses = Annotated[tuple[Annotated[str, Size(256)], ...], Entries(MAX_ADDRESSES)]
+Addresses = Annotated[tuple[Annotated[str, Size(256, printable=True)], ...], Entries(MAX_ADDRESSES)]
 """Multiaddrs."""
 
 Role = Literal["stage", "trainer"]
 """What a peer is in a run, and what a run by invitation admits it as."""
+
+
+@dataclass(frozen=True, slots=True)
+class Invitation:
+    """What the owner of a run signs for a guest; the end of its envelope is its end."""
+
+    run: RunId
+    guest: PeerId
+    """The peer; of a bearer's, a key made for it alone."""
+    roles: Annotated[tuple[Role, ...], Entries(2)]
+    bearer: bool = False
+    """Is it good for any peer that holds the private half of `guest`?"""
+    uses: Annotated[int, Between(0, 1 << 20)] = 0
+    """Peers that a bearer's admits at most; 0: any number."""
+
+    def contradiction(self) -> str:
+        """What in it cannot be, in words; "" if nothing."""
+        if self.uses and not self.bearer:
+            return "is for one peer, and says for how many it is"
+        return "" if self.roles else "names no role"
+
+
+@dataclass(frozen=True, slots=True)
+class BearerPass:
+    """What a peer shows of a bearer's invitation: signed by the key of that, never the key itself."""
+
+    peer: PeerId
+    invitation: SignedMessage[Invitation]
+
+
+Pass = SignedMessage[Invitation | BearerPass]
+"""What a peer shows in a run by invitation. It is public, and worth nothing to another identity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +123,7 @@ class Complaint:
     """waited_for: the step waits for it. unreached: it is heard but cannot be called. sits_out: steps do not wait for
     it for `seconds` more. left_out: a step went on without it `seconds` ago. convicted: it is proven to lie, since
     `seconds`."""
-    reason: Annotated[str, Size(MAX_REASON)]
+    reason: Annotated[str, Size(MAX_REASON, printable=True)]
     """In words for a person."""
     seconds: Amount = 0
 
@@ -125,7 +158,7 @@ class Record:
     """Multiaddrs of its gRPC port; or of circuits to it, if nobody can dial it."""
     stages: Annotated[tuple[StageStatus, ...], Entries(MAX_STAGES_PER_PEER)]
     trainer: bool = False
-    numerics: Annotated[str, Size(256)] = ""
+    numerics: Annotated[str, Size(256, printable=True)] = ""
     """The numerics class, such as "cpu AVX512/torch-2.13.0/1/fp32/eager/bdac02c7"."""
     loss: Loss | None = None
     """The loss in the newest commit of the last stage that this peer has seen."""
@@ -139,7 +172,7 @@ class Record:
     """The restart that this peer follows."""
     wants: Restart = NO_RESTART
     """The restart that it would follow if most peers did; NO_RESTART if it sees no need."""
-    invitation: Annotated[str, Size(512)] = ""
+    invitation: Pass | None = None
     """The pass that it shows in a run by invitation."""
     complaints: Annotated[tuple[Complaint, ...], Entries(MAX_COMPLAINTS)] = ()
     """The most important one first."""
@@ -157,9 +190,9 @@ class Record:
     """How many steps the run has, as far as it can be foreseen there; 0: it does not say."""
     step_s: Annotated[float, Between(0.0, 1e9)] = 0.0
     """Seconds from one step to the next, over the last ones; 0: it does not say."""
-    software: Annotated[str, Size(64)] = ""
+    software: Annotated[str, Size(64, printable=True)] = ""
     """What runs there, such as "swarmnet 0.1.0, protocol 2.0"; empty: it does not say."""
-    region: Annotated[str, Size(24)] = ""
+    region: Annotated[str, Size(24, printable=True)] = ""
     """Where it is, as its operator says; empty: it does not say."""
     tainted: Annotated[tuple[TaintedStep, ...], Entries(MAX_TAINTED)] = ()
     """Of the tainted steps that it knows of, those it heard of last."""

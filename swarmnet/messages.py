@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 from swarmnet.bounds import MAX_COMMITS, MAX_INDEXES, MAX_MEMBERS, Between, Entries, Size
 from swarmnet.errors import RejectCode
 from swarmnet.ids import NO_CHAIN, NO_RESTART, Ballot, Chain, Generation, Incarnation, Number, PeerId, Restart, RoundId
-from swarmnet.manifest.extension import MARK_BYTES, MAX_NOTICE_CHARS, MAX_NOTICES, MAX_NOTICES_CHARS, Extension
+from swarmnet.manifest.extension import MARK_BYTES, MAX_NOTICES, Notice
 from swarmnet.telemetry.spans import MAX_STEP_TIMES, StepTimes
 
 Indexes = frozenset[int]
@@ -40,8 +40,8 @@ Digest = Annotated[bytes, Size(64, least=1)]
 Sha256 = Annotated[bytes, Size(32, least=32)]
 PartKind = Literal["contribution", "reduced", "sum", "replay", "pledges"]
 Reason = Annotated[str, Size(1000, cut=True)]
-Notice = Annotated[str, Size(MAX_NOTICE_CHARS)]
-"""What the run's owner has signed to extend it (`manifest.extension`); empty: nothing."""
+NoticeList = Annotated[tuple[Notice, ...], Entries(MAX_NOTICES)]
+"""What the run's owner has signed to extend it (`manifest.extension`)."""
 Roll = Annotated[bytes, Size(16, least=16)]
 """Digest of a commit's contributors."""
 Members = Annotated[tuple[PeerId, ...], Entries(MAX_MEMBERS, "members", packed=True)]
@@ -100,7 +100,7 @@ class Finished:
     contributions: Contributions
     """Who added which indexes under which generation: disjoint, and with `voided` exactly 0..M-1."""
     voided: Indexes = NONE
-    notice: Notice = ""
+    notice: Notice | None = None
     """As in the round."""
     late: LatePeers = ()
     """As in the round."""
@@ -189,7 +189,7 @@ class Commit:
     """The contributors that have signed, by their places."""
     signatures: Annotated[tuple[Signature, ...], Entries(MAX_VOTES)] = field(default=(), compare=False)
     """Theirs, in order."""
-    notice: Notice = ""
+    notice: Notice | None = None
     """The run is longer from this step on."""
     late: LatePeers = ()
     """Peers of the stage that were late: the next steps do not wait for them (`step.exclusion`)."""
@@ -517,7 +517,7 @@ class Round:
     rows: Annotated[tuple[Annotated[int, Between(1, MAX_MEMBERS)], ...], Entries(MAX_MEMBERS, "members")] = ()
     """How many of the receivers, in their order, stand in each row of a grid (`averaging.grid`); (): all are one
     group."""
-    notice: Notice = ""
+    notice: Notice | None = None
     """The notice that begins at this step, if the leader knows one: the commit will name it."""
     late: LatePeers = ()
     """Peers that were late in this step or the last ones, as the leader saw it: the commit will name them."""
@@ -894,24 +894,10 @@ class StateHeader:
     """The chain at the start of the leader's term."""
     restart: Restart = NO_RESTART
     """What the state descends from."""
-    notices: Annotated[tuple[Notice, ...], Entries(MAX_NOTICES)] = ()
+    notices: NoticeList = ()
     """Those in force at this version."""
     exclusions: Annotated[tuple[Exclusion, ...], Entries(MAX_EXCLUSIONS, distinct=True)] = ()
     """The stage's table, as of this version."""
-
-    @property
-    def extensions(self) -> tuple[Extension, ...]:
-        """The notices, read. Their signatures are not looked at."""
-        return tuple(map(Extension.parse, self.notices))
-
-    def contradiction(self) -> str:
-        """What in it cannot be, in words; "" if nothing."""
-        try:
-            for text in self.notices:
-                Extension.parse(text)
-        except ValueError as error:
-            return f"has {error}"
-        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -959,8 +945,8 @@ class ManifestData:
     """The answer to `ManifestRequest`: UTF-8 TOML whose canonical hash the caller checks."""
 
     toml: Annotated[str, Size(1 << 18)]
-    notices: Annotated[str, Size(MAX_NOTICES_CHARS)] = ""
-    """All that the callee knows, a line each."""
+    notices: NoticeList = ()
+    """All that the callee knows."""
 
 
 MAX_FIGURES = 256

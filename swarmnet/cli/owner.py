@@ -40,11 +40,13 @@ def owner() -> None:
 
 @owner.command("invite", context_settings=SETTINGS)
 @click.argument("named", nargs=-1, metavar="[RUN.toml] [PEER_ID]")
+@click.option("--bearer", is_flag=True, allow_from_autoenv=False, help="Invite whoever holds what is printed.")
 @click.option(
-    "--bearer",
-    is_flag=True,
+    "--uses",
+    type=CountRange(1, 1 << 20),
+    metavar="N",
     allow_from_autoenv=False,
-    help="Invite whoever holds what is printed, as many peers as they like.",
+    help="With --bearer: for so many peers at most, as each peer counts them [any number].",
 )
 @click.option(
     "--roles",
@@ -62,7 +64,9 @@ def owner() -> None:
     allow_from_autoenv=False,
     help="Print the whole command to join by, through this peer.",
 )
-def invite(named: tuple[str, ...], bearer: bool, roles: str, expires: str, bootstrap: str | None) -> int:
+def invite(
+    named: tuple[str, ...], bearer: bool, uses: int | None, roles: str, expires: str, bootstrap: str | None
+) -> int:
     """Print an invitation to a run by invitation; RUN.toml (run.toml) has its owner's key beside it.
 
     PEER_ID is what `swarmnet join` prints as the peer's identity: the invitation is good for that peer alone. With
@@ -86,16 +90,19 @@ def invite(named: tuple[str, ...], bearer: bool, roles: str, expires: str, boots
             "name the one peer to invite by its id (12D3KooW...), or say --bearer to invite whoever holds "
             "what is printed"
         )
+    if uses and not bearer:
+        raise UsageError("--uses says for how many peers a bearer's invitation is good: say --bearer, too")
     wanted, not_after = _roles(roles), int(wall_time()) + _seconds(expires)
-    invitation = owner.invite(peers[0] if peers else None, wanted, not_after)
+    token = owner.invite(peers[0] if peers else None, wanted, not_after, uses=uses or 0)
     if bootstrap is None:
-        click.echo(invitation.text)
+        click.echo(token.text)
     else:
         # Parsed again: a link that no guest could paste is refused here.
-        link = SwarmLink.parse(str(SwarmLink(owner.run, bootstrap, invitation.text)))
+        link = SwarmLink.parse(str(SwarmLink(owner.run, bootstrap, token.text)))
         click.echo(f"swarmnet join {link}")
-    guest, roles = invitation.terms.guest, " and ".join(invitation.terms.roles)
-    whom = f"peer {guest}" if peers else "whoever holds it (it is a secret)"
+    guest, roles = token.invitation.value.guest, " and ".join(wanted)
+    most = f", {uses} peer{'s' * (uses > 1)} at most" if uses else ""
+    whom = f"peer {guest}" if peers else f"whoever holds it (it is a secret){most}"
     click.echo(f"good for {whom}, as {roles}, until {in_words(not_after)}", err=True)
     if bearer:
         click.echo(f"to withdraw it, with everybody it has let in: swarmnet owner ban {typed(path)} {guest}", err=True)
@@ -166,7 +173,7 @@ def ban(named: tuple[str, ...], lift: bool, bootstrap: tuple[str, ...]) -> int:
         raise UsageError("name the peers to ban by whole ids (12D3KooW...); `swarmnet status --json` has them")
     check_addresses(bootstrap)
     bans = Owner(path, RunTerms.of(manifest)).ban(peers, lift=lift, now=wall_time())
-    click.echo(f"wrote {bans_beside(path)}: list {bans.number}, {len(bans.peers)} banned")
+    click.echo(f"wrote {bans_beside(path)}: list {bans.value.number}, {len(bans.value.peers)} banned")
     # The list is signed: whoever runs beside this file may spread it.
     if not bootstrap:
         click.echo(
@@ -201,7 +208,7 @@ async def _spread(word: OwnersWord, bootstrap: tuple[str, ...]) -> bool:
 
     # A client of the DHT with a key of its own: who speaks does not count, the owner's signature does.
     client = Listen(client=True)
-    async with DhtDirectory(Identity.generate(), word.run, bootstrap=bootstrap, listen=client) as directory:
+    async with DhtDirectory(Identity.generate(), word.value.run, bootstrap=bootstrap, listen=client) as directory:
         return await directory.publish_word(word)
 
 
@@ -251,15 +258,15 @@ def extend(path: Path, steps: int, since: int | None, bootstrap: tuple[str, ...]
     if version is not None and since <= version < end:
         raise UsageError(f"--from {since}: the run is at step {version} already: say a later step, or leave it out")
     # Whoever has signed too much says it again from the same step on.
-    corrects = [each for each in known.known if each.since == since]
+    corrects = [each for each in known.known if each.value.since == since]
     if since > end:
         raise UsageError(f"--from {since}: the run ends at step {end}: say {end} or less")
     if steps <= (terms.total_steps if corrects else end) or steps <= since:
         raise UsageError(f"--steps {steps}: the run has {end} already: say more")
     notice = owner.extend(steps, since)
-    click.echo(f"wrote {notices_beside(path)}: notice {notice.number}, {steps} steps from step {since} on")
+    click.echo(f"wrote {notices_beside(path)}: notice {notice.value.number}, {steps} steps from step {since} on")
     if corrects:
-        click.echo(f"it takes the place of notice {corrects[-1].number}, unless step {since} is over by then")
+        click.echo(f"it takes the place of notice {corrects[-1].value.number}, unless step {since} is over by then")
     if bootstrap:
         _tell(notice, bootstrap, path)
         return 0

@@ -22,7 +22,7 @@ from swarmnet.clock import boot_time
 from swarmnet.engine.compute_thread import StageJobs, Work
 from swarmnet.engine.payloads import Payloads
 from swarmnet.errors import Refused, RejectCode
-from swarmnet.manifest.extension import Extension
+from swarmnet.manifest.extension import Notice
 from swarmnet.messages import Commit, Packed, is_loss
 from swarmnet.stage import snapshot
 from swarmnet.stage.backend import PastShare, StageBackend
@@ -155,9 +155,9 @@ class TorchEngine:
         """Chooses between the run's codecs for activations and their gradients."""
         self._payloads.carries(bytes_per_s)
 
-    def lengthen(self, extensions: tuple[Extension, ...]) -> None:
+    def lengthen(self, notices: tuple[Notice, ...]) -> None:
         """Changes nothing but the rates of updates, and which step is the last."""
-        self._state.canonical.extensions = extensions
+        self._state.canonical.notices = notices
 
     # ------------------------------------------------------------ microbatches
 

@@ -28,7 +28,7 @@ from torch.nn import Parameter
 from swarmnet.data.sampler import Sampler
 from swarmnet.data.tokens import Tokens
 from swarmnet.local.prepare import read_tokens
-from swarmnet.manifest.extension import Extension, Horizon
+from swarmnet.manifest.extension import Horizon, Notice
 from swarmnet.manifest.file import load
 from swarmnet.manifest.schema import Manifest
 from swarmnet.model.decoder import StageModule, loss_sum
@@ -75,14 +75,14 @@ def run_oracle(
     tokens: Tokens,
     *,
     steps: int | None = None,
-    extensions: tuple[Extension, ...] = (),
+    notices: tuple[Notice, ...] = (),
     on_step: OnStep | None = None,
 ) -> OracleResult:
     """Train for `steps` steps (all by default) on the CPU. `tokens` must be the manifest's stream.
 
-    extensions: the notices that take force.
+    notices: those that take force.
     """
-    training, horizon = manifest.training, Horizon(manifest.training.total_steps, extensions)
+    training, horizon = manifest.training, Horizon(manifest.training.total_steps, notices)
     sampler = Sampler(training.seed, tokens.num_tokens, training.sequence_length, training.microbatch_size)
     module = StageModule(manifest.model, range(manifest.model.num_layers), first=True, last=True)
     _begin(module, manifest)

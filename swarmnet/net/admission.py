@@ -1,122 +1,34 @@
-"""Who may take part in a run by invitation: what its owner signs, what a peer shows for it, and who is admitted. Pure.
+"""Who may take part in a run by invitation: who is admitted by what it shows, and who is banned. Pure.
 
-    invitation  peer:RUN:GUEST:ROLES:NOT_AFTER:SIGNATURE           GUEST is the peer that the owner invites
-                bearer:RUN:GUEST:ROLES:NOT_AFTER:SIGNATURE:SEED    whoever holds SEED, the private half of key GUEST
-    pass        the same, but a bearer's ends in GUEST's signature over the peer that shows it, never in the SEED
-    bans        bans:RUN:OWNER:NUMBER:PEER,PEER,...:SIGNATURE
-
-The owner is the key in the manifest (`admission.key`). A pass is public: it is worth nothing to another identity. Who
-holds a bearer invitation may make passes for as many identities as it likes: nobody counts them, but a ban of GUEST
-bans them all. Knows no clock (`now`: Unix seconds) and no cryptography (`verify`, `sign` are handed in).
+The owner is the key in the manifest (`admission.key`). It signs an `Invitation`, for a peer or for a key made for it
+alone (a bearer's). A peer shows the first as it is. Of the second it shows a `BearerPass`: its own id and the
+invitation, signed by that key. A pass is public: it is worth nothing to another identity. A ban of a bearer's key bans
+all whom it let in. Knows no clock (`now`: Unix seconds) and no cryptography (`verify` is handed in).
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
 import datetime
-import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Annotated, cast
 
-from swarmnet.bounds import Recent
-from swarmnet.directory import Record, Role
+from swarmnet.bounds import Entries, Recent
+from swarmnet.directory import BearerPass, Invitation, Pass, Record, Role
 from swarmnet.errors import Refused, RejectCode
-from swarmnet.ids import PeerId, RunId
+from swarmnet.ids import Number, PeerId, RunId
 from swarmnet.messages import AuditRequest, Part, Process, Request, TrailRequest
-
-Sign = Callable[[bytes], bytes]
-Verify = Callable[[PeerId, bytes, bytes], bool]
-"""(who, what, signature): did they sign it?"""
+from swarmnet.statement import SignedMessage, Verify
 
 ROLES: tuple[Role, ...] = ("stage", "trainer")
-KINDS = ("peer", "bearer")
-BANS = "bans:"
 BANNED = "banned by the run's owner"
 CONVICTED = "convicted of wrong work by the members of its stage"
 
-MAX_CHARS = 512
-"""Of an invitation or a pass; they have about 200 and 300."""
 MAX_BANNED = 128
 """In one list: it fits into one entry of the DHT."""
-MAX_BANS_CHARS = 8192
 MAX_PEERS = 1 << 14
 """Admitted identities that are remembered, and as many refused ones: 1 KB each."""
 FORGET_S = 3600.0
 """When there are too many, those that have shown nothing for so long make room."""
-
-_RUN_DIGITS = 12
-_MAX_NOT_AFTER = 253_402_300_799  # the year 9999
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_NUMBER = re.compile(r"0|[1-9][0-9]{0,15}")
-_HEX = re.compile(r"[0-9a-f]+")
-_INVITATION, _BEARER, _BANS = b"swarmnet invitation 1\0", b"swarmnet bearer 1\0", b"swarmnet bans 1\0"
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """What an invitation says. run: first digits of its id. guest: a peer or, of a bearer's, a key made for it alone.
-
-    not_after: Unix seconds.
-    """
-
-    bearer: bool
-    run: str
-    guest: PeerId
-    roles: tuple[Role, ...]
-    not_after: int
-
-    @property
-    def text(self) -> str:
-        """The fields before the signature."""
-        kind = KINDS[self.bearer]
-        return f"{kind}:{self.run}:{self.guest}:{','.join(self.roles)}:{self.not_after}"
-
-    def signed(self, run: RunId) -> bytes:
-        """What the owner of `run` signs: the whole run id stands in for its first digits."""
-        return _INVITATION + run.encode() + b"\0" + self.text.encode()
-
-    def countersigned(self, run: RunId, peer: PeerId) -> bytes:
-        """What a bearer's key signs to pass the invitation on to `peer`."""
-        return _BEARER + run.encode() + b"\0" + self.text.encode() + b"\0" + peer.encode()
-
-
-@dataclass(frozen=True, slots=True)
-class Invitation:
-    """What the owner gives to a guest. seed: a bearer's secret; else empty."""
-
-    terms: Terms
-    signature: bytes
-    seed: bytes = b""
-
-    @property
-    def text(self) -> str:
-        """As it is printed and pasted; of a bearer's a secret."""
-        return _joined(self.terms, self.signature, self.seed)
-
-    @classmethod
-    def parse(cls, text: str) -> Invitation:
-        """Read what was pasted. The signature is not looked at. Raises ValueError, in words."""
-        return cls(*_parsed(text.strip(), bearer_bytes=32))
-
-
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """What an invited peer shows. countersignature: a bearer's, over the peer; else empty."""
-
-    terms: Terms
-    signature: bytes
-    countersignature: bytes = b""
-
-    @property
-    def text(self) -> str:
-        """As it is in a Hello and in records: public."""
-        return _joined(self.terms, self.signature, self.countersignature)
-
-    @classmethod
-    def parse(cls, text: str) -> Pass:
-        """Read what a peer shows. No signature is looked at. Raises ValueError, in words."""
-        return cls(*_parsed(text, bearer_bytes=64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,65 +36,15 @@ class Bans:
     """The peers, and keys of bearer invitations, that the owner shuts out. The list with the highest number counts."""
 
     run: RunId
-    owner: PeerId
-    number: int
-    peers: tuple[PeerId, ...]
-    signature: bytes = b""
-
-    @property
-    def text(self) -> str:
-        """As it is in files and in the DHT."""
-        return f"{self._head}:{_base64(self.signature)}"
-
-    @property
-    def signed(self) -> bytes:
-        """What the owner signs."""
-        return _BANS + self._head.encode()
-
-    @property
-    def _head(self) -> str:
-        return f"{BANS}{self.run}:{self.owner}:{self.number}:{','.join(self.peers)}"
-
-    @classmethod
-    def parse(cls, text: str) -> Bans:
-        """Read a list. The signature is not looked at. Raises ValueError."""
-        fields = text.strip().split(":") if len(text) <= MAX_BANS_CHARS else []
-        if len(fields) != 6 or f"{fields[0]}:" != BANS:
-            raise ValueError("not a list of bans")
-        _, run, owner, number, peers, signature = fields
-        named = peers.split(",") if peers else []
-        if not (
-            len(run) == 64
-            and _HEX.fullmatch(run)
-            and _NUMBER.fullmatch(number)
-            and len(named) <= MAX_BANNED
-            and all(map(_NAME.fullmatch, (owner, *named)))
-        ):
-            raise ValueError("not a list of bans")
-        return cls(RunId(run), PeerId(owner), int(number), tuple(map(PeerId, named)), _bytes(signature))
+    number: Number
+    peers: Annotated[tuple[PeerId, ...], Entries(MAX_BANNED, distinct=True, packed=True)]
 
 
-def invite(
-    run: RunId, guest: PeerId, roles: Iterable[Role], not_after: int, sign: Sign, *, seed: bytes = b""
-) -> Invitation:
-    """An invitation signed by the owner. seed: private half of `guest`, which then is a bearer's key."""
-    wanted = frozenset(roles)
-    terms = Terms(bool(seed), run[:_RUN_DIGITS], guest, tuple(each for each in ROLES if each in wanted), not_after)
-    return Invitation(terms, sign(terms.signed(run)), seed)
-
-
-def pass_of(invitation: Invitation, run: RunId, me: PeerId, sign_by_seed: Sign) -> Pass:
-    """What `me` shows for an invitation. sign_by_seed: by the private key that a bearer's seed is."""
-    terms = invitation.terms
-    second = sign_by_seed(terms.countersigned(run, me)) if terms.bearer else b""
-    return Pass(terms, invitation.signature, second)
-
-
-def ban(run: RunId, owner: PeerId, number: int, peers: Iterable[PeerId], sign: Sign) -> Bans:
-    """A list of bans signed by the owner."""
-    unsigned = Bans(run, owner, number, tuple(sorted(set(peers))))
-    assert len(unsigned.peers) <= MAX_BANNED, "more than a list holds"
-    return replace(unsigned, signature=sign(unsigned.signed))
+def invitation_in(shown: Pass) -> SignedMessage[Invitation]:
+    """The owner's part of a pass."""
+    if isinstance(shown.value, BearerPass):
+        return shown.value.invitation
+    return cast(SignedMessage[Invitation], shown)
 
 
 def role_for(request: Request) -> Role | None:
@@ -219,9 +81,16 @@ def advised(reason: str, peer: PeerId | None, role: Role | None, *, owned: str =
 class _Shown:
     """A good pass of a peer, and when it was last shown."""
 
-    text: str
-    terms: Terms
+    shown: Pass
+    invitation: SignedMessage[Invitation]
     at: float
+
+    @property
+    def terms(self) -> Invitation:
+        return self.invitation.value
+
+
+_FORGED = "its invitation is not signed by the run's owner, or not passed on by its key"
 
 
 class Admissions:
@@ -237,10 +106,10 @@ class Admissions:
     ) -> None:
         """owner: whose invitations count; None: an open run. tolerance_s: how much clocks may differ."""
         self.run, self.owner = run, owner
-        self.bans: Bans | None = None
+        self.bans: SignedMessage[Bans] | None = None
         self._verify, self._tolerance_s = verify, tolerance_s
         self._shown: dict[PeerId, _Shown] = {}
-        self._refused: Recent[PeerId, tuple[str, str]] = Recent(MAX_PEERS)  # peer -> what it showed, why it is not good
+        self._refused: Recent[PeerId, tuple[Pass | None, str]] = Recent(MAX_PEERS)  # what it showed, why it is bad
         self._banned: frozenset[PeerId] = frozenset()
         self._convicts: set[PeerId] = set()
 
@@ -261,8 +130,8 @@ class Admissions:
         if peer in self._banned or (shown is not None and shown.terms.guest in self._banned):
             return BANNED
         if shown is None:
-            return self._refused.get(peer, ("", "it has shown no invitation to this run"))[1]
-        if lapsed := self._lapsed(shown.terms, now):
+            return self._refused.get(peer, (None, "it has shown no invitation to this run"))[1]
+        if lapsed := self._lapsed(shown.invitation, now):
             return lapsed
         invited = shown.terms.roles
         return "" if role is None or role in invited else f"it is invited as {' and '.join(invited)}, not as {role}"
@@ -279,65 +148,67 @@ class Admissions:
         if reason := self.why_not(caller, role, now=now):
             raise Refused(RejectCode.NOT_ADMITTED, advised(reason, caller, role))
 
-    def show(self, peer: PeerId, text: str, *, now: float) -> str:
+    def show(self, peer: PeerId, shown: Pass | None, *, now: float) -> str:
         """`peer` shows a pass, over a connection or in a record that proves it to be `peer`. Returns why it is not
         good; "" if it is (then it replaces what the peer showed before), or if nothing is shown."""
-        if self.owner is None or not text:
+        if self.owner is None or shown is None:
             return ""
         held = self._shown.get(peer)
         # The same pass comes with every record and greeting: it was verified once.
-        if held is not None and held.text == text:
+        if held is not None and held.shown == shown:
             held.at = now
             return ""
-        try:
-            shown = Pass.parse(text)
-        except ValueError as error:
-            return self._refuse(peer, text, str(error))
-        if reason := self._unfit(peer, shown.terms, now):
-            return self._refuse(peer, text, reason)
-        if (known := self._refused.get(peer)) is not None and known[0] == text:
-            return known[1]  # a forged one is verified once, not at every record
-        if reason := self._forged(peer, shown):
-            return self._refuse(peer, text, reason)
+        invitation = invitation_in(shown)
+        if reason := self._unfit(peer, shown, invitation, now):
+            return self._refuse(peer, shown, reason)
+        if (known := self._refused.get(peer)) is not None and known[0] == shown and known[1] == _FORGED:
+            return _FORGED  # a forged one is verified once, not at every record
+        # Last of all checks: it is the one that costs.
+        if not (invitation.is_genuine(self._verify) and (shown.key == self.owner or shown.is_genuine(self._verify))):
+            return self._refuse(peer, shown, _FORGED)
         if held is None and not self._room(now):
             return "too many peers are admitted for this one to be remembered"
         self._refused.pop(peer, None)
-        self._shown[peer] = _Shown(text, shown.terms, now)
+        self._shown[peer] = _Shown(shown, invitation, now)
         return ""
 
-    def _unfit(self, peer: PeerId, terms: Terms, now: float) -> str:
-        if terms.run != self.run[:_RUN_DIGITS]:
-            return f"its invitation is to run {terms.run}, not to {self.run[:_RUN_DIGITS]}"
+    def _unfit(self, peer: PeerId, shown: Pass, invitation: SignedMessage[Invitation], now: float) -> str:
+        terms = invitation.value
+        if terms.run != self.run:
+            return f"its invitation is to run {terms.run[:12]}, not to {self.run[:12]}"
+        if invitation.key != self.owner:
+            return "its invitation is not signed by the run's owner"
+        if terms.bearer != isinstance(shown.value, BearerPass):
+            return "it shows a bearer's invitation, and not that it holds its key, or the other way round"
         # A pass is public: it is worth nothing to another identity.
+        if isinstance(shown.value, BearerPass) and (shown.value.peer, shown.key) != (peer, terms.guest):
+            return "its bearer invitation is not passed on to it by who holds that"
         if not terms.bearer and terms.guest != peer:
             return f"its invitation is made out to {terms.guest}"
-        return self._lapsed(terms, now)
+        # Each peer counts whom it has seen: two peers may count others where more come than are invited.
+        if terms.uses and self._others(peer, terms.guest) >= terms.uses:
+            return f"its bearer invitation has let in {terms.uses} already, which is all that it is for"
+        return self._lapsed(invitation, now)
 
-    def _forged(self, peer: PeerId, shown: Pass) -> str:
-        terms, owner = shown.terms, self.owner
-        assert owner is not None, "in an open run nothing is verified"
-        # Last of all checks: it is the one that costs.
-        if not self._verify(owner, terms.signed(self.run), shown.signature):
-            return "its invitation is not signed by the run's owner"
-        if terms.bearer and not self._verify(terms.guest, terms.countersigned(self.run, peer), shown.countersignature):
-            return "its bearer invitation is not passed on to it by who holds that"
-        return ""
+    def _others(self, peer: PeerId, guest: PeerId) -> int:
+        return sum(each != peer and held.terms.guest == guest for each, held in self._shown.items())
 
-    def _refuse(self, peer: PeerId, text: str, reason: str) -> str:
+    def _refuse(self, peer: PeerId, shown: Pass, reason: str) -> str:
         """Remember why, for `why_not`."""
-        self._refused[peer] = text, reason
+        self._refused[peer] = shown, reason
         return reason
 
-    def _lapsed(self, terms: Terms, now: float) -> str:
+    def _lapsed(self, invitation: SignedMessage[Invitation], now: float) -> str:
         """A peer whose clock is behind within the run's tolerance still calls it valid: so do we."""
-        return f"its invitation ended {in_words(terms.not_after)}" if now > terms.not_after + self._tolerance_s else ""
+        end = invitation.not_after / 1000
+        return f"its invitation ended {in_words(end)}" if now > end + self._tolerance_s else ""
 
     def _room(self, now: float) -> bool:
         if len(self._shown) >= MAX_PEERS:
             self._shown = {
                 peer: shown
                 for peer, shown in self._shown.items()
-                if now - shown.at < FORGET_S and not self._lapsed(shown.terms, now)
+                if now - shown.at < FORGET_S and not self._lapsed(shown.invitation, now)
             }
         return len(self._shown) < MAX_PEERS
 
@@ -347,78 +218,27 @@ class Admissions:
         """The members of its stage have proven that `peer` works wrongly (`audit.cases`): out, for the whole run."""
         self._convicts.add(peer)
 
-    def learn(self, bans: Bans) -> bool:
+    def learn(self, bans: SignedMessage[Bans]) -> bool:
         """Take in a list. Returns whether it is this run's owner's, and newer than the one known."""
         # An older list, sent again, must not lift what a newer one bans.
-        if not self.accepts(bans) or (self.bans is not None and bans.number <= self.bans.number):
+        if not self.accepts(bans) or (self.bans is not None and bans.value.number <= self.bans.value.number):
             return False
-        self.bans, self._banned = bans, frozenset(bans.peers)
+        self.bans, self._banned = bans, frozenset(bans.value.peers)
         return True
 
-    def accepts(self, bans: Bans) -> bool:
+    def accepts(self, bans: SignedMessage[Bans]) -> bool:
         """Is it this run's owner's, and not older than the one known?"""
         # It is renewed all the time, and was verified once.
         if bans == self.bans:
             return True
-        old = self.bans is not None and bans.number < self.bans.number
-        return (
-            bans.owner == self.owner
-            and bans.run == self.run
-            and not old
-            and self._verify(bans.owner, bans.signed, bans.signature)
-        )
+        old = self.bans is not None and bans.value.number < self.bans.value.number
+        ours = bans.key == self.owner and bans.value.run == self.run
+        return ours and not old and bans.is_genuine(self._verify)
 
 
 def in_words(moment: float) -> str:
     """A moment (Unix seconds) as a person reads it."""
     return datetime.datetime.fromtimestamp(moment, datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
-
-
-# ---------------------------------------------------------------- text
-
-
-def _joined(terms: Terms, signature: bytes, second: bytes) -> str:
-    return ":".join((terms.text, _base64(signature), *((_base64(second),) if terms.bearer else ())))
-
-
-def _parsed(text: str, *, bearer_bytes: int) -> tuple[Terms, bytes, bytes]:
-    # A stranger sends this: it is bounded before it is split.
-    if len(text) > MAX_CHARS:
-        raise ValueError("not an invitation: it is too long")
-    kind, *fields = text.split(":")
-    if kind not in KINDS or len(fields) != 5 + (kind == "bearer"):
-        raise ValueError("not an invitation: `swarmnet owner invite` prints one as peer:... or bearer:..., on one line")
-    run, guest, listed, not_after, signature, *second = fields
-    roles = tuple(each for each in ROLES if each in listed.split(","))
-    if len(run) != _RUN_DIGITS or not _HEX.fullmatch(run) or not _NAME.fullmatch(guest):
-        raise ValueError("not an invitation: it names no run or no peer")
-    # One spelling only: what is signed is the text.
-    if not roles or ",".join(roles) != listed:
-        raise ValueError(f"not an invitation: roles are {','.join(ROLES)}, or one of them")
-    if not _NUMBER.fullmatch(not_after) or int(not_after) > _MAX_NOT_AFTER:
-        raise ValueError("not an invitation: it names no end")
-    last = _bytes(second[0]) if second else b""
-    if second and len(last) != bearer_bytes:
-        raise ValueError(
-            "a bearer invitation ends in its secret (32 bytes), a pass in a signature (64): take care "
-            "which of the two is wanted here"
-        )
-    return Terms(kind == "bearer", run, PeerId(guest), roles, int(not_after)), _bytes(signature), last
-
-
-def _base64(data: bytes) -> str:
-    return base64.urlsafe_b64encode(data).decode().rstrip("=")
-
-
-def _bytes(text: str) -> bytes:
-    """The inverse; of several spellings of the same bytes only one is taken."""
-    try:
-        data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
-    except (binascii.Error, ValueError):
-        data = b""
-    if not data or _base64(data) != text:
-        raise ValueError("not an invitation: its signature is damaged; copy all of it")
-    return data
 
 
 def admits(admissions: Admissions, record: Record, *, now: float) -> bool:

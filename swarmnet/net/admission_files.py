@@ -8,36 +8,67 @@ What is signed, and who is admitted by it, is `net.admission`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 from swarmnet.clock import wall_time
-from swarmnet.directory import Role
+from swarmnet.directory import BearerPass, Invitation, Pass, Role
 from swarmnet.errors import UsageError, unwritable
-from swarmnet.ids import PeerId
-from swarmnet.manifest.extension import MAX_NOTICES, MAX_NOTICES_CHARS, Extension, Notices, extend
+from swarmnet.ids import PeerId, RunId
+from swarmnet.manifest.extension import MAX_NOTICE_CHARS, MAX_NOTICES, Extension, Notice, Notices
 from swarmnet.manifest.terms import RunTerms
-from swarmnet.net.admission import (
-    KINDS,
-    MAX_BANNED,
-    MAX_BANS_CHARS,
-    MAX_CHARS,
-    ROLES,
-    Admissions,
-    Bans,
-    Invitation,
-    Pass,
-    advised,
-    ban,
-    in_words,
-    invite,
-    pass_of,
-)
+from swarmnet.net.admission import MAX_BANNED, ROLES, Admissions, Bans, advised, in_words, invitation_in
 from swarmnet.net.identity import Identity, verify, write_whole
+from swarmnet.statement import SignedMessage
 from swarmnet.telemetry.text import typed
+from swarmnet.wire.signed import MAX_SIGNED_BYTES, from_text, sign, to_text
+
+T = TypeVar("T")
+
+_MAX_FILE_CHARS = max(2 * MAX_SIGNED_BYTES, MAX_NOTICES * (MAX_NOTICE_CHARS + 1))
+"""Of a list of bans, or all notices of a run."""
+
+_TOKENS = ("invitation:", "peer:", "bearer:")
+"""How an invitation begins, and how those of earlier versions did."""
+_SECRET = re.compile(r"[0-9a-f]{64}")
 
 _LIFE_LEFT_S = 24 * 3600.0
 """A pass that ends sooner is looked for anew: its owner's guest may have put another invitation into the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """An invitation as it is printed and pasted. seed: private half of a bearer's key, which makes it a secret."""
+
+    invitation: SignedMessage[Invitation]
+    seed: bytes = b""
+
+    @property
+    def text(self) -> str:
+        """One word: invitation:BASE64, and of a bearer's :SECRET."""
+        return to_text(self.invitation) + (f":{self.seed.hex()}" if self.seed else "")
+
+    @classmethod
+    def parse(cls, text: str) -> Token:
+        """Read what was pasted. The signature is not looked at. Raises ValueError, in words."""
+        head, _, secret = text.strip().rpartition(":") if text.count(":") == 2 else (text, "", "")
+        invitation = from_text(head, Invitation)
+        if bool(secret) != invitation.value.bearer or (secret and not _SECRET.fullmatch(secret)):
+            raise ValueError("a damaged invitation: copy all of it, a bearer's with the secret at its end")
+        return cls(invitation, bytes.fromhex(secret))
+
+    def shown_by(self, me: Identity) -> Pass:
+        """What a peer shows of it. Raises ValueError: the secret belongs to another one."""
+        if not self.seed:
+            return self.invitation
+        # The secret stays here: others see a signature by it, over our id.
+        key = Identity.from_seed(self.seed)
+        if key.peer != self.invitation.value.guest:
+            raise ValueError("its secret does not belong to it; copy all of it")
+        return sign(BearerPass(me.peer, self.invitation), key.peer, key.sign)
 
 
 # ---------------------------------------------------------------- the owner
@@ -65,8 +96,8 @@ def invitation_beside(manifest: Path) -> Path:
 
 def write_invitation(path: Path, terms: RunTerms, *, life_s: float) -> None:
     """Write one for whoever can read the file. Raises UsageError, OSError."""
-    invitation = Owner(path, terms).invite(None, ROLES, int(wall_time() + life_s))
-    write_whole(invitation_beside(path), f"{invitation.text}\n")
+    token = Owner(path, terms).invite(None, ROLES, int(wall_time() + life_s))
+    write_whole(invitation_beside(path), f"{token.text}\n")
 
 
 def new_owner(manifest: Path) -> Identity:
@@ -123,20 +154,23 @@ class Owner:
         if self._identity.peer != terms.key:
             raise UsageError(f"{key}: is another run's key ({self._identity.peer}); {path} names {terms.key}")
 
-    def invite(self, guest: PeerId | None, roles: Iterable[Role], not_after: int) -> Invitation:
-        """An invitation of `guest`; None: of whoever holds it."""
+    def invite(self, guest: PeerId | None, roles: Iterable[Role], not_after: int, *, uses: int = 0) -> Token:
+        """An invitation of `guest`; None: of whoever holds it, of `uses` peers at most (0: any number). not_after: Unix
+        seconds."""
         # A personal invitation needs no secret: the guest signs with its own key.
-        if guest is not None:
-            return invite(self.run, guest, roles, not_after, self._identity.sign)
-        key = Identity.generate()
-        return invite(self.run, key.peer, roles, not_after, self._identity.sign, seed=key.key.private_bytes_raw())
+        key = Identity.generate() if guest is None else None
+        named = guest if key is None else key.peer
+        assert named is not None
+        invitation = Invitation(self.run, named, tuple(roles), bearer=key is not None, uses=uses)
+        signed = sign(invitation, self._identity.peer, self._identity.sign, not_after=not_after * 1000)
+        return Token(signed, key.key.private_bytes_raw() if key else b"")
 
-    def ban(self, peers: Iterable[PeerId], *, lift: bool, now: float) -> Bans:
+    def ban(self, peers: Iterable[PeerId], *, lift: bool, now: float) -> SignedMessage[Bans]:
         """Add to the list beside the manifest, or take off it. `now` is its number at the least, so that a list whose
         file was lost is replaced, too."""
         path = bans_beside(self._path)
-        known = _read_bans(path)
-        before = () if known is None else known.peers
+        known = read_signed(path, Bans)
+        before = known[-1].value.peers if known else ()
         banned = set(before) - set(peers) if lift else set(before) | set(peers)
         # A longer list fits into no entry of the DHT.
         if len(banned) > MAX_BANNED:
@@ -144,36 +178,36 @@ class Owner:
                 f"{path}: a run bans {MAX_BANNED} at most, and {len(before)} are banned: take some off "
                 "with --lift; whose invitation has ended needs no ban"
             )
-        bans = ban(
-            self.run, self._identity.peer, max(int(now), known.number + 1 if known else 0), banned, self._identity.sign
-        )
-        try:
-            write_whole(path, f"{bans.text}\n")
-        except OSError as error:
-            raise unwritable(path, error) from error
+        number = max(int(now), known[-1].value.number + 1 if known else 0)
+        bans = sign(Bans(self.run, number, tuple(sorted(banned))), self._identity.peer, self._identity.sign)
+        self._write(path, [bans])
         return bans
 
     def notices(self) -> Notices:
         """What lies beside the manifest. Raises UsageError: something there is not this owner's."""
         found = Notices(self._total_steps, self.run, self._identity.peer, verify)
         path = notices_beside(self._path)
-        if refused := found.learn_all(read_notices(path)):
+        if refused := found.learn_all(read_signed(path, Extension)):
             raise UsageError(f"{path}: {refused[0]}: take that line out")
         return found
 
-    def extend(self, total_steps: int, since: int) -> Extension:
+    def extend(self, total_steps: int, since: int) -> Notice:
         """Sign that the run has `total_steps` steps from step `since` on, and keep that beside the manifest."""
         known, path = self.notices(), notices_beside(self._path)
         if len(known.known) >= MAX_NOTICES:
             raise UsageError(f"{path}: holds {MAX_NOTICES} notices, which is all that a run can have")
-        number = known.newest.number + 1 if known.newest else 1
-        extension = extend(self.run, self._identity.peer, number, since, total_steps, self._identity.sign)
-        known.learn(extension.text)
+        number = known.newest.value.number + 1 if known.newest else 1
+        extension = Extension(self.run, number, since, total_steps)
+        notice = sign(extension, self._identity.peer, self._identity.sign)
+        known.learn(notice)
+        self._write(path, known.known)
+        return notice
+
+    def _write(self, path: Path, signed: Iterable[SignedMessage[Any]]) -> None:
         try:
-            write_whole(path, f"{known.text}\n")
+            _write_signed(path, signed)
         except OSError as error:
             raise unwritable(path, error) from error
-        return extension
 
 
 # ---------------------------------------------------------------- a peer
@@ -190,7 +224,7 @@ def notices_of(terms: RunTerms) -> Notices:
 
 
 class OwnPass:
-    """What this process shows in a run by invitation. `text` is empty in an open run.
+    """What this process shows in a run by invitation. `shown` is None in an open run.
 
     given: an invitation, or the file it is in; "": what was kept in `directory` counts.
     """
@@ -209,7 +243,7 @@ class OwnPass:
     ) -> None:
         """Raises UsageError if I am not admitted, with what to do. transient: the identity is for one command.
         manifest: the run's file; the owner's key may be beside it."""
-        self.text = ""
+        self.shown: Pass | None = None
         owns = manifest is not None and owner_key_file(manifest).is_file()
         self._owned = typed(manifest) if owns else ""
         self._admissions, self._identity, self._role, self._given = admissions, identity, role, given
@@ -217,12 +251,12 @@ class OwnPass:
         self._file = directory / f"run-{admissions.run[:12]}.pass"
         if admissions.owner is None:
             return
-        self._show(self._of_given() if given else _read(self._file, MAX_CHARS), now)
+        self._show(self._of_given() if given else self._kept(), now)
         self.check(now=now)
         # It is kept, so that the next start needs no --invitation.
-        if given:
+        if given and self.shown is not None:
             try:
-                write_whole(self._file, f"{self.text}\n")
+                _write_signed(self._file, [self.shown])
             except OSError as error:
                 raise UsageError(
                     f"cannot keep the invitation in {self._file}: {error.strerror or error}; choose another --dir"
@@ -235,9 +269,9 @@ class OwnPass:
         if self._admissions.owner is None or self._admissions.admitted(me, self._role, now=now + _LIFE_LEFT_S):
             return
         try:
-            renewed = self._of_given() if self._given else _read(self._file, MAX_CHARS)
+            renewed = self._of_given() if self._given else self._kept()
         except UsageError:  # the file is gone: the invitation may still be good
-            renewed = self.text
+            renewed = self.shown
         self._show(renewed, now)
         if reason := self._admissions.why_not(me, self._role, now=now):
             words = advised(reason, None if self._transient else me, self._role, owned=self._owned)
@@ -247,100 +281,82 @@ class OwnPass:
     @property
     def ends(self) -> str:
         """Until when it is good, in words; "" in an open run."""
-        return in_words(Pass.parse(self.text).terms.not_after) if self.text else ""
+        return in_words(invitation_in(self.shown).not_after / 1000) if self.shown else ""
 
-    def _show(self, text: str, now: float) -> None:
+    def _show(self, shown: Pass | None, now: float) -> None:
         # A worse one does not replace what is good.
-        if text and not self._admissions.show(self._identity.peer, text, now=now):
-            self.text = text
+        if shown is not None and not self._admissions.show(self._identity.peer, shown, now=now):
+            self.shown = shown
 
-    def _of_given(self) -> str:
-        invitation = given_invitation(self._given)
-        sign = self._identity.sign
-        # Its secret stays here: others see a signature by it, over our id.
-        if invitation.terms.bearer:
-            key = Identity.from_seed(invitation.seed)
-            if key.peer != invitation.terms.guest:
-                raise UsageError("--invitation: its secret does not belong to it; copy all of it")
-            sign = key.sign
-        return pass_of(invitation, self._admissions.run, self._identity.peer, sign).text
+    def _kept(self) -> Pass | None:
+        text = _read(self._file, _MAX_FILE_CHARS)
+        try:
+            return from_text(text, Invitation, BearerPass) if text else None
+        except ValueError as error:
+            raise UsageError(f"{self._file}: {error}; then start again with --invitation") from error
+
+    def _of_given(self) -> Pass:
+        try:
+            return given_invitation(self._given).shown_by(self._identity)
+        except ValueError as error:
+            raise UsageError(f"--invitation: {error}") from error
 
 
-def given_invitation(given: str) -> Invitation:
-    """What was typed: an invitation, or the file it is in. Raises UsageError."""
+def given_invitation(given: str) -> Token:
+    """What was typed: an invitation, or the file it is in. Raises UsageError, ValueError."""
     text = given.strip()
-    if not text.startswith(tuple(f"{kind}:" for kind in KINDS)):
+    if not text.startswith(_TOKENS):
         path = Path(text).expanduser()
         if not path.is_file():
             raise UsageError(
-                f"--invitation {_cut(text)}: no such file, and no invitation, which begins with "
-                f"{' or '.join(f'{kind}:' for kind in KINDS)}"
+                f"--invitation {_cut(text)}: no such file, and no invitation, which begins with invitation:"
             )
-        text = _read(path, 2 * MAX_CHARS)
-    try:
-        return Invitation.parse(text)
-    except ValueError as error:
-        raise UsageError(f"--invitation: {error}") from error
+        text = _read(path, _MAX_FILE_CHARS)
+    return Token.parse(text)
 
 
-class BanFiles:
-    """The lists of bans on this machine: what this peer has heard, and what the owner writes beside the manifest."""
+class OwnersFiles(Generic[T]):
+    """What the run's owner has signed, as it is on this machine: in this peer's directory, and beside the manifest."""
 
-    def __init__(self, admissions: Admissions, directory: Path | None, manifest: Path | None) -> None:
-        self._admissions = admissions
-        self._own = directory / f"run-{admissions.run[:12]}.bans" if directory else None
-        self._beside = bans_beside(manifest) if manifest else None
-
-    def read(self) -> bool:
-        """Learn what they hold; whether it is news."""
-        found = [_read_bans(path) for path in (self._own, self._beside) if path is not None]
-        return sum(self._admissions.learn(bans) for bans in found if bans is not None) > 0
-
-    def keep(self) -> None:
-        """Write the newest list known. Raises OSError."""
-        if self._own is not None and self._admissions.bans is not None:
-            write_whole(self._own, f"{self._admissions.bans.text}\n")
-
-
-class NoticeFiles:
-    """The notices that extend a run, on this machine: those this peer has heard of, and the owner's own."""
-
-    def __init__(self, notices: Notices, directory: Path | None, manifest: Path | None) -> None:
-        self._notices = notices
-        self._own = directory / f"run-{notices.run[:12]}.notices" if directory and notices.run else None
-        self._beside = notices_beside(manifest) if manifest else None
+    def __init__(self, kind: type[T], run: RunId | None, directory: Path | None, manifest: Path | None) -> None:
+        suffix = ".bans" if kind is Bans else ".notices"
+        self._kind = kind
+        self._own = directory / f"run-{run[:12]}{suffix}" if directory and run else None
+        self._beside = manifest.with_suffix(suffix) if manifest else None
         self._refused: set[str] = set()
 
-    def read(self) -> list[str]:
-        """Learn what they hold. Returns what is wrong with them, each once."""
+    def read(self, learn: Callable[[SignedMessage[T]], object]) -> list[str]:
+        """Hand what they hold to `learn`, which may raise ValueError. Returns what is wrong, each once."""
         refused = []
         for path in (self._own, self._beside):
-            if path is not None:
-                refused += [f"{path}: {why}" for why in self._notices.learn_all(read_notices(path))]
+            for line in _read(path, _MAX_FILE_CHARS).splitlines() if path is not None else ():
+                try:
+                    learn(from_text(line, self._kind))
+                except ValueError as error:
+                    refused.append(f"{path}: {error}")
         fresh = [words for words in refused if words not in self._refused]
         self._refused.update(fresh)
         return fresh
 
-    def keep(self) -> None:
-        """Write all that are known. Raises OSError."""
+    def keep(self, signed: Iterable[SignedMessage[T]]) -> None:
+        """Write these in place of what this peer had heard of. Raises OSError."""
         if self._own is not None:
-            write_whole(self._own, f"{self._notices.text}\n")
-
-
-def read_notices(path: Path) -> list[str]:
-    """A notice a line; none: there is no such file."""
-    return _read(path, MAX_NOTICES_CHARS).splitlines()
+            _write_signed(self._own, signed)
 
 
 # ---------------------------------------------------------------- files
 
 
-def _read_bans(path: Path) -> Bans | None:
-    """None: there is no such file, or it is damaged; whose the list is is looked at when it is learnt."""
+def read_signed(path: Path, kind: type[T]) -> list[SignedMessage[T]]:
+    """One signed message a line; none: there is no such file. Raises UsageError."""
     try:
-        return Bans.parse(_read(path, MAX_BANS_CHARS))
-    except ValueError:
-        return None
+        return [from_text(line, kind) for line in _read(path, _MAX_FILE_CHARS).splitlines()]
+    except ValueError as error:
+        raise UsageError(f"{path}: {error}; move the file away and sign again") from error
+
+
+def _write_signed(path: Path, signed: Iterable[SignedMessage[Any]]) -> None:
+    write_whole(path, "".join(f"{to_text(each)}\n" for each in signed))
 
 
 def _read(path: Path, limit: int) -> str:

@@ -22,7 +22,7 @@ from swarmnet.ids import PeerId, RunId, mark_of
 from swarmnet.manifest.extension import Extension, Notices
 from swarmnet.net.address import Address, bootstrap_address, peer_in
 from swarmnet.net.admission import Admissions, Bans, admits
-from swarmnet.net.admission_files import BanFiles, NoticeFiles
+from swarmnet.net.admission_files import OwnersFiles
 from swarmnet.net.dht_daemon import Listen
 from swarmnet.net.dht_node import DhtNode, Entry, NobodyAnswered, OwnersWord, RecordGate, word_key
 from swarmnet.net.identity import Identity, write_whole
@@ -49,7 +49,9 @@ from swarmnet.net.records import (
 )
 from swarmnet.net.tls import CLOCK_SLACK_S
 from swarmnet.pacing import Backoff, Budgets, Rate
+from swarmnet.statement import SignedMessage
 from swarmnet.telemetry.log import get
+from swarmnet.wire.signed import to_bytes
 
 MAX_PEERS = 64
 MAX_ADDRESSES_PER_PEER = 4
@@ -276,9 +278,8 @@ class DhtDirectory:
             await self._node.rest()
 
     def _owners_files(self, manifest: Path | None) -> None:
-        directory = self._state_dir
-        self._ban_files = BanFiles(self._admissions, directory, manifest) if self._admissions else None
-        self._notice_files = NoticeFiles(self._notices, directory, manifest) if self._notices else None
+        self._ban_files = OwnersFiles(Bans, self._run, self._state_dir, manifest)
+        self._notice_files = OwnersFiles(Extension, self._run, self._state_dir, manifest)
 
     @property
     def neighbours(self) -> frozenset[PeerId]:
@@ -351,9 +352,9 @@ class DhtDirectory:
         self._reads += 1
         done = True
         if first:
-            done = await self._ask([*others, *stages])
+            done = await self._ask([*others, *map(str, stages)])
             for stage in stages:
-                found = self._table.at(stage, now=self._clock.time())
+                found = self._table.at(str(stage), now=self._clock.time())
                 seen = parts_seen(found, stage)
                 bits = self._parts[stage] = self._parts.get(stage, 0) if seen is None else seen
                 # Authors move one by one, to the next size up or down; nobody's word leads further.
@@ -366,7 +367,8 @@ class DhtDirectory:
             own = mark >> (64 - bits) if bits else 0
             numbers = range(1 << bits) if near is None else (own, own + 1) if stage in mine else (own,)
             places += [part_of((number % (1 << bits)) << (64 - bits), stage, bits) for number in numbers]
-        places = [place for place in dict.fromkeys(places) if not (first and place in stages)]
+        asked = set(map(str, stages)) if first else set()
+        places = [place for place in dict.fromkeys(places) if place not in asked]
         return done and (not places or await self._ask(places))
 
     def addresses(self, peer: PeerId) -> tuple[str, ...]:
@@ -474,11 +476,13 @@ class DhtDirectory:
 
     def _welcome(self, found: Announcement | OwnersWord) -> bool:
         """Of other runs nobody here knows who is admitted."""
-        if isinstance(found, Bans):
-            return self._admissions is None or found.run != self._run or self._admissions.accepts(found)
-        if isinstance(found, Extension):
+        if isinstance(found, SignedMessage):
+            if found.value.run != self._run:
+                return True
+            if isinstance(found.value, Bans):
+                return self._admissions is None or self._admissions.accepts(found)
             # An older one, renewed, would take the place of a newer one.
-            return self._notices is None or found.run != self._run or found == self._notices.newest
+            return self._notices is None or found == self._notices.newest
         if found.record.run != self._run:
             return True
         # Of a run with so many stages there is nothing to know here.
@@ -503,17 +507,17 @@ class DhtDirectory:
     async def publish_word(self, word: OwnersWord) -> bool:
         """Spread what a run's owner has signed. Returns whether anybody keeps it."""
         expiry, deadline = self._clock.time() + WORD_TTL_S, loop_time() + PUBLISH_DEADLINE_S
-        entry = Entry(word_key(word), word.owner, word.text.encode(), expiry)
+        entry = Entry(word_key(word), word.key, to_bytes(word), expiry)
         kept = await self._node.store([entry], deadline=deadline)
         self._word_until[entry.key] = expiry if kept else 0.0
         return kept > 0
 
     def _hear_word(self, word: OwnersWord, expiry: float) -> None:
         # What owners of other runs say is only passed on.
-        if word.run != self._run:
+        if word.value.run != self._run:
             return
         key = word_key(word)
-        if isinstance(word, Bans):
+        if isinstance(word.value, Bans):
             if self._admissions is None:
                 return
             if self._admissions.learn(word):
@@ -521,7 +525,7 @@ class DhtDirectory:
                 self._word_until[key] = 0.0
             newest: OwnersWord | None = self._admissions.bans
         else:
-            if self._notices is None or self._notices.learn_all([word.text]):
+            if self._notices is None or self._notices.learn_all([word]):
                 return
             newest = self._notices.newest
         if word == newest:
@@ -533,14 +537,16 @@ class DhtDirectory:
             return
         keys = []
         if self._admissions is not None and self._admissions.owner is not None:
-            if self._ban_files is not None and self._ban_files.read() and self._admissions.bans is not None:
+            before = self._admissions.bans
+            for reason in self._ban_files.read(self._admissions.learn):
+                log.warning("bans_refused", reason=reason)
+            if self._admissions.bans is not None and self._admissions.bans is not before:
                 self._keep_bans(self._admissions.bans)
                 self._word_until[bans_key(self._run)] = 0.0
             keys.append(bans_key(self._run))
         if self._notices is not None and self._notices.owner is not None:
-            if self._notice_files is not None:
-                for reason in self._notice_files.read():
-                    log.warning("notice_refused", reason=reason)
+            for reason in self._notice_files.read(self._notices.learn):
+                log.warning("notice_refused", reason=reason)
             keys.append(notice_key(self._run))
         if not keys:
             return
@@ -555,21 +561,20 @@ class DhtDirectory:
             if word is not None and soon and not self._listen.client:
                 await self.publish_word(word)
 
-    def _keep_bans(self, bans: Bans) -> None:
-        log.info("bans", number=bans.number, banned=len(bans.peers))
+    def _keep_bans(self, bans: SignedMessage[Bans]) -> None:
+        log.info("bans", number=bans.value.number, banned=len(bans.value.peers))
         try:
-            if self._ban_files is not None:
-                self._ban_files.keep()
+            self._ban_files.keep([bans])
         except OSError as error:
             log.warning("bans_not_kept", error=str(error))
 
     def _keep_notices(self) -> None:
         """All that are known, from wherever: mates tell them, too."""
-        if self._notices is None or self._notice_files is None or self._notices.mark == self._kept:
+        if self._notices is None or self._notices.mark == self._kept:
             return
         self._kept = self._notices.mark
         try:
-            self._notice_files.keep()
+            self._notice_files.keep(self._notices.known)
         except OSError as error:
             log.warning("notices_not_kept", error=str(error))
 
@@ -712,7 +717,7 @@ class DhtDirectory:
 
 
 def _keys(run: RunId, num_stages: int) -> tuple[str, ...]:
-    return tuple(dht_key(run, place) for place in (*range(num_stages), TRAINERS, MOVERS))
+    return tuple(dht_key(run, place) for place in (*map(str, range(num_stages)), TRAINERS, MOVERS))
 
 
 def _serves(found: Announcement, near: Collection[int] | None) -> bool:

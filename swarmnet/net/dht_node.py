@@ -28,13 +28,15 @@ from swarmnet.bounds import Recent
 from swarmnet.clock import CLOCK, WallClock, loop_time, wall_time
 from swarmnet.errors import BadMessage, UsageError
 from swarmnet.ids import PeerId
-from swarmnet.manifest.extension import EXTENSION, Extension
+from swarmnet.manifest.extension import Extension
 from swarmnet.net.address import peer_in
-from swarmnet.net.admission import BANS, Bans
+from swarmnet.net.admission import Bans
 from swarmnet.net.dht_daemon import Daemon, DaemonFailed, Listen
 from swarmnet.net.identity import Identity, verify
-from swarmnet.net.records import MAX_AHEAD_S, Announcement, bans_key, gives_way, notice_key, unseal
+from swarmnet.net.records import MAX_AHEAD_S, Announcement, bans_key, gives_way, notice_key, verified
 from swarmnet.pacing import Budgets, Rate
+from swarmnet.statement import SignedMessage
+from swarmnet.wire.signed import from_bytes
 
 _SPEC = None if "hivemind" in sys.modules else importlib.util.find_spec("hivemind")
 if _SPEC is not None:
@@ -81,18 +83,13 @@ MAX_REMEMBERED = 4096
 MAX_WORDS = 256
 
 
-OwnersWord = Bans | Extension
-"""What a run's owner signs for all its peers."""
-
-
-def parse_word(text: str) -> OwnersWord:
-    """Read what begins like an owner's word. The signature is not looked at. Raises ValueError."""
-    return Bans.parse(text) if text.startswith(BANS) else Extension.parse(text)
+OwnersWord = SignedMessage[Any]
+"""`Bans` or an `Extension`: what a run's owner signs for all its peers."""
 
 
 def word_key(word: OwnersWord) -> str:
     """The DHT key under which it lies."""
-    return bans_key(word.run) if isinstance(word, Bans) else notice_key(word.run)
+    return bans_key(word.value.run) if isinstance(word.value, Bans) else notice_key(word.value.run)
 
 
 class RecordGate(RecordValidatorBase):  # type: ignore[misc]
@@ -123,11 +120,11 @@ class RecordGate(RecordValidatorBase):  # type: ignore[misc]
             return False
         if not math.isfinite(record.expiration_time):
             return False
-        # What an owner signs is text and begins so; a sealed record begins with a signature.
-        if record.value.startswith((BANS.encode(), EXTENSION.encode())):
-            return self._validate_word(record)
         try:
-            found = self._unseal(record.value)
+            found = self._known(record.value) or from_bytes(record.value, Announcement, Bans, Extension)
+            if isinstance(found, SignedMessage) and not isinstance(found.value, Announcement):
+                return self._validate_word(record, found)
+            found = self._fresh(record.value, found)
         except BadMessage:
             return False
         genuine = (
@@ -141,31 +138,31 @@ class RecordGate(RecordValidatorBase):  # type: ignore[misc]
 
     def admits(self, value: object) -> bool:
         """Whether this node keeps what passed."""
-        found = self._verified.get(value) or self._words.get(value) if isinstance(value, bytes) else None
+        found = self._known(value) if isinstance(value, bytes) else None
         return found is None or self._welcome(found)
 
-    def _validate_word(self, record: DHTRecord) -> bool:
-        try:
-            word = self._words.get(record.value) or parse_word(record.value.decode("ascii"))
-        except ValueError:
-            return False
+    def _known(self, value: bytes) -> Announcement | OwnersWord | None:
+        return self._verified.get(value) or self._words.get(value)
+
+    def _validate_word(self, record: DHTRecord, word: OwnersWord) -> bool:
         now = self._clock()
         genuine = (
             record.key == DHTID.generate(source=word_key(word)).to_bytes()
-            and record.subkey == MSGPackSerializer.dumps(word.owner)
+            and record.subkey == MSGPackSerializer.dumps(word.key)
             and now - GRACE_S < record.expiration_time <= now + MAX_AHEAD_S
-            and (record.value in self._words or verify(word.owner, word.signed, word.signature))
+            and (record.value in self._words or word.is_genuine(verify))
         )
         if genuine:
             self._words[record.value] = word
             self._heard_word(word, record.expiration_time)
         return genuine
 
-    def _unseal(self, data: bytes) -> Announcement:
+    def _fresh(self, data: bytes, found: Announcement | SignedMessage[Announcement]) -> Announcement:
         now = self._clock()
-        found = self._verified.get(data)
-        if found is None or not now - GRACE_S < found.expiry_ms / 1000 <= now + MAX_AHEAD_S:
-            self._verified[data] = found = unseal(data, now=now, grace_s=GRACE_S)
+        if isinstance(found, Announcement) and not now - GRACE_S < found.expiry_ms / 1000 <= now + MAX_AHEAD_S:
+            found = from_bytes(data, Announcement)
+        if isinstance(found, SignedMessage):
+            self._verified[data] = found = verified(found, now=now, grace_s=GRACE_S)
             # Nobody reads the expired again: a node that runs for weeks holds what is valid, and not all it may.
             while self._verified and self._expired(oldest := next(iter(self._verified)), now):
                 del self._verified[oldest]

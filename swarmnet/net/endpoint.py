@@ -96,7 +96,7 @@ class JoinedRun:
             numerics,
             terms.max_clock_offset_s,
             admissions=self.admissions,
-            invitation=lambda: self.own_pass.text,
+            invitation=lambda: self.own_pass.shown,
             completed=terms.completed,
             filled_in=terms.filled_in,
             boot_id=self.boot_id,
@@ -196,7 +196,7 @@ class Endpoint:
             addresses=self.transport.addresses,
             stages=(),
             numerics=self.numerics,
-            invitation=self.joined.own_pass.text,
+            invitation=self.joined.own_pass.shown,
             software=SOFTWARE,
             region=self.joined.network.region,
         )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from swarmnet import PROTOCOL_VERSION, __version__
 from swarmnet.clock import wall_time
+from swarmnet.directory import Pass
 from swarmnet.errors import RejectCode
 from swarmnet.ids import PeerId, RunId
 from swarmnet.messages import Rejected
@@ -54,7 +55,7 @@ class Greeter:
     version: tuple[int, int] = PROTOCOL_VERSION
     clock: Callable[[], float] = wall_time
     admissions: Admissions | None = None
-    invitation: Callable[[], str] = lambda: ""
+    invitation: Callable[[], Pass | None] = lambda: None
     completed: bytes = b""
     """Hash of my manifest with its defaults; empty: I do not compare it."""
     filled_in: str = ""

@@ -17,7 +17,6 @@ from pathlib import Path
 from swarmnet.errors import UsageError
 from swarmnet.ids import RunId
 from swarmnet.net.address import Address, check_addresses, peer_in
-from swarmnet.net.admission import Invitation
 
 SCHEME = "swarm:"
 INVITE = "+invite="
@@ -115,14 +114,16 @@ def names_run(text: str) -> bool:
 
 
 def _check_invitation(text: str, run: str) -> None:
+    from swarmnet.net.admission_files import Token  # imports cryptography, which most commands do without
+
     try:
-        terms = Invitation.parse(text).terms
+        terms = Token.parse(text).invitation.value
     except ValueError as error:
         raise UsageError(f"the link's invitation, after {INVITE}: {error}") from error
     # Pasted together from two messages.
-    if not run.startswith(terms.run):
+    if not terms.run.startswith(run):
         raise UsageError(
-            f"the link is to run {run[:MIN_DIGITS]}, its invitation to run {terms.run}: paste the one "
+            f"the link is to run {run[:MIN_DIGITS]}, its invitation to run {terms.run[:MIN_DIGITS]}: paste the one "
             "that belongs to it"
         )
 

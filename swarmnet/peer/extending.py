@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused
 from swarmnet.ids import PeerId
+from swarmnet.manifest.extension import Notice
 from swarmnet.messages import ManifestData, ManifestRequest
 from swarmnet.state.rollback import Rollbacks
 from swarmnet.step.member import Member
@@ -31,7 +32,7 @@ class Extending:
         self._seen = b""  # the mark of those that were considered
         self._asked_at: dict[PeerId, float] = {}
         self._refused: set[str] = set()
-        self._said: set[str] = set()
+        self._said: set[Notice] = set()
 
     @property
     def last(self) -> int:
@@ -59,8 +60,8 @@ class Extending:
             answer = await ask(self._peer.transport, peer, ManifestRequest(), limit_s=_PATIENCE_S)
         except (BadMessage, PeerGone, PeerTimeout, Refused):
             return  # its next heartbeat is as good an occasion
-        texts = answer.notices.splitlines() if isinstance(answer, ManifestData) else []
-        for reason in self._notices.learn_all(texts):
+        notices = answer.notices if isinstance(answer, ManifestData) else ()
+        for reason in self._notices.learn_all(notices):
             if (told := f"{peer}: {reason}") not in self._refused and len(self._refused) < _MOST_ASKED:
                 self._refused.add(told)
                 self._peer.say("notice_refused", {"peer": peer, "reason": reason})
@@ -72,7 +73,7 @@ class Extending:
             return
         self._seen = self._notices.mark
         self._rollbacks.last_version = self._notices.furthest
-        self._peer.say("notice", {"number": newest.number, "since": newest.since, "steps": newest.total_steps})
+        self._peer.say("notice", _fields(newest))
         # The peer has said that it is finished, and is not.
         if self._peer.finished.is_set() and not all(member.done for member in self._members()):
             self._peer.say("extended", {"steps": self.last})
@@ -91,20 +92,21 @@ class Extending:
     def _say_what_became(self) -> None:
         """Of each notice once: it is in force, or it came too late."""
         members = [member for member in self._members() if member.synced]
-        held = {extension for member in members for extension in member.horizon.extensions}
+        held = {notice for member in members for notice in member.horizon.notices}
         over = min((member.version for member in members), default=0)
-        for extension in self._notices.known:
-            in_force = extension in held
-            if extension.text in self._said or not (in_force or extension.since < over):
+        for notice in self._notices.known:
+            in_force, since = notice in held, notice.value.since
+            if notice in self._said or not (in_force or since < over):
                 continue
-            self._said.add(extension.text)
-            fields: dict[str, object] = {
-                "number": extension.number,
-                "since": extension.since,
-                "steps": extension.total_steps,
-            }
+            self._said.add(notice)
             if in_force:
-                self._peer.say("extended", fields)
+                self._peer.say("extended", _fields(notice))
             else:
-                reason = f"step {extension.since} was committed without it, so it changes nothing"
-                self._peer.say("notice_missed", {**fields, "reason": reason, "then": "its owner signs another one"})
+                reason = f"step {since} was committed without it, so it changes nothing"
+                then = "its owner signs another one"
+                self._peer.say("notice_missed", {**_fields(notice), "reason": reason, "then": then})
+
+
+def _fields(notice: Notice) -> dict[str, object]:
+    extension = notice.value
+    return {"number": extension.number, "since": extension.since, "steps": extension.total_steps}

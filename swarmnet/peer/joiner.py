@@ -117,7 +117,7 @@ class Joiner:
                 continue
             del data
             self._stand(header)
-            self._engine.lengthen(header.extensions)
+            self._engine.lengthen(header.notices)
             self._began, self._collected = loop_time(), self._exchange.collected_bytes
             try:
                 reached = await self._catch_up(header, sources)
@@ -199,7 +199,7 @@ class Joiner:
             proven = tuple(commit for commit in commits if commit in self._proven)
             return InSync(header, finished, proven, self._last_commits(steps))
         after = self._member.after(commits)
-        self._engine.lengthen(after.extensions)
+        self._engine.lengthen(after.notices)
         await self._engine.apply(commits)
         self._stand(after)
         if all(commit in self._proven for commit in commits):

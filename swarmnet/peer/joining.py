@@ -179,7 +179,7 @@ async def reach(
         # Only who will serve is the same identity the next time.
         own_pass = own_pass_of(admissions, identity, role, config.network, transient=role != "stage")
         # In a run by invitation only admitted peers count from now on.
-        if own_pass.text:
+        if own_pass.shown:
             tell("invitation", f"of the run's owner, good until {own_pass.ends}")
             records = _others(directory, directory.known())
         if not listen.client:
@@ -410,7 +410,7 @@ def _intent(found: FoundRun, stage: int, *, slots: int) -> Record:
         incarnation=joined.boot_id,
         addresses=(),
         stages=(status,),
-        invitation=joined.own_pass.text,
+        invitation=joined.own_pass.shown,
     )
 
 

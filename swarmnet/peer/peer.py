@@ -179,7 +179,7 @@ class PeerHost(Protocol):
         """What it announces of itself, without stages; asked once the port is bound."""
 
     async def hide(self, say: Say) -> dict[str, object] | None:
-        """Have it be reached through relays (`net.nat.dial_back.Hide`). Returns what to say of it; None: there are none."""
+        """Have it be reached through relays (`dial_back.Hide`). Returns what to say of it; None: there are none."""
 
 
 class Peer:
@@ -350,7 +350,7 @@ class Peer:
 
     async def on_call(self, caller: PeerId, request: Request, payload: ReadPayload) -> AsyncGenerator[Answer, None]:
         if isinstance(request, ManifestRequest):
-            yield ManifestData(self._manifest_toml, self.notices.text)
+            yield ManifestData(self._manifest_toml, self.notices.known)
             return
         if self._left:
             raise Refused(RejectCode.NOT_SERVED, "this peer has left")

@@ -146,9 +146,9 @@ class Restorer:
             # The state is not that of one process any more: it stands on a chain of its own.
             own = next_chain(header.chain, f"dropped/{becomes}".encode())
             # What was signed for the steps that are left out is taken to be in force, as it is in the other stages.
-            held = Horizon(self._shape.total_steps, header.extensions)
+            held = Horizon(self._shape.total_steps, header.notices)
             held = notices.foreseen(version, held, before=becomes)
-            header = StateHeader(becomes, own, own, own, notices=held.texts, exclusions=header.exclusions)
+            header = StateHeader(becomes, own, own, own, notices=held.notices, exclusions=header.exclusions)
         self._serve(InSync(header))
         self._say_synced("checkpoint", began=began, num_bytes=len(data), path=self.checkpoints.path(version))
         return True

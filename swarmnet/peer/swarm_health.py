@@ -305,7 +305,7 @@ def _admission(records: Sequence[Record], admissions: Admissions | None) -> Admi
         return AdmissionLine("invite" if invited >= quorum(records) else "open", checked=False)
     if admissions.owner is None:
         return AdmissionLine("open", checked=True)
-    banned = len(admissions.bans.peers) if admissions.bans else 0
+    banned = len(admissions.bans.value.peers) if admissions.bans else 0
     return AdmissionLine("invite", checked=True, owner=admissions.owner, banned=banned)
 
 

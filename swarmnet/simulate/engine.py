@@ -22,7 +22,7 @@ from swarmnet.audit.pledge import whole_of
 from swarmnet.averaging.exchange import PIECE_ELEMENTS
 from swarmnet.clock import loop_time
 from swarmnet.errors import BadMessage, Refused, RejectCode
-from swarmnet.manifest.extension import Extension, Horizon
+from swarmnet.manifest.extension import Horizon, Notice
 from swarmnet.manifest.schema import Delay
 from swarmnet.messages import PRIME, Commit, Packed
 from swarmnet.simulate.device import Device, JobKind, JobTurn
@@ -149,7 +149,7 @@ class Arithmetic:
             for commit in commits
         ]
         step = commits[0].step
-        held = [each.total_steps for each in horizon.extensions if each.since <= step]
+        held = [each.value.total_steps for each in horizon.notices if each.value.since <= step]
         return _hash("apply", weights, json.dumps(list(total)), facts, *held)
 
     def numbers(self, exact: Sequence[int], numerics: int = 0) -> list[int]:
@@ -210,7 +210,7 @@ class SimulatedEngine(Compute, Summation):
         self._delay = plan.delay
         self.accumulators = [SimulatedSum() for _ in range(1 + self._delay.most)]  # step s: number s % (1 + most)
         self.debt: bytes | None = None
-        self.extensions: tuple[Extension, ...] = ()
+        self.notices: tuple[Notice, ...] = ()
         self._past: dict[int, int] = {}  # weights of steps that are over
         self.kept_steps = KEPT_WEIGHTS
         self._buffer = [0] * NUM_ELEMENTS
@@ -220,8 +220,8 @@ class SimulatedEngine(Compute, Summation):
         self._audience: Audience | None = None
         self._context = contextvars.copy_context()
 
-    def lengthen(self, extensions: tuple[Extension, ...]) -> None:
-        self.extensions = extensions
+    def lengthen(self, notices: tuple[Notice, ...]) -> None:
+        self.notices = notices
 
     def subscribe(self, audience: Audience) -> None:
         self._audience, self._context = audience, contextvars.copy_context()
@@ -386,7 +386,7 @@ class SimulatedEngine(Compute, Summation):
         # Of the step's weights, which are not the newest where steps overlap.
         self._past[self.version] = self.weights_of(self.version)
         self._past.pop(self.version - self.kept_steps, None)
-        horizon = Horizon(self.plan.steps, self.extensions)
+        horizon = Horizon(self.plan.steps, self.notices)
         self.before, self.weights = self.weights, self.arithmetic.apply(self.weights, self.exact_sum, commits, horizon)
         # The weights remember which classes computed what.
         if self.plan.classes != 1:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from swarmnet.ids import NO_CHAIN, Ballot, PeerId, RoundId
-from swarmnet.manifest.extension import Extension, Horizon
+from swarmnet.manifest.extension import Horizon, Notice
 from swarmnet.messages import Commit, Packed
 from swarmnet.simulate.engine import Arithmetic, tokens_of
 from swarmnet.simulate.plan import Plan
@@ -18,13 +18,10 @@ class Oracle:
     """The sum of every stage in every step, and the weights of every version: exact parts."""
 
     def __init__(
-        self,
-        plan: Plan,
-        extensions: tuple[Extension, ...] = (),
-        arithmetic: Callable[[int, Plan], Arithmetic] = Arithmetic,
+        self, plan: Plan, notices: tuple[Notice, ...] = (), arithmetic: Callable[[int, Plan], Arithmetic] = Arithmetic
     ) -> None:
-        """extensions: the notices that take force."""
-        self._plan, self._horizon = plan, Horizon(plan.steps, extensions)
+        """notices: those that take force."""
+        self._plan, self._horizon = plan, Horizon(plan.steps, notices)
         self._stages = [arithmetic(stage, plan) for stage in range(plan.stages)]
         weights, delay = [stage.seed() for stage in self._stages], plan.delay
         self.history = [weights]

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from swarmnet.averaging.exchange import PIECE_ELEMENTS
 from swarmnet.config.table import Table
-from swarmnet.ids import PeerId, RunId
+from swarmnet.ids import RunId
 from swarmnet.manifest.schema import (
     Admission,
     Audits,
@@ -22,8 +22,9 @@ from swarmnet.manifest.schema import (
 )
 from swarmnet.peer.rebalance import Rules
 from swarmnet.simulate.links import Links
+from swarmnet.wire.peer_ids import peer_id_from_public_bytes
 
-OWNER = PeerId(f"12D3Koo{'W' * 45}")
+OWNER = peer_id_from_public_bytes(b"W" * 32)
 """Who owns simulated runs."""
 
 

@@ -15,16 +15,16 @@ import zlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from swarmnet.directory import Record, Role
+from swarmnet.directory import Invitation, Pass, Record, Role
 from swarmnet.errors import UsageError
 from swarmnet.ids import Chain, PeerId, RunId
-from swarmnet.manifest.extension import Extension, Horizon, Notices, extend
+from swarmnet.manifest.extension import Extension, Horizon, Notice, Notices
 from swarmnet.manifest.schema import Manifest
 from swarmnet.manifest.terms import RunTerms
 from swarmnet.messages import Packed
-from swarmnet.net.admission import Admissions, Bans, ban, invite, pass_of
+from swarmnet.net.admission import Admissions, Bans
 from swarmnet.net.nat.dial_back import Proofs, Say
 from swarmnet.peer.auditor import AuditLog
 from swarmnet.peer.moving import Moving, NewStage
@@ -49,10 +49,14 @@ from swarmnet.simulate.network import MemoryNetwork
 from swarmnet.simulate.oracle import Oracle
 from swarmnet.simulate.plan import OWNER, Plan, manifest_of
 from swarmnet.stage.seams import Engine
+from swarmnet.statement import SignedMessage, in_envelope
 from swarmnet.telemetry.kinds import KINDS
 from swarmnet.testing.invariants import multiplicity
 from swarmnet.trainer.trainer import Trainer
 from swarmnet.transport import Service, Transport
+from swarmnet.wire.signed import sign
+
+T = TypeVar("T")
 
 
 class SimulatedSigner:
@@ -71,6 +75,11 @@ class SimulatedSigner:
 @functools.lru_cache(maxsize=1 << 17)
 def _signature(peer: PeerId, data: bytes) -> bytes:
     return hashlib.sha512(peer.encode() + b"\0" + data).digest()
+
+
+def signed(value: T, *, not_after: int = 0) -> SignedMessage[T]:
+    """What the owner signs. Names of simulated peers embed no keys, so its payload is no protobuf message."""
+    return in_envelope(value, repr(value).encode(), OWNER, SimulatedSigner(OWNER).sign, not_after=not_after)
 
 
 class Broken(AssertionError):
@@ -209,11 +218,11 @@ class Swarm:
         self.exact = True  # false where a run may drop: sums and weights are then not those of one process
         self.over = False
         self.admissions: dict[PeerId, Admissions] = {}
-        self.bans: Bans | None = None
+        self.bans: SignedMessage[Bans] | None = None
         self.last: dict[PeerId, Node] = {}
         """The newest node of each name, dead or alive."""
         self.notices: dict[PeerId, Notices] = {}
-        self.extensions: tuple[Extension, ...] = ()  # those that are to take force
+        self.in_force: tuple[Notice, ...] = ()  # those that are to take force
         self._processes: list[SimulatedProcess] = []
 
     # ------------------------------------------------------------ building
@@ -297,15 +306,14 @@ class Swarm:
             self.network.kill(peer)
             self.add((moved.stage,), peer, carried=moved.version)
 
-    def _admit(self, peer: PeerId, role: Role, invited: bool) -> tuple[Admissions, str]:
+    def _admit(self, peer: PeerId, role: Role, invited: bool) -> tuple[Admissions, Pass | None]:
         """Who is admitted, as this process knows it, and the pass that it shows."""
         terms, verify = self._terms, SimulatedSigner(peer).verify
         admissions = Admissions(self.plan.run, terms.owner, verify, tolerance_s=terms.max_clock_offset_s)
         self.admissions[peer] = admissions
         if not (self.plan.invite and invited):
-            return admissions, ""
-        invitation = invite(self.plan.run, peer, [role], 10**9, SimulatedSigner(OWNER).sign)
-        shown = pass_of(invitation, self.plan.run, peer, SimulatedSigner(peer).sign).text
+            return admissions, None
+        shown = signed(Invitation(self.plan.run, peer, (role,)), not_after=10**12)
         admissions.show(peer, shown, now=self.loop.time())
         if self.bans is not None:
             admissions.learn(self.bans)
@@ -320,27 +328,27 @@ class Swarm:
 
     def ban(self, *peers: Node | PeerId) -> None:
         """Everybody hears at once that the owner bans these, and nobody else."""
-        number = 1 if self.bans is None else self.bans.number + 1
-        self.bans = ban(self.plan.run, OWNER, number, map(_name, peers), SimulatedSigner(OWNER).sign)
+        number = 1 if self.bans is None else self.bans.value.number + 1
+        self.bans = signed(Bans(self.plan.run, number, tuple(map(_name, peers))))
         for admissions in self.admissions.values():
             admissions.learn(self.bans)
 
-    def extend(self, since: int, steps: int, *told: Node, number: int | None = None, takes: bool = True) -> Extension:
+    def extend(self, since: int, steps: int, *told: Node, number: int | None = None, takes: bool = True) -> Notice:
         """The owner signs a notice, and these peers have it at once (none: all that are up). takes: it will take
         force."""
-        number = len(self.extensions) + 1 if number is None else number
-        extension = extend(self.plan.run, OWNER, number, since, steps, SimulatedSigner(OWNER).sign)
+        number = len(self.in_force) + 1 if number is None else number
+        notice = sign(Extension(self.plan.run, number, since, steps), OWNER, SimulatedSigner(OWNER).sign)
         if takes:
-            self.extensions = (*self.extensions, extension)
-            self.oracle = Oracle(self.plan, self.extensions, self.arithmetic)
+            self.in_force = (*self.in_force, notice)
+            self.oracle = Oracle(self.plan, self.in_force, self.arithmetic)
         for node in told or [node for node in self.nodes if node.up]:
-            self.notices[node.peer_id].learn(extension.text)
-        return extension
+            self.notices[node.peer_id].learn(notice)
+        return notice
 
     @property
     def steps(self) -> int:
         """Of the run, in the end."""
-        return Horizon(self.plan.steps, self.extensions).last
+        return Horizon(self.plan.steps, self.in_force).last
 
     def add_trainer(self, name: str | None = None, *, invited: bool = True) -> PeerId:
         """Start a trainer process."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from swarmnet.errors import BadMessage, RejectCode
-from swarmnet.manifest.extension import Extension, Horizon
+from swarmnet.manifest.extension import Horizon, Notice
 from swarmnet.manifest.schema import Averaging, Optimizer, StageSpec
 from swarmnet.messages import Commit
 from swarmnet.model.cut import cut_layers
@@ -62,9 +62,9 @@ def rate_of(optimizer: Optimizer, step: int, horizon: Horizon) -> float:
     held = horizon.before(step + 1)
     planned = learning_rate(optimizer, step, total_steps=held.last)
     # Not extended yet, or a run without a warm-up, which may jump.
-    if not held.extensions or not optimizer.warmup_steps:
+    if not held.notices or not optimizer.warmup_steps:
         return planned
-    since = held.extensions[-1].since
+    since = held.notices[-1].value.since
     before = rate_of(optimizer, since - 1, horizon.before(since))
     climbed = before + optimizer.learning_rate * (step - since + 1) / optimizer.warmup_steps
     return min(planned, climbed)
@@ -108,8 +108,8 @@ class Canonical:
         self.scale_shapes = _scale_shapes(spec.averaging, self.shapes)
         self.state_shapes = _state_shapes(spec.averaging, self.shapes) | self.scale_shapes
         self.layout = snapshot.Layout(self.state_shapes, stage=spec.stage)
-        self.extensions: tuple[Extension, ...] = ()
-        """The notices in force: with them the schedule is another."""
+        self.notices: tuple[Notice, ...] = ()
+        """Those in force: with them the schedule is another."""
 
     @classmethod
     def of(cls, spec: StageSpec) -> Canonical:
@@ -122,7 +122,7 @@ class Canonical:
     @property
     def horizon(self) -> Horizon:
         """How many steps the run has."""
-        return Horizon(self.spec.training.total_steps, self.extensions)
+        return Horizon(self.spec.training.total_steps, self.notices)
 
     @property
     def num_elements(self) -> int:

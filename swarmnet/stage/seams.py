@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from swarmnet.ids import PeerId, RoundId
-from swarmnet.manifest.extension import Extension
+from swarmnet.manifest.extension import Notice
 from swarmnet.manifest.schema import Delay
 from swarmnet.messages import Commit, Packed
 
@@ -160,7 +160,7 @@ class Compute(Protocol):
         """What this peer's line carries, as the last rounds have measured it."""
         return  # not everybody has codecs to choose from
 
-    def lengthen(self, extensions: tuple[Extension, ...]) -> None:
+    def lengthen(self, notices: tuple[Notice, ...]) -> None:
         """The run's schedule, from the step that is applied next, is the manifest's with these notices in force."""
         return  # not everybody has a schedule
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Set
 from swarmnet.clock import loop_time
 from swarmnet.errors import BadCheckpoint, BadMessage
 from swarmnet.ids import NO_RESTART, OnDisk, PeerId, Restart
+from swarmnet.manifest.extension import Notice
 from swarmnet.messages import StateHeader
 from swarmnet.stage.seams import Compute, Summation
 from swarmnet.state.disk import CheckpointInfo, Disk, RunMemory, Written
@@ -100,7 +101,7 @@ class Checkpointer:
         on_event: OnEvent,
         common: Callable[[], int | None] = lambda: None,
         voters: Callable[[], Iterable[PeerId]] = tuple,
-        check_notices: Callable[[tuple[str, ...]], object] = lambda notices: None,
+        check_notices: Callable[[tuple[Notice, ...]], object] = lambda notices: None,
     ) -> None:
         self._stage, self._engine, self._sums, self._where, self._disk = stage, engine, sums, where, disk
         self._keep = keep
@@ -239,7 +240,7 @@ class Checkpointer:
         """Read a checkpoint, verified. Raises BadCheckpoint: it is then named, and announced no more."""
         try:
             info, data = await self._disk.load(self._stage, version)
-            self._check_notices(info.notices)
+            self._check_notices(info.header.notices)
         except (BadCheckpoint, ValueError) as error:
             bad = error if isinstance(error, BadCheckpoint) else BadCheckpoint(self.path(version), str(error))
             self.forget(version, bad)

@@ -35,6 +35,7 @@ from swarmnet.ids import Chain, PeerId, Restart, RunId
 from swarmnet.manifest.extension import MAX_NOTICE_CHARS, MAX_NOTICES, Extension
 from swarmnet.messages import MAX_EXCLUSIONS, Exclusion, StateHeader
 from swarmnet.state.rollback import MAX_VOTERS
+from swarmnet.wire.signed import from_text, to_text
 
 MAX_JSON_BYTES = 64 << 10
 
@@ -80,7 +81,7 @@ class CheckpointInfo(Table):
     @classmethod
     def _notices(cls, notices: tuple[str, ...]) -> tuple[str, ...]:
         for text in notices:
-            Extension.parse(text)
+            from_text(text, Extension)
         return notices
 
     @classmethod
@@ -99,8 +100,8 @@ class CheckpointInfo(Table):
         """
         exclusions = tuple((each.peer, each.until_step, each.level) for each in header.exclusions)
         restart = {"restart_number": header.restart.number, "restart_version": header.restart.version}
-        state = {name: getattr(header, name) for name in ("version", "chain", "before", "term_chain", "notices")}
-        state["exclusions"] = exclusions
+        state = {name: getattr(header, name) for name in ("version", "chain", "before", "term_chain")}
+        state |= {"notices": tuple(map(to_text, header.notices)), "exclusions": exclusions}
         files = {"num_bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
         if owed is not None:
             files |= {"owed_bytes": len(owed), "owed_sha256": hashlib.sha256(owed).hexdigest()}
@@ -116,7 +117,8 @@ class CheckpointInfo(Table):
         """Where a replica stands that has loaded it."""
         chains = Chain(self.chain), Chain(self.before), Chain(self.term_chain)
         exclusions = tuple(Exclusion(PeerId(peer), until_step, level) for peer, until_step, level in self.exclusions)
-        return StateHeader(self.version, *chains, self.restart, self.notices, exclusions)
+        notices = tuple(from_text(text, Extension) for text in self.notices)
+        return StateHeader(self.version, *chains, self.restart, notices, exclusions)
 
 
 class RunMemory(Table):

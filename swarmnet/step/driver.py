@@ -122,7 +122,7 @@ class StepDriver:
         self, header: StateHeader, finished: Finished | None, commits: tuple[Commit, ...], last: tuple[Commit, ...]
     ) -> None:
         """State is in place, as in `Member.restored`."""
-        self._engine.lengthen(header.extensions)
+        self._engine.lengthen(header.notices)
         self.member.restored(header, finished, commits, last, now=self._now())
         self._pipeline.stop()
         self._pipeline.begin(self.member.version)
@@ -351,7 +351,7 @@ class StepDriver:
             contributions=[[peer, sorted(indexes)] for peer, _, indexes in finished.contributions],
             voided=sorted(commit.voided),
         )
-        self._engine.lengthen(member.horizon_of(commits).extensions)
+        self._engine.lengthen(member.horizon_of(commits).notices)
         began = self._now()
         self._spans.add("barrier", member.stage, step, -1, self._whole_at, began)
         try:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from swarmnet.ids import Ballot, PeerId
-from swarmnet.manifest.extension import Notices
+from swarmnet.manifest.extension import Notice, Notices
 from swarmnet.manifest.schema import NO_DELAY, Delay
 from swarmnet.messages import (
     LARGEST_LOSS,
@@ -108,12 +108,12 @@ def commit_refusal(commit: Commit, shape: Shape) -> str | None:
     return None
 
 
-def _notice(text: str, step: int, shape: Shape) -> str | None:
+def _notice(notice: Notice, step: int, shape: Shape) -> str | None:
     try:
-        found = shape.notices.learn(text)
+        shape.notices.learn(notice)
     except ValueError as error:
         return str(error)
-    return None if found.since == step else "a notice that begins at another step"
+    return None if notice.value.since == step else "a notice that begins at another step"
 
 
 def _indexes(message: StagePlan | MemberState) -> tuple[Indexes, ...]:

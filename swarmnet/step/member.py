@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from swarmnet.ids import NO_RESTART, Ballot, Chain, PeerId, Restart, RoundId, Signer, next_chain
-from swarmnet.manifest.extension import Horizon
+from swarmnet.manifest.extension import Horizon, Notice
 from swarmnet.manifest.timers import TERM_STEPS, Timers
 from swarmnet.messages import (
     MAX_LATE,
@@ -147,10 +147,9 @@ class Member:
         """Is that step none of the run's, as far as can be foreseen?"""
         return step >= self.shape.notices.last(self.horizon)
 
-    def notice(self, step: int) -> str:
-        """What a round of that step names; empty: nothing that is known here begins at it."""
-        due = self.shape.notices.due(step, self.horizon)
-        return due.text if due is not None else ""
+    def notice(self, step: int) -> Notice | None:
+        """What a round of that step names; None: nothing that is known here begins at it."""
+        return self.shape.notices.due(step, self.horizon)
 
     def horizon_of(self, commits: Iterable[Commit]) -> Horizon:
         """What holds in the step that is applied next, which these commits end."""
@@ -187,7 +186,7 @@ class Member:
         """The state that is here is this one."""
         self.header, self.version = header, header.version
         self.chain, self.before, self.term_chain = header.chain, header.before, header.term_chain
-        self.horizon = Horizon(self.shape.total_steps, header.extensions)  # by the notices in force at this version
+        self.horizon = Horizon(self.shape.total_steps, header.notices)  # by the notices in force at this version
 
     def after(self, commits: tuple[Commit, ...]) -> StateHeader:
         """The state that follows from this one and the commits of all stages."""
@@ -196,7 +195,7 @@ class Member:
         term_chain = chain if version % TERM_STEPS == 0 else self.term_chain
         bans = [ban for commit in commits for ban in commit.bans]
         exclusions = after(self.header.exclusions, commits[self.stage], bans)
-        notices = self.horizon_of(commits).texts
+        notices = self.horizon_of(commits).notices
         return StateHeader(version, chain, self.chain, term_chain, self.restart, notices, exclusions)
 
     def restored(

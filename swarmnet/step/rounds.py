@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from swarmnet.averaging.grid import arrange, circles, grid_of
 from swarmnet.ids import Ballot, PeerId, RoundId
+from swarmnet.manifest.extension import Notice
 from swarmnet.messages import UNMEASURED, BannedPeers, LatePeers, LineQuality, Round, Stamp
 from swarmnet.step.ledger import Ledger
 from swarmnet.step.suspects import SuspectGraph
@@ -75,7 +76,7 @@ class RoundBuilder:
         ballot: Ballot,
         group_size: int,
         numbers: Iterator[int],
-        notice: Callable[[int], str] = lambda step: "",
+        notice: Callable[[int], Notice | None] = lambda step: None,
     ) -> None:
         self.stamp, self.ballot, self._group_size, self._numbers = stamp, ballot, group_size, numbers
         self._notice = notice

@@ -344,7 +344,7 @@ class Trainer:
         """Hand out the tokens of a microbatch, and the manifest; everything else is not served here."""
         # Those who serve stages may all be hidden, and a newcomer cannot speak to them yet.
         if isinstance(request, ManifestRequest) and self._toml:
-            yield ManifestData(self._toml, self._notices.text if self._notices else "")
+            yield ManifestData(self._toml, self._notices.known if self._notices else ())
             return
         # Whoever looks on is no member.
         if isinstance(request, HistoryRequest):

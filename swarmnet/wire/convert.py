@@ -15,6 +15,7 @@ from typing import Annotated, Any, TypeVar, cast, get_args
 from google.protobuf.message import DecodeError, Message
 
 from swarmnet.bounds import ANY_RUN, Between, Bounds, Entries, Size
+from swarmnet.directory import Pass
 from swarmnet.errors import BadMessage, RejectCode
 from swarmnet.ids import Incarnation, RunId
 from swarmnet.messages import (
@@ -35,7 +36,9 @@ from swarmnet.messages import (
 )
 from swarmnet.wire.codec import malformed
 from swarmnet.wire.fields import LENGTH_BYTES, Repeated, Wrong, struct_of
-from swarmnet.wire.pb import calls_pb2, control_pb2, values_pb2
+from swarmnet.wire.pb import calls_pb2, control_pb2, signed_pb2, values_pb2
+
+assert signed_pb2.DESCRIPTOR  # what is in envelopes is found by its name
 
 MAX_MESSAGE_BYTES = 1 << 20
 """No header and no control message is longer, in any run."""
@@ -43,7 +46,6 @@ MAX_MESSAGE_BYTES = 1 << 20
 MAX_TENSORS = 16
 """Tensors in one payload."""
 
-MAX_INVITATION_CHARS = 512
 MAX_SOFTWARE_CHARS = 64
 MAX_FILLED_IN_CHARS = 16384
 """All fields of a manifest with their defaults are a quarter of it."""
@@ -115,7 +117,7 @@ class Hello:
     """Numerics class."""
     clock: Annotated[float, Between(0.0, 1e12)]
     """What its clock shows: Unix seconds."""
-    invitation: Annotated[str, Size(MAX_INVITATION_CHARS)] = ""
+    invitation: Pass | None = None
     """The pass that it shows in a run by invitation."""
     software: Annotated[str, Size(MAX_SOFTWARE_CHARS, cut=True)] = ""
     """What runs there, for people: "swarmnet 0.1.0"."""

@@ -6,9 +6,12 @@
     float, Annotated[float, Between]         double, float         a finite number, in the range
     Literal["a", "b"], an Enum             string                one of those words
     Annotated[str, Size]                   string                a text of that length
+    a scalar | None                        optional scalar       None where it is not set
+    SignedMessage[A], SignedMessage[A | B] SignedMessage         its payload, as the message that its kind names
+    Annotated[X, Outside]                  nothing               its default
     Annotated[bytes, Size]                 bytes                 bytes of that length
     Chain, RunId                           bytes                 32 bytes, 64 hex digits in Python
-    PeerId                                 string                an Ed25519 peer id
+    PeerId                                 string, bytes         an Ed25519 peer id, or its key
     frozenset[int]                         bytes                 microbatch indexes, a bitmap or runs
     a dataclass, tuple[A, B]               message               field by field; of a tuple in the order of numbers
     a dataclass | None                     optional message      None where it is not set
@@ -18,9 +21,9 @@
       frozenset[int]), disjoint
     Mapping[int, tuple[A, B]]              message               the set of keys, a column for A, one for B
 
-Reading is total: what is read obeys its bounds, or `Wrong` says what does not and where. Writing asserts the same
-rules: what one peer can send, every other peer can read. Each kind of field knows the most bytes that it takes, so that
-a message which no peer of a run needs is refused by its length, before it is parsed.
+Reading is total: what is read obeys its bounds, or `Wrong` says what does not and where. Writing obeys the same rules,
+and raises `Wrong` too: what one peer can send, every other peer can read. Each kind of field knows the most bytes that
+it takes, so that a message which no peer of a run needs is refused by its length, before it is parsed.
 """
 
 from __future__ import annotations
@@ -29,26 +32,31 @@ import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from operator import attrgetter
 from types import UnionType
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
-from swarmnet.bounds import MAX_INDEXES, Between, Bounds, Entries, Size
+from swarmnet.bounds import MAX_INDEXES, Between, Bounds, Entries, Outside, Size
 from swarmnet.ids import Chain, Generation, PeerId, RunId
+from swarmnet.statement import MAX_PAYLOAD_BYTES, SignedMessage
+from swarmnet.wire.index_sets import from_bytes, indexes_problem, most_set_bytes, to_bytes
 from swarmnet.wire.peer_ids import PEER_ID_CHARS, is_peer_id, peer_id_from_public_bytes, public_bytes_of
 
 KEY_BYTES, MAX_NUMBER = 32, 1 << 53
 
 TAG_BYTES, VARINT_BYTES, LENGTH_BYTES = 2, 10, 4
 """What protobuf adds at most: a field's number (below 2048), a number, the length of what follows."""
+
+_LATER_FIELDS_BYTES = 256
+"""Room in a signed payload for fields of a later version."""
 
 _SMALL_BYTES, _MOST_KNOWN = 128, 256
 """Messages inside others of at most so many bytes are read once; so many of each kind are remembered."""
@@ -64,120 +72,6 @@ class Wrong(ValueError):
     def inside(self, name: str) -> Wrong:
         """The same, seen from the message that holds this one as `name`."""
         return Wrong(f"{name}.{self.where}" if self.where else name, self.why)
-
-
-# ---------------------------------------------------------------- index sets
-
-
-def to_bitmap(indexes: frozenset[int]) -> bytes:
-    """Bit i of byte i // 8, least significant first, stands for index i."""
-    if not indexes:
-        return b""
-    assert min(indexes) >= 0, "an index is negative"
-    # No longer than the highest index needs.
-    bits = bytearray(max(indexes) // 8 + 1)
-    for index in indexes:
-        bits[index >> 3] |= 1 << (index & 7)
-    return bytes(bits)
-
-
-def bitmap_problem(bits: bytes, below: int) -> str:
-    """Why `bits` are no set of indexes below `below`; "" if they are. Trailing zeros are harmless."""
-    too_large = len(bits) > -(-below // 8) or (len(bits) == below // 8 + 1 and bits[-1] >> below % 8)
-    return f"holds an index of {below} or more" if too_large else ""
-
-
-def from_bitmap(bits: bytes) -> frozenset[int]:
-    """The inverse of `to_bitmap`."""
-    return frozenset(8 * at + bit for at, byte in enumerate(bits) if byte for bit in range(8) if byte >> bit & 1)
-
-
-_BITMAP, _RUNS = 0, 1
-
-
-def to_bytes(indexes: frozenset[int]) -> bytes:
-    """The shorter of two forms: 0 and a bitmap, or 1 and runs; of nothing, nothing.
-
-    Runs: how many indexes are left out, how many in a row are in it but one, and so on, as varints.
-    """
-    if not indexes:
-        return b""
-    runs, end, ordered = bytearray((_RUNS,)), 0, sorted(indexes)
-    assert ordered[0] >= 0, "an index is negative"
-    most = ordered[-1] // 8 + 2
-    for first, last in _runs(ordered):
-        _put_varint(runs, first - end)
-        _put_varint(runs, last - first)
-        end = last + 1
-        if len(runs) >= most:
-            return bytes((_BITMAP,)) + to_bitmap(indexes)
-    return bytes(runs)
-
-
-def indexes_problem(data: bytes, below: int) -> str:
-    """Why `data` are no set of indexes below `below`; "" if they are. Makes no set."""
-    if not data:
-        return ""
-    if data[0] == _BITMAP:
-        return bitmap_problem(data[1:], below)
-    if data[0] != _RUNS or len(data) > _most_set_bytes(below):
-        return "is no set of indexes"
-    end = 0
-    for first, last in _read_runs(data):
-        if first < end or last >= below:
-            return f"holds an index of {below} or more" if first >= end else "ends in the middle"
-        end = last + 1
-    return ""
-
-
-def from_bytes(data: bytes) -> frozenset[int]:
-    """The inverse of `to_bytes`, of data without a problem."""
-    if not data:
-        return frozenset()
-    if data[0] == _BITMAP:
-        return from_bitmap(data[1:])
-    return frozenset(index for first, last in _read_runs(data) for index in range(first, last + 1))
-
-
-def _runs(ordered: list[int]) -> Iterator[tuple[int, int]]:
-    """(first, last) of each row of successive numbers."""
-    first = last = ordered[0]
-    for index in ordered[1:]:
-        if index != last + 1:
-            yield first, last
-            first = index
-        last = index
-    yield first, last
-
-
-def _read_runs(data: bytes) -> Iterator[tuple[int, int]]:
-    """(first, last) of each run; (-1, -1) where the data ends in the middle of one."""
-    at, end = 1, 0
-    while at < len(data):
-        numbers = []
-        for _ in range(2):
-            number = shift = 0
-            while at < len(data) and data[at] & 0x80 and shift < 28:
-                number |= (data[at] & 0x7F) << shift
-                at, shift = at + 1, shift + 7
-            if at == len(data) or data[at] & 0x80:
-                yield -1, -1
-                return
-            numbers.append(number | data[at] << shift)
-            at += 1
-        yield end + numbers[0], end + numbers[0] + numbers[1]
-        end += numbers[0] + numbers[1] + 1
-
-
-def _put_varint(data: bytearray, number: int) -> None:
-    while number >= 0x80:
-        data.append(number & 0x7F | 0x80)
-        number >>= 7
-    data.append(number)
-
-
-def _most_set_bytes(below: int) -> int:
-    return 1 + -(-below // 8)
 
 
 # ---------------------------------------------------------------- kinds of field
@@ -198,11 +92,14 @@ class Scalar:
     """Value to what protobuf holds."""
     unpack: Callable[[Any], Any] = _same
     """Back, after the check."""
+    optional: bool = False
+    """None stands for a field that is not set."""
 
     def packed(self, name: str, value: Any) -> Any:
-        """What protobuf holds for a value of ours, which must be valid."""
+        """What protobuf holds for a value of ours. Raises Wrong."""
         raw = self.pack(value)
-        assert not (problem := self.problem(raw)), f"{name} {problem}"
+        if problem := self.problem(raw):
+            raise Wrong(name, problem)
         return raw
 
     def unpacked(self, name: str, raw: Any) -> Any:
@@ -216,9 +113,12 @@ class Scalar:
         repeated.append(self.packed(name, value))
 
     def write(self, message: Message, name: str, value: Any) -> None:
-        setattr(message, name, self.packed(name, value))
+        if value is not None:
+            setattr(message, name, self.packed(name, value))
 
     def read(self, message: Message, name: str) -> Any:
+        if self.optional and not message.HasField(name):
+            return None
         raw = getattr(message, name)
         if problem := self.problem(raw):
             raise Wrong(name, problem)
@@ -229,7 +129,8 @@ class Scalar:
 class Struct:
     """A dataclass, or a tuple, as one message: every field by name."""
 
-    make: type
+    make: Callable[..., Any]
+    """The dataclass, or `tuple`; of a `SignedMessage`, what reads its payload too. May raise Wrong."""
     fields: dict[str, Kind]
     unset: frozenset[str]
     """Fields that need not be written where they are 0 or empty, which they read as then."""
@@ -249,7 +150,7 @@ class Struct:
         message.SetInParent()  # a message without a set field is there, too
         values = value if self.make is tuple else [getattr(value, name) for name in self.fields]
         for (name, kind), part in zip(self.fields.items(), values, strict=True):
-            # Each field asserts its bound: our own mistake never leaves this process.
+            # Each field checks its bound: our own mistake never leaves this process.
             if part or name not in self.unset:
                 kind.write(message, name, part)
 
@@ -308,7 +209,8 @@ class Repeated:
         return TAG_BYTES + LENGTH_BYTES + self.limit * self.entry.most_bytes
 
     def write(self, message: Message, name: str, value: tuple[Any, ...]) -> None:
-        assert len(value) <= self.limit, f"{name} has {len(value)} entries, more than {self.limit}"
+        if len(value) > self.limit:
+            raise Wrong(name, f"has {len(value)} entries, more than {self.limit}")
         for each in value:
             self.entry.append(getattr(message, name), name, each)
 
@@ -334,7 +236,8 @@ class Keys:
         return TAG_BYTES + LENGTH_BYTES + KEY_BYTES * self.limit
 
     def write(self, message: Message, name: str, value: tuple[PeerId, ...]) -> None:
-        assert len(value) <= self.limit, f"{name} has {len(value)} entries, more than {self.limit}"
+        if len(value) > self.limit:
+            raise Wrong(name, f"has {len(value)} entries, more than {self.limit}")
         setattr(message, name, b"".join(map(public_bytes_of, value)))
 
     def read(self, message: Message, name: str) -> tuple[PeerId, ...]:
@@ -452,11 +355,15 @@ writes a valid value; read(message, name) reads and checks it, and raises Wrong.
 def struct_of(make: type, mirror: Descriptor, bounds: Bounds) -> Struct:
     """How a dataclass mirrors a message in a run of these numbers.
 
-    A field `payload` travels behind the message as raw bytes, and keeps its default here.
+    A field `payload` that the message lacks travels behind it as raw bytes, and keeps its default here.
     Raises TypeError if the fields are not the message's, or a field's hint is in no line of the table.
     """
     hints = get_type_hints(make, include_extras=True)
-    hints.pop("payload", None)
+    hints = {
+        name: hint
+        for name, hint in hints.items()
+        if not isinstance(_split(hint)[1], Outside) and (name != "payload" or name in mirror.fields_by_name)
+    }
     # At import, so that a field without its counterpart cannot be released.
     if set(hints) != set(mirror.fields_by_name):
         raise TypeError(f"{make.__name__} and {mirror.full_name} have other fields: {hints.keys()}")
@@ -471,8 +378,8 @@ def _struct(make: type, fields: dict[str, Kind], mirror: Descriptor) -> Struct:
         with contextlib.suppress(Wrong):
             value = kind.read(empty(), name)
             floats = floats or isinstance(value, float)
-            # -0.0 must arrive as it is, and an empty table is a message.
-            if not isinstance(value, float | Mapping):
+            # -0.0 must arrive as it is, an empty table is a message, and an optional 0 is not None.
+            if not isinstance(value, float | Mapping) and not (isinstance(kind, Scalar) and kind.optional):
                 unset.add(name)
     found = Struct(make, fields, frozenset(unset))
     # Equal values must have equal bytes: 0.0 equals -0.0, and what travels behind a message is part of its value.
@@ -498,6 +405,9 @@ def _kind(hint: Any, field: FieldDescriptor, bounds: Bounds) -> Kind:
     plain, bound = _split(hint)
     parts = get_args(plain)
     inner: Descriptor | None = field.message_type
+    if get_origin(plain) in (Union, UnionType):
+        kind = _scalar(parts[0], field, bounds) if inner is None else _message(parts[0], inner, bounds)
+        return dataclasses.replace(kind, optional=True)
     if isinstance(bound, Entries):
         limit = min(bound.most, bound.times * getattr(bounds, bound.of)) if bound.of else bound.most
         if bound.packed:
@@ -510,16 +420,55 @@ def _kind(hint: Any, field: FieldDescriptor, bounds: Bounds) -> Kind:
         return _scalar(hint, field, bounds)
     if get_origin(plain) is Mapping:
         return _columns(get_args(parts[1]), inner, bounds)
-    if isinstance(plain, UnionType):
-        return dataclasses.replace(_message(parts[0], inner, bounds), optional=True)
     return _message(plain, inner, bounds)
 
 
 def _message(hint: Any, mirror: Descriptor, bounds: Bounds) -> Struct:
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return struct_of(hint, mirror, bounds)
+    if get_origin(hint) is SignedMessage:
+        return signed_struct(_members(get_args(hint)[0]), mirror, bounds)
     pairs = zip(get_args(hint), mirror.fields, strict=True)
     return _struct(tuple, {field.name: _kind(each, field, bounds) for each, field in pairs}, mirror)
+
+
+@functools.cache
+def signed_struct(kinds: tuple[type, ...], mirror: Descriptor, bounds: Bounds) -> Struct:
+    """How a `SignedMessage` of one of these dataclasses is read; each has the name of its message."""
+    messages = {make: message_of(make, mirror) for make in kinds}
+    contents = {
+        make.__name__: (GetMessageClass(message), struct_of(make, message, bounds))
+        for make, message in messages.items()
+    }
+    longest = max((content.most_bytes for _, content in contents.values()), default=MAX_PAYLOAD_BYTES)
+    most_payload = min(longest + _LATER_FIELDS_BYTES, MAX_PAYLOAD_BYTES)
+
+    def opened(kind: str, payload: bytes, **envelope: Any) -> SignedMessage[Any]:
+        if kind not in contents:
+            raise Wrong("kind", f"is {kind!r}, not {' or '.join(contents)}")
+        message, content = contents[kind]
+        try:
+            value = content.take(message.FromString(payload))
+        except DecodeError:
+            raise Wrong("payload", "is no protobuf message") from None
+        except Wrong as wrong:
+            raise wrong.inside("payload") from None
+        return SignedMessage(kind, payload, **envelope, value=value)
+
+    envelope = struct_of(SignedMessage, mirror, bounds)
+    size = Annotated[bytes, Size(most_payload)]
+    payload = _scalar(size, mirror.fields_by_name["payload"], bounds)
+    return dataclasses.replace(envelope, make=opened, fields={**envelope.fields, "payload": payload})
+
+
+def message_of(make: type, beside: Descriptor) -> Descriptor:
+    """The protobuf message that has the name of a dataclass, in the package of another one."""
+    found: Descriptor = beside.file.pool.FindMessageTypeByName(f"{beside.file.package}.{make.__name__}")
+    return found
+
+
+def _members(hint: Any) -> tuple[type, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
 
 
 def _columns(hints: tuple[Any, ...], mirror: Descriptor, bounds: Bounds) -> Columns:
@@ -546,13 +495,9 @@ def _scalar(hint: Any, field: FieldDescriptor, bounds: Bounds) -> Scalar:
     match bound:
         case Between(low=low, high=high) if plain is int:
             return Scalar(number, lambda raw: "" if low <= raw <= high else f"is {raw}, not in {low}..{high}")
-        case Size(most=most, cut=cut) if plain is str:
+        case Size(most=most, cut=cut, printable=printable) if plain is str:
             pack = (lambda words: words[:most].encode("utf-8", "replace").decode("utf-8")) if cut else _same
-            return Scalar(
-                text + 4 * most,
-                lambda raw: f"has {len(raw)} characters, more than {most}" if len(raw) > most else "",
-                pack,
-            )
+            return Scalar(text + (1 if printable else 4) * most, lambda raw: _text_problem(raw, most, printable), pack)
         case Size(most=most, least=least) if plain is bytes:
             return Scalar(text + most, lambda raw: _length_problem(raw, least, most), bytes)
         case Between() | None if plain is float:
@@ -571,13 +516,28 @@ def _scalar(hint: Any, field: FieldDescriptor, bounds: Bounds) -> Scalar:
     # Half as long as its hex digits.
     if plain in (Chain, RunId):
         return Scalar(text + 32, lambda raw: _length_problem(raw, 32, 32), _unhex, bytes.hex)
+    if plain is PeerId and field.type == FieldDescriptor.TYPE_BYTES:
+        return Scalar(
+            text + KEY_BYTES,
+            lambda raw: _length_problem(raw, KEY_BYTES, KEY_BYTES),
+            public_bytes_of,
+            peer_id_from_public_bytes,
+        )
     if plain is PeerId:
         size = text + PEER_ID_CHARS
         return Scalar(size, lambda raw: "" if is_peer_id(raw) else f"is {raw[:64]!r}, no peer id", unpack=PeerId)
     if plain == frozenset[int]:
         below = _most_indexes(bounds)
-        return Scalar(text + _most_set_bytes(below), lambda raw: indexes_problem(raw, below), to_bytes, from_bytes)
+        return Scalar(text + most_set_bytes(below), lambda raw: indexes_problem(raw, below), to_bytes, from_bytes)
     raise TypeError(f"{field.full_name}: no field is derived from {hint}")
+
+
+def _text_problem(raw: str, most: int, printable: bool) -> str:
+    if len(raw) > most:
+        return f"has {len(raw)} characters, more than {most}"
+    return (
+        "has characters other than printable ASCII" if printable and not (raw.isascii() and raw.isprintable()) else ""
+    )
 
 
 def _length_problem(raw: bytes, least: int, most: int) -> str:

@@ -9,11 +9,12 @@ import pytest
 from further import further
 
 from swarmnet.ids import PeerId
-from swarmnet.manifest.extension import Horizon, Notices, extend
+from swarmnet.manifest.extension import Extension, Horizon, Notices
 from swarmnet.simulate.oracle import Oracle
 from swarmnet.simulate.plan import OWNER, RUN, Plan
 from swarmnet.simulate.swarm import Guise, Node, SimulatedSigner, Swarm
 from swarmnet.step.member import Member
+from swarmnet.wire.signed import sign
 
 
 def members(swarm: Swarm, *, without: Node | None = None) -> list[Member]:
@@ -123,7 +124,7 @@ def test_a_joiner_gets_it_with_the_state_and_a_restart_with_its_checkpoint() -> 
     swarm = Swarm(Plan(steps=8, checkpoint_every=4), 2)
     swarm.run(script=script)
     assert {member.horizon.last for member in members(swarm)} == {36}
-    assert {len(member.horizon.extensions) for member in members(swarm)} == {2}
+    assert {len(member.horizon.notices) for member in members(swarm)} == {2}
 
 
 def test_the_run_goes_back_to_before_it_took_force() -> None:
@@ -170,11 +171,11 @@ def test_heard_of_at_the_last_moment_it_holds_for_all_or_for_nobody(seed: int) -
     swarm.exact = False  # which single process it is shows at the end
     swarm.run(script=script, until_s=900)
     (held,) = {member.horizon for member in members(swarm)}
-    oracle = Oracle(swarm.plan, held.extensions)
+    oracle = Oracle(swarm.plan, held.notices)
     assert {member.version for member in members(swarm)} == {held.last}
     for node in swarm.honest:
         assert all(engine.weights == oracle.weights[stage] for stage, engine in node.engines.items())
-    if not held.extensions:
+    if not held.notices:
         assert told(swarm, "notice_missed")
 
 
@@ -184,9 +185,9 @@ def test_a_notice_of_anybody_else_costs_its_sender_only() -> None:
     async def script(swarm: Swarm) -> None:
         await reached(swarm, 2)
         liar = swarm.nodes[0]
-        forged = extend(RUN, OWNER, 1, 6, 90, SimulatedSigner(liar.peer_id).sign)
+        forged = sign(Extension(RUN, 1, 6, 90), OWNER, SimulatedSigner(liar.peer_id).sign)
         believes = Notices(8, RUN, OWNER, lambda peer, data, signature: True)
-        believes.learn(forged.text)
+        believes.learn(forged)
         liar.peer.notices.__dict__.update(believes.__dict__)
 
     swarm = Swarm(Plan(steps=8, replicas=3), 1)

@@ -654,7 +654,7 @@ def test_a_banned_peer_loses_its_connections() -> None:
     banned: set[PeerId] = set()
 
     class Admissions:
-        def show(self, peer: PeerId, invitation: str, *, now: float) -> None: ...
+        def show(self, peer: PeerId, invitation: object, *, now: float) -> None: ...
 
         def why_not(self, peer: PeerId, *, now: float) -> str:
             return "banned" if peer in banned else ""

@@ -289,7 +289,7 @@ def test_nothing_forged_is_stored_and_an_evil_node_cannot_spoil_a_read() -> None
             await friends.publish(record(friend, 0))
 
             now_ms = int(time.time() * 1000)
-            key, soon_ms = dht_key(RUN, 0), now_ms + 60_000
+            key, soon_ms = dht_key(RUN, "0"), now_ms + 60_000
 
             def sealed(who: Identity, stage: int = 0, *, by: Identity | None = None, expiry_ms: int = soon_ms) -> bytes:
                 mine = record(who, stage)
@@ -325,7 +325,7 @@ def test_nothing_forged_is_stored_and_an_evil_node_cannot_spoil_a_read() -> None
             poison.store(mallory.peer, b"x" * 900_000, soon_ms / 1000)
             poison.maxsize = "many"
             poison.frozen = True
-            protocol.storage.data[DHTID.generate(source=dht_key(RUN, 1))] = protocol.storage.data[
+            protocol.storage.data[DHTID.generate(source=dht_key(RUN, "1"))] = protocol.storage.data[
                 DHTID.generate(source=key)
             ].__class__(poison, soon_ms / 1000)
             for reader in (directory, friends):
@@ -344,12 +344,12 @@ def test_who_stores_more_than_its_allowance_is_refused_and_nobody_else() -> None
             evil = await DhtNode.open(Identity.generate(), Gullible(), Listen(), own_keys=())
             stack.push_async_callback(evil.close)
             assert await evil.join(directory.maddrs)
-            key, soon_ms = dht_key(RUN, 0), int(time.time() * 1000) + 60_000
+            key, soon_ms = dht_key(RUN, "0"), int(time.time() * 1000) + 60_000
             strangers = [Identity.generate() for _ in range(1200)]
             entries = [
                 (
                     DHTID.generate(source=key),
-                    seal(Announcement(record(who, 0), 0, soon_ms, STAGES), who.sign),
+                    seal(Announcement(record(who, 0), "0", soon_ms, STAGES), who.sign),
                     soon_ms / 1000,
                     who.peer,
                 )

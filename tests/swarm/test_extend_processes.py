@@ -19,7 +19,7 @@ from swarmnet.local.oracle import run_oracle
 from swarmnet.manifest.extension import Extension
 from swarmnet.manifest.file import load, to_toml
 from swarmnet.manifest.schema import Admission, Optimizer
-from swarmnet.net.admission_files import new_owner, notices_beside, read_notices, write_owner
+from swarmnet.net.admission_files import new_owner, notices_beside, read_signed, write_owner
 
 Start = Callable[..., Running]
 
@@ -79,7 +79,7 @@ def test_it_is_extended_under_kills_and_after_its_end(
     reached(first, 20)
     assert run(["owner", "extend", str(path), "--steps", str(LONGER), "--bootstrap", address]) == 0
     assert f"notice 1, {LONGER} steps" in capsys.readouterr().out
-    (notice,) = [Extension.parse(text) for text in read_notices(notices_beside(path))]
+    (notice,) = [signed.value for signed in read_signed(notices_beside(path), Extension)]
     assert 20 < notice.since <= STEPS
     for victim, version in (("s1b", notice.since), ("s0b", notice.since + 20)):
         reached(first, version)
@@ -107,10 +107,10 @@ def test_it_is_extended_under_kills_and_after_its_end(
         assert peer.stop() == 0
 
     seen += [event for peer in peers.values() for event in peer.so_far("applied")]
-    extensions = tuple(map(Extension.parse, read_notices(notices_beside(path))))
+    notices = tuple(read_signed(notices_beside(path), Extension))
     manifest = load(path)
     tokens = load_tokens(manifest.data.source, manifest.data.tokenizer)
-    oracle = run_oracle(manifest, tokens, extensions=extensions)
+    oracle = run_oracle(manifest, tokens, notices=notices)
     assert len(oracle.losses) == LONGEST
     assert {event["step"] for event in seen} == set(range(LONGEST))
     assert all(event["loss"] == oracle.losses[event["step"]] for event in seen)

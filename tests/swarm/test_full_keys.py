@@ -22,7 +22,7 @@ from swarmnet.net.dht_node import MAX_ENTRIES_PER_KEY, DhtNode
 from swarmnet.net.identity import Identity
 from swarmnet.net.records import MAX_AHEAD_S, MOVERS, TRAINERS, WHOLE_RUN, Announcement, Place, dht_key, seal
 
-PLACES: tuple[Place, ...] = (0, TRAINERS, MOVERS, WHOLE_RUN)
+PLACES: tuple[Place, ...] = ("0", TRAINERS, MOVERS, WHOLE_RUN)
 FOREIGN, AT_ONCE = MAX_ENTRIES_PER_KEY, 64
 
 

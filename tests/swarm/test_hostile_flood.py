@@ -312,7 +312,7 @@ def records(of: Victim, number: int) -> list[Entry]:
     found: list[Entry] = []
     expiry_ms = int(time.time() * 1000) + 110_000
     for _ in range(number):
-        who, place = Identity.generate(), rng.choice((0, TRAINERS, "run"))
+        who, place = Identity.generate(), rng.choice(("0", TRAINERS, "run"))
         stages = () if place == TRAINERS else (StageStatus(0, rng.randrange(9), first_chain(of.run, 0), True),)
         address = f"/ip4/127.0.0.1/tcp/{rng.randrange(1, 9)}"
         record = Record(of.run, who.peer, 1, (address,), stages, place == TRAINERS)

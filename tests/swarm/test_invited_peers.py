@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from hivemind.dht.routing import DHTID
@@ -16,7 +17,7 @@ from running import train_locally
 from test_find_place import placed
 
 from swarmnet.config.peer import PeerConfig
-from swarmnet.directory import Record, StageStatus
+from swarmnet.directory import Invitation, Pass, Record, StageStatus
 from swarmnet.errors import RejectCode, UsageError
 from swarmnet.ids import PeerId, RunId, first_chain
 from swarmnet.manifest.file import load, run_id, to_toml
@@ -35,7 +36,7 @@ from swarmnet.messages import (
     Request,
 )
 from swarmnet.net import endpoint
-from swarmnet.net.admission import Admissions, Pass, ban, invite, pass_of
+from swarmnet.net.admission import Admissions, Bans
 from swarmnet.net.admission_files import Owner, new_owner, write_owner
 from swarmnet.net.dht import DhtDirectory
 from swarmnet.net.dht_daemon import Listen
@@ -47,7 +48,9 @@ from swarmnet.net.identity import Identity, verify
 from swarmnet.net.records import TTL_S, Announcement, bans_key, dht_key, places_of, seal
 from swarmnet.net.swarm_link import SwarmLink
 from swarmnet.peer.status import run_status
+from swarmnet.statement import SignedMessage
 from swarmnet.transport import ReadPayload
+from swarmnet.wire.signed import sign, to_bytes
 from tests.contracts.transport_contract import LIMIT_S, PROCESS, ScriptedService, packed
 
 RUN = RunId("ab" * 32)
@@ -59,8 +62,13 @@ def doors() -> Admissions:
     return Admissions(RUN, OWNER.peer, verify)
 
 
+def ban(number: int, peers: Sequence[PeerId], by: Identity = OWNER) -> SignedMessage[Bans]:
+    return sign(Bans(RUN, number, tuple(peers)), by.peer, by.sign)
+
+
 def pass_for(who: Identity) -> Pass:
-    return pass_of(invite(RUN, who.peer, ["stage"], int(time.time()) + 3600, OWNER.sign), RUN, who.peer, who.sign)
+    end = int(time.time()) + 3600
+    return sign(Invitation(RUN, who.peer, ("stage",)), OWNER.peer, OWNER.sign, not_after=end * 1000)
 
 
 # ---------------------------------------------------------------- gRPC
@@ -69,9 +77,11 @@ def pass_for(who: Identity) -> Pass:
 class Guest:
     """A transport with an identity, and what it thinks and shows."""
 
-    def __init__(self, book: dict[PeerId, tuple[str, ...]], *, shows: str | None = None) -> None:
+    def __init__(
+        self, book: dict[PeerId, tuple[str, ...]], *, shows: Pass | Literal["its own"] | None = "its own"
+    ) -> None:
         self.identity = Identity.generate()
-        self.text = pass_for(self.identity).text if shows is None else shows
+        self.shown = pass_for(self.identity) if shows == "its own" else shows
         self.admissions, self.service, self.asked = doors(), ScriptedService(), 0
         self.service.answering = self._answer
         self.transport = GrpcTransport(
@@ -79,7 +89,7 @@ class Guest:
             RUN,
             addresses=lambda peer: book.get(peer, ()),
             service=self.service,
-            greeter=Greeter(RUN, "", 60.0, admissions=self.admissions, invitation=lambda: self.text),
+            greeter=Greeter(RUN, "", 60.0, admissions=self.admissions, invitation=lambda: self.shown),
         )
 
     async def _answer(self, caller: PeerId, request: Request, payload: ReadPayload) -> AsyncIterator[Answer]:
@@ -115,7 +125,7 @@ def not_admitted(answers: list[Answer], reason: str) -> bool:
 
 def test_the_uninvited_are_refused_before_their_payload_is_read_and_may_ask_for_the_manifest_and_look_on() -> None:
     async def main() -> None:
-        async with pair(shows="") as (guest, stranger):
+        async with pair(shows=None) as (guest, stranger):
             answers = await stranger.call(guest, PROCESS, (packed(50_000_000),))
             assert not_admitted(answers, f"swarmnet owner invite run.toml {stranger.identity.peer}")
             traffic = guest.transport.traffic.rows()
@@ -138,7 +148,7 @@ def test_a_guest_calls_nobody_who_is_not_admitted() -> None:
     """A callee without an invitation does not get to see what a guest would upload."""
 
     async def main() -> None:
-        async with pair(shows="") as (guest, stranger):
+        async with pair(shows=None) as (guest, stranger):
             stranger.admissions.owner = None  # it greets everybody
             assert not_admitted(await guest.call(stranger), "has shown no invitation") and stranger.asked == 0
 
@@ -156,7 +166,7 @@ def test_a_banned_peer_is_refused() -> None:
 
 def test_anothers_pass_admits_nobody() -> None:
     async def main() -> None:
-        stolen = pass_for(Identity.generate()).text  # passes are public: records and greetings show them
+        stolen = pass_for(Identity.generate())  # passes are public: records and greetings show them
         async with pair(shows=stolen) as (guest, thief):
             assert not_admitted(await thief.call(guest), "its invitation is made out to") and guest.asked == 0
 
@@ -167,9 +177,9 @@ def test_a_ban_takes_effect_on_who_has_greeted_and_a_later_list_lifts_it() -> No
     async def main() -> None:
         async with pair() as (one, other):
             assert await other.call(one) == [Fetched()]
-            one.admissions.learn(ban(RUN, OWNER.peer, 1, [other.identity.peer], OWNER.sign))
+            one.admissions.learn(ban(1, [other.identity.peer]))
             assert not_admitted(await other.call(one), "banned by the run's owner") and one.asked == 1
-            one.admissions.learn(ban(RUN, OWNER.peer, 2, [], OWNER.sign))
+            one.admissions.learn(ban(2, []))
             assert await other.call(one) == [Fetched()]
 
     asyncio.run(main())
@@ -178,7 +188,7 @@ def test_a_ban_takes_effect_on_who_has_greeted_and_a_later_list_lifts_it() -> No
 # ---------------------------------------------------------------- the DHT
 
 
-def record(who: Identity, shows: str) -> Record:
+def record(who: Identity, shows: Pass | None) -> Record:
     status = StageStatus(0, 0, first_chain(RUN, 0), synced=True, slots=4)
     return Record(RUN, who.peer, 1, ("/ip4/127.0.0.1/tcp/4000",), (status,), invitation=shows)
 
@@ -211,8 +221,8 @@ def test_records_of_the_uninvited_are_not_read_and_not_stored_by_the_runs_own_no
             evil = await DhtNode.open(stranger, boot._gate, boot._listen, own_keys=())
             try:
                 assert await evil.join([*boot.maddrs, *one.maddrs])
-                await one.publish(record(guest, pass_for(guest).text))
-                key = DHTID.generate(source=dht_key(RUN, 0))
+                await one.publish(record(guest, pass_for(guest)))
+                key = DHTID.generate(source=dht_key(RUN, "0"))
                 stored = [
                     await evil._dht.protocol.call_store(
                         PeerID.from_base58(directory.peer), [key], [data], [expiry_ms / 1000], [stranger.peer]
@@ -230,8 +240,8 @@ def test_records_of_the_uninvited_are_not_read_and_not_stored_by_the_runs_own_no
 def test_bans_spread_from_peer_to_peer_and_are_remembered(tmp_path: Path) -> None:
     async def main() -> None:
         guest, banned = Identity.generate(), Identity.generate()
-        first = ban(RUN, OWNER.peer, 1, [], OWNER.sign)
-        newest = ban(RUN, OWNER.peer, 2, [banned.peer], OWNER.sign)
+        first = ban(1, [])
+        newest = ban(2, [banned.peer])
         async with node(who=guest, state_dir=tmp_path / "one") as one, node(one, listen=Listen(client=True)) as owner:
             assert await owner.publish_word(newest)
             await one._look_for_words()
@@ -241,7 +251,7 @@ def test_bans_spread_from_peer_to_peer_and_are_remembered(tmp_path: Path) -> Non
                 assert two._admissions.bans == newest  # heard while it joined
         async with node(state_dir=tmp_path / "two") as alone, node(alone, who=banned) as outcast:
             assert alone._admissions.bans == newest and not alone._admissions.admitted(banned.peer, now=time.time())
-            await outcast.publish(record(banned, pass_for(banned).text))
+            await outcast.publish(record(banned, pass_for(banned)))
             assert await peers_in(alone) == set()
             await alone._look_for_words()  # who remembers tells the DHT again
             await outcast._look_for_words()
@@ -257,15 +267,15 @@ def test_only_the_owners_list_is_kept_under_the_runs_key() -> None:
             evil = await DhtNode.open(mallory, one._gate, one._listen, own_keys=())
             try:
                 assert await evil.join(one.maddrs)
-                forged = replace(ban(RUN, OWNER.peer, 9, [one.peer], mallory.sign))
-                own = ban(RUN, mallory.peer, 9, [one.peer], mallory.sign)
+                forged = replace(ban(9, [one.peer], mallory), key=OWNER.peer)
+                own = ban(9, [one.peer], mallory)
                 for bans in (forged, own):
                     answer = await evil._dht.protocol.call_store(
                         PeerID.from_base58(one.peer),
                         [DHTID.generate(source=bans_key(RUN))],
-                        [bans.text.encode()],
+                        [to_bytes(bans)],
                         [time.time() + 60],
-                        [bans.owner],
+                        [bans.key],
                     )
                     assert answer == [False] and one._admissions.bans is None
             finally:

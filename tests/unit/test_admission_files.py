@@ -5,22 +5,23 @@ from __future__ import annotations
 import shlex
 import stat
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from swarmnet.cli.frame import run
 from swarmnet.errors import UsageError
-from swarmnet.manifest.extension import Horizon
+from swarmnet.manifest.extension import Extension, Horizon
 from swarmnet.manifest.file import load, run_id, to_toml
 from swarmnet.manifest.schema import Admission, Manifest
 from swarmnet.manifest.terms import RunTerms
-from swarmnet.net.admission import MAX_BANNED, Invitation
+from swarmnet.net.admission import MAX_BANNED, Bans
 from swarmnet.net.admission_files import (
-    BanFiles,
-    NoticeFiles,
     Owner,
+    OwnersFiles,
     OwnPass,
+    Token,
     admissions_of,
     new_owner,
     notices_beside,
@@ -29,6 +30,7 @@ from swarmnet.net.admission_files import (
     write_owner,
 )
 from swarmnet.net.identity import Identity
+from swarmnet.wire.signed import sign, to_text
 
 NOW = 1_800_000_000.0
 DAY = 24 * 3600
@@ -84,14 +86,18 @@ def test_what_is_printed_is_the_invitation_alone(owned: Path, capsys) -> None:
     guest = Identity.generate().peer
     assert run(["owner", "invite", str(owned), guest, "--roles", "trainer", "--expires", "12h"]) == 0
     printed = capsys.readouterr()
-    terms = Invitation.parse(printed.out).terms
+    terms = Token.parse(printed.out).invitation.value
     assert (terms.guest, terms.roles, terms.bearer) == (guest, ("trainer",), False)
     assert "good for peer" in printed.err and "as trainer, until" in printed.err
     assert run(["owner", "invite", "--bearer", str(owned)]) == 0
     printed = capsys.readouterr()
-    invitation = Invitation.parse(printed.out)
-    assert Identity.from_seed(invitation.seed).peer == invitation.terms.guest
-    assert f"swarmnet owner ban {owned} {invitation.terms.guest}" in printed.err
+    token = Token.parse(printed.out)
+    named = token.invitation.value.guest
+    assert Identity.from_seed(token.seed).peer == named and token.invitation.value.uses == 0
+    assert f"swarmnet owner ban {owned} {named}" in printed.err
+    assert run(["owner", "invite", "--bearer", "--uses", "3", str(owned)]) == 0
+    printed = capsys.readouterr()
+    assert Token.parse(printed.out).invitation.value.uses == 3 and "(it is a secret), 3 peers at most" in printed.err
 
 
 def test_with_an_address_it_prints_the_whole_command(owned: Path, capsys) -> None:
@@ -102,7 +108,7 @@ def test_with_an_address_it_prints_the_whole_command(owned: Path, capsys) -> Non
     words = capsys.readouterr().out.split()
     link = SwarmLink.parse(words[2])
     assert words[:2] == ["swarmnet", "join"] and link.whole_run == run_id(load(owned)) and link.address == at
-    assert Invitation.parse(link.invitation).terms.bearer
+    assert Token.parse(link.invitation).invitation.value.bearer
 
 
 PEER = Identity.generate().peer
@@ -124,6 +130,7 @@ PEER = Identity.generate().peer
         (["owner", "invite", "RUN", "--bearer", "--expires", "999999w"], "ten years at the most"),
         (["owner", "invite", "nowhere.toml", "--bearer"], "nowhere.toml: no such file"),
         (["owner", "ban", "RUN"], "name the peers to ban"),
+        (["owner", "invite", "RUN", PEER, "--uses", "3"], "--uses says for how many peers a bearer"),
     ],
 )
 def test_bad_words_are_refused_in_one_line(
@@ -163,19 +170,39 @@ def test_the_owner_extends_an_open_run_too(tmp_path: Path, capsys) -> None:
     assert run(["owner", "extend", str(path), "--steps", "250", "--from", "150"]) == 0
     assert "it takes the place of notice 2, unless step 150 is over by then" in capsys.readouterr().out
     known = notices_of(RunTerms.of(load(path)))
-    assert NoticeFiles(known, tmp_path / "peer", path).read() == []
+    files = OwnersFiles(Extension, known.run, tmp_path / "peer", path)
+    assert files.read(known.learn) == []
     assert known.foreseen(0, Horizon(100)).last == 250 and len(known.known) == 3
 
     (tmp_path / "peer").mkdir()
-    files = NoticeFiles(known, tmp_path / "peer", path)
-    files.keep()
+    files.keep(known.known)
     again = notices_of(RunTerms.of(load(path)))
-    assert NoticeFiles(again, tmp_path / "peer", None).read() == [] and again.mark == known.mark
+    theirs = OwnersFiles(Extension, again.run, tmp_path / "peer", None)
+    assert theirs.read(again.learn) == [] and again.mark == known.mark
     # What somebody has changed there is named once.
-    notices_beside(path).write_text(known.text.replace(":300:", ":900:"), encoding="utf-8")
-    (words,) = files.read()
-    assert "run.notices: a notice that is not signed by the run's owner" in words and files.read() == []
+    forged = replace(
+        known.known[0], payload=sign(Extension(known.run, 9, 150, 900), PEER, Identity.generate().sign).payload
+    )
+    notices_beside(path).write_text(to_text(forged), encoding="utf-8")
+    (words,) = files.read(known.learn)
+    assert "run.notices: a notice that is not signed by the run's owner" in words and files.read(known.learn) == []
     assert run(["owner", "extend", str(path), "--steps", "500"]) == 2 and "take that line out" in last_line(capsys)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("notices", "extension:{run}:{owner}:1:9:99:abab"), ("bans", "bans:{run}:{owner}:1::c2ln")]
+)
+def test_an_owners_file_of_an_earlier_version_is_not_lost_silently(owned: Path, capsys, name: str, text: str) -> None:
+    terms = RunTerms.of(load(owned))
+    file = owned.with_suffix(f".{name}")
+    file.write_text(text.format(run=terms.run, owner=terms.owner))
+    words = ["ban", str(owned), PEER] if name == "bans" else ["extend", str(owned), "--steps", "100000"]
+    assert run(["owner", *words]) == 2
+    line = last_line(capsys)
+    assert str(file) in line and "signed for an earlier version" in line and "move the file away and sign again" in line
+    kind = Bans if name == "bans" else Extension
+    (refused,) = OwnersFiles(kind, terms.run, None, owned).read(lambda signed: None)
+    assert "signed for an earlier version" in refused
 
 
 @pytest.mark.parametrize(
@@ -218,8 +245,8 @@ def test_an_invitation_is_needed_once_and_then_kept(owned: Path, bearer: bool, a
     )
     if as_file:
         (owned.parent / "it").write_text(text + "\n")
-    worn = guest(owned, str(owned.parent / "it") if as_file else text, who=me).text
-    assert worn and guest(owned, who=me).text == worn
+    worn = guest(owned, str(owned.parent / "it") if as_file else text, who=me).shown
+    assert worn and guest(owned, who=me).shown == worn
     kept = owned.parent / "guest" / f"run-{run_id(load(owned))[:12]}.pass"
     assert mode(kept) == 0o600 and (not bearer or text.rsplit(":", 1)[1] not in kept.read_text())
 
@@ -227,7 +254,7 @@ def test_an_invitation_is_needed_once_and_then_kept(owned: Path, bearer: bool, a
 def test_in_an_open_run_nothing_is_needed_nor_shown(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(to_toml(Manifest()))
     mine = guest(tmp_path / "run.toml", "rubbish", who=Identity.generate())
-    assert mine.text == "" and mine.ends == "" and mine.check(now=NOW) is None
+    assert mine.shown is None and mine.ends == "" and mine.check(now=NOW) is None
 
 
 def test_the_owner_is_told_how_to_invite_its_own_peer(tmp_path: Path, capsys) -> None:
@@ -244,7 +271,7 @@ def test_the_owner_is_told_how_to_invite_its_own_peer(tmp_path: Path, capsys) ->
     assert run(command[1:]) == 0
     assert OwnPass(
         admissions_of(terms), me, "stage", tmp_path / "peer", given=capsys.readouterr().out, now=time.time()
-    ).text
+    ).shown
     owner_key_file(path).unlink()
     with pytest.raises(UsageError, match=r"ask the run's owner for `swarmnet owner invite run\.toml "):
         OwnPass(admissions_of(terms), me, "stage", tmp_path / "other", given="", now=time.time(), manifest=path)
@@ -271,12 +298,31 @@ def test_who_is_not_admitted_is_told_what_to_do(owned: Path) -> None:
     ("given", "line"),
     [
         ("no-such-file", "--invitation 'no-such-file': no such file, and no invitation"),
-        ("peer:abc", "--invitation: not an invitation: `swarmnet owner invite` prints one"),
+        ("peer:abc", "--invitation: does not begin with invitation:"),
+        (f"peer:{'ab' * 6}:{PEER}:stage:9:c2ln", "--invitation: signed for an earlier version, and only that reads it"),
+        (f"bearer:{'ab' * 6}:{PEER}:stage:9:c2ln:c2ln", "--invitation: signed for an earlier version"),
+        ("invitation:c2ln", "--invitation: a damaged invitation: copy all of it"),
     ],
+    ids=["no file", "no word", "earlier", "earlier bearer's", "damaged"],
 )
 def test_what_is_no_invitation_is_refused_in_words(owned: Path, given: str, line: str) -> None:
     with pytest.raises(UsageError, match=line):
         guest(owned, given, who=Identity.generate())
+
+
+def test_a_pass_of_an_earlier_version_is_named(owned: Path) -> None:
+    kept = owned.parent / "guest" / f"run-{run_id(load(owned))[:12]}.pass"
+    kept.parent.mkdir()
+    kept.write_text(f"peer:{'ab' * 6}:{PEER}:stage:9:c2ln")
+    with pytest.raises(UsageError, match=r"\.pass: signed for an earlier version.* start again with --invitation"):
+        guest(owned, who=Identity.generate())
+
+
+@pytest.mark.parametrize("cut", [0, 1, 8])
+def test_a_bearers_invitation_without_its_secret_is_damaged(owned: Path, cut: int) -> None:
+    text = Owner(owned, RunTerms.of(load(owned))).invite(None, ["stage"], int(NOW) + DAY).text
+    with pytest.raises(ValueError, match="a damaged invitation"):
+        Token.parse(text.rsplit(":", 1)[0] if cut == 0 else text[:-cut])
 
 
 def test_another_bearers_secret_is_noticed(owned: Path) -> None:
@@ -291,15 +337,15 @@ def test_a_new_invitation_in_the_same_file_is_taken_up_and_else_the_end_is_the_e
     me, owner, file = Identity.generate(), Owner(owned, RunTerms.of(load(owned))), owned.parent / "it"
     file.write_text(owner.invite(me.peer, ["stage"], int(NOW) + 2 * DAY).text)
     mine = guest(owned, str(file), who=me)
-    first = mine.text
+    first = mine.shown
     mine.check(now=NOW + 1.5 * DAY)
-    assert mine.text == first
+    assert mine.shown == first
     file.write_text("rubbish")  # half written: the one it has is still good
     mine.check(now=NOW + 1.5 * DAY)
-    assert mine.text == first
+    assert mine.shown == first
     file.write_text(owner.invite(me.peer, ["stage"], int(NOW) + 9 * DAY).text)
     mine.check(now=NOW + 1.5 * DAY)
-    assert mine.text != first
+    assert mine.shown != first
     file.unlink()
     mine.check(now=NOW + 8.5 * DAY)
     with pytest.raises(UsageError, match="its invitation ended"):
@@ -313,8 +359,8 @@ def test_bans_add_up_and_are_lifted(owned: Path, capsys) -> None:
     one, two = Identity.generate().peer, Identity.generate().peer
     manifest = load(owned)
     doors = admissions_of(RunTerms.of(manifest))
-    files = BanFiles(doors, owned.parent, owned)
-    assert not files.read()
+    files = OwnersFiles(Bans, doors.run, owned.parent, owned)
+    assert files.read(doors.learn) == [] and doors.bans is None
     numbers = []
     for words, banned in (
         (["owner", "ban", str(owned), one, two], {one, two}),
@@ -322,14 +368,16 @@ def test_bans_add_up_and_are_lifted(owned: Path, capsys) -> None:
     ):
         assert run(words) == 0
         assert "nobody has been told" in capsys.readouterr().out
-        assert files.read() and set(doors.bans.peers) == banned
-        numbers.append(doors.bans.number)
+        assert files.read(doors.learn) == [] and set(doors.bans.value.peers) == banned
+        numbers.append(doors.bans.value.number)
     assert numbers[0] < numbers[1]
-    files.keep()
+    files.keep([doors.bans])
     again = admissions_of(RunTerms.of(manifest))
-    assert BanFiles(again, owned.parent, None).read() and again.bans == doors.bans  # a peer remembers
+    theirs = OwnersFiles(Bans, doors.run, owned.parent, None)
+    assert theirs.read(again.learn) == [] and again.bans == doors.bans  # a peer remembers
     (owned.parent / f"run-{doors.run[:12]}.bans").write_text("rubbish")
-    assert not BanFiles(admissions_of(RunTerms.of(manifest)), owned.parent, None).read()
+    (words,) = theirs.read(again.learn)
+    assert words.endswith(".bans: does not begin with bans:") and theirs.read(again.learn) == []
 
 
 def test_a_full_list_says_so(owned: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from swarmnet.errors import BadMessage, NoReplica, PeerGone, Refused, RejectCode, SwarmError
 from swarmnet.ids import Ballot, PeerId, RoundId, RunId, first_chain, next_chain
-from swarmnet.manifest.extension import Extension
+from swarmnet.manifest.extension import Notice
 from swarmnet.manifest.schema import NO_DELAY
 from swarmnet.manifest.timers import Timers
 from swarmnet.messages import Answer, Commit, Finished, Rejected, Round, StateHeader, TrailRequest, TrailStep, Vote
@@ -132,8 +132,8 @@ class Story:
         self.log.append(f"sum {wanted.stamp.step}")
         return replace(summed(wanted.stamp.step), id=wanted.id)
 
-    def lengthen(self, extensions: tuple[Extension, ...]) -> None:
-        assert not extensions
+    def lengthen(self, notices: tuple[Notice, ...]) -> None:
+        assert not notices
 
     async def apply(self, commits: Sequence[Commit]) -> None:
         self.log.append(f"apply {commits[0].step}")

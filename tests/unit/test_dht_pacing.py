@@ -43,7 +43,7 @@ def served(lookups: int, keys: list[str], node: PacedP2P, monkeypatch: pytest.Mo
 
 
 def keys_of(num_stages: int) -> list[str]:
-    return [dht_key(RUN, stage) for stage in range(num_stages)] + [dht_key(RUN, TRAINERS)]
+    return [dht_key(RUN, str(stage)) for stage in range(num_stages)] + [dht_key(RUN, TRAINERS)]
 
 
 @pytest.mark.parametrize("num_stages", [110, 1000])

@@ -15,7 +15,8 @@ from swarmnet.clock import CLOCK, wall_time
 from swarmnet.ids import PeerId
 from swarmnet.net.dht_node import GRACE_S, MAX_LARGE_BYTES, ORDINARY_BYTES, BoundedStorage, RecordGate
 from swarmnet.net.identity import Identity
-from swarmnet.net.records import MAX_BYTES, RecordTable, seal
+from swarmnet.net.records import RecordTable, seal
+from swarmnet.statement import MAX_PAYLOAD_BYTES
 
 KEY, OTHER_KEY = DHTID.generate(source="ours"), DHTID.generate(source="another run's")
 ENTRIES = 8
@@ -93,14 +94,14 @@ def test_large_entries_fill_their_own_part_of_a_key_and_no_more() -> None:
         return here.store_subkey(key, peer, peer.encode().ljust(size), next(expiry))
 
     assert put("grows", ORDINARY_BYTES)
-    large = [put(f"large {number}", MAX_BYTES) for number in range(200)]
-    assert large == [number < MAX_LARGE_BYTES // MAX_BYTES for number in range(200)]
-    assert put("ordinary", ORDINARY_BYTES) and put("large 3", MAX_BYTES), "nobody else feels it"
+    large = [put(f"large {number}", MAX_PAYLOAD_BYTES) for number in range(200)]
+    assert large == [number < MAX_LARGE_BYTES // MAX_PAYLOAD_BYTES for number in range(200)]
+    assert put("ordinary", ORDINARY_BYTES) and put("large 3", MAX_PAYLOAD_BYTES), "nobody else feels it"
     assert not put("grows", ORDINARY_BYTES + 1)
     assert put("large 3", 1500) and put("grows", 1501), "what one gives up another may have"
-    assert put("large", MAX_BYTES, OTHER_KEY)
+    assert put("large", MAX_PAYLOAD_BYTES, OTHER_KEY)
     guests.known = True
-    assert put("friend", MAX_BYTES) and "large 127" not in held(here) and "large 126" in held(here)
+    assert put("friend", MAX_PAYLOAD_BYTES) and "large 127" not in held(here) and "large 126" in held(here)
 
 
 def test_of_another_run_we_know_nobody() -> None:

@@ -185,7 +185,7 @@ def test_a_swarm_by_invitation_has_an_owner_of_its_own_who_invites_its_peers(tmp
         mine = OwnPass(
             admissions_of(RunTerms.of(prepared.manifest)), identity, "stage", tmp_path, given=str(file), now=time.time()
         )
-        assert mine.text and stat.S_IMODE(file.stat().st_mode) == 0o600
+        assert mine.shown and stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
 def test_an_open_swarm_invites_nobody(tmp_path: Path) -> None:

@@ -79,16 +79,16 @@ def test_who_asks_at_once_is_answered_at_once_as_long_as_something_is_spared() -
 def announcement(number: int, bits: int) -> Announcement:
     peer = PeerId(f"peer {number}")
     record = Record(RUN, peer, 1, (), (StageStatus(3, 0, first_chain(RUN, 3), True),))
-    return Announcement(record, 3, 1, 4, parts=(bits,))
+    return Announcement(record, "3", 1, 4, parts=(bits,))
 
 
 @given(st.integers(0, 10**6), st.integers(0, MAX_PARTS))
 def test_a_record_lies_in_one_part_and_the_first_part_at_the_stages_own_key(number: int, bits: int) -> None:
     peer = PeerId(f"peer {number}")
-    parts = [part_of(part << (64 - bits), 3, bits) if bits else 3 for part in range(1 << bits)]
+    parts = [part_of(part << (64 - bits), 3, bits) if bits else "3" for part in range(1 << bits)]
     places = places_in(peer, 3, bits)
-    assert places[0] in parts and set(places) - {3} <= set(parts) and len(set(parts)) == 1 << bits
-    assert (3 in places) == (not bits or mark_of(peer) >> (64 - bits) == 0)
+    assert places[0] in parts and set(places) - {"3"} <= set(parts) and len(set(parts)) == 1 << bits
+    assert ("3" in places) == (not bits or mark_of(peer) >> (64 - bits) == 0)
     assert places[0] == part_of(mark_of(peer), 3, bits)
 
 
@@ -96,7 +96,7 @@ def settled(replicas: int, *, bits: int = 0) -> int:
     """In how many parts the records of so many replicas lie, once all have looked a few times."""
     for _ in range(2 * MAX_PARTS):
         found = [announcement(number, bits) for number in range(replicas)]
-        at = [each for each in found if 3 in places_of(each.record, each.parts)]
+        at = [each for each in found if "3" in places_of(each.record, each.parts)]
         seen = parts_seen(at, 3)
         if seen in (None, bits):
             break

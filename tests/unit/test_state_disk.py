@@ -16,9 +16,12 @@ import pytest
 
 from swarmnet.errors import BadCheckpoint
 from swarmnet.ids import NO_RESTART, Chain, PeerId, Restart, RunId
+from swarmnet.manifest.extension import Extension
 from swarmnet.messages import Exclusion, StateHeader
+from swarmnet.net.identity import Identity
 from swarmnet.state import disk
 from swarmnet.state.disk import MAX_JSON_BYTES, CheckpointInfo, CheckpointStore
+from swarmnet.wire.signed import sign, to_text
 
 ONE, OTHER = RunId("a1" * 32), RunId("b2" * 32)
 STAGE = 2
@@ -474,3 +477,19 @@ def test_a_checkpoint_of_an_earlier_release_loads(store: CheckpointStore) -> Non
     info, data = store.load(STAGE, 7)
     assert info.header == StateHeader(7, Chain("0a" * 32), Chain("0b" * 32), Chain("0c" * 32), Restart(1, 5))
     assert bytes(data) == b"weights" and store.owed(STAGE, 7) is None
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_notices_in_a_checkpoint_are_read_or_named(store: CheckpointStore, earlier: bool) -> None:
+    owner, digest = Identity.generate(), hashlib.sha256(b"weights").hexdigest()
+    notice = sign(Extension(RunId(ONE), 1, 5, 90), owner.peer, owner.sign)
+    text = f"extension:{ONE}:{owner.peer}:1:5:90:{'ab' * 64}" if earlier else to_text(notice)
+    store.folder.mkdir(parents=True)
+    store.data_path(STAGE, 7).write_bytes(b"weights")
+    said = EARLIER.replace('"notices": []', f'"notices": ["{text}"]')
+    store.info_path(STAGE, 7).write_text(said % (ONE, "0a" * 32, "0b" * 32, "0c" * 32, digest))
+    if not earlier:
+        assert store.load(STAGE, 7)[0].header.notices == (notice,)
+        return
+    (bad,) = store.found(STAGE, through=True).bad
+    assert "notices: Value error, signed for an earlier version, and only that reads it" in str(bad)

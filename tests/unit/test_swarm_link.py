@@ -4,17 +4,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swarmnet.directory import Invitation
 from swarmnet.errors import UsageError
 from swarmnet.ids import PeerId, RunId
-from swarmnet.net.admission import invite
 from swarmnet.net.swarm_link import MIN_DIGITS, SwarmLink
+from swarmnet.wire.signed import sign, to_text
 
 RUN = "3f0a9c" * 10 + "beef"
 PEER = PeerId("12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp")
 ADDRESS = f"/ip4/203.0.113.7/tcp/31337/p2p/{PEER}"
 
 
-INVITATION = invite(RunId(RUN), PEER, ["stage"], 1_800_000_000, lambda data: bytes(64)).text
+INVITATION = to_text(sign(Invitation(RunId(RUN), PEER, ("stage",)), PEER, lambda data: bytes(64)))
 
 digits = st.text("0123456789abcdef", min_size=MIN_DIGITS, max_size=64)
 
@@ -50,8 +51,8 @@ def test_capitals_in_the_run_id_are_forgiven() -> None:
         (f"swarm:{RUN}@/ip4/203.0.113.7/udp/31337/p2p/{PEER}", "is not an address like"),
         (f"swarm:{RUN}@/ip4/203.0.113.999/tcp/31337/p2p/{PEER}", "is not an IPv4 address"),
         (f"swarm:{RUN}@/ip4/203.0.113.7/tcp/31337/p2p/12D3KooWx", "is not an Ed25519 peer id"),
-        (f"swarm:{RUN}@{ADDRESS}+invite=", "the link's invitation, after +invite=: not an invitation"),
-        (f"swarm:{RUN}@{ADDRESS}+invite={INVITATION[:-1]}", "its signature is damaged; copy all of it"),
+        (f"swarm:{RUN}@{ADDRESS}+invite=", "the link's invitation, after +invite=: does not begin with invitation:"),
+        (f"swarm:{RUN}@{ADDRESS}+invite={INVITATION[:-1]}", "a damaged invitation: copy all of it"),
         (f"swarm:{'0' * 64}@{ADDRESS}+invite={INVITATION}", "its invitation to run 3f0a9c3f0a9c: paste the one"),
         (f"swarm:{RUN}@/ip4/203.0.113.7\n/tcp/31337/p2p/{PEER}", "paste it as one line"),
     ],

@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 import pytest
 
+from swarmnet.directory import BearerPass, Invitation
 from swarmnet.errors import RejectCode
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, Restart, RoundId, RunId
 from swarmnet.messages import (
@@ -71,6 +72,7 @@ from swarmnet.telemetry.spans import PhaseTime, StepTimes
 from swarmnet.wire import convert
 from swarmnet.wire.convert import Done, GreetFirst, Hello, Ping, Pong, Pulse, Signal, TensorHeader, Told
 from swarmnet.wire.peer_ids import peer_id_from_public_bytes
+from swarmnet.wire.signed import sign
 
 GOLDEN = Path(__file__).with_name("wire_golden.json")
 
@@ -169,7 +171,11 @@ LEAST = (  # every optional field empty
     Case(PLEDGE),
 )
 LEAST_ANSWERS = (PartData(()), TrailStep(None, ()), Rejected(RejectCode.STALE))
-HELLO = Hello(RunId(chain(5)), 1, 4, "cpu/1", 1.7e9, "peer:run:guest")
+INVITATION = sign(
+    Invitation(RunId(chain(5)), peer(2), ("stage",), True, 3), peer(1), lambda data: bytes(64), not_after=7
+)
+PASS = sign(BearerPass(peer(3), INVITATION), peer(2), lambda data: bytes(64))
+HELLO = Hello(RunId(chain(5)), 1, 4, "cpu/1", 1.7e9, PASS)
 
 
 def all_written() -> dict[str, bytes]:

@@ -85,15 +85,8 @@ from swarmnet.wire.convert import (
     TensorHeader,
     Told,
 )
-from swarmnet.wire.fields import (
-    bitmap_problem,
-    from_bitmap,
-    from_bytes,
-    indexes_problem,
-    struct_of,
-    to_bitmap,
-    to_bytes,
-)
+from swarmnet.wire.fields import Wrong, struct_of
+from swarmnet.wire.index_sets import bitmap_problem, from_bitmap, from_bytes, indexes_problem, to_bitmap, to_bytes
 from swarmnet.wire.pb import calls_pb2, control_pb2, values_pb2
 from swarmnet.wire.peer_ids import peer_id_from_public_bytes
 
@@ -548,7 +541,7 @@ def test_an_answer_without_payload_cannot_declare_one() -> None:
 
 
 def test_our_own_bad_values_are_our_bug() -> None:
-    with pytest.raises(AssertionError):
+    with pytest.raises(Wrong):
         convert.write_request(Process(-1, 0, 0))
     with pytest.raises(AssertionError):
         convert.write_hello(Hello(RunId("nonsense"), 1, 0, "", 0.0))

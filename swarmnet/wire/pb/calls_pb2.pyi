@@ -267,9 +267,9 @@ class StateHeader(_message.Message):
     before: bytes
     term_chain: bytes
     restart: _values_pb2.Restart
-    notices: _containers.RepeatedScalarFieldContainer[str]
+    notices: _containers.RepeatedCompositeFieldContainer[_values_pb2.SignedMessage]
     exclusions: _containers.RepeatedCompositeFieldContainer[Exclusion]
-    def __init__(self, version: _Optional[int] = ..., chain: _Optional[bytes] = ..., before: _Optional[bytes] = ..., term_chain: _Optional[bytes] = ..., restart: _Optional[_Union[_values_pb2.Restart, _Mapping]] = ..., notices: _Optional[_Iterable[str]] = ..., exclusions: _Optional[_Iterable[_Union[Exclusion, _Mapping]]] = ...) -> None: ...
+    def __init__(self, version: _Optional[int] = ..., chain: _Optional[bytes] = ..., before: _Optional[bytes] = ..., term_chain: _Optional[bytes] = ..., restart: _Optional[_Union[_values_pb2.Restart, _Mapping]] = ..., notices: _Optional[_Iterable[_Union[_values_pb2.SignedMessage, _Mapping]]] = ..., exclusions: _Optional[_Iterable[_Union[Exclusion, _Mapping]]] = ...) -> None: ...
 
 class Content(_message.Message):
     __slots__ = ("num_bytes", "piece_bytes", "digests")
@@ -310,8 +310,8 @@ class ManifestData(_message.Message):
     TOML_FIELD_NUMBER: _ClassVar[int]
     NOTICES_FIELD_NUMBER: _ClassVar[int]
     toml: str
-    notices: str
-    def __init__(self, toml: _Optional[str] = ..., notices: _Optional[str] = ...) -> None: ...
+    notices: _containers.RepeatedCompositeFieldContainer[_values_pb2.SignedMessage]
+    def __init__(self, toml: _Optional[str] = ..., notices: _Optional[_Iterable[_Union[_values_pb2.SignedMessage, _Mapping]]] = ...) -> None: ...
 
 class StepFigures(_message.Message):
     __slots__ = ("step", "loss_sum", "num_tokens", "grad_norm", "learning_rate", "ago_s")
@@ -462,28 +462,28 @@ class AnswerHeader(_message.Message):
     def __init__(self, accepted: _Optional[_Union[Accepted, _Mapping]] = ..., running: _Optional[_Union[Running, _Mapping]] = ..., busy: _Optional[_Union[Busy, _Mapping]] = ..., moved_to: _Optional[_Union[MovedTo, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., gradient: _Optional[_Union[Gradient, _Mapping]] = ..., fetched: _Optional[_Union[Fetched, _Mapping]] = ..., part: _Optional[_Union[PartData, _Mapping]] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., manifest: _Optional[_Union[ManifestData, _Mapping]] = ..., snapshot_piece: _Optional[_Union[SnapshotPiece, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., greet_first: _Optional[_Union[GreetFirst, _Mapping]] = ..., pulse: _Optional[_Union[Pulse, _Mapping]] = ..., trail: _Optional[_Union[TrailStep, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., dialled_back: _Optional[_Union[DialledBack, _Mapping]] = ..., told: _Optional[_Union[Told, _Mapping]] = ..., line_tested: _Optional[_Union[LineTested, _Mapping]] = ..., history: _Optional[_Union[History, _Mapping]] = ..., audit: _Optional[_Union[AuditData, _Mapping]] = ..., lane: _Optional[_Union[Lane, _Mapping]] = ..., payload: _Optional[_Iterable[_Union[_values_pb2.Tensor, _Mapping]]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("run", "major", "minor", "numerics", "clock", "invitation", "software", "completed", "filled_in", "boot_id")
+    __slots__ = ("run", "major", "minor", "numerics", "clock", "software", "completed", "filled_in", "boot_id", "invitation")
     RUN_FIELD_NUMBER: _ClassVar[int]
     MAJOR_FIELD_NUMBER: _ClassVar[int]
     MINOR_FIELD_NUMBER: _ClassVar[int]
     NUMERICS_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
-    INVITATION_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_FIELD_NUMBER: _ClassVar[int]
     COMPLETED_FIELD_NUMBER: _ClassVar[int]
     FILLED_IN_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    INVITATION_FIELD_NUMBER: _ClassVar[int]
     run: bytes
     major: int
     minor: int
     numerics: str
     clock: float
-    invitation: str
     software: str
     completed: bytes
     filled_in: str
     boot_id: int
-    def __init__(self, run: _Optional[bytes] = ..., major: _Optional[int] = ..., minor: _Optional[int] = ..., numerics: _Optional[str] = ..., clock: _Optional[float] = ..., invitation: _Optional[str] = ..., software: _Optional[str] = ..., completed: _Optional[bytes] = ..., filled_in: _Optional[str] = ..., boot_id: _Optional[int] = ...) -> None: ...
+    invitation: _values_pb2.SignedMessage
+    def __init__(self, run: _Optional[bytes] = ..., major: _Optional[int] = ..., minor: _Optional[int] = ..., numerics: _Optional[str] = ..., clock: _Optional[float] = ..., software: _Optional[str] = ..., completed: _Optional[bytes] = ..., filled_in: _Optional[str] = ..., boot_id: _Optional[int] = ..., invitation: _Optional[_Union[_values_pb2.SignedMessage, _Mapping]] = ...) -> None: ...
 
 class HelloReply(_message.Message):
     __slots__ = ("hello", "rejected")

@@ -156,10 +156,10 @@ class Round(_message.Message):
     voided: bytes
     bandwidths: _containers.RepeatedScalarFieldContainer[int]
     rows: _containers.RepeatedScalarFieldContainer[int]
-    notice: str
+    notice: _values_pb2.SignedMessage
     late: _containers.RepeatedScalarFieldContainer[str]
     bans: _containers.RepeatedCompositeFieldContainer[_values_pb2.Ban]
-    def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., id: _Optional[_Union[_values_pb2.RoundId, _Mapping]] = ..., contributions: _Optional[_Union[_values_pb2.Contributions, _Mapping]] = ..., receivers: _Optional[bytes] = ..., holders: _Optional[bytes] = ..., voided: _Optional[bytes] = ..., bandwidths: _Optional[_Iterable[int]] = ..., rows: _Optional[_Iterable[int]] = ..., notice: _Optional[str] = ..., late: _Optional[_Iterable[str]] = ..., bans: _Optional[_Iterable[_Union[_values_pb2.Ban, _Mapping]]] = ...) -> None: ...
+    def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., id: _Optional[_Union[_values_pb2.RoundId, _Mapping]] = ..., contributions: _Optional[_Union[_values_pb2.Contributions, _Mapping]] = ..., receivers: _Optional[bytes] = ..., holders: _Optional[bytes] = ..., voided: _Optional[bytes] = ..., bandwidths: _Optional[_Iterable[int]] = ..., rows: _Optional[_Iterable[int]] = ..., notice: _Optional[_Union[_values_pb2.SignedMessage, _Mapping]] = ..., late: _Optional[_Iterable[str]] = ..., bans: _Optional[_Iterable[_Union[_values_pb2.Ban, _Mapping]]] = ...) -> None: ...
 
 class StagePlan(_message.Message):
     __slots__ = ("stamp", "ballot", "generation", "assigned", "moved", "evicted", "execute", "attempt", "given", "whole")

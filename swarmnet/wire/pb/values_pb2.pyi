@@ -62,6 +62,32 @@ class Contributions(_message.Message):
     owners: bytes
     def __init__(self, peers: _Optional[bytes] = ..., incarnations: _Optional[_Iterable[int]] = ..., numbers: _Optional[_Iterable[int]] = ..., owners: _Optional[bytes] = ...) -> None: ...
 
+class SignedMessage(_message.Message):
+    __slots__ = ("kind", "payload", "key", "not_after", "signature")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    NOT_AFTER_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    payload: bytes
+    key: bytes
+    not_after: int
+    signature: bytes
+    def __init__(self, kind: _Optional[str] = ..., payload: _Optional[bytes] = ..., key: _Optional[bytes] = ..., not_after: _Optional[int] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class Extension(_message.Message):
+    __slots__ = ("run", "number", "since", "total_steps")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_STEPS_FIELD_NUMBER: _ClassVar[int]
+    run: bytes
+    number: int
+    since: int
+    total_steps: int
+    def __init__(self, run: _Optional[bytes] = ..., number: _Optional[int] = ..., since: _Optional[int] = ..., total_steps: _Optional[int] = ...) -> None: ...
+
 class Finished(_message.Message):
     __slots__ = ("id", "digest", "num_tokens", "loss_sum", "grad_sq_norm", "contributions", "voided", "notice", "late", "bans")
     ID_FIELD_NUMBER: _ClassVar[int]
@@ -81,10 +107,10 @@ class Finished(_message.Message):
     grad_sq_norm: float
     contributions: Contributions
     voided: bytes
-    notice: str
+    notice: SignedMessage
     late: _containers.RepeatedScalarFieldContainer[str]
     bans: _containers.RepeatedCompositeFieldContainer[Ban]
-    def __init__(self, id: _Optional[_Union[RoundId, _Mapping]] = ..., digest: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., loss_sum: _Optional[float] = ..., grad_sq_norm: _Optional[float] = ..., contributions: _Optional[_Union[Contributions, _Mapping]] = ..., voided: _Optional[bytes] = ..., notice: _Optional[str] = ..., late: _Optional[_Iterable[str]] = ..., bans: _Optional[_Iterable[_Union[Ban, _Mapping]]] = ...) -> None: ...
+    def __init__(self, id: _Optional[_Union[RoundId, _Mapping]] = ..., digest: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., loss_sum: _Optional[float] = ..., grad_sq_norm: _Optional[float] = ..., contributions: _Optional[_Union[Contributions, _Mapping]] = ..., voided: _Optional[bytes] = ..., notice: _Optional[_Union[SignedMessage, _Mapping]] = ..., late: _Optional[_Iterable[str]] = ..., bans: _Optional[_Iterable[_Union[Ban, _Mapping]]] = ...) -> None: ...
 
 class Commit(_message.Message):
     __slots__ = ("stage", "step", "chain", "id", "digest", "num_tokens", "loss_sum", "grad_sq_norm", "voided", "contributors", "votes", "notice", "roll", "seats", "signatures", "late", "bans")
@@ -116,13 +142,13 @@ class Commit(_message.Message):
     voided: bytes
     contributors: bytes
     votes: _containers.RepeatedCompositeFieldContainer[Vote]
-    notice: str
+    notice: SignedMessage
     roll: bytes
     seats: bytes
     signatures: _containers.RepeatedScalarFieldContainer[bytes]
     late: _containers.RepeatedScalarFieldContainer[str]
     bans: _containers.RepeatedCompositeFieldContainer[Ban]
-    def __init__(self, stage: _Optional[int] = ..., step: _Optional[int] = ..., chain: _Optional[bytes] = ..., id: _Optional[_Union[RoundId, _Mapping]] = ..., digest: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., loss_sum: _Optional[float] = ..., grad_sq_norm: _Optional[float] = ..., voided: _Optional[bytes] = ..., contributors: _Optional[bytes] = ..., votes: _Optional[_Iterable[_Union[Vote, _Mapping]]] = ..., notice: _Optional[str] = ..., roll: _Optional[bytes] = ..., seats: _Optional[bytes] = ..., signatures: _Optional[_Iterable[bytes]] = ..., late: _Optional[_Iterable[str]] = ..., bans: _Optional[_Iterable[_Union[Ban, _Mapping]]] = ...) -> None: ...
+    def __init__(self, stage: _Optional[int] = ..., step: _Optional[int] = ..., chain: _Optional[bytes] = ..., id: _Optional[_Union[RoundId, _Mapping]] = ..., digest: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., loss_sum: _Optional[float] = ..., grad_sq_norm: _Optional[float] = ..., voided: _Optional[bytes] = ..., contributors: _Optional[bytes] = ..., votes: _Optional[_Iterable[_Union[Vote, _Mapping]]] = ..., notice: _Optional[_Union[SignedMessage, _Mapping]] = ..., roll: _Optional[bytes] = ..., seats: _Optional[bytes] = ..., signatures: _Optional[_Iterable[bytes]] = ..., late: _Optional[_Iterable[str]] = ..., bans: _Optional[_Iterable[_Union[Ban, _Mapping]]] = ...) -> None: ...
 
 class Ban(_message.Message):
     __slots__ = ("peer", "step", "case")
