@@ -151,6 +151,7 @@ class Peer:
         computes: the numerics class in which it computes, as its record says; "": `numerics`.
         audit_log: keeps receipts and evidence; None: nowhere.
         carried: the version of its stage's state that it has put on disk to move here; None: it has not moved.
+        state: what came before; None: nothing did.
     """
 
     def __init__(
@@ -183,6 +184,7 @@ class Peer:
         hide: Hide | None = None,
         proofs: Proofs = Proofs(),  # noqa: B008
         meeting: Meeting | None = None,
+        state: RunState | None = None,
     ) -> None:
         self.meeting = meeting
         self.me, self.run_id, self.manifest, self.incarnation = me, run, manifest, incarnation
@@ -194,7 +196,7 @@ class Peer:
         self._engines, self._directory, self._record = engines, directory, record
         directory.serves = self.counts_in
         self._tell, self._toml = on_event, manifest_toml
-        self.state = RunState()
+        self.state = state or RunState()
         self._admissions, self._wall = admissions or Admissions(run), wall
         self.notices = notices or Notices(manifest.training.total_steps, run)
         self.replicas: dict[int, Replica] = {}

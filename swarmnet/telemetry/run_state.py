@@ -36,6 +36,7 @@ class StageState:
     version: int | None = None
     """None: it is not in sync."""
     finished: bool = False
+    """Its last version is that of the run."""
     mesh: str = ""
     """Of its ranks; "": one."""
     ranks_lost: bool = False
@@ -68,6 +69,9 @@ class StageState:
 
     def on(self, event: str, fields: Mapping[str, Any], *, now: float) -> None:
         """Take in one event of the replica."""
+        # The run was extended, or it went back.
+        if event in ("synced", "applied") and fields["version"] != self.version:
+            self.finished = False
         match event:
             case "synced":
                 self.version = fields["version"]

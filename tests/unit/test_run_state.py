@@ -50,3 +50,18 @@ def test_the_pace_is_that_of_the_last_steps_and_unknown_once_the_run_went_back()
     assert state.loss == (8, 0.125), "a step without tokens has no loss"
     state.on("figures", figures | {"step": 3}, now=20.0)
     assert (state.step_s, state.tokens_per_second) == (0.0, 0.0)
+
+
+def test_a_replica_has_finished_until_its_run_goes_on() -> None:
+    state = RunState()
+    here = state.serve(0, now=0.0)
+    for event, version, finished in (
+        ("applied", 9, False),
+        ("finished", 9, True),
+        ("synced", 9, True),
+        ("applied", 10, False),
+        ("finished", 10, True),
+        ("synced", 4, False),
+    ):
+        state.on(event, {"stage": 0, "version": version}, now=1.0)
+        assert (here.version, here.finished) == (version, finished)
