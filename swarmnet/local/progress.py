@@ -11,20 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from swarmnet.telemetry.kinds import KINDS
-from swarmnet.telemetry.run_state import StageState
-
-WINDOW_STEPS = 10
-"""Throughput on the table is that of the last so many steps."""
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One step of the curve. loss: mean nats per token. seconds: since the swarm was started."""
-
-    step: int
-    loss: float
-    tokens: int
-    seconds: float
+from swarmnet.telemetry.run_state import PACE_STEPS, StageState, StepPoint, step_s, tokens_per_second
 
 
 @dataclass(slots=True)
@@ -49,7 +36,7 @@ class SwarmProgress:
     earlier_s: float = 0.0  # how long it had run before it was resumed
     earlier_points: int = 0  # how many points are from then
     done: set[int] = field(default_factory=set)  # steps whose loss this start of the swarm has computed (again)
-    points: list[Point] = field(default_factory=list)
+    points: list[StepPoint] = field(default_factory=list)  # times: since the swarm was started
     evaluations: dict[int, float] = field(default_factory=dict)
     figures: dict[int, tuple[float, float]] = field(default_factory=dict)  # learning rate and gradient norm, by step
     training_at: float | None = None  # when every stage first had a synced replica
@@ -68,7 +55,7 @@ class SwarmProgress:
     out: set[str] = field(default_factory=set)  # who is convicted: nobody in the run hears it any more
     starts: Counter[str] = field(default_factory=Counter)  # of processes, by name
     dht: dict[str, Sequence[str]] = field(default_factory=dict)  # addresses of the processes that are up
-    _early: dict[int, Point] = field(default_factory=dict)
+    _early: dict[int, StepPoint] = field(default_factory=dict)
 
     @property
     def stages(self) -> int:
@@ -180,7 +167,7 @@ class SwarmProgress:
         if step < len(self.points) or step in self._early:
             return  # another member has said so
         loss = float(event["loss_sum"]) / num_tokens if num_tokens else 0.0
-        self._early[step] = Point(step, loss, num_tokens, now - self.started_at)
+        self._early[step] = StepPoint(step, loss, num_tokens, now - self.started_at)
         while (point := self._early.pop(len(self.points), None)) is not None:
             self.points.append(point)
 
@@ -200,7 +187,7 @@ class SwarmProgress:
             if replica.stage == stage and replica.alive and not replica.ranks_lost and name not in self.out
             if replica.version is not None
         ]
-        return sum(version > max(versions) - WINDOW_STEPS for version in versions)
+        return sum(version > max(versions) - PACE_STEPS for version in versions)
 
     def alive(self, stage: int) -> int:
         """How many replicas of a stage run, convicts apart."""
@@ -253,30 +240,22 @@ class SwarmProgress:
         if not points or self.training_at is None:
             return 0.0
         # What was done before a resume took place in another life, at another pace.
-        elapsed = points[-1].seconds - (self.training_at - self.started_at)
+        elapsed = points[-1].time - (self.training_at - self.started_at)
         return sum(point.tokens for point in points) / elapsed if elapsed > 0 else 0.0
 
     @property
-    def _recent(self) -> list[Point]:
-        """The last WINDOW_STEPS steps since the start, and the one before them."""
-        return self.points[self.earlier_points :][-WINDOW_STEPS - 1 :]
-
-    @property
-    def _recent_s(self) -> float | None:
-        """How long these took; None: there are none."""
-        return self._recent[-1].seconds - self._recent[0].seconds if len(self._recent) > 1 else None
+    def _recent(self) -> list[StepPoint]:
+        """The last steps since the start, and the one before them."""
+        return self.points[self.earlier_points :][-PACE_STEPS - 1 :]
 
     def recent_tokens_per_second(self) -> float:
-        """Over the last WINDOW_STEPS steps."""
-        if (elapsed := self._recent_s) is None:
-            return self.tokens_per_second()
-        return sum(point.tokens for point in self._recent[1:]) / elapsed if elapsed > 0 else 0.0
+        """Over the last steps; over all of them while there is one."""
+        return tokens_per_second(self._recent) or self.tokens_per_second()
 
     def eta_s(self) -> float | None:
         """Seconds to the last step at the recent pace; None while there is no pace."""
-        if (elapsed := self._recent_s) is None:
-            return None
-        return (self.steps - len(self.points)) * elapsed / (len(self._recent) - 1)
+        seconds = step_s(self._recent)
+        return None if seconds is None else (self.steps - len(self.points)) * seconds
 
     @property
     def starting(self) -> str:

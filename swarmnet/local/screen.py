@@ -62,7 +62,7 @@ class SwarmScreen(Screen):
             self.note(
                 f"step {point.step:>4}  loss {point.loss:.4f}  {progress.recent_tokens_per_second():>9,.0f} tokens/s"
                 f"  replicas {replicas}  reroutes {progress.reroutes}  kills {len(progress.kills)}"
-                f"  {duration(point.seconds)}"
+                f"  {duration(point.time)}"
             )
         self._shown = len(progress.points)
 

@@ -19,8 +19,9 @@ from typing import IO, Any, Protocol
 from swarmnet.clock import boot_time, wall_time
 from swarmnet.errors import UsageError
 from swarmnet.ids import RunId
-from swarmnet.monitor.curve import Curve, CurvePoint
+from swarmnet.monitor.curve import Curve
 from swarmnet.telemetry.plot import Mark, draw_curve
+from swarmnet.telemetry.run_state import StepPoint
 
 COLUMNS = ("step", "loss", "tokens", "time", "tokens_per_second", "learning_rate", "grad_norm", "held_out", "replicas")
 """Of the CSV file; the first three are as in the loss.csv of `swarmnet local`."""
@@ -50,7 +51,7 @@ class CsvFile:
         """Read what is there; nothing is made or changed before the first `write`. Raises UsageError if it is something
         else, or cannot be written."""
         self._path = path
-        self.points: list[CurvePoint] = []
+        self.points: list[StepPoint] = []
         self._steps: list[int] = []
         self._starts: list[int] = []  # where the lines begin
         self._end = 0  # of the whole lines
@@ -143,7 +144,7 @@ def _line(cells: Iterable[object]) -> bytes:
     return text.getvalue().encode()
 
 
-def _cells(point: CurvePoint, pace: float | None) -> Sequence[object]:
+def _cells(point: StepPoint, pace: float | None) -> Sequence[object]:
     """By column. `repr` of a number reads back as the same bits."""
     held_out = "" if point.held_out is None else repr(point.held_out)
     return (
@@ -159,12 +160,12 @@ def _cells(point: CurvePoint, pace: float | None) -> Sequence[object]:
     )
 
 
-def _point(cells: Mapping[str, str]) -> CurvePoint:
+def _point(cells: Mapping[str, str]) -> StepPoint:
     numbers = {name: float(cells[name]) for name in ("loss", "time", "learning_rate", "grad_norm")}
     if not all(map(math.isfinite, numbers.values())):
         raise ValueError("not finite")
     held_out = float(cells["held_out"]) if cells["held_out"] else None
-    return CurvePoint(
+    return StepPoint(
         int(cells["step"]), tokens=int(cells["tokens"]), held_out=held_out, replicas=cells["replicas"], **numbers
     )
 

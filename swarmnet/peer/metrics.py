@@ -50,6 +50,7 @@ def figures(peer: Peer, traffic: Traffic) -> Iterator[Metric]:
     from prometheus_client.core import HistogramMetricFamily
 
     record, seen = peer.status(), peer.state
+    last = seen.points[-1] if seen.points else None
 
     def by_stage(rows: Iterable[Any], figure: str) -> dict[int, float]:
         return {row.stage: float(getattr(row, figure)) for row in rows}
@@ -67,8 +68,8 @@ def figures(peer: Peer, traffic: Traffic) -> Iterator[Metric]:
         (Gauge, "tasks", "Of its event loop, running or waiting.", len(asyncio.all_tasks())),
         (Gauge, "known_peers", "Peers whose records it holds, itself left out.", len(peer.records)),
         (Gauge, "run_tokens_per_second", "Of the whole run, over the last steps.", record.tokens_per_second),
-        (Gauge, "loss", "Mean loss of the last step, nats per token.", seen.loss and seen.loss[1]),
-        (Gauge, "gradient_norm", "Of the last step's average gradient.", seen.grad_norm),
+        (Gauge, "loss", "Mean loss of the last step, nats per token.", last and last.loss),
+        (Gauge, "gradient_norm", "Of the last step's average gradient.", last and last.grad_norm),
         (Gauge, "weights_version", "Steps that its weights have behind them.", mine("version")),
         (Gauge, "synced", "1: it has the stage's state and serves.", mine("synced")),
         (Gauge, "slots", "Microbatches that it holds at once, in each open step.", mine("slots")),

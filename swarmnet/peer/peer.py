@@ -68,7 +68,7 @@ from swarmnet.stage.seams import Engine
 from swarmnet.state.disk import Disk
 from swarmnet.state.rollback import newest_on_disk
 from swarmnet.telemetry.kinds import kind_of
-from swarmnet.telemetry.run_state import RunState
+from swarmnet.telemetry.run_state import RunState, step_s, tokens_per_second
 from swarmnet.telemetry.spans import SpanBook
 from swarmnet.transport import ReadPayload, Service, Transport, layout_of
 
@@ -727,13 +727,14 @@ class Peer:
             )
             for stage, replica in self.replicas.items()
         )
-        disputed = [DisputedWork(stage, *last) for stage, of in self._complaints.items() if (last := of.disputed)]
+        last = self.state.points
+        disputed = [DisputedWork(stage, *work) for stage, of in self._complaints.items() if (work := of.disputed)]
         return replace(
             self._record(),
             stages=stages,
-            loss=self.state.loss,
-            tokens_per_second=self.state.tokens_per_second,
-            step_s=self.state.step_s,
+            loss=(last[-1].step, last[-1].loss) if last else None,
+            tokens_per_second=round(tokens_per_second(last) or 0.0, 1),
+            step_s=round(step_s(last) or 0.0, 6),
             finished=self.finished.is_set(),
             halted=self.halted,
             steps=self._extending.last,

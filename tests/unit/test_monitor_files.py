@@ -15,15 +15,16 @@ from swarmnet.config.check import check_installed
 from swarmnet.errors import UsageError
 from swarmnet.ids import PeerId, Restart, RunId
 from swarmnet.messages import History, StepFigures
-from swarmnet.monitor.curve import Curve, CurvePoint
+from swarmnet.monitor.curve import Curve
 from swarmnet.monitor.files import COLUMNS, CsvFile, CurvePicture, TensorBoard, WeightsAndBiases
 from swarmnet.telemetry.plot import PICTURES, Mark, check_ending
+from swarmnet.telemetry.run_state import StepPoint
 
 RUN = RunId("ab" * 32)
 
 
-def point(step: int, loss: float = 1.0 / 3) -> CurvePoint:
-    return CurvePoint(step, loss, 8, 1000.0 + step, 0.5, 1e-3, None, "1/1")
+def point(step: int, loss: float = 1.0 / 3) -> StepPoint:
+    return StepPoint(step, loss, 8, 1000.0 + step, 0.5, 1e-3, None, "1/1")
 
 
 def heard(curve: Curve, *steps: int, loss_sum: float = 8.0) -> list[int]:
