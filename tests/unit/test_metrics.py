@@ -18,8 +18,8 @@ import pytest
 from swarmnet.config.peer import listen_at
 from swarmnet.errors import UsageError
 from swarmnet.net.traffic import Traffic
-from swarmnet.peer import metrics
 from swarmnet.peer.metrics import serve_metrics
+from swarmnet.telemetry import web
 from swarmnet.telemetry.run_state import RunState
 
 parser = pytest.importorskip("prometheus_client.parser", reason="needs the extra metrics")
@@ -149,7 +149,7 @@ def test_health_is_said_in_words(path: str, subject: Any, code: int, words: str)
 
 
 def test_a_loop_that_does_not_answer_is_not_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "ANSWER_S", 0.05)
+    monkeypatch.setattr(web, "ANSWER_S", 0.05)
 
     async def main() -> None:
         with serve_metrics("0", peer(), Traffic()) as at:
@@ -162,8 +162,8 @@ def test_a_loop_that_does_not_answer_is_not_healthy(monkeypatch: pytest.MonkeyPa
 def test_who_holds_connections_takes_no_more_than_a_few_and_loses_them(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(metrics, "MOST_CONNECTIONS", 2)
-    monkeypatch.setattr(metrics, "REQUEST_S", 0.3)
+    monkeypatch.setattr(web, "MOST_CONNECTIONS", 2)
+    monkeypatch.setattr(web, "REQUEST_S", 0.3)
 
     def hold(at: str) -> None:
         host, _, port = at.removeprefix("http://").rpartition(":")
@@ -201,7 +201,7 @@ def test_a_port_that_is_taken_is_said_in_a_line() -> None:
     async def main() -> None:
         with serve_metrics("0", peer(), Traffic()) as at:
             port = at.rpartition(":")[2]
-            with pytest.raises(UsageError, match=f"--metrics {port}: cannot listen there .*: choose another port"):
+            with pytest.raises(UsageError, match=f"--metrics {port}: cannot listen at .*:{port} .*: choose another"):
                 with serve_metrics(port, peer(), Traffic()):
                     pass
         with serve_metrics(port, peer(), Traffic()) as again:  # free as soon as the other has ended
