@@ -10,6 +10,7 @@ from swarmnet.ids import PeerId, Restart
 from swarmnet.monitor.curve import Curve
 from swarmnet.monitor.waterfall import StepBar
 from swarmnet.peer.swarm_health import Assessment, Problem, ReplicaLine
+from swarmnet.telemetry.text import short
 
 TRAINER = -1
 """In the place of a stage."""
@@ -91,11 +92,6 @@ def _who(peer: PeerId, stage: int) -> dict[str, Any]:
 def went_back(restart: Restart) -> Change:
     """The run was restarted."""
     return Change("went_back", f"the run was restarted from version {restart.version}", {"version": restart.version})
-
-
-def short(peer: PeerId) -> str:
-    """The end of an id, by which people tell peers apart."""
-    return f"...{peer[-8:]}"
 
 
 def shown(thing: object, fields: str) -> dict[str, Any]:

@@ -8,11 +8,11 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from swarmnet.monitor.presence import Observation, short
+from swarmnet.monitor.presence import Observation
 from swarmnet.peer.swarm_health import Assessment, ReplicaLine
 from swarmnet.telemetry.log import encode
 from swarmnet.telemetry.screen import Screen, duration, stage_table
-from swarmnet.telemetry.text import printable
+from swarmnet.telemetry.text import printable, short
 
 
 class WatchView(Protocol):

@@ -36,6 +36,7 @@ from swarmnet.state.disk import CheckpointStore, DirectoryDisk
 from swarmnet.telemetry.events import EventLog
 from swarmnet.telemetry.journal import Journal, remind
 from swarmnet.telemetry.run_state import RunState
+from swarmnet.telemetry.text import short
 from swarmnet.telemetry.trace import TraceFile, check_trace
 from swarmnet.wire import kernel_build
 
@@ -357,7 +358,7 @@ async def _trace(config: PeerConfig, peer: Peer) -> None:
     """Write the peer's spans as they are over, until cancelled, if that is asked for. Raises UsageError."""
     if config.trace is None:
         return
-    file, seen = TraceFile(config.trace, peer.me, f"...{peer.me[-8:]} stage {','.join(map(str, config.stages))}"), 0
+    file, seen = TraceFile(config.trace, peer.me, f"{short(peer.me)} stage {','.join(map(str, config.stages))}"), 0
     try:
         while True:
             await asyncio.sleep(TRACE_S)

@@ -30,7 +30,7 @@ from swarmnet.net.swarm_link import SwarmLink
 from swarmnet.peer.swarm_health import NO_BOOTSTRAP, AdmissionLine, Assessment, ReplicaLine, assess, unanswered
 from swarmnet.telemetry.journal import loopback_last
 from swarmnet.telemetry.screen import duration
-from swarmnet.telemetry.text import printable
+from swarmnet.telemetry.text import printable, short
 
 if TYPE_CHECKING:
     from swarmnet.manifest.schema import Manifest
@@ -296,7 +296,7 @@ def _show(assessment: Assessment) -> None:
     replicas = list({each.peer: each for line in assessment.stages for each in line.replicas}.values())
     for name in ("numerics", "region", "software"):
         _say(*_alike(name, {each.peer: str(getattr(each, name)) for each in replicas}))
-    names = ", ".join(_short(trainer.peer) for trainer in assessment.trainers) or "none"
+    names = ", ".join(short(trainer.peer) for trainer in assessment.trainers) or "none"
     _say(f"trainers: {names}")
     # Whole, on lines of their own: they are copied.
     for link in assessment.links[:MOST_LINKS] if going else ():
@@ -321,7 +321,7 @@ def _row(stage: int, replica: ReplicaLine) -> tuple[str, ...]:
     older = f" +{len(replica.disk) - 1}" if len(replica.disk) > 1 else ""
     return (
         str(stage),
-        printable(_short(replica.peer)),
+        printable(short(replica.peer)),
         str(replica.version),
         replica.state,
         f"{replica.queue}/{replica.slots}",
@@ -337,7 +337,7 @@ def _alike(name: str, values: Mapping[PeerId, str]) -> list[str]:
     peers: dict[str, list[str]] = {}
     for peer, value in values.items():
         if value:
-            peers.setdefault(value, []).append(_short(peer))
+            peers.setdefault(value, []).append(short(peer))
     return [
         f"{name}: {value}" + f" ({', '.join(some)})" * (len(some) < len(values))
         for value, some in sorted(peers.items())
@@ -349,7 +349,3 @@ def _admission(line: AdmissionLine) -> str:
     if line.policy == "open":
         return f"open, anyone may join{said}"
     return f"by invitation of {line.owner}, {line.banned} banned" if line.checked else f"by invitation{said}"
-
-
-def _short(peer: PeerId) -> str:
-    return f"...{peer[-8:]}"
