@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from swarmnet.telemetry.kinds import KINDS
-from swarmnet.telemetry.run_state import PACE_STEPS, StageState, StepPoint, step_s, tokens_per_second
+from swarmnet.telemetry.run_state import PACE_STEPS, RunState, StageState, StepPoint, step_s, tokens_per_second
 
 
 @dataclass(slots=True)
@@ -54,8 +54,13 @@ class SwarmProgress:
     convictions: dict[str, Conviction] = field(default_factory=dict)  # by name
     out: set[str] = field(default_factory=set)  # who is convicted: nobody in the run hears it any more
     starts: Counter[str] = field(default_factory=Counter)  # of processes, by name
-    dht: dict[str, Sequence[str]] = field(default_factory=dict)  # addresses of the processes that are up
+    processes: dict[str, RunState] = field(default_factory=dict)  # those that run, trainers, too
     _early: dict[int, StepPoint] = field(default_factory=dict)
+
+    @property
+    def dht(self) -> dict[str, Sequence[str]]:
+        """Addresses of the processes that are up."""
+        return {name: process.dht for name, process in self.processes.items() if process.dht}
 
     @property
     def stages(self) -> int:
@@ -86,13 +91,13 @@ class SwarmProgress:
         self.starts[name] += 1
         if self.training_at is None:
             self.moved_at = now  # while all start, each start is progress; later it is none
-        self.dht.pop(name, None)
+        self.processes.pop(name, None)
         if name in self.replicas:
             self._renew(name, alive=True)
 
     def ended(self, name: str) -> None:
         """The process of `name` is gone."""
-        self.dht.pop(name, None)
+        self.processes.pop(name, None)
         if name in self.replicas:
             # It keeps what it had reached: the run may be complete with it.
             self._renew(name, finished=self.replicas[name].finished)
@@ -108,11 +113,11 @@ class SwarmProgress:
         kind = KINDS[event["event"]]
         if name in self.liars and "self" not in kind.marks:
             return
-        if replica is not None:
-            replica.on(kind.name, event, now=now)
+        if name not in self.processes:
+            self.processes[name] = RunState(stages={} if replica is None else {replica.stage: replica})
+        self.processes[name].on(kind.name, event, now=now)
         match kind.name:
             case "listening":
-                self.dht[name] = event["dht"]
                 self.names[event["peer"]] = name
             case "lied":
                 self.lies[name] += 1

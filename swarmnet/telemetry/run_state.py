@@ -157,6 +157,9 @@ class RunState:
     events: Counter[str] = field(default_factory=Counter)
     stages: dict[int, StageState] = field(default_factory=dict)
     links: Sequence[str] = ()
+    """By which others join."""
+    dht: Sequence[str] = ()
+    """Addresses at which its DHT node listens."""
     synced_at: float = float("-inf")
     waits: dict[int | None, Wait] = field(default_factory=dict)
     """By stage; None: of the whole process."""
@@ -182,7 +185,7 @@ class RunState:
             here.on(event, fields, now=now)
         match event:
             case "listening" | "hidden":
-                self.links = fields.get("links", ())
+                self.links, self.dht = fields.get("links", ()), fields.get("dht", self.dht)
             case "waiting":
                 if stage not in self.waits or self.waits[stage].fields["reason"] != fields["reason"]:
                     self.waits[stage] = Wait(now, fields)

@@ -121,7 +121,7 @@ def test_what_stands_is_kept_as_it_was_with_what_was_done_to_the_run(tmp_path: P
         {"t": 101.6, "event": "stop", "name": "local", "child": "s0-r1", "step": 1},
         {"t": 101.7, "event": "stop", "name": "s0-r1"},
     )
-    figures = {"event": "figures", "step": 0, "learning_rate": 0.1, "grad_norm": 2.0}
+    figures = {"event": "figures", "step": 0, "loss": 3.0, "num_tokens": 4, "learning_rate": 0.1, "grad_norm": 2.0}
     write(tmp_path / "peers/s0-r0/events.jsonl", committed(101.0, 0, 3.0), {"t": 101.1, **figures})
     write(tmp_path / "peers/s0-r1/events.jsonl", committed(102.0, 1, 2.0), committed(103.0, 2, 1.5))
     rows = ["step,loss,tokens,seconds,learning_rate,grad_norm,held_out", "0,3.0,4,1.017,0.1,2.0,", "1,9.0,4,2.021,,,"]
