@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import math
 import random
 import sys
@@ -23,10 +22,10 @@ from swarmnet.config.check import check_installed
 from swarmnet.directory import Record
 from swarmnet.errors import SwarmError, UsageError
 from swarmnet.ids import PeerId
-from swarmnet.messages import Answer, Busy, History, HistoryRequest
+from swarmnet.messages import Busy, History, HistoryRequest
 from swarmnet.monitor.curve import Curve
 from swarmnet.monitor.files import CsvFile, CurveFile, CurvePicture, TensorBoard, WeightsAndBiases
-from swarmnet.monitor.presence import Observation, Presence, went_back
+from swarmnet.monitor.presence import Observation, Presence, fairly, went_back
 from swarmnet.monitor.view import JsonLines, WatchScreen, WatchView
 from swarmnet.monitor.waterfall import StepBar, bars_of
 from swarmnet.net.stop import stopped_by_signal, unless_stopped
@@ -165,7 +164,7 @@ class Watcher:
         self._checked = self._curve.compared  # is the file of this run?
         self._looked = False
         self._presence, self._marks = Presence(), list[Mark]()
-        self._untimed: dict[PeerId, float] = {}  # whom to ask how it spent a step only then
+        self._bars: dict[PeerId, list[StepBar]] = {}  # how members have spent their last step, of this look
         self._silent: dict[PeerId, float] = {}  # whom to ask again only then
         self._busy: set[PeerId] = set()  # of them those that said so
         self._evaluated: dict[PeerId, int] = {}  # trainer -> the version after its last
@@ -226,7 +225,7 @@ class Watcher:
         changes = list(self._presence.look(found))
         if self._curve.went_back(found.restart):
             self._evaluated.clear()
-        answering, versions, bars = await self._ask_all(found, records)
+        answering, versions = await self._ask_all(found, records)
         busy = sum(each.peer in self._busy for each in records if each.stages)
         live_s = self._options.every_s + ASK_S
         steps, against = self._curve.settle(
@@ -245,6 +244,7 @@ class Watcher:
         for change in changes:
             if change.kind in _COLORS:
                 self._marks.append(Mark(at, change.kind.replace("_", " "), change.text, _COLORS[change.kind]))
+        bars = [bar for of_peer in self._bars.values() for bar in of_peer] if self._options.timed else []
         self._write(steps, versions)
         self._view.look(Observation(found, self._curve, changes, steps, versions, bars))
         if (step := self._curve.disputed) is not None and step != self._disputed:
@@ -266,10 +266,8 @@ class Watcher:
 
     # ------------------------------------------------------------ asking
 
-    async def _ask_all(
-        self, found: Assessment, records: Sequence[Record]
-    ) -> tuple[list[PeerId], list[int], list[StepBar]]:
-        """Who answered about steps, the versions whose held-out loss is new, and how members spent their last step."""
+    async def _ask_all(self, found: Assessment, records: Sequence[Record]) -> tuple[list[PeerId], list[int]]:
+        """Who answered about steps, and the versions whose held-out loss is new."""
         now = asyncio.get_running_loop().time()
         # Through a relay only peers of the run speak to each other.
         able = [each for each in records if each.addresses and not each.hidden]
@@ -282,42 +280,27 @@ class Watcher:
         # Those of the last stage first, which made the commits; all others believe them by their signatures.
         serving.sort(key=lambda each: (-max(status.stage for status in each.stages), self._shuffled(each.peer)))
         trainers = sorted((each for each in ready if each.feeds), key=lambda each: self._shuffled(each.peer))
-        heard, evaluations, bars = await asyncio.gather(
-            asyncio.gather(*(self._steps_of(each.peer, found.steps) for each in serving[:MOST_ASKED])),
+        # Whoever is asked about steps says how it spent the last one, too; of the others the first of each stage, then
+        # the second, and so on.
+        asked, stages = serving[:MOST_ASKED], dict[int, list[PeerId]]()
+        for each in serving[MOST_ASKED:] if self._options.timed else ():
+            stages.setdefault(each.stages[0].stage, []).append(each.peer)
+        places, self._bars = asyncio.Semaphore(AT_ONCE), {}
+
+        async def times_of(peer: PeerId) -> None:
+            async with places:
+                await self._history(peer, _NO_STEP)
+
+        heard, evaluations, _ = await asyncio.gather(
+            asyncio.gather(*(self._steps_of(each.peer, found.steps) for each in asked)),
             asyncio.gather(*(self._evaluations_of(each.peer) for each in trainers[:MOST_TRAINERS])),
-            self._ask_times(serving, found.num_stages),
+            asyncio.gather(*map(times_of, fairly(stages.values())[: MOST_TIMED - len(asked)])),
         )
         told = {found.eval_loss.step: found.eval_loss.value} if found.eval_loss else {}
         for each in reversed(evaluations):
             told |= each
         versions = self._curve.evaluated(told, steps=found.steps)
-        return [each.peer for each, answered in zip(serving, heard, strict=False) if answered], versions, bars
-
-    async def _ask_times(self, serving: Sequence[Record], num_stages: int) -> list[StepBar]:
-        """Of each stage the first one, then of each the second, and so on."""
-        if not self._options.timed:
-            return []
-        clock = asyncio.get_running_loop().time
-        self._untimed = {peer: until for peer, until in self._untimed.items() if until > clock()}
-        stages: dict[int, list[PeerId]] = {}
-        for each in serving:
-            if each.peer not in self._untimed:
-                stages.setdefault(each.stages[0].stage, []).append(each.peer)
-        fairly = itertools.chain.from_iterable(itertools.zip_longest(*stages.values()))
-        places = asyncio.Semaphore(AT_ONCE)
-
-        async def one(peer: PeerId) -> list[StepBar]:
-            answer: Answer | None = None
-            async with places:
-                with contextlib.suppress(SwarmError):
-                    answer = await ask(self._transport, peer, HistoryRequest(_NO_STEP), limit_s=ASK_S)
-            if isinstance(answer, History) and (bars := bars_of(peer, answer, now=wall_time(), num_stages=num_stages)):
-                return bars
-            self._untimed[peer] = clock() + AGAIN_S
-            return []
-
-        asked = [peer for peer in fairly if peer is not None][:MOST_TIMED]
-        return list(itertools.chain.from_iterable(await asyncio.gather(*map(one, asked))))
+        return [each.peer for each, answered in zip(asked, heard, strict=True) if answered], versions
 
     async def _admitted(self, ready: list[Record]) -> list[Record]:
         """Those of them that the run's manifest admits, once somebody has given it: its hash is the run's id."""
@@ -364,8 +347,10 @@ class Watcher:
             answer = None
         self._busy.discard(peer)
         if isinstance(answer, History):
+            self._bars[peer] = bars_of(peer, answer, now=wall_time(), num_stages=self._onlooker.directory.num_stages)
             return answer
-        if isinstance(answer, Busy):
+        # That of who is asked for times alone would be no vote on a step.
+        if isinstance(answer, Busy) and since != _NO_STEP:
             self._busy.add(peer)
         # It is gone, busy, or of an earlier version that does not know the question.
         self._silent[peer] = asyncio.get_running_loop().time() + AGAIN_S
