@@ -176,28 +176,26 @@ class SwarmProgress:
         while (point := self._early.pop(len(self.points), None)) is not None:
             self.points.append(point)
 
-    def synced(self, stage: int) -> list[int]:
-        """Versions of the live synced replicas of a stage, convicts apart."""
+    def _live(self, stage: int) -> list[StageState]:
+        """The replicas of a stage that run, convicts apart."""
         return [
-            replica.version
+            replica
             for name, replica in self.replicas.items()
-            if replica.stage == stage and replica.alive and replica.version is not None and name not in self.out
+            if replica.stage == stage and replica.alive and name not in self.out
         ]
+
+    def synced(self, stage: int) -> list[int]:
+        """Versions of the live synced replicas of a stage."""
+        return [replica.version for replica in self._live(stage) if replica.version is not None]
 
     def in_sync(self, stage: int) -> int:
         """How many replicas of a stage train now: they run, hold their weights and are not far behind the others."""
-        versions = [
-            replica.version
-            for name, replica in self.replicas.items()
-            if replica.stage == stage and replica.alive and not replica.ranks_lost and name not in self.out
-            if replica.version is not None
-        ]
+        versions = [each.version for each in self._live(stage) if each.version is not None and not each.ranks_lost]
         return sum(version > max(versions) - PACE_STEPS for version in versions)
 
     def alive(self, stage: int) -> int:
-        """How many replicas of a stage run, convicts apart."""
-        live = (name for name, replica in self.replicas.items() if replica.stage == stage and replica.alive)
-        return sum(name not in self.out for name in live)
+        """How many replicas of a stage run."""
+        return len(self._live(stage))
 
     @property
     def complete(self) -> bool:

@@ -19,6 +19,7 @@ from swarmnet.clock import boot_time, run_loop, wall_time
 from swarmnet.monitor.page import RunPage
 from swarmnet.monitor.presence import Observation
 from swarmnet.monitor.run import WatchOptions, look_on
+from swarmnet.monitor.view import WatchView
 from swarmnet.net.stop import stopped_by_signal, unless_stopped
 from swarmnet.peer.status import Waiting
 from swarmnet.telemetry.log import plain
@@ -54,7 +55,7 @@ async def _dashboard(
         return await unless_stopped(stop, look_on(named, bootstrap, options, None, waiting, page))
 
 
-class ServedPage:
+class ServedPage(WatchView):
     """A `WatchView` that keeps what the page asks for. names: of this machine, by which the page may be asked for."""
 
     def __init__(self, names: Collection[str]) -> None:
@@ -69,19 +70,10 @@ class ServedPage:
         print(self.greeting, flush=True)
         return self
 
-    def __exit__(self, *_: object) -> None:
-        pass
-
     def look(self, seen: Observation) -> None:
         """A look has been taken."""
         self._page.look(seen, now=wall_time())
         self._looked_at, self._body = boot_time(), None
-
-    def note(self, text: str) -> None:
-        """The page has its own words."""
-
-    def end(self, text: str) -> None:
-        """The page stays."""
 
     def respond(self, path: str, headers: Message) -> Response:
         """The page's own files, and `data.json`, which is made once for a look, if a page asks."""

@@ -53,9 +53,7 @@ class CsvFile:
         self._path = path
         self.points: list[StepPoint] = []
         self._steps: list[int] = []
-        self._starts: list[int] = []  # where the lines begin
-        self._end = 0  # of the whole lines
-        self._begun = False
+        self._lines: list[bytes] = []
         self._file: IO[bytes] | None = None
         try:
             if str(path) == "-" or (path.exists() and not path.is_file()):
@@ -72,13 +70,11 @@ class CsvFile:
             raise UsageError(f"--csv {path}: {error.strerror}") from error
 
     def _read(self, data: bytes) -> None:
-        head = _line(COLUMNS)
         # The last writer may have been killed within a line; what follows it is asked for again.
         whole = data[: data.rfind(b"\n") + 1]
-        if whole and not whole.startswith(head):
+        if whole and not whole.startswith(_HEAD):
             raise UsageError(f"--csv {self._path}: it has other columns than watch writes: name another file")
-        at = len(head)
-        for number, line in enumerate(whole[at:].splitlines(keepends=True), 2):
+        for number, line in enumerate(whole[len(_HEAD) :].splitlines(keepends=True), 2):
             try:
                 (cells,) = csv.reader([line.decode()])
                 point = _point(dict(zip(COLUMNS, cells, strict=True)))
@@ -90,48 +86,29 @@ class CsvFile:
                 raise UsageError(f"--csv {self._path}: line {number}: step {point.step} stands twice or out of order")
             self.points.append(point)
             self._steps.append(point.step)
-            self._starts.append(at)
-            at += len(line)
-        self._end = at if whole else 0
+            self._lines.append(line)
 
     def write(self, curve: Curve, steps: Collection[int], versions: Collection[int]) -> None:
         changed = {*steps, *(version - 1 for version in versions if version - 1 in curve)}
+        points = curve.since(min(changed)) if changed else []
+        first = bisect.bisect_left(self._steps, min(changed, default=math.inf))
+        self._steps[first:] = [point.step for point in points] or self._steps[first:]
+        lines = [_line(_cells(point, curve.tokens_per_second(point.step))) for point in points]
+        self._lines[first:] = lines or self._lines[first:]
         try:
-            self._write(curve, changed)
+            if self._file is None:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._file = self._path.open("w+b")
+            # The head may be torn, too.
+            if not first:
+                self._file.seek(0)
+                self._file.write(_HEAD)
+            self._file.seek(sum(map(len, (_HEAD, *self._lines[:first]))))
+            self._file.write(b"".join(lines))
+            self._file.truncate()
+            self._file.flush()
         except OSError as error:
             raise UsageError(f"--csv {self._path}: {error.strerror}") from error
-
-    def _begin(self) -> IO[bytes]:
-        if self._file is None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._path.open("w+b")
-        if not self._begun:
-            self._file.truncate(self._end)
-            self._file.seek(self._end)
-            if not self._end:
-                self._file.write(_line(COLUMNS))
-            self._file.flush()
-            self._begun = True
-        return self._file
-
-    def _write(self, curve: Curve, changed: Collection[int]) -> None:
-        file = self._begin()
-        if not changed:
-            return
-        first = bisect.bisect_left(self._steps, min(changed))
-        at = self._starts[first] if first < len(self._starts) else file.seek(0, io.SEEK_END)
-        del self._steps[first:], self._starts[first:]
-        lines = []
-        for point in curve.since(min(changed)):
-            pace = curve.tokens_per_second(point.step)
-            self._steps.append(point.step)
-            self._starts.append(at)
-            lines.append(_line(_cells(point, pace)))
-            at += len(lines[-1])
-        file.seek(self._starts[first])
-        file.write(b"".join(lines))
-        file.truncate(at)
-        file.flush()
 
     def close(self) -> None:
         if self._file is not None:
@@ -142,6 +119,9 @@ def _line(cells: Iterable[object]) -> bytes:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerow(cells)
     return text.getvalue().encode()
+
+
+_HEAD = _line(COLUMNS)
 
 
 def _cells(point: StepPoint, pace: float | None) -> Sequence[object]:

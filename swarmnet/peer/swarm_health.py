@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, fields
 from typing import Literal, cast
 
-from swarmnet.directory import Complaint, Record, StageStatus
+from swarmnet.directory import Complaint, Record
 from swarmnet.ids import NO_RESTART, Chain, Incarnation, PeerId, Restart, RunId
 from swarmnet.net.admission import Admissions
 from swarmnet.peer.audit_health import (
@@ -98,10 +98,8 @@ class ReplicaLine:
         return "leaving" if self.draining else "synced" if self.synced else "joining"
 
 
-_OF_STATUS = frozenset(each.name for each in fields(ReplicaLine)) & {each.name for each in fields(StageStatus)} - {
-    "disk"
-}
-"""What a line repeats of a replica's announcement."""
+_SAME = frozenset(each.name for each in fields(ReplicaLine)) - {"disk", "restart", "going", "numerics", "convicted"}
+"""What a line repeats of a record and of its announcement of the stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -583,23 +581,20 @@ def _replicas(stage: int, records: Sequence[Record], convicts: Set[PeerId]) -> I
     for record in sorted(records, key=lambda record: record.peer):
         for status in record.stages:
             if status.stage == stage:
-                same = {name: getattr(status, name) for name in _OF_STATUS}
-                disk = tuple(kept.version for kept in status.disk)
+                same = {
+                    each.name: getattr(source, each.name)
+                    for source in (record, status)
+                    for each in fields(source)
+                    if each.name in _SAME
+                }
                 yield ReplicaLine(
-                    record.peer,
+                    **same,
                     numerics=NumericsClass.parse(record.numerics),
-                    finished=record.finished,
-                    addresses=record.addresses,
-                    disk=disk,
+                    disk=tuple(kept.version for kept in status.disk),
                     restart=record.restart.number,
-                    paused=record.paused,
                     going=record.going if record.surely else None,
-                    software=record.software,
-                    region=record.region,
-                    incarnation=record.incarnation,
                     speed=round(speeds.get(record.peer, 0.0), 3),
                     convicted=record.peer in convicts,
-                    **same,
                 )
 
 
