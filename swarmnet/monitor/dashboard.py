@@ -15,12 +15,11 @@ from email.message import Message
 from pathlib import Path
 from typing import Any, Self
 
-from swarmnet.clock import boot_time, run_loop, wall_time
+from swarmnet.clock import boot_time, wall_time
 from swarmnet.monitor.page import RunPage
 from swarmnet.monitor.presence import Observation
-from swarmnet.monitor.run import WatchOptions, look_on
+from swarmnet.monitor.run import WatchOptions, look_on, until_stopped
 from swarmnet.monitor.view import WatchView
-from swarmnet.net.stop import stopped_by_signal, unless_stopped
 from swarmnet.peer.status import Waiting
 from swarmnet.telemetry.log import plain
 from swarmnet.telemetry.text import printable
@@ -38,21 +37,15 @@ def run_dashboard(named: Path | str, bootstrap: tuple[str, ...], host: str, port
 
     Raises UsageError, what `looking_on` raises, and KeyboardInterrupt if Ctrl+C came before the run was found.
     """
-    with Waiting(command="dashboard") as waiting:
-        code = run_loop(_dashboard(named, bootstrap, host, port, waiting))
-        if code is None and not waiting.answered:
-            raise KeyboardInterrupt
-        return code or 0
-
-
-async def _dashboard(
-    named: Path | str, bootstrap: tuple[str, ...], host: str, port: int, waiting: Waiting
-) -> int | None:
     page = ServedPage((host, socket.gethostname()))
-    with stopped_by_signal() as stop, listening("dashboard", host, port, page.respond) as at:
-        page.greeting = f"swarmnet dashboard: {at}/"
-        options = WatchOptions(every_s=EVERY_S, stays=True, timed=True)
-        return await unless_stopped(stop, look_on(named, bootstrap, options, None, waiting, page))
+    options = WatchOptions(every_s=EVERY_S, stays=True, timed=True)
+
+    async def looking(waiting: Waiting) -> int:
+        with listening("dashboard", host, port, page.respond) as at:
+            page.greeting = f"swarmnet dashboard: {at}/"
+            return await look_on(named, bootstrap, options, None, waiting, page)
+
+    return until_stopped("dashboard", looking)
 
 
 class ServedPage(WatchView):

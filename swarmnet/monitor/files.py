@@ -209,59 +209,50 @@ class TensorBoard:
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
         self._directory = directory
         self._writer: Any = None
-        self._there: set[tuple[str, int]] = set()
-        self._losses: dict[int, float] = {}  # of steps that are not compared yet
+        self._there: dict[tuple[str, int], float] = {}  # what an earlier watch has written and this one has not met
         try:
             for path in sorted(directory.glob("*tfevents*")):
                 for event in EventFileLoader(str(path)).Load():
-                    self._there |= {(value.tag, event.step) for value in event.summary.value}
                     for value in event.summary.value:
-                        if value.tag == "loss" and value.tensor.float_val:
-                            self._losses[event.step] = value.tensor.float_val[0]
+                        self._there[value.tag, event.step] = next(iter(value.tensor.float_val), math.nan)
         except OSError as error:
             raise UsageError(f"--tensorboard {directory}: {error.strerror}") from error
 
     def write(self, curve: Curve, steps: Collection[int], versions: Collection[int]) -> None:
-        self._compare(curve, steps)
-        if self._writer is None and (steps or versions):
-            self._begin()
-        for step in sorted(steps):
-            (point,) = curve.before(step, 1)
-            self._add(step, point.time, values_of(curve, step))
+        # All are compared before one is written.
+        points = [curve.before(step, 1)[0] for step in sorted(steps)]
+        rows = [(each.step, each.time, self._new(curve, each.step, values_of(curve, each.step))) for each in points]
         for version in sorted(versions):
-            self._add(version, wall_time(), {"held_out": curve.evaluations[version]})
+            rows.append((version, wall_time(), self._new(curve, version, {"held_out": curve.evaluations[version]})))
+        for step, time, values in rows:
+            if values:
+                self._add(step, time, values)
         if self._writer is not None:
             self._writer.flush()
 
-    def _begin(self) -> None:
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
-        try:
-            self._writer = EventFileWriter(str(self._directory))
-        except OSError as error:
-            raise UsageError(f"--tensorboard {self._directory}: {error.strerror}") from error
-
-    def _compare(self, curve: Curve, steps: Collection[int]) -> None:
-        for step in sorted(self._losses.keys() & set(steps)):
-            (point,) = curve.before(step, 1)
-            # Event files hold 32 bits of a number.
-            if struct.pack("f", point.loss) == struct.pack("f", self._losses.pop(step)):
-                continue
+    def _new(self, curve: Curve, step: int, values: Mapping[str, float]) -> dict[str, float]:
+        """Those that an earlier watch has not written. Raises UsageError if that was of another run."""
+        # If a value comes once more, it has changed.
+        there = {tag: self._there.pop((tag, step)) for tag in values if (tag, step) in self._there}
+        # Event files hold 32 bits of a number.
+        if "loss" in there and struct.pack("f", there["loss"]) != struct.pack("f", values["loss"]):
             if not curve.may_differ(step):
                 raise UsageError(
                     f"--tensorboard {self._directory}: step {step} is another one in this run: the event files are of "
                     "another run, name another directory"
                 )
-            self._there = {(tag, there) for tag, there in self._there if there != step}
+            there = {}
+        return {tag: each for tag, each in values.items() if tag not in there}
 
-    def _add(self, step: int, wall_time: float, values: Mapping[str, float]) -> None:
-        new = {tag: value for tag, value in values.items() if (tag, step) not in self._there}
-        self._there -= {(tag, step) for tag in values}  # if it comes once more, it has changed
-        if new:
-            summary = self._summary(
-                value=[self._summary.Value(tag=tag, simple_value=each) for tag, each in new.items()]
-            )
-            self._writer.add_event(self._event(wall_time=wall_time, step=step, summary=summary))
+    def _add(self, step: int, time: float, values: Mapping[str, float]) -> None:
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        try:
+            self._writer = self._writer or EventFileWriter(str(self._directory))
+        except OSError as error:
+            raise UsageError(f"--tensorboard {self._directory}: {error.strerror}") from error
+        summary = self._summary(value=[self._summary.Value(tag=tag, simple_value=each) for tag, each in values.items()])
+        self._writer.add_event(self._event(wall_time=time, step=step, summary=summary))
 
     def close(self) -> None:
         if self._writer is not None:

@@ -11,7 +11,7 @@ import contextlib
 import math
 import random
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -102,19 +102,22 @@ def run_watch(named: Path | str, bootstrap: tuple[str, ...], options: WatchOptio
     with contextlib.ExitStack() as stack:
         if csv is not None:
             stack.callback(csv.close)
-        waiting = stack.enter_context(Waiting(command="watch"))
-        code = run_loop(_watch(named, bootstrap, options, csv, waiting))
+        view = JsonLines() if options.as_json else WatchScreen(Console())
+        return until_stopped("watch", lambda waiting: look_on(named, bootstrap, options, csv, waiting, view))
+
+
+def until_stopped(command: str, looking: Callable[[Waiting], Coroutine[None, None, int]]) -> int:
+    """The exit code of what looks on; 0 after Ctrl+C. Raises KeyboardInterrupt if that came before there was a run."""
+
+    async def main() -> int | None:
+        with stopped_by_signal() as stop:
+            return await unless_stopped(stop, looking(waiting))
+
+    with Waiting(command=command) as waiting:
+        code = run_loop(main())
         if code is None and not waiting.answered:
             raise KeyboardInterrupt
         return code or 0
-
-
-async def _watch(
-    named: Path | str, bootstrap: tuple[str, ...], options: WatchOptions, csv: CsvFile | None, waiting: Waiting
-) -> int | None:
-    with stopped_by_signal() as stop:
-        view = JsonLines() if options.as_json else WatchScreen(Console())
-        return await unless_stopped(stop, look_on(named, bootstrap, options, csv, waiting, view))
 
 
 async def look_on(
