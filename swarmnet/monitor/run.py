@@ -300,8 +300,8 @@ class Watcher:
             asyncio.gather(*map(times_of, fairly(stages.values())[: MOST_TIMED - len(asked)])),
         )
         told = {found.eval_loss.step: found.eval_loss.value} if found.eval_loss else {}
-        for each in reversed(evaluations):
-            told |= each
+        for losses in reversed(evaluations):
+            told |= losses
         versions = self._curve.evaluated(told, steps=found.steps)
         return [each.peer for each, answered in zip(asked, heard, strict=True) if answered], versions
 

@@ -103,7 +103,7 @@ def finding(
 
 def software(python: tuple[int, ...], versions: Mapping[str, str]) -> Row:
     """versions: of each package that is needed; "" for one that is not there."""
-    shown = {"python": ".".join(map(str, python)), **versions}
+    shown: dict[str, Any] = {"python": ".".join(map(str, python)), **versions}
     words = ", ".join(f"{name} {version or 'missing'}" for name, version in shown.items())
     bad = python < LEAST_PYTHON or not all(versions.values())
     return finding("software", words, "software" * bad, "error", **shown)
@@ -198,7 +198,7 @@ def line(peer: str, round_trip_s: float, up: float, down: float) -> Row:
     words = f"to {short(peer)}: {1000 * round_trip_s:.0f} ms"
     if up and down:
         words += f", {up * 8e-6:,.0f} Mbit/s up, {down * 8e-6:,.0f} down"
-    facts = {"peer": peer, "round_trip_s": round(round_trip_s, 4), "up_bytes_per_s": round(up)}
+    facts: dict[str, Any] = {"peer": peer, "round_trip_s": round(round_trip_s, 4), "up_bytes_per_s": round(up)}
     slow = 0 < min(up, down) < SLOW_BYTES_PER_S
     return finding("line", words, "slow_line" * slow, "note", **facts, down_bytes_per_s=round(down))
 

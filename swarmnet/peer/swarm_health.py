@@ -10,7 +10,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, fields
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 from swarmnet.directory import Complaint, Record
 from swarmnet.ids import NO_RESTART, Chain, Incarnation, PeerId, Restart, RunId
@@ -495,10 +495,9 @@ def _complained(
         lines = [line.of for line in about[key]]
         how: Mapping[str, int] = {each.how: each.seconds for each in sorted(lines, key=lambda each: each.seconds)}
         name = next((each for each in ("convicted", "unreached", "sits_out", "left_out") if each in how), None)
-        verb = "left out" if "left_out" in how else "not reached"
+        facts: dict[str, Any] = {"words": words[key], "verb": "left out" if "left_out" in how else "not reached"}
         if name is not None:
-            facts = {"words": words[key], "verb": verb, "advice": advice("unreached"), "seconds": how[name]}
-            yield _problem(name, *key, **facts)
+            yield _problem(name, *key, **facts, advice=advice("unreached"), seconds=how[name])
 
 
 def _words(stage: int, peer: PeerId, lines: Sequence[ComplaintLine], serving: Set[PeerId]) -> str:

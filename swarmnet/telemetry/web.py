@@ -97,8 +97,8 @@ def listening(name: str, host: str, port: int, respond: Respond) -> Iterator[str
         raise UsageError(f"{name}: cannot listen at {host}:{port} ({reason}): choose another host or port") from error
     threading.Thread(target=listener.serve_forever, args=(_LOOK_S,), name="web", daemon=True).start()
     try:
-        host, port = listener.server_address[:2]
-        yield f"http://{f'[{host}]' if family is socket.AF_INET6 else host}:{port}"
+        at, taken = listener.socket.getsockname()[:2]
+        yield f"http://{f'[{at}]' if family is socket.AF_INET6 else at}:{taken}"
     finally:
         listener.shutdown()
         listener.server_close()
