@@ -1,8 +1,8 @@
 """Figures of a running peer for Prometheus, and whether it lives and is ready, over HTTP: `--metrics`.
 
-`/metrics` has the figures (names begin with `swarmnet_`, base units, no peer ids), `/healthz` says whether the event
-loop answers, `/readyz` whether the peer serves its stages. Both are 200 or 503, with the reason in words. Needs the
-extra `metrics`.
+`/metrics` has the figures (names begin with `swarmnet_`, base units, no peer ids), `/state` the state from which they
+and all that is shown of this peer come, as JSON, `/healthz` says whether the event loop answers, `/readyz` whether the
+peer serves its stages. Both are 200 or 503, with the reason in words. Needs the extra `metrics`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from swarmnet import __version__
 from swarmnet.config.check import check_installed
 from swarmnet.config.peer import listen_at
 from swarmnet.net.traffic import Traffic
+from swarmnet.telemetry.log import encode
 from swarmnet.telemetry.run_state import STEP_BUCKETS_S
 from swarmnet.telemetry.web import Response, listening
 
@@ -123,14 +124,17 @@ def serve_metrics(where: str, peer: Peer, traffic: Traffic) -> Iterator[str]:
     def respond(path: str, headers: Message) -> Response:
         match path:
             case "/metrics":
-                encode, kind = choose_encoder(headers.get("Accept", ""))
-                return Response(200, encode(registry), kind)
+                write, kind = choose_encoder(headers.get("Accept", ""))
+                return Response(200, write(registry), kind)
+            case "/state":
+                words = encode({"record": peer.status(), "state": peer.state, "not_ready": not_ready(peer)})
+                return Response(200, words.encode(), "application/json")
             case "/healthz":
                 return Response(200, b"ok\n")
             case "/readyz":
                 reason = not_ready(peer)
                 return Response(503 if reason else 200, f"{reason or 'ok'}\n".encode())
-        return Response(404, b"there are /metrics, /healthz and /readyz\n")
+        return Response(404, b"there are /metrics, /state, /healthz and /readyz\n")
 
     with listening(f"--metrics {where}", *listen_at(where), respond) as at:
         yield at

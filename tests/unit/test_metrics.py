@@ -118,6 +118,16 @@ def test_the_figures_are_those_of_the_peer_and_its_events() -> None:
     assert value("swarmnet_step_duration_seconds_bucket", le="2.5") == 1
 
 
+def test_the_state_is_what_the_figures_come_from() -> None:
+    code, text = asked("/state", peer(synced=False))
+    found = json.loads(text)
+    (stage,) = found["state"]["stages"].values()
+    assert code == 200 and (stage["steps"], stage["contributed"], stage["sent_bytes"]) == (3, 8, 3000)
+    assert stage["evicted"] == {"evil\x1b[2J": ["late", 53.0]} and "\x1b" not in text
+    assert found["state"]["points"][-1]["loss"] == 2.5 and found["state"]["events"]["evicted"] == 1
+    assert found["not_ready"] == "no state yet of stage 1" and "record" in found
+
+
 def test_openmetrics_is_there_for_who_asks() -> None:
     code, text = asked("/metrics", peer(), accept="application/openmetrics-text; version=1.0.0")
     assert code == 200 and text.endswith("# EOF\n")
@@ -141,7 +151,7 @@ def test_the_dashboard_asks_for_what_is_there() -> None:
         ("/readyz", peer(paused=True), 503, "paused, as asked"),
         ("/readyz", peer(paused=True, alone=True), 200, "ok"),
         ("/readyz", peer(halted=9), 503, "the run halted at version 9"),
-        ("/", peer(), 404, "there are /metrics, /healthz and /readyz"),
+        ("/", peer(), 404, "there are /metrics, /state, /healthz and /readyz"),
     ],
 )
 def test_health_is_said_in_words(path: str, subject: Any, code: int, words: str) -> None:
