@@ -29,7 +29,7 @@ from swarmnet.monitor.presence import Observation, Presence, fairly, went_back
 from swarmnet.monitor.view import JsonLines, WatchScreen, WatchView
 from swarmnet.monitor.waterfall import StepBar, bars_of
 from swarmnet.net.stop import stopped_by_signal, unless_stopped
-from swarmnet.peer.status import Onlooker, Waiting, exit_code, looking_on
+from swarmnet.peer.status import Observer, Waiting, exit_code, looking_on
 from swarmnet.peer.swarm_health import Assessment
 from swarmnet.telemetry.plot import Mark, check_ending
 from swarmnet.transport import Transport, ask
@@ -151,7 +151,7 @@ class Watcher:
 
     def __init__(
         self,
-        onlooker: Onlooker,
+        observer: Observer,
         transport: Transport,
         addresses: dict[PeerId, Sequence[str]],
         options: WatchOptions,
@@ -159,7 +159,7 @@ class Watcher:
         view: WatchView,
     ) -> None:
         self._view = view
-        self._onlooker, self._transport, self._addresses, self._options = onlooker, transport, addresses, options
+        self._observer, self._transport, self._addresses, self._options = observer, transport, addresses, options
         self._curve = Curve(csv.points if csv else ())
         self._steps = 0  # of the run, as last heard
         self._disputed: int | None = None
@@ -176,7 +176,7 @@ class Watcher:
         self._unwritten: set[int] = set()  # versions
 
     def _opened(self) -> Iterable[CurveFile]:
-        run, options = self._onlooker.run, self._options
+        run, options = self._observer.run, self._options
         # First, for it may refuse.
         if options.tensorboard:
             yield TensorBoard(options.tensorboard)
@@ -195,13 +195,13 @@ class Watcher:
     async def run(self, waiting: Waiting) -> int:
         """Until the run is over; one look with `once`. Returns the exit code."""
         clock = asyncio.get_running_loop().time
-        records = await self._onlooker.first_records(waiting)
+        records = await self._observer.first_records(waiting)
         waiting.over()
         heard_at, last_at = clock(), math.inf
         with self._view as screen:
             while True:
                 began = clock()
-                found = self._onlooker.assess(records)
+                found = self._observer.assess(records)
                 heard_at = began if found.seen else heard_at
                 self._steps = found.steps or self._steps
                 gone, stays = began - heard_at > GONE_S, self._options.stays
@@ -220,7 +220,7 @@ class Watcher:
                         screen.end(f"the run has finished: {self._steps} steps")
                         return 0
                 await asyncio.sleep(max(self._options.every_s - (clock() - began), 0.0))
-                records = await self._onlooker.directory.records()
+                records = await self._observer.directory.records()
 
     async def _look(self, found: Assessment, records: Sequence[Record]) -> None:
         convicts = {each.peer for each in found.convicts}
@@ -277,14 +277,14 @@ class Watcher:
         self._addresses.clear()
         self._addresses |= {each.peer: each.addresses for each in able}
         ready = [each for each in able if self._silent.get(each.peer, now) <= now]
-        if self._onlooker.admissions is None:
+        if self._observer.admissions is None:
             ready = await self._admitted(ready)
         serving = [each for each in ready if each.stages]
         # Those of the last stage first, which made the commits; all others believe them by their signatures.
         serving.sort(key=lambda each: (-max(status.stage for status in each.stages), self._shuffled(each.peer)))
         trainers = sorted((each for each in ready if each.feeds), key=lambda each: self._shuffled(each.peer))
-        # Whoever is asked about steps says how it spent the last one, too; of the others the first of each stage, then
-        # the second, and so on.
+        # The answer about steps has the times of the last one, too. Others are asked for their times alone: the first
+        # of each stage, then the second, and so on.
         asked, stages = serving[:MOST_ASKED], dict[int, list[PeerId]]()
         for each in serving[MOST_ASKED:] if self._options.timed else ():
             stages.setdefault(each.stages[0].stage, []).append(each.peer)
@@ -315,11 +315,11 @@ class Watcher:
         async def whom() -> list[PeerId]:
             return [each.peer for each in some if each.stages or each.feeds]
 
-        manifest = await fetch_manifest(self._transport, self._onlooker.run, whom, on_failure=failed)
+        manifest = await fetch_manifest(self._transport, self._observer.run, whom, on_failure=failed)
         if manifest is None:
             return ready
-        self._onlooker.learn(manifest)
-        admitted = {each.peer for each in self._onlooker.directory.known()}
+        self._observer.learn(manifest)
+        admitted = {each.peer for each in self._observer.directory.known()}
         return [each for each in ready if each.peer in admitted]
 
     def _shuffled(self, peer: PeerId) -> int:
@@ -350,7 +350,7 @@ class Watcher:
             answer = None
         self._busy.discard(peer)
         if isinstance(answer, History):
-            self._bars[peer] = bars_of(peer, answer, now=wall_time(), num_stages=self._onlooker.directory.num_stages)
+            self._bars[peer] = bars_of(peer, answer, now=wall_time(), num_stages=self._observer.directory.num_stages)
             return answer
         # That of who is asked for times alone would be no vote on a step.
         if isinstance(answer, Busy) and since != _NO_STEP:

@@ -139,7 +139,7 @@ class Waiting:
 
 
 @dataclass(slots=True)
-class Onlooker:
+class Observer:
     """Who looks at a run from outside: as a client of its DHT that stores nothing.
 
     admissions: who is admitted; None: unknown, nobody has given the manifest yet. until: loop time at which it makes
@@ -192,7 +192,7 @@ class Onlooker:
 @contextlib.asynccontextmanager
 async def looking_on(
     named: Path | str, bootstrap: tuple[str, ...], waiting: Waiting
-) -> AsyncGenerator[Onlooker | Assessment, None]:
+) -> AsyncGenerator[Observer | Assessment, None]:
     """Find the run in the DHT of `bootstrap`; or what there is to say if it is not there, or nobody answers.
 
     Raises UsageError if the manifest cannot be read, `bootstrap` is empty or malformed, or several runs begin so;
@@ -221,7 +221,7 @@ async def looking_on(
 
     until = asyncio.get_running_loop().time() + max(GIVEN_UP_AFTER_S - waiting.so_far_s, GIVEN_UP_AFTER_S / 2)
     async with contextlib.AsyncExitStack() as stack:
-        found: Onlooker | Assessment
+        found: Observer | Assessment
         try:
             async with asyncio.timeout_at(until):
                 whole: RunId | None = run
@@ -236,7 +236,7 @@ async def looking_on(
                     found = assess(run, (), num_stages)
                 else:
                     directory = await stack.enter_async_context(client(whole))
-                    found = Onlooker(whole, directory, admissions, until)
+                    found = Observer(whole, directory, admissions, until)
         except NobodyAnswered:
             found = unanswered(run, num_stages, bootstrap)
         except TimeoutError:
@@ -252,7 +252,7 @@ async def _ask(
 ) -> None:
     """Find out, answer, and then leave the DHT."""
     async with looking_on(named, bootstrap, waiting) as found:
-        if isinstance(found, Onlooker):
+        if isinstance(found, Observer):
             answer(found.assess_with_links(await found.first_records(waiting)))
         else:
             answer(found)

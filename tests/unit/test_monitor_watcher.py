@@ -38,7 +38,7 @@ from swarmnet.monitor.view import JsonLines, WatchScreen, WatchView
 from swarmnet.monitor.waterfall import StepBar
 from swarmnet.net.admission import Admissions
 from swarmnet.net.identity import Identity
-from swarmnet.peer.status import Onlooker, Waiting
+from swarmnet.peer.status import Observer, Waiting
 from swarmnet.peer.swarm_health import assess
 from swarmnet.simulate.clock import VirtualLoop
 from swarmnet.telemetry.spans import StepTimes
@@ -106,9 +106,9 @@ def watch(
 ) -> int:
     async def story() -> int:
         until = asyncio.get_running_loop().time() + 10
-        onlooker = Onlooker(run, cast(Any, members), None, until)
+        observer = Observer(run, cast(Any, members), None, until)
         shown = view or (JsonLines() if options.as_json else WatchScreen(Console()))
-        watcher = Watcher(onlooker, cast(Any, members), {}, options, csv, shown)
+        watcher = Watcher(observer, cast(Any, members), {}, options, csv, shown)
         try:
             return await watcher.run(Waiting())
         finally:
