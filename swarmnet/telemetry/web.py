@@ -22,6 +22,9 @@ from socketserver import ThreadingTCPServer
 from typing import Any
 
 from swarmnet.errors import UsageError
+from swarmnet.telemetry import log as telemetry
+
+log = telemetry.get(__name__)
 
 ANSWER_S = 2.0
 """An event loop that has not answered after so long does not live."""
@@ -77,8 +80,9 @@ def listening(name: str, host: str, port: int, respond: Respond) -> Iterator[str
         def fill() -> None:
             try:
                 answer.set_result(respond(path, headers))
-            except Exception as error:
-                answer.set_exception(error)
+            except Exception:
+                log.exception("request_failed", path=path)
+                answer.set_result(Response(500, b"it failed: the log says why\n"))
 
         try:
             loop.call_soon_threadsafe(fill)

@@ -158,6 +158,13 @@ def test_health_is_said_in_words(path: str, subject: Any, code: int, words: str)
     assert asked(path, subject) == (code, f"{words}\n")
 
 
+def test_an_answer_that_fails_is_said_here_and_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    broken = peer()
+    broken.status = None
+    assert asked("/readyz", broken) == (500, "it failed: the log says why\n")
+    assert [(each.getMessage(), each.exc_info is not None) for each in caplog.records] == [("request_failed", True)]
+
+
 def test_a_loop_that_does_not_answer_is_not_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(web, "ANSWER_S", 0.05)
 
