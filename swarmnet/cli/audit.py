@@ -13,7 +13,7 @@ import click
 from swarmnet.cli.frame import Commands
 from swarmnet.cli.settings import SETTINGS, TypedPath, with_json
 from swarmnet.errors import UsageError
-from swarmnet.telemetry.text import counted, printable
+from swarmnet.telemetry.text import counted, printable, short
 
 if TYPE_CHECKING:
     from swarmnet.audit.evidence import Evidence
@@ -266,7 +266,7 @@ def _marked(conviction: NamedLiar, stage: int) -> str:
 
 
 def _signed(part: Stretch) -> str:
-    names = _some([f"...{peer[-8:]}" for peer in sorted(part.signers)])
+    names = _some([short(peer) for peer in sorted(part.signers)])
     return f"from step {part.first} on signed by {counted(len(part.signers), 'peer')}: {names}"
 
 

@@ -16,6 +16,7 @@ from rich.table import Column
 
 from swarmnet.peer.checkup import dialled_back, hidden
 from swarmnet.telemetry.screen import PLAIN_EVERY_S, Screen
+from swarmnet.telemetry.text import short
 
 
 class JoinTimes:
@@ -93,7 +94,7 @@ class ProgressBar(Screen):
             case "hidden":
                 self.phase("reachable", hidden(fields))
             case "relay_lost":
-                self.phase("reachable", f"not through ...{fields['relay'][-8:]} any more ({fields['reason']})")
+                self.phase("reachable", f"not through {short(fields['relay'])} any more ({fields['reason']})")
             case "moving":
                 whom = f"stage {fields['to']} needs this peer more than stage {fields['from']}"
                 self.phase("moving", f"{whom}: fetching its state, and serving on meanwhile")

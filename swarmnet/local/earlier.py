@@ -191,7 +191,7 @@ def replay(out: Path, began: Sequence[float], progress: SwarmProgress, checker: 
         life = max(bisect.bisect_right(began, at) - 1, 0)
         # Between two lives no time passes.
         if life > before:
-            before, before_s = life, progress.points[-1].seconds if progress.points else 0.0
+            before, before_s = life, progress.points[-1].time if progress.points else 0.0
         # Where it listened nobody does now; whose id it is stays true.
         if event["event"] == "listening":
             progress.names[event["peer"]] = name
@@ -200,7 +200,7 @@ def replay(out: Path, began: Sequence[float], progress: SwarmProgress, checker: 
     # The curve was drawn by when the supervisor heard of a step.
     heard = _heard(out)
     progress.points = [
-        replace(point, seconds=heard.get((point.step, point.loss), point.seconds)) for point in progress.points
+        replace(point, time=heard.get((point.step, point.loss), point.time)) for point in progress.points
     ]
     progress.kills = kills(out)
     progress.faults.update({kind: len(_records(out, fault.event)) for kind, fault in KINDS.items()})
@@ -208,7 +208,7 @@ def replay(out: Path, began: Sequence[float], progress: SwarmProgress, checker: 
     # These steps were done in another life: what follows counts from here.
     progress.done.clear()
     progress.earlier_points = len(progress.points)
-    progress.earlier_s = progress.points[-1].seconds if progress.points else 0.0
+    progress.earlier_s = progress.points[-1].time if progress.points else 0.0
 
 
 def _heard(out: Path) -> dict[tuple[int, float], float]:

@@ -11,20 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from swarmnet.telemetry.kinds import KINDS
-from swarmnet.telemetry.run_state import StageState
-
-WINDOW_STEPS = 10
-"""Throughput on the table is that of the last so many steps."""
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One step of the curve. loss: mean nats per token. seconds: since the swarm was started."""
-
-    step: int
-    loss: float
-    tokens: int
-    seconds: float
+from swarmnet.telemetry.run_state import PACE_STEPS, RunState, StageState, StepPoint, step_s, tokens_per_second
 
 
 @dataclass(slots=True)
@@ -49,7 +36,7 @@ class SwarmProgress:
     earlier_s: float = 0.0  # how long it had run before it was resumed
     earlier_points: int = 0  # how many points are from then
     done: set[int] = field(default_factory=set)  # steps whose loss this start of the swarm has computed (again)
-    points: list[Point] = field(default_factory=list)
+    points: list[StepPoint] = field(default_factory=list)  # times: since the swarm was started
     evaluations: dict[int, float] = field(default_factory=dict)
     figures: dict[int, tuple[float, float]] = field(default_factory=dict)  # learning rate and gradient norm, by step
     training_at: float | None = None  # when every stage first had a synced replica
@@ -67,8 +54,13 @@ class SwarmProgress:
     convictions: dict[str, Conviction] = field(default_factory=dict)  # by name
     out: set[str] = field(default_factory=set)  # who is convicted: nobody in the run hears it any more
     starts: Counter[str] = field(default_factory=Counter)  # of processes, by name
-    dht: dict[str, Sequence[str]] = field(default_factory=dict)  # addresses of the processes that are up
-    _early: dict[int, Point] = field(default_factory=dict)
+    processes: dict[str, RunState] = field(default_factory=dict)  # those that run, trainers, too
+    _early: dict[int, StepPoint] = field(default_factory=dict)
+
+    @property
+    def dht(self) -> dict[str, Sequence[str]]:
+        """Addresses of the processes that are up."""
+        return {name: process.dht for name, process in self.processes.items() if process.dht}
 
     @property
     def stages(self) -> int:
@@ -99,13 +91,13 @@ class SwarmProgress:
         self.starts[name] += 1
         if self.training_at is None:
             self.moved_at = now  # while all start, each start is progress; later it is none
-        self.dht.pop(name, None)
+        self.processes.pop(name, None)
         if name in self.replicas:
             self._renew(name, alive=True)
 
     def ended(self, name: str) -> None:
         """The process of `name` is gone."""
-        self.dht.pop(name, None)
+        self.processes.pop(name, None)
         if name in self.replicas:
             # It keeps what it had reached: the run may be complete with it.
             self._renew(name, finished=self.replicas[name].finished)
@@ -121,11 +113,11 @@ class SwarmProgress:
         kind = KINDS[event["event"]]
         if name in self.liars and "self" not in kind.marks:
             return
-        if replica is not None:
-            replica.on(kind.name, event, now=now)
+        if name not in self.processes:
+            self.processes[name] = RunState(stages={} if replica is None else {replica.stage: replica})
+        self.processes[name].on(kind.name, event, now=now)
         match kind.name:
             case "listening":
-                self.dht[name] = event["dht"]
                 self.names[event["peer"]] = name
             case "lied":
                 self.lies[name] += 1
@@ -180,32 +172,30 @@ class SwarmProgress:
         if step < len(self.points) or step in self._early:
             return  # another member has said so
         loss = float(event["loss_sum"]) / num_tokens if num_tokens else 0.0
-        self._early[step] = Point(step, loss, num_tokens, now - self.started_at)
+        self._early[step] = StepPoint(step, loss, num_tokens, now - self.started_at)
         while (point := self._early.pop(len(self.points), None)) is not None:
             self.points.append(point)
 
-    def synced(self, stage: int) -> list[int]:
-        """Versions of the live synced replicas of a stage, convicts apart."""
+    def _live(self, stage: int) -> list[StageState]:
+        """The replicas of a stage that run, convicts apart."""
         return [
-            replica.version
+            replica
             for name, replica in self.replicas.items()
-            if replica.stage == stage and replica.alive and replica.version is not None and name not in self.out
+            if replica.stage == stage and replica.alive and name not in self.out
         ]
+
+    def synced(self, stage: int) -> list[int]:
+        """Versions of the live synced replicas of a stage."""
+        return [replica.version for replica in self._live(stage) if replica.version is not None]
 
     def in_sync(self, stage: int) -> int:
         """How many replicas of a stage train now: they run, hold their weights and are not far behind the others."""
-        versions = [
-            replica.version
-            for name, replica in self.replicas.items()
-            if replica.stage == stage and replica.alive and not replica.ranks_lost and name not in self.out
-            if replica.version is not None
-        ]
-        return sum(version > max(versions) - WINDOW_STEPS for version in versions)
+        versions = [each.version for each in self._live(stage) if each.version is not None and not each.ranks_lost]
+        return sum(version > max(versions) - PACE_STEPS for version in versions)
 
     def alive(self, stage: int) -> int:
-        """How many replicas of a stage run, convicts apart."""
-        live = (name for name, replica in self.replicas.items() if replica.stage == stage and replica.alive)
-        return sum(name not in self.out for name in live)
+        """How many replicas of a stage run."""
+        return len(self._live(stage))
 
     @property
     def complete(self) -> bool:
@@ -253,30 +243,22 @@ class SwarmProgress:
         if not points or self.training_at is None:
             return 0.0
         # What was done before a resume took place in another life, at another pace.
-        elapsed = points[-1].seconds - (self.training_at - self.started_at)
+        elapsed = points[-1].time - (self.training_at - self.started_at)
         return sum(point.tokens for point in points) / elapsed if elapsed > 0 else 0.0
 
     @property
-    def _recent(self) -> list[Point]:
-        """The last WINDOW_STEPS steps since the start, and the one before them."""
-        return self.points[self.earlier_points :][-WINDOW_STEPS - 1 :]
-
-    @property
-    def _recent_s(self) -> float | None:
-        """How long these took; None: there are none."""
-        return self._recent[-1].seconds - self._recent[0].seconds if len(self._recent) > 1 else None
+    def _recent(self) -> list[StepPoint]:
+        """The last steps since the start, and the one before them."""
+        return self.points[self.earlier_points :][-PACE_STEPS - 1 :]
 
     def recent_tokens_per_second(self) -> float:
-        """Over the last WINDOW_STEPS steps."""
-        if (elapsed := self._recent_s) is None:
-            return self.tokens_per_second()
-        return sum(point.tokens for point in self._recent[1:]) / elapsed if elapsed > 0 else 0.0
+        """Over the last steps; over all of them while there is one."""
+        return tokens_per_second(self._recent) or self.tokens_per_second()
 
     def eta_s(self) -> float | None:
         """Seconds to the last step at the recent pace; None while there is no pace."""
-        if (elapsed := self._recent_s) is None:
-            return None
-        return (self.steps - len(self.points)) * elapsed / (len(self._recent) - 1)
+        seconds = step_s(self._recent)
+        return None if seconds is None else (self.steps - len(self.points)) * seconds
 
     @property
     def starting(self) -> str:

@@ -187,7 +187,7 @@ def _curve(progress: SwarmProgress) -> str:
         rate, norm = progress.figures.get(point.step, (None, None))
         more = (rate, norm, progress.evaluations.get(point.step + 1))
         shown = ["" if value is None else repr(value) for value in more]
-        rows.writerow((point.step, repr(point.loss), point.tokens, f"{point.seconds:.3f}", *shown))
+        rows.writerow((point.step, repr(point.loss), point.tokens, f"{point.time:.3f}", *shown))
     return text.getvalue()
 
 

@@ -28,6 +28,9 @@ from swarmnet.telemetry.screen import Screen, duration, stage_table
 
 STARTING_S = 1.0
 
+Processes = Mapping[str, RunState]
+"""Those that run, by name."""
+
 
 class SwarmScreen(Screen):
     """The table, or the lines."""
@@ -38,17 +41,17 @@ class SwarmScreen(Screen):
         self._said, self._said_at = "", float("-inf")
         self._news = News()
 
-    def on(self, name: str, event: Mapping[str, Any], *, now: float) -> None:
+    def on(self, name: str, event: Mapping[str, Any]) -> None:
         """One event of the process `name`."""
-        say(self._console, *self._news.on(name, event, now=now))
+        say(self._console, *self._news.on(name, event))
 
-    def gone(self, name: str, *, back: bool) -> None:
-        """The process `name` has ended. back: it will be started again."""
-        say(self._console, *self._news.gone(name, back=back))
+    def gone(self, name: str, others: Processes, *, back: bool) -> None:
+        """The process `name` has ended. others: those that run. back: it will be started again."""
+        say(self._console, *self._news.gone(name, others, back=back))
 
     def update(self, progress: SwarmProgress, *, now: float) -> None:
         """Show this, if it differs from what is shown."""
-        say(self._console, *self._news.tick(now=now))
+        say(self._console, *self._news.tick(progress.processes, now=now))
         if self.redraws:
             self.show(Group(Text(headline(progress, now=now)), stages(progress)))
             return
@@ -62,7 +65,7 @@ class SwarmScreen(Screen):
             self.note(
                 f"step {point.step:>4}  loss {point.loss:.4f}  {progress.recent_tokens_per_second():>9,.0f} tokens/s"
                 f"  replicas {replicas}  reroutes {progress.reroutes}  kills {len(progress.kills)}"
-                f"  {duration(point.seconds)}"
+                f"  {duration(point.time)}"
             )
         self._shown = len(progress.points)
 
@@ -129,14 +132,12 @@ _SOURCES = {
 class News:
     """What is worth a line. Tell it everything; what it returns are the lines. Pure."""
 
-    _processes: dict[str, RunState] = field(default_factory=dict)  # those that run
     _invited: tuple[str, str] | None = None  # by whom, and with which link
     _bad: set[str] = field(default_factory=set)  # whose checkpoint was of no use
     _said: set[str] = field(default_factory=set)
 
-    def on(self, name: str, event: Mapping[str, Any], *, now: float) -> list[str]:
+    def on(self, name: str, event: Mapping[str, Any]) -> list[str]:
         """One event of the process `name`."""
-        self._processes.setdefault(name, RunState()).on(event["event"], event, now=now)
         match event:
             case {"event": "listening", "links": [*_, link]}:  # the last one is the one that works on this machine
                 if self._invited is None or (self._invited[0] == name and self._invited[1] != link):
@@ -160,20 +161,19 @@ class News:
                 return [f"{name} goes on from version {version}, {_SOURCES.get(how, how)}"]
         return []
 
-    def gone(self, name: str, *, back: bool) -> list[str]:
+    def gone(self, name: str, others: Processes, *, back: bool) -> list[str]:
         """The process `name` has ended. back: it will be started again."""
-        gone = self._processes.pop(name, None)
-        if gone is None or not gone.links or back or self._invited is None or self._invited[0] != name:
+        if back or self._invited is None or self._invited[0] != name:
             return []
         self._invited = None
-        links = {other: state.links[-1] for other, state in self._processes.items() if state.links}
+        links = {other: state.links[-1] for other, state in others.items() if state.links}
         return self._invite(*next(iter(links.items()))) if links else []
 
-    def tick(self, *, now: float) -> list[str]:
+    def tick(self, processes: Processes, *, now: float) -> list[str]:
         """Time has passed: what has been waited for so long that it is worth a word."""
         reasons = Counter(
             wait.fields["reason"]
-            for state in self._processes.values()
+            for state in processes.values()
             for stage, wait in state.waits.items()
             # Once a replica serves, the others say what is missing.
             if now - wait.since >= PATIENCE_S and (stage is not None or wait.since > state.synced_at)

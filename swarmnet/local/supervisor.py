@@ -358,7 +358,7 @@ class Supervisor:
             if name not in self.swarm.liars and not self.checker.on(event, life=self._life, by=name):
                 continue
             self.progress.on(name, event, now=now)
-            self.screen.on(name, event, now=now)
+            self.screen.on(name, event)
             if event["event"] == "halted":
                 self._problem = event["reason"]
             if self._ending:
@@ -407,7 +407,7 @@ class Supervisor:
         replica, ours, killed = name in self.progress.replicas, name in self._killed, code == -signal.SIGKILL
         # Somebody by hand, or the kernel for want of memory: it comes back all the same.
         by_others = killed and not ours
-        self.screen.gone(name, back=by_others or (killed and name in self._away))
+        self.screen.gone(name, self.progress.processes, back=by_others or (killed and name in self._away))
         self._killed.discard(name)
         if left := code == 0 and name in self._leaving:
             self._leaving.discard(name)

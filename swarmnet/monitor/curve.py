@@ -16,9 +16,7 @@ from dataclasses import dataclass, field, replace
 from swarmnet.ids import NO_RESTART, PeerId, Restart
 from swarmnet.messages import LARGEST_TOKEN_LOSS, MAX_FIGURES, History, StepFigures, is_loss
 from swarmnet.quorum import quorum
-
-PACE_STEPS = 10
-"""Tokens per second are those of the last so many steps."""
+from swarmnet.telemetry.run_state import PACE_STEPS, StepPoint, step_s, tokens_per_second
 
 _MOST_OPEN = 4096
 """Steps of which one member's word is kept until they are taken."""
@@ -27,25 +25,6 @@ _MOST_WITNESSES = 64
 
 MOST_SAID = 1e9
 """No run is as old, in seconds, and no gradient as long."""
-
-
-@dataclass(frozen=True, slots=True)
-class CurvePoint:
-    """What came of one step."""
-
-    step: int
-    loss: float
-    """Nats per token, the mean of the step."""
-    tokens: int
-    time: float
-    """When it was applied: Unix seconds, by the clock here."""
-    grad_norm: float
-    """Of the mean gradient, before it is clipped."""
-    learning_rate: float
-    held_out: float | None = None
-    """Of the weights that the step made."""
-    replicas: str = ""
-    """Synced ones of each stage when it was seen, as "2/3"; empty: it was not seen live."""
 
 
 @dataclass(slots=True)
@@ -62,7 +41,7 @@ class _Witness:
 class Curve:
     """Tell it what members answer (`hear`), then let it decide (`settle`)."""
 
-    def __init__(self, points: Iterable[CurvePoint] = ()) -> None:
+    def __init__(self, points: Iterable[StepPoint] = ()) -> None:
         """points: what is in the files already."""
         points = list(points)
         self._points = {point.step: point for point in points}
@@ -80,7 +59,7 @@ class Curve:
     # ------------------------------------------------------------ what is known
 
     @property
-    def points(self) -> list[CurvePoint]:
+    def points(self) -> list[StepPoint]:
         """By step."""
         return [self._points[step] for step in self._steps]
 
@@ -88,7 +67,7 @@ class Curve:
         return step in self._points
 
     @property
-    def newest(self) -> CurvePoint | None:
+    def newest(self) -> StepPoint | None:
         """The last step that is known, of those that stand."""
         return next((self._points[step] for step in reversed(self._steps) if self.stands(step)), None)
 
@@ -115,26 +94,22 @@ class Curve:
         """Held-out losses by version."""
         return self._evaluations
 
-    def before(self, step: int, count: int) -> list[CurvePoint]:
+    def before(self, step: int, count: int) -> list[StepPoint]:
         """The last `count` points up to `step`."""
         end = bisect.bisect_right(self._steps, step)
         return [self._points[each] for each in self._steps[max(end - count, 0) : end]]
 
-    def since(self, step: int) -> list[CurvePoint]:
+    def since(self, step: int) -> list[StepPoint]:
         """From `step` on."""
         return [self._points[each] for each in self._steps[bisect.bisect_left(self._steps, step) :]]
 
     def step_s(self, step: int) -> float | None:
         """Seconds of a step, over the last ones up to this; None: unknown."""
-        recent = self.before(step, PACE_STEPS + 1)
-        if len(recent) < 2 or recent[-1].time <= recent[0].time:
-            return None
-        return (recent[-1].time - recent[0].time) / (recent[-1].step - recent[0].step)
+        return step_s(self.before(step, PACE_STEPS + 1))
 
     def tokens_per_second(self, step: int) -> float | None:
         """Of the whole run, over the last steps up to this; None: unknown."""
-        step_s = self.step_s(step)
-        return self._points[step].tokens / step_s if step_s else None
+        return tokens_per_second(self.before(step, PACE_STEPS + 1))
 
     # ------------------------------------------------------------ what members say
 
@@ -247,10 +222,10 @@ class Curve:
                 del self._witnesses[other]
         return self._witnesses[peer]
 
-    def _point(self, agreed: Sequence[StepFigures], *, now: float, replicas: str, live_s: float) -> CurvePoint:
+    def _point(self, agreed: Sequence[StepFigures], *, now: float, replicas: str, live_s: float) -> StepPoint:
         first = agreed[0]
         ago_s = statistics.median_low([each.ago_s for each in agreed])
-        return CurvePoint(
+        return StepPoint(
             first.step,
             first.loss_sum / first.num_tokens if first.num_tokens else 0.0,
             first.num_tokens,

@@ -5,48 +5,31 @@ The page is a few files of this package and `data.json`; it asks no other host, 
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import hashlib
 import ipaddress
 import json
-import os
+import mimetypes
 import re
 import socket
-from collections.abc import AsyncGenerator, Collection, Iterator
+from collections.abc import Collection
+from email.message import Message
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
-from swarmnet.clock import boot_time, run_loop, wall_time
-from swarmnet.errors import UsageError
+from swarmnet.clock import boot_time, wall_time
 from swarmnet.monitor.page import RunPage
 from swarmnet.monitor.presence import Observation
-from swarmnet.monitor.run import WatchOptions, look_on
-from swarmnet.net.stop import stopped_by_signal, unless_stopped
+from swarmnet.monitor.run import WatchOptions, look_on, until_stopped
+from swarmnet.monitor.view import WatchView
 from swarmnet.peer.status import Waiting
 from swarmnet.telemetry.log import plain
 from swarmnet.telemetry.text import printable
-
-if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from swarmnet.telemetry.web import Response, listening
 
 ASSETS = Path(__file__).parent / "assets"
+_FILES = frozenset(each.name for each in ASSETS.iterdir())
 
 EVERY_S = 2.0
 """From one look to the next, and from one question of the page to the next."""
-
-MOST_CONNECTIONS = 64
-
-HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-    "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cache-Control": "no-cache",
-}
-"""Of every answer: whatever got into the page could neither run nor tell anybody."""
 
 
 def run_dashboard(named: Path | str, bootstrap: tuple[str, ...], host: str, port: int) -> int:
@@ -54,63 +37,53 @@ def run_dashboard(named: Path | str, bootstrap: tuple[str, ...], host: str, port
 
     Raises UsageError, what `looking_on` raises, and KeyboardInterrupt if Ctrl+C came before the run was found.
     """
-    with Waiting(command="dashboard") as waiting:
-        code = run_loop(_dashboard(named, bootstrap, host, port, waiting))
-        if code is None and not waiting.answered:
-            raise KeyboardInterrupt
-        return code or 0
+    page = ServedPage((host, socket.gethostname()))
+    options = WatchOptions(every_s=EVERY_S, stays=True, timed=True)
+
+    async def looking(waiting: Waiting) -> int:
+        with listening("dashboard", host, port, page.respond) as at:
+            page.greeting = f"swarmnet dashboard: {at}/"
+            return await look_on(named, bootstrap, options, None, waiting, page)
+
+    return until_stopped("dashboard", looking)
 
 
-async def _dashboard(
-    named: Path | str, bootstrap: tuple[str, ...], host: str, port: int, waiting: Waiting
-) -> int | None:
-    with stopped_by_signal() as stop, _bound(host, port) as sockets:
-        page = ServedPage(f"swarmnet dashboard: {_address(sockets[0])}")
-        async with _served(page, sockets, host):
-            options = WatchOptions(every_s=EVERY_S, stays=True, timed=True)
-            return await unless_stopped(stop, look_on(named, bootstrap, options, None, waiting, page))
+class ServedPage(WatchView):
+    """A `WatchView` that keeps what the page asks for. names: of this machine, by which the page may be asked for."""
 
-
-class ServedPage:
-    """A `WatchView` that keeps what the page asks for. greeting: is printed once the run is found."""
-
-    def __init__(self, greeting: str = "") -> None:
-        self._greeting = greeting
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = names
+        self.greeting = ""
+        """Is printed once the run is found."""
         self._page = RunPage(now=wall_time())
         self._looked_at = boot_time()
         self._body: bytes | None = None
-        self._tag = ""
 
     def __enter__(self) -> Self:
-        print(self._greeting, flush=True)
+        print(self.greeting, flush=True)
         return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
     def look(self, seen: Observation) -> None:
         """A look has been taken."""
         self._page.look(seen, now=wall_time())
         self._looked_at, self._body = boot_time(), None
 
-    def note(self, text: str) -> None:
-        """The page has its own words."""
-
-    def end(self, text: str) -> None:
-        """The page stays."""
-
-    @property
-    def age_s(self) -> float:
-        """Since the last look."""
-        return boot_time() - self._looked_at
-
-    def answer(self) -> tuple[bytes, str]:
-        """What `data.json` is, and its tag. Made once for a look, if anybody asks."""
-        if self._body is None:
-            data = plain(_shown(self._page.data(now=wall_time())))
-            self._body = json.dumps(data, separators=(",", ":")).encode()
-            self._tag = f'"{hashlib.sha256(self._body).hexdigest()[:16]}"'
-        return self._body, self._tag
+    def respond(self, path: str, headers: Message) -> Response:
+        """The page's own files, and `data.json`, which is made once for a look, if a page asks."""
+        hosts = headers.get_all("Host", [])
+        if len(hosts) != 1 or not trusted(hosts[0], self._names):
+            return Response(421, b"ask for this page by an address, by localhost, or by the name given as --host\n")
+        if path == "/data.json":
+            if self._body is None:
+                data = plain(_shown(self._page.data(now=wall_time())))
+                self._body = json.dumps(data, separators=(",", ":")).encode()
+            age = {"Age": f"{boot_time() - self._looked_at:.0f}"}
+            return Response(200, self._body, "application/json", age)
+        name = path.removeprefix("/") or "index.html"
+        if name not in _FILES:
+            return Response(404, b"there is no such page\n")
+        kind = mimetypes.guess_type(name)[0] or "text/plain"
+        return Response(200, (ASSETS / name).read_bytes(), f"{kind}; charset=utf-8")
 
 
 def _shown(value: Any) -> Any:
@@ -123,9 +96,6 @@ def _shown(value: Any) -> Any:
         case list() | tuple():
             return [_shown(inner) for inner in value]
     return value
-
-
-# ---------------------------------------------------------------- over HTTP
 
 
 def trusted(host: str, names: Collection[str]) -> bool:
@@ -143,95 +113,3 @@ def trusted(host: str, names: Collection[str]) -> bool:
     except ValueError:
         return name in {"localhost", *(each.lower() for each in names)}
     return True
-
-
-def application(page: ServedPage, names: Collection[str]) -> ASGIApp:
-    """The page as ASGI: its files, and `data.json`. names: of this machine, by which it may be asked for."""
-    from starlette.applications import Starlette
-    from starlette.middleware.gzip import GZipMiddleware
-    from starlette.requests import Request
-    from starlette.responses import Response
-    from starlette.routing import Mount, Route
-    from starlette.staticfiles import StaticFiles
-
-    async def data(request: Request) -> Response:
-        body, tag = page.answer()
-        headers = {"ETag": tag, "Age": f"{page.age_s:.0f}"}
-        if request.headers.get("If-None-Match") == tag:
-            return Response(status_code=304, headers=headers)
-        return Response(body, media_type="application/json", headers=headers)
-
-    app = Starlette(routes=[Route("/data.json", data), Mount("/", StaticFiles(directory=ASSETS, html=True))])
-    app.add_middleware(GZipMiddleware, minimum_size=1000)
-
-    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return
-
-        async def sent(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                added = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
-                message["headers"] = [*message["headers"], *added]
-            await send(message)
-
-        said = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
-        if len(said) == 1 and trusted(said[0], names):
-            await app(scope, receive, sent)
-        else:
-            refusal = "ask for this page by an address, by localhost, or by the name given as --host\n"
-            await Response(refusal, status_code=421, media_type="text/plain")(scope, receive, sent)
-
-    return guarded
-
-
-@contextlib.contextmanager
-def _bound(host: str, port: int) -> Iterator[list[socket.socket]]:
-    """Listening there. Raises UsageError."""
-    try:
-        (family, _, _, _, address), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        with socket.create_server(address[:2], family=family) as bound:
-            yield [bound]
-    except OSError as error:
-        # Python says the address once more, as a tuple; a host that has none is no error of the system's.
-        code = error.errno or 0
-        reason = os.strerror(code) if code > 0 else error.strerror or str(error)
-        raise UsageError(
-            f"dashboard: cannot listen at {host}:{port} ({reason}): choose another --host or --port"
-        ) from error
-
-
-def _address(bound: socket.socket) -> str:
-    host, port = bound.getsockname()[:2]
-    return f"http://{f'[{host}]' if bound.family is socket.AF_INET6 else host}:{port}/"
-
-
-@contextlib.asynccontextmanager
-async def _served(page: ServedPage, sockets: list[socket.socket], host: str) -> AsyncGenerator[None, None]:
-    import uvicorn
-
-    class Quiet(uvicorn.Server):
-        @contextlib.contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            """Ctrl+C is the command's."""
-            yield
-
-    config = uvicorn.Config(
-        application(page, (host, socket.gethostname())),
-        http="h11",
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        limit_concurrency=MOST_CONNECTIONS,
-        timeout_graceful_shutdown=1,
-    )
-    listener = Quiet(config)
-    async with asyncio.TaskGroup() as group:
-        serving = group.create_task(listener.serve(sockets=sockets))
-        try:
-            yield
-        finally:
-            listener.should_exit = True
-            await asyncio.wait([serving])

@@ -19,8 +19,9 @@ from typing import IO, Any, Protocol
 from swarmnet.clock import boot_time, wall_time
 from swarmnet.errors import UsageError
 from swarmnet.ids import RunId
-from swarmnet.monitor.curve import Curve, CurvePoint
+from swarmnet.monitor.curve import Curve
 from swarmnet.telemetry.plot import Mark, draw_curve
+from swarmnet.telemetry.run_state import StepPoint
 
 COLUMNS = ("step", "loss", "tokens", "time", "tokens_per_second", "learning_rate", "grad_norm", "held_out", "replicas")
 """Of the CSV file; the first three are as in the loss.csv of `swarmnet local`."""
@@ -50,11 +51,9 @@ class CsvFile:
         """Read what is there; nothing is made or changed before the first `write`. Raises UsageError if it is something
         else, or cannot be written."""
         self._path = path
-        self.points: list[CurvePoint] = []
+        self.points: list[StepPoint] = []
         self._steps: list[int] = []
-        self._starts: list[int] = []  # where the lines begin
-        self._end = 0  # of the whole lines
-        self._begun = False
+        self._lines: list[bytes] = []
         self._file: IO[bytes] | None = None
         try:
             if str(path) == "-" or (path.exists() and not path.is_file()):
@@ -71,13 +70,11 @@ class CsvFile:
             raise UsageError(f"--csv {path}: {error.strerror}") from error
 
     def _read(self, data: bytes) -> None:
-        head = _line(COLUMNS)
         # The last writer may have been killed within a line; what follows it is asked for again.
         whole = data[: data.rfind(b"\n") + 1]
-        if whole and not whole.startswith(head):
+        if whole and not whole.startswith(_HEAD):
             raise UsageError(f"--csv {self._path}: it has other columns than watch writes: name another file")
-        at = len(head)
-        for number, line in enumerate(whole[at:].splitlines(keepends=True), 2):
+        for number, line in enumerate(whole[len(_HEAD) :].splitlines(keepends=True), 2):
             try:
                 (cells,) = csv.reader([line.decode()])
                 point = _point(dict(zip(COLUMNS, cells, strict=True)))
@@ -89,48 +86,29 @@ class CsvFile:
                 raise UsageError(f"--csv {self._path}: line {number}: step {point.step} stands twice or out of order")
             self.points.append(point)
             self._steps.append(point.step)
-            self._starts.append(at)
-            at += len(line)
-        self._end = at if whole else 0
+            self._lines.append(line)
 
     def write(self, curve: Curve, steps: Collection[int], versions: Collection[int]) -> None:
         changed = {*steps, *(version - 1 for version in versions if version - 1 in curve)}
+        points = curve.since(min(changed)) if changed else []
+        first = bisect.bisect_left(self._steps, min(changed, default=math.inf))
+        self._steps[first:] = [point.step for point in points] or self._steps[first:]
+        lines = [_line(_cells(point, curve.tokens_per_second(point.step))) for point in points]
+        self._lines[first:] = lines or self._lines[first:]
         try:
-            self._write(curve, changed)
+            if self._file is None:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._file = self._path.open("w+b")
+            # The head may be torn, too.
+            if not first:
+                self._file.seek(0)
+                self._file.write(_HEAD)
+            self._file.seek(sum(map(len, (_HEAD, *self._lines[:first]))))
+            self._file.write(b"".join(lines))
+            self._file.truncate()
+            self._file.flush()
         except OSError as error:
             raise UsageError(f"--csv {self._path}: {error.strerror}") from error
-
-    def _begin(self) -> IO[bytes]:
-        if self._file is None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._path.open("w+b")
-        if not self._begun:
-            self._file.truncate(self._end)
-            self._file.seek(self._end)
-            if not self._end:
-                self._file.write(_line(COLUMNS))
-            self._file.flush()
-            self._begun = True
-        return self._file
-
-    def _write(self, curve: Curve, changed: Collection[int]) -> None:
-        file = self._begin()
-        if not changed:
-            return
-        first = bisect.bisect_left(self._steps, min(changed))
-        at = self._starts[first] if first < len(self._starts) else file.seek(0, io.SEEK_END)
-        del self._steps[first:], self._starts[first:]
-        lines = []
-        for point in curve.since(min(changed)):
-            pace = curve.tokens_per_second(point.step)
-            self._steps.append(point.step)
-            self._starts.append(at)
-            lines.append(_line(_cells(point, pace)))
-            at += len(lines[-1])
-        file.seek(self._starts[first])
-        file.write(b"".join(lines))
-        file.truncate(at)
-        file.flush()
 
     def close(self) -> None:
         if self._file is not None:
@@ -143,7 +121,10 @@ def _line(cells: Iterable[object]) -> bytes:
     return text.getvalue().encode()
 
 
-def _cells(point: CurvePoint, pace: float | None) -> Sequence[object]:
+_HEAD = _line(COLUMNS)
+
+
+def _cells(point: StepPoint, pace: float | None) -> Sequence[object]:
     """By column. `repr` of a number reads back as the same bits."""
     held_out = "" if point.held_out is None else repr(point.held_out)
     return (
@@ -159,12 +140,12 @@ def _cells(point: CurvePoint, pace: float | None) -> Sequence[object]:
     )
 
 
-def _point(cells: Mapping[str, str]) -> CurvePoint:
+def _point(cells: Mapping[str, str]) -> StepPoint:
     numbers = {name: float(cells[name]) for name in ("loss", "time", "learning_rate", "grad_norm")}
     if not all(map(math.isfinite, numbers.values())):
         raise ValueError("not finite")
     held_out = float(cells["held_out"]) if cells["held_out"] else None
-    return CurvePoint(
+    return StepPoint(
         int(cells["step"]), tokens=int(cells["tokens"]), held_out=held_out, replicas=cells["replicas"], **numbers
     )
 
@@ -228,59 +209,50 @@ class TensorBoard:
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
         self._directory = directory
         self._writer: Any = None
-        self._there: set[tuple[str, int]] = set()
-        self._losses: dict[int, float] = {}  # of steps that are not compared yet
+        self._there: dict[tuple[str, int], float] = {}  # what an earlier watch has written and this one has not met
         try:
             for path in sorted(directory.glob("*tfevents*")):
                 for event in EventFileLoader(str(path)).Load():
-                    self._there |= {(value.tag, event.step) for value in event.summary.value}
                     for value in event.summary.value:
-                        if value.tag == "loss" and value.tensor.float_val:
-                            self._losses[event.step] = value.tensor.float_val[0]
+                        self._there[value.tag, event.step] = next(iter(value.tensor.float_val), math.nan)
         except OSError as error:
             raise UsageError(f"--tensorboard {directory}: {error.strerror}") from error
 
     def write(self, curve: Curve, steps: Collection[int], versions: Collection[int]) -> None:
-        self._compare(curve, steps)
-        if self._writer is None and (steps or versions):
-            self._begin()
-        for step in sorted(steps):
-            (point,) = curve.before(step, 1)
-            self._add(step, point.time, values_of(curve, step))
+        # All are compared before one is written.
+        points = [curve.before(step, 1)[0] for step in sorted(steps)]
+        rows = [(each.step, each.time, self._new(curve, each.step, values_of(curve, each.step))) for each in points]
         for version in sorted(versions):
-            self._add(version, wall_time(), {"held_out": curve.evaluations[version]})
+            rows.append((version, wall_time(), self._new(curve, version, {"held_out": curve.evaluations[version]})))
+        for step, time, values in rows:
+            if values:
+                self._add(step, time, values)
         if self._writer is not None:
             self._writer.flush()
 
-    def _begin(self) -> None:
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
-        try:
-            self._writer = EventFileWriter(str(self._directory))
-        except OSError as error:
-            raise UsageError(f"--tensorboard {self._directory}: {error.strerror}") from error
-
-    def _compare(self, curve: Curve, steps: Collection[int]) -> None:
-        for step in sorted(self._losses.keys() & set(steps)):
-            (point,) = curve.before(step, 1)
-            # Event files hold 32 bits of a number.
-            if struct.pack("f", point.loss) == struct.pack("f", self._losses.pop(step)):
-                continue
+    def _new(self, curve: Curve, step: int, values: Mapping[str, float]) -> dict[str, float]:
+        """Those that an earlier watch has not written. Raises UsageError if that was of another run."""
+        # If a value comes once more, it has changed.
+        there = {tag: self._there.pop((tag, step)) for tag in values if (tag, step) in self._there}
+        # Event files hold 32 bits of a number.
+        if "loss" in there and struct.pack("f", there["loss"]) != struct.pack("f", values["loss"]):
             if not curve.may_differ(step):
                 raise UsageError(
                     f"--tensorboard {self._directory}: step {step} is another one in this run: the event files are of "
                     "another run, name another directory"
                 )
-            self._there = {(tag, there) for tag, there in self._there if there != step}
+            there = {}
+        return {tag: each for tag, each in values.items() if tag not in there}
 
-    def _add(self, step: int, wall_time: float, values: Mapping[str, float]) -> None:
-        new = {tag: value for tag, value in values.items() if (tag, step) not in self._there}
-        self._there -= {(tag, step) for tag in values}  # if it comes once more, it has changed
-        if new:
-            summary = self._summary(
-                value=[self._summary.Value(tag=tag, simple_value=each) for tag, each in new.items()]
-            )
-            self._writer.add_event(self._event(wall_time=wall_time, step=step, summary=summary))
+    def _add(self, step: int, time: float, values: Mapping[str, float]) -> None:
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        try:
+            self._writer = self._writer or EventFileWriter(str(self._directory))
+        except OSError as error:
+            raise UsageError(f"--tensorboard {self._directory}: {error.strerror}") from error
+        summary = self._summary(value=[self._summary.Value(tag=tag, simple_value=each) for tag, each in values.items()])
+        self._writer.add_event(self._event(wall_time=time, step=step, summary=summary))
 
     def close(self) -> None:
         if self._writer is not None:

@@ -6,16 +6,15 @@ Of the steps it has what `Curve` believes, of peers what `assess` makes of their
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from swarmnet.ids import PeerId
 from swarmnet.monitor.curve import Curve
-from swarmnet.monitor.presence import TRAINER, Change, Observation, members, shown
+from swarmnet.monitor.presence import TRAINER, Change, Observation, fairly, members, shown
 from swarmnet.monitor.waterfall import one_step
-from swarmnet.peer.swarm_health import Assessment, ReplicaLine
+from swarmnet.peer.swarm_health import ReplicaLine
 
 MOST_POINTS = 1200
 """Of the curve: more than a screen has columns."""
@@ -119,7 +118,7 @@ class RunPage:
             return {}
         found = self._seen.found
         replicas = [(line.stage, replica) for line in found.stages for replica in line.replicas]
-        drawn = {replica.peer for _, replica in itertools.islice(_fairly(found), MOST_PEERS)}
+        drawn = {replica.peer for replica in fairly(line.replicas for line in found.stages)[:MOST_PEERS]}
         counted = {line.stage: sum(replica.counted for replica in line.replicas) for line in found.stages}
         peers: dict[str, dict[str, Any]] = {}
         for stage, replica in replicas:
@@ -164,12 +163,6 @@ class RunPage:
             "share": replica.counted / counted if counted else None,
             **shown(replica, "state version slots speed executions counted chain disk drift stray still_s"),
         }
-
-
-def _fairly(found: Assessment) -> Collection[tuple[int, ReplicaLine]]:
-    """All replicas: the first of each stage, then the second of each: so that no stage is without."""
-    rows = itertools.zip_longest(*([(line.stage, each) for each in line.replicas] for line in found.stages))
-    return [each for row in rows for each in row if each is not None]
 
 
 def _peer(replica: ReplicaLine) -> dict[str, Any]:

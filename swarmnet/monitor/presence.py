@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from swarmnet.ids import PeerId, Restart
 from swarmnet.monitor.curve import Curve
 from swarmnet.monitor.waterfall import StepBar
 from swarmnet.peer.swarm_health import Assessment, Problem, ReplicaLine
+from swarmnet.telemetry.text import short
+
+T = TypeVar("T")
 
 TRAINER = -1
 """In the place of a stage."""
@@ -93,9 +97,9 @@ def went_back(restart: Restart) -> Change:
     return Change("went_back", f"the run was restarted from version {restart.version}", {"version": restart.version})
 
 
-def short(peer: PeerId) -> str:
-    """The end of an id, by which people tell peers apart."""
-    return f"...{peer[-8:]}"
+def fairly(stages: Iterable[Sequence[T]]) -> list[T]:
+    """The first of each stage, then the second of each: so that no stage is without."""
+    return [each for row in itertools.zip_longest(*stages) for each in row if each is not None]
 
 
 def shown(thing: object, fields: str) -> dict[str, Any]:

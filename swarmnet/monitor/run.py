@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import math
 import random
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,14 +22,14 @@ from swarmnet.config.check import check_installed
 from swarmnet.directory import Record
 from swarmnet.errors import SwarmError, UsageError
 from swarmnet.ids import PeerId
-from swarmnet.messages import Answer, Busy, History, HistoryRequest
+from swarmnet.messages import Busy, History, HistoryRequest
 from swarmnet.monitor.curve import Curve
 from swarmnet.monitor.files import CsvFile, CurveFile, CurvePicture, TensorBoard, WeightsAndBiases
-from swarmnet.monitor.presence import Observation, Presence, went_back
+from swarmnet.monitor.presence import Observation, Presence, fairly, went_back
 from swarmnet.monitor.view import JsonLines, WatchScreen, WatchView
 from swarmnet.monitor.waterfall import StepBar, bars_of
 from swarmnet.net.stop import stopped_by_signal, unless_stopped
-from swarmnet.peer.status import Onlooker, Waiting, exit_code, looking_on
+from swarmnet.peer.status import Observer, Waiting, exit_code, looking_on
 from swarmnet.peer.swarm_health import Assessment
 from swarmnet.telemetry.plot import Mark, check_ending
 from swarmnet.transport import Transport, ask
@@ -103,19 +102,22 @@ def run_watch(named: Path | str, bootstrap: tuple[str, ...], options: WatchOptio
     with contextlib.ExitStack() as stack:
         if csv is not None:
             stack.callback(csv.close)
-        waiting = stack.enter_context(Waiting(command="watch"))
-        code = run_loop(_watch(named, bootstrap, options, csv, waiting))
+        view = JsonLines() if options.as_json else WatchScreen(Console())
+        return until_stopped("watch", lambda waiting: look_on(named, bootstrap, options, csv, waiting, view))
+
+
+def until_stopped(command: str, looking: Callable[[Waiting], Coroutine[None, None, int]]) -> int:
+    """The exit code of what looks on; 0 after Ctrl+C. Raises KeyboardInterrupt if that came before there was a run."""
+
+    async def main() -> int | None:
+        with stopped_by_signal() as stop:
+            return await unless_stopped(stop, looking(waiting))
+
+    with Waiting(command=command) as waiting:
+        code = run_loop(main())
         if code is None and not waiting.answered:
             raise KeyboardInterrupt
         return code or 0
-
-
-async def _watch(
-    named: Path | str, bootstrap: tuple[str, ...], options: WatchOptions, csv: CsvFile | None, waiting: Waiting
-) -> int | None:
-    with stopped_by_signal() as stop:
-        view = JsonLines() if options.as_json else WatchScreen(Console())
-        return await unless_stopped(stop, look_on(named, bootstrap, options, csv, waiting, view))
 
 
 async def look_on(
@@ -149,7 +151,7 @@ class Watcher:
 
     def __init__(
         self,
-        onlooker: Onlooker,
+        observer: Observer,
         transport: Transport,
         addresses: dict[PeerId, Sequence[str]],
         options: WatchOptions,
@@ -157,7 +159,7 @@ class Watcher:
         view: WatchView,
     ) -> None:
         self._view = view
-        self._onlooker, self._transport, self._addresses, self._options = onlooker, transport, addresses, options
+        self._observer, self._transport, self._addresses, self._options = observer, transport, addresses, options
         self._curve = Curve(csv.points if csv else ())
         self._steps = 0  # of the run, as last heard
         self._disputed: int | None = None
@@ -165,7 +167,7 @@ class Watcher:
         self._checked = self._curve.compared  # is the file of this run?
         self._looked = False
         self._presence, self._marks = Presence(), list[Mark]()
-        self._untimed: dict[PeerId, float] = {}  # whom to ask how it spent a step only then
+        self._bars: dict[PeerId, list[StepBar]] = {}  # how members have spent their last step, of this look
         self._silent: dict[PeerId, float] = {}  # whom to ask again only then
         self._busy: set[PeerId] = set()  # of them those that said so
         self._evaluated: dict[PeerId, int] = {}  # trainer -> the version after its last
@@ -174,7 +176,7 @@ class Watcher:
         self._unwritten: set[int] = set()  # versions
 
     def _opened(self) -> Iterable[CurveFile]:
-        run, options = self._onlooker.run, self._options
+        run, options = self._observer.run, self._options
         # First, for it may refuse.
         if options.tensorboard:
             yield TensorBoard(options.tensorboard)
@@ -193,13 +195,13 @@ class Watcher:
     async def run(self, waiting: Waiting) -> int:
         """Until the run is over; one look with `once`. Returns the exit code."""
         clock = asyncio.get_running_loop().time
-        records = await self._onlooker.first_records(waiting)
+        records = await self._observer.first_records(waiting)
         waiting.over()
         heard_at, last_at = clock(), math.inf
         with self._view as screen:
             while True:
                 began = clock()
-                found = self._onlooker.assess(records)
+                found = self._observer.assess(records)
                 heard_at = began if found.seen else heard_at
                 self._steps = found.steps or self._steps
                 gone, stays = began - heard_at > GONE_S, self._options.stays
@@ -218,7 +220,7 @@ class Watcher:
                         screen.end(f"the run has finished: {self._steps} steps")
                         return 0
                 await asyncio.sleep(max(self._options.every_s - (clock() - began), 0.0))
-                records = await self._onlooker.directory.records()
+                records = await self._observer.directory.records()
 
     async def _look(self, found: Assessment, records: Sequence[Record]) -> None:
         convicts = {each.peer for each in found.convicts}
@@ -226,7 +228,7 @@ class Watcher:
         changes = list(self._presence.look(found))
         if self._curve.went_back(found.restart):
             self._evaluated.clear()
-        answering, versions, bars = await self._ask_all(found, records)
+        answering, versions = await self._ask_all(found, records)
         busy = sum(each.peer in self._busy for each in records if each.stages)
         live_s = self._options.every_s + ASK_S
         steps, against = self._curve.settle(
@@ -245,6 +247,7 @@ class Watcher:
         for change in changes:
             if change.kind in _COLORS:
                 self._marks.append(Mark(at, change.kind.replace("_", " "), change.text, _COLORS[change.kind]))
+        bars = [bar for of_peer in self._bars.values() for bar in of_peer] if self._options.timed else []
         self._write(steps, versions)
         self._view.look(Observation(found, self._curve, changes, steps, versions, bars))
         if (step := self._curve.disputed) is not None and step != self._disputed:
@@ -266,58 +269,41 @@ class Watcher:
 
     # ------------------------------------------------------------ asking
 
-    async def _ask_all(
-        self, found: Assessment, records: Sequence[Record]
-    ) -> tuple[list[PeerId], list[int], list[StepBar]]:
-        """Who answered about steps, the versions whose held-out loss is new, and how members spent their last step."""
+    async def _ask_all(self, found: Assessment, records: Sequence[Record]) -> tuple[list[PeerId], list[int]]:
+        """Who answered about steps, and the versions whose held-out loss is new."""
         now = asyncio.get_running_loop().time()
         # Through a relay only peers of the run speak to each other.
         able = [each for each in records if each.addresses and not each.hidden]
         self._addresses.clear()
         self._addresses |= {each.peer: each.addresses for each in able}
         ready = [each for each in able if self._silent.get(each.peer, now) <= now]
-        if self._onlooker.admissions is None:
+        if self._observer.admissions is None:
             ready = await self._admitted(ready)
         serving = [each for each in ready if each.stages]
         # Those of the last stage first, which made the commits; all others believe them by their signatures.
         serving.sort(key=lambda each: (-max(status.stage for status in each.stages), self._shuffled(each.peer)))
         trainers = sorted((each for each in ready if each.feeds), key=lambda each: self._shuffled(each.peer))
-        heard, evaluations, bars = await asyncio.gather(
-            asyncio.gather(*(self._steps_of(each.peer, found.steps) for each in serving[:MOST_ASKED])),
+        # The answer about steps has the times of the last one, too. Others are asked for their times alone: the first
+        # of each stage, then the second, and so on.
+        asked, stages = serving[:MOST_ASKED], dict[int, list[PeerId]]()
+        for each in serving[MOST_ASKED:] if self._options.timed else ():
+            stages.setdefault(each.stages[0].stage, []).append(each.peer)
+        places, self._bars = asyncio.Semaphore(AT_ONCE), {}
+
+        async def times_of(peer: PeerId) -> None:
+            async with places:
+                await self._history(peer, _NO_STEP)
+
+        heard, evaluations, _ = await asyncio.gather(
+            asyncio.gather(*(self._steps_of(each.peer, found.steps) for each in asked)),
             asyncio.gather(*(self._evaluations_of(each.peer) for each in trainers[:MOST_TRAINERS])),
-            self._ask_times(serving, found.num_stages),
+            asyncio.gather(*map(times_of, fairly(stages.values())[: MOST_TIMED - len(asked)])),
         )
         told = {found.eval_loss.step: found.eval_loss.value} if found.eval_loss else {}
-        for each in reversed(evaluations):
-            told |= each
+        for losses in reversed(evaluations):
+            told |= losses
         versions = self._curve.evaluated(told, steps=found.steps)
-        return [each.peer for each, answered in zip(serving, heard, strict=False) if answered], versions, bars
-
-    async def _ask_times(self, serving: Sequence[Record], num_stages: int) -> list[StepBar]:
-        """Of each stage the first one, then of each the second, and so on."""
-        if not self._options.timed:
-            return []
-        clock = asyncio.get_running_loop().time
-        self._untimed = {peer: until for peer, until in self._untimed.items() if until > clock()}
-        stages: dict[int, list[PeerId]] = {}
-        for each in serving:
-            if each.peer not in self._untimed:
-                stages.setdefault(each.stages[0].stage, []).append(each.peer)
-        fairly = itertools.chain.from_iterable(itertools.zip_longest(*stages.values()))
-        places = asyncio.Semaphore(AT_ONCE)
-
-        async def one(peer: PeerId) -> list[StepBar]:
-            answer: Answer | None = None
-            async with places:
-                with contextlib.suppress(SwarmError):
-                    answer = await ask(self._transport, peer, HistoryRequest(_NO_STEP), limit_s=ASK_S)
-            if isinstance(answer, History) and (bars := bars_of(peer, answer, now=wall_time(), num_stages=num_stages)):
-                return bars
-            self._untimed[peer] = clock() + AGAIN_S
-            return []
-
-        asked = [peer for peer in fairly if peer is not None][:MOST_TIMED]
-        return list(itertools.chain.from_iterable(await asyncio.gather(*map(one, asked))))
+        return [each.peer for each, answered in zip(asked, heard, strict=True) if answered], versions
 
     async def _admitted(self, ready: list[Record]) -> list[Record]:
         """Those of them that the run's manifest admits, once somebody has given it: its hash is the run's id."""
@@ -329,11 +315,11 @@ class Watcher:
         async def whom() -> list[PeerId]:
             return [each.peer for each in some if each.stages or each.feeds]
 
-        manifest = await fetch_manifest(self._transport, self._onlooker.run, whom, on_failure=failed)
+        manifest = await fetch_manifest(self._transport, self._observer.run, whom, on_failure=failed)
         if manifest is None:
             return ready
-        self._onlooker.learn(manifest)
-        admitted = {each.peer for each in self._onlooker.directory.known()}
+        self._observer.learn(manifest)
+        admitted = {each.peer for each in self._observer.directory.known()}
         return [each for each in ready if each.peer in admitted]
 
     def _shuffled(self, peer: PeerId) -> int:
@@ -364,8 +350,10 @@ class Watcher:
             answer = None
         self._busy.discard(peer)
         if isinstance(answer, History):
+            self._bars[peer] = bars_of(peer, answer, now=wall_time(), num_stages=self._observer.directory.num_stages)
             return answer
-        if isinstance(answer, Busy):
+        # That of who is asked for times alone would be no vote on a step.
+        if isinstance(answer, Busy) and since != _NO_STEP:
             self._busy.add(peer)
         # It is gone, busy, or of an earlier version that does not know the question.
         self._silent[peer] = asyncio.get_running_loop().time() + AGAIN_S

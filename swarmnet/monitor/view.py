@@ -2,37 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from swarmnet.monitor.presence import Observation, short
+from swarmnet.monitor.presence import Observation
 from swarmnet.peer.swarm_health import Assessment, ReplicaLine
 from swarmnet.telemetry.log import encode
 from swarmnet.telemetry.screen import Screen, duration, stage_table
-from swarmnet.telemetry.text import printable
+from swarmnet.telemetry.text import printable, short
 
 
-class WatchView(Protocol):
-    """What a watch is shown by, as a context."""
+class WatchView:
+    """What a watch is shown by, as a context. This one shows nothing."""
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
-    def __exit__(self, *_: object) -> None: ...
+    def __exit__(self, *_: object) -> None:
+        """The watch is over."""
 
     def look(self, seen: Observation) -> None:
         """What is known now."""
-        ...
 
     def note(self, text: str) -> None:
         """Something for a person."""
-        ...
 
     def end(self, text: str) -> None:
         """The last word."""
-        ...
 
 
 def headline(seen: Observation) -> str:
@@ -77,7 +76,7 @@ def stages(found: Assessment) -> Table:
     return stage_table(("synced", "replicas"), rows)
 
 
-class WatchScreen(Screen):
+class WatchScreen(Screen, WatchView):
     """For a person. Whatever comes from strangers is printed as text."""
 
     def __init__(self, console: Console) -> None:
@@ -102,17 +101,11 @@ class WatchScreen(Screen):
         self.note(printable(text))
 
 
-class JsonLines:
+class JsonLines(WatchView):
     """For a program: a line of JSON for each step, evaluation and change, and for each new state."""
 
     def __init__(self) -> None:
         self._said: dict[str, Any] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
     def look(self, seen: Observation) -> None:
         """Print what is new."""

@@ -65,8 +65,7 @@ def convicted(convicts: Sequence[ConvictLine], members: int) -> Iterator[tuple[P
     """Of each a line. members: replicas that serve."""
     for each in convicts:
         of = f" of stage {', '.join(map(str, each.stages))}" if each.stages else ""
-        text = f"convicted: {each.peer}{of} ({each.reason}), as {each.by} of {counted(members, 'replica')} say"
-        yield each.peer, text
+        yield each.peer, f"{each.peer}{of} ({each.reason}), as {each.by} of {counted(members, 'replica')} say"
 
 
 def convicted_here(stage: int, reason: str, at: str) -> str:

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from swarmnet.ids import PeerId
+from swarmnet.telemetry.text import counted, short
 
 GIB = 1 << 30
 
@@ -85,35 +86,43 @@ def exit_code(rows: Iterable[Row]) -> int:
     return int(any(row.severity in ("warning", "error") for row in rows))
 
 
+def finding(
+    name: str,
+    words: str,
+    problem: str = "",
+    severity: Severity = "warning",
+    ports: tuple[int, int] = (0, 0),
+    **facts: Any,
+) -> Row:
+    """A row: all is well without a problem."""
+    return Row(name, words, severity if problem else "ok", problem, facts, ports)
+
+
 # ---------------------------------------------------------------- this machine
 
 
 def software(python: tuple[int, ...], versions: Mapping[str, str]) -> Row:
     """versions: of each package that is needed; "" for one that is not there."""
-    missing = [name for name, version in versions.items() if not version]
-    shown = {"python": ".".join(map(str, python)), **versions}
+    shown: dict[str, Any] = {"python": ".".join(map(str, python)), **versions}
     words = ", ".join(f"{name} {version or 'missing'}" for name, version in shown.items())
-    bad = missing or python < LEAST_PYTHON
-    return Row("software", words, "error" if bad else "ok", "software" if bad else "", shown)
+    bad = python < LEAST_PYTHON or not all(versions.values())
+    return finding("software", words, "software" * bad, "error", **shown)
 
 
 def compute(device: str, tflops: float, *, gpu_unseen: bool, gpu_missing: bool = False) -> Row:
     """tflops: of matrix products, as measured. gpu_unseen: there is a GPU, and torch does not see it. gpu_missing: a
     peer was told to compute on one, and torch sees none."""
-    facts = {"device": device, "tflops": round(tflops, 3)}
     problem = "gpu_missing" if gpu_missing and not gpu_unseen else "gpu_unused" if gpu_unseen else ""
-    severity: Severity = "error" if gpu_missing else "warning" if problem else "ok"
-    return Row("compute", f"{device}, {tflops:.3g} TFLOP/s", severity, problem, facts)
+    severity: Severity = "error" if gpu_missing else "warning"
+    words = f"{device}, {tflops:.3g} TFLOP/s"
+    return finding("compute", words, problem, severity, device=device, tflops=round(tflops, 3))
 
 
 def kernels(compiler: str | None) -> Row:
     """compiler: the C++ compiler that makes the kernels; None: there is none, and torch's operations serve."""
-    words = (
-        f"sums and updates are compiled by {compiler}" if compiler else "no C++ compiler: sums and updates are slower"
-    )
-    return Row(
-        "kernels", words, "ok" if compiler else "note", "" if compiler else "no_compiler", {"compiler": compiler}
-    )
+    if compiler:
+        return finding("kernels", f"sums and updates are compiled by {compiler}", compiler=compiler)
+    return finding("kernels", "no C++ compiler: sums and updates are slower", "no_compiler", "note", compiler=compiler)
 
 
 def memory(host: int | None, gpus: Collection[int], *, limit: int | None = None) -> Row:
@@ -121,50 +130,41 @@ def memory(host: int | None, gpus: Collection[int], *, limit: int | None = None)
     words = f"{host / GIB:.1f} GiB free" if host is not None else "it is not known how much is free"
     words += f" within a limit of {limit / GIB:.1f} GiB" if limit is not None else ""
     words += "".join(f", {free / GIB:.1f} GiB on GPU {number}" for number, free in enumerate(gpus))
-    low = (host is not None and host < LEAST_MEMORY) or any(free < LEAST_MEMORY for free in gpus)
-    facts = {"host": host, "gpus": list(gpus), "limit": limit}
-    return Row("memory", words, "warning" if low else "ok", "memory" if low else "", facts)
+    low = any(free is not None and free < LEAST_MEMORY for free in (host, *gpus))
+    return finding("memory", words, "memory" * low, host=host, gpus=list(gpus), limit=limit)
 
 
 def disk(place: str, free: int) -> Row:
     """Bytes free where checkpoints go."""
-    low = free < LEAST_DISK
-    facts = {"dir": place, "free": free}
-    return Row(
-        "disk", f"{free / GIB:.1f} GiB free in {place}", "warning" if low else "ok", "disk" if low else "", facts
-    )
+    return finding("disk", f"{free / GIB:.1f} GiB free in {place}", "disk" * (free < LEAST_DISK), dir=place, free=free)
 
 
 def descriptors(limit: int) -> Row:
     """How many files and connections a process may have open, once it has asked for all it may have."""
-    low = limit < LEAST_DESCRIPTORS
-    words, facts = f"{limit:,} files and connections at once", {"limit": limit}
-    return Row("descriptors", words, "warning" if low else "ok", "descriptors" if low else "", facts)
+    words = f"{limit:,} files and connections at once"
+    return finding("descriptors", words, "descriptors" * (limit < LEAST_DESCRIPTORS), limit=limit)
 
 
 def tasks(left: int | None) -> Row:
     """How many processes and threads may still start; None: no control group limits them."""
     words = "no limit on processes and threads" if left is None else f"{left:,} more processes and threads may start"
-    low = left is not None and left < LEAST_TASKS
-    return Row("tasks", words, "warning" if low else "ok", "tasks" if low else "", {"left": left})
+    return finding("tasks", words, "tasks" * (left is not None and left < LEAST_TASKS), left=left)
 
 
 def shared_memory(free: int) -> Row:
     """Bytes free in /dev/shm, through which ranks on several GPUs exchange."""
-    low, words = free < LEAST_MEMORY, f"{free / GIB:.2f} GiB free in /dev/shm"
-    return Row("shared", words, "warning" if low else "ok", "shared" if low else "", {"free": free})
+    return finding("shared", f"{free / GIB:.2f} GiB free in /dev/shm", "shared" * (free < LEAST_MEMORY), free=free)
 
 
 def listening(taken: Mapping[str, int], *, own: Collection[int]) -> Row:
     """taken: by flag, the ports that cannot be bound. own: the ports of the peer that runs with this --dir."""
     if not taken:
-        return Row("ports", "can be listened on", facts={"taken": {}})
+        return finding("ports", "can be listened on", taken={})
     foreign = {flag: port for flag, port in taken.items() if port not in own}
     words = " and ".join(f"{flag} {port}" for flag, port in (foreign or taken).items())
     if foreign:
-        return Row("ports", f"{words} cannot be listened on", "error", "port_taken", {"taken": foreign})
-    words += " in use by the peer that runs with this --dir"
-    return Row("ports", words, facts={"running": True, "taken": dict(taken)})
+        return finding("ports", f"{words} cannot be listened on", "port_taken", "error", taken=foreign)
+    return finding("ports", f"{words} in use by the peer that runs with this --dir", running=True, taken=dict(taken))
 
 
 # ---------------------------------------------------------------- the swarm
@@ -172,9 +172,8 @@ def listening(taken: Mapping[str, int], *, own: Collection[int]) -> Row:
 
 def swarm(run: str, serving: int) -> Row:
     """The run was found, and so many peers announce that they serve it."""
-    words = f"run {run[:12]}: {serving} peer{'' if serving == 1 else 's'} serve{'s' if serving == 1 else ''} it"
-    facts = {"run": run, "peers": serving}
-    return Row("swarm", words, "ok" if serving else "warning", "" if serving else "nobody", facts)
+    words = f"run {run[:12]}: {counted(serving, 'peer')} serve{'s' * (serving == 1)} it"
+    return finding("swarm", words, "nobody" * (not serving), run=run, peers=serving)
 
 
 def no_swarm(words: str) -> Row:
@@ -185,35 +184,33 @@ def no_swarm(words: str) -> Row:
 def clock(offsets: Mapping[PeerId, float], limit_s: float) -> Row:
     """offsets: by how many seconds each member's clock is ahead. The median counts: one may be wrong."""
     if not offsets:
-        return Row("clock", "nobody to compare it with")
+        return finding("clock", "nobody to compare it with")
     offset = -statistics.median_high(offsets.values())
     side = "ahead of" if offset > 0 else "behind"
     words = f"{abs(offset):.1f} s {side} the members'" if abs(offset) >= 0.1 else "that of the members"
-    problem = "clock" if abs(offset) > min(WARN_OFFSET_S, limit_s / 2) else ""
-    severity: Severity = "error" if abs(offset) > limit_s else "warning" if problem else "ok"
-    return Row("clock", words, severity, problem, {"offset_s": round(offset, 3)})
+    off = abs(offset) > min(WARN_OFFSET_S, limit_s / 2)
+    severity: Severity = "error" if abs(offset) > limit_s else "warning"
+    return finding("clock", words, "clock" * off, severity, offset_s=round(offset, 3))
 
 
 def line(peer: str, round_trip_s: float, up: float, down: float) -> Row:
     """To one member; bytes per second, 0 if it was busy."""
-    words = f"to {_short(peer)}: {1000 * round_trip_s:.0f} ms"
+    words = f"to {short(peer)}: {1000 * round_trip_s:.0f} ms"
     if up and down:
         words += f", {up * 8e-6:,.0f} Mbit/s up, {down * 8e-6:,.0f} down"
+    facts: dict[str, Any] = {"peer": peer, "round_trip_s": round(round_trip_s, 4), "up_bytes_per_s": round(up)}
     slow = 0 < min(up, down) < SLOW_BYTES_PER_S
-    facts = {"peer": peer, "round_trip_s": round(round_trip_s, 4), "up_bytes_per_s": round(up)}
-    facts |= {"down_bytes_per_s": round(down)}
-    return Row("line", words, "note" if slow else "ok", "slow_line" if slow else "", facts)
+    return finding("line", words, "slow_line" * slow, "note", **facts, down_bytes_per_s=round(down))
 
 
 def no_line(peer: str, reason: str) -> Row:
     """One member could not be asked."""
-    facts = {"peer": peer, "reason": reason}
-    return Row("line", f"to {_short(peer)}: none ({reason})", "note", "silent", facts)
+    return finding("line", f"to {short(peer)}: none ({reason})", "silent", "note", peer=peer, reason=reason)
 
 
 def dialled_back(facts: Mapping[str, Any]) -> str:
     """Of the event of that name: who could connect to this peer."""
-    could, could_not, not_asked = ([_short(peer) for peer in facts[who]] for who in ("could", "could_not", "not_asked"))
+    could, could_not, not_asked = ([short(peer) for peer in facts[who]] for who in ("could", "could_not", "not_asked"))
     proved = "; a connection from outside has come in" if facts.get("dialled") else ""
     silent = f"; could not ask {', '.join(not_asked)}" if not_asked else ""
     # One that could not is what the operator has to hear of; who could is only counted.
@@ -224,41 +221,44 @@ def dialled_back(facts: Mapping[str, Any]) -> str:
         return f"others can connect to this peer{proved}{silent}"
     if not could:
         return f"nobody who was asked could say whether others can connect to this peer{silent}"
-    return f"{_members(could)} connected back{silent}"
+    return f"{counted(len(could), 'member')} connected back{silent}"
 
 
 def hidden(facts: Mapping[str, Any]) -> str:
     """Of the event of that name: nobody can dial this peer, and relays serve it."""
-    none = f"{_members(facts['could_not'])} could not connect to this peer"
-    return f"{none}: it takes part through {' and '.join(map(_short, facts['relays']))}"
+    none = f"{counted(len(facts['could_not']), 'member')} could not connect to this peer"
+    return f"{none}: it takes part through {' and '.join(map(short, facts['relays']))}"
 
 
 def reached(event: str, facts: Mapping[str, Any], ports: tuple[int, int]) -> Row:
     """Can others connect to this machine? By what a peer says of that (`net.nat.dial_back`); "": nobody could tell."""
     known = {who: facts[who] for who in ("could", "could_not", "relays") if who in facts}
-    if event == "dialled_back":
-        how = "direct" if facts["could"] or facts.get("dialled") else "unknown"
-        return Row("reached", dialled_back(facts), facts={"how": how, **known}, ports=ports)
-    if event == "hidden":
-        return Row("reached", hidden(facts), "note", "relayed", {"how": "relay", **known}, ports)
-    if event == "unreachable":
-        why = ", ".join(sorted({reason or "no reason given" for reason in facts["could_not"].values()}))
-        words = f"{_members(facts['could_not'])} could not connect to this peer ({why}), and nobody relays for it"
-        return Row("reached", words, "error", "unreachable", {"how": "none", **known}, ports)
-    return Row("reached", "there was nobody to ask", facts={"how": "unknown"})
+    match event:
+        case "dialled_back":
+            how = "direct" if facts["could"] or facts.get("dialled") else "unknown"
+            return finding("reached", dialled_back(facts), ports=ports, how=how, **known)
+        case "hidden":
+            return finding("reached", hidden(facts), "relayed", "note", ports, how="relay", **known)
+        case "unreachable":
+            why = ", ".join(sorted({reason or "no reason given" for reason in facts["could_not"].values()}))
+            members = counted(len(facts["could_not"]), "member")
+            words = f"{members} could not connect to this peer ({why}), and nobody relays for it"
+            return finding("reached", words, "unreachable", "error", ports, how="none", **known)
+    return finding("reached", "there was nobody to ask", how="unknown")
 
 
 def bulk(how: str, port: int, came: Collection[PeerId]) -> Row:
     """Can others connect to the port of bulk connections? how: they reach this machine (`reached`). came: who has
     connected to that port."""
-    facts = {"port": port, "came": sorted(came)}
     if came:
-        return Row("bulk port", f"{_members(came)} connected to port {port}, too", facts=facts)
-    if how == "direct":
-        words = f"nobody who connected to this machine could connect to port {port}, too"
-        return Row("bulk port", words, "note", "bulk_closed", facts, (port, 0))
-    why = "nobody could say" if how == "unknown" else "not used: others do not reach this machine directly"
-    return Row("bulk port", why, facts=facts)
+        words, problem = f"{counted(len(came), 'member')} connected to port {port}, too", ""
+    elif how == "direct":
+        words, problem = f"nobody who connected to this machine could connect to port {port}, too", "bulk_closed"
+    else:
+        why = "nobody could say" if how == "unknown" else "not used: others do not reach this machine directly"
+        words, problem = why, ""
+    ports = (port, 0) if problem else (0, 0)
+    return finding("bulk port", words, problem, "note", ports, port=port, came=sorted(came))
 
 
 _NATS = {
@@ -272,21 +272,13 @@ _NATS = {
 
 def nat(kind: str, *, how: str, ports: tuple[int, int] = (0, 0)) -> Row:
     """What is between this machine and the others. kind: as `net.nat` judges it. how: others reach it (`reached`)."""
-    words, facts = _NATS[kind], {"kind": kind}
+    words = _NATS[kind]
     # A machine that is reached directly needs no advice.
     if how not in ("relay", "none") or kind == "unknown":
-        return Row("nat", words, facts=facts)
+        return finding("nat", words, kind=kind)
     if kind == "none":
-        return Row("nat", f"{words}, and a firewall keeps them out", "note", "firewall", facts, ports)
-    return Row("nat", words, "note", {"cone": "router"}.get(kind, kind), facts)
-
-
-def _members(peers: Collection[str]) -> str:
-    return f"{len(peers)} member{'' if len(peers) == 1 else 's'}"
-
-
-def _short(peer: str) -> str:
-    return f"...{peer[-8:]}"
+        return finding("nat", f"{words}, and a firewall keeps them out", "firewall", "note", ports, kind=kind)
+    return finding("nat", words, "router" if kind == "cone" else kind, "note", kind=kind)
 
 
 # ---------------------------------------------------------------- all of it

@@ -1,46 +1,32 @@
 """Figures of a running peer for Prometheus, and whether it lives and is ready, over HTTP: `--metrics`.
 
-`/metrics` has the figures (names begin with `swarmnet_`, base units, no peer ids), `/healthz` says whether the event
-loop answers, `/readyz` whether the peer serves its stages. Both are 200 or 503, with the reason in words. A request is
-answered from the event loop, between two of its turns, so a scrape sees one moment. Needs the extra `metrics`.
+`/metrics` has the figures (names begin with `swarmnet_`, base units, no peer ids), `/state` the state from which they
+and all that is shown of this peer come, as JSON, `/healthz` says whether the event loop answers, `/readyz` whether the
+peer serves its stages. Both are 200 or 503, with the reason in words. Needs the extra `metrics`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future
+from email.message import Message
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from swarmnet import __version__
 from swarmnet.config.check import check_installed
 from swarmnet.config.peer import listen_at
-from swarmnet.errors import UsageError
 from swarmnet.net.traffic import Traffic
+from swarmnet.telemetry.log import encode
 from swarmnet.telemetry.run_state import STEP_BUCKETS_S
+from swarmnet.telemetry.web import Response, listening
 
 if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry
     from prometheus_client.core import Metric
 
     from swarmnet.peer.peer import Peer
-
-T = TypeVar("T")
-
-ANSWER_S = 2.0
-"""An event loop that has not answered after so long does not live."""
-
-MOST_CONNECTIONS, REQUEST_S = 16, 10.0
-"""At a time, and how long one lasts at most."""
-
-_LOOK_S = 0.05
-"""So long its end takes at most."""
 
 
 def figures(peer: Peer, traffic: Traffic) -> Iterator[Metric]:
@@ -50,6 +36,7 @@ def figures(peer: Peer, traffic: Traffic) -> Iterator[Metric]:
     from prometheus_client.core import HistogramMetricFamily
 
     record, seen = peer.status(), peer.state
+    last = seen.points[-1] if seen.points else None
 
     def by_stage(rows: Iterable[Any], figure: str) -> dict[int, float]:
         return {row.stage: float(getattr(row, figure)) for row in rows}
@@ -67,8 +54,8 @@ def figures(peer: Peer, traffic: Traffic) -> Iterator[Metric]:
         (Gauge, "tasks", "Of its event loop, running or waiting.", len(asyncio.all_tasks())),
         (Gauge, "known_peers", "Peers whose records it holds, itself left out.", len(peer.records)),
         (Gauge, "run_tokens_per_second", "Of the whole run, over the last steps.", record.tokens_per_second),
-        (Gauge, "loss", "Mean loss of the last step, nats per token.", seen.loss and seen.loss[1]),
-        (Gauge, "gradient_norm", "Of the last step's average gradient.", seen.grad_norm),
+        (Gauge, "loss", "Mean loss of the last step, nats per token.", last.loss if last else None),
+        (Gauge, "gradient_norm", "Of the last step's average gradient.", last.grad_norm if last else None),
         (Gauge, "weights_version", "Steps that its weights have behind them.", mine("version")),
         (Gauge, "synced", "1: it has the stage's state and serves.", mine("synced")),
         (Gauge, "slots", "Microbatches that it holds at once, in each open step.", mine("slots")),
@@ -114,9 +101,9 @@ def not_ready(peer: Peer) -> str:
 
 
 class _Collector:
-    """What prometheus_client asks, in a thread of the server."""
+    """What prometheus_client asks."""
 
-    def __init__(self, collect: Callable[[], list[Metric]]) -> None:
+    def __init__(self, collect: Callable[[], Iterable[Metric]]) -> None:
         self.collect = collect
 
 
@@ -128,105 +115,26 @@ def serve_metrics(where: str, peer: Peer, traffic: Traffic) -> Iterator[str]:
     """
     check_installed("--metrics", "metrics")
     from prometheus_client import CollectorRegistry, ProcessCollector
-
-    loop = asyncio.get_running_loop()
-
-    def ask(question: Callable[[], T]) -> T:
-        """The loop's answer. Raises TimeoutError, RuntimeError where it is closed."""
-        answer: Future[T] = Future()
-
-        def fill() -> None:
-            try:
-                answer.set_result(question())
-            except Exception as error:
-                answer.set_exception(error)
-
-        loop.call_soon_threadsafe(fill)
-        return answer.result(ANSWER_S)
+    from prometheus_client.exposition import choose_encoder
 
     registry = CollectorRegistry()
-    registry.register(_Collector(lambda: ask(lambda: list(figures(peer, traffic)))))
+    registry.register(_Collector(lambda: figures(peer, traffic)))
     ProcessCollector(registry=registry)
-    try:
-        server = _Listener(listen_at(where), registry, lambda: ask(lambda: not_ready(peer)))
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise UsageError(f"--metrics {where}: cannot listen there ({reason}): choose another port") from error
-    threading.Thread(target=server.serve_forever, args=(_LOOK_S,), name="metrics", daemon=True).start()
-    try:
-        host, port = server.server_address[:2]
-        yield f"http://{f'[{host!s}]' if server.address_family is socket.AF_INET6 else host!s}:{port}"
-    finally:
-        server.shutdown()
-        server.server_close()
 
+    def respond(path: str, headers: Message) -> Response:
+        match path:
+            case "/metrics":
+                write, kind = choose_encoder(headers.get("Accept", ""))
+                return Response(200, write(registry), kind)
+            case "/state":
+                words = encode({"record": peer.status(), "state": peer.state, "not_ready": not_ready(peer)})
+                return Response(200, words.encode(), "application/json")
+            case "/healthz":
+                return Response(200, b"ok\n")
+            case "/readyz":
+                reason = not_ready(peer)
+                return Response(503 if reason else 200, f"{reason or 'ok'}\n".encode())
+        return Response(404, b"there are /metrics, /state, /healthz and /readyz\n")
 
-class _Listener(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def __init__(self, address: tuple[str, int], registry: CollectorRegistry, ready: Callable[[], str]) -> None:
-        self.registry, self.ready = registry, ready
-        self._room = threading.Semaphore(MOST_CONNECTIONS)
-        if ":" in address[0]:
-            self.address_family = socket.AF_INET6
-        super().__init__(address, _Handler)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """In a thread of its own, if there is room: a descriptor that a stranger holds is none for a checkpoint."""
-        if self._room.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """One connection, for so long at most, however slowly it speaks."""
-        end = threading.Timer(REQUEST_S, _cut, (request,))
-        end.daemon = True
-        end.start()
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            end.cancel()
-            self._room.release()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Whoever asked has left."""
-
-
-def _cut(connection: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # it has ended meanwhile
-        connection.shutdown(socket.SHUT_RDWR)
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: _Listener
-
-    def do_GET(self) -> None:
-        """One request."""
-        from prometheus_client.exposition import choose_encoder
-
-        try:
-            match self.path.partition("?")[0]:
-                case "/metrics":
-                    encode, kind = choose_encoder(self.headers.get("Accept", ""))
-                    self._say(200, encode(self.server.registry), kind)
-                case "/healthz":
-                    self.server.ready()
-                    self._say(200, b"ok\n")
-                case "/readyz":
-                    reason = self.server.ready()
-                    self._say(503 if reason else 200, f"{reason or 'ok'}\n".encode())
-                case _:
-                    self._say(404, b"there are /metrics, /healthz and /readyz\n")
-        except (TimeoutError, RuntimeError):
-            self._say(503, b"the peer does not answer\n")
-
-    def _say(self, code: int, body: bytes, kind: str = "text/plain; charset=utf-8") -> None:
-        self.send_response(code)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """A scrape is no news."""
+    with listening(f"--metrics {where}", *listen_at(where), respond) as at:
+        yield at

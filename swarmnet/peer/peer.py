@@ -69,7 +69,7 @@ from swarmnet.stage.seams import Engine
 from swarmnet.state.disk import Disk
 from swarmnet.state.rollback import newest_on_disk
 from swarmnet.telemetry.kinds import kind_of
-from swarmnet.telemetry.run_state import RunState
+from swarmnet.telemetry.run_state import RunState, step_s, tokens_per_second
 from swarmnet.telemetry.spans import SpanBook
 from swarmnet.transport import ReadPayload, Service, Transport, layout_of
 
@@ -196,6 +196,7 @@ class Peer:
         told_of_others: it was told where others are, so that there should be some.
         carried: the version of its stage's state that it has put on disk to move here; None: it has not moved.
         meeting: makes the sums of a simulation of many peers, without streams between them.
+        state: what came before; None: nothing did.
     """
 
     def __init__(
@@ -217,6 +218,7 @@ class Peer:
         told_of_others: bool = False,
         carried: int | None = None,
         meeting: Meeting | None = None,
+        state: RunState | None = None,
     ) -> None:
         self.meeting, self._host = meeting, host
         self.me, self.run_id, self.manifest, self.incarnation = host.me, host.run, manifest, host.incarnation
@@ -228,7 +230,7 @@ class Peer:
         self._engines, self._directory = engines, host.directory
         self._directory.serves = self.counts_in
         self._tell = on_event
-        self.state = RunState()
+        self.state = state or RunState()
         self._admissions, self.notices = host.admissions, host.notices
         self.replicas: dict[int, Replica] = {}
         self.records: dict[PeerId, Record] = {}
@@ -762,13 +764,14 @@ class Peer:
             )
             for stage, replica in self.replicas.items()
         )
-        disputed = [DisputedWork(stage, *last) for stage, of in self._complaints.items() if (last := of.disputed)]
+        last = self.state.points
+        disputed = [DisputedWork(stage, *work) for stage, of in self._complaints.items() if (work := of.disputed)]
         return replace(
             self._host.record(),
             stages=stages,
-            loss=self.state.loss,
-            tokens_per_second=self.state.tokens_per_second,
-            step_s=self.state.step_s,
+            loss=(last[-1].step, last[-1].loss) if last else None,
+            tokens_per_second=round(tokens_per_second(last) or 0.0, 1),
+            step_s=round(step_s(last) or 0.0, 6),
             finished=self.finished.is_set(),
             halted=self.halted,
             steps=self._extending.last,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from swarmnet import telemetry
-from swarmnet.clock import loop_runner
+from swarmnet.clock import loop_runner, loop_time
 from swarmnet.config.peer import PeerConfig, listen_at
 from swarmnet.data.source import load_tokens
 from swarmnet.engine.compute_thread import ComputeThread
@@ -42,6 +42,8 @@ from swarmnet.stage.seams import Engine
 from swarmnet.state.disk import CheckpointStore, DirectoryDisk
 from swarmnet.telemetry.events import EventLog
 from swarmnet.telemetry.journal import Journal, remind
+from swarmnet.telemetry.run_state import RunState
+from swarmnet.telemetry.text import short
 from swarmnet.telemetry.trace import TraceFile, check_trace
 from swarmnet.wire import kernel_build
 
@@ -213,13 +215,19 @@ async def _serve(
     recent_moves: RecentMoves,
 ) -> tuple[PeerConfig, int | None] | None:
     """Until it is asked to stop, or has to go on with another stage: then how, and with which version of its state."""
+    state = RunState()
 
-    def on_event(event: str, fields: dict[str, object]) -> None:
+    def tell(event: str, fields: dict[str, object]) -> None:
         journal(event, fields)
         heard(event, fields)
         # From now on a network that is away is waited for.
         if event == "synced":
             remember(config.dir, run_id(manifest))
+
+    def early(event: str, reason: str) -> None:
+        """An event from before there is a peer."""
+        state.on(event, {"reason": reason}, now=loop_time())
+        tell(event, {"reason": reason})
 
     async with contextlib.AsyncExitStack() as stack:
         journal = Journal(stack.enter_context(EventLog(config.events)), log)
@@ -227,12 +235,12 @@ async def _serve(
         if joined is None:
             joining = until_somebody_answers(
                 lambda: stack.enter_async_context(join_run(RunTerms.of(manifest), config.network)),
-                say=lambda event, words: on_event(event, {"reason": words}),
+                say=early,
                 patient=was_in(config.dir, run_id(manifest)),
             )
             joined = await unless_stopped(stop, joining)
         if joined is None:
-            on_event("stopped", {"reason": "asked to stop before it had joined"})
+            early("stopped", "asked to stop before it had joined")
             return None
         endpoint = joined.endpoint(str(numerics))
         disk = DirectoryDisk(CheckpointStore(config.dir, endpoint.run, numerics=str(numerics), owner=endpoint.me))
@@ -246,12 +254,13 @@ async def _serve(
             numerics=numerics.apply,
             computes=str(numerics),
             audit_log=AuditLog(
-                config.dir, lambda reason: on_event("no_papers", {"reason": reason, "then": _NO_PAPERS})
+                config.dir, lambda reason: peer.say("no_papers", {"reason": reason, "then": _NO_PAPERS})
             ),
             tokens=tokens,
             windows=ProvenWindows.of(manifest.data, manifest.training),
             disk=disk,
-            on_event=on_event,
+            on_event=tell,
+            state=state,
             limits=limits,
             routing=lambda: routing_rule(config.routing),
             told_of_others=bool(config.bootstrap),
@@ -259,18 +268,18 @@ async def _serve(
         )
         if config.metrics:
             figures_at = stack.enter_context(serve_metrics(config.metrics, peer, endpoint.transport.traffic))
-            on_event("metrics", {"at": figures_at})
+            peer.say("metrics", {"at": figures_at})
         async with endpoint.serve(wrap.service(peer)), asyncio.TaskGroup() as group:
             peer.say("listening", endpoint.whereabouts())
-            serving = group.create_task(_serve_peer(peer, (endpoint.transport.port, endpoint.directory.port), on_event))
-            ending = group.create_task(_keep_result(peer, on_event))
+            serving = group.create_task(_serve_peer(peer, (endpoint.transport.port, endpoint.directory.port)))
+            ending = group.create_task(_keep_result(peer))
             beside = group.create_task(wrap.beside())
             asked = group.create_task(control.run(peer))
             reminding = group.create_task(remind(log, peer.state))
             tracing = group.create_task(_trace(config, peer))
-            shut_out = group.create_task(until_convicted(peer, on_event))
-            showing = group.create_task(_show(config.dashboard, endpoint.links, on_event))
-            computing = [group.create_task(_compute(each, peer, on_event)) for each in ranks]
+            shut_out = group.create_task(until_convicted(peer))
+            showing = group.create_task(_show(config.dashboard, endpoint.links, peer.say))
+            computing = [group.create_task(_compute(each, peer)) for each in ranks]
             moved = await unless_stopped(stop, _moving(peer, config, capacity, recent_moves))
             await control.resume()  # leaving takes over
             reason = "it was about to move"
@@ -281,18 +290,18 @@ async def _serve(
             await peer.leave()
             for task in (serving, ending, beside, reminding, tracing, shut_out, asked, showing, *computing):
                 task.cancel()
-        on_event("traffic", {"calls": endpoint.transport.traffic.rows()})
+        peer.say("traffic", {"calls": endpoint.transport.traffic.rows()})
         # Perhaps it was asked while it left its old stage.
         if moved is None or stop.is_set():
-            on_event("stopped", {"reason": f"asked to stop: {reason}"})
+            peer.say("stopped", {"reason": f"asked to stop: {reason}"})
             return None
         await endpoint.directory.rest()  # nothing here answers while the new stage is loaded
-        on_event("moved", {"from": config.stages[0], "to": moved.stage, "version": moved.version})
+        peer.say("moved", {"from": config.stages[0], "to": moved.stage, "version": moved.version})
         # Its caps may have been changed while it ran.
         return control.config.model_copy(update={"stages": (moved.stage,)}), moved.version
 
 
-async def _show(where: str, links: Sequence[str], on_event: OnEvent) -> None:
+async def _show(where: str, links: Sequence[str], say: OnEvent) -> None:
     """Have `swarmnet dashboard` run beside this peer, until cancelled: in a process of its own, whose work comes after
     this one's, and whose end is none of the peer's."""
     if not where:
@@ -309,7 +318,7 @@ async def _show(where: str, links: Sequence[str], on_event: OnEvent) -> None:
         os.setpriority(os.PRIO_PROCESS, process.pid, 10)
         assert process.stdout is not None
         if at := (await process.stdout.readline()).decode().split():
-            on_event("dashboard", {"at": at[-1]})
+            say("dashboard", {"at": at[-1]})
         reason = f"its process ended with exit code {await process.wait()}"
     except OSError as error:
         reason = error.strerror or str(error)
@@ -319,7 +328,7 @@ async def _show(where: str, links: Sequence[str], on_event: OnEvent) -> None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_END_S):
                     await process.wait()
-    on_event("no_dashboard", {"reason": reason, "then": "the peer goes on"})
+    say("no_dashboard", {"reason": reason, "then": "the peer goes on"})
 
 
 async def _moving(peer: Peer, config: PeerConfig, capacity: Capacity, recent_moves: RecentMoves) -> NewStage:
@@ -333,7 +342,7 @@ async def _trace(config: PeerConfig, peer: Peer) -> None:
     """Write the peer's spans as they are over, until cancelled, if that is asked for. Raises UsageError."""
     if config.trace is None:
         return
-    file, seen = TraceFile(config.trace, peer.me, f"...{peer.me[-8:]} stage {','.join(map(str, config.stages))}"), 0
+    file, seen = TraceFile(config.trace, peer.me, f"{short(peer.me)} stage {','.join(map(str, config.stages))}"), 0
     try:
         while True:
             await asyncio.sleep(TRACE_S)
@@ -344,65 +353,65 @@ async def _trace(config: PeerConfig, peer: Peer) -> None:
         file.close()
 
 
-async def _serve_peer(peer: Peer, ports: tuple[int, int], on_event: OnEvent) -> None:
+async def _serve_peer(peer: Peer, ports: tuple[int, int]) -> None:
     """Raises UsageError, with advice, if nobody can connect to this peer: it has served nothing, and leaves."""
     try:
         await peer.run()
     except* UsageError as unreachable:
         await peer.leave()
         reason = next(leaves(unreachable)).message
-        on_event("stopped", {"reason": reason})
+        peer.say("stopped", {"reason": reason})
         raise UsageError(f"{reason}; {advice('unreachable', *ports)}") from None
     except* DeviceFull as full:
-        await _end(peer, next(leaves(full)), on_event)
+        await _end(peer, next(leaves(full)))
         raise
 
 
-async def until_convicted(peer: Peer, on_event: OnEvent) -> None:
+async def until_convicted(peer: Peer) -> None:
     """Raises UsageError once it is proven that this peer has done wrong: nobody in the run hears it any more."""
     await peer.convicted.wait()
     await peer.leave()
-    on_event("stopped", {"reason": "convicted of wrong work"})
+    peer.say("stopped", {"reason": "convicted of wrong work"})
     raise UsageError(peer.conviction)
 
 
-async def _compute(ranks: Callable[[], Awaitable[None]], peer: Peer, on_event: OnEvent) -> None:
+async def _compute(ranks: Callable[[], Awaitable[None]], peer: Peer) -> None:
     """Have the ranks up as long as the peer is. Raises MeshFailed, DeviceFull: then the peer ends, and what it holds
     is on disk."""
     try:
         await ranks()
     except (MeshFailed, DeviceFull) as failed:
-        await _end(peer, failed, on_event)
+        await _end(peer, failed)
         raise
 
 
-async def _end(peer: Peer, failed: SwarmError, on_event: OnEvent) -> None:
+async def _end(peer: Peer, failed: SwarmError) -> None:
     """Nothing can be computed here any more."""
     for replica in peer.replicas.values():
         try:
             await replica.state.write_last()
         except SwarmError as error:  # the ranks ended while they wrote it
-            on_event("checkpoint_failed", {"reason": str(error)})
-    on_event("stopped", {"reason": failed.message})
+            peer.say("checkpoint_failed", {"reason": str(error)})
+    peer.say("stopped", {"reason": failed.message})
 
 
-async def _keep_result(peer: Peer, on_event: OnEvent) -> None:
+async def _keep_result(peer: Peer) -> None:
     """At the last version: write the final snapshot and say so; the peer goes on serving it read-only.
 
     Again if the run was extended, or went back, and has ended anew.
     """
     while True:
         await peer.finished.wait()
-        await _keep_last(peer, on_event)
+        await _keep_last(peer)
         await peer.goes_on.wait()
 
 
-async def _keep_last(peer: Peer, on_event: OnEvent) -> None:
+async def _keep_last(peer: Peer) -> None:
     for stage, replica in sorted(peer.replicas.items()):
         written = await replica.state.checkpoints.write_now()
         if written is None:  # the run went back meanwhile, and will end again
             continue
-        on_event(
+        peer.say(
             "finished",
             {
                 "stage": stage,

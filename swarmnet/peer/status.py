@@ -30,7 +30,7 @@ from swarmnet.net.swarm_link import SwarmLink
 from swarmnet.peer.swarm_health import NO_BOOTSTRAP, AdmissionLine, Assessment, ReplicaLine, assess, unanswered
 from swarmnet.telemetry.journal import loopback_last
 from swarmnet.telemetry.screen import duration
-from swarmnet.telemetry.text import printable
+from swarmnet.telemetry.text import printable, short
 
 if TYPE_CHECKING:
     from swarmnet.manifest.schema import Manifest
@@ -139,7 +139,7 @@ class Waiting:
 
 
 @dataclass(slots=True)
-class Onlooker:
+class Observer:
     """Who looks at a run from outside: as a client of its DHT that stores nothing.
 
     admissions: who is admitted; None: unknown, nobody has given the manifest yet. until: loop time at which it makes
@@ -192,7 +192,7 @@ class Onlooker:
 @contextlib.asynccontextmanager
 async def looking_on(
     named: Path | str, bootstrap: tuple[str, ...], waiting: Waiting
-) -> AsyncGenerator[Onlooker | Assessment, None]:
+) -> AsyncGenerator[Observer | Assessment, None]:
     """Find the run in the DHT of `bootstrap`; or what there is to say if it is not there, or nobody answers.
 
     Raises UsageError if the manifest cannot be read, `bootstrap` is empty or malformed, or several runs begin so;
@@ -221,7 +221,7 @@ async def looking_on(
 
     until = asyncio.get_running_loop().time() + max(GIVEN_UP_AFTER_S - waiting.so_far_s, GIVEN_UP_AFTER_S / 2)
     async with contextlib.AsyncExitStack() as stack:
-        found: Onlooker | Assessment
+        found: Observer | Assessment
         try:
             async with asyncio.timeout_at(until):
                 whole: RunId | None = run
@@ -236,7 +236,7 @@ async def looking_on(
                     found = assess(run, (), num_stages)
                 else:
                     directory = await stack.enter_async_context(client(whole))
-                    found = Onlooker(whole, directory, admissions, until)
+                    found = Observer(whole, directory, admissions, until)
         except NobodyAnswered:
             found = unanswered(run, num_stages, bootstrap)
         except TimeoutError:
@@ -252,7 +252,7 @@ async def _ask(
 ) -> None:
     """Find out, answer, and then leave the DHT."""
     async with looking_on(named, bootstrap, waiting) as found:
-        if isinstance(found, Onlooker):
+        if isinstance(found, Observer):
             answer(found.assess_with_links(await found.first_records(waiting)))
         else:
             answer(found)
@@ -296,7 +296,7 @@ def _show(assessment: Assessment) -> None:
     replicas = list({each.peer: each for line in assessment.stages for each in line.replicas}.values())
     for name in ("numerics", "region", "software"):
         _say(*_alike(name, {each.peer: str(getattr(each, name)) for each in replicas}))
-    names = ", ".join(_short(trainer.peer) for trainer in assessment.trainers) or "none"
+    names = ", ".join(short(trainer.peer) for trainer in assessment.trainers) or "none"
     _say(f"trainers: {names}")
     # Whole, on lines of their own: they are copied.
     for link in assessment.links[:MOST_LINKS] if going else ():
@@ -321,7 +321,7 @@ def _row(stage: int, replica: ReplicaLine) -> tuple[str, ...]:
     older = f" +{len(replica.disk) - 1}" if len(replica.disk) > 1 else ""
     return (
         str(stage),
-        printable(_short(replica.peer)),
+        printable(short(replica.peer)),
         str(replica.version),
         replica.state,
         f"{replica.queue}/{replica.slots}",
@@ -337,7 +337,7 @@ def _alike(name: str, values: Mapping[PeerId, str]) -> list[str]:
     peers: dict[str, list[str]] = {}
     for peer, value in values.items():
         if value:
-            peers.setdefault(value, []).append(_short(peer))
+            peers.setdefault(value, []).append(short(peer))
     return [
         f"{name}: {value}" + f" ({', '.join(some)})" * (len(some) < len(values))
         for value, some in sorted(peers.items())
@@ -349,7 +349,3 @@ def _admission(line: AdmissionLine) -> str:
     if line.policy == "open":
         return f"open, anyone may join{said}"
     return f"by invitation of {line.owner}, {line.banned} banned" if line.checked else f"by invitation{said}"
-
-
-def _short(peer: PeerId) -> str:
-    return f"...{peer[-8:]}"

@@ -10,9 +10,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Any, Literal, cast
 
-from swarmnet.directory import Complaint, Record, StageStatus
+from swarmnet.directory import Complaint, Record
 from swarmnet.ids import NO_RESTART, Chain, Incarnation, PeerId, Restart, RunId
 from swarmnet.net.admission import Admissions
 from swarmnet.peer.audit_health import (
@@ -32,7 +32,7 @@ from swarmnet.peer.rates import measured
 from swarmnet.quorum import quorum, reached_by_half
 from swarmnet.state.lineage import of_one_lineage
 from swarmnet.state.rollback import Holding, Rollbacks, newest_on_disk
-from swarmnet.telemetry.text import counted
+from swarmnet.telemetry.text import counted, short
 
 NO_BOOTSTRAP = "no_bootstrap"
 """The kind of problem when none of the addresses answered."""
@@ -98,10 +98,8 @@ class ReplicaLine:
         return "leaving" if self.draining else "synced" if self.synced else "joining"
 
 
-_OF_STATUS = frozenset(each.name for each in fields(ReplicaLine)) & {each.name for each in fields(StageStatus)} - {
-    "disk"
-}
-"""What a line repeats of a replica's announcement."""
+_SAME = frozenset(each.name for each in fields(ReplicaLine)) - {"disk", "restart", "going", "numerics", "convicted"}
+"""What a line repeats of a record and of its announcement of the stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +204,7 @@ class Assessment:
 def assess(run: RunId, records: Sequence[Record], num_stages: int, admissions: Admissions | None = None) -> Assessment:
     """Arrange `records` of `run` by stage and say what looks wrong. num_stages 0, admissions None: unknown."""
     if not records:
-        return Assessment(run, False, num_stages, problems=(_nobody(run),))
+        return Assessment(run, False, num_stages, problems=(_problem("nobody_seen", run=run[:12]),))
     convicts = convicts_of(records)
     out = frozenset(each.peer for each in convicts)
     shown = tuple(StageLine(stage, tuple(_replicas(stage, records, out))) for stage in range(num_stages))
@@ -215,6 +213,7 @@ def assess(run: RunId, records: Sequence[Record], num_stages: int, admissions: A
     stages = tuple(StageLine(line.stage, tuple(r for r in line.replicas if not r.convicted)) for line in shown)
     trainers = tuple(TrainerLine(r.peer, r.addresses) for r in records if r.feeds)
     restart, holdings = holdings_of(records, num_stages)
+    on_disk = newest_on_disk(holdings, num_stages) if num_stages else None
     standing = _standing(holdings, num_stages, restart)
     # Who has left after the last step is not missed.
     served = [line for line in stages if any(standing.serves(replica) for replica in line.replicas)]
@@ -224,11 +223,13 @@ def assess(run: RunId, records: Sequence[Record], num_stages: int, admissions: A
     still_s = statistics.median_low([r.still_s for replicas in serving.values() for r in replicas] or [0])
     step_s = statistics.median([record.step_s for record in records if record.step_s] or [0.0])
     stepping = bool(step_s) and not still_s
-    problems = [*_halts(records), *_went_back(restart, records)]
+    halts = sorted({record.halted for record in records if record.halted is not None})
+    problems = [*(_problem("halted", step=step) for step in halts), *_went_back(restart, records)]
     if not finished and _all_left(records):
-        problems.append(_left(newest_on_disk(holdings, num_stages) if num_stages else None))
+        goes_on = "" if on_disk is None else f", and the run goes on from version {on_disk}"
+        problems.append(_problem("all_left", goes_on=goes_on))
     else:
-        problems += _run_problems(trainers, finished)
+        problems += () if trainers or finished else (_problem("no_trainer"),)
         for line in stages:
             problems += _stage_problems(line, standing, finished, stepping=stepping)
         problems += () if finished else (*_two_replicas(stages), *_without_checkpoints(stages))
@@ -248,9 +249,9 @@ def assess(run: RunId, records: Sequence[Record], num_stages: int, admissions: A
     goes_back = statistics.median_low([record.goes_back for record in members if record.num_tainted] or [False])
     taints = tainted(num_tainted, steps_tainted, len(members), goes_back=goes_back)
     problems += [
-        *(Problem("warning", "convicted", text, peer=peer) for peer, text in convicted(convicts, len(members))),
-        *(Problem("warning", "disputed", text, of, peer) for of, peer, text in disputed(disputes, len(members))),
-        *(Problem("warning", "tainted", text) for text in taints),
+        *(_problem("convicted", None, peer, words=text) for peer, text in convicted(convicts, len(members))),
+        *(_problem("disputed", of, peer, words=text) for of, peer, text in disputed(disputes, len(members))),
+        *(_problem("tainted", words=text) for text in taints),
         *_complained(complaints, {stage: {r.peer for r in serving[stage]} for stage in serving}, out, still_s),
     ]
     version = min(map(max, synced)) if stages and all(synced) else None
@@ -269,7 +270,7 @@ def assess(run: RunId, records: Sequence[Record], num_stages: int, admissions: A
         stages=shown,
         trainers=trainers,
         problems=tuple(sorted(problems, key=lambda p: ("error", "warning", "note").index(p.severity))),
-        on_disk=newest_on_disk(holdings, num_stages) if num_stages else None,
+        on_disk=on_disk,
         restart=restart,
         admission=_admission(records, admissions),
         still_s=still_s,
@@ -336,13 +337,71 @@ def _standing(holdings: Sequence[Holding], num_stages: int, restart: Restart) ->
 
 # ---------------------------------------------------------------- what looks wrong
 
+_PROBLEMS = {
+    "nobody_seen": "error: nobody announces run {run}: check that the link or manifest is that of its peers, that they "
+    "bootstrap from the same swarm, and that one has been up for a few seconds",
+    NO_BOOTSTRAP: "error: no bootstrap peer answered; tried {tried}: check that one is running and reachable from here",
+    "all_left": "error: everybody has left: start them again, each with the same --dir{goes_on}",
+    "halted": "error: the run stopped at step {step}: more microbatches than training.max_void gave no gradient that "
+    "can be counted; start a new run with a lower learning rate (`swarmnet init --set optimizer.learning_rate=...`)",
+    "no_trainer": "warning: no trainer feeds the run: peers of stage 0 that hold the data feed it themselves, slowly; "
+    "start one with `swarmnet trainer`",
+    "went_back": "note: the run was restarted {times}, last from version {version}: steps that had been done after "
+    "that version are done again{behind}",
+    "stage_empty unseen": "note: stage {stage} has not been seen yet, and the others still make steps: look again in a "
+    "moment",
+    "fork": "error: replicas of stage {stage} disagree about version {version} ({chains}): the stage was partitioned; "
+    "the smaller side takes the others' snapshot by itself once they reach each other",
+    # Not an error: the run goes on, only its bits differ.
+    "mixed_numerics": "note: stage {stage} mixes numerics classes: gradients differ by rounding, by who computed them; "
+    "{weights}",
+    "drift": "warning: the weights of {peer} in stage {stage} were not those of the other replicas at version "
+    "{version}: it takes the others' by itself; if it is named again and again, look at that machine (memory, "
+    "overclocking)",
+    "no_checkpoint": "warning: stage {stage} has {newest}, and other stages have: if its replicas stop, the run goes "
+    "back there. Their logs say why (checkpoint_failed): give one more room on its disk, or a larger --disk",
+    "standstill blamed": "error: no step for {still_s} s{why} {whom}",
+    "standstill": "warning: no step for {still_s} s, and nobody says whom it waits for",
+    "convicted": "warning: convicted: {words}",
+    "unreached": "warning: {verb}: {words}; {advice}",
+    "sits_out": "note: sitting out for another {seconds} s: {words}",
+    "left_out": "note: left out: {words}",
+    "disputed": "warning: {words}",
+    "tainted": "warning: {words}",
+    "stage_not_synced waits": "error: no replica of stage {stage} has the weights yet: wait for one to be ready",
+    "stage_empty waits": "error: nobody serves stage {stage}, so no step can finish: start one with `swarmnet peer "
+    "--stage {stage}`, with the --dir of the one that served it, if one has",
+    "lost on all disks": "error: stage {stage} has lost all its replicas{at}; its state is on disk, and the run goes "
+    "on from version {common} by itself in a moment",
+    "lost on a disk": "error: stage {stage} has lost all its replicas{at}; it has version {disk} on disk, which some "
+    "other stage has not: start more of the run's peers again, each with the --dir that it had, until one has a "
+    "version that the other stages have",
+    "lost": "error: stage {stage} has lost all its replicas{at}, and nobody here has its state: start a peer that has "
+    "its checkpoint (`swarmnet peer --stage {stage}` with the --dir it had)",
+    "paused": "note: {replicas} of stage {stage} {are} paused, as asked there",
+    "all_paused": "warning: nobody takes microbatches of stage {stage} gladly: all its replicas are paused or about to "
+    "leave; one of those that are paused serves on",
+    "all_leaving": "warning: all replicas of stage {stage} are about to leave: start another while they wait for it",
+    "leaving": "note: {replicas} of stage {stage} {are} about to leave",
+    "joining": "note: {replicas} of stage {stage} {are} fetching its state",
+    # It trains well until that one goes.
+    "single_replica": "note: stage {stage} has a single replica: if it goes, the run waits; start one more",
+    "two_replicas": "note: {which} two replicas: if one hangs (a crash is seen at once), a step waits out the long "
+    "silence limit, since two cannot tell silence from death; a third replica removes that",
+}
+"""Severity and text of each problem, by its kind; after a blank, which of several texts of that kind."""
 
-def _nobody(run: RunId) -> Problem:
-    text = (
-        f"nobody announces run {run[:12]}: check that the link or manifest is that of its peers, that they "
-        "bootstrap from the same swarm, and that one has been up for a few seconds"
-    )
-    return Problem("error", "nobody_seen", text)
+
+def _problem(
+    name: str, stage: int | None = None, peer: PeerId | None = None, *, kind: str = "", **facts: object
+) -> Problem:
+    severity, _, text = _PROBLEMS[name].format(stage=stage, peer=peer, **facts).partition(": ")
+    return Problem(cast(Severity, severity), kind or name.partition(" ")[0], text, stage, peer)
+
+
+def _replicas_are(name: str, stage: int, number: int) -> Iterator[Problem]:
+    if number:
+        yield _problem(name, stage, replicas=counted(number, "replica"), are="is" if number == 1 else "are")
 
 
 def _all_left(records: Sequence[Record]) -> bool:
@@ -353,48 +412,18 @@ def _all_left(records: Sequence[Record]) -> bool:
     )
 
 
-def _left(on_disk: int | None) -> Problem:
-    goes_on = "" if on_disk is None else f", and the run goes on from version {on_disk}"
-    return Problem("error", "all_left", f"everybody has left: start them again, each with the same --dir{goes_on}")
-
-
 def unanswered(run: RunId, num_stages: int, bootstrap: Sequence[str]) -> Assessment:
     """When none of the addresses answered."""
-    text = (
-        f"no bootstrap peer answered; tried {', '.join(bootstrap)}: check that one is running and reachable from here"
-    )
-    return Assessment(run, False, num_stages, problems=(Problem("error", NO_BOOTSTRAP, text),))
-
-
-def _halts(records: Sequence[Record]) -> Iterator[Problem]:
-    for step in sorted({record.halted for record in records if record.halted is not None}):
-        text = (
-            f"the run stopped at step {step}: more microbatches than training.max_void gave no gradient that can be "
-            "counted; start a new run with a lower learning rate (`swarmnet init --set optimizer.learning_rate=...`)"
-        )
-        yield Problem("error", "halted", text)
-
-
-def _run_problems(trainers: Sequence[TrainerLine], finished: bool) -> Iterator[Problem]:
-    if not trainers and not finished:
-        text = (
-            "no trainer feeds the run: peers of stage 0 that hold the data feed it themselves, slowly; start one with "
-            "`swarmnet trainer`"
-        )
-        yield Problem("warning", "no_trainer", text)
+    return Assessment(run, False, num_stages, problems=(_problem(NO_BOOTSTRAP, tried=", ".join(bootstrap)),))
 
 
 def _went_back(restart: Restart, records: Sequence[Record]) -> Iterator[Problem]:
     if not restart.number:
         return
+    number = sum(bool(record.stages) and record.restart != restart for record in records)
+    behind = f"; {counted(number, 'peer')} {'has' if number == 1 else 'have'} yet to follow" if number else ""
     times = "once" if restart.number == 1 else f"{restart.number} times"
-    text = (
-        f"the run was restarted {times}, last from version {restart.version}: steps that had been done after that "
-        "version are done again"
-    )
-    if behind := sum(bool(record.stages) and record.restart != restart for record in records):
-        text += f"; {counted(behind, 'peer')} {'has' if behind == 1 else 'have'} yet to follow"
-    yield Problem("note", "went_back", text)
+    yield _problem("went_back", times=times, version=restart.version, behind=behind)
 
 
 def _stage_problems(line: StageLine, standing: _Standing, finished: bool, *, stepping: bool) -> Iterator[Problem]:
@@ -402,31 +431,18 @@ def _stage_problems(line: StageLine, standing: _Standing, finished: bool, *, ste
     serving = [replica for replica in replicas if standing.serves(replica)]
     # Nothing can finish a step: the first thing to know.
     if not replicas and stepping and not finished:
-        text = f"stage {stage} has not been seen yet, and the others still make steps: look again in a moment"
-        yield Problem("note", "stage_empty", text, stage)
+        yield _problem("stage_empty unseen", stage)
     elif not serving and not finished:
         yield _without_state(line, standing)
     for version, chains in _forks(replicas):
-        text = (
-            f"replicas of stage {stage} disagree about version {version} ({', '.join(chains)}): the stage was "
-            "partitioned; the smaller side takes the others' snapshot by itself once they reach each other"
-        )
-        yield Problem("error", "fork", text, stage)
-    # Not an error: the run goes on, only its bits differ.
+        yield _problem("fork", stage, version=version, chains=", ".join(chains))
     if len(classes := {replica.numerics for replica in replicas if replica.numerics.device}) > 1:
         alike = len({each.apply for each in classes}) == 1
-        text = f"stage {stage} mixes numerics classes: gradients differ by rounding, by who computed them; " + (
-            "all replicas make the same weights of the same sum" if alike else "weights do, too"
-        )
-        yield Problem("note", "mixed_numerics", text, stage)
+        weights = "all replicas make the same weights of the same sum" if alike else "weights do, too"
+        yield _problem("mixed_numerics", stage, weights=weights)
     for replica in replicas:
         if replica.stray and replica.drift is not None:
-            text = (
-                f"the weights of {replica.peer} in stage {stage} were not those of the other replicas at version "
-                f"{replica.drift}: it takes the others' by itself; if it is named again and again, look at that "
-                "machine (memory, overclocking)"
-            )
-            yield Problem("warning", "drift", text, stage, replica.peer)
+            yield _problem("drift", stage, replica.peer, version=replica.drift)
     if not finished and replicas:  # else nothing waits for anybody any more
         yield from _few(line, bool(serving))
 
@@ -445,13 +461,7 @@ def _without_checkpoints(stages: Sequence[StageLine]) -> Iterator[Problem]:
         stride = versions[-1] - versions[-2] if len(versions) > 1 else 4 * usual
         if line.replicas and newest < due and due - newest >= stride:
             has = f"no checkpoint newer than version {newest}" if newest else "no checkpoint"
-            yield Problem(
-                "warning",
-                "no_checkpoint",
-                f"stage {line.stage} has {has}, and other stages have: if its replicas stop, the run goes back there. "
-                "Their logs say why (checkpoint_failed): give one more room on its disk, or a larger --disk",
-                line.stage,
-            )
+            yield _problem("no_checkpoint", line.stage, newest=has)
 
 
 def _complained(
@@ -476,24 +486,18 @@ def _complained(
         else []
     )
     if blamed := (waited or unreached)[:_MOST_NAMED]:
-        whom = "; ".join(words[key] for key in blamed)
         why = ": waiting for" if waited else ", perhaps because of"
-        yield Problem("error", "standstill", f"no step for {still_s} s{why} {whom}", blamed[0][0])
+        whom = "; ".join(words[key] for key in blamed)
+        yield _problem("standstill blamed", blamed[0][0], still_s=still_s, why=why, whom=whom)
     elif still_s and all(serving.values()):  # else it is said what is missing
-        yield Problem("warning", "standstill", f"no step for {still_s} s, and nobody says whom it waits for")
+        yield _problem("standstill", still_s=still_s)
     for key in [key for key in most if key not in blamed and key[1] not in out][:_MOST_NAMED]:
         lines = [line.of for line in about[key]]
-        longest_s = max((each.seconds for each in lines if each.how == "sits_out"), default=0)
-        how = {each.how for each in lines}
-        if "convicted" in how:
-            yield Problem("warning", "convicted", f"convicted: {words[key]}", *key)
-        elif "unreached" in how:
-            verb = "left out" if "left_out" in how else "not reached"
-            yield Problem("warning", "unreached", f"{verb}: {words[key]}; {advice('unreached')}", *key)
-        elif "sits_out" in how:
-            yield Problem("note", "sits_out", f"sitting out for another {longest_s} s: {words[key]}", *key)
-        elif "left_out" in how:
-            yield Problem("note", "left_out", f"left out: {words[key]}", *key)
+        how: Mapping[str, int] = {each.how: each.seconds for each in sorted(lines, key=lambda each: each.seconds)}
+        name = next((each for each in ("convicted", "unreached", "sits_out", "left_out") if each in how), None)
+        facts: dict[str, Any] = {"words": words[key], "verb": "left out" if "left_out" in how else "not reached"}
+        if name is not None:
+            yield _problem(name, *key, **facts, advice=advice("unreached"), seconds=how[name])
 
 
 def _words(stage: int, peer: PeerId, lines: Sequence[ComplaintLine], serving: Set[PeerId]) -> str:
@@ -512,39 +516,19 @@ def _words(stage: int, peer: PeerId, lines: Sequence[ComplaintLine], serving: Se
 
 def _names(peers: Set[PeerId]) -> str:
     """The last digits of a few."""
-    shown = [f"...{peer[-8:]}" for peer in sorted(peers)[:4]]
-    return ", ".join(shown) + (f" and {len(peers) - 4} more" if len(peers) > 4 else "")
+    more = f" and {len(peers) - 4} more" if len(peers) > 4 else ""
+    return ", ".join(map(short, sorted(peers)[:4])) + more
 
 
 def _without_state(line: StageLine, standing: _Standing) -> Problem:
     """No replica serves the stage: nothing can finish a step."""
-    stage, disk = line.stage, sorted({version for replica in line.replicas for version in replica.disk})
+    disk = sorted({version for replica in line.replicas for version in replica.disk})
     kind = "stage_not_synced" if line.replicas else "stage_empty"
-    at = "" if not standing.step else f" at step {standing.step}"
     if not standing.begun:
-        text = (
-            f"no replica of stage {stage} has the weights yet: wait for one to be ready"
-            if line.replicas
-            else f"nobody serves stage {stage}, so no step can finish: start one with `swarmnet peer --stage {stage}`, "
-            "with the --dir of the one that served it, if one has"
-        )
-    elif standing.common is not None and disk:
-        text = (
-            f"stage {stage} has lost all its replicas{at}; its state is on disk, and the run goes on from version "
-            f"{standing.common} by itself in a moment"
-        )
-    elif disk:
-        text = (
-            f"stage {stage} has lost all its replicas{at}; it has version {', '.join(map(str, disk))} on disk, which "
-            "some other stage has not: start more of the run's peers again, each with the --dir that it had, until one "
-            "has a version that the other stages have"
-        )
-    else:
-        text = (
-            f"stage {stage} has lost all its replicas{at}, and nobody here has its state: start a peer that has its "
-            f"checkpoint (`swarmnet peer --stage {stage}` with the --dir it had)"
-        )
-    return Problem("error", kind, text, stage)
+        return _problem(f"{kind} waits", line.stage)
+    name = "lost" if not disk else "lost on a disk" if standing.common is None else "lost on all disks"
+    at = "" if not standing.step else f" at step {standing.step}"
+    return _problem(name, line.stage, kind=kind, at=at, common=standing.common, disk=", ".join(map(str, disk)))
 
 
 def _few(line: StageLine, served: bool) -> Iterator[Problem]:
@@ -553,25 +537,14 @@ def _few(line: StageLine, served: bool) -> Iterator[Problem]:
     leaving = sum(replica.draining and not replica.paused for replica in line.replicas)
     joining = sum(not replica.synced and not replica.draining for replica in line.replicas)
     staying = len(line.replicas) - leaving - paused
-    if paused:
-        verb = "is paused" if paused == 1 else "are paused"
-        yield Problem("note", "paused", f"{counted(paused, 'replica')} of stage {stage} {verb}, as asked there", stage)
-    if not staying and paused:
-        text = f"nobody takes microbatches of stage {stage} gladly: all its replicas are paused or about to leave; "
-        yield Problem("warning", "all_paused", f"{text}one of those that are paused serves on", stage)
-    elif not staying:
-        text = f"all replicas of stage {stage} are about to leave: start another while they wait for it"
-        yield Problem("warning", "all_leaving", text, stage)
-    elif leaving:
-        verb = "is" if leaving == 1 else "are"
-        yield Problem("note", "leaving", f"{counted(leaving, 'replica')} of stage {stage} {verb} about to leave", stage)
-    if joining and served:
-        text = f"{counted(joining, 'replica')} of stage {stage} {'is' if joining == 1 else 'are'} fetching its state"
-        yield Problem("note", "joining", text, stage)
-    # It trains well until that one goes.
+    yield from _replicas_are("paused", stage, paused)
+    if not staying:
+        yield _problem("all_paused" if paused else "all_leaving", stage)
+    else:
+        yield from _replicas_are("leaving", stage, leaving)
+    yield from _replicas_are("joining", stage, joining if served else 0)
     if staying == 1:
-        text = f"stage {stage} has a single replica: if it goes, the run waits; start one more"
-        yield Problem("note", "single_replica", text, stage)
+        yield _problem("single_replica", stage)
 
 
 def _two_replicas(lines: Sequence[StageLine]) -> Iterator[Problem]:
@@ -579,11 +552,7 @@ def _two_replicas(lines: Sequence[StageLine]) -> Iterator[Problem]:
     stages = [line.stage for line in lines if sum(not replica.draining for replica in line.replicas) == 2]
     if stages:
         which = f"stage {stages[0]} has" if len(stages) == 1 else f"stages {', '.join(map(str, stages))} have"
-        text = (
-            f"{which} two replicas: if one hangs (a crash is seen at once), a step waits out the long silence limit, "
-            "since two cannot tell silence from death; a third replica removes that"
-        )
-        yield Problem("note", "two_replicas", text, stages[0] if len(stages) == 1 else None)
+        yield _problem("two_replicas", stages[0] if len(stages) == 1 else None, which=which)
 
 
 def _forks(replicas: Sequence[ReplicaLine]) -> Iterator[tuple[int, list[str]]]:
@@ -611,23 +580,20 @@ def _replicas(stage: int, records: Sequence[Record], convicts: Set[PeerId]) -> I
     for record in sorted(records, key=lambda record: record.peer):
         for status in record.stages:
             if status.stage == stage:
-                same = {name: getattr(status, name) for name in _OF_STATUS}
-                disk = tuple(kept.version for kept in status.disk)
+                same = {
+                    each.name: getattr(source, each.name)
+                    for source in (record, status)
+                    for each in fields(source)
+                    if each.name in _SAME
+                }
                 yield ReplicaLine(
-                    record.peer,
+                    **same,
                     numerics=NumericsClass.parse(record.numerics),
-                    finished=record.finished,
-                    addresses=record.addresses,
-                    disk=disk,
+                    disk=tuple(kept.version for kept in status.disk),
                     restart=record.restart.number,
-                    paused=record.paused,
                     going=record.going if record.surely else None,
-                    software=record.software,
-                    region=record.region,
-                    incarnation=record.incarnation,
                     speed=round(speeds.get(record.peer, 0.0), 3),
                     convicted=record.peer in convicts,
-                    **same,
                 )
 
 

@@ -7,6 +7,7 @@ What JSON has no word for is written as text.
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import io
 import json
@@ -15,6 +16,7 @@ import math
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Mapping, MutableMapping, Set
 from typing import Any, Literal, TextIO
 
@@ -144,7 +146,8 @@ def _shown(value: object) -> str:
 def encode(values: Mapping[str, Any]) -> str:
     """One line of JSON, ASCII only: no value can break the line or reach a terminal as a control character.
 
-    NaN and infinities become "nan", "inf", "-inf"; bytes hex; sets sorted lists; enums their values; the rest `str`.
+    NaN and infinities become "nan", "inf", "-inf"; bytes hex; sets sorted lists; enums their values; data classes
+    their fields by name; the rest `str`.
     """
     return json.dumps(plain(values), allow_nan=False, separators=(",", ":"))
 
@@ -166,6 +169,8 @@ def plain(value: Any) -> Any:
         case Set():
             # Equal sets give equal lines.
             return sorted((plain(inner) for inner in value), key=lambda inner: (str(type(inner)), inner))
-        case list() | tuple():
+        case list() | tuple() | deque():
             return [plain(inner) for inner in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {each.name: plain(getattr(value, each.name)) for each in dataclasses.fields(value)}
     return str(value)

@@ -16,14 +16,46 @@ from swarmnet.ids import PeerId
 
 STEP_BUCKETS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
-_PACE_STEPS = 20
-"""The usual pace is that of so many steps."""
+PACE_STEPS = 10
+"""The usual pace is that of so many steps, wherever one is shown."""
 
 _MOST_PEERS = 64
 """Excluded peers that are remembered, of each kind."""
 
 
 _few = partial(Recent, _MOST_PEERS)
+
+
+@dataclass(frozen=True, slots=True)
+class StepPoint:
+    """What came of one step."""
+
+    step: int
+    loss: float
+    """Nats per token, the mean of the step."""
+    tokens: int
+    time: float
+    """When it was applied: seconds of the clock of the state or curve that has it."""
+    grad_norm: float = 0.0
+    """Of the mean gradient, before it is clipped."""
+    learning_rate: float = 0.0
+    held_out: float | None = None
+    """Of the weights that the step made."""
+    replicas: str = ""
+    """Synced ones of each stage when it was seen, as "2/3"; empty: it was not seen live."""
+
+
+def step_s(points: Sequence[StepPoint]) -> float | None:
+    """Seconds of a step over these; None if there are no two, or the run went back meanwhile."""
+    if len(points) < 2 or points[-1].step <= points[0].step or points[-1].time <= points[0].time:
+        return None
+    return (points[-1].time - points[0].time) / (points[-1].step - points[0].step)
+
+
+def tokens_per_second(points: Sequence[StepPoint]) -> float | None:
+    """Of the whole run, over these steps; None as `step_s`."""
+    seconds = step_s(points)
+    return points[-1].tokens / seconds if seconds else None
 
 
 @dataclass(slots=True)
@@ -36,6 +68,7 @@ class StageState:
     version: int | None = None
     """None: it is not in sync."""
     finished: bool = False
+    """Its last version is that of the run."""
     mesh: str = ""
     """Of its ranks; "": one."""
     ranks_lost: bool = False
@@ -57,7 +90,7 @@ class StageState:
     sent_bytes: int = 0
     """Of aggregates."""
     applied_at: float | None = None
-    paced: deque[float] = field(default_factory=lambda: deque(maxlen=_PACE_STEPS))
+    paced: deque[float] = field(default_factory=lambda: deque(maxlen=PACE_STEPS + 1))
     """When it was in sync, and each of its last steps since."""
     evicted: Recent[PeerId, tuple[str, float]] = field(default_factory=_few)
     """Reason, and when."""
@@ -68,6 +101,9 @@ class StageState:
 
     def on(self, event: str, fields: Mapping[str, Any], *, now: float) -> None:
         """Take in one event of the replica."""
+        # The run was extended, or it went back.
+        if event in ("synced", "applied") and fields["version"] != self.version:
+            self.finished = False
         match event:
             case "synced":
                 self.version = fields["version"]
@@ -121,14 +157,14 @@ class RunState:
     events: Counter[str] = field(default_factory=Counter)
     stages: dict[int, StageState] = field(default_factory=dict)
     links: Sequence[str] = ()
+    """By which others join."""
+    dht: Sequence[str] = ()
+    """Addresses at which its DHT node listens."""
     synced_at: float = float("-inf")
     waits: dict[int | None, Wait] = field(default_factory=dict)
     """By stage; None: of the whole process."""
-    loss: tuple[int, float] | None = None
-    """The last step that had tokens, and its mean loss."""
-    grad_norm: float | None = None
-    pace: deque[tuple[float, int, int]] = field(default_factory=lambda: deque(maxlen=_PACE_STEPS))
-    """When a step was applied, which, and its tokens."""
+    points: deque[StepPoint] = field(default_factory=lambda: deque(maxlen=PACE_STEPS + 1))
+    """Of the last steps that had tokens."""
     durations: list[int] = field(default_factory=lambda: [0] * (len(STEP_BUCKETS_S) + 1))
     """Steps of the lowest stage here, by the bucket of the seconds since the step before."""
     seconds: float = 0.0
@@ -136,7 +172,7 @@ class RunState:
 
     def serve(self, stage: int, *, now: float) -> StageState:
         """From now on a replica of that stage runs here."""
-        self.stages[stage] = StageState(stage, alive=True, paced=deque([now], maxlen=_PACE_STEPS))
+        self.stages[stage] = StageState(stage, alive=True, paced=deque([now], maxlen=PACE_STEPS + 1))
         return self.stages[stage]
 
     def on(self, event: str, fields: Mapping[str, Any], *, now: float) -> None:
@@ -149,7 +185,7 @@ class RunState:
             here.on(event, fields, now=now)
         match event:
             case "listening" | "hidden":
-                self.links = fields.get("links", ())
+                self.links, self.dht = fields.get("links", ()), fields.get("dht", self.dht)
             case "waiting":
                 if stage not in self.waits or self.waits[stage].fields["reason"] != fields["reason"]:
                     self.waits[stage] = Wait(now, fields)
@@ -161,24 +197,9 @@ class RunState:
             case "synced" | "applied":
                 self.waits.pop(stage, None)
                 self.synced_at = now if event == "synced" else self.synced_at
-            case "figures":
-                self.grad_norm = fields["grad_norm"]
-                if fields["num_tokens"]:
-                    self.loss = fields["step"], fields["loss"]
-                    self.pace.append((now, fields["step"], fields["num_tokens"]))
+            case "figures" if fields["num_tokens"]:
+                step, loss, num_tokens = fields["step"], fields["loss"], fields["num_tokens"]
+                self.points.append(StepPoint(step, loss, num_tokens, now, fields["grad_norm"], fields["learning_rate"]))
         if event == "applied" and before is not None and stage == min(self.stages):
             self.durations[sum(now - before > bound for bound in STEP_BUCKETS_S)] += 1
             self.seconds += now - before
-
-    @property
-    def step_s(self) -> float:
-        """Seconds of a step, over the last ones; 0 if there were no two, or the run went back meanwhile."""
-        if len(self.pace) < 2 or self.pace[-1][1] <= self.pace[0][1]:
-            return 0.0
-        (began, first, _), (ended, newest, _) = self.pace[0], self.pace[-1]
-        return round((ended - began) / (newest - first), 6)
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Of the whole run, over the last steps; 0 as `step_s`."""
-        return round(self.pace[-1][2] / self.step_s, 1) if self.step_s else 0.0

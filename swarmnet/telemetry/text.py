@@ -20,3 +20,8 @@ def counted(number: int, noun: str) -> str:
     """1 peer, 2 peers, 1,000 batches."""
     more = "" if number == 1 else "es" if noun.endswith("ch") else "s"
     return f"{number:,} {noun}{more}"
+
+
+def short(peer: str) -> str:
+    """The end of a peer's id, by which people tell peers apart."""
+    return f"...{peer[-8:]}"

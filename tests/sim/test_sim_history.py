@@ -1,4 +1,4 @@
-"""What members of any stage tell an onlooker of the run's steps: the same, whoever is asked and whatever happened."""
+"""What members of any stage tell an observer of the run's steps: the same, whoever is asked and whatever happened."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_every_member_tells_how_it_spent_its_last_step(sync: Literal["exact", "o
         assert computed_s == pytest.approx(2 * swarm.plan.microbatches * 3 * device.forward_s)
 
 
-def test_an_onlooker_that_asks_too_often_is_told_to_wait_and_nobody_else_is_kept_waiting() -> None:
+def test_an_observer_that_asks_too_often_is_told_to_wait_and_nobody_else_is_kept_waiting() -> None:
     swarm = Swarm(Plan(steps=4), 1)
 
     async def script(swarm: Swarm) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import urllib.request
@@ -18,9 +19,10 @@ parser = pytest.importorskip("prometheus_client.parser", reason="needs the extra
 
 @dataclass(frozen=True)
 class Scraped:
-    """A page, how many steps were applied before it was asked for, and the losses of all steps so far."""
+    """A page, the state, how many steps were applied before it was asked for, and the losses of all steps so far."""
 
     page: str
+    state: dict[str, Any]
     before: int
     losses: list[Any]
 
@@ -41,7 +43,9 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Scraped:
             before = sum(event["event"] == "applied" for event in peer.events)
             with urllib.request.urlopen(f"{at}/metrics", timeout=30) as answer:
                 page = answer.read().decode()
-    return Scraped(page, before, [event["loss"] for event in peer.so_far("applied")])
+            with urllib.request.urlopen(f"{at}/state", timeout=30) as answer:
+                state = json.load(answer)
+    return Scraped(page, state, before, [event["loss"] for event in peer.so_far("applied")])
 
 
 def test_a_peer_that_trains_is_ready_and_its_figures_are_those_of_its_events(scraped: Scraped) -> None:
@@ -53,6 +57,10 @@ def test_a_peer_that_trains_is_ready_and_its_figures_are_those_of_its_events(scr
     assert found["swarmnet_received_bytes_total"].value > 0
     assert found["swarmnet_loss"].value in scraped.losses
     assert found["swarmnet_tasks"].value > 5
+    events = {"metrics", "listening", "applied"}
+    assert events <= scraped.state["state"]["events"].keys() and scraped.state["not_ready"] == ""
+    (stage,) = scraped.state["record"]["stages"]
+    assert stage["synced"] and scraped.state["state"]["stages"]["0"]["steps"] >= steps.value
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool, of Debian's package prometheus")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gzip
+import http.client
 import json
 import re
 import socket
@@ -17,10 +20,11 @@ from swarmnet.errors import UsageError
 from swarmnet.ids import Chain, PeerId, RunId
 from swarmnet.monitor import dashboard
 from swarmnet.monitor.curve import Curve
-from swarmnet.monitor.dashboard import ASSETS, ServedPage, application, trusted
+from swarmnet.monitor.dashboard import ASSETS, ServedPage, trusted
 from swarmnet.monitor.presence import Observation
 from swarmnet.peer.control import Control
 from swarmnet.peer.swarm_health import assess
+from swarmnet.telemetry.web import listening
 
 LINK = f"swarm:{'ab' * 32}@/ip4/127.0.0.1/tcp/1/p2p/12D3KooWQYhTNQdmr3ArTeUHRYzFg94BKyTkoWBDWez9kSCVe2Xo"
 HOSTILE = "<img src=x onerror=alert(1)>\u202e\x1b[31m"
@@ -30,7 +34,7 @@ def page(**hostile: Any) -> ServedPage:
     """Of a run of one peer."""
     status = StageStatus(0, 5, Chain("c"), synced=True)
     record = Record(RunId("ab" * 32), PeerId("a"), 1, ("/ip4/192.0.2.1/tcp/1",), (status,), **hostile)
-    served = ServedPage()
+    served = ServedPage(["box"])
     served.look(Observation(assess(record.run, [record], 1), Curve()))
     return served
 
@@ -39,37 +43,21 @@ def ask(
     served: ServedPage, path: str, *, method: str = "GET", host: str | None = "127.0.0.1:8470", **headers: str
 ) -> tuple[int, dict[str, str], bytes]:
     """Status, headers, body."""
-    said = {name.replace("_", "-"): value for name, value in headers.items()} | ({} if host is None else {"host": host})
-    scope = {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "method": method,
-        "path": path,
-        "raw_path": path.encode(),
-        "query_string": b"",
-        "root_path": "",
-        "scheme": "http",
-        "server": ("127.0.0.1", 8470),
-        "client": ("127.0.0.1", 1),
-        "headers": [(name.encode(), value.encode()) for name, value in said.items()],
-    }
-    sent: list[dict[str, Any]] = []
-    sent_off: list[bool] = []
 
-    async def receive() -> dict[str, Any]:
-        if not sent_off:
-            sent_off.append(True)
-            return {"type": "http.request", "body": b"", "more_body": False}
-        return await asyncio.Event().wait()  # type: ignore[return-value]  # it stays on the line
+    def request(at: str) -> tuple[int, dict[str, str], bytes]:
+        connection = http.client.HTTPConnection(at.removeprefix("http://"), timeout=20)
+        connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
+        for name, value in (headers if host is None else headers | {"host": host}).items():
+            connection.putheader(name.replace("_", "-"), value)
+        connection.endheaders()
+        with contextlib.closing(connection), connection.getresponse() as answer:
+            return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
 
-    async def send(message: Any) -> None:
-        sent.append(message)
+    async def main() -> tuple[int, dict[str, str], bytes]:
+        with listening("test", "127.0.0.1", 0, served.respond) as at:
+            return await asyncio.to_thread(request, at)
 
-    asyncio.run(cast(Any, application(served, ["box"]))(scope, receive, send))
-    body = b"".join(each.get("body", b"") for each in sent if each["type"] == "http.response.body")
-    answered = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
-    return sent[0]["status"], answered, body
+    return asyncio.run(main())
 
 
 @pytest.mark.parametrize("path", ["/", *sorted(f"/{each.name}" for each in ASSETS.iterdir()), "/data.json"])
@@ -121,8 +109,15 @@ def test_the_same_look_is_not_sent_twice() -> None:
     assert (status, again, body) == (200, 304, b"") and more["age"] == "0"
 
 
+def test_a_browser_gets_a_large_answer_compressed_and_others_do_not() -> None:
+    _, plain, body = ask(page(), "/page.js")
+    _, packed, short = ask(page(), "/page.js", accept_encoding="br, gzip")
+    assert "content-encoding" not in plain and packed["content-encoding"] == "gzip"
+    assert len(short) < len(body) == len(gzip.decompress(short)) and packed["etag"] == plain["etag"]
+
+
 def test_before_the_first_look_there_is_no_run() -> None:
-    assert ask(ServedPage(), "/data.json")[2] == b"{}"
+    assert ask(ServedPage([]), "/data.json")[2] == b"{}"
 
 
 def test_what_strangers_say_is_text_that_does_nothing_to_its_surroundings() -> None:
@@ -191,7 +186,7 @@ def test_bad_input_is_one_line(
 def test_a_port_that_is_taken_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert run(["dashboard", LINK, "--port", str(taken.getsockname()[1])]) == 2
-    assert "choose another --host or --port" in capsys.readouterr().err
+    assert "choose another host or port" in capsys.readouterr().err
 
 
 def test_variables_of_a_peer_do_not_open_the_page_to_others(monkeypatch: pytest.MonkeyPatch) -> None:

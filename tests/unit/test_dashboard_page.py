@@ -10,10 +10,11 @@ from typing import Any
 from swarmnet.directory import Complaint, Record, StageStatus
 from swarmnet.ids import Chain, PeerId, Restart, RunId
 from swarmnet.messages import History, StepFigures
-from swarmnet.monitor.curve import Curve, CurvePoint
+from swarmnet.monitor.curve import Curve
 from swarmnet.monitor.page import MOST_COMPLAINTS, MOST_PEERS, MOST_POINTS, MOST_STAYS, RunPage, columns
 from swarmnet.monitor.presence import Observation, Presence
 from swarmnet.peer.swarm_health import assess
+from swarmnet.telemetry.run_state import StepPoint
 
 RUN = RunId("ab" * 32)
 
@@ -80,7 +81,7 @@ def test_who_is_started_again_between_two_looks_has_a_second_stay() -> None:
 
 
 def test_a_trainer_that_goes_has_left_and_a_run_that_goes_back_is_marked() -> None:
-    looks = Looks(Curve([CurvePoint(4, 1.0, 8, 0.0, 0.5, 1e-3)]))
+    looks = Looks(Curve([StepPoint(4, 1.0, 8, 0.0, 0.5, 1e-3)]))
     looks.look(record("a"), record("t", None))
     data = looks.look(record("a", restart=Restart(1, 2)))
     assert [(each["kind"], each["step"]) for each in data["marks"]] == [("went_back", 4), ("left", 4)]
@@ -137,14 +138,14 @@ def test_of_many_who_came_and_went_the_last_are_shown_and_all_who_are_here() -> 
 
 
 def test_a_long_curve_is_thinned_and_keeps_its_spikes() -> None:
-    points = [CurvePoint(step, 50.0 if step == 77_777 else 1.0, 8, step, 0.5, 1e-3) for step in range(100_000)]
+    points = [StepPoint(step, 50.0 if step == 77_777 else 1.0, 8, step, 0.5, 1e-3) for step in range(100_000)]
     thin = columns(Curve(points))
     assert len(thin["x"]) <= MOST_POINTS + 2 and thin["x"][-1] == 99_999 and max(filter(None, thin["loss"])) == 50.0
     assert thin["tokens_per_second"][0] is None and thin["tokens_per_second"][-1] == 8.0
 
 
 def test_held_out_losses_stand_at_the_version_that_they_are_of() -> None:
-    curve = Curve([CurvePoint(step, 1.0, 8, step, 0.5, 1e-3) for step in range(3)])
+    curve = Curve([StepPoint(step, 1.0, 8, step, 0.5, 1e-3) for step in range(3)])
     curve.evaluated({0: 5.0, 3: 2.0}, steps=9)
     assert columns(curve)["x"] == [0, 1, 2, 3] and columns(curve)["held_out"] == [5.0, None, None, 2.0]
     assert columns(curve)["loss"] == [1.0, 1.0, 1.0, None]

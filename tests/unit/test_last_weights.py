@@ -23,8 +23,8 @@ def test_last_weights_that_are_not_on_the_disk_are_not_said_to_be(problem: str |
     checkpoints = SimpleNamespace(write_now=write_now, path=lambda version: f"/x/{version}")
     replica = SimpleNamespace(state=SimpleNamespace(checkpoints=checkpoints))
     events: list[tuple[str, dict[str, object]]] = []
-    peer = cast(Peer, SimpleNamespace(replicas={2: replica}))
-    asyncio.run(_keep_last(peer, lambda event, fields: events.append((event, fields))))
+    say = lambda event, fields: events.append((event, fields))  # noqa: E731
+    asyncio.run(_keep_last(cast(Peer, SimpleNamespace(replicas={2: replica}, say=say))))
     ((event, fields),) = events
     assert (event, fields["path"], fields.get("problem")) == ("finished", "/x/9", problem)
     assert ("swarmnet export" in str(fields.get("advice"))) == (problem is None)

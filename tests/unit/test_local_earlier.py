@@ -14,12 +14,12 @@ from swarmnet.errors import UsageError
 from swarmnet.local import earlier
 from swarmnet.local.earlier import await_end, finished, lives, members, replay
 from swarmnet.local.options import LocalOptions
-from swarmnet.local.progress import Point, SwarmProgress
+from swarmnet.local.progress import SwarmProgress
 from swarmnet.local.report import RunOutcome, print_summary, summary
 from swarmnet.local.screen import SwarmScreen
 from swarmnet.manifest.schema import Manifest
 from swarmnet.net.identity import own_identity
-from swarmnet.telemetry.run_state import StageState
+from swarmnet.telemetry.run_state import StageState, StepPoint
 from swarmnet.testing.fault import kill_all
 from swarmnet.testing.invariants import InvariantChecker, InvariantReport
 
@@ -103,7 +103,7 @@ def test_what_was_done_before_is_read_from_the_children_s_own_files(tmp_path: Pa
     progress = SwarmProgress(steps=5, replicas={"s0-r0": StageState(0), "s0-r1": StageState(0)})
     judge = InvariantChecker(stages=1, steps=5, microbatches=2)
     replay(tmp_path, lives(tmp_path), progress, judge)
-    assert [(point.step, point.loss, point.seconds) for point in progress.points] == [
+    assert [(point.step, point.loss, point.time) for point in progress.points] == [
         (0, 3.0, 1.0),
         (1, 2.0, 2.0),
         (2, 1.5, 4.0),
@@ -121,14 +121,14 @@ def test_what_stands_is_kept_as_it_was_with_what_was_done_to_the_run(tmp_path: P
         {"t": 101.6, "event": "stop", "name": "local", "child": "s0-r1", "step": 1},
         {"t": 101.7, "event": "stop", "name": "s0-r1"},
     )
-    figures = {"event": "figures", "step": 0, "learning_rate": 0.1, "grad_norm": 2.0}
+    figures = {"event": "figures", "step": 0, "loss": 3.0, "num_tokens": 4, "learning_rate": 0.1, "grad_norm": 2.0}
     write(tmp_path / "peers/s0-r0/events.jsonl", committed(101.0, 0, 3.0), {"t": 101.1, **figures})
     write(tmp_path / "peers/s0-r1/events.jsonl", committed(102.0, 1, 2.0), committed(103.0, 2, 1.5))
     rows = ["step,loss,tokens,seconds,learning_rate,grad_norm,held_out", "0,3.0,4,1.017,0.1,2.0,", "1,9.0,4,2.021,,,"]
     (tmp_path / "loss.csv").write_text("\n".join(rows))
     progress = SwarmProgress(steps=3, replicas={"s0-r0": StageState(0), "s0-r1": StageState(0)})
     replay(tmp_path, lives(tmp_path), progress, InvariantChecker(stages=1, steps=3, microbatches=2))
-    assert [point.seconds for point in progress.points] == [1.017, 2.0, 3.0], "the second is of another loss"
+    assert [point.time for point in progress.points] == [1.017, 2.0, 3.0], "the second is of another loss"
     assert progress.figures == {0: (0.1, 2.0)}
     assert [(name, step) for name, step, _ in progress.kills] == [("s0-r0", 1)]
     assert progress.faults == {"kill": 1, "stop": 1}
@@ -277,7 +277,7 @@ def test_a_comparison_that_cannot_be_made_is_refused(changes: dict[str, Any]) ->
 def test_only_what_is_new_is_printed() -> None:
     console = Console(file=io.StringIO(), width=200)
     progress = SwarmProgress(steps=9, replicas={"s0-r0": StageState(0)}, earlier_points=2)
-    progress.points = [Point(step, 3.0, 4, float(step)) for step in range(3)]
+    progress.points = [StepPoint(step, 3.0, 4, float(step)) for step in range(3)]
     SwarmScreen(console).update(progress, now=9.0)
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]  # a StringIO
     assert len(lines) == 1 and lines[0].startswith("step    2  loss 3.0000")

@@ -49,7 +49,7 @@ def test_the_curve_is_the_last_stages_first_word_in_step_order() -> None:
     assert progress.points == []  # step 0 is not there yet
     progress.on("s1-r1", commit(0), now=4.5)
     progress.on("s1-r0", commit(0), now=5.0)  # said already
-    assert [(point.step, point.loss, point.seconds) for point in progress.points] == [(0, 5.0, 4.5), (1, 4.0, 4.0)]
+    assert [(point.step, point.loss, point.time) for point in progress.points] == [(0, 5.0, 4.5), (1, 4.0, 4.0)]
 
 
 def test_throughput_counts_from_when_every_stage_was_there() -> None:

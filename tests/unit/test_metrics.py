@@ -18,8 +18,8 @@ import pytest
 from swarmnet.config.peer import listen_at
 from swarmnet.errors import UsageError
 from swarmnet.net.traffic import Traffic
-from swarmnet.peer import metrics
 from swarmnet.peer.metrics import serve_metrics
+from swarmnet.telemetry import web
 from swarmnet.telemetry.run_state import RunState
 
 parser = pytest.importorskip("prometheus_client.parser", reason="needs the extra metrics")
@@ -118,6 +118,16 @@ def test_the_figures_are_those_of_the_peer_and_its_events() -> None:
     assert value("swarmnet_step_duration_seconds_bucket", le="2.5") == 1
 
 
+def test_the_state_is_what_the_figures_come_from() -> None:
+    code, text = asked("/state", peer(synced=False))
+    found = json.loads(text)
+    (stage,) = found["state"]["stages"].values()
+    assert code == 200 and (stage["steps"], stage["contributed"], stage["sent_bytes"]) == (3, 8, 3000)
+    assert stage["evicted"] == {"evil\x1b[2J": ["late", 53.0]} and "\x1b" not in text
+    assert found["state"]["points"][-1]["loss"] == 2.5 and found["state"]["events"]["evicted"] == 1
+    assert found["not_ready"] == "no state yet of stage 1" and "record" in found
+
+
 def test_openmetrics_is_there_for_who_asks() -> None:
     code, text = asked("/metrics", peer(), accept="application/openmetrics-text; version=1.0.0")
     assert code == 200 and text.endswith("# EOF\n")
@@ -141,15 +151,22 @@ def test_the_dashboard_asks_for_what_is_there() -> None:
         ("/readyz", peer(paused=True), 503, "paused, as asked"),
         ("/readyz", peer(paused=True, alone=True), 200, "ok"),
         ("/readyz", peer(halted=9), 503, "the run halted at version 9"),
-        ("/", peer(), 404, "there are /metrics, /healthz and /readyz"),
+        ("/", peer(), 404, "there are /metrics, /state, /healthz and /readyz"),
     ],
 )
 def test_health_is_said_in_words(path: str, subject: Any, code: int, words: str) -> None:
     assert asked(path, subject) == (code, f"{words}\n")
 
 
+def test_an_answer_that_fails_is_said_here_and_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    broken = peer()
+    broken.status = None
+    assert asked("/readyz", broken) == (500, "it failed: the log says why\n")
+    assert [(each.getMessage(), each.exc_info is not None) for each in caplog.records] == [("request_failed", True)]
+
+
 def test_a_loop_that_does_not_answer_is_not_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "ANSWER_S", 0.05)
+    monkeypatch.setattr(web, "ANSWER_S", 0.05)
 
     async def main() -> None:
         with serve_metrics("0", peer(), Traffic()) as at:
@@ -162,8 +179,8 @@ def test_a_loop_that_does_not_answer_is_not_healthy(monkeypatch: pytest.MonkeyPa
 def test_who_holds_connections_takes_no_more_than_a_few_and_loses_them(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(metrics, "MOST_CONNECTIONS", 2)
-    monkeypatch.setattr(metrics, "REQUEST_S", 0.3)
+    monkeypatch.setattr(web, "MOST_CONNECTIONS", 2)
+    monkeypatch.setattr(web, "REQUEST_S", 0.3)
 
     def hold(at: str) -> None:
         host, _, port = at.removeprefix("http://").rpartition(":")
@@ -201,7 +218,7 @@ def test_a_port_that_is_taken_is_said_in_a_line() -> None:
     async def main() -> None:
         with serve_metrics("0", peer(), Traffic()) as at:
             port = at.rpartition(":")[2]
-            with pytest.raises(UsageError, match=f"--metrics {port}: cannot listen there .*: choose another port"):
+            with pytest.raises(UsageError, match=f"--metrics {port}: cannot listen at .*:{port} .*: choose another"):
                 with serve_metrics(port, peer(), Traffic()):
                     pass
         with serve_metrics(port, peer(), Traffic()) as again:  # free as soon as the other has ended

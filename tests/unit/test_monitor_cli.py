@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
 from pathlib import Path
 
 import pytest
@@ -43,8 +45,10 @@ def test_ctrl_c_is_an_interrupt_only_before_the_run_was_found(
     async def stopped(*arguments: object) -> None:
         if found:
             next(each for each in arguments if isinstance(each, Waiting)).over()
+        signal.raise_signal(signal.SIGINT)
+        await asyncio.Event().wait()
 
-    monkeypatch.setattr(monitor, "_watch", stopped)
+    monkeypatch.setattr(monitor, "look_on", stopped)
     assert run(["watch", LINK]) == code
     assert "error" not in capsys.readouterr().err
 

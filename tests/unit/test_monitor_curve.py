@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from swarmnet.ids import PeerId, Restart
 from swarmnet.messages import MAX_FIGURES, History, StepFigures
-from swarmnet.monitor.curve import Curve, CurvePoint
+from swarmnet.monitor.curve import Curve
+from swarmnet.telemetry.run_state import StepPoint
 
 
 def figures(step: int, loss: float = 8.0) -> StepFigures:
@@ -25,8 +26,8 @@ def look(curve: Curve, *answers: History, steps: int = 100) -> tuple[list[int], 
     return curve.settle(peers, now=1000.0, replicas="1/1", live_s=5.0)
 
 
-def point(step: int, loss: float = 1.0, tokens: int = 8, **changes: object) -> CurvePoint:
-    return CurvePoint(step, loss, tokens, 10.0 * step, 0.5, 1e-3, **changes)  # type: ignore[arg-type]
+def point(step: int, loss: float = 1.0, tokens: int = 8, **changes: object) -> StepPoint:
+    return StepPoint(step, loss, tokens, 10.0 * step, 0.5, 1e-3, **changes)  # type: ignore[arg-type]
 
 
 def losses(curve: Curve) -> Sequence[tuple[int, float]]:

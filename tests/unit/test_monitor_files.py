@@ -15,15 +15,16 @@ from swarmnet.config.check import check_installed
 from swarmnet.errors import UsageError
 from swarmnet.ids import PeerId, Restart, RunId
 from swarmnet.messages import History, StepFigures
-from swarmnet.monitor.curve import Curve, CurvePoint
+from swarmnet.monitor.curve import Curve
 from swarmnet.monitor.files import COLUMNS, CsvFile, CurvePicture, TensorBoard, WeightsAndBiases
 from swarmnet.telemetry.plot import PICTURES, Mark, check_ending
+from swarmnet.telemetry.run_state import StepPoint
 
 RUN = RunId("ab" * 32)
 
 
-def point(step: int, loss: float = 1.0 / 3) -> CurvePoint:
-    return CurvePoint(step, loss, 8, 1000.0 + step, 0.5, 1e-3, None, "1/1")
+def point(step: int, loss: float = 1.0 / 3) -> StepPoint:
+    return StepPoint(step, loss, 8, 1000.0 + step, 0.5, 1e-3, None, "1/1")
 
 
 def heard(curve: Curve, *steps: int, loss_sum: float = 8.0) -> list[int]:
@@ -192,7 +193,8 @@ def test_event_files_of_another_run_are_refused_unless_the_run_went_back(tmp_pat
     board = TensorBoard(tmp_path / "tb")
     board.write(other, (0, 1), ())
     board.close()
-    assert TensorBoard(tmp_path / "tb")._losses == pytest.approx({0: 1 / 3, 1: 2.0, 2: 1 / 3})
+    losses = {step: each for (tag, step), each in TensorBoard(tmp_path / "tb")._there.items() if tag == "loss"}
+    assert losses == pytest.approx({0: 1 / 3, 1: 2.0, 2: 1 / 3})
 
 
 class FakeRun:
@@ -243,3 +245,14 @@ def test_weights_and_biases_that_refuse_are_one_line(monkeypatch: pytest.MonkeyP
 def test_an_extra_that_is_missing_is_named() -> None:
     with pytest.raises(UsageError, match=r"--x needs the package wandb: pip install 'swarmnet-train\[wandb\]'"):
         check_installed("--x", "wandb")
+
+
+def test_of_another_run_no_step_is_written_before_it_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    board = TensorBoard(tmp_path)
+    board.write(Curve(map(point, range(3))), (2,), ())
+    board.close()
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(UsageError, match="step 2 is another one in this run"):
+        TensorBoard(tmp_path).write(Curve([point(0), point(2, 2.0)]), (0, 2), ())
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before

@@ -30,6 +30,7 @@ from swarmnet.messages import (
     Request,
     StepFigures,
 )
+from swarmnet.monitor import run as monitor_run
 from swarmnet.monitor.files import CsvFile
 from swarmnet.monitor.presence import Observation, Presence
 from swarmnet.monitor.run import GONE_S, Watcher, WatchOptions
@@ -37,7 +38,7 @@ from swarmnet.monitor.view import JsonLines, WatchScreen, WatchView
 from swarmnet.monitor.waterfall import StepBar
 from swarmnet.net.admission import Admissions
 from swarmnet.net.identity import Identity
-from swarmnet.peer.status import Onlooker, Waiting
+from swarmnet.peer.status import Observer, Waiting
 from swarmnet.peer.swarm_health import assess
 from swarmnet.simulate.clock import VirtualLoop
 from swarmnet.telemetry.spans import StepTimes
@@ -105,9 +106,9 @@ def watch(
 ) -> int:
     async def story() -> int:
         until = asyncio.get_running_loop().time() + 10
-        onlooker = Onlooker(run, cast(Any, members), None, until)
+        observer = Observer(run, cast(Any, members), None, until)
         shown = view or (JsonLines() if options.as_json else WatchScreen(Console()))
-        watcher = Watcher(onlooker, cast(Any, members), {}, options, csv, shown)
+        watcher = Watcher(observer, cast(Any, members), {}, options, csv, shown)
         try:
             return await watcher.run(Waiting())
         finally:
@@ -250,9 +251,26 @@ def test_members_of_each_stage_are_asked_how_they_spent_a_step_only_if_the_view_
     members.num_stages = 2
     assert watch(members, WatchOptions(once=True, timed=True), view=looks) == 0
     assert sorted((bar.peer, bar.stage) for bar in looks.bars) == [("a", 0), ("b", 0), ("c", 1)]
-    before = len(members.asked)
+    assert len(members.asked) == 6, "each once: who is asked of steps says its times, too"
     watch(members, WatchOptions(once=True), view=looks)
-    assert len(members.asked) == before + 6 and len(looks.bars) == 3, "of steps alone"
+    assert len(members.asked) == 6 + 6 and len(looks.bars) == 3, "of steps alone"
+
+
+def test_members_that_are_not_asked_about_steps_are_asked_for_their_times_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(monitor_run, "MOST_ASKED", 1)
+    monkeypatch.setattr(monitor_run, "MOST_TIMED", 3)
+    looks = Looks()
+    answers: dict[str, Answering] = {
+        name: lambda request, stage=stage: History(times=(StepTimes(stage, 5, 1.0, 2.0),))  # type: ignore[misc]
+        for name, stage in (("a", 0), ("b", 0), ("c", 0), ("last", 1))
+    }
+    members = Members(answers, [record(name, int(name == "last")) for name in answers])
+    members.num_stages = 2
+    assert watch(members, WatchOptions(once=True, timed=True), view=looks) == 0
+    assert len(looks.bars) == 3 and [since for peer, since in members.asked if peer == "last"] == [0]
+    assert [since for peer, since in members.asked if peer != "last"] == [monitor_run._NO_STEP] * 2
 
 
 def test_a_file_of_another_run_is_refused_in_a_line(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from swarmnet.telemetry.run_state import STEP_BUCKETS_S, RunState
+from swarmnet.telemetry.run_state import PACE_STEPS, STEP_BUCKETS_S, RunState, StepPoint, step_s, tokens_per_second
 
 
 def test_a_wait_counts_from_its_reason_and_ends_with_what_it_waits_for() -> None:
@@ -41,12 +41,36 @@ def test_an_event_of_a_stage_that_is_not_served_here_changes_no_stage() -> None:
 
 def test_the_pace_is_that_of_the_last_steps_and_unknown_once_the_run_went_back() -> None:
     state = RunState()
-    assert (state.step_s, state.tokens_per_second, state.loss) == (0.0, 0.0, None)
+    pace = lambda: (step_s(state.points), tokens_per_second(state.points))  # noqa: E731
+    assert pace() == (None, None)
     for step, now, num_tokens in ((4, 10.0, 8), (5, 12.0, 8), (6, 14.0, 0), (8, 18.0, 6)):
         figures = {"step": step, "loss": 1.0 / step, "num_tokens": num_tokens, "grad_norm": 0.5, "learning_rate": 0.1}
         state.on("figures", figures, now=now)
-    assert (state.step_s, state.tokens_per_second, state.loss) == (2.0, 3.0, (8, 0.125))
+    assert (pace(), state.points[-1]) == ((2.0, 3.0), StepPoint(8, 0.125, 6, 18.0, 0.5, 0.1))
     state.on("figures", figures | {"step": 3, "num_tokens": 0}, now=20.0)
-    assert state.loss == (8, 0.125), "a step without tokens has no loss"
+    assert state.points[-1].step == 8, "a step without tokens has no loss"
     state.on("figures", figures | {"step": 3}, now=20.0)
-    assert (state.step_s, state.tokens_per_second) == (0.0, 0.0)
+    assert pace() == (None, None)
+
+
+def test_the_pace_forgets_what_is_older() -> None:
+    state = RunState()
+    for step in range(PACE_STEPS + 2):
+        figures = {"step": step, "loss": 1.0, "num_tokens": 8, "grad_norm": 0.5, "learning_rate": 0.1}
+        state.on("figures", figures, now=float(step) if step else -100.0)
+    assert step_s(state.points) == 1.0
+
+
+def test_a_replica_has_finished_until_its_run_goes_on() -> None:
+    state = RunState()
+    here = state.serve(0, now=0.0)
+    for event, version, finished in (
+        ("applied", 9, False),
+        ("finished", 9, True),
+        ("synced", 9, True),
+        ("applied", 10, False),
+        ("finished", 10, True),
+        ("synced", 4, False),
+    ):
+        state.on(event, {"stage": 0, "version": version}, now=1.0)
+        assert (here.version, here.finished) == (version, finished)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from swarmnet.directory import Complaint, DisputedWork, Estimate, Record, StageStatus, TaintedStep
 from swarmnet.ids import NO_RESTART, Chain, OnDisk, PeerId, Restart, RunId
 from swarmnet.peer.rates import mark
-from swarmnet.peer.swarm_health import Assessment, Problem, assess
+from swarmnet.peer.swarm_health import _PROBLEMS, Assessment, Problem, assess
 
 RUN = RunId("ab" * 32)
 BACK = Restart(1, 40)
@@ -337,3 +337,7 @@ def test_how_long_it_will_take_and_how_fast_each_replica_is() -> None:
     still = [replace(each, stages=tuple(replace(status, still_s=30) for status in each.stages)) for each in replicas]
     assert found(*still)[0].eta_s is None
     assert found(*three(0), *three(1))[0].eta_s is None
+
+
+def test_each_problem_has_a_severity() -> None:
+    assert {text.partition(": ")[0] for text in _PROBLEMS.values()} == {"error", "warning", "note"}

@@ -50,7 +50,7 @@ class Swarm:
     published: list[Record] = field(default_factory=list)
     others: tuple[Record, ...] = ()
     remembered: list[Answer] = field(default_factory=list)
-    """What the trainer tells an onlooker at the end."""
+    """What the trainer tells an observer at the end."""
 
     async def publish(self, record: Record) -> None:
         self.published.append(record)
