@@ -63,7 +63,6 @@ class Restorer:
         self.checkpoints = Checkpointer(
             stage,
             self._engine,
-            engine.sums,
             self.header,
             peer.disk,
             CheckpointSchedule(every=training.checkpoint_every, last=training.total_steps),
@@ -136,10 +135,7 @@ class Restorer:
             self.checkpoints.forget(version, BadCheckpoint(path, f"not this stage's state: {error.reason}"))
             return False
         header, notices = info.header, self._shape.notices
-        # Only a state that is taken as it is continues its own error feedback.
-        if becomes == version:
-            await self.checkpoints.recall(version)
-        else:
+        if becomes != version:
             dropped = (becomes - version) * self._shape.num_microbatches
             reason = "nobody had newer state of this stage (training.allow_drop)"
             self._event("dropped", {"from": version, "to": becomes, "microbatches": dropped, "reason": reason})

@@ -240,7 +240,7 @@ async def _serve(
         if endpoint is None:
             on_event("stopped", {"reason": "asked to stop before it had joined"})
             return None
-        disk = DirectoryDisk(CheckpointStore(config.dir, endpoint.run, numerics=str(numerics), owner=endpoint.me))
+        disk = DirectoryDisk(CheckpointStore(config.dir, endpoint.run, numerics=str(numerics)))
         desk = OpenDesk(config, endpoint.transport.traffic, slots_of, stop)
 
         peer = Peer(

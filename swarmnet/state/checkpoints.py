@@ -16,10 +16,10 @@ import asyncio
 from collections.abc import Callable, Iterable, Set
 
 from swarmnet.clock import loop_time
-from swarmnet.errors import BadCheckpoint, BadMessage
+from swarmnet.errors import BadCheckpoint
 from swarmnet.ids import NO_RESTART, OnDisk, PeerId, Restart
 from swarmnet.messages import StateHeader
-from swarmnet.stage.seams import Compute, Summation
+from swarmnet.stage.seams import Compute
 from swarmnet.state.disk import CheckpointInfo, Disk, RunMemory, Written
 from swarmnet.state.lineage import abandoned
 from swarmnet.state.rollback import MAX_VOTERS
@@ -91,7 +91,6 @@ class Checkpointer:
         self,
         stage: int,
         engine: Compute,
-        sums: Summation,
         where: Callable[[], StateHeader | None],
         disk: Disk,
         schedule: CheckpointSchedule,
@@ -102,7 +101,7 @@ class Checkpointer:
         voters: Callable[[], Iterable[PeerId]] = tuple,
         check_notices: Callable[[tuple[str, ...]], object] = lambda notices: None,
     ) -> None:
-        self._stage, self._engine, self._sums, self._where, self._disk = stage, engine, sums, where, disk
+        self._stage, self._engine, self._where, self._disk = stage, engine, where, disk
         self._keep = keep
         self._on_event, self._common_now, self._voters_now = on_event, common, voters
         self._check_notices = check_notices
@@ -246,18 +245,6 @@ class Checkpointer:
             raise bad from error
         return info, data
 
-    async def recall(self, version: int) -> None:
-        """Take up again what this replica's averaging codec owed at that checkpoint of its own. If that is lost, it is
-        named: the checkpoint can be used without it."""
-        try:
-            owed = await self._disk.owed(self._stage, version)
-            if owed is not None:
-                await self._sums.recall(owed)
-        except (BadCheckpoint, BadMessage) as error:
-            bad = error if isinstance(error, BadCheckpoint) else BadCheckpoint(self.path(version), error.reason)
-            then = "the state is used without it: what the averaging codec had yet to send is lost"
-            self._say_bad(bad, then)
-
     def forget(self, version: int, error: BadCheckpoint) -> None:
         """A checkpoint has turned out to be unusable: use an older one."""
         self._held.pop(version, None)
@@ -282,12 +269,9 @@ class Checkpointer:
         if copy is None:
             return None
         header, data = copy
-        owed_at, owed = await self._sums.memory()
-        if owed_at != header.version or self._where() != header:
-            owed = None  # of another version: without it the next start forgets what was owed, and no more
         self.go_back(header.restart)
         began, path = loop_time(), self.path(header.version)
-        fitting = self._fitting(header.version, len(data) + len(owed or b""))
+        fitting = self._fitting(header.version, len(data))
         if fitting is None:
             reason = f"it and what must be kept are more than the {self.most_bytes:,} bytes of caps.disk_gib"
             then = "training goes on without it: lend more (`swarmnet control limits --disk`), or other peers keep it"
@@ -295,7 +279,7 @@ class Checkpointer:
             return None
         if fitting != self._held.keys():
             await self._retain(fitting)
-        written = await self._disk.write(self._stage, header, data, owed)
+        written = await self._disk.write(self._stage, header, data)
         # Training goes on without this one; what the others hold is untouched.
         if written.problem is not None:
             self._held.pop(header.version, None)
@@ -319,7 +303,7 @@ class Checkpointer:
         """Which of those held stay, so that one more keeps to `most_bytes`; None: it would not even so."""
         if not self.most_bytes:
             return self._held.keys()
-        taken = {each: info.num_bytes + info.owed_bytes for each, info in self._held.items()}
+        taken = {each: info.num_bytes for each, info in self._held.items()}
         stay = set(self._to_keep(version, 1) & taken.keys())
         room = self.most_bytes - num_bytes - sum(taken[each] for each in stay)
         if room < 0:  # nothing is deleted in vain
@@ -346,9 +330,9 @@ class Checkpointer:
         fields = {"version": version, "path": self.path(version), "reason": reason, "bytes_needed": num_bytes}
         self._on_event("checkpoint_failed", fields | {"then": then})
 
-    def _say_bad(self, error: BadCheckpoint, then: str = "") -> None:
+    def _say_bad(self, error: BadCheckpoint) -> None:
         newest = (
             f"the newest one here that is sound is step {max(self._held)}" if self._held else "no other one is here"
         )
-        then = then or f"it is not used; {newest}"
+        then = f"it is not used; {newest}"
         self._on_event("checkpoint_bad", {"path": error.path, "reason": error.reason, "then": then})

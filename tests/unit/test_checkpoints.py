@@ -28,13 +28,11 @@ class Watched(SimulatedDisk):
 
     writing = False
 
-    async def write(
-        self, stage: int, header: StateHeader, data: bytes | memoryview, owed: bytes | memoryview | None
-    ) -> Written:
+    async def write(self, stage: int, header: StateHeader, data: bytes | memoryview) -> Written:
         assert not self.writing, "two writes at once"
         self.writing = True
         try:
-            return await super().write(stage, header, data, owed)
+            return await super().write(stage, header, data)
         finally:
             self.writing = False
 
@@ -46,16 +44,14 @@ class Replica:
         self.version: int | None = 0
         self.restart = NO_RESTART
         self.copies = 0
-        self.owes = self.forged = False
-        self.copy_s = self.prepare_s = self.memory_s = 0.0
+        self.forged = False
+        self.copy_s = self.prepare_s = 0.0
         self.prepared: list[int | None] = []
-        self.recalled: list[bytes] = []
         self.events: list[tuple[str, dict[str, object]]] = []
         self.common: int | None = None
         self.disk = disk
         self.checkpointer = Checkpointer(
             STAGE,
-            self,
             self,
             self.where,
             disk,
@@ -90,14 +86,6 @@ class Replica:
         data = self.state(self.version)
         await asyncio.sleep(self.copy_s)
         return data
-
-    async def memory(self) -> tuple[int | None, bytes | None]:
-        version = self.version
-        await asyncio.sleep(self.memory_s)
-        return version, f"owed {version}".encode() if self.owes else None
-
-    async def recall(self, owed: memoryview) -> None:
-        self.recalled.append(bytes(owed))
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -388,7 +376,7 @@ def test_a_checkpoint_with_notices_that_the_owner_has_not_signed_is_named_and_no
 async def filled(disk: SimulatedDisk, *cuts: tuple[int, Restart]) -> None:
     for version, restart in cuts:
         header = StateHeader(version, Chain(f"{version:064x}"), Chain("0b" * 32), Chain("00" * 32), restart)
-        await disk.write(STAGE, header, Replica.state(version), None)
+        await disk.write(STAGE, header, Replica.state(version))
 
 
 def test_what_an_earlier_process_left_is_verified_and_the_bad_one_named(disk: Watched) -> None:
@@ -542,12 +530,12 @@ def test_a_write_that_was_given_up_and_the_next_are_not_at_it_together(
     inside: list[int] = []
     write = CheckpointStore.write
 
-    def slow(self: CheckpointStore, info: Any, data: Any, owed: Any) -> None:
+    def slow(self: CheckpointStore, info: Any, data: Any) -> None:
         inside.append(info.version)
         assert len(inside) == 1, "two writes at once"
         began.set()
         assert go_on.wait(30)
-        write(self, info, data, owed)
+        write(self, info, data)
         inside.remove(info.version)
 
     monkeypatch.setattr(CheckpointStore, "write", slow)
@@ -566,31 +554,3 @@ def test_a_write_that_was_given_up_and_the_next_are_not_at_it_together(
         ]  # 10 was never known to be there
 
     in_directory(tmp_path, story)
-
-
-def test_what_is_owed_is_written_beside_the_state_of_its_version(disk: Watched) -> None:
-    async def story() -> None:
-        replica = Replica(disk, keep=9)
-        replica.owes = True
-        async with replica.running():
-            await replica.train(20)
-            await asyncio.sleep(10.0)
-        assert disk.debts == {(STAGE, version): f"owed {version}".encode() for version in (10, 20)}
-        await replica.checkpointer.recall(20)
-        assert replica.recalled == [b"owed 20"]
-
-    play(story())
-
-
-def test_a_checkpoint_of_a_version_that_has_passed_is_written_without_what_is_owed(disk: Watched) -> None:
-    async def story() -> None:
-        replica = Replica(disk)
-        replica.memory_s, replica.owes = 1.5 * STEP_S, True
-        async with replica.running():
-            await replica.train(12)
-            await asyncio.sleep(10.0)
-        assert written(disk) == [10] and disk.debts == {(STAGE, 10): None}
-        await replica.checkpointer.recall(10)
-        assert replica.recalled == [] and not replica.of("checkpoint_bad")
-
-    play(story())
