@@ -325,11 +325,20 @@ class Rollbacks:
         )
 
     def source(
-        self, mine: Holding, others: Iterable[Holding], *, held: int | None = None, beyond: int | None = None
+        self,
+        mine: Holding,
+        others: Iterable[Holding],
+        *,
+        held: int | None = None,
+        beyond: int | None = None,
+        no_seed: str = "",
     ) -> Source:
         """Where a replica that serves nothing takes its state from.
 
-        held: the version of what is in its memory all the same. beyond: under this restart only later versions help.
+        Args:
+            held: the version of what is in its memory all the same.
+            beyond: under this restart only later versions help.
+            no_seed: why it cannot begin at the seed by itself, in words; empty: it can.
         """
         others = tuple(others)
         everyone = (mine, *others)
@@ -349,9 +358,12 @@ class Rollbacks:
         if ahead or (live and self.current.number and beyond is None):
             ranked = sorted(ahead or live, key=lambda h: (-(h.version or 0), h.peer))
             return FromReplicas(tuple(h.peer for h in ranked))
+        seed: Source = FromSeed()
+        if no_seed:
+            seed = FromReplicas(tuple(sorted(h.peer for h in live))) if live else NoSource(no_seed)
         # A new run: all peers begin at the seed.
         if not self._begun(everyone):
-            return FromSeed()
+            return seed
         if beyond is None and newest in mine.disk and not live:
             return FromDisk(newest)  # the very state that the others have got to
         moved_on = newest > version + 1 if newest is not None else self._outlived(everyone)
@@ -364,7 +376,7 @@ class Rollbacks:
         if holders:
             return FromReplicas(holders, version)
         if version == 0:
-            return FromSeed()
+            return seed
         earlier = max((v for h in (mine, *replicas) for v in h.disk if v < version), default=None)
         if self.allow_drop and earlier is not None and earlier in mine.disk:
             return FromDisk(earlier)

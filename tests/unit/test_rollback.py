@@ -132,6 +132,14 @@ def test_the_last_replica_of_a_stage_comes_back_with_an_older_checkpoint() -> No
     assert machine.source(held[0], held[1:], held=37) == FromDisk(30)
 
 
+def test_a_peer_without_initial_weights_takes_those_of_a_replica_or_waits() -> None:
+    machine, young = restarts(), [holding("b", 0, version=0), holding("c", 1, version=0)]
+    mine = holding("a", 0)
+    assert machine.source(mine, young) == FromSeed()
+    assert machine.source(mine, young, no_seed="moved away") == FromReplicas((PeerId("b"),))
+    assert machine.source(mine, young[1:], no_seed="moved away") == NoSource("moved away")
+
+
 def test_whoever_is_where_the_run_goes_on_stays_there() -> None:
     held = [holding("a", 0, version=30), holding("b", 1, disk=(20, 30))]
     machine = restarts()
