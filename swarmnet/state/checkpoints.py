@@ -234,15 +234,15 @@ class Checkpointer:
                 return Written(info)
             return await self._copy_and_write()
 
-    async def load(self, version: int) -> tuple[CheckpointInfo, memoryview]:
-        """Read a checkpoint, verified. Raises BadCheckpoint: it is then named, and announced no more."""
+    async def load(self, version: int) -> tuple[CheckpointInfo, memoryview] | None:
+        """Read a checkpoint, verified. None: it cannot be used, which is said, and it is announced no more."""
         try:
             info, data = await self._disk.load(self._stage, version)
             self._check_notices(info.notices)
         except (BadCheckpoint, ValueError) as error:
             bad = error if isinstance(error, BadCheckpoint) else BadCheckpoint(self.path(version), str(error))
             self.forget(version, bad)
-            raise bad from error
+            return None
         return info, data
 
     def forget(self, version: int, error: BadCheckpoint) -> None:

@@ -21,7 +21,7 @@ import re
 import stat
 import threading
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal, Protocol
 
@@ -169,8 +169,7 @@ class DirectoryDisk:
 
     async def open(self, stage: int) -> Found:
         await self._change(lambda: self.store.clean(stage))  # a disk that cannot be written can be read
-        found = await asyncio.to_thread(self.store.found, stage, through=True)
-        return replace(found, memory=await asyncio.to_thread(self.store.memory, stage))
+        return await asyncio.to_thread(self.store.found, stage, through=True)
 
     async def write(self, stage: int, header: StateHeader, data: bytes | memoryview) -> Written:
         info = await asyncio.to_thread(self.store.describe, stage, header, data)
@@ -237,7 +236,7 @@ class CheckpointStore:
                 good.append(info)
             except BadCheckpoint as error:
                 bad.append(error)
-        return Found(tuple(good), tuple(bad))
+        return Found(tuple(good), tuple(bad), self._memory(stage))
 
     def verify(self, info: CheckpointInfo) -> None:
         """Read a checkpoint through. Raises BadCheckpoint."""
@@ -250,7 +249,7 @@ class CheckpointStore:
         _read(self.data_path(stage, version), info.num_bytes, info.sha256, data)
         return info, data
 
-    def memory(self, stage: int) -> RunMemory:
+    def _memory(self, stage: int) -> RunMemory:
         """What was remembered there last; nothing if that cannot be read."""
         with contextlib.suppress(BadCheckpoint, ValidationError), _opened(self._memory_path(stage)) as (file, _):
             return RunMemory.model_validate_json(file.read(MAX_JSON_BYTES))

@@ -144,7 +144,9 @@ async def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path, mo
             go_on.set()
             await written.wait()
             task.cancel()
-        info, data = await checkpointer.load(1)
+        found = await checkpointer.load(1)
+        assert found is not None
+        info, data = found
         assert info.version == 1 and data == expected
         await engine.restore(data, version=1)
         assert engine.version == 1 and await engine.snapshot() == expected
