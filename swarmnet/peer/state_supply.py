@@ -258,10 +258,7 @@ class StateSupply:
         replica.state.forget_past()
         # Before anything is computed under it: the next restart must not have the same number.
         await replica.state.checkpoints.remember(restart)
-        if restart > since:
-            replica.state.checkpoints.go_back(restart)
-        else:
-            replica.state.checkpoints.stand_under(restart)
+        replica.state.checkpoints.stand_under(restart)
         if keep:
             replica.state.stay()
             return

@@ -167,20 +167,16 @@ class Checkpointer:
         self._restarts |= {info.restart for info in found.good if info.restart != NO_RESTART}
         return self.versions
 
-    def go_back(self, restart: Restart) -> None:
-        """The run goes on from `restart.version`: checkpoints after it are of a past that was given up."""
+    def stand_under(self, restart: Restart) -> None:
+        """The replica goes on under this restart: checkpoints after its version are of a past that was given up."""
+        self._under = restart
+        # A later one that only the disk remembers was never decided, or was taken back.
+        self._restarts = {known for known in self._restarts if known.number <= restart.number}
         if restart != NO_RESTART and restart not in self._restarts:
             self._restarts.add(restart)
             # Common versions after the restart are of that past, too.
             if self._common is not None:
                 self._common = min(self._common, restart.version)
-
-    def stand_under(self, restart: Restart) -> None:
-        """The replica has the run's state, under this restart: later ones that the disk remembers do not count."""
-        self._under = restart
-        # A later one that only the disk remembers was never decided, or was taken back.
-        self._restarts = {known for known in self._restarts if known.number <= restart.number}
-        self.go_back(restart)
 
     async def remember(self, restart: Restart) -> None:
         """Put on disk that the run goes on under `restart`, and who decides about the next one."""
@@ -197,10 +193,8 @@ class Checkpointer:
     def reached(self) -> None:
         """The replica has come to stand elsewhere: wake `run` if that is worth a checkpoint."""
         header = self._where()
-        if header is not None:
-            self.go_back(header.restart)
-            if self._is_due(header) or self._is_next(header):
-                self._wake.set()
+        if header is not None and (self._is_due(header) or self._is_next(header)):
+            self._wake.set()
 
     async def run(self) -> None:
         """Write what is due, one after the other. A version that passes while another is written is skipped."""
@@ -269,7 +263,6 @@ class Checkpointer:
         if copy is None:
             return None
         header, data = copy
-        self.go_back(header.restart)
         began, path = loop_time(), self.path(header.version)
         fitting = self._fitting(header.version, len(data))
         if fitting is None:

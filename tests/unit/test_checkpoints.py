@@ -417,7 +417,7 @@ def test_going_back_gives_up_what_came_after_and_the_next_write_deletes_it(disk:
         await filled(disk, (10, NO_RESTART), (20, NO_RESTART), (30, NO_RESTART))
         replica = Replica(disk, keep=9)
         await replica.checkpointer.open()
-        replica.checkpointer.go_back(Restart(1, 10))
+        replica.checkpointer.stand_under(Restart(1, 10))
         assert replica.checkpointer.versions == (10,)
         assert written(disk) == [10, 20, 30], "not before there is something newer"
         replica.version, replica.restart = 10, Restart(1, 10)
@@ -439,12 +439,24 @@ def test_the_disk_remembers_a_restart_when_everybody_has_forgotten(disk: Watched
     play(story())
 
 
+def test_a_later_restart_that_only_the_disk_remembers_does_not_count(disk: Watched) -> None:
+    async def story() -> None:
+        await filled(disk, (10, NO_RESTART), (20, NO_RESTART), (30, NO_RESTART), (15, Restart(2, 10)))
+        replica = Replica(disk)
+        assert await replica.checkpointer.open() == (10, 15)
+        replica.checkpointer.stand_under(Restart(1, 20))
+        assert replica.checkpointer.versions == (10, 20) and replica.checkpointer.restart == Restart(1, 20)
+
+    play(story())
+
+
 def test_the_state_gone_on_from_is_written_again_under_its_restart(disk: Watched) -> None:
     async def story() -> None:
         await filled(disk, (10, NO_RESTART))
         replica = Replica(disk)
         await replica.checkpointer.open()
         replica.version, replica.restart = 10, Restart(1, 10)
+        replica.checkpointer.stand_under(replica.restart)
         async with replica.running():
             replica.checkpointer.reached()
             await asyncio.sleep(1.0)
