@@ -108,7 +108,7 @@ async def measure(hidden: int, layers: int, tokens: int, device: str) -> dict[st
             "apply_s": min(applied),
             "keep_s": seconds(5, lambda: backend.past.note(engine.version)),
             "recompute_s": min(again),
-            "host_bytes": float(backend.past.kept_bytes),
+            "host_bytes": float(sum(memory.nbytes for memory in backend.past._memory)),
         }
     finally:
         threads.close()

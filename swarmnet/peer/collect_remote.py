@@ -26,6 +26,7 @@ from swarmnet.net.swarm_link import SwarmLink
 from swarmnet.peer.joining import FoundRun, Tell, reach
 from swarmnet.peer.swarm_health import holdings_of
 from swarmnet.stage.canonical import Canonical
+from swarmnet.state.collect import listed
 from swarmnet.state.disk import CheckpointStore
 from swarmnet.state.rollback import newest_on_disk
 from swarmnet.state.snapshot_fetch import SnapshotFetch
@@ -108,7 +109,7 @@ async def _choose(found: FoundRun, version: int | None) -> tuple[int, list[list[
             break
         await asyncio.sleep(BETWEEN_LOOKS_S)
     held = "; ".join(
-        f"stage {stage}: {_listed({v for h in holdings if h.stage == stage for v in h.disk})}"
+        f"stage {stage}: {listed({v for h in holdings if h.stage == stage for v in h.disk})}"
         for stage in range(num_stages)
     )
     what = "no step has" if version is None else f"step {version} does not have"
@@ -135,7 +136,3 @@ async def _fetch(
             f"nobody hands over stage {stage} at step {version} "
             f"({failures[-1] if failures else error}): try again, or another --step"
         ) from error
-
-
-def _listed(versions: set[int]) -> str:
-    return f"steps {', '.join(map(str, sorted(versions)[-4:]))}" if versions else "none"

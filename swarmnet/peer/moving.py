@@ -171,7 +171,7 @@ class Moving:
             unfit=replica.state.joiner.unfit,
         )
         snapshot, data = await fetch.fetch(lambda: sorted(peer.have_state(to)))
-        written = await peer.disk.write(to, snapshot.header, data, None)
+        written = await peer.disk.write(to, snapshot.header, data)
         if written.problem is not None:
             raise NoReplica(f"its state cannot be written: {written.problem}", stage=to)
         return snapshot.header.version

@@ -63,7 +63,6 @@ class Restorer:
         self.checkpoints = Checkpointer(
             stage,
             self._engine,
-            engine.sums,
             self.header,
             peer.disk,
             CheckpointSchedule(every=training.checkpoint_every, last=training.total_steps),
@@ -125,21 +124,18 @@ class Restorer:
         A later `becomes` drops what the stage has learned in between: the run allows it (training.allow_drop).
         """
         began = loop_time()
+        if (found := await self.checkpoints.load(version)) is None:
+            return False
+        info, data = found
+        self.joiner.touch()
         try:
-            info, data = await self.checkpoints.load(version)
-            self.joiner.touch()
             await self._engine.restore(data, version=version, becomes=becomes)
-        except BadCheckpoint:
-            return False  # named already; announced no more
         except BadMessage as error:
             path = self.checkpoints.path(version)
             self.checkpoints.forget(version, BadCheckpoint(path, f"not this stage's state: {error.reason}"))
             return False
         header, notices = info.header, self._shape.notices
-        # Only a state that is taken as it is continues its own error feedback.
-        if becomes == version:
-            await self.checkpoints.recall(version)
-        else:
+        if becomes != version:
             dropped = (becomes - version) * self._shape.num_microbatches
             reason = "nobody had newer state of this stage (training.allow_drop)"
             self._event("dropped", {"from": version, "to": becomes, "microbatches": dropped, "reason": reason})
@@ -196,13 +192,8 @@ class Restorer:
     async def _brought(self) -> tuple[StateHeader, memoryview] | None:
         """What this peer has put on its disk to move here, once."""
         version, self._carried = self._carried, None
-        if version is None:
-            return None
-        try:
-            info, data = await self.checkpoints.load(version)
-        except BadCheckpoint:
-            return None
-        return (info.header, data) if info.restart == self._member.restart else None
+        found = None if version is None else await self._checkpoint(version)
+        return found if found is not None and found[0].restart == self._member.restart else None
 
     def _sound(self, donors: Sequence[PeerId]) -> Sequence[PeerId]:
         """Those of them whose weights have not drifted, if there are such."""
@@ -244,12 +235,9 @@ class Restorer:
         return member.header
 
     async def _checkpoint(self, version: int) -> tuple[StateHeader, memoryview] | None:
-        """This peer's checkpoint, to be handed to another replica."""
-        try:
-            info, data = await self.checkpoints.load(version)
-        except BadCheckpoint:
-            return None  # named already; announced no more
-        return info.header, data
+        """This peer's checkpoint, as a snapshot is; None if it cannot be used."""
+        found = await self.checkpoints.load(version)
+        return None if found is None else (found[0].header, found[1])
 
     def _leads_on(self, header: StateHeader) -> bool:
         """Can a replica that has that state be told what came next?"""

@@ -243,7 +243,7 @@ async def _serve(
             early("stopped", "asked to stop before it had joined")
             return None
         endpoint = joined.endpoint(str(numerics))
-        disk = DirectoryDisk(CheckpointStore(config.dir, endpoint.run, numerics=str(numerics), owner=endpoint.me))
+        disk = DirectoryDisk(CheckpointStore(config.dir, endpoint.run, numerics=str(numerics)))
         control = ControlSocket(config, capacity, endpoint.transport.traffic, stop)
 
         peer = Peer(

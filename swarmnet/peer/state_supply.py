@@ -258,10 +258,7 @@ class StateSupply:
         replica.state.forget_past()
         # Before anything is computed under it: the next restart must not have the same number.
         await replica.state.checkpoints.remember(restart)
-        if restart > since:
-            replica.state.checkpoints.go_back(restart)
-        else:
-            replica.state.checkpoints.stand_under(restart)
+        replica.state.checkpoints.stand_under(restart)
         if keep:
             replica.state.stay()
             return
@@ -283,7 +280,11 @@ class StateSupply:
             holdings = self.holdings()
             mine = next(h for h in holdings if (h.peer, h.stage) == (self._peer.me, stage))
             others = [h for h in holdings if h.peer != mine.peer]
-            source = self.rollbacks.source(mine, others, held=self._replicas[stage].state.held, beyond=beyond)
+            state = self._replicas[stage].state
+            # The run has been further, and a peer that has that may come yet.
+            damaged = _DAMAGED.format(stage=stage) if state.checkpoints.all_damaged else ""
+            no_seed = damaged or state.no_initial_weights
+            source = self.rollbacks.source(mine, others, held=state.held, beyond=beyond, no_seed=no_seed)
             # A replica serves only if others can call it.
             if not isinstance(source, NoSource):
                 await self._peer.dialled_back.check()
@@ -310,34 +311,11 @@ class StateSupply:
                 return await replica.state.load(version, becomes=max(version, self.rollbacks.current.version))
             case FromSeed():
                 # A checkpoint of any peer is worth more than the seed.
-                if not self._may_seed():
-                    return False
-                # The run has been further, and a peer that has that may come yet.
-                if replica.state.checkpoints.all_damaged:
-                    self._say_waiting(stage, _DAMAGED.format(stage=stage))
-                    return False
-                if not replica.state.no_initial_weights and await replica.state.start_from_seed():
-                    return True
-                return await self._begin_with_others(stage)
+                return self._may_seed() and await replica.state.start_from_seed()
             case NoSource(words):
                 # After a restart of all peers most of it is over in a moment.
                 self._say_waiting(stage, words, after_s=self.rollbacks.settle_s)
                 return False
-
-    async def _begin_with_others(self, stage: int) -> bool:
-        """The weights of version 0 are not here: take those of other replicas. True if it serves now."""
-        replica, restart = self._replicas[stage], self.rollbacks.current
-        donors = tuple(
-            sorted(
-                h.peer
-                for h in self.holdings()
-                if h.stage == stage and h.peer != self._peer.me and h.version is not None and h.restart == restart
-            )
-        )
-        if donors and await replica.state.restore_from(donors):
-            return True
-        self._say_waiting(stage, replica.state.no_initial_weights)
-        return False
 
     def _say_waiting(self, stage: int, words: str, *, after_s: float = 0.0) -> None:
         """Say each reason once, when it has lasted that long."""

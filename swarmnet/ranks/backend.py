@@ -101,7 +101,6 @@ class MeshBackend:
         self.state = State(canonical, self._copies, scales, initial)
         self.sums = [RankSum(self._ranks, self._reading, self._write_sum) for _ in range(late)]
         self.past = PastSteps(
-            size,
             allot=lambda place: self._memory[PASTS[place]],
             read=lambda step: [*self._copies.weights_of(step), scales[step % late]],
         )

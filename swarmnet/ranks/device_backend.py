@@ -40,7 +40,6 @@ class DeviceBackend(RankStage):
         self._shares = itertools.count()
         num_elements = self.canonical.num_elements
         self.past = PastSteps(
-            num_elements,
             allot=lambda place: self._host_memory(num_elements + self.scales_of(0).numel(), torch.float32),
             read=lambda step: [*self.weights_of(step), self.scales_of(step)],
         )

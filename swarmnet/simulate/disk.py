@@ -19,7 +19,6 @@ class SimulatedDisk:
     def __init__(self, run: RunId, *, open_s: float = 0.05, write_s: float = 0.01) -> None:
         self.open_s, self.write_s, self.full = open_s, write_s, False
         self.files: dict[tuple[int, int], tuple[CheckpointInfo, bytes]] = {}
-        self.debts: dict[tuple[int, int], bytes | None] = {}
         self.memories: dict[int, RunMemory] = {}
         self._run = run
 
@@ -43,17 +42,13 @@ class SimulatedDisk:
                     bad.append(error)
         return Found(tuple(good), tuple(bad), self.memories.get(stage, RunMemory()))
 
-    async def write(
-        self, stage: int, header: StateHeader, data: bytes | memoryview, owed: bytes | memoryview | None
-    ) -> Written:
-        info = CheckpointInfo.of(self._run, stage, header, data, owed)
+    async def write(self, stage: int, header: StateHeader, data: bytes | memoryview) -> Written:
+        info = CheckpointInfo.of(self._run, stage, header, data)
         # Only after the wait: a process that dies meanwhile has written nothing.
         await asyncio.sleep(self.write_s)
         if self.full:
             return Written(info, "No space left on device")
         self.files[stage, header.version] = info, bytes(data)
-        # What one owes the next sums is its own, and never handed on with the state.
-        self.debts[stage, header.version] = None if owed is None else bytes(owed)
         return Written(info)
 
     async def retain(self, stage: int, versions: Collection[int]) -> str | None:
@@ -70,10 +65,6 @@ class SimulatedDisk:
     async def load(self, stage: int, version: int) -> tuple[CheckpointInfo, memoryview]:
         info, data = self._read(stage, version)
         return info, memoryview(data)
-
-    async def owed(self, stage: int, version: int) -> memoryview | None:
-        owed = self.debts.get((stage, version))
-        return None if owed is None else memoryview(owed)
 
     def _read(self, stage: int, version: int) -> tuple[CheckpointInfo, bytes]:
         path = self.path(stage, version)

@@ -209,7 +209,6 @@ class SimulatedEngine(Compute, Summation):
         self.restore_s, self.averaging_s = RESTORE_S, plan.averaging_s
         self._delay = plan.delay
         self.accumulators = [SimulatedSum() for _ in range(1 + self._delay.most)]  # step s: number s % (1 + most)
-        self.debt: bytes | None = None
         self.notices: tuple[Notice, ...] = ()
         self._past: dict[int, int] = {}  # weights of steps that are over
         self.kept_steps = KEPT_WEIGHTS
@@ -436,13 +435,6 @@ class SimulatedEngine(Compute, Summation):
             raise BadMessage(RejectCode.MALFORMED, "another version's snapshot")
         await self._become(version if becomes is None else becomes, weights, digits, before[0] if before else weights)
 
-    async def memory(self) -> tuple[int, bytes | None]:
-        """No codec loses anything here, so nothing is owed but what a test says."""
-        return self.version, self.debt
-
-    async def recall(self, data: bytes | memoryview) -> None:
-        self.debt = bytes(data)
-
     async def reset_to_seed(self) -> None:
         seed = self.arithmetic.seed()
         await self._become(0, seed, 0, seed)
@@ -457,7 +449,6 @@ class SimulatedEngine(Compute, Summation):
     async def _become(self, version: int, weights: int, digits: int, before: int) -> None:
         def job() -> None:
             self.version, self.weights, self.digits, self.before = version, weights, digits, before
-            self.debt = None
             self._past.clear()
             self.void()
 

@@ -316,14 +316,6 @@ class Summation(Protocol):
     async def finished_sum(self, start: int, stop: int) -> Packed:
         """Positions [start, stop) of the sum buffer, losslessly, in as few bytes as that takes."""
 
-    async def memory(self) -> tuple[int, bytes | memoryview | None]:
-        """(version, the codec's error feedback or None), to be saved beside my own snapshots and never handed on."""
-        return -1, None  # integers lose nothing
-
-    async def recall(self, data: bytes | memoryview) -> None:
-        """Go on from `memory` of the same version, after `restore`. Raises BadMessage; the feedback is empty then."""
-        return
-
 
 @dataclass(frozen=True, slots=True)
 class Engine:

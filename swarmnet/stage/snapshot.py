@@ -95,15 +95,6 @@ class Layout:
         return json.dumps({"__metadata__": metadata, **self._entries}).encode()
 
 
-def pack(tensors: Mapping[str, Tensor], *, stage: int, version: int) -> memoryview:
-    """Serialise."""
-    layout = Layout({name: tensor.shape for name, tensor in tensors.items()}, stage=stage)
-    memory = layout.memory()
-    for name, place in layout.views(memory).items():
-        place.copy_(tensors[name].detach())
-    return layout.seal(memory, version=version)
-
-
 def unpack(
     data: bytes | memoryview, shapes: Mapping[str, torch.Size], *, stage: int, version: int
 ) -> dict[str, Tensor]:

@@ -149,24 +149,16 @@ class PastSteps:
     """Weights of the last steps that are over. Compute thread only, but for `keep`.
 
     Args:
-        num_elements: of the weights.
         allot: memory number `place`, fp32, of the weights and scales of one step. Taken once and written over from then
             on, because pinning takes longer than a copy.
         read: the weights that a step was computed on, in canonical order, and then its scales.
     """
 
-    def __init__(
-        self, num_elements: int, *, allot: Callable[[int], Tensor], read: Callable[[int], Iterable[Tensor]]
-    ) -> None:
-        self._num_elements, self._allot, self._read = num_elements, allot, read
+    def __init__(self, *, allot: Callable[[int], Tensor], read: Callable[[int], Iterable[Tensor]]) -> None:
+        self._allot, self._read = allot, read
         self._steps = self._number = 0
         self._memory: list[Tensor] = []
         self._kept: dict[int, PastWeights] = {}  # by place: step s is in place s % steps
-
-    @property
-    def kept_bytes(self) -> int:
-        """Of host memory."""
-        return sum(memory[: self._num_elements].nbytes for memory in self._memory)
 
     def keep(self, steps: int) -> None:
         """Of so many steps; of none at first. Once, before any is over."""

@@ -16,11 +16,11 @@ import asyncio
 from collections.abc import Callable, Iterable, Set
 
 from swarmnet.clock import loop_time
-from swarmnet.errors import BadCheckpoint, BadMessage
+from swarmnet.errors import BadCheckpoint
 from swarmnet.ids import NO_RESTART, OnDisk, PeerId, Restart
 from swarmnet.manifest.extension import Notice
 from swarmnet.messages import StateHeader
-from swarmnet.stage.seams import Compute, Summation
+from swarmnet.stage.seams import Compute
 from swarmnet.state.disk import CheckpointInfo, Disk, RunMemory, Written
 from swarmnet.state.lineage import abandoned
 from swarmnet.state.rollback import MAX_VOTERS
@@ -92,7 +92,6 @@ class Checkpointer:
         self,
         stage: int,
         engine: Compute,
-        sums: Summation,
         where: Callable[[], StateHeader | None],
         disk: Disk,
         schedule: CheckpointSchedule,
@@ -103,7 +102,7 @@ class Checkpointer:
         voters: Callable[[], Iterable[PeerId]] = tuple,
         check_notices: Callable[[tuple[Notice, ...]], object] = lambda notices: None,
     ) -> None:
-        self._stage, self._engine, self._sums, self._where, self._disk = stage, engine, sums, where, disk
+        self._stage, self._engine, self._where, self._disk = stage, engine, where, disk
         self._keep = keep
         self._on_event, self._common_now, self._voters_now = on_event, common, voters
         self._check_notices = check_notices
@@ -169,20 +168,16 @@ class Checkpointer:
         self._restarts |= {info.restart for info in found.good if info.restart != NO_RESTART}
         return self.versions
 
-    def go_back(self, restart: Restart) -> None:
-        """The run goes on from `restart.version`: checkpoints after it are of a past that was given up."""
+    def stand_under(self, restart: Restart) -> None:
+        """The replica goes on under this restart: checkpoints after its version are of a past that was given up."""
+        self._under = restart
+        # A later one that only the disk remembers was never decided, or was taken back.
+        self._restarts = {known for known in self._restarts if known.number <= restart.number}
         if restart != NO_RESTART and restart not in self._restarts:
             self._restarts.add(restart)
             # Common versions after the restart are of that past, too.
             if self._common is not None:
                 self._common = min(self._common, restart.version)
-
-    def stand_under(self, restart: Restart) -> None:
-        """The replica has the run's state, under this restart: later ones that the disk remembers do not count."""
-        self._under = restart
-        # A later one that only the disk remembers was never decided, or was taken back.
-        self._restarts = {known for known in self._restarts if known.number <= restart.number}
-        self.go_back(restart)
 
     async def remember(self, restart: Restart) -> None:
         """Put on disk that the run goes on under `restart`, and who decides about the next one."""
@@ -199,10 +194,8 @@ class Checkpointer:
     def reached(self) -> None:
         """The replica has come to stand elsewhere: wake `run` if that is worth a checkpoint."""
         header = self._where()
-        if header is not None:
-            self.go_back(header.restart)
-            if self._is_due(header) or self._is_next(header):
-                self._wake.set()
+        if header is not None and (self._is_due(header) or self._is_next(header)):
+            self._wake.set()
 
     async def run(self) -> None:
         """Write what is due, one after the other. A version that passes while another is written is skipped."""
@@ -236,28 +229,16 @@ class Checkpointer:
                 return Written(info)
             return await self._copy_and_write()
 
-    async def load(self, version: int) -> tuple[CheckpointInfo, memoryview]:
-        """Read a checkpoint, verified. Raises BadCheckpoint: it is then named, and announced no more."""
+    async def load(self, version: int) -> tuple[CheckpointInfo, memoryview] | None:
+        """Read a checkpoint, verified. None: it cannot be used, which is said, and it is announced no more."""
         try:
             info, data = await self._disk.load(self._stage, version)
             self._check_notices(info.header.notices)
         except (BadCheckpoint, ValueError) as error:
             bad = error if isinstance(error, BadCheckpoint) else BadCheckpoint(self.path(version), str(error))
             self.forget(version, bad)
-            raise bad from error
+            return None
         return info, data
-
-    async def recall(self, version: int) -> None:
-        """Take up again what this replica's averaging codec owed at that checkpoint of its own. If that is lost, it is
-        named: the checkpoint can be used without it."""
-        try:
-            owed = await self._disk.owed(self._stage, version)
-            if owed is not None:
-                await self._sums.recall(owed)
-        except (BadCheckpoint, BadMessage) as error:
-            bad = error if isinstance(error, BadCheckpoint) else BadCheckpoint(self.path(version), error.reason)
-            then = "the state is used without it: what the averaging codec had yet to send is lost"
-            self._say_bad(bad, then)
 
     def forget(self, version: int, error: BadCheckpoint) -> None:
         """A checkpoint has turned out to be unusable: use an older one."""
@@ -283,12 +264,8 @@ class Checkpointer:
         if copy is None:
             return None
         header, data = copy
-        owed_at, owed = await self._sums.memory()
-        if owed_at != header.version or self._where() != header:
-            owed = None  # of another version: without it the next start forgets what was owed, and no more
-        self.go_back(header.restart)
         began, path = loop_time(), self.path(header.version)
-        fitting = self._fitting(header.version, len(data) + len(owed or b""))
+        fitting = self._fitting(header.version, len(data))
         if fitting is None:
             reason = f"it and what must be kept are more than the {self.most_bytes:,} bytes of caps.disk_gib"
             then = "training goes on without it: lend more (`swarmnet control limits --disk`), or other peers keep it"
@@ -296,7 +273,7 @@ class Checkpointer:
             return None
         if fitting != self._held.keys():
             await self._retain(fitting)
-        written = await self._disk.write(self._stage, header, data, owed)
+        written = await self._disk.write(self._stage, header, data)
         # Training goes on without this one; what the others hold is untouched.
         if written.problem is not None:
             self._held.pop(header.version, None)
@@ -320,7 +297,7 @@ class Checkpointer:
         """Which of those held stay, so that one more keeps to `most_bytes`; None: it would not even so."""
         if not self.most_bytes:
             return self._held.keys()
-        taken = {each: info.num_bytes + info.owed_bytes for each, info in self._held.items()}
+        taken = {each: info.num_bytes for each, info in self._held.items()}
         stay = set(self._to_keep(version, 1) & taken.keys())
         room = self.most_bytes - num_bytes - sum(taken[each] for each in stay)
         if room < 0:  # nothing is deleted in vain
@@ -347,9 +324,9 @@ class Checkpointer:
         fields = {"version": version, "path": self.path(version), "reason": reason, "bytes_needed": num_bytes}
         self._on_event("checkpoint_failed", fields | {"then": then})
 
-    def _say_bad(self, error: BadCheckpoint, then: str = "") -> None:
+    def _say_bad(self, error: BadCheckpoint) -> None:
         newest = (
             f"the newest one here that is sound is step {max(self._held)}" if self._held else "no other one is here"
         )
-        then = then or f"it is not used; {newest}"
+        then = f"it is not used; {newest}"
         self._on_event("checkpoint_bad", {"path": error.path, "reason": error.reason, "then": then})

@@ -11,7 +11,6 @@ import contextlib
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
@@ -20,18 +19,10 @@ from swarmnet.errors import BadCheckpoint, UsageError
 from swarmnet.ids import OnDisk, PeerId, RunId
 from swarmnet.model.huggingface.checkpoint import Shapes, opened, tensor_in
 from swarmnet.state.disk import CheckpointInfo, CheckpointStore
-from swarmnet.state.lineage import of_one_lineage
+from swarmnet.state.lineage import Announced, of_one_lineage
 from swarmnet.state.rollback import Holding, Rollbacks
 
 _DEEPEST = 6
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """One checkpoint and the store that has it."""
-
-    store: CheckpointStore
-    info: CheckpointInfo
 
 
 class CollectedCheckpoints:
@@ -46,25 +37,26 @@ class CollectedCheckpoints:
         self, run: RunId, directories: Sequence[Path], shapes: Sequence[Shapes], *, allow_drop: bool = False
     ) -> None:
         self._shapes = shapes
-        self._kept: dict[tuple[int, int], list[Kept]] = {}
+        self._kept: dict[tuple[int, int], list[tuple[CheckpointStore, CheckpointInfo]]] = {}
+        """(stage, version) -> the checkpoints of it, each with the store that has it."""
         self._verified: set[Path] = set()
         self.bad: list[BadCheckpoint] = []
         """What cannot be used, and why."""
-        found: list[tuple[Holding, list[Kept]]] = []
+        found: list[tuple[CheckpointStore, tuple[CheckpointInfo, ...]]] = []
+        announced: list[Announced] = []
         for directory in _homes(directories, run):
             store = CheckpointStore(directory, run)
             for stage in range(len(shapes)):
                 there = store.found(stage)
                 self.bad += there.bad
-                found.append((Holding(PeerId(str(directory)), stage), [Kept(store, info) for info in there.good]))
-        announced = [
-            (held, tuple(OnDisk(each.info.version, each.info.restart) for each in kept)) for held, kept in found
-        ]
+                found.append((store, there.good))
+                disk = tuple(OnDisk(info.version, info.restart) for info in there.good)
+                announced.append((Holding(PeerId(str(directory)), stage), disk))
         usable = of_one_lineage(announced, Rollbacks(len(shapes), allow_drop=allow_drop))
-        for (_, kept), holding in zip(found, usable, strict=True):
-            for each in kept:
-                if each.info.version in holding.disk:
-                    self._kept.setdefault((each.info.stage, each.info.version), []).append(each)
+        for (store, good), holding in zip(found, usable, strict=True):
+            for info in good:
+                if info.version in holding.disk:
+                    self._kept.setdefault((info.stage, info.version), []).append((store, info))
 
     def newest(self) -> int:
         """The newest version that is whole and sound. Raises UsageError that says what is missing."""
@@ -72,7 +64,7 @@ class CollectedCheckpoints:
             with contextlib.suppress(UsageError):  # what is wrong is in `bad` then
                 self._verify(version)
                 return version
-        held = "; ".join(f"stage {stage}: {_listed(versions)}" for stage, versions in enumerate(self._versions()))
+        held = "; ".join(f"stage {stage}: {listed(versions)}" for stage, versions in enumerate(self._versions()))
         broken = f"; not used: {self.bad[0]}" if self.bad else ""
         raise UsageError(
             f"no version of the weights is here whole ({held}{broken}): name the directories of peers "
@@ -112,12 +104,12 @@ class CollectedCheckpoints:
     def _sound(self, stage: int, version: int) -> Path:
         # Another peer may have the same checkpoint whole.
         reasons: list[str] = []
-        for kept in self._kept.get((stage, version), []):
-            path = kept.store.data_path(stage, version)
+        for store, info in self._kept.get((stage, version), []):
+            path = store.data_path(stage, version)
             try:
                 # Gigabytes are read once.
                 if path not in self._verified:
-                    kept.store.verify(kept.info)
+                    store.verify(info)
                     self._verified.add(path)
                 return path
             except BadCheckpoint as error:
@@ -127,7 +119,7 @@ class CollectedCheckpoints:
         others = self._whole() - {version}
         raise UsageError(
             f"no sound checkpoint of stage {stage} at step {version} is here{why}; "
-            f"{f'whole: {_listed(others, 12)}' if others else 'nor is another step here whole'}"
+            f"{f'whole: {listed(others, 12)}' if others else 'nor is another step here whole'}"
         )
 
 
@@ -158,5 +150,6 @@ def _version(error: BadCheckpoint) -> float:
     return int(found[1]) if found else math.inf
 
 
-def _listed(versions: set[int], at_most: int = 4) -> str:
+def listed(versions: set[int], at_most: int = 4) -> str:
+    """The newest of these, in words."""
     return f"steps {', '.join(map(str, sorted(versions)[-at_most:]))}" if versions else "none"

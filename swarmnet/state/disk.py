@@ -1,9 +1,8 @@
 """Checkpoints on disk: each is whole, named as bad with a reason, or absent.
 
-A checkpoint is two files, `stage-S-step-V.safetensors` and the JSON that vouches for it, and sometimes `.owed`: what
-this peer's averaging codec owed then, which no other peer can use. Each is written to a temporary file, synced,
-renamed, and the directory synced; the JSON last, so that it makes the checkpoint exist. What is read is not trusted:
-regular files only, sizes before contents, and the digest before a byte is used.
+A checkpoint is two files, `stage-S-step-V.safetensors` and the JSON that describes it. Each is written to a temporary
+file, synced, renamed, and the directory synced; the JSON last, so that it makes the checkpoint exist. What is read is
+not trusted: regular files only, sizes before contents, and the digest before a byte is used.
 
 `CheckpointStore` blocks; `DirectoryDisk` runs it on threads. One process writes a directory at a time (net.identity
 holds the lock). Knows no engine and decides nothing about when to write or what to keep.
@@ -22,7 +21,7 @@ import re
 import stat
 import threading
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal, Protocol
 
@@ -41,9 +40,10 @@ MAX_JSON_BYTES = 64 << 10
 
 _CHUNK = 4 << 20
 _TEMPORARY = ".tmp"
-_NAME = re.compile(r"stage-(0|[1-9][0-9]{0,15})-step-(0|[1-9][0-9]{0,15})\.(json|safetensors|owed)")
+_NAME = re.compile(r"stage-(0|[1-9][0-9]{0,15})-step-(0|[1-9][0-9]{0,15})\.(json|safetensors)")
 _Hex64 = Annotated[str, Field(pattern=r"\A[0-9a-f]{64}\z")]
 _Name = Annotated[str, Field(max_length=256)]
+_Earlier = Annotated[str | int, Field(exclude=True)]
 
 
 class CheckpointInfo(Table):
@@ -65,17 +65,16 @@ class CheckpointInfo(Table):
     sha256: _Hex64
     numerics: _Name = ""
     written_at: Annotated[str, Field(max_length=64)] = ""
-    owner: _Name = ""
-    """The peer that wrote it. What its averaging codec owed is of no use to another."""
-    owed_bytes: Count = 0
-    owed_sha256: Annotated[str, Field(pattern=r"\A([0-9a-f]{64})?\z")] = ""
-    """Empty: it owed nothing."""
     notices: Annotated[
         tuple[Annotated[str, Field(max_length=MAX_NOTICE_CHARS)], ...], Field(max_length=MAX_NOTICES)
     ] = ()
     """What the run's owner has signed to extend it, as far as it is in force at this version."""
     exclusions: Annotated[tuple[tuple[_Name, Count, Count], ...], Field(max_length=MAX_EXCLUSIONS)] = ()
     """Peers that steps do not wait for, until which step, and at which level (`step.exclusion`)."""
+    owner: _Earlier = ""
+    owed_bytes: _Earlier = 0
+    owed_sha256: _Earlier = ""
+    """Earlier releases wrote these three. They are read and not used."""
 
     @field_validator("notices")
     @classmethod
@@ -85,26 +84,13 @@ class CheckpointInfo(Table):
         return notices
 
     @classmethod
-    def of(
-        cls,
-        run: RunId,
-        stage: int,
-        header: StateHeader,
-        data: bytes | memoryview,
-        owed: bytes | memoryview | None = None,
-        **origin: str,
-    ) -> CheckpointInfo:
-        """What a checkpoint of `data`, the state at `header`, has to say of itself, and of what is owed with it.
-
-        origin: numerics, written_at and owner.
-        """
+    def of(cls, run: RunId, stage: int, header: StateHeader, data: bytes | memoryview, **origin: str) -> CheckpointInfo:
+        """What a checkpoint of `data`, the state at `header`, has to say of itself. origin: numerics and written_at."""
         exclusions = tuple((each.peer, each.until_step, each.level) for each in header.exclusions)
         restart = {"restart_number": header.restart.number, "restart_version": header.restart.version}
         state = {name: getattr(header, name) for name in ("version", "chain", "before", "term_chain")}
         state |= {"notices": tuple(map(to_text, header.notices)), "exclusions": exclusions}
         files = {"num_bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-        if owed is not None:
-            files |= {"owed_bytes": len(owed), "owed_sha256": hashlib.sha256(owed).hexdigest()}
         return cls.model_validate({"run": run, "stage": stage, **state, **restart, **files, **origin})
 
     @property
@@ -160,10 +146,8 @@ class Disk(Protocol):
     async def open(self, stage: int) -> Found:
         """Tidy up after a crash, and say what is there, verified."""
 
-    async def write(
-        self, stage: int, header: StateHeader, data: bytes | memoryview, owed: bytes | memoryview | None
-    ) -> Written:
-        """Put a checkpoint on disk, in place of one of the same version. owed: see `Summation.memory`."""
+    async def write(self, stage: int, header: StateHeader, data: bytes | memoryview) -> Written:
+        """Put a checkpoint on disk, in place of one of the same version."""
 
     async def retain(self, stage: int, versions: Collection[int]) -> str | None:
         """Delete the stage's checkpoints but these. Returns what went wrong, in words."""
@@ -173,9 +157,6 @@ class Disk(Protocol):
 
     async def load(self, stage: int, version: int) -> tuple[CheckpointInfo, memoryview]:
         """One checkpoint, verified. Raises BadCheckpoint."""
-
-    async def owed(self, stage: int, version: int) -> memoryview | None:
-        """What was owed at that checkpoint, verified, None for nothing. Raises BadCheckpoint."""
 
 
 class DirectoryDisk:
@@ -190,14 +171,11 @@ class DirectoryDisk:
 
     async def open(self, stage: int) -> Found:
         await self._change(lambda: self.store.clean(stage))  # a disk that cannot be written can be read
-        found = await asyncio.to_thread(self.store.found, stage, through=True)
-        return replace(found, memory=await asyncio.to_thread(self.store.memory, stage))
+        return await asyncio.to_thread(self.store.found, stage, through=True)
 
-    async def write(
-        self, stage: int, header: StateHeader, data: bytes | memoryview, owed: bytes | memoryview | None
-    ) -> Written:
-        info = await asyncio.to_thread(self.store.describe, stage, header, data, owed)
-        return Written(info, await self._change(lambda: self.store.write(info, data, owed)))
+    async def write(self, stage: int, header: StateHeader, data: bytes | memoryview) -> Written:
+        info = await asyncio.to_thread(self.store.describe, stage, header, data)
+        return Written(info, await self._change(lambda: self.store.write(info, data)))
 
     async def retain(self, stage: int, versions: Collection[int]) -> str | None:
         problem = await self._change(lambda: self.store.retain(stage, versions))
@@ -208,9 +186,6 @@ class DirectoryDisk:
 
     async def load(self, stage: int, version: int) -> tuple[CheckpointInfo, memoryview]:
         return await asyncio.to_thread(self.store.load, stage, version)
-
-    async def owed(self, stage: int, version: int) -> memoryview | None:
-        return await asyncio.to_thread(self.store.owed, stage, version)
 
     async def _change(self, change: Callable[[], None]) -> str | None:
         """Returns what the disk refused, in words."""
@@ -227,14 +202,11 @@ class DirectoryDisk:
 
 
 class CheckpointStore:
-    """The checkpoints of one run under a peer's directory; a peer may serve one run after another from it.
+    """The checkpoints of one run under a peer's directory; a peer may serve one run after another from it."""
 
-    owner: who writes here; what another one owed is not its own, however the file came here.
-    """
-
-    def __init__(self, directory: Path, run: RunId, *, numerics: str = "", owner: str = "") -> None:
+    def __init__(self, directory: Path, run: RunId, *, numerics: str = "") -> None:
         self.folder = directory / "snapshots" / run[:12]
-        self._run, self._numerics, self._owner = run, numerics, owner
+        self._run, self._numerics = run, numerics
 
     def data_path(self, stage: int, version: int) -> Path:
         """The data file of a checkpoint."""
@@ -243,10 +215,6 @@ class CheckpointStore:
     def info_path(self, stage: int, version: int) -> Path:
         """The JSON file of a checkpoint."""
         return self.folder / f"stage-{stage}-step-{version}.json"
-
-    def owed_path(self, stage: int, version: int) -> Path:
-        """The file of what the averaging codec owed at a checkpoint."""
-        return self.folder / f"stage-{stage}-step-{version}.owed"
 
     # ------------------------------------------------------------ reading
 
@@ -262,7 +230,7 @@ class CheckpointStore:
             try:
                 # The JSON is written last: without it the writing was broken off.
                 if "json" not in kinds:
-                    path = (self.data_path if "safetensors" in kinds else self.owed_path)(stage, version)
+                    path = self.data_path(stage, version)
                     raise BadCheckpoint(path, "no JSON vouches for it (its writing was interrupted, or it is older)")
                 info = self._info(stage, version)
                 if through:
@@ -270,7 +238,7 @@ class CheckpointStore:
                 good.append(info)
             except BadCheckpoint as error:
                 bad.append(error)
-        return Found(tuple(good), tuple(bad))
+        return Found(tuple(good), tuple(bad), self._memory(stage))
 
     def verify(self, info: CheckpointInfo) -> None:
         """Read a checkpoint through. Raises BadCheckpoint."""
@@ -283,23 +251,7 @@ class CheckpointStore:
         _read(self.data_path(stage, version), info.num_bytes, info.sha256, data)
         return info, data
 
-    def owed(self, stage: int, version: int) -> memoryview | None:
-        """What this peer's averaging codec owed at that checkpoint, verified; None if it owed nothing.
-
-        Raises BadCheckpoint: the checkpoint itself may be sound all the same.
-        """
-        info, path = self._info(stage, version), self.owed_path(stage, version)
-        if not info.owed_sha256:
-            return None
-        # The file was copied from another peer: its codec owed that, not ours.
-        if info.owner != self._owner:
-            raise BadCheckpoint(path, f"owed by another peer ({info.owner or 'unknown'})")
-        with _opened(path, info.owed_bytes):
-            data = memoryview(bytearray(info.owed_bytes))
-        _read(path, info.owed_bytes, info.owed_sha256, data)
-        return data
-
-    def memory(self, stage: int) -> RunMemory:
+    def _memory(self, stage: int) -> RunMemory:
         """What was remembered there last; nothing if that cannot be read."""
         with contextlib.suppress(BadCheckpoint, ValidationError), _opened(self._memory_path(stage)) as (file, _):
             return RunMemory.model_validate_json(file.read(MAX_JSON_BYTES))
@@ -334,15 +286,12 @@ class CheckpointStore:
 
     # ------------------------------------------------------------ writing
 
-    def describe(
-        self, stage: int, header: StateHeader, data: bytes | memoryview, owed: bytes | memoryview | None = None
-    ) -> CheckpointInfo:
+    def describe(self, stage: int, header: StateHeader, data: bytes | memoryview) -> CheckpointInfo:
         """What the JSON of a checkpoint that is written here now has to say."""
         now = datetime.datetime.fromtimestamp(wall_time(), datetime.UTC).isoformat(timespec="seconds")
-        origin = {"numerics": self._numerics, "written_at": now, "owner": self._owner}
-        return CheckpointInfo.of(self._run, stage, header, data, owed, **origin)
+        return CheckpointInfo.of(self._run, stage, header, data, numerics=self._numerics, written_at=now)
 
-    def write(self, info: CheckpointInfo, data: bytes | memoryview, owed: bytes | memoryview | None = None) -> None:
+    def write(self, info: CheckpointInfo, data: bytes | memoryview) -> None:
         """Put a checkpoint on disk, in place of one of the same stage and version.
 
         The state that a run has just gone back to is written again with the same data: it is never absent. Raises
@@ -351,8 +300,6 @@ class CheckpointStore:
         """
         _make_folder(self.folder)
         _put(self.data_path(info.stage, info.version), data)
-        if owed is not None:
-            _put(self.owed_path(info.stage, info.version), owed)
         _put(self.info_path(info.stage, info.version), info.model_dump_json(indent=1).encode() + b"\n")
 
     def retain(self, stage: int, versions: Collection[int]) -> None:
@@ -361,8 +308,9 @@ class CheckpointStore:
         good, oldest = {info.version for info in self.found(stage).good}, min(versions, default=0)
         for version in self._names(stage):
             if version not in versions and (version in good or version < oldest):
-                for path in (self.info_path, self.owed_path, self.data_path):
-                    path(stage, version).unlink(missing_ok=True)
+                # Earlier releases wrote a third file.
+                for kind in ("json", "owed", "safetensors"):
+                    (self.folder / f"stage-{stage}-step-{version}.{kind}").unlink(missing_ok=True)
 
     def clean(self, stage: int) -> None:
         """Delete what interrupted writes have left. Call it before the stage's first write. Raises OSError."""

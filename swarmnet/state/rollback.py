@@ -46,6 +46,12 @@ MAX_VOTERS = 256
 
 _MOST_TAINTED = 256
 
+_GOES_ON = "the run is about to go on from its newest common checkpoint"
+_BEGUN_ANEW = (
+    "the others have begun again at an earlier step, and here is step {step} on disk: waiting for peers that have the "
+    "other stages of it, or until the others have got as far"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Holding:
@@ -317,7 +323,7 @@ class Rollbacks:
                 f"(--stage {','.join(map(str, without))} with its --dir)"
             )
         if self.common(holdings) is not None:
-            return "the run is about to go on from its newest common checkpoint"
+            return _GOES_ON
         lines = "; ".join(f"stage {s}: {self._held(s, holdings)}" for s in range(self.num_stages))
         return (
             f"no version of the weights exists in every stage ({lines}): start more of the run's peers again, each "
@@ -325,11 +331,20 @@ class Rollbacks:
         )
 
     def source(
-        self, mine: Holding, others: Iterable[Holding], *, held: int | None = None, beyond: int | None = None
+        self,
+        mine: Holding,
+        others: Iterable[Holding],
+        *,
+        held: int | None = None,
+        beyond: int | None = None,
+        no_seed: str = "",
     ) -> Source:
         """Where a replica that serves nothing takes its state from.
 
-        held: the version of what is in its memory all the same. beyond: under this restart only later versions help.
+        Args:
+            held: the version of what is in its memory all the same.
+            beyond: under this restart only later versions help.
+            no_seed: why it cannot begin at the seed by itself, in words; empty: it can.
         """
         others = tuple(others)
         everyone = (mine, *others)
@@ -339,9 +354,13 @@ class Rollbacks:
         newest = self._newest_served(everyone)
         if beyond is not None and newest is not None and newest <= beyond:
             beyond = None  # the peer that was ahead has gone back: what is here is as good as what others have
-        # Their older state would overwrite the newer one on this disk.
-        if beyond is None and newest is not None and self._left_behind(newest, mine, everyone):
-            return NoSource(self._words_anew(newest, mine))
+        if beyond is None and newest is not None:
+            kept = max(mine.disk, default=0)
+            # Their older state would overwrite the newer one on this disk.
+            if kept > newest + 1 and not self.current.number:
+                return NoSource(_BEGUN_ANEW.format(step=kept))
+            if self._begun_anew(newest, everyone):
+                return NoSource(_GOES_ON)
         ahead = [h for h in live if h.version is not None and h.version > (version if beyond is None else beyond)]
         # The run went back to exactly what is in memory here.
         if self.current.number and beyond is None and not ahead and held == version:
@@ -349,9 +368,12 @@ class Rollbacks:
         if ahead or (live and self.current.number and beyond is None):
             ranked = sorted(ahead or live, key=lambda h: (-(h.version or 0), h.peer))
             return FromReplicas(tuple(h.peer for h in ranked))
+        seed: Source = FromSeed()
+        if no_seed:
+            seed = FromReplicas(tuple(sorted(h.peer for h in live))) if live else NoSource(no_seed)
         # A new run: all peers begin at the seed.
         if not self._begun(everyone):
-            return FromSeed()
+            return seed
         if beyond is None and newest in mine.disk and not live:
             return FromDisk(newest)  # the very state that the others have got to
         moved_on = newest > version + 1 if newest is not None else self._outlived(everyone)
@@ -364,7 +386,7 @@ class Rollbacks:
         if holders:
             return FromReplicas(holders, version)
         if version == 0:
-            return FromSeed()
+            return seed
         earlier = max((v for h in (mine, *replicas) for v in h.disk if v < version), default=None)
         if self.allow_drop and earlier is not None and earlier in mine.disk:
             return FromDisk(earlier)
@@ -396,20 +418,6 @@ class Rollbacks:
             return False  # those who serve are more: what the others say they have is no reason to begin again
         on_disk = newest_on_disk(holdings, self.num_stages)
         return (newest == 0 and bool(beyond)) or (on_disk is not None and on_disk > newest + 1)
-
-    def _left_behind(self, newest: int, mine: Holding, holdings: Sequence[Holding]) -> bool:
-        """Do those who serve stand before what is on disk here? With their state it would be overwritten in time."""
-        beyond = not self.current.number and max(mine.disk, default=0) > newest + 1
-        return beyond or self._begun_anew(newest, holdings)
-
-    def _words_anew(self, newest: int, mine: Holding) -> str:
-        held = max(mine.disk, default=0)
-        if held <= newest + 1:
-            return "the run is about to go on from its newest common checkpoint"
-        return (
-            f"the others have begun again at an earlier step, and here is step {held} on disk: waiting for peers "
-            "that have the other stages of it, or until the others have got as far"
-        )
 
     def _wants_before(self, spoilt: int, holdings: Sequence[Holding], *, now: float) -> bool:
         """Want to go back before false work. False: there is nowhere to go, or too few have come along."""

@@ -113,11 +113,6 @@ class SnapshotSource:
         self._times_back = 0
         self._copying = asyncio.Lock()
 
-    @property
-    def num_held(self) -> int:
-        """Snapshots in memory."""
-        return len(self._places)
-
     def forget(self) -> None:
         """The run has gone back: every snapshot, also one that is being taken, is of a past that was given up."""
         self._times_back += 1

@@ -23,7 +23,6 @@ again what it still has to send, and both arrive). Plain outer steps and the las
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import math
 from collections.abc import Sequence
@@ -37,7 +36,6 @@ from swarmnet.engine.payloads import blameless, check_codec
 from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.ids import RoundId
 from swarmnet.messages import Commit, Packed
-from swarmnet.stage import snapshot
 from swarmnet.stage.accumulator import GradientSum
 from swarmnet.stage.seams import Contribution, OuterStep, Reduced
 from swarmnet.stage.state import State
@@ -378,33 +376,6 @@ class LocalSum(RoundSum):
         self._centers.clear()
         self._references.forget()
         self.codec.forget()
-
-    # ------------------------------------------------------------ error feedback
-
-    async def memory(self) -> tuple[int, memoryview | None]:
-        """(version, what the codec remembers of earlier steps), packed like a snapshot; None: it remembers nothing.
-
-        It belongs to this replica, so it is no part of the stage's state, which all replicas hold and hand on alike.
-        """
-
-        def copied() -> tuple[int, dict[str, Tensor]]:
-            held = {name: tensor.to("cpu", copy=True) for name, tensor in self.codec.memory.items()}
-            return self.state.version, held
-
-        version, held = await self.jobs.between_rounds(self.state.version, copied)
-        if not held:
-            return version, None
-        return version, await asyncio.to_thread(snapshot.pack, held, stage=self.canonical.stage, version=version)
-
-    async def recall(self, data: bytes | memoryview) -> None:
-        """Go on from `memory` of the same version. Raises BadMessage; what was remembered before stays then."""
-
-        def take_over() -> None:
-            shapes = {name: tensor.shape for name, tensor in self.codec.memory.items()}
-            saved = snapshot.unpack(data, shapes, stage=self.canonical.stage, version=self.state.version)
-            self.codec.recall(saved)
-
-        await self.jobs.between_rounds(self.state.version, take_over)
 
     # ------------------------------------------------------------ inside
 

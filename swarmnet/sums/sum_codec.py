@@ -19,20 +19,14 @@ and no peers. Averaging thread only.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from swarmnet.errors import BadMessage, RejectCode
 from swarmnet.ids import RoundId
 from swarmnet.messages import Packed
 from swarmnet.wire import codecs
-
-RESIDUAL = "averaging.residual"
-"""Its name where a replica saves it."""
 
 
 @dataclass(slots=True)
@@ -106,20 +100,3 @@ class SumCodec:
         if self.residual is not None:
             self.residual.zero_()
         self._now, self._before = _Owed(), _Owed()
-
-    @property
-    def memory(self) -> dict[str, Tensor]:
-        """What the codec remembers from step to step, by name; live tensors."""
-        return {} if self.residual is None else {RESIDUAL: self.residual}
-
-    def recall(self, memory: Mapping[str, Tensor]) -> None:
-        """Go on from a saved `memory`. Raises BadMessage: BAD_SHAPE, NON_FINITE; unchanged then."""
-        if self.residual is None:
-            return
-        saved = memory[RESIDUAL]
-        if saved.shape != self.residual.shape or saved.dtype != torch.float32:
-            raise BadMessage(RejectCode.BAD_SHAPE, "not this stage's residual", shape=tuple(saved.shape))
-        if saved.numel() and not math.isfinite(saved.abs().max().item()):
-            raise BadMessage(RejectCode.NON_FINITE, "NaN or infinity in a residual")
-        self.forget()
-        self.residual.copy_(saved)

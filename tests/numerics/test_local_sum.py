@@ -351,14 +351,13 @@ def test_sparse_replicas_that_were_restored_go_on_with_the_same_bits() -> None:
     async def scenario(chain: StageChain) -> None:
         for _ in range(5):
             await step(chain, EVEN)
-        saved = [(bytes(await engine.snapshot()), await engine.sums.memory()) for engine in chain.engines[0]]
-        assert all(memory == (5, None) for _, memory in saved), "nothing is kept beside the weights"
+        saved = [bytes(await engine.snapshot()) for engine in chain.engines[0]]
         ends = []
         for _ in range(2):
             for _ in range(5):
                 await step(chain, EVEN)
             ends.append([await weights(engine) for engine in chain.engines[0]])
-            for engine, (snapshot, _) in zip(chain.engines[0], saved, strict=True):
+            for engine, snapshot in zip(chain.engines[0], saved, strict=True):
                 await engine.restore(snapshot, version=5)
             chain.step_number = 5
         assert all(torch.equal(one, other) for one, other in zip(*ends, strict=True))

@@ -129,8 +129,9 @@ def test_a_backend_computes_again_what_another_of_its_class_has_sent_and_summed(
             assert short != root
             seen += 1
         assert seen == 2 * KEPT
-        kept = [engine._backend.past.kept_bytes for engine in chain.engines[stage]]  # type: ignore[attr-defined]
-        assert kept == [KEPT * 4 * engine._state.canonical.num_elements for engine in chain.engines[stage]]
+        for engine in chain.engines[stage]:
+            memories = engine._backend.past._memory  # type: ignore[attr-defined]
+            assert [memory.numel() >= engine._state.canonical.num_elements for memory in memories] == KEPT * [True]
         # Other weights come: no earlier step has its weights here any more.
         work = next(work for work in works if work.stage == stage and work.step == STEPS - 1)
         mate = other_than(chain, work)

@@ -273,7 +273,9 @@ def test_memory_is_taken_once_and_given_back_when_nobody_computes_again() -> Non
         for replicas in chain.engines:
             backend = replicas[0]._backend
             assert isinstance(backend, DeviceBackend)
-            assert backend.past.kept_bytes == KEPT * 4 * backend.state.canonical.num_elements
+            assert [
+                memory.numel() >= backend.state.canonical.num_elements for memory in backend.past._memory
+            ] == KEPT * [True]
         work = works[-1]
         mate = other_than(chain, work)
         await once(mate, work.step, work.index, work.inputs, work.gradient)

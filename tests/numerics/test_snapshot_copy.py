@@ -113,10 +113,10 @@ async def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path, mo
     writing, go_on, written = threading.Event(), threading.Event(), asyncio.Event()
     write = CheckpointStore.write
 
-    def slow(self: CheckpointStore, info: Any, data: Any, owed: Any) -> None:
+    def slow(self: CheckpointStore, info: Any, data: Any) -> None:
         writing.set()
         assert go_on.wait(60), "training waited for the disk"
-        write(self, info, data, owed)
+        write(self, info, data)
 
     monkeypatch.setattr(CheckpointStore, "write", slow)
     async with compute_thread() as compute:
@@ -126,7 +126,6 @@ async def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path, mo
         checkpointer = Checkpointer(
             0,
             engine,
-            engine.sums,
             lambda: StateHeader(engine.version, *[Chain("00" * 32)] * 3),
             DirectoryDisk(store),
             CheckpointSchedule(every=1, last=20),
@@ -145,7 +144,9 @@ async def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path, mo
             go_on.set()
             await written.wait()
             task.cancel()
-        info, data = await checkpointer.load(1)
+        found = await checkpointer.load(1)
+        assert found is not None
+        info, data = found
         assert info.version == 1 and data == expected
         await engine.restore(data, version=1)
         assert engine.version == 1 and await engine.snapshot() == expected

@@ -7,7 +7,7 @@ import math
 import random
 import threading
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
 import pytest
@@ -27,10 +27,19 @@ from swarmnet.model.decoder import StageModule, loss_sum
 from swarmnet.ranks.device_backend import DeviceBackend
 from swarmnet.stage.rounding import MAX_SUM
 from swarmnet.stage.seams import Contribution, Engine, Stash
-from swarmnet.stage.snapshot import pack
+from swarmnet.stage.snapshot import Layout
 from swarmnet.wire import codecs
 
 Scenario = Callable[[StageChain], Coroutine[Any, Any, None]]
+
+
+def pack(tensors: Mapping[str, torch.Tensor], *, stage: int, version: int) -> memoryview:
+    """A snapshot of these tensors, whatever they are."""
+    layout = Layout({name: tensor.shape for name, tensor in tensors.items()}, stage=stage)
+    memory = layout.memory()
+    for name, place in layout.views(memory).items():
+        place.copy_(tensors[name])
+    return layout.seal(memory, version=version)
 
 
 def run(scenario: Scenario, manifest: Manifest | None = None, *, replicas: int = 1) -> None:

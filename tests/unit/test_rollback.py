@@ -132,6 +132,22 @@ def test_the_last_replica_of_a_stage_comes_back_with_an_older_checkpoint() -> No
     assert machine.source(held[0], held[1:], held=37) == FromDisk(30)
 
 
+def test_a_peer_without_a_disk_takes_nothing_from_those_who_began_anew() -> None:
+    anew = holding("b", 0, version=2)
+    kept = [holding("c", 0, disk=(20,)), holding("d", 1, disk=(20,))]
+    source = restarts().source(holding("a", 0), [anew, *kept])
+    assert isinstance(source, NoSource) and "about to go on" in source.words
+    assert restarts().source(holding("a", 0), [anew]) == FromReplicas((PeerId("b"),))
+
+
+def test_a_peer_without_initial_weights_takes_those_of_a_replica_or_waits() -> None:
+    machine, young = restarts(), [holding("b", 0, version=0), holding("c", 1, version=0)]
+    mine = holding("a", 0)
+    assert machine.source(mine, young) == FromSeed()
+    assert machine.source(mine, young, no_seed="moved away") == FromReplicas((PeerId("b"),))
+    assert machine.source(mine, young[1:], no_seed="moved away") == NoSource("moved away")
+
+
 def test_whoever_is_where_the_run_goes_on_stays_there() -> None:
     held = [holding("a", 0, version=30), holding("b", 1, disk=(20, 30))]
     machine = restarts()

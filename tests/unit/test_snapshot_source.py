@@ -90,7 +90,7 @@ def test_a_donor_whose_weights_always_move_says_so() -> None:
 
         mate.while_copying = move
         found = await answer(mate, SnapshotRequest(STAGE))
-        assert isinstance(found, Rejected) and found.code is RejectCode.NOT_READY and mate.source.num_held == 0
+        assert isinstance(found, Rejected) and found.code is RejectCode.NOT_READY and not mate.source._places
 
     play(story())
 
@@ -165,7 +165,7 @@ def test_a_snapshot_that_is_fetched_keeps_its_place_while_one_can_go_on_from_it(
         assert (await described(mate)).header.version == 5, "another replica fetches it"
         mate.version = 6 + mate.remembers
         assert (await described(mate)).header.version == mate.version, "nobody can go on from 5"
-        assert mate.source.num_held == 1
+        assert len(mate.source._places) == 1
 
     play(story())
 
@@ -176,12 +176,12 @@ def test_there_are_never_more_than_two() -> None:
         mate.disk = {1: state_at(1), 2: state_at(2)}
         await described(mate)
         await described(mate, 1)
-        assert mate.source.num_held == 2
+        assert len(mate.source._places) == 2
         assert await answer(mate, SnapshotRequest(STAGE, 2)) == Busy(LEASE_S, 2)
         await asyncio.sleep(1.1 * LEASE_S)
         mate.version = 6
         assert (await described(mate, 2)).header.version == 2 and (await described(mate)).header.version == 6
-        assert mate.source.num_held == 2
+        assert len(mate.source._places) == 2
 
     play(story())
 
@@ -217,7 +217,7 @@ def test_who_fetches_for_ever_keeps_out_nobody_who_wants_the_newest() -> None:
             pins = [*pins[-1:], found] if found not in pins else pins
             for copy in pins:
                 asked += isinstance(await piece(mate, copy, 0), SnapshotPiece)
-        assert asked > 90 and mate.source.num_held == 1
+        assert asked > 90 and len(mate.source._places) == 1
 
     play(story())
 
@@ -248,7 +248,7 @@ def test_a_run_that_went_back_leaves_no_copy_behind() -> None:
             taking = group.create_task(described(mate))
             await asyncio.sleep(0.2)
             mate.source.forget()
-            assert mate.source.num_held == 0
+            assert not mate.source._places
         assert mate.copies == 3, "what was being taken was taken again"
         assert isinstance(await piece(mate, taking.result(), 0), SnapshotPiece)
         assert await piece(mate, old, 0) == Rejected(RejectCode.NOT_FOUND, "that snapshot is gone")
@@ -269,7 +269,7 @@ def test_a_copy_outlives_a_piece_that_takes_long_to_send() -> None:
         assert isinstance(sending.result(), SnapshotPiece)
         assert isinstance(await piece(mate, old, 1), SnapshotPiece)
         await asyncio.sleep(2.1 * KEEP_S)
-        assert mate.source.num_held == 0
+        assert not mate.source._places
 
     play(story())
 
@@ -281,9 +281,9 @@ def test_a_copy_is_freed_when_nobody_has_asked_for_a_while() -> None:
         await asyncio.sleep(0.9 * KEEP_S)
         await piece(mate, copy, 0)
         await asyncio.sleep(0.9 * KEEP_S)
-        assert mate.source.num_held == 1, "asked for again meanwhile"
+        assert len(mate.source._places) == 1, "asked for again meanwhile"
         await asyncio.sleep(0.2 * KEEP_S)
-        assert mate.source.num_held == 0
+        assert not mate.source._places
         assert await piece(mate, copy, 0) == Rejected(RejectCode.NOT_FOUND, "that snapshot is gone")
 
     play(story())
@@ -297,7 +297,7 @@ def test_who_leaves_while_the_copy_is_taken_leaves_none_behind() -> None:
             async with asyncio.timeout(10.0):
                 await described(mate)
         await asyncio.sleep(200.0 + 2 * KEEP_S)
-        assert mate.source.num_held == 0
+        assert not mate.source._places
 
     play(story())
 
