@@ -423,15 +423,17 @@ def butterflies(
 
     Raises Refused if I came after the round was opened: then I have no partners and fetch the sum once a peer has it.
     """
-    block = context.sums.block
+    sums = context.sums
+    block, element_bytes = sums.block, sums.element_bytes
     if not private:
-        planned = groups(context.me, current, span, group_size=context.group_size, block=block)
+        size = context.group_size
+        planned = groups(context.me, current, span, group_size=size, block=block, element_bytes=element_bytes)
     elif context.me not in current.receivers:
         raise Refused(RejectCode.NOT_FOUND, "no partner in a round that was opened before I came")
     else:
-        size, turn = context.sums.draw
+        size, turn = sums.draw
         found = partners(context.me, current.receivers, size, current.stamp.stage, turn)
-        planned = [lone_group(current, found, span, block=block)]
+        planned = [lone_group(current, found, span, block=block, element_bytes=element_bytes)]
     made: list[Butterfly] = []
     for group in planned:
         below = next((hop for hop in reversed(made) if hop.group.hop == group.hop - 1), None)

@@ -269,6 +269,11 @@ class Summation(Protocol):
         the sum would depend on where the pieces were cut."""
         return 1
 
+    @property
+    def element_bytes(self) -> float:
+        """About as many bytes an element of a contribution travels in. All members cut a vector by it."""
+        return 8.0
+
     async def open_round(self, round_id: RoundId) -> None:
         """Open round `round_id`: every later `contribution` and `reduce` belongs to it."""
         return  # not everybody's vector may change in a round

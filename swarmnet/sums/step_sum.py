@@ -29,8 +29,8 @@ from swarmnet.sums.sum_buffer import SumBuffer
 from swarmnet.wire import codecs
 from swarmnet.wire.codec import num_elements
 
-_BYTES = {"small": 0.7, "int64": 4.0}
-"""Of an element of a finished aggregate, about, as `small` writes it: of the small grid, and of the fine one."""
+_BYTES = {"small": (0.7, 0.7), "int64": (8.0, 4.0)}
+"""Of an element, about: of a contribution under that codec, and of the finished aggregate, which `small` writes."""
 
 _LOSSLESS = "small"
 """The codec of a finished aggregate: the shortest encoding of any integers."""
@@ -81,6 +81,10 @@ class StepSum(RoundSum):
     @property
     def block(self) -> int:
         return codecs.find(self._codec).block
+
+    @property
+    def element_bytes(self) -> float:
+        return _BYTES[self._codec][0]
 
     @property
     def flat(self) -> Tensor:
@@ -169,7 +173,7 @@ class StepSum(RoundSum):
     @property
     def travel_bytes(self) -> float:
         """As measured."""
-        return _BYTES[self._codec] * self.num_elements
+        return _BYTES[self._codec][1] * self.num_elements
 
     @in_round
     def finished_sum(self, start: int, stop: int) -> Packed:
