@@ -316,7 +316,7 @@ class Summation(Protocol):
     @property
     def travel_bytes(self) -> float:
         """About as many bytes the finished sum of a usual step travels in."""
-        return 8.0 * self.num_elements
+        return self.element_bytes * self.num_elements
 
     async def finished_sum(self, start: int, stop: int) -> Packed:
         """Positions [start, stop) of the sum buffer, losslessly, in as few bytes as that takes."""
