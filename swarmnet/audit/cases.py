@@ -75,6 +75,11 @@ _SPARE_WORDS, _WORDS_OF_AN_INDEX = 32, 2
 _MOST_PLEDGES = 4
 """Of one peer for one aggregate: rounds may differ."""
 
+EVERY = 16
+"""Versions in which one process of a peer is believed to have ended: heartbeats are its own word."""
+
+_MOST_PEERS, _MOST_ENDS = 256, 4
+
 SHOWN_TO = 8
 """Replicas of a sender's stage that are shown what it has sent: one correct one is enough."""
 
@@ -195,6 +200,7 @@ class Cases:
         self._charges: Counter[tuple[PeerId, int]] = Counter()  # cases about transfers, by sender and step
         self._classes: dict[PeerId, str] = {}
         self._changed: dict[PeerId, int] = {}  # the step in which a peer was first seen in its class
+        self._ends: Recent[PeerId, Recent[int, int]] = Recent(_MOST_PEERS)  # of processes: at which version
         self._decided: set[Ban] = set()  # Invariant: of peers that no commit has banned yet
         self.banned: dict[PeerId, Case | None] = {}
         """Banned peers, each with its case, if that is known here."""
@@ -457,6 +463,16 @@ class Cases:
     def open_cases(self) -> list[_Open]:
         """Cases that are not decided yet."""
         return [opened for opened in self._open.values() if not opened.closed]
+
+    def is_excused(self, peer: PeerId, life: int, step: int, version: int) -> bool:
+        """May `peer` not show its work of `step`? It names another process than the one, `life`, that contributed.
+
+        version: mine now. A process that has ended contributes to no later step.
+        """
+        ends = self._ends[peer] = self._ends.get(peer, Recent(_MOST_ENDS))
+        if life not in ends and all(version - ended >= EVERY for ended in ends.values()):
+            ends[life] = version
+        return step <= ends.get(life, -1)
 
     # ------------------------------------------------------------ inside
 
