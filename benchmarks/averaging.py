@@ -18,7 +18,7 @@ two neighbours.
 int64 is compared with hivemind's fp32, small with its fp16, the smallest that runs: hivemind 1.1.12 cannot decode its
 8-bit codecs with numpy >= 2.4. Bytes are payload and headers as the transport counts them, on average over peers, and
 of the peer that sent the most (a round is cut by what lines have carried: some send more, others less), in the turn
-with the most of either, against 2 (N - 1) / N times the vector at 8 bytes an element (int64), or at 0.7 (small, whose
+with the most of either, against 2 (N - 1) / N times the vector at 4.4 bytes an element (int64), or at 0.7 (small, whose
 numbers have 4 steps rms here). The share of the check of sums is of the all-reduce.
 
 For the kill a member's processes are killed in the middle of a round; what counts is how long after that the survivors

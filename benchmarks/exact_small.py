@@ -8,8 +8,8 @@ network is left out. Beside it the same training in fp32, and in fp32 with unbia
 (share of the mean squared sum, as measured), which says how much of a difference is luck.
 
 Printed: held-out loss over fp32's, bytes a parameter that a member sends in a step (its contribution up, its part of
-the total down; each as if it sent all of it, so that `int64` has 16) after the first step, the share of gradients cut
-off, and seconds of rounding beside a microbatch's compute. Without flags one seed, about ten minutes; `--full`: five
+the total down; each as if it sent all of it, so that `int64` has about 8) after the first step, the share of gradients
+cut off, and seconds of rounding beside a microbatch's compute. Without flags one seed, ten minutes; `--full`: five
 seeds, and 32 microbatches beside 8.
 """
 

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from swarmnet.averaging.grid import Group, groups, in_rows, random_groups, shape
+from swarmnet.averaging.grid import Group, cutting_of, groups, in_rows, random_groups, shape
 from swarmnet.ids import Ballot, Chain, Generation, PeerId
 from swarmnet.messages import MAX_MATES, LineQuality, Stamp
 from swarmnet.step.ledger import Ledger
@@ -166,11 +166,10 @@ def traffic(members: int, sites: int, size: int) -> Traffic:
     current = opening.open(names, ledger)
     elements: Counter[bool] = Counter()
     mates = 0
+    cutting = cutting_of(current, names, (0, ELEMENTS), size, 1, 8.0)
     for peer in names:
         found = [
-            received
-            for group in groups(peer, current, (0, ELEMENTS), group_size=size)
-            for received in _received(peer, group)
+            received for group in groups(peer, current, (0, ELEMENTS), cutting) for received in _received(peer, group)
         ]
         mates = max(mates, len({other for other, _ in found}))
         for other, num_elements in found:

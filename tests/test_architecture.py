@@ -70,7 +70,6 @@ PURE = (
     "peer/swarm_health.py",
     "state/rollback.py",
     "audit/pledge.py",
-    "audit/excuses.py",
     "audit/case.py",
     "audit/cases.py",
     "averaging/parts.py",

@@ -118,26 +118,32 @@ def at_fault(case: Case, known: Set[PeerId]) -> frozenset[PeerId]:
 
 def refusal(case: Case, contributors: Set[PeerId], verify: Verify) -> str:
     """Why the case proves no fault, in words; "" if it does."""
-    pledge, work, sent, suspect = case.pledge, case.work, case.sent, suspect_of(case)
+    pledge, work, sent = case.pledge, case.work, case.sent
     if case.other is not None:
         more = work or sent or case.path or case.rechecks
         return "it holds more than two pledges" if more else _of_two_pledges(pledge, case.other, verify)
+    if reason := unrelated(case, verify):
+        return reason
+    if not needs_no_recheck(case):
+        reason = _of_rechecks(case, contributors, verify)
+    elif sent is not None and work is not None and counted_as(work, sent.kind) == sent.digest:
+        reason = "the peer sent the result that it pledged"
+    if not reason and not verify(pledge.peer, statement(pledge), pledge.signature):
+        reason = "a pledge is not signed by its peer"
+    return reason
+
+
+def unrelated(case: Case, verify: Verify) -> str:
+    """Why the work and the transfer of a case have nothing to do with its pledge, in words; "" if they have."""
+    pledge, work, sent = case.pledge, case.work, case.sent
     if not proves(case.path, work, pledge.work_root) if work is not None else case.path:
         return "the work is not the one that was pledged"
-    signed = needs_no_recheck(case)
-    if signed and sent is not None and work is not None and counted_as(work, sent.kind) == sent.digest:
-        return "the peer sent the result that it pledged"
-    if not signed and (reason := _of_rechecks(case, contributors, verify)):
-        return reason
-    if sent is not None:
-        same = work is not None and (sent.stamp, sent.index) == (pledge.stamp, work.index)
-        if not same or (not signed and work is not None and not made_alike(sent, work)):
-            return "what was sent was made of something else than what was pledged"
-        if not verify(suspect, statement(sent), sent.signature):
-            return "the suspect has not signed what it sent"
-    if not verify(pledge.peer, statement(pledge), pledge.signature):
-        return "a pledge is not signed by its peer"
-    return ""
+    if sent is None:
+        return ""
+    same = work is not None and (sent.stamp, sent.index) == (pledge.stamp, work.index)
+    if work is None or not same or not (needs_no_recheck(case) or made_alike(sent, work)):
+        return "what was sent was made of something else than what was pledged"
+    return "" if verify(sent.peer, statement(sent), sent.signature) else "the suspect has not signed what it sent"
 
 
 def _of_rechecks(case: Case, contributors: Set[PeerId], verify: Verify) -> str:

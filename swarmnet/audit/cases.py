@@ -44,6 +44,7 @@ from swarmnet.audit.case import (
     results,
     subject_of,
     suspect_of,
+    unrelated,
     verifiers,
 )
 from swarmnet.audit.pledge import WHOLE, counted_as, made_alike, proves, shares_of
@@ -73,6 +74,11 @@ _SPARE_WORDS, _WORDS_OF_AN_INDEX = 32, 2
 
 _MOST_PLEDGES = 4
 """Of one peer for one aggregate: rounds may differ."""
+
+EVERY = 16
+"""Versions in which one process of a peer is believed to have ended: heartbeats are its own word."""
+
+_MOST_PEERS, _MOST_ENDS = 256, 4
 
 SHOWN_TO = 8
 """Replicas of a sender's stage that are shown what it has sent: one correct one is enough."""
@@ -194,6 +200,7 @@ class Cases:
         self._charges: Counter[tuple[PeerId, int]] = Counter()  # cases about transfers, by sender and step
         self._classes: dict[PeerId, str] = {}
         self._changed: dict[PeerId, int] = {}  # the step in which a peer was first seen in its class
+        self._ends: Recent[PeerId, Recent[int, int]] = Recent(_MOST_PEERS)  # of processes: at which version
         self._decided: set[Ban] = set()  # Invariant: of peers that no commit has banned yet
         self.banned: dict[PeerId, Case | None] = {}
         """Banned peers, each with its case, if that is known here."""
@@ -440,31 +447,32 @@ class Cases:
         return known is not None and pledge in known.pledges.get(pledge.peer, ())
 
     def _may_open(self, case: Case, teller: PeerId) -> bool:
-        pledge, work, sent = case.pledge, case.work, case.sent
-        if not self._is_pledged(pledge):
+        if not self._is_pledged(case.pledge) or unrelated(case, self._signer.verify):
             return False
-        if not proves(case.path, work, pledge.work_root) if work is not None else case.path:
-            return False
-        if sent is not None:
-            same = work is not None and (sent.stamp, sent.index) == (pledge.stamp, work.index)
-            signed = same and self._signer.verify(sent.peer, statement(sent), sent.signature)
-            if work is None or not signed or not made_alike(sent, work):
-                return False
-        mine = [opened for opened in self._open.values() if not opened.closed]
-        step = [opened for opened in mine if opened.case.pledge.stamp == pledge.stamp and opened.told_by == teller]
-        return len(mine) < MAX_OPEN and len(step) < MOST_CASES
+        stamps = [opened.case.pledge.stamp for opened in self.open_cases if opened.told_by == teller]
+        return len(self.open_cases) < MAX_OPEN and stamps.count(case.pledge.stamp) < MOST_CASES
 
     def tick(self, now: float) -> None:
         """Tell open cases again: a replica may not have received them."""
-        for opened in self._open.values():
-            if not opened.closed and self.me in results(opened.case) and now - opened.told_at >= AGAIN_S:
+        for opened in self.open_cases:
+            if self.me in results(opened.case) and now - opened.told_at >= AGAIN_S:
                 opened.told_at = now
                 self._host.tell(opened.case)
 
     @property
-    def open_cases(self) -> int:
+    def open_cases(self) -> list[_Open]:
         """Cases that are not decided yet."""
-        return sum(not opened.closed for opened in self._open.values())
+        return [opened for opened in self._open.values() if not opened.closed]
+
+    def is_excused(self, peer: PeerId, life: int, step: int, version: int) -> bool:
+        """May `peer` not show its work of `step`? It names another process than the one, `life`, that contributed.
+
+        version: mine now. A process that has ended contributes to no later step.
+        """
+        ends = self._ends[peer] = self._ends.get(peer, Recent(_MOST_ENDS))
+        if life not in ends and all(version - ended >= EVERY for ended in ends.values()):
+            ends[life] = version
+        return step <= ends.get(life, -1)
 
     # ------------------------------------------------------------ inside
 

@@ -21,7 +21,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mappin
 from dataclasses import dataclass, field
 from typing import Literal
 
-from swarmnet.averaging.grid import Group, groups, lone_group, partners
+from swarmnet.averaging.grid import Group, cutting_of, groups, lone_group, partners
 from swarmnet.averaging.parts import Range
 from swarmnet.averaging.pledges import (
     PAUSE_S,
@@ -423,15 +423,14 @@ def butterflies(
 
     Raises Refused if I came after the round was opened: then I have no partners and fetch the sum once a peer has it.
     """
-    block = context.sums.block
-    if not private:
-        planned = groups(context.me, current, span, group_size=context.group_size, block=block)
-    elif context.me not in current.receivers:
+    me, sums, members = context.me, context.sums, current.receivers
+    if private and me not in members:
         raise Refused(RejectCode.NOT_FOUND, "no partner in a round that was opened before I came")
-    else:
-        size, turn = context.sums.draw
-        found = partners(context.me, current.receivers, size, current.stamp.stage, turn)
-        planned = [lone_group(current, found, span, block=block)]
+    if private:
+        size, turn = sums.draw
+        members = partners(me, members, size, current.stamp.stage, turn)
+    cutting = cutting_of(current, members, span, context.group_size, sums.block, sums.element_bytes)
+    planned = [lone_group(members, span, cutting)] if private else groups(me, current, span, cutting)
     made: list[Butterfly] = []
     for group in planned:
         below = next((hop for hop in reversed(made) if hop.group.hop == group.hop - 1), None)

@@ -408,7 +408,8 @@ class Exchange:
         more = [1.0] * n if current.rows else [float(max(n - 2, 0) * share) for share in shares(bandwidths)]
         whole = _MOST_ELEMENT_BYTES * sum(self._sums.phases)
         chunk = _MOST_ELEMENT_BYTES * max(
-            min(chunk_elements(size, n, current.bandwidths), size) for size in self._sums.phases
+            min(chunk_elements(size, n, self._sums.element_bytes, current.bandwidths), size)
+            for size in self._sums.phases
         )
         streams = Counter[PeerId]()  # a contribution to everybody it exchanges with, and a sum
         for circle in circles(grid_of(current), self._context.group_size):

@@ -151,7 +151,7 @@ class Cutting:
         ]
 
 
-def groups(me: PeerId, current: Round, span: Range, *, group_size: int, block: int = 1) -> list[Group]:
+def groups(me: PeerId, current: Round, span: Range, cutting: Cutting) -> list[Group]:
     """The groups in which `me` takes part to sum this span of a vector over the whole round, hop by hop.
 
     Those who have counted microbatches contribute, and weigh what they have counted.
@@ -164,22 +164,22 @@ def groups(me: PeerId, current: Round, span: Range, *, group_size: int, block: i
         for peer, generation, indexes in current.contributions
         if indexes
     }
-    cutting = _cutting(current, current.receivers, span, group_size, block)
     return list(_groups(me, grid_of(current), speakers, span, cutting, 0))
 
 
-def lone_group(current: Round, members: Sequence[PeerId], span: Range, *, block: int = 1) -> Group:
+def lone_group(members: Sequence[PeerId], span: Range, cutting: Cutting) -> Group:
     """A group of its own that sums this span: all contribute alike, and nobody else hears of the result."""
-    cutting = _cutting(current, members, span, len(members), block)
     speakers = tuple(Speaker(peer, (), 1) for peer in members)
     return Group(0, span, speakers, tuple(cutting.chunks(members, span)), last=True)
 
 
-def _cutting(current: Round, members: Sequence[PeerId], span: Range, group_size: int, block: int) -> Cutting:
-    """How these receivers of the round cut a span."""
+def cutting_of(
+    current: Round, members: Sequence[PeerId], span: Range, group_size: int, block: int, element_bytes: float
+) -> Cutting:
+    """How these receivers of the round cut a span. block, element_bytes: see `stage.seams.Summation`."""
     known = dict(zip(current.receivers, current.bandwidths, strict=True)) if current.bandwidths else {}
     bandwidths = {peer: known.get(peer, 0) for peer in members}
-    size = chunk_elements(span[1] - span[0], len(members), [*bandwidths.values()])
+    size = chunk_elements(span[1] - span[0], len(members), element_bytes, [*bandwidths.values()])
     return Cutting(group_size, size, block, bandwidths)
 
 

@@ -19,7 +19,7 @@ LEAST_CHUNK, MOST_CHUNK = 1 << 16, 1 << 20
 """Elements. Smaller ones cost more in calls than they bring, larger ones leave the cache."""
 
 _CHUNKS_PER_PART = 2
-_CHUNK_S, _ELEMENT_BYTES = 0.04, 4
+_CHUNK_S = 0.04
 
 
 def shares(bandwidths: Sequence[int]) -> list[Fraction]:
@@ -51,16 +51,17 @@ def parts(num_elements: int, bandwidths: Sequence[int], *, block: int = 1) -> li
     return list(itertools.pairwise(edges))
 
 
-def chunk_elements(num_elements: int, num_members: int, bandwidths: Sequence[int] = ()) -> int:
+def chunk_elements(num_elements: int, num_members: int, element_bytes: float, bandwidths: Sequence[int] = ()) -> int:
     """About how much travels, is reduced and is installed at a time: a few chunks per part, so that they overlap.
 
     Two if a part is small: every chunk costs half a millisecond of CPU, whatever its size. More where the slowest of
     the known `bandwidths` would take longer than `_CHUNK_S` for one, since the first and the last overlap with nothing.
+    element_bytes: of the run's codec, about.
     """
     ideal = num_elements // (num_members * _CHUNKS_PER_PART)
     known = [bandwidth for bandwidth in bandwidths if bandwidth]
     if known:
-        ideal = min(ideal, int(min(known) * _CHUNK_S) // _ELEMENT_BYTES)
+        ideal = min(ideal, int(min(known) * _CHUNK_S / element_bytes))
     return min(max(ideal, LEAST_CHUNK), MOST_CHUNK)
 
 

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 from swarmnet.audit.case import claimed, needs_no_recheck, reason_of, suspect_of
 from swarmnet.audit.cases import Cases, Check
 from swarmnet.audit.evidence import Evidence
-from swarmnet.audit.excuses import Excuses
 from swarmnet.audit.pledge import WHOLE, leaf, proves, vector_seed
 from swarmnet.audit.receipts import Receipt, append
 from swarmnet.bounds import Recent
@@ -136,7 +135,6 @@ class Auditor:
         self._checking = False
         self._asking = 0
         self._sums: Recent[Stamp, Finished] = Recent(_REMEMBERED)
-        self._excuses = Excuses()
         # Works that I asked for. Invariant: of cases that are in time.
         self._bare: Recent[tuple[Stamp, PeerId, int], AuditData] = Recent(4 * _REMEMBERED)
         self._kept = peer.audit_log.kept()
@@ -455,7 +453,7 @@ class Auditor:
         of = [life.incarnation for name, life, _ in finished.contributions if name == peer] if finished else []
         if seen is None or not of:
             return False
-        return seen.incarnation in of or not self._excuses.holds(peer, of[0], stamp.step, member.version)
+        return seen.incarnation in of or not self.cases.is_excused(peer, of[0], stamp.step, member.version)
 
     async def _show(self, check: Check, index: int) -> tuple[AuditData, Sequence[Packed], Sequence[Packed]] | None:
         """What went into a microbatch, as it was pledged. None: no peer shows it."""

@@ -20,7 +20,7 @@ from swarmnet.manifest.schema import Cut, StageSpec, Training
 from swarmnet.plan.cost import BYTES, CODING_NS, Cost, LayerTimes, Way, cost
 from swarmnet.plan.members import Counts, Situation, situated
 
-SUMS = (("exact", "int64", 1.0), ("exact", "small", 1.0), ("overlap", "small", 1.0), ("local", "int8", 1.03))
+SUMS = (("exact", "small", 1.0), ("overlap", "small", 1.0), ("local", "int8", 1.03))
 """(averaging.sync, averaging.codec, held-out loss over that of exact sums)."""
 
 BOUNDARIES = (("int8", "int8", 1.0), ("int8", "nf4", 1.027), ("fp32", "fp32", 1.0))

@@ -16,16 +16,16 @@ from swarmnet.manifest.schema import StageSpec
 from swarmnet.model.cut import balance, cut_layers, head_flops, layer_flops
 from swarmnet.pipeline.depth import slots_enough
 
-BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "int8": 1.016, "bnb8": 1.016, "nf4": 0.563, "int64": 8.0}
-"""Of an element, by codec (docs/codecs.md)."""
+BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "int8": 1.016, "bnb8": 1.016, "nf4": 0.563, "int64": 4.0}
+"""Of an element, by codec (docs/codecs.md). int64: of the fine grid, written as `small` is."""
 
 CODING_NS = {
     "fp32": (0.15, 0.2),
     "fp16": (0.5, 0.4),
     "int8": (1.25, 0.5),
     "nf4": (3.6, 0.5),
-    "int64": (0.1, 1.2),
-    "small": (7.5, 6.5),
+    "int64": (1.0, 1.7),
+    "small": (0.5, 0.5),
     "sparse": (60.0, 12.0),
 }
 """Codecs of sums: nanoseconds an element to encode, and to decode and add, on one core (docs/codecs.md)."""

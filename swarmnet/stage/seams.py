@@ -269,6 +269,11 @@ class Summation(Protocol):
         the sum would depend on where the pieces were cut."""
         return 1
 
+    @property
+    def element_bytes(self) -> float:
+        """About as many bytes an element of a contribution travels in. All members cut a vector by it."""
+        return 8.0
+
     async def open_round(self, round_id: RoundId) -> None:
         """Open round `round_id`: every later `contribution` and `reduce` belongs to it."""
         return  # not everybody's vector may change in a round
@@ -311,7 +316,7 @@ class Summation(Protocol):
     @property
     def travel_bytes(self) -> float:
         """About as many bytes the finished sum of a usual step travels in."""
-        return 8.0 * self.num_elements
+        return self.element_bytes * self.num_elements
 
     async def finished_sum(self, start: int, stop: int) -> Packed:
         """Positions [start, stop) of the sum buffer, losslessly, in as few bytes as that takes."""

@@ -45,7 +45,7 @@ from swarmnet.sums.step_sum import RoundSum, check_part, in_round
 from swarmnet.sums.sum_buffer import SumBuffer
 from swarmnet.sums.sum_codec import SumCodec
 from swarmnet.wire import codecs
-from swarmnet.wire.codec import num_elements
+from swarmnet.wire.codec import MAX_BLOCK, num_elements
 
 Range = tuple[int, int]
 
@@ -189,6 +189,11 @@ class LocalSum(RoundSum):
     def block(self) -> int:
         """Of the run's codec."""
         return codecs.find(self.canonical.spec.averaging.codec).block
+
+    @property
+    def element_bytes(self) -> float:
+        """At most, of the run's codec."""
+        return codecs.encoded_bytes(self.canonical.spec.averaging.codec, (MAX_BLOCK,)) / MAX_BLOCK
 
     @property
     def _outer_phases(self) -> tuple[int, ...]:

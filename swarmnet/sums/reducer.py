@@ -38,6 +38,9 @@ from swarmnet.stage.rounding import MAX_MAGNITUDE, MAX_SUM, chunk_elements
 from swarmnet.stage.seams import Clipped, Contribution
 from swarmnet.wire import codecs
 
+INTEGERS = "small"
+"""How integers travel, of the fine grid as well: no encoding of them is shorter."""
+
 _BLOCK = 1 << 14
 """Coordinates sorted at a time: a group's rows should fit a core's cache."""
 
@@ -264,20 +267,18 @@ def float_sum(
     return outcome.total, tuple(clipped)
 
 
-def integer_sum(
-    contributions: Sequence[Contribution], num_elements: int, *, codec: str, most: Callable[[int], int]
-) -> Tensor:
+def integer_sum(contributions: Sequence[Contribution], num_elements: int, *, most: Callable[[int], int]) -> Tensor:
     """The sum of one part: int64 [num_elements].
 
-    codec: of contributions. most: the largest magnitude that so many microbatches can have in a sum. Raises BadMessage,
-    which names the peer, and Overflow.
+    most: the largest magnitude that so many microbatches can have in a sum. Raises BadMessage, which names the peer,
+    and Overflow.
     """
     _check_weights(contributions)
     # The first contribution is written over what is there.
     total, bound = (torch.empty if contributions else torch.zeros)(num_elements, dtype=torch.int64), 0
     for place, contribution in enumerate(contributions):
         with _named(contribution):
-            packed = _checked(contribution, num_elements, codec)
+            packed = _checked(contribution, num_elements, INTEGERS)
             largest = codecs.decode_integers(total, packed, add=place > 0)
             check_fixed_point(largest, most=most(contribution.num_microbatches))
         bound += largest

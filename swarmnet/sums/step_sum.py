@@ -24,16 +24,13 @@ from swarmnet.stage.accumulator import GradientSum, check_fixed_point
 from swarmnet.stage.seams import Contribution, Reduced
 from swarmnet.stage.state import State
 from swarmnet.sums import linear
-from swarmnet.sums.reducer import integer_sum
+from swarmnet.sums.reducer import INTEGERS, integer_sum
 from swarmnet.sums.sum_buffer import SumBuffer
 from swarmnet.wire import codecs
 from swarmnet.wire.codec import num_elements
 
 _BYTES = {"small": 0.7, "int64": 4.0}
-"""Of an element of a finished aggregate, about, as `small` writes it: of the small grid, and of the fine one."""
-
-_LOSSLESS = "small"
-"""The codec of a finished aggregate: the shortest encoding of any integers."""
+"""Of an element, about: of the small grid, and of the fine one."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -70,8 +67,7 @@ class StepSum(RoundSum):
 
     def __init__(self, jobs: StageJobs, state: State, accumulators: Sequence[GradientSum], *, memory: Tensor) -> None:
         super().__init__(jobs, state)
-        spec = state.canonical.spec
-        self._codec, self._num_microbatches = spec.averaging.codec, spec.training.microbatches
+        self._num_microbatches = state.canonical.spec.training.microbatches
         self._accumulators = accumulators
         self._voids: int | None = None  # of the accumulator, as the round began that I take part in
         self._said: Packed | None = None  # the last piece that I contributed
@@ -79,8 +75,8 @@ class StepSum(RoundSum):
         self._version = -1  # the version the finished sum leads on from
 
     @property
-    def block(self) -> int:
-        return codecs.find(self._codec).block
+    def element_bytes(self) -> float:
+        return _BYTES[self.canonical.spec.averaging.codec]
 
     @property
     def flat(self) -> Tensor:
@@ -98,13 +94,13 @@ class StepSum(RoundSum):
 
     @in_round
     def contribution(self, start: int, stop: int, reference: bytes = b"") -> Packed:
-        """Positions [start, stop) of the accumulator under the averaging codec.
+        """Positions [start, stop) of the accumulator.
 
         Raises Refused(NOT_READY) if the accumulator was voided since the round began: another piece may have been sent
         already, and all pieces must be of one sum.
         """
         check_part(start, stop, self.num_elements)
-        self._said = codecs.encode(self._codec, self._frozen()[start:stop], apart=True)  # the accumulator moves on
+        self._said = codecs.encode(INTEGERS, self._frozen()[start:stop])
         return self._said
 
     @in_round
@@ -113,8 +109,8 @@ class StepSum(RoundSum):
         # Nobody else contributes, and integers have one encoding: the sum of my piece is my piece.
         if len(contributions) == 1 and contributions[0].packed is self._said:
             return Reduced(self._said)
-        total = integer_sum(contributions, stop - start, codec=self._codec, most=self.state.most)
-        return Reduced(codecs.encode(self._codec, total))
+        total = integer_sum(contributions, stop - start, most=self.state.most)
+        return Reduced(codecs.encode(INTEGERS, total))
 
     @in_round
     def open_sum(self) -> None:
@@ -125,7 +121,7 @@ class StepSum(RoundSum):
     @in_round
     def put(self, start: int, packed: Packed) -> None:
         """Decode a piece into the sum buffer, its first element at position `start`."""
-        check_codec(packed, self._codec, _LOSSLESS)
+        check_codec(packed, INTEGERS)
         size = num_elements(packed.shape)
         place = self._sum.place(start, size)
         largest = codecs.decode_integers(place, packed, add=False)
@@ -156,7 +152,7 @@ class StepSum(RoundSum):
         if packed is None:
             piece = self._sum.flat[start:stop]
         else:
-            check_codec(packed, self._codec)
+            check_codec(packed, INTEGERS)
             piece = codecs.decode(packed, expect_shape=(stop - start,))
         return linear.drawn(seed, self.num_elements).product(piece, start)
 
@@ -166,16 +162,11 @@ class StepSum(RoundSum):
 
     # ------------------------------------------------------------ finished sums
 
-    @property
-    def travel_bytes(self) -> float:
-        """As measured."""
-        return _BYTES[self._codec] * self.num_elements
-
     @in_round
     def finished_sum(self, start: int, stop: int) -> Packed:
         """Positions [start, stop) of the sum buffer."""
         check_part(start, stop, self.num_elements)
-        return codecs.encode(_LOSSLESS, self._sum.flat[start:stop])
+        return codecs.encode(INTEGERS, self._sum.flat[start:stop])
 
     def apply(self, commits: Sequence[Commit]) -> None:
         """One optimizer step on the finished sum: `state` is a version further."""

@@ -7,15 +7,12 @@ int64, int32, uint8   exact
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from swarmnet.errors import Overflow
-from swarmnet.wire import kernels
 from swarmnet.wire.codec import check_finite, is_finite, non_finite
 
 if TYPE_CHECKING:
@@ -76,7 +73,7 @@ class Cast:
         stored: torch.dtype = getattr(torch, self.stored)
         values = data.view(stored).to(out_N.device)
         if self.name == "int64":
-            self.decode_integers(data, out_N, add=add)
+            put_integers(values, out_N, add=add)
             return
         if not add:
             out_N.copy_(values)
@@ -86,16 +83,6 @@ class Cast:
         if stored.is_floating_point:
             check_finite(values)
         out_N.add_(values)
-
-    def decode_integers(self, data: torch.Tensor, out_N: torch.Tensor, *, add: bool) -> int:
-        """As `decode`, of int64 alone; returns the largest magnitude of the numbers decoded."""
-        import torch
-
-        values = data.view(torch.int64)
-        if (native := kernels.of("int64", values, out_N)) is not None:
-            with overflow_told():
-                return native.int64_decode(values, out_N, add=add)
-        return put_integers(values, out_N, add=add)
 
     def bound(self, x_N: torch.Tensor) -> torch.Tensor:
         """The error bound that the module's docstring states."""
@@ -119,16 +106,7 @@ def put_integers(values: torch.Tensor, out_N: torch.Tensor, *, add: bool) -> int
     return max(int(high), -int(low))
 
 
-@contextlib.contextmanager
-def overflow_told() -> Iterator[None]:
-    """A kernel's overflow is the codecs' `Overflow`."""
-    try:
-        yield
-    except kernels.Overflown as error:
-        raise Overflow(_OVERFLOW) from error
-
-
-_OVERFLOW = "a fixed-point sum would leave int64: lower numerics.grid_bits or the learning rate"
+OVERFLOW = "a fixed-point sum would leave int64: lower numerics.grid_bits or the learning rate"
 
 
 def check_sum(left: torch.Tensor, right: torch.Tensor) -> None:
@@ -143,7 +121,7 @@ def check_sum(left: torch.Tensor, right: torch.Tensor) -> None:
             continue
         total = a + b
         if bool((((a ^ total) & (b ^ total)) < 0).any()):
-            raise Overflow(_OVERFLOW)
+            raise Overflow(OVERFLOW)
 
 
 CASTS = (

@@ -18,14 +18,14 @@ Exact for every int64. Words are made eight elements at a time: a matrix of 8 x 
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from swarmnet.errors import Overflow
 from swarmnet.wire import kernels
 from swarmnet.wire.codec import malformed
-from swarmnet.wire.codec_casts import overflow_told, put_integers
+from swarmnet.wire.codec_casts import OVERFLOW, put_integers
 
 if TYPE_CHECKING:
     import torch
@@ -89,8 +89,12 @@ class Planes:
         import torch
 
         if (native := kernels.of("small", data, out_N)) is not None:
-            with overflow_told(), contextlib.suppress(kernels.Unfit):
+            try:
                 return native.small_decode(data, out_N, add=add)
+            except kernels.Overflown as error:
+                raise Overflow(OVERFLOW) from error
+            except kernels.Unfit:
+                pass  # the reference names what is wrong
         num_blocks = -(-out_N.numel() // BLOCK)
         parts = _Parts(data.numpy(), num_blocks)
         out = torch.empty(out_N.numel(), dtype=torch.int64)

@@ -41,7 +41,7 @@ from swarmnet.manifest.codec_names import Named
 from swarmnet.messages import Packed
 from swarmnet.wire.codec import MAX_BLOCK, Codec, malformed, memory, non_finite, num_elements
 from swarmnet.wire.codec_blocks import BLOCKWISE
-from swarmnet.wire.codec_casts import CASTS, Cast
+from swarmnet.wire.codec_casts import CASTS
 from swarmnet.wire.codec_planes import Planes
 from swarmnet.wire.codec_sparse import Sparse, sparse
 
@@ -231,11 +231,11 @@ def add_decoded(accumulator: torch.Tensor, packed: Packed) -> None:
 
 
 def decode_integers(out: torch.Tensor, packed: Packed, *, add: bool) -> int:
-    """`decode_into`, or `add_decoded`, of int64; returns the largest magnitude of the numbers that were decoded."""
+    """`decode_into`, or `add_decoded`, of `small`; returns the largest magnitude of the numbers that were decoded."""
     check_packed(packed)
     codec = find(packed.codec)
-    if not isinstance(codec, Planes | Cast):
-        raise TypeError(f"codec {packed.codec} does not hold int64")
+    if not isinstance(codec, Planes):
+        raise TypeError(f"codec {packed.codec} is not small")
     return codec.decode_integers(_bytes(packed), _flat(out, packed), add=add)
 
 

@@ -1,4 +1,4 @@
-// What a step does to numbers, each in one pass over memory: the codecs int8, int64 and small, sums of squares, products
+// What a step does to numbers, each in one pass over memory: the codecs int8 and small, sums of squares, products
 // modulo a prime, gradients onto a grid, and AdamW.
 //
 // The reference is in torch, in wire/codec_blocks.py, codec_casts.py, codec_planes.py, and in stage/same_bits.py,
@@ -279,31 +279,32 @@ template <class Number> void see(const Number* numbers, i64 n, Seen& seen) {
     seen.add(low), seen.add(high);
 }
 
-template <class Unsigned, class Signed> void small_put(const u64* zigzag, i64 n, i64* out, i64 mode, Seen& seen) {
-    Signed numbers[BLOCK];
-    for (i64 k = 0; k < BLOCK; k++) {
-        const Unsigned number = static_cast<Unsigned>(zigzag[k]);
-        numbers[k] = static_cast<Signed>(number >> 1 ^ -(number & 1));
+template <class Unsigned, class Signed>
+void small_put(const u64* planes, int width, i64 n, i64* out, i64 mode, Seen& seen) {
+    Unsigned zigzag[BLOCK] = {};
+    u8 octets[BLOCK];
+    for (int low = 0; low < width; low += 8) {
+        from_planes(planes + low, octets);
+        for (i64 k = 0; k < BLOCK; k++) zigzag[k] |= static_cast<Unsigned>(octets[k]) << low;
     }
+    Signed numbers[BLOCK];
+    for (i64 k = 0; k < BLOCK; k++) numbers[k] = static_cast<Signed>(zigzag[k] >> 1 ^ -(zigzag[k] & 1));
     see(numbers, n, seen);
     put(numbers, n, out, mode, seen);
 }
 
 void small_decode_block(Parts<const u8>& from, const u8* end, i64 n, i64* out, i64 mode, Seen& seen) {
     const int head = *from.head++, sparse = head >> 6, width = (head & 63) == 63 ? 64 : head & 63;
-    u64 planes[BLOCK] = {}, zigzag[BLOCK];
+    u64 planes[BLOCK] = {};
     std::memcpy(planes, from.dense, 8 * (width - sparse));
     from.dense += 8 * (width - sparse);
     for (int plane = width - sparse; plane < width; plane++)
         planes[plane] = scattered(*from.masks++, from.octets, end);
+    if (width > 32) return small_put<u64, i64>(planes, width, n, out, mode, seen);
+    if (width > 16) return small_put<std::uint32_t, std::int32_t>(planes, width, n, out, mode, seen);
+    if (width > 8) return small_put<std::uint16_t, std::int16_t>(planes, width, n, out, mode, seen);
     u8 octets[BLOCK];
-    for (int low = 0; low < std::max(width, 1); low += 8) {
-        from_planes(planes + low, octets);
-        if (width <= 8) break;
-        for (i64 k = 0; k < BLOCK; k++) zigzag[k] = (low ? zigzag[k] : 0) | static_cast<u64>(octets[k]) << low;
-    }
-    if (width > 16) return small_put<u64, i64>(zigzag, n, out, mode, seen);
-    if (width > 8) return small_put<std::uint16_t, std::int16_t>(zigzag, n, out, mode, seen);
+    from_planes(planes, octets);
     std::int8_t numbers[BLOCK];
     for (i64 k = n; k < BLOCK; k++) octets[k] = 0;
     for (i64 k = 0; k < BLOCK; k++) numbers[k] = static_cast<std::int8_t>(octets[k] >> 1 ^ -(octets[k] & 1));
@@ -463,24 +464,6 @@ i64 int8_decode(const float* scales, const std::int8_t* codes, i64 n, float* out
     return FINE;
 }
 
-// x [n] over out [n], or added to it. extremes [2]: between which x is, one of them its largest magnitude. OVERFLOWN, and
-// out as it was: a sum would leave int64.
-i64 int64_decode(const i64* x, i64 n, i64* out, i64 mode, i64* extremes, i64 threads) {
-    constexpr i64 PIECE = 1 << 10;
-    std::vector<Seen> seen(std::max<i64>(threads, 1));
-    in_ranges((n + PIECE - 1) / PIECE, threads, [&](i64 first, i64 last, i64 number) {
-        for (i64 start = first * PIECE; start < std::min(last * PIECE, n); start += PIECE)
-            see(x + start, std::min(PIECE, n - start), seen[number]),
-                put(x + start, std::min(PIECE, n - start), out + start, mode, seen[number]);
-    });
-    const i64 status = ended(seen, extremes);
-    if (status == OVERFLOWN) {
-        i64 ignored[2];
-        int64_decode(x, n, out, SUBTRACT, ignored, threads);  // integers come back exactly
-    }
-    return status;
-}
-
 // x [n] to the parts of the layout in this thread's scratch, and where they end: ends [4 threads]. Returns the bytes of
 // all.
 i64 small_encode(const i64* x, i64 n, i64* ends, i64 threads) {
@@ -517,7 +500,8 @@ void small_join(const i64* ends, u8* out, i64 threads) {
     }
 }
 
-// Over out [n], or added to it. extremes [2]: of what was decoded. REFUSED: no such layout. OVERFLOWN: as int64_decode.
+// Over out [n], or added to it. extremes [2]: of what was decoded. REFUSED: no such layout. OVERFLOWN, and out as it
+// was: a sum would leave int64.
 i64 small_decode(const u8* data, i64 num_bytes, i64 n, i64* out, i64 mode, i64* extremes, i64 threads) {
     const i64 blocks = (n + BLOCK - 1) / BLOCK;
     if (num_bytes < blocks) return REFUSED;
@@ -553,7 +537,7 @@ i64 small_decode(const u8* data, i64 num_bytes, i64 n, i64* out, i64 mode, i64* 
     const i64 status = ended(seen, extremes);
     if (status == OVERFLOWN) {
         i64 ignored[2];
-        small_decode(data, num_bytes, n, out, SUBTRACT, ignored, threads);
+        small_decode(data, num_bytes, n, out, SUBTRACT, ignored, threads);  // integers come back exactly
     }
     return status;
 }

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 if TYPE_CHECKING:
     import torch
 
-Family = Literal["int8", "int64", "small", "short", "squares", "linear", "grid", "adamw"]
+Family = Literal["int8", "small", "short", "squares", "linear", "grid", "adamw"]
 FAMILIES: tuple[Family, ...] = get_args(Family)
 """What is checked, and used, together."""
 
@@ -57,13 +57,6 @@ class Kernels:
         size = out_N.numel()
         args = _at(scales_B), _at(codes_N), _number(size), _at(out_N), _number(add), self._threads(size)
         _raise(self.library.int8_decode(*args))
-
-    def int64_decode(self, x_N: torch.Tensor, out_N: torch.Tensor, *, add: bool) -> int:
-        """Returns the largest magnitude in `x_N`. Raises Overflown; `out_N` is as it was then."""
-        extremes, size = (ctypes.c_int64 * 2)(), out_N.numel()
-        args = _at(x_N), _number(size), _at(out_N), _number(add), extremes, self._threads(size)
-        _raise(self.library.int64_decode(*args))
-        return max(extremes[1], -extremes[0]) if size else 0
 
     def small_encode(self, x_N: torch.Tensor) -> torch.Tensor:
         """uint8, as long as the numbers need."""
@@ -171,7 +164,7 @@ class Kernels:
 def load(path: str, families: frozenset[Family], *, threads: int) -> Kernels:
     """The library in that file. Raises OSError, AttributeError: it is none of ours."""
     library = ctypes.CDLL(path)
-    for name in ("int8_encode", "int8_decode", "int64_decode", "small_encode", "small_decode", "shorten", "linear"):
+    for name in ("int8_encode", "int8_decode", "small_encode", "small_decode", "shorten", "linear"):
         getattr(library, name).restype = ctypes.c_int64
     for name in ("small_join", "fine_add", "small_add", "small_add_narrow", "small_values", "squares_by", "adamw"):
         getattr(library, name).restype = None

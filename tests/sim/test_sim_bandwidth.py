@@ -33,7 +33,7 @@ STAMP = Stamp(3, 0, Chain("00" * 32))
 class Hollow:
     """An engine whose arithmetic takes no time."""
 
-    num_elements, phases, private_phases, block = ELEMENTS, (ELEMENTS,), 0, 256
+    num_elements, phases, private_phases, block, element_bytes = ELEMENTS, (ELEMENTS,), 0, 256, 4.0
     reference = b""
 
     def __init__(self) -> None:

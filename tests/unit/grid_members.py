@@ -59,7 +59,7 @@ class Vector:
     """An engine over a list of integers. said, made: what counts as sent, and as reduced, in the round that is open, as
     an engine with error feedback keeps it: by pieces."""
 
-    block, draw, reference = 1, (2, 0), b""
+    block, element_bytes, draw, reference = 1, 8.0, (2, 0), b""
 
     def __init__(self, me: PeerId, values: list[int], phases: tuple[int, ...], private_phases: int, work: Work) -> None:
         self.me, self.values, self.work, self.sum = me, values, work, dict[int, int]()

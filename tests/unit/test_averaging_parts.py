@@ -77,10 +77,20 @@ def test_chunks_are_even_cover_a_part_once_and_cut_no_block(start: int, length: 
         assert min(sizes) >= size / 2, "no remainder is a chunk of its own"
 
 
-@given(st.integers(0, 10**11), st.integers(1, 1000), BANDWIDTHS)
-def test_several_chunks_make_a_part(num_elements: int, num_members: int, bandwidths: list[int]) -> None:
-    size = chunk_elements(num_elements, num_members, bandwidths)
+def test_a_slow_line_takes_equal_seconds_for_a_chunk_of_any_codec() -> None:
+    sizes = {each: chunk_elements(10**9, 4, each, [10**7, 0, 10**9]) for each in (0.5, 1.0, 4.0, 8.0)}
+    assert sizes[1.0] == 4 * sizes[4.0] == 400_000
+    assert (sizes[0.5], sizes[8.0]) == (800_000, LEAST_CHUNK)
+
+
+@given(st.integers(0, 10**11), st.integers(1, 1000), st.floats(0.1, 9.0), BANDWIDTHS)
+def test_several_chunks_make_a_part(
+    num_elements: int, num_members: int, element_bytes: float, bandwidths: list[int]
+) -> None:
+    size = chunk_elements(num_elements, num_members, element_bytes, bandwidths)
     assert LEAST_CHUNK <= size <= MOST_CHUNK
-    assert size <= chunk_elements(num_elements, num_members), "slow lines make chunks smaller, never larger"
+    assert size <= chunk_elements(num_elements, num_members, element_bytes), (
+        "slow lines make chunks smaller, never larger"
+    )
     if size > LEAST_CHUNK:
         assert len(chunks(0, num_elements // num_members, size)) >= 2

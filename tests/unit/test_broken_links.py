@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stage_table import CHAIN
 
-from swarmnet.averaging.grid import groups
+from swarmnet.averaging.grid import cutting_of, groups
 from swarmnet.averaging.parts import shares
 from swarmnet.ids import Ballot, Generation, PeerId
 from swarmnet.messages import LineQuality, Round, Stamp
@@ -85,7 +85,8 @@ def test_members_that_are_kept_apart_exchange_nothing(rates: list[int], measured
     current = opened(members, dict(zip(members, rates, strict=True)) if measured else {}, apart, 0)
     cut = dict(zip(current.receivers, shares(current.bandwidths), strict=True))
     assert {peer for peer in apart if cut[peer]} == set() and sum(cut.values()) == 1
-    for group in groups(members[0], current, (0, 1 << 20), group_size=16):
+    span = 0, 1 << 20
+    for group in groups(members[0], current, span, cutting_of(current, members, span, 16, 1, 8.0)):
         assert not apart & {peer for peer, _ in group.chunks} and len(group.speakers) == len(members)
 
 

@@ -53,7 +53,7 @@ class Vector:
         self.num_elements, self.phases, self.block = len(values), (len(values),), 1
         self.reads = 0
 
-    private_phases, reference = 0, b""
+    private_phases, reference, element_bytes = 0, b"", 8.0
 
     async def open_round(self, round_id: RoundId, **stands: object) -> None:
         await asyncio.sleep(0)
@@ -179,7 +179,7 @@ def test_what_came_before_a_break_is_not_asked_for_again() -> None:
     group.change = change
     group.check(group.run())
     again = [request for _, request in group.asked if request.kind == "contribution" and request.stop == broken[0].stop]
-    assert [request.start for request in again] == [broken[0].start, broken[0].start + parts.chunk_elements(64, 2)]
+    assert [request.start for request in again] == [broken[0].start, broken[0].start + parts.chunk_elements(64, 2, 8.0)]
 
 
 def _shorter(answer: PartData) -> PartData:

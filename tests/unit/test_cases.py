@@ -48,7 +48,7 @@ def test_no_correct_peer_is_ever_banned(
         assert not member.bans.keys() & stage.correct
         # What was lost is told again. Who signs one recheck for one member and another for the next can keep a case
         # open, until it is forgotten.
-        assert two_faced or member.cases.open_cases == 0
+        assert two_faced or not member.cases.open_cases
         assert not stage.correct & {ban.peer for ban in member.vouched}
 
 
@@ -137,7 +137,7 @@ def test_one_replica_opens_a_few_cases_of_a_step_at_a_time() -> None:
     stage.members[me].idle = True
     for suspect in others:
         stage.members[me].cases.hear(signed_by(stage, case_of(stage, suspect), [liar], digest_of("x")), liar)
-    assert stage.members[me].cases.open_cases == len(stage.members[me].checks) == MOST_CASES < len(others)
+    assert len(stage.members[me].cases.open_cases) == len(stage.members[me].checks) == MOST_CASES < len(others)
 
 
 def test_a_case_is_told_again_until_it_is_decided() -> None:

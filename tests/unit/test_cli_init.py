@@ -229,7 +229,7 @@ def test_a_line_chooses_and_says_what_else_would_cost(asked, capsys) -> None:
     out = capsys.readouterr().out
     assert "for 200 Mbit/s each way, 50 ms, 30 TFLOP/s (cuda), 4 replicas of 99" in out
     rows = [line.split() for line in out.splitlines() if " x 8 " in line]
-    assert [row[0] for row in rows].count("*") == 1 and ["exact", "int64"] in [row[:2] for row in rows]
+    assert [row[0] for row in rows].count("*") == 1 and ["exact", "small"] in [row[:2] for row in rows]
     config = tomllib.loads(Path("run.peer.toml").read_text("utf-8"))
     assert config["device"] == "cuda" and 9 <= config["slots"] <= 24
     assert "next: swarmnet local" in out and "wrote run.peer.toml: slots = " in out

@@ -190,9 +190,9 @@ def test_nobody_adds_more_than_its_microbatches_can():
         Contribution(PeerId(name), 2, codecs.encode("small", total)) for name, total in zip("hl", sums, strict=True)
     )
     most = grid_of(FIRST).most
-    assert integer_sum([honest, honest], 3, codec="small", most=most).tolist() == [6, -4 * LIMIT, 0]
+    assert integer_sum([honest, honest], 3, most=most).tolist() == [6, -4 * LIMIT, 0]
     with pytest.raises(BadMessage) as refused:
-        integer_sum([honest, liar], 3, codec="small", most=most)
+        integer_sum([honest, liar], 3, most=most)
     assert refused.value.facts["peer"] == "l"
 
 
