@@ -112,7 +112,7 @@ class Delays:
     def __init__(self, timers: Timers, now: float) -> None:
         self._timers, self._began_at = timers, now
         self._late, self._unsigned = WaitTimes(now), WaitTimes(now)
-        self._members: Set[PeerId] = frozenset()  # of the last attempt
+        self._voters: Set[PeerId] = frozenset()  # in the last attempt
 
     def note(self, waits_for: Set[PeerId], members: int, *, signatures: bool = False, now: float) -> None:
         """The members that the step waits for from now on. Nobody is to blame unless most members are ready."""
@@ -120,10 +120,10 @@ class Delays:
         self._late.note(waits_for, now=now)
         self._unsigned.note(waits_for if signatures else (), now=now)
 
-    def opened(self, members: Set[PeerId], *, now: float) -> None:
-        """An attempt with these members. Those that the step goes on without since the last one have kept the others
+    def opened(self, voters: Set[PeerId], *, now: float) -> None:
+        """An attempt with these voters. Those that the step goes on without since the last one have kept the others
         waiting: these owe nothing for that time."""
-        gone, self._members = self._members - members, members
+        gone, self._voters = self._voters - voters, voters
         for waits in (self._late, self._unsigned) if gone else ():
             waits.note((), now=now)
             waits.seconds = {peer: seconds for peer, seconds in waits.seconds.items() if peer in gone}

@@ -407,17 +407,20 @@ class Leader:
         ]
 
     def _pass_over(self, now: float) -> frozenset[PeerId]:
-        """The mates that the step goes on without. Only the worst, if too few would be left.
-
-        The members that this step has left out are among the worst: a mate that was late in other steps is needed then.
-        """
+        """The mates that the step goes on without. Only the worst, if too few would be left."""
         stage, membership = self.stamp.stage, self._member.membership
-        excluded = membership.excluded(stage, self.stamp.step)
-        found = [*sorted(self.view.cut_off(stage, now=now)), *excluded, *self._observed(now)]
-        worst = [peer for peer in found if peer != self.view.me]
-        if not worst:
-            return frozenset()
-        return passed_over([*sorted(self._left_out), *worst], membership.live(stage, now=now)).intersection(worst)
+        found = [*sorted(self.view.cut_off(stage, now=now)), *membership.excluded(stage, self.stamp.step)]
+        worst = [peer for peer in (*found, *self._observed(now)) if peer != self.view.me]
+        live = membership.live(stage, now=now)
+        out = passed_over(worst, live)
+        # The last of them are needed again where this step has left others out, or they are gone: the members that are
+        # left could commit nothing.
+        voters = membership.roster(stage) or live
+        for peer in reversed(worst):
+            if has_quorum(live - out - self._left_out, voters):
+                break
+            out -= {peer} & voters
+        return out
 
     def _observed(self, now: float) -> list[PeerId]:
         """The peers that were late: first those of whom most have observed it, then those of whom I alone have."""

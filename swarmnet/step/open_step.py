@@ -402,7 +402,9 @@ class OpenStep:
             self._host.execute(self.stamp.step, index)
         if plan.attempt is not None:
             self.election.opened(plan.attempt, now=now)
-            self._delays.opened({*plan.attempt.receivers}, now=now)
+            # A key that has contributed nothing could come and go in each step, and the others would owe nothing.
+            voters, members = self._member.membership.roster(self.stamp.stage), frozenset(plan.attempt.receivers)
+            self._delays.opened(members & voters if voters else members, now=now)
             self.part.hear(plan.attempt)
             self._join_round()
         if plan.whole:

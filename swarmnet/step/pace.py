@@ -87,4 +87,4 @@ class Pace:
         most_s = self._timers.long_silence_s
         if (usual_s := self.usual_s) is not None:
             most_s = min(max(2 * usual_s, self._timers.idle_s), most_s)
-        return min(max(self._timers.settle_s, 4 * _usual(self._gaps_s)), most_s)
+        return min(max(self._timers.beat_s, 4 * _usual(self._gaps_s)), most_s)

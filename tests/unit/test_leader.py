@@ -699,10 +699,23 @@ def test_a_mate_that_was_late_in_another_step_is_needed_again_when_this_step_lea
         office.beat(D, now)
         office.complain(B, first, late=C, now=now, summed={0})
     office.advance(now=14.6)
-    assert office.leader.passed_over == {C}
+    assert D not in office.leader.passed_over
     for peer in (C, D):
         office.report(peer, now=14.7)
     assert office.leader.members.keys() == {ME, B, D}, "the member that is left out stays out"
+
+
+def test_a_mate_that_was_late_in_another_step_or_is_excluded_is_needed_again_when_a_voter_dies():
+    for excluded in ((), (D,)):
+        office = Office(B, C, D, excluded=excluded)
+        has_committed(office, ME, B, C, D)
+        office.lateness.observe(D, "slows the steps down", now=0.0)
+        office.everybody_reports(B, C, D)
+        assert office.leader.members.keys() == {ME, B, C}
+        office.view.refuse(C, now=0.5)
+        office.advance(now=0.6)
+        office.report(D, now=0.7)
+        assert office.leader.members.keys() == {ME, B, D}
 
 
 def test_a_leader_whose_own_stream_stands_still_lets_the_others_sum_and_fetches_it():

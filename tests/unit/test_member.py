@@ -1067,6 +1067,32 @@ def test_a_leader_names_the_member_that_holds_up_its_own_exchange():
     assert leader.lateness.late(now=table.now) == [slow]
 
 
+def test_a_stranger_that_leaves_a_round_does_not_make_up_for_what_a_voter_was_late():
+    """It could come and go in each step."""
+    table = Table("A", "B", "K", microbatches=3)
+    for index, name in enumerate("ABK"):
+        table.execute(name, index)
+    mine = next(member for name, member in table.members.items() if name != table.leader)
+    slow = next(PeerId(name) for name in "ABK" if name not in (table.leader, mine.me))
+    mine.membership.applied(
+        [Commit(0, 0, CHAIN, RoundId(Ballot(0, slow), 0), b"d", 3, 0.0, 1.0, contributors=tuple(map(PeerId, "ABK")))]
+    )
+    mine.awaited = frozenset({slow})
+    table.tick(12.0)
+    attempt, stamp = mine.oldest.part.round, mine.oldest.stamp
+    assert attempt is not None and mine.oldest.late_s(table.now) > 10.0
+    for number, (others, waited) in enumerate((((PeerId("stranger"),), True), ((), True), ((), True)), start=1):
+        receivers = (*attempt.receivers, *others)
+        other = replace(attempt, id=RoundId(attempt.id.ballot, attempt.id.number + number), receivers=receivers)
+        table.put([(PeerId(table.leader), mine.me, StagePlan(stamp, attempt.id.ballot, attempt=other))])
+        table.settle()
+        assert (mine.oldest.late_s(table.now) > 10.0) == waited
+    alone = replace(other, id=RoundId(other.id.ballot, other.id.number + 1), receivers=(mine.me, slow))
+    table.put([(PeerId(table.leader), mine.me, StagePlan(stamp, other.id.ballot, attempt=alone))])
+    table.settle()
+    assert mine.oldest.late_s(table.now) == 0.0, "a voter has left"
+
+
 def test_what_a_committed_stage_waits_for_another_one_is_not_its_leaders_fault():
     table = Table("A", "K", stages=2)
     table.execute("A", 0)
