@@ -5,10 +5,8 @@ The page is a few files of this package and `data.json`; it asks no other host, 
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import mimetypes
-import re
 import socket
 from collections.abc import Collection
 from email.message import Message
@@ -23,7 +21,7 @@ from swarmnet.monitor.view import WatchView
 from swarmnet.peer.status import Waiting
 from swarmnet.telemetry.log import plain
 from swarmnet.telemetry.text import printable
-from swarmnet.telemetry.web import Response, listening
+from swarmnet.telemetry.web import Response, foreign, listening
 
 ASSETS = Path(__file__).parent / "assets"
 _FILES = frozenset(each.name for each in ASSETS.iterdir())
@@ -70,9 +68,8 @@ class ServedPage(WatchView):
 
     def respond(self, path: str, headers: Message) -> Response:
         """The page's own files, and `data.json`, which is made once for a look, if a page asks."""
-        hosts = headers.get_all("Host", [])
-        if len(hosts) != 1 or not trusted(hosts[0], self._names):
-            return Response(421, b"ask for this page by an address, by localhost, or by the name given as --host\n")
+        if (refused := foreign(headers, self._names)) is not None:
+            return refused
         if path == "/data.json":
             if self._body is None:
                 data = plain(_shown(self._page.data(now=wall_time())))
@@ -96,20 +93,3 @@ def _shown(value: Any) -> Any:
         case list() | tuple():
             return [_shown(inner) for inner in value]
     return value
-
-
-def trusted(host: str, names: Collection[str]) -> bool:
-    """May a page that was asked for at this `Host` be given out? Yes for an address, for `localhost`, and for `names`.
-
-    A stranger's page can have its own host name lead to this machine (DNS rebinding), and would then read what the
-    browser takes for that page's own.
-    """
-    found = re.fullmatch(r"(?:\[([^\]]*)\]|([^:]*))(?::\d+)?", host.lower())
-    if found is None:
-        return False
-    name = (found[1] or found[2] or "").removesuffix(".")
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return name in {"localhost", *(each.lower() for each in names)}
-    return True

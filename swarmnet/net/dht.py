@@ -264,16 +264,15 @@ class DhtDirectory:
         if self._listen.client:
             return
         # Its daemon may have died while nothing ran here.
-        if self._node.broken:
+        if self._node.broken or not await self._node.serve():
             await self._reopen()
-        else:
-            await self._node.serve()
         if not self._node.neighbours():
             await self._node.join(self._strangers()[:REJOIN_AT_ONCE])
 
     async def rest(self) -> None:
         """Only ask again, until `serve`: a peer that loads another stage answers nobody for a while."""
         self._only_asks = True
+        self._mine = None  # it says the old stage
         if not self._listen.client:
             await self._node.rest()
 

@@ -341,10 +341,17 @@ class DhtNode:
         node.own(own_keys)
         return node
 
-    async def serve(self) -> None:
-        """Answer others from now on, and have the neighbours know this node: until now it only asked."""
+    async def serve(self) -> bool:
+        """Answer others from now on, and have the neighbours know this node: until now it only asked.
+
+        False: the daemon does not take that, because it has died or not answered in `rest`; it has to be replaced.
+        """
         protocol = self._dht.protocol
-        await protocol.add_p2p_handlers(self._p2p)
+        try:
+            async with asyncio.timeout(RPC_TIMEOUT_S):
+                await protocol.add_p2p_handlers(self._p2p)
+        except _RPC_ERRORS:
+            return False
         protocol.client_mode = False
         protocol.node_info = dht_pb2.NodeInfo(node_id=self._dht.node_id.to_bytes())
 
@@ -357,6 +364,7 @@ class DhtNode:
             for peer in tuple(protocol.routing_table.peer_id_to_uid):
                 calls.create_task(greet(peer))
         await self.lookup_near_us()
+        return True
 
     async def rest(self) -> None:
         """Only ask again: the daemon refuses what others ask at once, so that they do not wait for an answer."""

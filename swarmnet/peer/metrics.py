@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from email.message import Message
@@ -21,7 +22,7 @@ from swarmnet.config.peer import listen_at
 from swarmnet.net.traffic import Traffic
 from swarmnet.telemetry.log import encode
 from swarmnet.telemetry.run_state import STEP_BUCKETS_S
-from swarmnet.telemetry.web import Response, listening
+from swarmnet.telemetry.web import Response, foreign, listening
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -121,12 +122,17 @@ def serve_metrics(where: str, peer: Peer, traffic: Traffic) -> Iterator[str]:
     registry.register(_Collector(lambda: figures(peer, traffic)))
     ProcessCollector(registry=registry)
 
+    host, port = listen_at(where)
+
     def respond(path: str, headers: Message) -> Response:
         match path:
             case "/metrics":
                 write, kind = choose_encoder(headers.get("Accept", ""))
                 return Response(200, write(registry), kind)
+            # Figures are for scrapers, which may know this machine by another name; whom it knows is not for any page.
             case "/state":
+                if (refused := foreign(headers, (host, socket.gethostname()))) is not None:
+                    return refused
                 words = encode({"record": peer.status(), "state": peer.state, "not_ready": not_ready(peer)})
                 return Response(200, words.encode(), "application/json")
             case "/healthz":
@@ -136,5 +142,5 @@ def serve_metrics(where: str, peer: Peer, traffic: Traffic) -> Iterator[str]:
                 return Response(503 if reason else 200, f"{reason or 'ok'}\n".encode())
         return Response(404, b"there are /metrics, /state, /healthz and /readyz\n")
 
-    with listening(f"--metrics {where}", *listen_at(where), respond) as at:
+    with listening(f"--metrics {where}", host, port, respond) as at:
         yield at

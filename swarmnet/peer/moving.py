@@ -148,6 +148,9 @@ class Moving:
         if self._at_home() is None:
             self._failed(to, f"stage {replica.stage} was paused, has ended or lost its state while the copy came")
             return None
+        if to not in (self._room.fits or ()):  # by limits that came with `swarmnet control limits`
+            self._failed(to, "it no longer fits in the memory that this machine lends")
+            return None
         if reason := await hand_over(self._peer, _HAND_OVER_S, standstill=version is None):
             self._failed(to, reason)
             return None

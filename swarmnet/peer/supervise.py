@@ -90,6 +90,9 @@ def _ordinal(number: int) -> str:
     return f"{number}{ending}"
 
 
+_FORK_AGAIN_S = 10.0
+
+
 def supervise(
     *,
     pauses: Pauses = Pauses(),
@@ -109,7 +112,14 @@ def supervise(
         began_at, kills = boot_time(), OomKills.read()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()  # or both would write what is left
-        child = os.fork()
+        try:
+            child = os.fork()
+        except OSError as error:  # perhaps for the memory that has just ended the last one
+            say(f"cannot start a process ({error.strerror}); trying again in {_FORK_AGAIN_S:.0f} s")
+            signal.setitimer(signal.ITIMER_REAL, _FORK_AGAIN_S)
+            if signal.sigwait({*numbers, signal.SIGALRM}) != signal.SIGALRM:
+                return 0
+            continue
         if child == 0:
             # A session of its own keeps the terminal's Ctrl+C from reaching the child twice.
             os.setsid()

@@ -10,10 +10,12 @@ import asyncio
 import contextlib
 import gzip
 import hashlib
+import ipaddress
 import os
+import re
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from email.message import Message
@@ -108,6 +110,31 @@ def listening(name: str, host: str, port: int, respond: Respond) -> Iterator[str
         listener.server_close()
 
 
+def foreign(headers: Message, names: Collection[str]) -> Response | None:
+    """The refusal of a request that names another host than this machine; None: it may be answered (`trusted`)."""
+    hosts = headers.get_all("Host", [])
+    if len(hosts) == 1 and trusted(hosts[0], names):
+        return None
+    return Response(421, b"ask by an address, by localhost, or by the name at which this listens\n")
+
+
+def trusted(host: str, names: Collection[str]) -> bool:
+    """May a page that was asked for at this `Host` be given out? Yes for an address, for `localhost`, and for `names`.
+
+    A stranger's page can have its own host name lead to this machine (DNS rebinding), and would then read what the
+    browser takes for that page's own.
+    """
+    found = re.fullmatch(r"(?:\[([^\]]*)\]|([^:]*))(?::\d+)?", host.lower())
+    if found is None:
+        return False
+    name = (found[1] or found[2] or "").removesuffix(".")
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return name in {"localhost", *(each.lower() for each in names)}
+    return True
+
+
 class _Listener(ThreadingTCPServer):
     allow_reuse_address, daemon_threads = True, True
 
@@ -118,17 +145,21 @@ class _Listener(ThreadingTCPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """In a thread of its own, if there is room: a descriptor that a stranger holds is none for a checkpoint."""
-        if self._room.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
+        if not self._room.acquire(blocking=False):
             self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:  # no thread can be started
+            self._room.release()
+            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """One connection, for so long at most, however slowly it speaks."""
         end = threading.Timer(REQUEST_S, _cut, (request,))
         end.daemon = True
-        end.start()
         try:
+            end.start()
             super().process_request_thread(request, client_address)
         finally:
             end.cancel()

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from hivemind.dht.protocol import DHTProtocol
 
 from swarmnet.config.peer import Caps, PeerConfig
 from swarmnet.directory import Record, StageStatus
@@ -109,9 +110,14 @@ def test_a_link_leads_to_the_neediest_stage_and_the_manifest_stays(tmp_path: Pat
     asyncio.run(story())
 
 
-def test_what_finds_the_place_serves_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("silent", [False, True])
+def test_what_finds_the_place_serves_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silent: bool) -> None:
+    """silent: its daemon does not answer in time when it is to rest; then another one takes its place."""
     started: list[Listen] = []
     start = Daemon.start
+
+    async def never(*_: object, **__: object) -> None:
+        raise TimeoutError
 
     async def counted(identity: Identity, listen: Listen) -> Daemon:
         started.append(listen)
@@ -129,11 +135,13 @@ def test_what_finds_the_place_serves_it(tmp_path: Path, monkeypatch: pytest.Monk
                     assert directory.maddrs and all(me in other.directory.neighbours for other in found)
                     await directory.publish(replace(end.record(), trainer=True))
                     assert me in {record.peer for record in await found[2].directory.records()}
+                if silent:
+                    monkeypatch.setattr(DHTProtocol, "remove_p2p_handlers", never)
                 await directory.rest()
-                assert not directory.maddrs
+                assert directory._mine is None, "it is announced no more"
                 async with place.joined.anew().endpoint("cpu").serve(Gives(HONEST)):
                     assert directory.maddrs and directory.neighbours
-            assert len(started) == 1
+            assert len(started) == 1 + silent
 
     asyncio.run(story())
 

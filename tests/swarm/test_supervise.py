@@ -146,3 +146,24 @@ def test_asked_to_stop_between_two_lives_it_just_stops() -> None:
     assert "it starts again in" in running.line()["said"]
     running.process.send_signal(signal.SIGINT)
     assert running.end() == (0, [{"heavy": []}])
+
+
+FULL = """
+import os, sys
+from swarmnet.peer import supervise
+supervise._FORK_AGAIN_S, fork, tried = 0.01, os.fork, []
+def failing():
+    tried.append(0)
+    if len(tried) < 3:
+        raise OSError(12, "Cannot allocate memory")
+    return fork()
+os.fork = failing
+code = supervise.supervise(say=lambda line: print(line, flush=True))
+sys.exit(code or 0)
+"""
+
+
+def test_a_machine_that_cannot_start_a_process_now_may_do_so_a_little_later() -> None:
+    ended = subprocess.run([sys.executable, "-c", FULL], capture_output=True, text=True, timeout=60)
+    again = "cannot start a process (Cannot allocate memory); trying again in 0 s"
+    assert ended.stdout.splitlines()[:2] == [again] * 2 and not ended.stderr

@@ -20,11 +20,11 @@ from swarmnet.errors import UsageError
 from swarmnet.ids import Chain, PeerId, RunId
 from swarmnet.monitor import dashboard
 from swarmnet.monitor.curve import Curve
-from swarmnet.monitor.dashboard import ASSETS, ServedPage, trusted
+from swarmnet.monitor.dashboard import ASSETS, ServedPage
 from swarmnet.monitor.presence import Observation
 from swarmnet.peer.control import Control
 from swarmnet.peer.swarm_health import assess
-from swarmnet.telemetry.web import listening
+from swarmnet.telemetry.web import listening, trusted
 
 LINK = f"swarm:{'ab' * 32}@/ip4/127.0.0.1/tcp/1/p2p/12D3KooWQYhTNQdmr3ArTeUHRYzFg94BKyTkoWBDWez9kSCVe2Xo"
 HOSTILE = "<img src=x onerror=alert(1)>\u202e\x1b[31m"

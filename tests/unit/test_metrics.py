@@ -11,6 +11,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 from types import SimpleNamespace
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -56,23 +57,23 @@ def seen() -> RunState:
     return found
 
 
-def get(url: str, accept: str = "") -> tuple[int, str]:
+def get(url: str, headers: Mapping[str, str] = MappingProxyType({})) -> tuple[int, str]:
     """(status, text)"""
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, headers={"Accept": accept}), timeout=20) as answer:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=dict(headers)), timeout=20) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
 
 
-def asked(path: str, subject: Any, *, where: str = "0", accept: str = "") -> tuple[int, str]:
+def asked(path: str, subject: Any, *, where: str = "0", **headers: str) -> tuple[int, str]:
     """(status, text) that a peer answers."""
 
     async def main() -> tuple[int, str]:
         traffic = Traffic()
         traffic.up.total, traffic.down.total = 11, 12
         with serve_metrics(where, subject, traffic) as at:
-            return await asyncio.to_thread(get, at + path, accept)
+            return await asyncio.to_thread(get, at + path, headers)
 
     return asyncio.run(main())
 
@@ -128,8 +129,13 @@ def test_the_state_is_what_the_figures_come_from() -> None:
     assert found["not_ready"] == "no state yet of stage 1" and "record" in found
 
 
+def test_a_page_that_has_its_name_lead_here_reads_no_state_and_a_scraper_knows_this_machine_by_any_name() -> None:
+    assert asked("/state", peer(), Host="page.example")[0] == 421
+    assert asked("/state", peer(), Host="localhost:9100")[0] == asked("/metrics", peer(), Host="peer-7")[0] == 200
+
+
 def test_openmetrics_is_there_for_who_asks() -> None:
-    code, text = asked("/metrics", peer(), accept="application/openmetrics-text; version=1.0.0")
+    code, text = asked("/metrics", peer(), Accept="application/openmetrics-text; version=1.0.0")
     assert code == 200 and text.endswith("# EOF\n")
 
 

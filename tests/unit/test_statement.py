@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from swarmnet.statement import statement
+from swarmnet.ids import PeerId
+from swarmnet.statement import SignedMessage, statement
 
 
 @dataclass(frozen=True)
@@ -67,3 +68,11 @@ def test_left_out_fields_are_not_signed() -> None:
 def test_what_has_no_signed_form_is_refused() -> None:
     with pytest.raises(TypeError, match="list has no signed form"):
         statement.__wrapped__(MESSAGE, [1])
+
+
+def test_of_a_signed_message_within_another_its_bytes_are_signed_and_not_what_a_version_reads_in_them() -> None:
+    def notice(payload: bytes, value: Inner) -> Message:
+        return replace(MESSAGE, other=SignedMessage("Inner", payload, PeerId("owner"), 0, b"signature", value))
+
+    assert statement(notice(b"1x", Inner(1, "x"))) == statement(notice(b"1x", Inner(1, "")))
+    assert statement(notice(b"1x", Inner(1, "x"))) != statement(notice(b"2x", Inner(1, "x")))
