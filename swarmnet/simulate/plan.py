@@ -21,7 +21,7 @@ from swarmnet.manifest.schema import (
     Training,
 )
 from swarmnet.peer.rebalance import Rules
-from swarmnet.simulate.links import Links
+from swarmnet.testing.links import Links
 
 OWNER = PeerId(f"12D3Koo{'W' * 45}")
 """Who owns simulated runs."""

@@ -16,10 +16,11 @@ from strike import watched
 from swarmnet.errors import RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.messages import Answer, Fetched, Gradient, Packed, Process, Rejected
-from swarmnet.simulate.clock import SimulatedProcess
 from swarmnet.simulate.engine import proven_tokens_of
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Swarm
+from swarmnet.testing.clock import SimulatedProcess
+from swarmnet.testing.network import Message
 from swarmnet.transport import ask
 
 PLAN = Plan(stages=3, replicas=2, microbatches=6, steps=4, max_void=0)
@@ -125,15 +126,15 @@ def test_somebody_uploads_what_is_wrong_to_everybody(
 
 def lying(swarm: Swarm, liar: str, change: Callable[[Answer], Answer]) -> list[Answer]:
     """Change what one peer answers; returns the lies it told."""
-    answer, told = swarm.network._answer, []
+    told: list[Answer] = []
 
-    def changed(call, said) -> None:
-        if call.callee == liar and said is not None and (lie := change(said)) is not said:
+    def changed(callee: PeerId, caller: PeerId, said: Message) -> Message | None:
+        if callee == liar and isinstance(said, Answer) and (lie := change(said)) is not said:
             told.append(lie)
-            said = lie
-        answer(call, said)
+            return lie
+        return None
 
-    swarm.network._answer = changed  # type: ignore[method-assign]
+    swarm.network.intercepts.append(changed)
     return told
 
 

@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from swarmnet.ids import PeerId
-from swarmnet.simulate.clock import SimulatedProcess, VirtualLoop
-from swarmnet.simulate.links import Links
-from swarmnet.simulate.network import MemoryNetwork
+from swarmnet.testing.clock import SimulatedProcess, VirtualLoop
+from swarmnet.testing.links import Links
+from swarmnet.testing.network import MemoryNetwork
 from tests.contracts.transport_contract import CHECKS, End, Pair, ScriptedService
 
 

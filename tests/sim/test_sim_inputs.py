@@ -18,10 +18,11 @@ from swarmnet.messages import Answer, Fetched, Packed, Process, Rejected
 from swarmnet.pipeline.context import PipelineContext
 from swarmnet.pipeline.windows import OwnTokens, ProvenWindows
 from swarmnet.simulate import oracle, swarm
-from swarmnet.simulate.clock import SimulatedProcess
 from swarmnet.simulate.engine import proven_tokens_of
 from swarmnet.simulate.plan import Plan, manifest_of
 from swarmnet.simulate.swarm import Swarm
+from swarmnet.testing.clock import SimulatedProcess
+from swarmnet.testing.network import Message
 from swarmnet.trainer.trainer import Trainer
 from swarmnet.transport import ReadPayload, ask
 
@@ -113,17 +114,15 @@ def test_a_holder_that_hands_out_other_tokens_is_named_and_another_one_asked(mon
     plan = Plan(stages=2, replicas=2, microbatches=4, steps=3, trainers=2, data_at_peers=False)
     own = proven(plan, monkeypatch)
     here = watched(plan, 3)
-    answer = here.network._answer
 
-    def lying(call, said) -> None:
-        if call.callee == "trainer.0" and isinstance(said, Fetched) and said.payload:
-            said = Fetched(own.training(99))
-        answer(call, said)
+    def lying(callee: PeerId, caller: PeerId, said: Message) -> Message | None:
+        lies = callee == "trainer.0" and isinstance(said, Fetched) and said.payload
+        return Fetched(own.training(99)) if lies else None
 
     async def nothing(*_: object) -> None:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(here.network, "_answer", lying)
+    here.network.intercepts.append(lying)
     monkeypatch.setattr(Trainer, "_send", nothing)
     here.run(until_s=300.0)
     assert here.counts["ordered"]

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from strike import kill_and_restart, reached, watch_calls
+from strike import kill_and_restart, reached
 
 from swarmnet.audit.case import recheck, refusal
 from swarmnet.audit.pledge import leaf, path_of, root_of, shares_of
@@ -218,7 +218,9 @@ def test_what_is_not_signed_is_refused_and_costs_its_sender_alone() -> None:
 def test_nothing_is_signed_where_no_audit_is_asked_for() -> None:
     plan = Plan(stages=2, replicas=2, steps=2, audit=Audits(microbatches=0.0, contributions=0.0))
     swarm, sents = Swarm(plan, 1), []
-    watch_calls(swarm, lambda caller, callee, request: sents.append(getattr(request, "sents", ())))
+    swarm.network.intercepts.append(
+        lambda caller, callee, request: sents.append(request.sents) if isinstance(request, Process) else None
+    )
     swarm.run(until_s=60.0)
     assert sents and not any(sents)
 
@@ -297,7 +299,7 @@ def test_a_jury_that_has_made_no_sum_convicts_nobody_of_what_it_sent(liars: int)
             told.append(caller)
             swarm.loop.call_soon(tell, request.sents[0])
 
-    watch_calls(swarm, look)
+    swarm.network.intercepts.append(look)
     swarm.exact = False
     swarm.run(until_s=60.0)
     assert told and not watch.named

@@ -10,10 +10,10 @@ from further import further
 
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.messages import Commit, Committed, Control, Finished, Heartbeat, MemberState, Round, StagePlan, Stamp
-from swarmnet.simulate.clock import SimulatedProcess
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Swarm
 from swarmnet.step.commits import commit_of
+from swarmnet.testing.clock import SimulatedProcess
 
 
 class Stranger:

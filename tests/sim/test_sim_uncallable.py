@@ -11,9 +11,9 @@ from further import further
 from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Audits
 from swarmnet.messages import Heartbeat, Stamp
-from swarmnet.simulate.clock import SimulatedProcess
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Swarm
+from swarmnet.testing.clock import SimulatedProcess
 
 
 def gaps(swarm: Swarm, since_s: float) -> list[float]:

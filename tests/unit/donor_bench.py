@@ -9,8 +9,8 @@ from typing import Any
 from swarmnet.errors import PeerGone
 from swarmnet.ids import Chain, PeerId
 from swarmnet.messages import Answer, Packed, Request, SnapshotRequest, StateHeader
-from swarmnet.simulate.clock import VirtualLoop
 from swarmnet.state.snapshot_source import SnapshotSource
+from swarmnet.testing.clock import VirtualLoop
 
 STAGE = 2
 PIECE = 10

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from swarmnet.errors import BadMessage, RejectCode, SwarmError
 from swarmnet.ids import PeerId
 from swarmnet.messages import Accepted, Answer, Packed, Request
-from swarmnet.simulate.clock import VirtualLoop
+from swarmnet.testing.clock import VirtualLoop
 
 T = TypeVar("T")
 Says = Callable[[Request], Answer | SwarmError | None]

@@ -10,7 +10,7 @@ import pytest
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.messages import Accepted, Answer, Packed, Rejected, Request, Running, SnapshotRequest
-from swarmnet.simulate.clock import VirtualLoop
+from swarmnet.testing.clock import VirtualLoop
 from swarmnet.transport import ask
 
 PEER = PeerId("p")

@@ -21,8 +21,8 @@ from swarmnet.net.dht_node import NobodyAnswered
 from swarmnet.net.identity import Identity
 from swarmnet.net.swarm_link import SwarmLink
 from swarmnet.peer import joining
-from swarmnet.simulate.clock import VirtualLoop
 from swarmnet.telemetry.events import EventLog
+from swarmnet.testing.clock import VirtualLoop
 from swarmnet.trainer import run as trainer
 
 RUN = RunId("0123456789ab" + "c" * 52)

@@ -21,8 +21,8 @@ from swarmnet.averaging.exchange import Exchange
 from swarmnet.errors import PeerGone, RejectCode
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.messages import Answer, Fetched, Finished, Packed, Part, PartData, Request, Round, Running, Stamp
-from swarmnet.simulate.clock import VirtualLoop
 from swarmnet.stage.seams import Contribution, Reduced
+from swarmnet.testing.clock import VirtualLoop
 
 STAMP = Stamp(3, 0, Chain("00" * 32))
 CHUNK = 4

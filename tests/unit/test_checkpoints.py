@@ -14,10 +14,10 @@ import pytest
 from swarmnet.errors import BadCheckpoint
 from swarmnet.ids import NO_RESTART, Chain, Restart, RunId
 from swarmnet.messages import StateHeader
-from swarmnet.simulate.clock import VirtualLoop
 from swarmnet.simulate.disk import SimulatedDisk
 from swarmnet.state.checkpoints import Checkpointer, CheckpointSchedule
 from swarmnet.state.disk import CheckpointStore, DirectoryDisk, Disk, Written
+from swarmnet.testing.clock import VirtualLoop
 
 RUN, STAGE, LAST, EVERY = RunId("a1" * 32), 1, 45, 10
 STEP_S = 1.0

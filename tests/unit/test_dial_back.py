@@ -13,7 +13,7 @@ from swarmnet.errors import PeerGone, PeerTimeout, UsageError
 from swarmnet.ids import Chain, PeerId, RunId
 from swarmnet.messages import Answer, Busy, DialBack, DialledBack
 from swarmnet.net.dial_back import MOST_ASKED, MOST_NO, Asking, DialBacks, Proofs, public_home
-from swarmnet.simulate.clock import VirtualLoop
+from swarmnet.testing.clock import VirtualLoop
 
 ME = PeerId("me")
 MEMBERS = [PeerId(name) for name in "ABCDEFGHIJ"]

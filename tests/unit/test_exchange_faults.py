@@ -18,10 +18,10 @@ from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCo
 from swarmnet.fetch.plan import LEAVE_OUT_S
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.messages import Accepted, Answer, Finished, Packed, Part, PartData, Rejected, Request, Round, Stamp
-from swarmnet.simulate.clock import VirtualLoop
 from swarmnet.simulate.device import Device
 from swarmnet.simulate.engine import NUM_ELEMENTS, SimulatedEngine
 from swarmnet.simulate.plan import Plan
+from swarmnet.testing.clock import VirtualLoop
 
 A, B = PeerId("a"), PeerId("b")
 STAMP = Stamp(3, 0, Chain("00" * 32))

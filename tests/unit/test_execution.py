@@ -35,11 +35,11 @@ from swarmnet.pipeline.inputs import AnswerCheck, InputCheck, TurnedAway
 from swarmnet.pipeline.recovery import Keepalive, Recovery
 from swarmnet.pipeline.router import AdaptiveTimeout, Router
 from swarmnet.pipeline.works import MOST_ASKS, ShownWorks, WorkBook, record_of, show
-from swarmnet.simulate.clock import VirtualLoop
 from swarmnet.simulate.device import Device
 from swarmnet.simulate.engine import SimulatedEngine, product
 from swarmnet.simulate.plan import Plan
 from swarmnet.stage.seams import Stash
+from swarmnet.testing.clock import VirtualLoop
 from swarmnet.transport import ReadPayload, layout_of
 
 SLOTS = 2

@@ -13,9 +13,9 @@ from swarmnet.errors import PeerTimeout
 from swarmnet.ids import NO_CHAIN, Ballot, PeerId, RoundId
 from swarmnet.local.processes import FaultOrders
 from swarmnet.messages import Commit, ManifestRequest, Packed, Running, SnapshotPiece, SnapshotRequest
-from swarmnet.simulate.clock import VirtualLoop
 from swarmnet.stage.seams import Engine, OuterStep
 from swarmnet.telemetry.events import EventReader
+from swarmnet.testing.clock import VirtualLoop
 from swarmnet.testing.fault import Partition, Slow
 from swarmnet.testing.injector import BREAK_S, FaultyService, FaultyTransport, Interposed, held_engine
 

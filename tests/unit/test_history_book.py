@@ -8,7 +8,7 @@ import pytest
 
 from swarmnet.messages import MAX_FIGURES, Busy, Evaluation, History, HistoryRequest, StepFigures
 from swarmnet.net.history import ANSWERS_PER_S, KEPT_STEPS, HistoryBook
-from swarmnet.simulate.clock import VirtualLoop
+from swarmnet.testing.clock import VirtualLoop
 
 
 def figures(step: int, loss: float = 1.0, at: float = 0.0) -> StepFigures:

@@ -14,7 +14,7 @@ from swarmnet.errors import BadMessage
 from swarmnet.net.grpc_link import PING_S, Link, Probe, Refusals
 from swarmnet.net.grpc_options import GrpcConfig
 from swarmnet.net.traffic import LentLine
-from swarmnet.simulate.clock import VirtualLoop
+from swarmnet.testing.clock import VirtualLoop
 from swarmnet.wire.convert import NONCE_BYTES, Pong
 
 

@@ -39,8 +39,8 @@ from swarmnet.net.admission import Admissions
 from swarmnet.net.identity import Identity
 from swarmnet.peer.status import Onlooker, Waiting
 from swarmnet.peer.swarm_health import assess
-from swarmnet.simulate.clock import VirtualLoop
 from swarmnet.telemetry.spans import StepTimes
+from swarmnet.testing.clock import VirtualLoop
 
 RUN = RunId("ab" * 32)
 Answering = Callable[[HistoryRequest], Answer]

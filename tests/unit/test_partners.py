@@ -22,10 +22,10 @@ from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.manifest.schema import Averaging, Cut, Manifest, Model, Numerics, Training
 from swarmnet.messages import Answer, Commit, Packed, Part, PartData, Request, Round, Stamp
 from swarmnet.ranks.device_backend import DeviceBackend
-from swarmnet.simulate.clock import VirtualLoop
 from swarmnet.stage.seams import Contribution
 from swarmnet.sums.local_sum import LocalSum
 from swarmnet.sums.references import TURNS
+from swarmnet.testing.clock import VirtualLoop
 from swarmnet.wire import codecs
 
 CPU, TOKENS, BALLOT = torch.device("cpu"), 8, Ballot(1, PeerId("p0"))

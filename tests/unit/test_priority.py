@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from swarmnet.net.traffic import STATE_SHARE, Priority
-from swarmnet.simulate.clock import VirtualLoop
+from swarmnet.testing.clock import VirtualLoop
 
 PIECE = 2 << 20
 

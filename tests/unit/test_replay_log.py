@@ -15,7 +15,7 @@ from swarmnet.averaging.replay_log import KEEP_S, ReplayLog
 from swarmnet.errors import RejectCode
 from swarmnet.ids import Ballot, Chain, PeerId, Restart, RoundId
 from swarmnet.messages import Commit, Finished, Packed, Part, Rejected, Stamp, TrailRequest, TrailStep
-from swarmnet.simulate.clock import VirtualLoop
+from swarmnet.testing.clock import VirtualLoop
 
 ME = PeerId("me")
 CUT = [(0, 4), (4, 8), (8, 10)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from swarmnet.pipeline.slots import Slots
-from swarmnet.simulate.clock import VirtualLoop
+from swarmnet.testing.clock import VirtualLoop
 
 
 def run(scenario) -> None:

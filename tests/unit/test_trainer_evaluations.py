@@ -15,7 +15,7 @@ from swarmnet.errors import Refused, RejectCode
 from swarmnet.ids import PeerId, RunId, first_chain
 from swarmnet.manifest.schema import Cut, Manifest, Training
 from swarmnet.messages import Accepted, Answer, Control, Gradient, Packed, Process, Request, Running
-from swarmnet.simulate.clock import VirtualLoop
+from swarmnet.testing.clock import VirtualLoop
 from swarmnet.trainer.evaluations import Evaluations
 from swarmnet.trainer.trainer import Trainer
 

@@ -24,7 +24,7 @@ from swarmnet.messages import (
     Rejected,
     Request,
 )
-from swarmnet.simulate.clock import VirtualLoop
+from swarmnet.testing.clock import VirtualLoop
 from swarmnet.trainer.trainer import Trainer, feeder
 from swarmnet.transport import ReadPayload
 

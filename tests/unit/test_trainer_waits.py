@@ -18,10 +18,10 @@ from swarmnet.manifest.extension import Horizon
 from swarmnet.manifest.schema import Cut, Manifest, Training
 from swarmnet.messages import Answer, Control, Packed, Request
 from swarmnet.net.records import nobody_serves, unserved
-from swarmnet.simulate.clock import VirtualLoop
 from swarmnet.stage.canonical import rate_of
 from swarmnet.telemetry.journal import remind
 from swarmnet.telemetry.run_state import RunState
+from swarmnet.testing.clock import VirtualLoop
 from swarmnet.trainer.trainer import Trainer
 
 RUN, ME = RunId("00" * 32), PeerId("trainer")
