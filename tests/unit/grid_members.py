@@ -20,7 +20,6 @@ from swarmnet.simulate.swarm import SimulatedSigner
 from swarmnet.stage.seams import Contribution, Reduced
 from swarmnet.step.ledger import Ledger
 from swarmnet.step.rounds import RoundBuilder
-from swarmnet.testing.clock import VirtualLoop
 
 STAMP = Stamp(3, 0, Chain("00" * 32))
 TOKENS = 10
@@ -233,8 +232,3 @@ class Members:
             assert [self.engines[peer].sum[at] for at in range(size)] == whole
         assert len(set(told.values())) == 1
         assert next(iter(told.values())).num_tokens == len(self.peers) * TOKENS
-
-
-def play(story: Callable[[], Any]) -> Any:
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        return runner.run(story())

@@ -23,6 +23,7 @@ from swarmnet.net.swarm_link import SwarmLink
 from swarmnet.peer import joining
 from swarmnet.telemetry.events import EventLog
 from swarmnet.testing.clock import VirtualLoop
+from swarmnet.testing.doubles import run_virtual
 from swarmnet.trainer import run as trainer
 
 RUN = RunId("0123456789ab" + "c" * 52)
@@ -48,8 +49,7 @@ class Network:
                 self.attempt, say=lambda *said: self.said.append((clock(), *said)), rng=random.Random(1)
             )
 
-        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-            return runner.run(story())
+        return run_virtual(story())
 
 
 def test_it_tries_again_ever_more_slowly_and_says_so_now_and_then() -> None:
@@ -96,8 +96,7 @@ def test_whoever_joins_again_waits_and_a_newcomer_does_not(
     link = SwarmLink.parse(f"swarm:{RUN[:digits]}@{address}")
 
     def join() -> object:
-        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-            return runner.run(joining.find_place(PeerConfig(dir=tmp_path), link, lambda *phase: told.append(phase)))
+        return run_virtual(joining.find_place(PeerConfig(dir=tmp_path), link, lambda *phase: told.append(phase)))
 
     with pytest.raises(NobodyAnswered):
         join()

@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 import pytest
-from scripted import on_virtual_time
 
 from swarmnet.errors import PeerGone
 from swarmnet.ids import PeerId
@@ -19,6 +18,7 @@ from swarmnet.net.bulk_connection import BulkCalls, BulkConnection, Incoming, Le
 from swarmnet.net.bulk_pool import BulkListener
 from swarmnet.net.bulk_records import RECORD_BYTES, BulkSession, Kind, Opener, Sealer
 from swarmnet.net.traffic import Flow
+from swarmnet.testing.doubles import run_virtual
 from swarmnet.wire.convert import BulkAsk, TensorHeader
 from swarmnet.wire.framing import CHUNK_BYTES, Assembly
 
@@ -275,7 +275,7 @@ def test_a_payload_slower_than_over_grpc_has_stalled(way: str, share: float) -> 
         trickle.cancel()
         assert now() - began == pytest.approx(STALL_S if share < 1 else 100 * STALL_S)
 
-    on_virtual_time(main())
+    run_virtual(main())
 
 
 def test_what_we_hold_up_ourselves_is_nobodys_stall_and_no_excuse() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 import struct
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 
 import pytest
-from scripted import ScriptedTransport, on_virtual_time
 
 from swarmnet.errors import NoReplica, PeerGone, Refused, RejectCode
 from swarmnet.ids import PeerId
@@ -16,6 +16,7 @@ from swarmnet.messages import Busy, Gradient, MovedTo, Packed, Process, Rejected
 from swarmnet.pipeline.caller import OF_PAYLOAD, Caller
 from swarmnet.pipeline.inputs import AnswerCheck
 from swarmnet.pipeline.router import AdaptiveTimeout, Router
+from swarmnet.testing.doubles import FakeTransport, run_virtual
 
 CHECK = AnswerCheck((("fp32", (1, 1, 1)),), num_tokens=1)
 REQUEST = Process(0, 1, 0)
@@ -31,7 +32,7 @@ class Scene:
     """A caller in front of scripted replicas; left: whom a microbatch had to leave, and why."""
 
     def __init__(self, **peers) -> None:
-        self.transport, self.peers = ScriptedTransport(**peers), dict.fromkeys(map(PeerId, peers), 0)
+        self.transport, self.peers = FakeTransport(**peers), dict.fromkeys(map(PeerId, peers), 0)
         self.router = Router(AdaptiveTimeout())
         self.left: list[tuple[str, str]] = []
         self.caller = Caller(
@@ -68,7 +69,7 @@ def test_a_bad_gradient_bans_its_sender_and_another_is_asked(bad: Gradient) -> N
             scene.router.pick(num_bytes=8, now=asyncio.get_running_loop().time(), exclude=frozenset({"b"}))
         assert none.value.facts["banned"] == 1
 
-    on_virtual_time(main())
+    run_virtual(main())
 
 
 def test_an_evaluation_is_answered_without_a_gradient() -> None:
@@ -77,7 +78,7 @@ def test_an_evaluation_is_answered_without_a_gradient() -> None:
         assert (await scene.process(Process(0, 1, 0, purpose="eval"))).payload == ()
         assert scene.left == [("a", "BadMessage")]
 
-    on_virtual_time(main())
+    run_virtual(main())
 
 
 EVALUATION = Process(0, 1, 0, purpose="eval")
@@ -91,7 +92,7 @@ def test_a_route_begins_with_who_was_called() -> None:
         scene.caller._check = replace(CHECK, further=1)
         assert (await scene.process(EVALUATION)).route == ("a", "z")
 
-    on_virtual_time(main())
+    run_virtual(main())
 
 
 @pytest.mark.parametrize("request_, route", [(EVALUATION, ()), (EVALUATION, ("x", "y")), (REQUEST, ("x",))])
@@ -103,7 +104,7 @@ def test_a_route_of_another_length_is_no_answer(request_: Process, route: tuple[
         await scene.process(request_)
         assert scene.left == [("a", "BadMessage")]
 
-    on_virtual_time(main())
+    run_virtual(main())
 
 
 def answered_by(seconds: float, avoid: tuple[str, ...], **peers) -> str:
@@ -115,7 +116,7 @@ def answered_by(seconds: float, avoid: tuple[str, ...], **peers) -> str:
             answer = await scene.process(replace(EVALUATION, avoid=tuple(map(PeerId, avoid))))
         return answer.route[0]
 
-    return on_virtual_time(main())
+    return run_virtual(main())
 
 
 def test_an_evaluation_goes_around_those_that_it_is_to_avoid() -> None:
@@ -139,7 +140,7 @@ def test_one_replica_s_refusal_of_the_payload_is_not_believed(code: RejectCode) 
         assert await scene.process() == gradient()
         assert scene.left == [("a", code.value)]
 
-    on_virtual_time(main())
+    run_virtual(main())
 
 
 @pytest.mark.parametrize("code", sorted(OF_PAYLOAD, key=str))
@@ -150,7 +151,7 @@ def test_everybody_s_refusal_is_final(code: RejectCode) -> None:
             await scene.process()
         assert refused.value.code is code and len(scene.transport.calls) == 2
 
-    on_virtual_time(main())
+    run_virtual(main())
 
 
 def test_one_refusal_is_not_everybody_s_when_no_replica_is_left() -> None:
@@ -164,7 +165,7 @@ def test_one_refusal_is_not_everybody_s_when_no_replica_is_left() -> None:
         del scene.peers["b"]
         assert await scene.process() == gradient()
 
-    on_virtual_time(main())
+    run_virtual(main())
 
 
 @pytest.mark.parametrize("code", [RejectCode.STALE, RejectCode.VOID, RejectCode.FINISHED])
@@ -175,7 +176,7 @@ def test_what_is_true_everywhere_is_final_at_once(code: RejectCode) -> None:
             await scene.process()
         assert refused.value.code is code and len(scene.transport.calls) == 1
 
-    on_virtual_time(main())
+    run_virtual(main())
 
 
 def test_a_busy_owner_does_not_choose_how_long_its_caller_sleeps() -> None:
@@ -189,7 +190,7 @@ def test_a_busy_owner_does_not_choose_how_long_its_caller_sleeps() -> None:
         times = [at for _, _, at in scene.transport.calls]
         assert len(times) == 3 and times[2] - times[1] < 31.0
 
-    on_virtual_time(main())
+    run_virtual(main())
 
 
 @pytest.mark.parametrize("owned", [False, True])
@@ -212,7 +213,7 @@ def test_who_does_not_know_us_yet_is_asked_again(owned: bool) -> None:
         assert len(times) == 5 and 1.0 < times[-1] < 3.0
         assert set(scene.left) == {("a", "not_a_feeder")}
 
-    on_virtual_time(main())
+    run_virtual(main())
 
 
 def test_meanwhile_others_are_asked() -> None:
@@ -223,26 +224,19 @@ def test_meanwhile_others_are_asked() -> None:
         assert asyncio.get_running_loop().time() < 0.3
         assert [peer for peer, _, _ in scene.transport.calls].count("a") == 1
 
-    on_virtual_time(main())
+    run_virtual(main())
 
 
-class Endless(ScriptedTransport):
-    """Its peer `a` says that it is at work, every half second and for ever."""
-
-    async def call(self, peer, request, payload=(), *, deadline):
-        if peer == "a":
-            self.calls.append((peer, request, asyncio.get_running_loop().time()))
-            while True:
-                await asyncio.sleep(0.5)
-                yield Running()
-        async for answer in super().call(peer, request, payload, deadline=deadline):
-            yield answer
+async def running(request: Process) -> AsyncGenerator[Running, None]:
+    """At work, every half second and for ever."""
+    while True:
+        await asyncio.sleep(0.5)
+        yield Running()
 
 
 def test_a_replica_that_says_running_for_ever_is_left_and_charged() -> None:
     async def main() -> None:
-        scene = Scene(a=lambda request: None, b=lambda request: gradient())
-        scene.transport = scene.caller._transport = Endless(b=lambda request: gradient())
+        scene = Scene(a=running, b=lambda request: gradient())
         limit_s = scene.router.call_s()
         assert await scene.process() == gradient()
         (first, _, began), (second, request, left) = scene.transport.calls
@@ -253,7 +247,7 @@ def test_a_replica_that_says_running_for_ever_is_left_and_charged() -> None:
         assert [peer for peer, _, _ in scene.transport.calls].count("a") == 1, "it is banned"
         assert scene.router.call_s() < limit_s, "and who answered decides how long others are waited for"
 
-    on_virtual_time(main())
+    run_virtual(main())
 
 
 def test_a_replica_that_gives_no_result_while_others_do_is_named_once() -> None:
@@ -264,4 +258,4 @@ def test_a_replica_that_gives_no_result_while_others_do_is_named_once() -> None:
                 await scene.process()
             assert scene.left == [("a", "always busy, or others have it: it gives no result")]
 
-    on_virtual_time(main())
+    run_virtual(main())

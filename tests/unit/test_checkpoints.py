@@ -17,7 +17,7 @@ from swarmnet.messages import StateHeader
 from swarmnet.simulate.disk import SimulatedDisk
 from swarmnet.state.checkpoints import Checkpointer, CheckpointSchedule
 from swarmnet.state.disk import CheckpointStore, DirectoryDisk, Disk, Written
-from swarmnet.testing.clock import VirtualLoop
+from swarmnet.testing.doubles import run_virtual
 
 RUN, STAGE, LAST, EVERY = RunId("a1" * 32), 1, 45, 10
 STEP_S = 1.0
@@ -117,11 +117,6 @@ class Replica:
         return [fields for name, fields in self.events if name == event]
 
 
-def play(story: Coroutine[Any, Any, Any]) -> Any:
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        return runner.run(story)
-
-
 @pytest.fixture
 def disk() -> Watched:
     return Watched(RUN)
@@ -143,7 +138,7 @@ def test_multiples_and_the_end_are_written(disk: Watched) -> None:
             assert data == replica.state(version) and info.chain == f"{version:064x}"
         assert [fields["version"] for fields in replica.of("checkpoint")] == [10, 20, 30, 40, 45]
 
-    play(story())
+    run_virtual(story())
 
 
 @pytest.mark.parametrize("prepare_s", [0.0, 0.9, 1.9])
@@ -159,7 +154,7 @@ def test_memory_is_prepared_a_step_ahead_and_in_time_or_not_the_version_is_writt
         assert replica.prepared == [9, 19, 29, 39, 44] and replica.copies == 5
         assert written(disk) == [10, 20, 30, 40, 45]
 
-    play(story())
+    run_virtual(story())
 
 
 def test_without_a_rhythm_the_end_is_written(disk: Watched) -> None:
@@ -169,7 +164,7 @@ def test_without_a_rhythm_the_end_is_written(disk: Watched) -> None:
             await replica.train(LAST)
         assert written(disk) == [LAST]
 
-    play(story())
+    run_virtual(story())
 
 
 @pytest.mark.parametrize("forgotten", [None, 10])
@@ -187,7 +182,7 @@ def test_only_the_last_ones_stay_and_never_without_the_common_one(disk: Watched,
             await replica.train(1)
         assert written(disk) == [40, 45] == list(replica.checkpointer.versions)
 
-    play(story())
+    run_virtual(story())
 
 
 def test_what_the_run_may_be_about_to_go_back_to_stays(disk: Watched) -> None:
@@ -204,7 +199,7 @@ def test_what_the_run_may_be_about_to_go_back_to_stays(disk: Watched) -> None:
             await replica.train(1)
         assert written(disk) == [30, 40, 45]
 
-    play(story())
+    run_virtual(story())
 
 
 def test_what_becomes_common_while_one_is_written_stays(disk: Watched) -> None:
@@ -220,7 +215,7 @@ def test_what_becomes_common_while_one_is_written_stays(disk: Watched) -> None:
             await replica.train(4)
         assert written(disk) == [30, 40] == list(replica.checkpointer.versions)
 
-    play(story())
+    run_virtual(story())
 
 
 def test_a_slow_disk_skips_versions_and_queues_nothing(disk: Watched) -> None:
@@ -232,7 +227,7 @@ def test_a_slow_disk_skips_versions_and_queues_nothing(disk: Watched) -> None:
         assert replica.copies == 2 and written(disk) == [10]
         assert replica.checkpointer.versions == (10,), "announced only when it is on disk"
 
-    play(story())
+    run_virtual(story())
 
 
 def test_the_last_version_is_written_even_if_it_came_while_the_disk_was_busy(disk: Watched) -> None:
@@ -244,7 +239,7 @@ def test_the_last_version_is_written_even_if_it_came_while_the_disk_was_busy(dis
             await asyncio.sleep(100.0)
         assert written(disk)[-1] == LAST
 
-    play(story())
+    run_virtual(story())
 
 
 def test_a_full_disk_costs_one_warning_each_time_and_is_tried_again_at_the_next(disk: Watched) -> None:
@@ -267,7 +262,7 @@ def test_a_full_disk_costs_one_warning_each_time_and_is_tried_again_at_the_next(
             await replica.train(6)
         assert replica.checkpointer.versions == (30,)
 
-    play(story())
+    run_virtual(story())
 
 
 def test_no_more_is_taken_of_the_disk_than_is_lent(disk: Watched) -> None:
@@ -286,7 +281,7 @@ def test_no_more_is_taken_of_the_disk_than_is_lent(disk: Watched) -> None:
         assert "caps.disk_gib" in str(replica.of("checkpoint_failed")[-1]["reason"])
         assert written(disk) == [20, 30], "nothing is deleted in vain"
 
-    play(story())
+    run_virtual(story())
 
 
 def test_a_full_disk_at_the_end_is_not_tried_for_ever(disk: Watched) -> None:
@@ -302,7 +297,7 @@ def test_a_full_disk_at_the_end_is_not_tried_for_ever(disk: Watched) -> None:
             assert result is not None and result.problem is None
         assert replica.checkpointer.versions == (LAST,)
 
-    play(story())
+    run_virtual(story())
 
 
 @pytest.mark.parametrize("moves_to", [11, None])
@@ -318,7 +313,7 @@ def test_a_state_that_moves_while_it_is_copied_is_not_written(disk: Watched, mov
             await asyncio.sleep(10.0)
         assert written(disk) == [] and replica.copies == 1 and replica.events == []
 
-    play(story())
+    run_virtual(story())
 
 
 def test_nothing_is_due_without_state(disk: Watched) -> None:
@@ -335,7 +330,7 @@ def test_nothing_is_due_without_state(disk: Watched) -> None:
             await asyncio.sleep(1.0)
         assert replica.copies == 0
 
-    play(story())
+    run_virtual(story())
 
 
 def test_whoever_leaves_writes_where_it_stands_once(disk: Watched) -> None:
@@ -351,7 +346,7 @@ def test_whoever_leaves_writes_where_it_stands_once(disk: Watched) -> None:
             assert again is not None and again.problem is None and again.info == result.info
         assert replica.copies == 2
 
-    play(story())
+    run_virtual(story())
 
 
 def test_leaving_copies_again_if_the_state_moved(disk: Watched) -> None:
@@ -366,7 +361,7 @@ def test_leaving_copies_again_if_the_state_moved(disk: Watched) -> None:
         assert result is not None and result.info.version == 13 and replica.copies == 2
         assert disk.files[STAGE, 13][1] == replica.state(13)
 
-    play(story())
+    run_virtual(story())
 
 
 # ---------------------------------------------------------------- coming back
@@ -382,7 +377,7 @@ def test_a_checkpoint_with_notices_that_the_owner_has_not_signed_is_named_and_no
             await replica.checkpointer.load(20)
         assert replica.checkpointer.versions == (10,) and len(replica.of("checkpoint_bad")) == 1
 
-    play(story())
+    run_virtual(story())
 
 
 async def filled(disk: SimulatedDisk, *cuts: tuple[int, Restart]) -> None:
@@ -407,7 +402,7 @@ def test_what_an_earlier_process_left_is_verified_and_the_bad_one_named(disk: Wa
         again = Replica(disk)
         assert await again.checkpointer.open() == () and again.checkpointer.all_damaged
 
-    play(story())
+    run_virtual(story())
 
 
 def test_one_that_spoils_later_is_named_when_it_is_loaded_and_announced_no_more(disk: Watched) -> None:
@@ -420,7 +415,7 @@ def test_one_that_spoils_later_is_named_when_it_is_loaded_and_announced_no_more(
             await replica.checkpointer.load(20)
         assert replica.checkpointer.versions == (10,) and len(replica.of("checkpoint_bad")) == 1
 
-    play(story())
+    run_virtual(story())
 
 
 def test_going_back_gives_up_what_came_after_and_the_next_write_deletes_it(disk: Watched) -> None:
@@ -437,7 +432,7 @@ def test_going_back_gives_up_what_came_after_and_the_next_write_deletes_it(disk:
         assert written(disk) == [10, 20] == list(replica.checkpointer.versions)
         assert disk.files[STAGE, 20][0].restart == Restart(1, 10)
 
-    play(story())
+    run_virtual(story())
 
 
 def test_the_disk_remembers_a_restart_when_everybody_has_forgotten(disk: Watched) -> None:
@@ -447,7 +442,7 @@ def test_the_disk_remembers_a_restart_when_everybody_has_forgotten(disk: Watched
         assert await replica.checkpointer.open() == (10, 15)
         assert replica.checkpointer.restart == Restart(2, 10)
 
-    play(story())
+    run_virtual(story())
 
 
 def test_the_state_gone_on_from_is_written_again_under_its_restart(disk: Watched) -> None:
@@ -461,7 +456,7 @@ def test_the_state_gone_on_from_is_written_again_under_its_restart(disk: Watched
             await asyncio.sleep(1.0)
         assert disk.files[STAGE, 10][0].restart == Restart(1, 10) == replica.checkpointer.restart
 
-    play(story())
+    run_virtual(story())
 
 
 # ---------------------------------------------------------------- a real directory
@@ -579,7 +574,7 @@ def test_what_is_owed_is_written_beside_the_state_of_its_version(disk: Watched) 
         await replica.checkpointer.recall(20)
         assert replica.recalled == [b"owed 20"]
 
-    play(story())
+    run_virtual(story())
 
 
 def test_a_checkpoint_of_a_version_that_has_passed_is_written_without_what_is_owed(disk: Watched) -> None:
@@ -593,4 +588,4 @@ def test_a_checkpoint_of_a_version_that_has_passed_is_written_without_what_is_ow
         await replica.checkpointer.recall(10)
         assert replica.recalled == [] and not replica.of("checkpoint_bad")
 
-    play(story())
+    run_virtual(story())

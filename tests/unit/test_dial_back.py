@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 
 import pytest
 
 from swarmnet.directory import Record, StageStatus
-from swarmnet.errors import PeerGone, PeerTimeout, UsageError
+from swarmnet.errors import PeerGone, UsageError
 from swarmnet.ids import Chain, PeerId, RunId
 from swarmnet.messages import Answer, Busy, DialBack, DialledBack
 from swarmnet.net.dial_back import MOST_ASKED, MOST_NO, Asking, DialBacks, Proofs, public_home
 from swarmnet.testing.clock import VirtualLoop
+from swarmnet.testing.doubles import FakeTransport, Script, in_turn, run_virtual
 
 ME = PeerId("me")
 MEMBERS = [PeerId(name) for name in "ABCDEFGHIJ"]
@@ -26,39 +27,15 @@ def record(peer: PeerId, *addresses: str, synced: bool = True) -> Record:
     return Record(RunId("0" * 64), peer, 7, addresses or (AT,), (status,))
 
 
-def play(work):
-    loop = VirtualLoop()
-    asyncio.set_event_loop(loop)
-    try:
-        return loop.run_until_complete(work)
-    finally:
-        asyncio.set_event_loop(None)
-        loop.close()
+def saying(**script: list[Script]) -> FakeTransport:
+    """Each peer gives one answer a call, the last one again and again; the others refuse."""
+    return FakeTransport(**{peer: in_turn(*answers) for peer, answers in script.items()})
 
 
 # ---------------------------------------------------------------- asking
 
 
-class Saying:
-    """A transport whose peers answer DialBack as scripted, one answer a call, the last one again and again."""
-
-    def __init__(self, **script: list[Answer | Exception]) -> None:
-        self._script = script
-        self.asked: list[str] = []
-        self.ports: list[int] = []
-
-    async def call(self, peer, request, payload=(), *, deadline):
-        assert isinstance(request, DialBack)
-        self.asked.append(peer)
-        self.ports.append(request.port)
-        answers = self._script.get(peer, [PeerGone("refused", definite=True)])
-        answer = answers.pop(0) if len(answers) > 1 else answers[0]
-        if isinstance(answer, Exception):
-            raise answer
-        yield answer
-
-
-def asking(transport: Saying, *members: str, synced: bool = True) -> tuple[Asking, list]:
+def asking(transport: FakeTransport, *members: str, synced: bool = True) -> tuple[Asking, list]:
     said: list[tuple[str, dict]] = []
     records = {PeerId(name): record(PeerId(name), synced=synced) for name in members}
     return Asking(
@@ -67,7 +44,7 @@ def asking(transport: Saying, *members: str, synced: bool = True) -> tuple[Askin
 
 
 def test_who_can_be_connected_to_goes_on_and_asks_once() -> None:
-    transport = Saying(A=[NO], B=[YES])
+    transport = saying(A=[NO], B=[YES])
     one, said = asking(transport, "A", "B")
 
     async def work() -> None:
@@ -76,7 +53,7 @@ def test_who_can_be_connected_to_goes_on_and_asks_once() -> None:
             group.create_task(one.check())
         await one.check()
 
-    play(work())
+    run_virtual(work())
     assert sorted(transport.asked) == ["A", "B"]
     assert said == [
         ("dialled_back", {"addresses": [AT], "could": ["B"], "could_not": {"A": "no answer"}, "not_asked": {}})
@@ -84,21 +61,21 @@ def test_who_can_be_connected_to_goes_on_and_asks_once() -> None:
 
 
 def test_whom_nobody_can_connect_to_stops_and_says_who_tried_where() -> None:
-    transport = Saying(**{name: [NO] for name in "ABCDEF"})
+    transport = saying(**{name: [NO] for name in "ABCDEF"})
     one, said = asking(transport, *"ABCDEF")
 
     async def work() -> None:
         with pytest.raises(UsageError, match=r"203\.0\.113\.7/tcp/31340: tried by .*, .*, .*, [A-F] \(no answer\)"):
             await one.check()
 
-    play(work())
+    run_virtual(work())
     assert len(transport.asked) == MOST_NO
     [(event, fields)] = said
     assert event == "unreachable" and fields["could_not"] == dict.fromkeys(transport.asked, "no answer")
 
 
 def test_those_at_home_do_not_outvote_the_others() -> None:
-    transport = Saying(A=[NO], B=[YES], C=[YES], D=[NO], E=[YES])
+    transport = saying(A=[NO], B=[YES], C=[YES], D=[NO], E=[YES])
     where = {name: "8.8.8.8" if name in "AD" else "192.168.1.3" for name in "ABCDE"}
     said: list[str] = []
     records = {PeerId(name): record(PeerId(name), f"/ip4/{host}/tcp/1") for name, host in where.items()}
@@ -108,7 +85,7 @@ def test_those_at_home_do_not_outvote_the_others() -> None:
 
     proofs = Proofs(network_of=lambda peer: public_home(where[peer]))
     one = Asking(lambda: record(ME), transport, lambda: records, lambda event, _: said.append(event), hide, proofs)
-    play(one.check())
+    run_virtual(one.check())
     assert said == ["hidden"]
 
 
@@ -120,7 +97,7 @@ def at_homes(
     said_to_be: Mapping[str, str] = {},
 ) -> list:
     """What is said of a peer whose members are at these hosts and answer so; some name other ones in their records."""
-    transport, said = Saying(**script), []
+    transport, said = saying(**script), []
     records = {
         PeerId(name): record(PeerId(name), f"/ip4/{said_to_be.get(name, host)}/tcp/1") for name, host in hosts.items()
     }
@@ -135,7 +112,7 @@ def at_homes(
         said.append((event, fields))
 
     proofs = Proofs(lambda: frozenset(map(public_home, came_from)), proved)
-    play(Asking(lambda: record(ME), transport, lambda: records, say, hide, proofs).check())
+    run_virtual(Asking(lambda: record(ME), transport, lambda: records, say, hide, proofs).check())
     return [*said, ("asked", transport.asked)]
 
 
@@ -185,19 +162,20 @@ def test_a_hidden_peer_says_when_it_need_not_hide() -> None:
 
     async def work() -> None:
         nonlocal came_in
-        transport, records = Saying(A=[NO]), {PeerId("A"): record(PeerId("A"))}
+        transport, records = saying(A=[NO]), {PeerId("A"): record(PeerId("A"))}
         proofs = Proofs(lambda: {"44.1.0.0/24"} if came_in else set())
         one = Asking(lambda: record(ME), transport, lambda: records, lambda event, _: said.append(event), hide, proofs)
         watching = asyncio.get_running_loop().create_task(one.watch())
         await asyncio.sleep(24 * 3600)
         assert said == ["hidden"]
-        assert transport.ports[0] == 0 and set(transport.ports[1:]) == {31340}, "its record names no port any more"
+        ports = [request.port for _, request in transport.requests]
+        assert ports[0] == 0 and set(ports[1:]) == {31340}, "its record names no port any more"
         assert 20 < len(transport.asked) < 30, "after five minutes, and once an hour in the end"
         came_in = True
         await watching
         assert said == ["hidden", "need_not_hide"]
 
-    play(work())
+    run_virtual(work())
 
 
 @pytest.mark.parametrize(
@@ -218,36 +196,29 @@ def test_the_home_of_a_host_is_its_public_network(host: str, home: str) -> None:
 
 @pytest.mark.parametrize(("members", "synced"), [("", True), ("AB", False), ("AB", True)])
 def test_where_nobody_serves_or_answers_nobody_can_tell(members: str, synced: bool) -> None:
-    transport = Saying()
+    transport = saying()
     one, said = asking(transport, *members, synced=synced)
-    play(one.check())
+    run_virtual(one.check())
     assert len(transport.asked) == len(members) * synced
     assert all(event == "dialled_back" for event, _ in said)
     assert all(fields["not_asked"] == dict.fromkeys(members, "refused") for _, fields in said), "each is named"
 
 
 def test_eight_that_say_nothing_are_enough() -> None:
-    class Silent(Saying):
-        async def call(self, peer, request, payload=(), *, deadline):
-            self.asked.append(peer)
-            await asyncio.sleep(deadline - asyncio.get_running_loop().time())
-            raise PeerTimeout("no answer in time")
-            yield
-
     async def checked_s() -> float:
         began = asyncio.get_running_loop().time()
         await one.check()
         return asyncio.get_running_loop().time() - began
 
-    transport = Silent()
+    transport = FakeTransport(lambda peer, request: None)
     one, said = asking(transport, *MEMBERS)
-    assert play(checked_s()) <= 20.0, "patience is lost twice, however many are made up"
+    assert run_virtual(checked_s()) <= 20.0, "patience is lost twice, however many are made up"
     assert len(transport.asked) == len(set(transport.asked)) == MOST_ASKED < len(MEMBERS)
     assert [event for event, _ in said] == ["dialled_back"]
 
 
 def test_a_busy_member_is_asked_again_and_a_malformed_one_is_not() -> None:
-    transport = Saying(A=[Busy(3.0, -1), Busy(3.0, -1), NO])
+    transport = saying(A=[Busy(3.0, -1), Busy(3.0, -1), NO])
     one, _ = asking(transport, "A")
 
     async def work() -> None:
@@ -255,51 +226,41 @@ def test_a_busy_member_is_asked_again_and_a_malformed_one_is_not() -> None:
             await one.check()
         assert asyncio.get_running_loop().time() == 6.0
 
-    play(work())
-    mute = Saying(A=[Busy(3600.0, -1)])
+    run_virtual(work())
+    mute = saying(A=[Busy(3600.0, -1)])
     patient, said = asking(mute, "A")
-    play(patient.check())
+    run_virtual(patient.check())
     assert 1 < len(mute.asked) < 10 and [event for event, _ in said] == ["dialled_back"]
     assert said[0][1]["not_asked"] == {"A": "busy"}
 
 
 def test_a_member_that_is_busy_for_no_time_is_not_asked_at_once() -> None:
-    mute = Saying(A=[Busy(0.0, -1)])
+    mute = saying(A=[Busy(0.0, -1)])
     one, _ = asking(mute, "A")
 
     async def work() -> None:
         await one.check()
         assert asyncio.get_running_loop().time() >= len(mute.asked) > 1
 
-    play(work())
+    run_virtual(work())
 
 
 def test_who_serves_already_asks_nobody() -> None:
-    transport = Saying(A=[NO])
+    transport = saying(A=[NO])
     one, said = asking(transport, "A")
     one.settle()
-    play(one.check())
+    run_virtual(one.check())
     assert not transport.asked and not said
 
 
 # ---------------------------------------------------------------- being asked
 
 
-class Dialling:
-    """A transport that dials as scripted: what each address does."""
-
-    def __init__(self, **outcomes: Callable[[], Exception | None]) -> None:
-        self._outcomes = outcomes
-        self.dialled: list[tuple[str, str]] = []
-
-    async def dial(self, peer, address, *, deadline):
-        self.dialled.append((peer, address))
-        outcome = self._outcomes.get(address.split("/")[2].replace(".", "_").join(("a", "")))
-        if outcome is None:
-            await asyncio.sleep(deadline - asyncio.get_running_loop().time())
-            raise PeerTimeout("slow")
-        if (error := outcome()) is not None:
-            raise error
+def dialling(**outcomes: Script) -> FakeTransport:
+    """A transport that dials as scripted, by host; the others say nothing."""
+    transport = FakeTransport()
+    transport.dials = lambda peer, address: outcomes.get("a" + address.split("/")[2].replace(".", "_"))
+    return transport
 
 
 async def served(backs: DialBacks, caller: PeerId = ME, port: int = 0) -> Answer:
@@ -311,16 +272,15 @@ def at(host: str) -> str:
     return f"/ip4/{host}/tcp/31340"
 
 
-def gone() -> PeerGone:
-    return PeerGone("refused")
+GONE = PeerGone("refused")
 
 
-def backs_of(transport: Dialling, *hosts: str) -> DialBacks:
+def backs_of(transport: FakeTransport, *hosts: str) -> DialBacks:
     return DialBacks(transport, lambda: {ME: record(ME, *map(at, hosts))}, lambda: None)
 
 
 def test_a_caller_is_dialled_at_the_addresses_of_its_own_record() -> None:
-    transport = Dialling(a8_8_8_8=lambda: None, a9_9_9_9=gone, a10_0_0_5=gone)
+    transport = dialling(a8_8_8_8=[], a9_9_9_9=GONE, a10_0_0_5=GONE)
 
     async def work() -> None:
         assert await served(backs_of(transport, "9.9.9.9", "8.8.8.8", "1.1.1.1")) == DialledBack(True)
@@ -330,22 +290,22 @@ def test_a_caller_is_dialled_at_the_addresses_of_its_own_record() -> None:
         assert isinstance(both, DialledBack) and both.reason.count("9.9.9.9") == both.reason.count("10.0.0.5") == 1
         assert await served(backs_of(transport, "9.9.9.9")) == DialledBack(False, "refused")
 
-    play(work())
+    run_virtual(work())
 
 
 def test_who_answers_too_slowly_is_no_firewall_and_a_private_network_is_not_scouted() -> None:
-    transport = Dialling(a9_9_9_9=gone, a10_0_0_5=gone)
+    transport = dialling(a9_9_9_9=GONE, a10_0_0_5=GONE)
 
     async def work() -> None:
         assert isinstance(await served(backs_of(transport, "9.9.9.9", "8.8.8.8")), Busy)
         answer = await served(backs_of(transport, "10.0.0.5"))
         assert isinstance(answer, DialledBack) and "refused" not in answer.reason
 
-    play(work())
+    run_virtual(work())
 
 
 def test_the_same_caller_and_the_same_address_wait_for_their_turn() -> None:
-    transport = Dialling(a9_9_9_9=gone)
+    transport = dialling(a9_9_9_9=GONE)
 
     async def work() -> None:
         other = PeerId("other")
@@ -359,11 +319,11 @@ def test_the_same_caller_and_the_same_address_wait_for_their_turn() -> None:
         await asyncio.sleep(5.0)
         assert await served(backs) == DialledBack(False, "refused")
 
-    play(work())
+    run_virtual(work())
 
 
 def test_a_caller_that_is_not_known_yet_is_looked_up_for_a_moment() -> None:
-    transport = Dialling(a9_9_9_9=lambda: None)
+    transport = dialling(a9_9_9_9=[])
 
     async def work() -> None:
         records: dict[PeerId, Record] = {}
@@ -379,11 +339,11 @@ def test_a_caller_that_is_not_known_yet_is_looked_up_for_a_moment() -> None:
         assert isinstance(await served(backs, PeerId("nobody")), Busy)
         assert len(transport.dialled) == 1
 
-    play(work())
+    run_virtual(work())
 
 
 def test_callers_without_a_record_take_no_slot_and_are_charged() -> None:
-    transport = Dialling(a9_9_9_9=lambda: None)
+    transport = dialling(a9_9_9_9=[])
 
     async def work() -> None:
         looks: list[float] = []
@@ -398,11 +358,11 @@ def test_callers_without_a_record_take_no_slot_and_are_charged() -> None:
         again = await served(backs, PeerId("stranger 0"))
         assert isinstance(again, Busy) and again.retry_after_s > 1.0
 
-    play(work())
+    run_virtual(work())
 
 
 def test_names_of_one_host_are_one_address_and_are_dialled_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    transport = Dialling(a9_9_9_9=gone)
+    transport = dialling(a9_9_9_9=GONE)
 
     async def lookup(self: object, host: str, port: int, **_: object) -> list:
         if host.startswith("nowhere"):
@@ -423,15 +383,15 @@ def test_names_of_one_host_are_one_address_and_are_dialled_by_number(monkeypatch
         answer = await served(backs)
         assert isinstance(answer, DialledBack) and not answer.reached and len(transport.dialled) == 1
 
-    play(work())
+    run_virtual(work())
 
 
 def test_a_hidden_peer_is_dialled_at_the_host_from_which_it_calls() -> None:
-    transport = Dialling(a0_0_0_0=lambda: None)
+    transport = dialling(a0_0_0_0=[])
 
     async def work() -> None:
         hidden = {ME: record(ME, f"/p2p/relay/p2p-circuit/p2p/{ME}")}
         assert await served(DialBacks(transport, lambda: hidden, lambda: None), port=4711) == DialledBack(True)
         assert transport.dialled == [(ME, "/ip4/0.0.0.0/tcp/4711")]
 
-    play(work())
+    run_virtual(work())

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -21,7 +20,7 @@ from swarmnet.messages import Accepted, Answer, Finished, Packed, Part, PartData
 from swarmnet.simulate.device import Device
 from swarmnet.simulate.engine import NUM_ELEMENTS, SimulatedEngine
 from swarmnet.simulate.plan import Plan
-from swarmnet.testing.clock import VirtualLoop
+from swarmnet.testing.doubles import run_virtual
 
 A, B = PeerId("a"), PeerId("b")
 STAMP = Stamp(3, 0, Chain("00" * 32))
@@ -113,11 +112,6 @@ BOTH, ALONE = a_round(A, B), a_round(A)
 ONES, TWOS = [1] * NUM_ELEMENTS, [2] * NUM_ELEMENTS
 
 
-def play(story: Coroutine[Any, Any, Any]) -> Any:
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        return runner.run(story)
-
-
 def flip(answer: Answer) -> Answer:
     """The same with one bit of its payload turned over."""
     assert isinstance(answer, PartData)
@@ -128,7 +122,7 @@ def flip(answer: Answer) -> Answer:
 
 def test_members_end_up_with_the_same_sum() -> None:
     members = Members(ONES, TWOS)
-    first, second = play(members.sum_all())
+    first, second = run_virtual(members.sum_all())
     assert first == second and first.num_tokens == 20 and first.loss_sum == 4.0
     assert members.engines[A]._buffer == members.engines[B]._buffer == [3] * NUM_ELEMENTS
     assert members.exchanges[A].holds(STAMP, ID) and members.exchanges[B].holds(STAMP, ID)
@@ -137,7 +131,7 @@ def test_members_end_up_with_the_same_sum() -> None:
 def test_a_piece_that_takes_minutes_is_asked_for_once() -> None:
     members = Members(ONES, TWOS)
     members.slow_s = 300.0
-    first, second = play(members.sum_all())
+    first, second = run_virtual(members.sum_all())
     assert first == second
     assert len(set(members.asked)) == len(members.asked) == 4, "a contribution and a reduced part each way"
 
@@ -145,7 +139,7 @@ def test_a_piece_that_takes_minutes_is_asked_for_once() -> None:
 def test_a_member_that_breaks_off_or_stalls_is_asked_again() -> None:
     members = Members(ONES, TWOS)
     members.errors = [PeerGone("broken"), PeerTimeout("the peer stalls"), Refused(RejectCode.NOT_READY)]
-    first, second = play(members.sum_all())
+    first, second = run_virtual(members.sum_all())
     assert first == second and members.engines[A]._buffer == [3] * NUM_ELEMENTS
 
 
@@ -167,7 +161,7 @@ def test_a_member_speaks_for_the_microbatches_the_round_gives_it_and_no_others(
             await members.sum_all()
 
     with pytest.raises(ExceptionGroup) as caught:
-        play(story())
+        run_virtual(story())
     named, others = caught.value.split(Refused)
     assert named is not None and others is None
     assert not members.exchanges[A].holds(STAMP, ID), "nothing of it was installed"
@@ -183,7 +177,7 @@ async def _collect(members: Members) -> Finished:
 
 def test_a_finished_sum_is_collected() -> None:
     members = Members(ONES, TWOS)
-    assert play(_collect(members)) == members.finished[A]
+    assert run_virtual(_collect(members)) == members.finished[A]
     assert members.engines[B]._buffer == ONES and members.exchanges[B].holds(STAMP, ID)
 
 
@@ -205,7 +199,7 @@ def test_a_corrupt_sum_is_never_held(change: Callable[[Answer], Answer]) -> None
     members = Members(ONES, TWOS)
     members.change = lambda _, answer: change(answer)
     with pytest.raises((BadMessage, PeerGone)):
-        play(_collect(members))
+        run_virtual(_collect(members))
     assert not members.exchanges[B].holds(STAMP, ID)
 
 
@@ -218,7 +212,7 @@ def test_a_sum_that_was_held_is_not_once_another_was_written_over_it() -> None:
         with pytest.raises(BadMessage):
             await members.collect(replace(ALONE, holders=(A,)), A)
 
-    play(story())
+    run_virtual(story())
     assert not members.exchanges[B].holds(STAMP, ID)
 
 
@@ -237,7 +231,7 @@ def test_collecting_goes_on_until_a_holder_has_it_whole() -> None:
         await members.sum(A, ALONE)
         return await members.collect(replace(ALONE, holders=(A,)))
 
-    assert play(story()) == members.finished[A]
+    assert run_virtual(story()) == members.finished[A]
     assert len(members.asked) == 6 and members.engines[B]._buffer == ONES
 
 
@@ -260,7 +254,7 @@ def test_a_holder_that_cannot_be_called_costs_a_second_once_a_minute() -> None:
         await asyncio.sleep(LEAVE_OUT_S)
         return [*found, await collect()]
 
-    assert [round(took_s) for took_s in play(story())] == [SILENT_S, 0.0, SILENT_S]
+    assert [round(took_s) for took_s in run_virtual(story())] == [SILENT_S, 0.0, SILENT_S]
     assert [peer for peer, _ in members.asked] == [C, A, A, C, A]
 
 
@@ -272,7 +266,7 @@ def test_the_only_holder_is_waited_for_longer_each_time() -> None:
         await members.sum(A, ALONE)
         return await members.collect(replace(ALONE, holders=(A,)))
 
-    assert play(story()) == members.finished[A]
+    assert run_virtual(story()) == members.finished[A]
     assert len(members.asked) == 3, "for 1, 2 and 4 seconds"
 
 
@@ -284,7 +278,7 @@ def test_a_holder_that_shows_a_sign_of_life_is_waited_for() -> None:
         await members.sum(A, ALONE)
         return await members.collect(replace(ALONE, holders=(A,)))
 
-    assert play(story()) == members.finished[A] and len(members.asked) == 1
+    assert run_virtual(story()) == members.finished[A] and len(members.asked) == 1
 
 
 # ---------------------------------------------------------------- serving
@@ -307,7 +301,7 @@ def test_a_contribution_read_from_an_abandoned_round_is_not_handed_out() -> None
         engine.before_read = abandon
         return await _last(exchange, "contribution")
 
-    assert play(story()) == Rejected(RejectCode.NOT_READY, "that round was abandoned")
+    assert run_virtual(story()) == Rejected(RejectCode.NOT_READY, "that round was abandoned")
 
 
 def test_a_sum_that_another_one_replaced_while_it_was_read_is_not_handed_out() -> None:
@@ -325,7 +319,7 @@ def test_a_sum_that_another_one_replaced_while_it_was_read_is_not_handed_out() -
         engine.before_read = replace_it
         return [before, await _last(exchange, "sum")]
 
-    whole, gone = play(story())
+    whole, gone = run_virtual(story())
     assert isinstance(whole, PartData)
     assert gone == Rejected(RejectCode.NOT_FOUND, "that sum is gone")
 
@@ -345,7 +339,7 @@ def test_a_sum_that_was_left_for_another_of_its_step_is_served_and_comes_back() 
         assert exchange.holds(STAMP, ID) and members.engines[A]._buffer == ONES
         return first, tasks[0].result(), served, back
 
-    first, second, served, back = play(story())
+    first, second, served, back = run_virtual(story())
     assert isinstance(served, PartData) and served.finished == first == back != second
     assert not members.asked or all(request.id == again.id for _, request in members.asked), "nobody was asked for it"
 
@@ -369,7 +363,7 @@ def test_a_sum_is_still_here_when_the_round_after_it_is_called_off_before_it_too
         members.engines[A].before_read = None
         return first, await _last(exchange, "sum"), await exchange.collect(replace(ALONE, holders=()), first.digest)
 
-    first, served, back = play(story())
+    first, served, back = run_virtual(story())
     assert isinstance(served, PartData) and served.finished == first == back
     assert members.engines[A]._buffer == ONES
 
@@ -419,7 +413,7 @@ def test_whatever_is_begun_and_called_off_each_sum_that_was_signed_comes_back(
             assert await exchange.collect(of(number), finished.digest) == finished
             assert engine._buffer == [number] * NUM_ELEMENTS
 
-    play(story())
+    run_virtual(story())
 
 
 def test_a_sum_set_aside_that_the_stage_has_committed_with_other_bits_is_fetched() -> None:
@@ -436,7 +430,7 @@ def test_a_sum_set_aside_that_the_stage_has_committed_with_other_bits_is_fetched
         members.finished[A] = await exchange.collect(replace(ALONE, holders=(B,)), committed.digest)
         return mine, members.finished[A], await _last(exchange, "sum")
 
-    mine, theirs, served = play(story())
+    mine, theirs, served = run_virtual(story())
     assert mine.digest != theirs.digest and theirs == members.finished[B]
     assert members.engines[A]._buffer == TWOS
     assert isinstance(served, PartData) and served.finished == theirs, "nobody is handed the sum that was given up"
@@ -454,7 +448,7 @@ def test_a_sum_set_aside_with_other_bits_than_the_committed_ones_does_not_come_b
             await members.exchanges[A].collect(ALONE, b"other bits")
         assert members.exchanges[A].holds(STAMP, again.id), "what is in the buffer stays"
 
-    play(story())
+    run_virtual(story())
 
 
 def test_a_holder_of_a_foreign_sum_is_passed_over_before_anything_is_installed() -> None:
@@ -473,7 +467,7 @@ def test_a_holder_of_a_foreign_sum_is_passed_over_before_anything_is_installed()
         assert [peer for peer, _ in members.asked] == [B, B, A]
         return found
 
-    assert play(story()) == members.finished[A]
+    assert run_virtual(story()) == members.finished[A]
 
 
 def test_of_many_holders_one_with_a_foreign_sum_costs_no_more_than_its_answer() -> None:
@@ -486,7 +480,7 @@ def test_of_many_holders_one_with_a_foreign_sum_costs_no_more_than_its_answer() 
         await members.sum(B, foreign)
         return await exchange.collect_from(ALONE, committed.digest, B, A)
 
-    assert play(story()) == members.finished[A]
+    assert run_virtual(story()) == members.finished[A]
 
 
 def test_of_many_holders_a_slow_one_holds_up_nothing() -> None:
@@ -513,12 +507,12 @@ def test_of_many_holders_a_slow_one_holds_up_nothing() -> None:
         assert await exchange.collect_from(ALONE, committed.digest, B, A) == committed
         return asyncio.get_running_loop().time() - began
 
-    assert play(story()) < 20.0, "fifteen turns of four, and the slow one's pieces once more"
+    assert run_virtual(story()) < 20.0, "fifteen turns of four, and the slow one's pieces once more"
 
 
 def test_without_a_holder_a_sum_that_is_not_here_is_refused() -> None:
     with pytest.raises(Refused, match="nobody"):
-        play(Members(ONES, TWOS).exchanges[A].collect(ALONE, b""))
+        run_virtual(Members(ONES, TWOS).exchanges[A].collect(ALONE, b""))
 
 
 def test_who_waits_for_a_piece_of_an_abandoned_round_is_told() -> None:
@@ -535,7 +529,7 @@ def test_who_waits_for_a_piece_of_an_abandoned_round_is_told() -> None:
             exchange.close()
         return theirs.result()
 
-    assert play(story()) == Rejected(RejectCode.NOT_READY, "that round was abandoned")
+    assert run_virtual(story()) == Rejected(RejectCode.NOT_READY, "that round was abandoned")
 
 
 @pytest.mark.parametrize(("start", "stop"), [(2, 1), (-1, 1)])
@@ -545,7 +539,7 @@ def test_a_part_of_no_gradient_is_refused(start: int, stop: int) -> None:
             pass
 
     with pytest.raises(BadMessage):
-        play(story())
+        run_virtual(story())
 
 
 @pytest.mark.parametrize("loss", [1e30, -1.0, math.nan, math.inf])

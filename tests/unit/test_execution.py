@@ -8,7 +8,6 @@ import struct
 from collections.abc import Callable
 
 import pytest
-from scripted import PROOF, OneProof, Says, ScriptedTransport, on_virtual_time
 
 from swarmnet.audit.pledge import proves, whole_of
 from swarmnet.errors import BadMessage, DeviceFull, Overflow, Refused, RejectCode
@@ -40,6 +39,7 @@ from swarmnet.simulate.engine import SimulatedEngine, product
 from swarmnet.simulate.plan import Plan
 from swarmnet.stage.seams import Stash
 from swarmnet.testing.clock import VirtualLoop
+from swarmnet.testing.doubles import FakeTransport, Script, run_virtual
 from swarmnet.transport import ReadPayload, layout_of
 
 SLOTS = 2
@@ -57,6 +57,19 @@ def payload(stage: int, value: float = 1.0) -> tuple[Packed, ...]:
     return *inputs(stage, value), PROOF
 
 
+PROOF = Packed("uint8", (1, 1, 32), b"proof".ljust(32))
+
+
+class OneProof:
+    """Implements Windows: all tokens have the same proof."""
+
+    layout = ("uint8", (1, 1, 32))
+
+    def check(self, step: int, index: int, tokens: Packed, proof: Packed) -> None:
+        if proof.data != PROOF.data:
+            raise BadMessage(RejectCode.MALFORMED, "not proven")
+
+
 class Scene:
     """Stage `stage` of two. In stage 0, `rest` is what the one replica of stage 1 answers.
 
@@ -67,13 +80,13 @@ class Scene:
         self,
         group: asyncio.TaskGroup,
         stage: int,
-        rest: Says = lambda request: None,
+        rest: Callable[[Process], Script] = lambda request: None,
         poison: frozenset[tuple[int, int, int]] = frozenset(),
     ) -> None:
         self.stage, self.said, self.named = stage, [], []
         self.away: TurnedAway | None = None
         self.full: list[tuple[int, str]] = []
-        self.transport = transport = ScriptedTransport(rest=rest)
+        self.transport = transport = FakeTransport(rest=rest)
         check = InputCheck((TOKENS, HIDDEN) if stage else (TOKENS,), 8, OneProof())
         answer_check = AnswerCheck((HIDDEN,), 1)
         caller = Caller(
@@ -165,7 +178,7 @@ def scene(stage: int, act: Callable[[Scene], object], **options) -> None:
             await act(here)  # type: ignore[misc]
             here.execution.stop()
 
-    on_virtual_time(main())
+    run_virtual(main())
 
 
 BAD = {

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from grid_members import STAMP, Members, pack, play, unpack
+from grid_members import STAMP, Members, pack, unpack
 
 from swarmnet.audit.case import contradict
 from swarmnet.averaging.pledges import part_pledge, says
@@ -16,6 +16,7 @@ from swarmnet.ids import PeerId
 from swarmnet.messages import Part, PartData, Pledge, Round
 from swarmnet.simulate.swarm import SimulatedSigner
 from swarmnet.stage.seams import Reduced
+from swarmnet.testing.doubles import run_virtual
 
 
 @pytest.mark.parametrize(("num", "size"), [(1, 4), (3, 4), (7, 3), (13, 3)])
@@ -27,7 +28,7 @@ def test_all_have_the_pledges_of_all(num: int, size: int) -> None:
     async def story() -> None:
         members.check(await members.sum(members.round()))
 
-    play(story)
+    run_virtual(story())
     for peer, exchange in members.exchanges.items():
         assert [pledge.peer for pledge in exchange.pledges(STAMP)] == list(members.peers), peer
     told = [part for part in asked if part.kind == "pledges"]
@@ -55,7 +56,7 @@ def test_nobody_takes_what_one_reducer_of_a_grid_has_changed() -> None:
             task.cancel()
         assert any(event == "reducer_lied" for _, event, _ in members.events)
 
-    play(story)
+    run_virtual(story())
 
 
 def test_who_waits_for_its_own_sum_pledges_for_that_of_the_others() -> None:
@@ -80,7 +81,7 @@ def test_who_waits_for_its_own_sum_pledges_for_that_of_the_others() -> None:
         assert (await tasks[last]).digest == tasks[first].result().digest
         await asyncio.wait(tasks.values())
 
-    play(story)
+    run_virtual(story())
 
 
 def test_two_that_cannot_call_each_other_hear_of_a_mate_what_both_pledge() -> None:
@@ -98,7 +99,7 @@ def test_two_that_cannot_call_each_other_hear_of_a_mate_what_both_pledge() -> No
         assert len({each.digest for each in found}) == 1
         assert all(len(exchange.pledges(STAMP)) == 4 for exchange in members.exchanges.values())
 
-    play(story)
+    run_virtual(story())
 
 
 class Deaf:
@@ -146,7 +147,7 @@ def test_nothing_is_pledged_of_a_round_that_was_abandoned_meanwhile() -> None:
             task.cancel()
         await asyncio.wait(tasks)
 
-    play(story)
+    run_virtual(story())
 
 
 def test_nobody_pledges_two_things_where_a_leader_opens_a_round_twice() -> None:
@@ -177,7 +178,7 @@ def test_nobody_pledges_two_things_where_a_leader_opens_a_round_twice() -> None:
         later = members.round()
         assert (later.id != current.id) and await pledged(replace(swapped, id=later.id)) != first
 
-    play(story)
+    run_virtual(story())
 
 
 @pytest.mark.parametrize("mine", [1, 2])
@@ -203,7 +204,7 @@ def test_who_was_started_again_pledges_nothing_for_the_process_before(mine: int)
         task.cancel()
         await asyncio.wait([task])
 
-    play(story)
+    run_virtual(story())
 
 
 def test_a_check_that_is_called_off_takes_nothing_from_that_of_the_next_round() -> None:
@@ -230,7 +231,7 @@ def test_a_check_that_is_called_off_takes_nothing_from_that_of_the_next_round() 
         members.check(await members.sum(members.round()))
         assert len(members.exchanges[first].pledges(STAMP)) == 3
 
-    play(story)
+    run_virtual(story())
 
 
 def test_nobody_holds_two_sums_of_one_round() -> None:
@@ -248,7 +249,7 @@ def test_nobody_holds_two_sums_of_one_round() -> None:
         assert "another sum of that round" in str(refused.value.exceptions)
         members.check(await members.sum(members.round()))
 
-    play(story)
+    run_virtual(story())
 
 
 def test_two_parts_of_equal_bytes_contradict_nothing() -> None:

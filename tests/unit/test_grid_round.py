@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Iterator
 from dataclasses import replace
 
 import pytest
-from grid_members import STAMP, Members, play
+from grid_members import STAMP, Members
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +17,7 @@ from swarmnet.averaging import parts
 from swarmnet.averaging.grid import grid_of, partners
 from swarmnet.errors import Refused
 from swarmnet.messages import Accepted, Answer, Part
+from swarmnet.testing.doubles import run_virtual
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -43,7 +44,7 @@ def test_everybody_has_the_sum_and_it_was_made_once(
         if last == 1:
             assert members.work.reduced[1] == Counter(range(elements)), "and once over the rows"
 
-    play(story)
+    run_virtual(story())
 
 
 def test_three_axes() -> None:
@@ -54,7 +55,7 @@ def test_three_axes() -> None:
         assert members.work.reduced[max(members.work.reduced)] == Counter(range(200))
         assert max(members.work.reduced) == 3, "groups of three and two, four times"
 
-    play(story)
+    run_virtual(story())
 
 
 def test_who_has_counted_nothing_reduces_and_receives() -> None:
@@ -72,7 +73,7 @@ def test_who_has_counted_nothing_reduces_and_receives() -> None:
         members.check(await members.sum(members.round()))
         assert not members.work.read.keys() & set(idle)
 
-    play(story)
+    run_virtual(story())
 
 
 def test_a_latecomer_receives_what_a_grid_sums() -> None:
@@ -90,7 +91,7 @@ def test_a_latecomer_receives_what_a_grid_sums() -> None:
         assert late not in current.receivers
         members.check(await members.sum(current))
 
-    play(story)
+    run_virtual(story())
 
 
 def test_random_pairs_sum_among_themselves_and_the_rest_is_everybodys() -> None:
@@ -110,7 +111,7 @@ def test_random_pairs_sum_among_themselves_and_the_rest_is_everybodys() -> None:
                 sum(members.engines[other].values[at] for other in members.peers) for at in range(30, 50)
             ]
 
-    play(story)
+    run_virtual(story())
 
 
 def test_a_stranger_to_a_hop_is_told_so() -> None:
@@ -125,7 +126,7 @@ def test_a_stranger_to_a_hop_is_told_so() -> None:
         async with asyncio.timeout(60):
             return [answer for part in (other, none) async for answer in members.exchanges[first].serve(part)]
 
-    answers = play(story)
+    answers = run_virtual(story())
     assert [getattr(answer, "reason", "") for answer in answers if hasattr(answer, "reason")] == [
         "that round is not open here"
     ] * 2
@@ -152,7 +153,7 @@ def test_the_sum_is_of_what_is_held_in_the_end_whatever_came_between(num: int, s
                 current = members.round()
         members.check(await members.sum(current))
 
-    play(story)
+    run_virtual(story())
 
 
 def test_who_came_after_a_round_among_partners_was_opened_takes_no_part_and_breaks_nothing() -> None:
@@ -164,7 +165,7 @@ def test_who_came_after_a_round_among_partners_was_opened_takes_no_part_and_brea
         with pytest.raises(Refused):
             await members.exchanges[members.peers[3]].sum(earlier, {})
 
-    play(story)
+    run_virtual(story())
 
 
 @pytest.mark.parametrize(("phases", "private"), [((50,), 0), ((30, 20), 0), ((30, 20), 1)])
@@ -190,4 +191,4 @@ def test_whoever_waits_is_waiting_for_who_answers_nothing_and_not_for_its_partne
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    play(story)
+    run_virtual(story())

@@ -8,7 +8,7 @@ import pytest
 
 from swarmnet.messages import MAX_FIGURES, Busy, Evaluation, History, HistoryRequest, StepFigures
 from swarmnet.net.history import ANSWERS_PER_S, KEPT_STEPS, HistoryBook
-from swarmnet.testing.clock import VirtualLoop
+from swarmnet.testing.doubles import run_virtual
 
 
 def figures(step: int, loss: float = 1.0, at: float = 0.0) -> StepFigures:
@@ -62,5 +62,4 @@ def test_all_who_ask_share_so_many_answers_a_second() -> None:
         await asyncio.sleep(1.0)
         assert sum(isinstance(answer, History) for answer in await ask(100)) == ANSWERS_PER_S
 
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        runner.run(story())
+    run_virtual(story())

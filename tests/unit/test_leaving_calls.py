@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from scripted import ScriptedTransport, on_virtual_time
 from test_caller import CHECK, PAYLOAD, REQUEST, gradient
 from test_execution import Scene, inputs, payload, scene
 
 from swarmnet.messages import Busy, Fetch, Fetched, Gradient, MovedTo, Process
 from swarmnet.pipeline.caller import Caller
 from swarmnet.pipeline.router import AdaptiveTimeout, Router
+from swarmnet.testing.doubles import FakeTransport, run_virtual
 from swarmnet.transport import ReadPayload, layout_of
 
 
 def call(leaving: set[str], **peers) -> tuple[list[str], list[str]]:
     """(whom one microbatch was sent to, whom it had to leave) when these candidates are leaving."""
-    transport, left = ScriptedTransport(**peers), []
+    transport, left = FakeTransport(**peers), []
 
     async def main() -> None:
         caller = Caller(
@@ -30,8 +30,8 @@ def call(leaving: set[str], **peers) -> tuple[list[str], list[str]]:
         )
         assert await caller.process(REQUEST, PAYLOAD) == gradient()
 
-    on_virtual_time(main())
-    return [str(peer) for peer, _, _ in transport.calls], left
+    run_virtual(main())
+    return transport.asked, left
 
 
 def answers(request: Process) -> Gradient:

@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.net.traffic import LentLine
-from swarmnet.testing.clock import VirtualLoop
+from swarmnet.testing.doubles import run_virtual
 
 PIECE = 2_000_000
-
-
-def on_virtual_time(main: Callable[[], Awaitable[None]]) -> None:
-    loop = VirtualLoop()
-    asyncio.set_event_loop(loop)
-    try:
-        loop.run_until_complete(main())
-    finally:
-        asyncio.set_event_loop(None)
-        loop.close()
 
 
 async def pieces(line: LentLine, count: int, size: int = PIECE) -> None:
@@ -39,7 +28,7 @@ def test_tensors_keep_to_what_is_lent(streams: int) -> None:
         await asyncio.gather(*(pieces(line, 48 // streams) for _ in range(streams)))
         assert 0.9 < line.total / 1_000_000 / (now() + PIECE / 1_000_000) < 1.1
 
-    on_virtual_time(main)
+    run_virtual(main())
 
 
 @given(st.lists(st.tuples(st.floats(0, 5), st.integers(1, 3_000_000), st.booleans()), min_size=1, max_size=30))
@@ -62,7 +51,7 @@ def test_no_stretch_carries_more_than_is_lent_and_a_piece(script: list[tuple[flo
             held_back = [size for (_, size), (_, _, control) in zip(crossed, script, strict=True) if control]
             assert passed <= rate * (crossed[until][0] - began) + 3_000_000 + sum(held_back) + 1
 
-    on_virtual_time(main)
+    run_virtual(main())
 
 
 def test_tensors_wait_for_what_control_messages_took() -> None:
@@ -74,7 +63,7 @@ def test_tensors_wait_for_what_control_messages_took() -> None:
         await line.turn()
         assert now() == pytest.approx(3.0)
 
-    on_virtual_time(main)
+    run_virtual(main())
 
 
 def test_a_change_reaches_those_who_wait_already() -> None:
@@ -90,7 +79,7 @@ def test_a_change_reaches_those_who_wait_already() -> None:
         await pieces(line, 100)
         assert now() == pytest.approx(1.0 + (PIECE - 1_000) / 1_000_000), "all of the line is lent again"
 
-    on_virtual_time(main)
+    run_virtual(main())
 
 
 def test_silence_gives_no_credit() -> None:
@@ -101,4 +90,4 @@ def test_silence_gives_no_credit() -> None:
         await pieces(line, 3)
         assert now() == pytest.approx(3604.0)
 
-    on_virtual_time(main)
+    run_virtual(main())

@@ -40,7 +40,7 @@ from swarmnet.net.identity import Identity
 from swarmnet.peer.status import Onlooker, Waiting
 from swarmnet.peer.swarm_health import assess
 from swarmnet.telemetry.spans import StepTimes
-from swarmnet.testing.clock import VirtualLoop
+from swarmnet.testing.doubles import run_virtual
 
 RUN = RunId("ab" * 32)
 Answering = Callable[[HistoryRequest], Answer]
@@ -113,8 +113,7 @@ def watch(
         finally:
             watcher.close()
 
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        return runner.run(story())
+    return run_virtual(story())
 
 
 def said(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import pytest
@@ -25,7 +25,7 @@ from swarmnet.ranks.device_backend import DeviceBackend
 from swarmnet.stage.seams import Contribution
 from swarmnet.sums.local_sum import LocalSum
 from swarmnet.sums.references import TURNS
-from swarmnet.testing.clock import VirtualLoop
+from swarmnet.testing.doubles import run_virtual
 from swarmnet.wire import codecs
 
 CPU, TOKENS, BALLOT = torch.device("cpu"), 8, Ballot(1, PeerId("p0"))
@@ -147,11 +147,6 @@ class Swarm:
         self.step_number += 1
 
 
-def play(story: Callable[[], Any]) -> None:
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        runner.run(story())
-
-
 def together(swarm: Swarm, groups: Sequence[Sequence[PeerId]]) -> None:
     """Everybody holds what its group does, bit by bit."""
     for first, *others in groups:
@@ -175,7 +170,7 @@ def test_differences_travel_from_the_first_outer_step_on(codec: str, breaks: flo
             error = torch.linalg.vector_norm(swarm.slow(peer) - plain.slow(peer))
             assert error < (0.001 if codec == "int8" else 0.02) * torch.linalg.vector_norm(plain.slow(peer))
 
-    play(story)
+    run_virtual(story())
 
 
 def test_groups_of_a_few_do_as_pairs_do() -> None:
@@ -190,7 +185,7 @@ def test_groups_of_a_few_do_as_pairs_do() -> None:
                 together(swarm, groups)
                 assert set().union(*swarm.sent.values()) == {"int8"}
 
-    play(story)
+    run_virtual(story())
 
 
 @pytest.mark.parametrize("what", ["restarted", "another reference"])
@@ -214,7 +209,7 @@ def test_who_has_lost_its_references_makes_its_group_send_whole_vectors_once_in_
             assert whole == ({peer for group in groups for peer in group if lost in group} if number < TURNS else set())
             assert all(sent == {"int8"} for peer, sent in swarm.sent.items() if peer not in whole)
 
-    play(story)
+    run_virtual(story())
 
 
 @settings(max_examples=6, deadline=None)
@@ -236,7 +231,7 @@ def test_whatever_anybody_has_missed_partners_agree_and_agree_on_their_mean(num:
             for group, mean in zip(groups, means, strict=True):
                 assert torch.linalg.vector_norm(swarm.slow(group[0]) - mean) < 0.002 * torch.linalg.vector_norm(mean)
 
-    play(story)
+    run_virtual(story())
 
 
 # ---------------------------------------------------------------- what partners send
@@ -269,7 +264,7 @@ def test_a_difference_to_what_is_not_here_is_refused_or_left_out_and_its_sender_
                 assert [(each.peer, each.factor) for each in reduced.clipped] == [(other, 0.0)]
                 torch.testing.assert_close(codecs.decode(reduced.packed), codecs.decode(own.packed), rtol=0, atol=1e-6)
 
-    play(story)
+    run_virtual(story())
 
 
 def test_codes_of_a_partner_move_nobody_further_than_their_scales_say() -> None:
@@ -287,4 +282,4 @@ def test_codes_of_a_partner_move_nobody_further_than_their_scales_say() -> None:
             await sums.reduce([own, lie], 0, size)
         assert refused.value.facts["peer"] == other, "larger than any gradient"
 
-    play(story)
+    run_virtual(story())

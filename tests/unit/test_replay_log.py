@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -15,7 +13,7 @@ from swarmnet.averaging.replay_log import KEEP_S, ReplayLog
 from swarmnet.errors import RejectCode
 from swarmnet.ids import Ballot, Chain, PeerId, Restart, RoundId
 from swarmnet.messages import Commit, Finished, Packed, Part, Rejected, Stamp, TrailRequest, TrailStep
-from swarmnet.testing.clock import VirtualLoop
+from swarmnet.testing.doubles import run_virtual
 
 ME = PeerId("me")
 CUT = [(0, 4), (4, 8), (8, 10)]
@@ -61,11 +59,6 @@ def part(step: int, start: int, stop: int) -> Part:
     return Part(stamp(step), finished(step).id, "sum", start, stop)
 
 
-def play(story: Coroutine[Any, Any, None]) -> None:
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        runner.run(story)
-
-
 def test_nothing_is_copied_while_nobody_is_on_the_way() -> None:
     async def story() -> None:
         buffer = Buffer()
@@ -75,7 +68,7 @@ def test_nothing_is_copied_while_nobody_is_on_the_way() -> None:
         assert trail.step(stamp(9)) == TrailStep(finished(9), commits(9)), "the last one is in the buffer anyway"
         assert trail.piece(part(9, 0, 4)) is None, "from where it is served"
 
-    play(story())
+    run_virtual(story())
 
 
 def test_steps_since_somebody_came_are_kept_with_their_sums() -> None:
@@ -94,7 +87,7 @@ def test_steps_since_somebody_came_are_kept_with_their_sums() -> None:
         assert trail.step(stamp(1)) is None
         assert trail.piece(part(5, 0, 10)) is None, "pieces are cut in one way"
 
-    play(story())
+    run_virtual(story())
 
 
 def test_the_last_sum_is_packed_while_the_next_step_is_computed() -> None:
@@ -111,7 +104,7 @@ def test_the_last_sum_is_packed_while_the_next_step_is_computed() -> None:
         await trail.save(stamp(0), finished(0).id)
         assert asyncio.get_running_loop().time() == began, "the next round waits for nothing"
 
-    play(story())
+    run_virtual(story())
 
 
 def test_who_gives_up_waiting_for_the_packing_finds_it_done_later() -> None:
@@ -126,7 +119,7 @@ def test_who_gives_up_waiting_for_the_packing_finds_it_done_later() -> None:
         await trail.save(stamp(0), finished(0).id)
         assert buffer.copied == len(CUT) and trail.piece(part(0, 8, 10)) is not None
 
-    play(story())
+    run_virtual(story())
 
 
 def test_a_sum_that_took_the_place_of_an_applied_one_is_not_mistaken_for_it() -> None:
@@ -141,7 +134,7 @@ def test_a_sum_that_took_the_place_of_an_applied_one_is_not_mistaken_for_it() ->
         kept = trail.piece(part(2, 0, 4))
         assert kept is not None and kept.payload[0].data == bytes([2]) * 32
 
-    play(story())
+    run_virtual(story())
 
 
 def test_they_are_forgotten_when_nobody_has_asked_for_a_while() -> None:
@@ -154,7 +147,7 @@ def test_they_are_forgotten_when_nobody_has_asked_for_a_while() -> None:
         await play_steps(trail, buffer, 6, 7)
         assert trail.step(stamp(3)) is None and trail.step(stamp(7)) is not None
 
-    play(story())
+    run_virtual(story())
 
 
 def test_steps_and_bytes_are_bounded_and_the_newest_stay() -> None:
@@ -166,7 +159,7 @@ def test_steps_and_bytes_are_bounded_and_the_newest_stay() -> None:
             kept = [step for step in range(10) if trail.step(stamp(step)) is not None]
             assert kept == [6, 7, 8, 9]
 
-    play(story())
+    run_virtual(story())
 
 
 def test_sums_set_aside_stay_until_their_step_is_over_the_newest_within_the_cap() -> None:
@@ -187,7 +180,7 @@ def test_sums_set_aside_stay_until_their_step_is_over_the_newest_within_the_cap(
         trail.applied(step, left[4], commits(5))
         assert not any(trail.aside(step, each.id) for each in left)
 
-    play(story())
+    run_virtual(story())
 
 
 def test_two_sums_set_aside_stay_whatever_the_cap_one_that_is_taken_back_among_them() -> None:
@@ -201,7 +194,7 @@ def test_two_sums_set_aside_stay_whatever_the_cap_one_that_is_taken_back_among_t
         await trail.set_aside(step, left[2])
         assert [trail.aside(step, each.id) is not None for each in left] == [True, False, True]
 
-    play(story())
+    run_virtual(story())
 
 
 def test_where_a_donor_stands_decides_what_it_tells() -> None:
@@ -226,7 +219,7 @@ def test_where_a_donor_stands_decides_what_it_tells() -> None:
         nowhere = exchange.follow(TrailRequest(stamp(5)), None, opened)
         assert isinstance(nowhere, Rejected) and nowhere.code is RejectCode.NOT_READY
 
-    play(story())
+    run_virtual(story())
 
 
 def test_a_run_that_went_back_leaves_nothing_behind() -> None:
@@ -244,7 +237,7 @@ def test_a_run_that_went_back_leaves_nothing_behind() -> None:
         trail.applied(stamp(1), finished(1), commits(1))
         assert trail.step(stamp(1)) is not None
 
-    play(story())
+    run_virtual(story())
 
 
 def test_pieces_of_a_sum_cover_it() -> None:

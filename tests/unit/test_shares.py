@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from test_lent_line import on_virtual_time
-
 from swarmnet.net.traffic import RELAY_SHARE, UNMEASURED, Shares, Traffic
+from swarmnet.testing.doubles import run_virtual
 
 RATE, CHUNK = 1e6, 256 << 10
 
@@ -36,7 +35,7 @@ def test_many_streams_of_one_have_no_more_than_one_of_another() -> None:
         for task in flood:
             task.cancel()
 
-    on_virtual_time(main)
+    run_virtual(main())
 
 
 def test_a_capped_line_passes_less_on() -> None:
@@ -46,4 +45,4 @@ def test_a_capped_line_passes_less_on() -> None:
         traffic.up.lend(1e6)
         assert traffic.relays(0.0) == RELAY_SHARE * 1e6 and traffic.relays(5e6) == 1e6
 
-    on_virtual_time(main)
+    run_virtual(main())

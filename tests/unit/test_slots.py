@@ -5,15 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from swarmnet.pipeline.slots import Slots
-from swarmnet.testing.clock import VirtualLoop
-
-
-def run(scenario) -> None:
-    loop = VirtualLoop()
-    try:
-        loop.run_until_complete(scenario)
-    finally:
-        loop.close()
+from swarmnet.testing.doubles import run_virtual
 
 
 def test_a_call_at_the_door_enters_when_a_slot_is_given_back() -> None:
@@ -28,7 +20,7 @@ def test_a_call_at_the_door_enters_when_a_slot_is_given_back() -> None:
         assert entering.result()
         assert slots.taken == 1
 
-    run(scenario())
+    run_virtual(scenario())
 
 
 def test_a_slot_that_is_one_too_many_goes_to_nobody() -> None:
@@ -45,7 +37,7 @@ def test_a_slot_that_is_one_too_many_goes_to_nobody() -> None:
         slots.give()
         assert slots.try_take()
 
-    run(scenario())
+    run_virtual(scenario())
 
 
 def test_patience_at_the_door_ends() -> None:
@@ -58,7 +50,7 @@ def test_patience_at_the_door_ends() -> None:
         assert slots.taken == 0
         assert slots.try_take(), "who gave up must not stand in the way"
 
-    run(scenario())
+    run_virtual(scenario())
 
 
 def test_the_door_is_bounded() -> None:
@@ -75,7 +67,7 @@ def test_the_door_is_bounded() -> None:
             slots.give()
         assert all(task.result() for task in waiting)
 
-    run(scenario())
+    run_virtual(scenario())
 
 
 def test_work_in_line_goes_before_calls_at_the_door() -> None:
@@ -102,7 +94,7 @@ def test_work_in_line_goes_before_calls_at_the_door() -> None:
         assert order == ["line", "door"]
         assert slots.taken == 0
 
-    run(scenario())
+    run_virtual(scenario())
 
 
 def test_a_caller_that_leaves_as_its_turn_comes_passes_the_slot_on() -> None:
@@ -119,4 +111,4 @@ def test_a_caller_that_leaves_as_its_turn_comes_passes_the_slot_on() -> None:
         assert await staying
         assert slots.taken == 2
 
-    run(scenario())
+    run_virtual(scenario())

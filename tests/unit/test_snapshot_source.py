@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from donor_bench import PIECE, SIZE, STAGE, Mate, header_at, play, state_at
+from donor_bench import PIECE, SIZE, STAGE, Mate, header_at, state_at
 
 from swarmnet.errors import RejectCode
 from swarmnet.fetch.plan import address, check_content
 from swarmnet.messages import Accepted, Answer, Busy, Rejected, Snapshot, SnapshotPiece, SnapshotRequest
 from swarmnet.state.snapshot_source import KEEP_S, LEASE_S, WAIT_S
+from swarmnet.testing.doubles import run_virtual
 
 ALL = -(-SIZE // PIECE)
 
@@ -48,7 +49,7 @@ def test_a_copy_is_described_signed_and_given_out_in_pieces() -> None:
             data += bytes(found.payload[0].data)
         assert data == state_at(5)
 
-    play(story())
+    run_virtual(story())
 
 
 def test_joiners_of_one_version_share_one_copy() -> None:
@@ -58,7 +59,7 @@ def test_joiners_of_one_version_share_one_copy() -> None:
             tasks = [group.create_task(described(mate)) for _ in range(5)]
         assert len({task.result() for task in tasks}) == 1 and mate.copies == 1
 
-    play(story())
+    run_virtual(story())
 
 
 # ---------------------------------------------------------------- one consistent cut
@@ -77,7 +78,7 @@ def test_weights_that_moved_while_they_were_copied_are_copied_again() -> None:
         found = await piece(mate, copy, 0)
         assert isinstance(found, SnapshotPiece) and found.payload[0].data == state_at(6)[:PIECE]
 
-    play(story())
+    run_virtual(story())
 
 
 def test_a_donor_whose_weights_always_move_says_so() -> None:
@@ -92,7 +93,7 @@ def test_a_donor_whose_weights_always_move_says_so() -> None:
         found = await answer(mate, SnapshotRequest(STAGE))
         assert isinstance(found, Rejected) and found.code is RejectCode.NOT_READY and mate.source.num_held == 0
 
-    play(story())
+    run_virtual(story())
 
 
 @pytest.mark.parametrize("when", ["before", "while copying"])
@@ -107,7 +108,7 @@ def test_a_donor_without_state_says_so(when: str) -> None:
         found = await answer(mate, SnapshotRequest(STAGE))
         assert isinstance(found, Rejected) and found.code is RejectCode.NOT_READY
 
-    play(story())
+    run_virtual(story())
 
 
 def test_a_donor_that_is_about_to_have_state_is_waited_for() -> None:
@@ -116,7 +117,7 @@ def test_a_donor_that_is_about_to_have_state_is_waited_for() -> None:
         asyncio.get_running_loop().call_later(0.5, setattr, mate, "version", 6)
         assert (await described(mate)).header.version == 6
 
-    play(story())
+    run_virtual(story())
 
 
 # ---------------------------------------------------------------- a version asked for by number
@@ -134,7 +135,7 @@ def test_a_version_that_comes_next_is_waited_for_and_one_that_is_past_is_not() -
         far = await answer(Mate(), SnapshotRequest(STAGE, 60))
         assert isinstance(far, Rejected) and far.code is RejectCode.NOT_READY
 
-    play(story())
+    run_virtual(story())
 
 
 def test_a_version_on_disk_is_served_also_by_a_peer_that_has_no_state_yet() -> None:
@@ -148,7 +149,7 @@ def test_a_version_on_disk_is_served_also_by_a_peer_that_has_no_state_yet() -> N
         assert isinstance(found, SnapshotPiece) and found.payload[0].data == state_at(3)[PIECE : 2 * PIECE]
         assert mate.copies == 0
 
-    play(story())
+    run_virtual(story())
 
 
 # ---------------------------------------------------------------- memory
@@ -167,7 +168,7 @@ def test_a_snapshot_that_is_fetched_keeps_its_place_while_one_can_go_on_from_it(
         assert (await described(mate)).header.version == mate.version, "nobody can go on from 5"
         assert mate.source.num_held == 1
 
-    play(story())
+    run_virtual(story())
 
 
 def test_there_are_never_more_than_two() -> None:
@@ -183,7 +184,7 @@ def test_there_are_never_more_than_two() -> None:
         assert (await described(mate, 2)).header.version == 2 and (await described(mate)).header.version == 6
         assert mate.source.num_held == 2
 
-    play(story())
+    run_virtual(story())
 
 
 def test_who_asks_and_fetches_nothing_keeps_no_copy_in_its_place() -> None:
@@ -199,7 +200,7 @@ def test_who_asks_and_fetches_nothing_keeps_no_copy_in_its_place() -> None:
                 for copy in copies:
                     await answer(mate, SnapshotRequest(STAGE, copy.header.version))
 
-    play(story())
+    run_virtual(story())
 
 
 def test_who_fetches_for_ever_keeps_out_nobody_who_wants_the_newest() -> None:
@@ -219,7 +220,7 @@ def test_who_fetches_for_ever_keeps_out_nobody_who_wants_the_newest() -> None:
                 asked += isinstance(await piece(mate, copy, 0), SnapshotPiece)
         assert asked > 90 and mate.source.num_held == 1
 
-    play(story())
+    run_virtual(story())
 
 
 def test_who_fetches_for_ever_keeps_a_copy_in_its_place_for_a_while() -> None:
@@ -235,7 +236,7 @@ def test_who_fetches_for_ever_keeps_a_copy_in_its_place_for_a_while() -> None:
         longest = KEEP_S + ALL * LEASE_S
         assert longest <= asyncio.get_running_loop().time() - began <= longest + LEASE_S
 
-    play(story())
+    run_virtual(story())
 
 
 def test_a_run_that_went_back_leaves_no_copy_behind() -> None:
@@ -253,7 +254,7 @@ def test_a_run_that_went_back_leaves_no_copy_behind() -> None:
         assert isinstance(await piece(mate, taking.result(), 0), SnapshotPiece)
         assert await piece(mate, old, 0) == Rejected(RejectCode.NOT_FOUND, "that snapshot is gone")
 
-    play(story())
+    run_virtual(story())
 
 
 def test_a_copy_outlives_a_piece_that_takes_long_to_send() -> None:
@@ -271,7 +272,7 @@ def test_a_copy_outlives_a_piece_that_takes_long_to_send() -> None:
         await asyncio.sleep(2.1 * KEEP_S)
         assert mate.source.num_held == 0
 
-    play(story())
+    run_virtual(story())
 
 
 def test_a_copy_is_freed_when_nobody_has_asked_for_a_while() -> None:
@@ -286,7 +287,7 @@ def test_a_copy_is_freed_when_nobody_has_asked_for_a_while() -> None:
         assert mate.source.num_held == 0
         assert await piece(mate, copy, 0) == Rejected(RejectCode.NOT_FOUND, "that snapshot is gone")
 
-    play(story())
+    run_virtual(story())
 
 
 def test_who_leaves_while_the_copy_is_taken_leaves_none_behind() -> None:
@@ -299,7 +300,7 @@ def test_who_leaves_while_the_copy_is_taken_leaves_none_behind() -> None:
         await asyncio.sleep(200.0 + 2 * KEEP_S)
         assert mate.source.num_held == 0
 
-    play(story())
+    run_virtual(story())
 
 
 @pytest.mark.parametrize("number", [15, 1 << 12])
@@ -308,5 +309,5 @@ def test_pieces_that_a_copy_does_not_have_are_refused(number: int) -> None:
         mate = Mate()
         return await piece(mate, await described(mate), number)
 
-    found = play(story())
+    found = run_virtual(story())
     assert isinstance(found, Rejected) and found.code is RejectCode.BAD_SHAPE

@@ -12,7 +12,6 @@ import pytest
 from audit_stage import Notary, digest_of
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from scripted import on_virtual_time
 
 from swarmnet.audit.case import refusal
 from swarmnet.audit.pledge import leaf, path_of, root_of
@@ -35,6 +34,7 @@ from swarmnet.messages import (
 from swarmnet.pipeline.transfers import NOTHING, Signed, StepTransfers, Transfers
 from swarmnet.pipeline.works import WorkBook, digest
 from swarmnet.statement import statement
+from swarmnet.testing.doubles import run_virtual
 
 ME, OTHER = PeerId("me"), PeerId("other")
 AHEAD, STAGES = 1, 4
@@ -283,7 +283,7 @@ def test_what_its_sender_has_not_signed_is_refused(kind: str, fetched: bool) -> 
                 changed = signed_again(changed)
                 assert not await takes((changed, *sents[1:]), kind, fetched=fetched), name
 
-    on_virtual_time(main())
+    run_virtual(main())
 
 
 @pytest.mark.parametrize(("kind", "fetched"), WAYS)
@@ -312,7 +312,7 @@ def test_all_that_it_was_made_of_is_signed_and_nothing_else(kind: str, fetched: 
         assert not await takes((*sents, more), kind, fetched=fetched), "it was not made of that"
         assert not await takes(sents, kind, fetched=fetched, tokens=Packed("int32", (1, 2), b"tokens.."))
 
-    on_virtual_time(main())
+    run_virtual(main())
 
 
 def test_a_transfer_that_was_signed_on_another_chain_is_refused() -> None:
@@ -327,7 +327,7 @@ def test_a_transfer_that_was_signed_on_another_chain_is_refused() -> None:
             else:
                 assert good
 
-    on_virtual_time(main())
+    run_virtual(main())
 
 
 def test_the_word_of_somebody_unknown_is_not_taken_yet() -> None:
@@ -340,7 +340,7 @@ def test_the_word_of_somebody_unknown_is_not_taken_yet() -> None:
         with pytest.raises(PeerGone):
             await here.answered(answer[0].peer, Process(4, 1, 3), Gradient(1.0, 1, 0.0, (FED,), sents=answer))
 
-    on_virtual_time(main())
+    run_virtual(main())
 
 
 def test_replicas_that_serve_since_a_moment_ago_are_known_after_one_look() -> None:
@@ -360,7 +360,7 @@ def test_replicas_that_serve_since_a_moment_ago_are_known_after_one_look() -> No
         seen.clear()
         await here.answered(answer[0].peer, Process(4, 1, 3), Gradient(1.0, 1, 0.0, (FED,), sents=answer))
 
-    on_virtual_time(main())
+    run_virtual(main())
 
 
 def test_who_shows_a_work_shows_who_has_signed_what_it_was_made_of() -> None:
@@ -384,7 +384,7 @@ def test_who_shows_a_work_shows_who_has_signed_what_it_was_made_of() -> None:
         with pytest.raises(BadMessage):
             here.shown(request, AuditData(work, b"", sents=sents), digest_of("other tokens"))
 
-    on_virtual_time(main())
+    run_virtual(main())
 
 
 def test_evaluations_and_tokens_need_no_signature() -> None:
@@ -395,4 +395,4 @@ def test_evaluations_and_tokens_need_no_signature() -> None:
         await here.answered(OTHER, Process(4, 2, 3, "eval"), Gradient(1.0, 1))
         await here.fetched(OTHER, Fetch(4, -1, 3, "input", cached=True), Fetched((TOKENS, PROOF)))
 
-    on_virtual_time(main())
+    run_virtual(main())
