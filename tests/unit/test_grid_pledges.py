@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +17,7 @@ from swarmnet.ids import PeerId
 from swarmnet.messages import Part, PartData, Pledge, Round
 from swarmnet.simulate.swarm import SimulatedSigner
 from swarmnet.stage.seams import Reduced
-from swarmnet.testing.doubles import run_virtual
+from swarmnet.testing.doubles import FakeTransport, Script, run_virtual
 
 
 @pytest.mark.parametrize(("num", "size"), [(1, 4), (3, 4), (7, 3), (13, 3)])
@@ -89,33 +90,21 @@ def test_two_that_cannot_call_each_other_hear_of_a_mate_what_both_pledge() -> No
     one, other = members.peers[:2]
     apart = {one, other}
 
+    def serve(asker: PeerId, peer: PeerId, request: Part) -> Script:
+        if peer in apart - {asker} and request.kind == "pledges" and request.start == request.stop:
+            return PeerGone("the line is cut", peer=peer)
+        return members.serve(peer, request)
+
     async def story() -> None:
         current = members.round()
         for peer in apart:
-            context = members.exchanges[peer]._context
-            context.transport = Deaf(context.transport, apart - {peer})  # type: ignore[assignment]
+            members.exchanges[peer]._context.transport = FakeTransport(functools.partial(serve, peer))
         async with asyncio.timeout(60.0):
             found = await asyncio.gather(*(members.take_part(peer, current) for peer in members.peers))
         assert len({each.digest for each in found}) == 1
         assert all(len(exchange.pledges(STAMP)) == 4 for exchange in members.exchanges.values())
 
     run_virtual(story())
-
-
-class Deaf:
-    """A transport on which some peers' pledges cannot be asked for."""
-
-    def __init__(self, inner: Any, without: set[PeerId]) -> None:
-        self._inner, self._without = inner, without
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    async def call(self, peer: PeerId, request: Any, payload: Any = (), *, deadline: float) -> Any:
-        if peer in self._without and request.kind == "pledges" and request.start == request.stop:
-            raise PeerGone("the line is cut", peer=peer)
-        async for answer in self._inner.call(peer, request, payload, deadline=deadline):
-            yield answer
 
 
 def test_nothing_is_pledged_of_a_round_that_was_abandoned_meanwhile() -> None:
