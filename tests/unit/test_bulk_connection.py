@@ -18,9 +18,10 @@ from swarmnet.net.bulk_connection import BulkCalls, BulkConnection, Incoming, Le
 from swarmnet.net.bulk_pool import BulkListener
 from swarmnet.net.bulk_records import RECORD_BYTES, BulkSession, Kind, Opener, Sealer
 from swarmnet.net.traffic import Flow
-from swarmnet.testing.doubles import run_virtual
 from swarmnet.wire.convert import BulkAsk, TensorHeader
 from swarmnet.wire.framing import CHUNK_BYTES, Assembly
+
+pytestmark = pytest.mark.virtual_time
 
 CALL = 7
 
@@ -261,21 +262,18 @@ async def trickle_out(payload: Outgoing, bytes_per_s: float) -> None:
 
 @pytest.mark.parametrize("way", ["in", "out"])
 @pytest.mark.parametrize("share", [1 / 8, 0.9, 1.1])
-def test_a_payload_slower_than_over_grpc_has_stalled(way: str, share: float) -> None:
-    async def main() -> None:
-        now = asyncio.get_running_loop().time
-        began = now()
-        incoming, outgoing = Incoming(Assembly((), max_bytes=0), Flow()), Outgoing(lambda: None)
-        work = trickle_in(incoming, share * FLOOR) if way == "in" else trickle_out(outgoing, share * FLOOR)
-        waits = incoming.come(stall_s=STALL_S) if way == "in" else outgoing.left(stall_s=STALL_S)
-        trickle = asyncio.create_task(work)
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(100 * STALL_S):
-                await waits
-        trickle.cancel()
-        assert now() - began == pytest.approx(STALL_S if share < 1 else 100 * STALL_S)
-
-    run_virtual(main())
+async def test_a_payload_slower_than_over_grpc_has_stalled(way: str, share: float) -> None:
+    now = asyncio.get_running_loop().time
+    began = now()
+    incoming, outgoing = Incoming(Assembly((), max_bytes=0), Flow()), Outgoing(lambda: None)
+    work = trickle_in(incoming, share * FLOOR) if way == "in" else trickle_out(outgoing, share * FLOOR)
+    waits = incoming.come(stall_s=STALL_S) if way == "in" else outgoing.left(stall_s=STALL_S)
+    trickle = asyncio.create_task(work)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(100 * STALL_S):
+            await waits
+    trickle.cancel()
+    assert now() - began == pytest.approx(STALL_S if share < 1 else 100 * STALL_S)
 
 
 def test_what_we_hold_up_ourselves_is_nobodys_stall_and_no_excuse() -> None:

@@ -20,6 +20,8 @@ from swarmnet.ids import PeerId
 from swarmnet.messages import Answer, Fetched, Packed, Part, PartData, Running
 from swarmnet.testing.doubles import run_virtual
 
+pytestmark = pytest.mark.virtual_time
+
 CHUNK = 4
 
 
@@ -126,7 +128,7 @@ def _is_last(request: Part, answer: Answer) -> bool:
     return isinstance(answer, PartData) and request.stop - request.start <= CHUNK
 
 
-def test_a_contributor_does_not_run_away_from_the_slowest(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_contributor_does_not_run_away_from_the_slowest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts, "MOST_CHUNK", CHUNK)
     group = Group(3, 3 * 40 * CHUNK)
     slow, fast = group.engines[group.peers[2]], group.peers[1]
@@ -137,28 +139,21 @@ def test_a_contributor_does_not_run_away_from_the_slowest(monkeypatch: pytest.Mo
         return await read(start, stop)
 
     slow.contribution = held  # type: ignore[method-assign]
-
-    async def story() -> int:
-        async with asyncio.TaskGroup() as tasks:
-            rounds = tasks.create_task(group.sum(group.current))
-            await asyncio.sleep(60.0)
-            reads = group.work.read[fast] // CHUNK
-            free.set()
-        group.check(rounds.result())
-        return reads
-
-    assert run_virtual(story()) < 20, "of 80 chunks for the other two, and its own 40"
+    async with asyncio.TaskGroup() as tasks:
+        rounds = tasks.create_task(group.sum(group.current))
+        await asyncio.sleep(60.0)
+        reads = group.work.read[fast] // CHUNK
+        free.set()
+    group.check(rounds.result())
+    assert reads < 20, "of 80 chunks for the other two, and its own 40"
 
 
 @pytest.mark.parametrize(("start", "stop"), [(0, 3), (1, 4), (0, 100), (8, 12)])
-def test_only_the_rest_of_ones_own_part_is_handed_out_as_reduced(start: int, stop: int) -> None:
+async def test_only_the_rest_of_ones_own_part_is_handed_out_as_reduced(start: int, stop: int) -> None:
     group = Group(2, 16)
-
-    async def story() -> list[Answer]:
-        await group.sum(group.current)
-        first = group.exchanges[group.peers[0]]
-        return [answer async for answer in first.serve(Part(STAMP, group.current.id, "reduced", start, stop))]
-
-    code = getattr(run_virtual(story())[-1], "code", None)
+    await group.sum(group.current)
+    first = group.exchanges[group.peers[0]]
+    part = Part(STAMP, group.current.id, "reduced", start, stop)
+    code = getattr([answer async for answer in first.serve(part)][-1], "code", None)
     # Beyond the round's vector there is no round: that of another step may be longer.
     assert code is (RejectCode.NOT_READY if stop > 16 else RejectCode.NOT_FOUND)

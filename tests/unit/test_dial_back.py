@@ -16,6 +16,8 @@ from swarmnet.net.dial_back import MOST_ASKED, MOST_NO, Asking, DialBacks, Proof
 from swarmnet.testing.clock import VirtualLoop
 from swarmnet.testing.doubles import FakeTransport, Script, in_turn, run_virtual
 
+pytestmark = pytest.mark.virtual_time
+
 ME = PeerId("me")
 MEMBERS = [PeerId(name) for name in "ABCDEFGHIJ"]
 YES, NO = DialledBack(True), DialledBack(False, "no answer")
@@ -43,32 +45,24 @@ def asking(transport: FakeTransport, *members: str, synced: bool = True) -> tupl
     ), said
 
 
-def test_who_can_be_connected_to_goes_on_and_asks_once() -> None:
+async def test_who_can_be_connected_to_goes_on_and_asks_once() -> None:
     transport = saying(A=[NO], B=[YES])
     one, said = asking(transport, "A", "B")
-
-    async def work() -> None:
-        async with asyncio.TaskGroup() as group:  # two stages of a peer ask at the same time
-            group.create_task(one.check())
-            group.create_task(one.check())
-        await one.check()
-
-    run_virtual(work())
+    async with asyncio.TaskGroup() as group:  # two stages of a peer ask at the same time
+        group.create_task(one.check())
+        group.create_task(one.check())
+    await one.check()
     assert sorted(transport.asked) == ["A", "B"]
     assert said == [
         ("dialled_back", {"addresses": [AT], "could": ["B"], "could_not": {"A": "no answer"}, "not_asked": {}})
     ]
 
 
-def test_whom_nobody_can_connect_to_stops_and_says_who_tried_where() -> None:
+async def test_whom_nobody_can_connect_to_stops_and_says_who_tried_where() -> None:
     transport = saying(**{name: [NO] for name in "ABCDEF"})
     one, said = asking(transport, *"ABCDEF")
-
-    async def work() -> None:
-        with pytest.raises(UsageError, match=r"203\.0\.113\.7/tcp/31340: tried by .*, .*, .*, [A-F] \(no answer\)"):
-            await one.check()
-
-    run_virtual(work())
+    with pytest.raises(UsageError, match=r"203\.0\.113\.7/tcp/31340: tried by .*, .*, .*, [A-F] \(no answer\)"):
+        await one.check()
     assert len(transport.asked) == MOST_NO
     [(event, fields)] = said
     assert event == "unreachable" and fields["could_not"] == dict.fromkeys(transport.asked, "no answer")
@@ -153,29 +147,25 @@ def test_a_firewall_that_lets_in_one_foreign_network_is_closed() -> None:
     assert event == "hidden" and set(fields["could_not"]) >= set("CDE")
 
 
-def test_a_hidden_peer_says_when_it_need_not_hide() -> None:
+async def test_a_hidden_peer_says_when_it_need_not_hide() -> None:
     said: list[str] = []
     came_in = False
 
     async def hide(_: object) -> dict[str, object]:
         return {"relays": ["A"]}
 
-    async def work() -> None:
-        nonlocal came_in
-        transport, records = saying(A=[NO]), {PeerId("A"): record(PeerId("A"))}
-        proofs = Proofs(lambda: {"44.1.0.0/24"} if came_in else set())
-        one = Asking(lambda: record(ME), transport, lambda: records, lambda event, _: said.append(event), hide, proofs)
-        watching = asyncio.get_running_loop().create_task(one.watch())
-        await asyncio.sleep(24 * 3600)
-        assert said == ["hidden"]
-        ports = [request.port for _, request in transport.requests]
-        assert ports[0] == 0 and set(ports[1:]) == {31340}, "its record names no port any more"
-        assert 20 < len(transport.asked) < 30, "after five minutes, and once an hour in the end"
-        came_in = True
-        await watching
-        assert said == ["hidden", "need_not_hide"]
-
-    run_virtual(work())
+    transport, records = saying(A=[NO]), {PeerId("A"): record(PeerId("A"))}
+    proofs = Proofs(lambda: {"44.1.0.0/24"} if came_in else set())
+    one = Asking(lambda: record(ME), transport, lambda: records, lambda event, _: said.append(event), hide, proofs)
+    watching = asyncio.get_running_loop().create_task(one.watch())
+    await asyncio.sleep(24 * 3600)
+    assert said == ["hidden"]
+    ports = [request.port for _, request in transport.requests]
+    assert ports[0] == 0 and set(ports[1:]) == {31340}, "its record names no port any more"
+    assert 20 < len(transport.asked) < 30, "after five minutes, and once an hour in the end"
+    came_in = True
+    await watching
+    assert said == ["hidden", "need_not_hide"]
 
 
 @pytest.mark.parametrize(
@@ -204,15 +194,12 @@ def test_where_nobody_serves_or_answers_nobody_can_tell(members: str, synced: bo
     assert all(fields["not_asked"] == dict.fromkeys(members, "refused") for _, fields in said), "each is named"
 
 
-def test_eight_that_say_nothing_are_enough() -> None:
-    async def checked_s() -> float:
-        began = asyncio.get_running_loop().time()
-        await one.check()
-        return asyncio.get_running_loop().time() - began
-
+async def test_eight_that_say_nothing_are_enough() -> None:
     transport = FakeTransport(lambda peer, request: None)
     one, said = asking(transport, *MEMBERS)
-    assert run_virtual(checked_s()) <= 20.0, "patience is lost twice, however many are made up"
+    began = asyncio.get_running_loop().time()
+    await one.check()
+    assert (asyncio.get_running_loop().time() - began) <= 20.0, "patience is lost twice, however many are made up"
     assert len(transport.asked) == len(set(transport.asked)) == MOST_ASKED < len(MEMBERS)
     assert [event for event, _ in said] == ["dialled_back"]
 
@@ -234,15 +221,11 @@ def test_a_busy_member_is_asked_again_and_a_malformed_one_is_not() -> None:
     assert said[0][1]["not_asked"] == {"A": "busy"}
 
 
-def test_a_member_that_is_busy_for_no_time_is_not_asked_at_once() -> None:
+async def test_a_member_that_is_busy_for_no_time_is_not_asked_at_once() -> None:
     mute = saying(A=[Busy(0.0, -1)])
     one, _ = asking(mute, "A")
-
-    async def work() -> None:
-        await one.check()
-        assert asyncio.get_running_loop().time() >= len(mute.asked) > 1
-
-    run_virtual(work())
+    await one.check()
+    assert asyncio.get_running_loop().time() >= len(mute.asked) > 1
 
 
 def test_who_serves_already_asks_nobody() -> None:
@@ -279,89 +262,69 @@ def backs_of(transport: FakeTransport, *hosts: str) -> DialBacks:
     return DialBacks(transport, lambda: {ME: record(ME, *map(at, hosts))}, lambda: None)
 
 
-def test_a_caller_is_dialled_at_the_addresses_of_its_own_record() -> None:
+async def test_a_caller_is_dialled_at_the_addresses_of_its_own_record() -> None:
     transport = dialling(a8_8_8_8=[], a9_9_9_9=GONE, a10_0_0_5=GONE)
-
-    async def work() -> None:
-        assert await served(backs_of(transport, "9.9.9.9", "8.8.8.8", "1.1.1.1")) == DialledBack(True)
-        assert sorted(transport.dialled) == [(ME, at("1.1.1.1")), (ME, at("8.8.8.8")), (ME, at("9.9.9.9"))]
-        assert asyncio.get_running_loop().time() < 1.0, "it does not wait for the slow ones"
-        both = await served(backs_of(transport, "9.9.9.9", "10.0.0.5"))
-        assert isinstance(both, DialledBack) and both.reason.count("9.9.9.9") == both.reason.count("10.0.0.5") == 1
-        assert await served(backs_of(transport, "9.9.9.9")) == DialledBack(False, "refused")
-
-    run_virtual(work())
+    assert await served(backs_of(transport, "9.9.9.9", "8.8.8.8", "1.1.1.1")) == DialledBack(True)
+    assert sorted(transport.dialled) == [(ME, at("1.1.1.1")), (ME, at("8.8.8.8")), (ME, at("9.9.9.9"))]
+    assert asyncio.get_running_loop().time() < 1.0, "it does not wait for the slow ones"
+    both = await served(backs_of(transport, "9.9.9.9", "10.0.0.5"))
+    assert isinstance(both, DialledBack) and both.reason.count("9.9.9.9") == both.reason.count("10.0.0.5") == 1
+    assert await served(backs_of(transport, "9.9.9.9")) == DialledBack(False, "refused")
 
 
-def test_who_answers_too_slowly_is_no_firewall_and_a_private_network_is_not_scouted() -> None:
+async def test_who_answers_too_slowly_is_no_firewall_and_a_private_network_is_not_scouted() -> None:
     transport = dialling(a9_9_9_9=GONE, a10_0_0_5=GONE)
-
-    async def work() -> None:
-        assert isinstance(await served(backs_of(transport, "9.9.9.9", "8.8.8.8")), Busy)
-        answer = await served(backs_of(transport, "10.0.0.5"))
-        assert isinstance(answer, DialledBack) and "refused" not in answer.reason
-
-    run_virtual(work())
+    assert isinstance(await served(backs_of(transport, "9.9.9.9", "8.8.8.8")), Busy)
+    answer = await served(backs_of(transport, "10.0.0.5"))
+    assert isinstance(answer, DialledBack) and "refused" not in answer.reason
 
 
-def test_the_same_caller_and_the_same_address_wait_for_their_turn() -> None:
+async def test_the_same_caller_and_the_same_address_wait_for_their_turn() -> None:
     transport = dialling(a9_9_9_9=GONE)
-
-    async def work() -> None:
-        other = PeerId("other")
-        records = {ME: record(ME, at("9.9.9.9")), other: record(other, at("9.9.9.9"))}
-        backs = DialBacks(transport, lambda: records, lambda: None)
-        assert await served(backs) == DialledBack(False, "refused")
-        busy = await served(backs)
-        assert isinstance(busy, Busy) and 0.0 < busy.retry_after_s <= 5.0
-        assert isinstance(await served(backs, other), Busy), "the address was dialled a moment ago, for somebody else"
-        assert len(transport.dialled) == 1
-        await asyncio.sleep(5.0)
-        assert await served(backs) == DialledBack(False, "refused")
-
-    run_virtual(work())
+    other = PeerId("other")
+    records = {ME: record(ME, at("9.9.9.9")), other: record(other, at("9.9.9.9"))}
+    backs = DialBacks(transport, lambda: records, lambda: None)
+    assert await served(backs) == DialledBack(False, "refused")
+    busy = await served(backs)
+    assert isinstance(busy, Busy) and 0.0 < busy.retry_after_s <= 5.0
+    assert isinstance(await served(backs, other), Busy), "the address was dialled a moment ago, for somebody else"
+    assert len(transport.dialled) == 1
+    await asyncio.sleep(5.0)
+    assert await served(backs) == DialledBack(False, "refused")
 
 
-def test_a_caller_that_is_not_known_yet_is_looked_up_for_a_moment() -> None:
+async def test_a_caller_that_is_not_known_yet_is_looked_up_for_a_moment() -> None:
     transport = dialling(a9_9_9_9=[])
+    records: dict[PeerId, Record] = {}
+    looks: list[float] = []
 
-    async def work() -> None:
-        records: dict[PeerId, Record] = {}
-        looks: list[float] = []
+    def look() -> None:
+        looks.append(asyncio.get_running_loop().time())
+        if len(looks) == 3:
+            records[ME] = record(ME, at("9.9.9.9"))
 
-        def look() -> None:
-            looks.append(asyncio.get_running_loop().time())
-            if len(looks) == 3:
-                records[ME] = record(ME, at("9.9.9.9"))
-
-        backs = DialBacks(transport, lambda: records, look)
-        assert await served(backs) == DialledBack(True) and len(looks) == 3
-        assert isinstance(await served(backs, PeerId("nobody")), Busy)
-        assert len(transport.dialled) == 1
-
-    run_virtual(work())
+    backs = DialBacks(transport, lambda: records, look)
+    assert await served(backs) == DialledBack(True) and len(looks) == 3
+    assert isinstance(await served(backs, PeerId("nobody")), Busy)
+    assert len(transport.dialled) == 1
 
 
-def test_callers_without_a_record_take_no_slot_and_are_charged() -> None:
+async def test_callers_without_a_record_take_no_slot_and_are_charged() -> None:
     transport = dialling(a9_9_9_9=[])
-
-    async def work() -> None:
-        looks: list[float] = []
-        records = {ME: record(ME, at("9.9.9.9"))}
-        backs = DialBacks(transport, lambda: records, lambda: looks.append(asyncio.get_running_loop().time()))
-        async with asyncio.TaskGroup() as group:
-            strangers = [group.create_task(served(backs, PeerId(f"stranger {number}"))) for number in range(50)]
-            await asyncio.sleep(0.1)
-            assert await served(backs) == DialledBack(True)
-        assert all(isinstance(each.result(), Busy) for each in strangers)
-        assert len(looks) < 100, "few are looked for at a time"
-        again = await served(backs, PeerId("stranger 0"))
-        assert isinstance(again, Busy) and again.retry_after_s > 1.0
-
-    run_virtual(work())
+    looks: list[float] = []
+    records = {ME: record(ME, at("9.9.9.9"))}
+    backs = DialBacks(transport, lambda: records, lambda: looks.append(asyncio.get_running_loop().time()))
+    async with asyncio.TaskGroup() as group:
+        strangers = [group.create_task(served(backs, PeerId(f"stranger {number}"))) for number in range(50)]
+        await asyncio.sleep(0.1)
+        assert await served(backs) == DialledBack(True)
+    assert all(isinstance(each.result(), Busy) for each in strangers)
+    assert len(looks) < 100, "few are looked for at a time"
+    again = await served(backs, PeerId("stranger 0"))
+    assert isinstance(again, Busy) and again.retry_after_s > 1.0
 
 
-def test_names_of_one_host_are_one_address_and_are_dialled_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_names_of_one_host_are_one_address_and_are_dialled_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
     transport = dialling(a9_9_9_9=GONE)
 
     async def lookup(self: object, host: str, port: int, **_: object) -> list:
@@ -370,28 +333,20 @@ def test_names_of_one_host_are_one_address_and_are_dialled_by_number(monkeypatch
         return [(2, 1, 6, "", ("9.9.9.9", port))]
 
     monkeypatch.setattr(VirtualLoop, "getaddrinfo", lookup)
-
-    async def work() -> None:
-        names = [PeerId(f"n{number}") for number in range(3)]
-        records = {name: record(name, f"/dns4/{name}.example.org/tcp/31340") for name in names}
-        backs = DialBacks(transport, lambda: records, lambda: None)
-        answers = [await served(backs, name) for name in names]
-        assert answers[0] == DialledBack(False, "refused")
-        assert all(isinstance(answer, Busy) for answer in answers[1:])
-        assert transport.dialled == [(names[0], at("9.9.9.9"))]
-        records[ME] = record(ME, "/dns4/nowhere.example.org/tcp/31340")
-        answer = await served(backs)
-        assert isinstance(answer, DialledBack) and not answer.reached and len(transport.dialled) == 1
-
-    run_virtual(work())
+    names = [PeerId(f"n{number}") for number in range(3)]
+    records = {name: record(name, f"/dns4/{name}.example.org/tcp/31340") for name in names}
+    backs = DialBacks(transport, lambda: records, lambda: None)
+    answers = [await served(backs, name) for name in names]
+    assert answers[0] == DialledBack(False, "refused")
+    assert all(isinstance(answer, Busy) for answer in answers[1:])
+    assert transport.dialled == [(names[0], at("9.9.9.9"))]
+    records[ME] = record(ME, "/dns4/nowhere.example.org/tcp/31340")
+    answer = await served(backs)
+    assert isinstance(answer, DialledBack) and not answer.reached and len(transport.dialled) == 1
 
 
-def test_a_hidden_peer_is_dialled_at_the_host_from_which_it_calls() -> None:
+async def test_a_hidden_peer_is_dialled_at_the_host_from_which_it_calls() -> None:
     transport = dialling(a0_0_0_0=[])
-
-    async def work() -> None:
-        hidden = {ME: record(ME, f"/p2p/relay/p2p-circuit/p2p/{ME}")}
-        assert await served(DialBacks(transport, lambda: hidden, lambda: None), port=4711) == DialledBack(True)
-        assert transport.dialled == [(ME, "/ip4/0.0.0.0/tcp/4711")]
-
-    run_virtual(work())
+    hidden = {ME: record(ME, f"/p2p/relay/p2p-circuit/p2p/{ME}")}
+    assert await served(DialBacks(transport, lambda: hidden, lambda: None), port=4711) == DialledBack(True)
+    assert transport.dialled == [(ME, "/ip4/0.0.0.0/tcp/4711")]

@@ -22,6 +22,8 @@ from swarmnet.simulate.engine import NUM_ELEMENTS, SimulatedEngine
 from swarmnet.simulate.plan import Plan
 from swarmnet.testing.doubles import run_virtual
 
+pytestmark = pytest.mark.virtual_time
+
 A, B = PeerId("a"), PeerId("b")
 STAMP = Stamp(3, 0, Chain("00" * 32))
 ID = RoundId(Ballot(1, A), 1)
@@ -203,20 +205,16 @@ def test_a_corrupt_sum_is_never_held(change: Callable[[Answer], Answer]) -> None
     assert not members.exchanges[B].holds(STAMP, ID)
 
 
-def test_a_sum_that_was_held_is_not_once_another_was_written_over_it() -> None:
+async def test_a_sum_that_was_held_is_not_once_another_was_written_over_it() -> None:
     members = Members(ONES, TWOS)
-
-    async def story() -> None:
-        await _collect(members)
-        members.change = lambda _, answer: flip(answer)
-        with pytest.raises(BadMessage):
-            await members.collect(replace(ALONE, holders=(A,)), A)
-
-    run_virtual(story())
+    await _collect(members)
+    members.change = lambda _, answer: flip(answer)
+    with pytest.raises(BadMessage):
+        await members.collect(replace(ALONE, holders=(A,)), A)
     assert not members.exchanges[B].holds(STAMP, ID)
 
 
-def test_collecting_goes_on_until_a_holder_has_it_whole() -> None:
+async def test_collecting_goes_on_until_a_holder_has_it_whole() -> None:
     members = Members(ONES, TWOS)
     members.errors = [
         PeerGone("broken"),
@@ -226,19 +224,15 @@ def test_collecting_goes_on_until_a_holder_has_it_whole() -> None:
     ]
     damaged = iter([True, False])
     members.change = lambda _, answer: flip(answer) if next(damaged) else answer
-
-    async def story() -> Finished:
-        await members.sum(A, ALONE)
-        return await members.collect(replace(ALONE, holders=(A,)))
-
-    assert run_virtual(story()) == members.finished[A]
+    await members.sum(A, ALONE)
+    assert await members.collect(replace(ALONE, holders=(A,))) == members.finished[A]
     assert len(members.asked) == 6 and members.engines[B]._buffer == ONES
 
 
 C = PeerId("c")
 
 
-def test_a_holder_that_cannot_be_called_costs_a_second_once_a_minute() -> None:
+async def test_a_holder_that_cannot_be_called_costs_a_second_once_a_minute() -> None:
     members = Members(ONES, TWOS)
     members.silent = {C: 1000.0}
 
@@ -248,37 +242,26 @@ def test_a_holder_that_cannot_be_called_costs_a_second_once_a_minute() -> None:
         assert await members.collect(replace(ALONE, holders=(C, A))) == members.finished[A]
         return asyncio.get_running_loop().time() - began
 
-    async def story() -> list[float]:
-        await members.sum(A, ALONE)
-        found = [await collect(), await collect()]
-        await asyncio.sleep(LEAVE_OUT_S)
-        return [*found, await collect()]
-
-    assert [round(took_s) for took_s in run_virtual(story())] == [SILENT_S, 0.0, SILENT_S]
+    await members.sum(A, ALONE)
+    found = [await collect(), await collect()]
+    await asyncio.sleep(LEAVE_OUT_S)
+    assert [round(took_s) for took_s in [*found, await collect()]] == [SILENT_S, 0.0, SILENT_S]
     assert [peer for peer, _ in members.asked] == [C, A, A, C, A]
 
 
-def test_the_only_holder_is_waited_for_longer_each_time() -> None:
+async def test_the_only_holder_is_waited_for_longer_each_time() -> None:
     members = Members(ONES, TWOS)
     members.silent = {A: 2.5}
-
-    async def story() -> Finished:
-        await members.sum(A, ALONE)
-        return await members.collect(replace(ALONE, holders=(A,)))
-
-    assert run_virtual(story()) == members.finished[A]
+    await members.sum(A, ALONE)
+    assert await members.collect(replace(ALONE, holders=(A,))) == members.finished[A]
     assert len(members.asked) == 3, "for 1, 2 and 4 seconds"
 
 
-def test_a_holder_that_shows_a_sign_of_life_is_waited_for() -> None:
+async def test_a_holder_that_shows_a_sign_of_life_is_waited_for() -> None:
     members = Members(ONES, TWOS)
     members.slow_s = 300.0
-
-    async def story() -> Finished:
-        await members.sum(A, ALONE)
-        return await members.collect(replace(ALONE, holders=(A,)))
-
-    assert run_virtual(story()) == members.finished[A] and len(members.asked) == 1
+    await members.sum(A, ALONE)
+    assert await members.collect(replace(ALONE, holders=(A,))) == members.finished[A] and len(members.asked) == 1
 
 
 # ---------------------------------------------------------------- serving
@@ -288,38 +271,30 @@ async def _last(exchange: Exchange, kind: str, stop: int = NUM_ELEMENTS, *, of: 
     return [answer async for answer in exchange.serve(Part(STAMP, of, kind, 0, stop))][-1]
 
 
-def test_a_contribution_read_from_an_abandoned_round_is_not_handed_out() -> None:
+async def test_a_contribution_read_from_an_abandoned_round_is_not_handed_out() -> None:
     members = Members(ONES)
+    exchange, engine = members.exchanges[A], members.engines[A]
+    await members.sum(A, ALONE)
 
-    async def story() -> Answer:
-        exchange, engine = members.exchanges[A], members.engines[A]
-        await members.sum(A, ALONE)
+    async def abandon() -> None:
+        exchange.close()
 
-        async def abandon() -> None:
-            exchange.close()
-
-        engine.before_read = abandon
-        return await _last(exchange, "contribution")
-
-    assert run_virtual(story()) == Rejected(RejectCode.NOT_READY, "that round was abandoned")
+    engine.before_read = abandon
+    assert await _last(exchange, "contribution") == Rejected(RejectCode.NOT_READY, "that round was abandoned")
 
 
-def test_a_sum_that_another_one_replaced_while_it_was_read_is_not_handed_out() -> None:
+async def test_a_sum_that_another_one_replaced_while_it_was_read_is_not_handed_out() -> None:
     members = Members(ONES)
+    exchange, engine = members.exchanges[A], members.engines[A]
+    await members.sum(A, ALONE)
+    before = await _last(exchange, "sum")
 
-    async def story() -> list[Answer]:
-        exchange, engine = members.exchanges[A], members.engines[A]
-        await members.sum(A, ALONE)
-        before = await _last(exchange, "sum")
+    async def replace_it() -> None:
+        engine.before_read = None
+        await exchange.sum(replace(ALONE, id=RoundId(ID.ballot, 2)), {0: (1.0, 10)})
 
-        async def replace_it() -> None:
-            engine.before_read = None
-            await exchange.sum(replace(ALONE, id=RoundId(ID.ballot, 2)), {0: (1.0, 10)})
-
-        engine.before_read = replace_it
-        return [before, await _last(exchange, "sum")]
-
-    whole, gone = run_virtual(story())
+    engine.before_read = replace_it
+    whole, gone = [before, await _last(exchange, "sum")]
     assert isinstance(whole, PartData)
     assert gone == Rejected(RejectCode.NOT_FOUND, "that sum is gone")
 
@@ -436,78 +411,60 @@ def test_a_sum_set_aside_that_the_stage_has_committed_with_other_bits_is_fetched
     assert isinstance(served, PartData) and served.finished == theirs, "nobody is handed the sum that was given up"
 
 
-def test_a_sum_set_aside_with_other_bits_than_the_committed_ones_does_not_come_back() -> None:
+async def test_a_sum_set_aside_with_other_bits_than_the_committed_ones_does_not_come_back() -> None:
     members, again = Members(ONES, TWOS), replace(BOTH, id=RoundId(ID.ballot, 2))
-
-    async def story() -> None:
-        await members.sum(A, ALONE)
-        async with asyncio.TaskGroup() as group:
-            for peer in (A, B):
-                group.create_task(members.sum(peer, again))
-        with pytest.raises(Refused, match="nobody"):
-            await members.exchanges[A].collect(ALONE, b"other bits")
-        assert members.exchanges[A].holds(STAMP, again.id), "what is in the buffer stays"
-
-    run_virtual(story())
+    await members.sum(A, ALONE)
+    async with asyncio.TaskGroup() as group:
+        for peer in (A, B):
+            group.create_task(members.sum(peer, again))
+    with pytest.raises(Refused, match="nobody"):
+        await members.exchanges[A].collect(ALONE, b"other bits")
+    assert members.exchanges[A].holds(STAMP, again.id), "what is in the buffer stays"
 
 
-def test_a_holder_of_a_foreign_sum_is_passed_over_before_anything_is_installed() -> None:
+async def test_a_holder_of_a_foreign_sum_is_passed_over_before_anything_is_installed() -> None:
     """It serves a sum of the same round id: that it is whole and has its own digest makes it no commit."""
     members = Members(ONES, TWOS)
     foreign = replace(ALONE, contributions=BOTH.contributions[1:], receivers=(B,))
     exchange = Exchange(ExchangeContext(C, Engine([0] * NUM_ELEMENTS), members, num_tokens=10))
-
-    async def story() -> Finished:
-        committed = await members.sum(A, ALONE)
-        await members.sum(B, foreign)
-        with pytest.raises(BadMessage, match="another sum"):
-            await exchange.collect_from(ALONE, committed.digest, B)
-        assert not exchange.holds(STAMP, ID)
-        found = await exchange.collect(replace(ALONE, holders=(B, A)), committed.digest)
-        assert [peer for peer, _ in members.asked] == [B, B, A]
-        return found
-
-    assert run_virtual(story()) == members.finished[A]
+    committed = await members.sum(A, ALONE)
+    await members.sum(B, foreign)
+    with pytest.raises(BadMessage, match="another sum"):
+        await exchange.collect_from(ALONE, committed.digest, B)
+    assert not exchange.holds(STAMP, ID)
+    found = await exchange.collect(replace(ALONE, holders=(B, A)), committed.digest)
+    assert [peer for peer, _ in members.asked] == [B, B, A]
+    assert found == members.finished[A]
 
 
-def test_of_many_holders_one_with_a_foreign_sum_costs_no_more_than_its_answer() -> None:
+async def test_of_many_holders_one_with_a_foreign_sum_costs_no_more_than_its_answer() -> None:
     members = Members(ONES, TWOS)
     foreign = replace(ALONE, contributions=BOTH.contributions[1:], receivers=(B,))
     exchange = Exchange(ExchangeContext(C, Engine([0] * NUM_ELEMENTS), members, num_tokens=10))
-
-    async def story() -> Finished:
-        committed = await members.sum(A, ALONE)
-        await members.sum(B, foreign)
-        return await exchange.collect_from(ALONE, committed.digest, B, A)
-
-    assert run_virtual(story()) == members.finished[A]
+    committed = await members.sum(A, ALONE)
+    await members.sum(B, foreign)
+    assert await exchange.collect_from(ALONE, committed.digest, B, A) == members.finished[A]
 
 
-def test_of_many_holders_a_slow_one_holds_up_nothing() -> None:
+async def test_of_many_holders_a_slow_one_holds_up_nothing() -> None:
     """Sixty pieces: a second each from one holder, a hundred from the other."""
     members = Members(ONES, ONES)
     piece_s = {A: 1.0, B: 100.0}
     padded = Plan(stages=1, padding=60 * 4 - NUM_ELEMENTS)
+    committed = await members.sum(A, ALONE)
+    engine = Engine([0] * NUM_ELEMENTS)
+    engine.plan = padded
+    exchange = Exchange(ExchangeContext(C, engine, members, num_tokens=10), piece_elements=4)
 
-    async def story() -> float:
-        committed = await members.sum(A, ALONE)
-        engine = Engine([0] * NUM_ELEMENTS)
-        engine.plan = padded
-        exchange = Exchange(ExchangeContext(C, engine, members, num_tokens=10), piece_elements=4)
+    async def ask(holder: PeerId, request: Part, digest: bytes, patience_s: float | None) -> tuple[Finished, Packed]:
+        await asyncio.sleep(piece_s[holder])
+        packed = Packed("int64", (4,), (bytes([1]) + bytes(7)) * 4 if not request.start else bytes(32))
+        return committed, packed
 
-        async def ask(
-            holder: PeerId, request: Part, digest: bytes, patience_s: float | None
-        ) -> tuple[Finished, Packed]:
-            await asyncio.sleep(piece_s[holder])
-            packed = Packed("int64", (4,), (bytes([1]) + bytes(7)) * 4 if not request.start else bytes(32))
-            return committed, packed
-
-        exchange._ask = ask  # type: ignore[method-assign]
-        began = asyncio.get_running_loop().time()
-        assert await exchange.collect_from(ALONE, committed.digest, B, A) == committed
-        return asyncio.get_running_loop().time() - began
-
-    assert run_virtual(story()) < 20.0, "fifteen turns of four, and the slow one's pieces once more"
+    exchange._ask = ask  # type: ignore[method-assign]
+    began = asyncio.get_running_loop().time()
+    assert await exchange.collect_from(ALONE, committed.digest, B, A) == committed
+    assert asyncio.get_running_loop().time() - began < 20.0, "fifteen turns of four, and the slow pieces once more"
 
 
 def test_without_a_holder_a_sum_that_is_not_here_is_refused() -> None:
@@ -515,21 +472,17 @@ def test_without_a_holder_a_sum_that_is_not_here_is_refused() -> None:
         run_virtual(Members(ONES, TWOS).exchanges[A].collect(ALONE, b""))
 
 
-def test_who_waits_for_a_piece_of_an_abandoned_round_is_told() -> None:
+async def test_who_waits_for_a_piece_of_an_abandoned_round_is_told() -> None:
     members = Members(ONES, TWOS)
-
-    async def story() -> Answer:
-        exchange = members.exchanges[A]
-        async with asyncio.TaskGroup() as group:
-            mine = group.create_task(members.sum(A, BOTH))  # B never takes part: the piece stays unreduced
-            await asyncio.sleep(1.0)
-            theirs = group.create_task(_last(exchange, "reduced", NUM_ELEMENTS // 2))
-            await asyncio.sleep(1.2)  # in the middle of a pause between signs of life
-            mine.cancel()
-            exchange.close()
-        return theirs.result()
-
-    assert run_virtual(story()) == Rejected(RejectCode.NOT_READY, "that round was abandoned")
+    exchange = members.exchanges[A]
+    async with asyncio.TaskGroup() as group:
+        mine = group.create_task(members.sum(A, BOTH))  # B never takes part: the piece stays unreduced
+        await asyncio.sleep(1.0)
+        theirs = group.create_task(_last(exchange, "reduced", NUM_ELEMENTS // 2))
+        await asyncio.sleep(1.2)  # in the middle of a pause between signs of life
+        mine.cancel()
+        exchange.close()
+    assert theirs.result() == Rejected(RejectCode.NOT_READY, "that round was abandoned")
 
 
 @pytest.mark.parametrize(("start", "stop"), [(2, 1), (-1, 1)])

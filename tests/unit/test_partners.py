@@ -28,6 +28,8 @@ from swarmnet.sums.references import TURNS
 from swarmnet.testing.doubles import run_virtual
 from swarmnet.wire import codecs
 
+pytestmark = pytest.mark.virtual_time
+
 CPU, TOKENS, BALLOT = torch.device("cpu"), 8, Ballot(1, PeerId("p0"))
 MODEL = Model(hidden_size=8, intermediate_size=8, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=8, vocab_size=64)
 
@@ -155,61 +157,49 @@ def together(swarm: Swarm, groups: Sequence[Sequence[PeerId]]) -> None:
 
 @pytest.mark.parametrize("codec", ["int8", "nf4"])
 @pytest.mark.parametrize("breaks", [0.0, 0.2])
-def test_differences_travel_from_the_first_outer_step_on(codec: str, breaks: float) -> None:
+async def test_differences_travel_from_the_first_outer_step_on(codec: str, breaks: float) -> None:
     swarm, plain = Swarm(5, codec=codec, breaks=breaks), Swarm(5, codec="fp32")
-
-    async def story() -> None:
-        for number in range(2 * TURNS + 2):
-            groups = swarm.groups
-            await swarm.step()
-            await plain.step()
-            assert {each for sent in swarm.sent.values() for each in sent} == ({codec} if number else set())
-            if number:
-                together(swarm, groups)
-        for peer in swarm.peers:
-            error = torch.linalg.vector_norm(swarm.slow(peer) - plain.slow(peer))
-            assert error < (0.001 if codec == "int8" else 0.02) * torch.linalg.vector_norm(plain.slow(peer))
-
-    run_virtual(story())
+    for number in range(2 * TURNS + 2):
+        groups = swarm.groups
+        await swarm.step()
+        await plain.step()
+        assert {each for sent in swarm.sent.values() for each in sent} == ({codec} if number else set())
+        if number:
+            together(swarm, groups)
+    for peer in swarm.peers:
+        error = torch.linalg.vector_norm(swarm.slow(peer) - plain.slow(peer))
+        assert error < (0.001 if codec == "int8" else 0.02) * torch.linalg.vector_norm(plain.slow(peer))
 
 
-def test_groups_of_a_few_do_as_pairs_do() -> None:
+async def test_groups_of_a_few_do_as_pairs_do() -> None:
     swarm = Swarm(9, partners="groups", group_size=3)
-
-    async def story() -> None:
-        for number in range(TURNS + 2):
-            groups = swarm.groups
-            await swarm.step()
-            assert not number or [len(group) for group in groups] == [3, 3, 3]
-            if number:
-                together(swarm, groups)
-                assert set().union(*swarm.sent.values()) == {"int8"}
-
-    run_virtual(story())
+    for number in range(TURNS + 2):
+        groups = swarm.groups
+        await swarm.step()
+        assert not number or [len(group) for group in groups] == [3, 3, 3]
+        if number:
+            together(swarm, groups)
+            assert set().union(*swarm.sent.values()) == {"int8"}
 
 
 @pytest.mark.parametrize("what", ["restarted", "another reference"])
-def test_who_has_lost_its_references_makes_its_group_send_whole_vectors_once_in_each_turn(what: str) -> None:
+async def test_who_has_lost_its_references_makes_its_group_send_whole_vectors_once_in_each_turn(what: str) -> None:
     swarm = Swarm(4)
     lost = swarm.peers[2]
-
-    async def story() -> None:
-        for _ in range(TURNS + 2):
-            await swarm.step()
-        if what == "restarted":
-            swarm.sums[lost].changed()
-        else:
-            for held in swarm.sums[lost]._references._agreed.values():
-                held[0] += 1
-        for number in range(2 * TURNS):
-            groups = swarm.groups
-            await swarm.step()
-            together(swarm, groups)
-            whole = {peer for peer, sent in swarm.sent.items() if sent == {"fp16"}}
-            assert whole == ({peer for group in groups for peer in group if lost in group} if number < TURNS else set())
-            assert all(sent == {"int8"} for peer, sent in swarm.sent.items() if peer not in whole)
-
-    run_virtual(story())
+    for _ in range(TURNS + 2):
+        await swarm.step()
+    if what == "restarted":
+        swarm.sums[lost].changed()
+    else:
+        for held in swarm.sums[lost]._references._agreed.values():
+            held[0] += 1
+    for number in range(2 * TURNS):
+        groups = swarm.groups
+        await swarm.step()
+        together(swarm, groups)
+        whole = {peer for peer, sent in swarm.sent.items() if sent == {"fp16"}}
+        assert whole == ({peer for group in groups for peer in group if lost in group} if number < TURNS else set())
+        assert all(sent == {"int8"} for peer, sent in swarm.sent.items() if peer not in whole)
 
 
 @settings(max_examples=6, deadline=None)
@@ -238,48 +228,40 @@ def test_whatever_anybody_has_missed_partners_agree_and_agree_on_their_mean(num:
 
 
 @pytest.mark.parametrize("reducer", ["sum", "norm_clip"])
-def test_a_difference_to_what_is_not_here_is_refused_or_left_out_and_its_sender_named(reducer: str) -> None:
+async def test_a_difference_to_what_is_not_here_is_refused_or_left_out_and_its_sender_named(reducer: str) -> None:
     swarm = Swarm(2, reducer=reducer)
     me, other = swarm.peers
-
-    async def story() -> None:
-        for _ in range(TURNS + 1):
-            await swarm.step()
-        sums, size = swarm.sums[me], swarm.sums[me].num_elements
-        sums.changed()
-        await sums.open_round(RoundId(BALLOT, 99))
-        await sums.open_sum()
-        own = Contribution(me, 1, await sums.contribution(0, size, sums.reference))
-        assert (sums.reference, own.packed.codec) == (b"", "fp16")
-        for wrong in ("int8", "fp32"):
-            packed = codecs.encode(wrong, torch.zeros(size))
-            with pytest.raises(BadMessage):
-                await sums.put(0, packed)
-            if reducer == "sum":
-                with pytest.raises(BadMessage) as refused:
-                    await sums.reduce([own, Contribution(other, 1, packed)], 0, size)
-                assert refused.value.facts["peer"] == other
-            else:
-                reduced = await sums.reduce([own, Contribution(other, 1, packed)], 0, size)
-                assert [(each.peer, each.factor) for each in reduced.clipped] == [(other, 0.0)]
-                torch.testing.assert_close(codecs.decode(reduced.packed), codecs.decode(own.packed), rtol=0, atol=1e-6)
-
-    run_virtual(story())
+    for _ in range(TURNS + 1):
+        await swarm.step()
+    sums, size = swarm.sums[me], swarm.sums[me].num_elements
+    sums.changed()
+    await sums.open_round(RoundId(BALLOT, 99))
+    await sums.open_sum()
+    own = Contribution(me, 1, await sums.contribution(0, size, sums.reference))
+    assert (sums.reference, own.packed.codec) == (b"", "fp16")
+    for wrong in ("int8", "fp32"):
+        packed = codecs.encode(wrong, torch.zeros(size))
+        with pytest.raises(BadMessage):
+            await sums.put(0, packed)
+        if reducer == "sum":
+            with pytest.raises(BadMessage) as refused:
+                await sums.reduce([own, Contribution(other, 1, packed)], 0, size)
+            assert refused.value.facts["peer"] == other
+        else:
+            reduced = await sums.reduce([own, Contribution(other, 1, packed)], 0, size)
+            assert [(each.peer, each.factor) for each in reduced.clipped] == [(other, 0.0)]
+            torch.testing.assert_close(codecs.decode(reduced.packed), codecs.decode(own.packed), rtol=0, atol=1e-6)
 
 
-def test_codes_of_a_partner_move_nobody_further_than_their_scales_say() -> None:
+async def test_codes_of_a_partner_move_nobody_further_than_their_scales_say() -> None:
     swarm = Swarm(2)
     me, other = swarm.peers
-
-    async def story() -> None:
-        for _ in range(TURNS + 1):
-            await swarm.step()
-        sums, size = swarm.sums[me], swarm.sums[me].num_elements
-        await sums.open_round(RoundId(BALLOT, 99))
-        own = Contribution(me, 1, await sums.contribution(0, size, sums.reference))
-        lie = Contribution(other, 1, codecs.encode("int8", torch.full((size,), 1e30)))
-        with pytest.raises(BadMessage) as refused:
-            await sums.reduce([own, lie], 0, size)
-        assert refused.value.facts["peer"] == other, "larger than any gradient"
-
-    run_virtual(story())
+    for _ in range(TURNS + 1):
+        await swarm.step()
+    sums, size = swarm.sums[me], swarm.sums[me].num_elements
+    await sums.open_round(RoundId(BALLOT, 99))
+    own = Contribution(me, 1, await sums.contribution(0, size, sums.reference))
+    lie = Contribution(other, 1, codecs.encode("int8", torch.full((size,), 1e30)))
+    with pytest.raises(BadMessage) as refused:
+        await sums.reduce([own, lie], 0, size)
+    assert refused.value.facts["peer"] == other, "larger than any gradient"

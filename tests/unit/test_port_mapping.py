@@ -254,7 +254,7 @@ ENDLESS = b"<a>" + b" " * 65536
 
 
 @pytest.mark.parametrize("bad", ["moved", "endless", "deep"])
-def test_who_is_no_router_costs_neither_memory_nor_time(bad: str) -> None:
+async def test_who_is_no_router_costs_neither_memory_nor_time(bad: str) -> None:
     sent = []
 
     async def first(request: web.Request) -> web.StreamResponse:
@@ -276,24 +276,21 @@ def test_who_is_no_router_costs_neither_memory_nor_time(bad: str) -> None:
     async def scpd(_: web.Request) -> web.Response:
         raise AssertionError("followed")
 
-    async def scene() -> None:
-        app = web.Application()
-        app.router.add_get("/", first)
-        app.router.add_get("/scpd", scpd)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
+    app = web.Application()
+    app.router.add_get("/", first)
+    app.router.add_get("/scpd", scpd)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
 
-        async def routers(_: str) -> list[str]:
-            return [f"http://127.0.0.1:{runner.addresses[0][1]}/"]
+    async def routers(_: str) -> list[str]:
+        return [f"http://127.0.0.1:{runner.addresses[0][1]}/"]
 
-        try:
-            async with mapped_ports("192.168.1.2", [4711], ME, routers=routers, may_call=anywhere) as outside:
-                assert not outside
-        finally:
-            await runner.cleanup()
-
-    asyncio.run(scene())
+    try:
+        async with mapped_ports("192.168.1.2", [4711], ME, routers=routers, may_call=anywhere) as outside:
+            assert not outside
+    finally:
+        await runner.cleanup()
     assert 1 <= len(sent) < 200, "it hung up"
 
 

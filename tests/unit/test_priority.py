@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from swarmnet.net.traffic import STATE_SHARE, Priority
 from swarmnet.testing.doubles import run_virtual
+
+pytestmark = pytest.mark.virtual_time
 
 PIECE = 2 << 20
 
@@ -16,14 +20,11 @@ async def waited(priority: Priority) -> float:
     return asyncio.get_running_loop().time() - began
 
 
-def test_nobody_waits_for_nothing() -> None:
-    async def story() -> float:
-        priority = Priority()
-        with priority.urgent():
-            pass
-        return await waited(priority)
-
-    assert run_virtual(story()) == 0.0
+async def test_nobody_waits_for_nothing() -> None:
+    priority = Priority()
+    with priority.urgent():
+        pass
+    assert await waited(priority) == 0.0
 
 
 def test_beside_what_is_urgent_state_has_a_tenth_of_the_line_however_many_fetch_it() -> None:
