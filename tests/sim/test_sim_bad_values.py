@@ -20,6 +20,7 @@ from swarmnet.simulate.engine import proven_tokens_of
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Swarm
 from swarmnet.testing.clock import SimulatedProcess
+from swarmnet.testing.doubles import FakeService
 from swarmnet.testing.network import Message
 from swarmnet.transport import ask
 
@@ -28,22 +29,6 @@ HIDDEN = Packed("fp32", (1, 1, 1), struct.pack("<f", 7.0))
 NAN = Packed("fp32", (1, 1, 1), struct.pack("<f", math.nan))
 LONG = Packed("fp32", (1, 1, 2), struct.pack("<ff", 1.0, 2.0))
 STRANGER = PeerId("stranger")
-
-
-class Mute:
-    """A stranger that serves nothing."""
-
-    def on_tell(self, caller, message) -> None:
-        pass
-
-    async def on_call(self, caller, request, read):
-        yield Rejected(RejectCode.NOT_SERVED)
-
-    def on_reached(self, peer) -> None:
-        pass
-
-    def on_gone(self, peer, *, definite) -> None:
-        pass
 
 
 async def begun(swarm: Swarm) -> None:
@@ -95,7 +80,7 @@ def test_somebody_uploads_what_is_wrong_to_everybody(
     liar = PeerId(f"s{stage - 1}.{2 * stage - 2}") if stage else STRANGER
 
     async def script(swarm: Swarm) -> None:
-        swarm.network.attach(STRANGER, SimulatedProcess(STRANGER), Mute())
+        swarm.network.attach(STRANGER, SimulatedProcess(STRANGER), FakeService())
         transport = swarm.network.transport(liar)
         await begun(swarm)
 

@@ -22,6 +22,7 @@ from swarmnet.simulate.engine import proven_tokens_of
 from swarmnet.simulate.plan import Plan, manifest_of
 from swarmnet.simulate.swarm import Swarm
 from swarmnet.testing.clock import SimulatedProcess
+from swarmnet.testing.doubles import FakeService
 from swarmnet.testing.network import Message
 from swarmnet.trainer.trainer import Trainer
 from swarmnet.transport import ReadPayload, ask
@@ -29,19 +30,6 @@ from swarmnet.transport import ReadPayload, ask
 PLAN = Plan(stages=3, replicas=2, microbatches=6, steps=6)
 STRANGER = PeerId("stranger")
 HIDDEN = Packed("fp32", (1, 1, 1), bytes(4))
-
-
-class Mute:
-    """Serves nothing."""
-
-    def on_tell(self, caller, message) -> None:
-        pass
-
-    async def on_call(self, caller, request, read):
-        yield Rejected(RejectCode.NOT_SERVED)
-
-    def on_gone(self, peer, *, definite) -> None:
-        pass
 
 
 def proven(plan: Plan, monkeypatch: pytest.MonkeyPatch, seed: int = 0) -> OwnTokens:
@@ -86,7 +74,7 @@ def test_a_stranger_with_other_tokens_changes_nothing_and_is_named(lie: str, mon
         return (others, path) if lie == "tokens" else (tokens, Packed("uint8", path.shape, bytes(len(path.data))))
 
     async def script(here: Swarm) -> None:
-        here.network.attach(STRANGER, SimulatedProcess(STRANGER), Mute())
+        here.network.attach(STRANGER, SimulatedProcess(STRANGER), FakeService())
         transport = here.network.transport(STRANGER)
         for step in range(PLAN.steps):
             for node in here.replicas(0):
@@ -146,7 +134,7 @@ def test_a_stranger_may_not_feed_later_stages(stage: int, purpose: str, monkeypa
     monkeypatch.setattr(PipelineContext, "receive", watching)
 
     async def script(here: Swarm) -> None:
-        here.network.attach(STRANGER, SimulatedProcess(STRANGER), Mute())
+        here.network.attach(STRANGER, SimulatedProcess(STRANGER), FakeService())
         transport = here.network.transport(STRANGER)
         await asyncio.sleep(0.5)
         for step in range(6):

@@ -15,9 +15,10 @@ from swarmnet.messages import Busy, Fetch, Fetched, Heartbeat
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Swarm
 from swarmnet.testing.clock import SimulatedProcess, VirtualLoop
+from swarmnet.testing.doubles import FakeService
 from swarmnet.testing.links import Links
 from swarmnet.testing.network import MemoryNetwork, Message
-from tests.contracts.transport_contract import FETCH, HEARTBEAT, ScriptedService
+from tests.contracts.transport_contract import FETCH, HEARTBEAT
 
 A, B = PeerId("a"), PeerId("b")
 
@@ -28,7 +29,7 @@ class Two:
     def __init__(self, *, b_answers: bool = True) -> None:
         self.loop = VirtualLoop()
         self.network = MemoryNetwork(self.loop, Links(), seed=1)
-        self.a, self.b = ScriptedService(_fetched), ScriptedService(_fetched)
+        self.a, self.b = FakeService(_fetched), FakeService(_fetched)
         self.network.attach(A, SimulatedProcess("a"), self.a)
         self.network.attach(B, SimulatedProcess("b"), self.b, answers=b_answers)
 
