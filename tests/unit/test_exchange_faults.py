@@ -16,11 +16,11 @@ from swarmnet.averaging.exchange import SILENT_S, Exchange
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode
 from swarmnet.fetch.plan import LEAVE_OUT_S
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
-from swarmnet.messages import Accepted, Answer, Finished, Packed, Part, PartData, Rejected, Request, Round, Stamp
+from swarmnet.messages import Accepted, Answer, Finished, Packed, Part, PartData, Rejected, Round, Stamp
 from swarmnet.simulate.device import Device
 from swarmnet.simulate.engine import NUM_ELEMENTS, SimulatedEngine
 from swarmnet.simulate.plan import Plan
-from swarmnet.testing.doubles import run_virtual
+from swarmnet.testing.doubles import FakeTransport, run_virtual
 
 pytestmark = pytest.mark.virtual_time
 
@@ -60,23 +60,21 @@ class Members:
     def __init__(self, *accumulators: list[int]) -> None:
         self.engines = {peer: Engine(list(sums)) for peer, sums in zip((A, B), accumulators, strict=False)}
         self.finished: dict[PeerId, Finished | None] = dict.fromkeys(self.engines)
+        self.transport = FakeTransport(self.serve)
         self.exchanges = {
-            peer: Exchange(ExchangeContext(peer, engine, self, num_tokens=10)) for peer, engine in self.engines.items()
+            peer: Exchange(ExchangeContext(peer, engine, self.transport, num_tokens=10))
+            for peer, engine in self.engines.items()
         }
         self.change: Change = lambda _, answer: answer
         self.errors: list[Exception] = []
         self.slow_s = 0.0
         self.silent: dict[PeerId, float] = {}
-        self.asked: list[tuple[PeerId, Part]] = []
 
-    def tell(self, peer: PeerId, message: object) -> None:
-        raise AssertionError("nothing is told")
+    @property
+    def asked(self) -> list[tuple[PeerId, Part]]:
+        return self.transport.requests
 
-    async def call(
-        self, peer: PeerId, request: Request, payload: tuple[Packed, ...] = (), *, deadline: float
-    ) -> AsyncGenerator[Answer, None]:
-        assert isinstance(request, Part)
-        self.asked.append((peer, request))
+    async def serve(self, peer: PeerId, request: Part) -> AsyncGenerator[Answer, None]:
         if self.errors:
             raise self.errors.pop(0)
         await asyncio.sleep(self.silent.get(peer, 0.0))
@@ -426,7 +424,7 @@ async def test_a_holder_of_a_foreign_sum_is_passed_over_before_anything_is_insta
     """It serves a sum of the same round id: that it is whole and has its own digest makes it no commit."""
     members = Members(ONES, TWOS)
     foreign = replace(ALONE, contributions=BOTH.contributions[1:], receivers=(B,))
-    exchange = Exchange(ExchangeContext(C, Engine([0] * NUM_ELEMENTS), members, num_tokens=10))
+    exchange = Exchange(ExchangeContext(C, Engine([0] * NUM_ELEMENTS), members.transport, num_tokens=10))
     committed = await members.sum(A, ALONE)
     await members.sum(B, foreign)
     with pytest.raises(BadMessage, match="another sum"):
@@ -440,7 +438,7 @@ async def test_a_holder_of_a_foreign_sum_is_passed_over_before_anything_is_insta
 async def test_of_many_holders_one_with_a_foreign_sum_costs_no_more_than_its_answer() -> None:
     members = Members(ONES, TWOS)
     foreign = replace(ALONE, contributions=BOTH.contributions[1:], receivers=(B,))
-    exchange = Exchange(ExchangeContext(C, Engine([0] * NUM_ELEMENTS), members, num_tokens=10))
+    exchange = Exchange(ExchangeContext(C, Engine([0] * NUM_ELEMENTS), members.transport, num_tokens=10))
     committed = await members.sum(A, ALONE)
     await members.sum(B, foreign)
     assert await exchange.collect_from(ALONE, committed.digest, B, A) == members.finished[A]
@@ -454,7 +452,7 @@ async def test_of_many_holders_a_slow_one_holds_up_nothing() -> None:
     committed = await members.sum(A, ALONE)
     engine = Engine([0] * NUM_ELEMENTS)
     engine.plan = padded
-    exchange = Exchange(ExchangeContext(C, engine, members, num_tokens=10), piece_elements=4)
+    exchange = Exchange(ExchangeContext(C, engine, members.transport, num_tokens=10), piece_elements=4)
 
     async def ask(holder: PeerId, request: Part, digest: bytes, patience_s: float | None) -> tuple[Finished, Packed]:
         await asyncio.sleep(piece_s[holder])

@@ -20,12 +20,12 @@ from swarmnet.averaging.grid import random_groups
 from swarmnet.errors import BadMessage, PeerGone
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.manifest.schema import Averaging, Cut, Manifest, Model, Numerics, Training
-from swarmnet.messages import Answer, Commit, Packed, Part, PartData, Request, Round, Stamp
+from swarmnet.messages import Answer, Commit, Part, PartData, Round, Stamp
 from swarmnet.ranks.device_backend import DeviceBackend
 from swarmnet.stage.seams import Contribution
 from swarmnet.sums.local_sum import LocalSum
 from swarmnet.sums.references import TURNS
-from swarmnet.testing.doubles import run_virtual
+from swarmnet.testing.doubles import FakeTransport, run_virtual
 from swarmnet.wire import codecs
 
 pytestmark = pytest.mark.virtual_time
@@ -74,19 +74,14 @@ class Swarm:
             jobs: Any = JobsAtOnce()
             counted: Any = self.counted[peer]
             self.sums[peer] = LocalSum(jobs, state, counted, device=CPU)
+        transport = FakeTransport(self.serve)
         self.exchanges = {
-            peer: Exchange(ExchangeContext(peer, self.sums[peer], self, num_tokens=TOKENS)) for peer in self.peers
+            peer: Exchange(ExchangeContext(peer, self.sums[peer], transport, num_tokens=TOKENS)) for peer in self.peers
         }
         self.sent: dict[PeerId, set[str]] = {}
         self.size = averaging.get("group_size", 2)
 
-    def tell(self, peer: PeerId, message: object) -> None:
-        raise AssertionError("nothing is told")
-
-    async def call(
-        self, peer: PeerId, request: Request, payload: tuple[Packed, ...] = (), *, deadline: float
-    ) -> AsyncGenerator[Answer, None]:
-        assert isinstance(request, Part)
+    async def serve(self, peer: PeerId, request: Part) -> AsyncGenerator[Answer, None]:
         async for answer in self.exchanges[peer].serve(request):
             await asyncio.sleep(self.rng.random() / 100)
             if self.rng.random() < self.breaks:
