@@ -65,7 +65,7 @@ def refused(peer: PeerId, request: Request) -> Script:
     return PeerGone("refused", definite=True, peer=peer)
 
 
-class Outgoing(NamedTuple):
+class Transmission(NamedTuple):
     """A message or request that was sent, at which loop time."""
 
     peer: PeerId
@@ -87,9 +87,9 @@ class FakeTransport:
         self.answer, self.peers = answer, peers
         self.intercept: Callable[[PeerId, Any, Any], Script] = lambda peer, request, answer: answer
         self.dials: Callable[[PeerId, str], Script] = lambda peer, address: []
-        self.calls: list[Outgoing] = []
+        self.calls: list[Transmission] = []
         self.payloads: list[tuple[Packed, ...]] = []
-        self.told: list[Outgoing] = []
+        self.told: list[Transmission] = []
         self.dialled: list[tuple[PeerId, str]] = []
 
     @property
@@ -103,12 +103,12 @@ class FakeTransport:
         return [call[:2] for call in self.calls]
 
     def tell(self, peer: PeerId, message: Control) -> None:
-        self.told.append(Outgoing(peer, message, asyncio.get_running_loop().time()))
+        self.told.append(Transmission(peer, message, asyncio.get_running_loop().time()))
 
     async def call(
         self, peer: PeerId, request: Request, payload: tuple[Packed, ...] = (), *, deadline: float
     ) -> AsyncGenerator[Answer, None]:
-        self.calls.append(Outgoing(peer, request, asyncio.get_running_loop().time()))
+        self.calls.append(Transmission(peer, request, asyncio.get_running_loop().time()))
         self.payloads.append(payload)
         says = self.peers.get(peer, lambda request: self.answer(peer, request))
         async for answer in play(says(request) if callable(says) else says, deadline=deadline):
