@@ -33,13 +33,13 @@ from pathlib import Path
 from swarmnet.ids import PeerId
 from swarmnet.messages import Answer, Control, Gradient, Packed, Process, Request
 from swarmnet.plan.cost import Load, Site, Way, averaging_round
-from swarmnet.simulate.clock import SimulatedProcess, VirtualLoop
 from swarmnet.simulate.device import Device, JobKind, JobTurn
-from swarmnet.simulate.links import Links
-from swarmnet.simulate.network import MemoryNetwork
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Swarm
 from swarmnet.simulate.timeline import Timeline
+from swarmnet.testing.clock import SimulatedProcess, VirtualLoop
+from swarmnet.testing.links import Links
+from swarmnet.testing.network import MemoryNetwork
 from swarmnet.transport import ReadPayload
 
 TOKENS, LINE = 512, 500e6 / 8

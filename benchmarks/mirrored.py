@@ -22,9 +22,9 @@ import math
 import statistics
 from pathlib import Path
 
-from swarmnet.simulate.links import Links
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Swarm
+from swarmnet.testing.links import Links
 
 REPLICAS = 2
 LONG_FORWARD_S = 0.1

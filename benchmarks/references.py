@@ -18,10 +18,10 @@ from collections.abc import Callable, Coroutine
 
 from swarmnet.ids import PeerId
 from swarmnet.plan.cost import Load, Site
-from swarmnet.simulate.clock import VirtualLoop
 from swarmnet.simulate.device import Device, JobKind, JobTurn
-from swarmnet.simulate.links import Links
-from swarmnet.simulate.network import MemoryNetwork
+from swarmnet.testing.clock import VirtualLoop
+from swarmnet.testing.links import Links
+from swarmnet.testing.network import MemoryNetwork
 
 
 class Place:

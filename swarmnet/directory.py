@@ -1,6 +1,6 @@
 """Who is in the run, as far as the DHT knows: signed, expiring records. Never the proof that a peer is alive.
 
-Two implementations: hivemind's DHT (`net.dht`) and memory (`simulate`). `ReadPace` says how often either is read.
+Two implementations: hivemind's DHT (`net.dht`) and memory (`testing.directory`). `ReadPace` says when to read.
 """
 
 from __future__ import annotations

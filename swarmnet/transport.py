@@ -1,6 +1,6 @@
 """How peers reach each other: one-way messages and streamed calls.
 
-Three implementations: gRPC (`net`), memory (`simulate.network`), and a peer's calls to itself (`peer.peer.Loopback`).
+Three implementations: gRPC (`net`), memory (`testing.network`), and a peer's calls to itself (`peer.peer.Loopback`).
 
 A transport knows who is calling (proved, not claimed) and nothing of what is said. `ask` is how most of its users call.
 """

@@ -5,7 +5,9 @@ One takes the tests that start processes and wait for them, the swarms of many p
 compute, the longest first. Whoever has done its own helps the other. Tests that are named run in this process.
 """
 
+import asyncio
 import gc
+import inspect
 import logging
 import os
 import signal
@@ -95,6 +97,18 @@ def pytest_runtest_setup() -> None:
         signal.signal(signal.SIGHUP, lambda *_: None)
     logging.getLogger().setLevel(logging.WARNING)
     logging.getLogger("swarmnet").setLevel(logging.NOTSET)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run an `async def` test to its end: on virtual time if it is marked so."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    from swarmnet.testing.doubles import run_virtual
+
+    run = run_virtual if pyfuncitem.get_closest_marker("virtual_time") else asyncio.run
+    run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}))
+    return True
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -21,10 +21,11 @@ from typing import Any
 
 from swarmnet.errors import SwarmError
 from swarmnet.ids import PeerId
-from swarmnet.messages import Control, Request
+from swarmnet.messages import Answer, Control
 from swarmnet.simulate.fleet import Fleet, Machine, shape
 from swarmnet.simulate.swarm import Node, Swarm
 from swarmnet.testing.fault import Drain, Join, Kill, Partition, Slow, Stop, names, stage_of
+from swarmnet.testing.network import Message
 from swarmnet.testing.schedule import Action, FaultAction, FaultEnded, FaultSchedule, RestartAction
 from swarmnet.wire.convert import write_control, write_request
 from swarmnet.wire.deflate import Deflater
@@ -76,8 +77,10 @@ class _Weights:
         self._written: Counter[type] = Counter()
         self._num_bytes: Counter[type] = Counter()
 
-    def add(self, sender: PeerId, receiver: PeerId, message: Control | Request) -> None:
+    def add(self, sender: PeerId, receiver: PeerId, message: Message) -> None:
         kind, link = type(message), (sender, receiver)
+        if kind in _ANSWERS:
+            return
         self._count[kind] += 1
         if link not in self._links:
             weighed = zlib.crc32(f"{sender}/{receiver}".encode()) % self._every == 0
@@ -98,6 +101,7 @@ class _Weights:
 
 
 _ONE_WAY = frozenset(Control.__args__)
+_ANSWERS = frozenset(Answer.__args__)
 
 
 def peer_id_of(name: str) -> PeerId:
@@ -136,7 +140,7 @@ class FleetSimulation:
             self._ids[name] = swarm.trainer_names[number] = peer_id_of(name)
             swarm.network.lines.regions[self._ids[name]] = number % len(fleet.regions)
         self._weights = _Weights(min(_EVERY, len(fleet.machines)))
-        swarm.network.on_sent = self._weights.add
+        swarm.network.intercepts.append(self._weights.add)
         swarm.hooks.append(self._on_event)
         self._stopped = False
         self._wall = 0.0

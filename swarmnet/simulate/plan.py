@@ -21,7 +21,7 @@ from swarmnet.manifest.schema import (
     Training,
 )
 from swarmnet.peer.rebalance import Rules
-from swarmnet.simulate.links import Links
+from swarmnet.testing.links import Links
 from swarmnet.wire.peer_ids import peer_id_from_public_bytes
 
 OWNER = peer_id_from_public_bytes(b"W" * 32)

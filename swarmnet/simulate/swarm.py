@@ -32,9 +32,7 @@ from swarmnet.peer.peer import Peer
 from swarmnet.peer.rebalance import RecentMoves, Rules
 from swarmnet.peer.replica import Replica, ReplicaLimits
 from swarmnet.pipeline.router import routing_rule
-from swarmnet.simulate.clock import SimulatedProcess, VirtualLoop
 from swarmnet.simulate.device import Device
-from swarmnet.simulate.directory import DirectoryAt, MemoryDirectory
 from swarmnet.simulate.disk import SimulatedDisk
 from swarmnet.simulate.engine import (
     NUM_ELEMENTS,
@@ -45,13 +43,15 @@ from swarmnet.simulate.engine import (
     tokens_of,
 )
 from swarmnet.simulate.meeting import RoundMeeting
-from swarmnet.simulate.network import MemoryNetwork
 from swarmnet.simulate.oracle import Oracle
 from swarmnet.simulate.plan import OWNER, Plan, manifest_of
 from swarmnet.stage.seams import Engine
 from swarmnet.statement import SignedMessage, in_envelope
 from swarmnet.telemetry.kinds import KINDS
+from swarmnet.testing.clock import SimulatedProcess, VirtualLoop
+from swarmnet.testing.directory import DirectoryAt, MemoryDirectory
 from swarmnet.testing.invariants import multiplicity
+from swarmnet.testing.network import MemoryNetwork
 from swarmnet.trainer.trainer import Trainer
 from swarmnet.transport import Service, Transport
 from swarmnet.wire.signed import sign

@@ -4,5 +4,9 @@ fault.py       one `Fault`, the names it strikes, and its text: chaos files, `--
 schedule.py    when a fault is due, which replica it strikes, who is started again
 injector.py    a peer or trainer as a process with faults below it
 byzantine.py   replicas that compute or send something else
+doubles.py     a transport, a service and a directory that answer by script
+clock.py       a loop whose time jumps, with processes that are stopped and killed
+network.py     a network in memory: links, cuts, loss, and intercepts that drop or change one message
+directory.py   a directory in memory
 invariants.py  each index once, equal digests, the losses of one process
 """

@@ -1,6 +1,6 @@
 """What every `transport.Transport` must do. Run each of `CHECKS` on a fresh `Pair`, on whatever event loop.
 
-A pair is two connected ends, `a` and `b`, each with a `ScriptedService`. `kill_b` ends `b` the way a crash would:
+A pair is two connected ends, `a` and `b`, each with a `FakeService`. `kill_b` ends `b` the way a crash would:
 nobody listens at its address afterwards. Nothing here sleeps to synchronise; all waits end with an event.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
 
@@ -19,7 +19,6 @@ from swarmnet.messages import (
     Accepted,
     Answer,
     Busy,
-    Control,
     Fetch,
     Fetched,
     Gradient,
@@ -32,38 +31,11 @@ from swarmnet.messages import (
     StagePlan,
     Stamp,
 )
+from swarmnet.testing.doubles import FakeService
 from swarmnet.transport import ReadPayload, Transport
-
-Answering = Callable[[PeerId, Request, ReadPayload], AsyncIterator[Answer]]
 
 LIMIT_S = 20.0
 """Any wait longer than this is a failure."""
-
-
-async def _nothing(caller: PeerId, request: Request, payload: ReadPayload) -> AsyncIterator[Answer]:
-    yield Rejected(RejectCode.NOT_SERVED, "no script")
-
-
-@dataclass
-class ScriptedService:
-    """A `transport.Service` that records what it hears and answers as the test says."""
-
-    answering: Answering = _nothing
-    told: asyncio.Queue[tuple[PeerId, Control]] = field(default_factory=asyncio.Queue)
-    reached: asyncio.Queue[PeerId] = field(default_factory=asyncio.Queue)
-    gone: asyncio.Queue[tuple[PeerId, bool]] = field(default_factory=asyncio.Queue)
-
-    def on_tell(self, caller: PeerId, message: Control) -> None:
-        self.told.put_nowait((caller, message))
-
-    def on_call(self, caller: PeerId, request: Request, payload: ReadPayload) -> AsyncIterator[Answer]:
-        return self.answering(caller, request, payload)
-
-    def on_reached(self, peer: PeerId) -> None:
-        self.reached.put_nowait(peer)
-
-    def on_gone(self, peer: PeerId, *, definite: bool) -> None:
-        self.gone.put_nowait((peer, definite))
 
 
 @dataclass
@@ -72,7 +44,7 @@ class End:
 
     peer: PeerId
     transport: Transport
-    service: ScriptedService
+    service: FakeService
 
 
 @dataclass

@@ -9,31 +9,24 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from benchmark_modules import load
 
 from swarmnet.ids import PeerId, RunId
-from swarmnet.messages import Answer, Control, Gradient, Packed, Process, Request
+from swarmnet.messages import Answer, Gradient, Packed, Process, Request
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import Identity
+from swarmnet.testing.doubles import FakeService
 from swarmnet.transport import ReadPayload
 
 PORT = 31340
 CALLS, SIZE = 12, 4_000_000
 
 
-class Echo:
+async def echo(caller: PeerId, request: Request, payload: ReadPayload) -> AsyncGenerator[Answer, None]:
     """Answers with what came."""
-
-    def on_tell(self, caller: PeerId, message: Control) -> None: ...
-
-    async def on_call(self, caller: PeerId, request: Request, payload: ReadPayload) -> AsyncIterator[Answer]:
-        yield Gradient(0.0, 0, payload=await payload())
-
-    def on_reached(self, peer: PeerId) -> None: ...
-
-    def on_gone(self, peer: PeerId, *, definite: bool) -> None: ...
+    yield Gradient(0.0, 0, payload=await payload())
 
 
 async def main(host: str, *known: str) -> None:
@@ -42,7 +35,7 @@ async def main(host: str, *known: str) -> None:
         Identity.generate(),
         RunId("00" * 32),
         addresses=lambda peer: book.get(peer, ()),
-        service=Echo(),
+        service=FakeService(echo),
         host=host,
         port=0 if known else PORT,
     )

@@ -6,20 +6,18 @@ import asyncio
 import contextlib
 import itertools
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 
 import numpy as np
 import torch
 
-from swarmnet.averaging.exchange import Exchange
 from swarmnet.data.sampler import Sampler
 from swarmnet.data.tokens import Tokens
 from swarmnet.engine.compute_thread import ComputeThread, Work
 from swarmnet.engine.torch_engine import TorchEngine
-from swarmnet.errors import PeerGone
 from swarmnet.ids import Ballot, Chain, PeerId, RoundId
 from swarmnet.manifest.schema import Averaging, Cut, Manifest, Model, Numerics, Optimizer, Training
-from swarmnet.messages import Answer, Commit, Packed, Part, Request
+from swarmnet.messages import Commit, Packed
 from swarmnet.peer.engines import torch_engine
 from swarmnet.ranks.device_backend import DeviceBackend
 from swarmnet.stage.passes import MemoryPolicy
@@ -75,28 +73,6 @@ def batch_of(manifest: Manifest, tokens: Tokens, step: int, index: int) -> Packe
     sampler = Sampler(training.seed, tokens.num_tokens, training.sequence_length, training.microbatch_size)
     positions = sampler.positions(step * training.microbatches + index)
     return codecs.encode("int32", tokens.microbatch(positions, training.sequence_length))
-
-
-class Direct:
-    """A transport of members that call each other's exchanges directly. `fails` says which calls break."""
-
-    exchanges: dict[PeerId, Exchange]
-
-    @staticmethod
-    def fails(peer: PeerId, part: Part) -> bool:
-        return False
-
-    def tell(self, peer: PeerId, message: object) -> None:
-        raise AssertionError("nothing is told")
-
-    async def call(
-        self, peer: PeerId, request: Request, payload: tuple[Packed, ...] = (), *, deadline: float
-    ) -> AsyncGenerator[Answer, None]:
-        assert isinstance(request, Part)
-        if self.fails(peer, request):
-            raise PeerGone("broke off")
-        async for answer in self.exchanges[peer].serve(request):
-            yield answer
 
 
 async def take_over(sums: Summation, *pieces: Packed, start: int = 0) -> tuple[bytes, float]:
@@ -261,3 +237,10 @@ async def compute_thread() -> AsyncIterator[ComputeThread]:
         yield compute
     finally:
         await asyncio.to_thread(compute.close)
+
+
+@contextlib.asynccontextmanager
+async def chain_of(manifest: Manifest, *, replicas: int = 1) -> AsyncIterator[StageChain]:
+    """A chain whose engines compute on a thread of its own."""
+    async with compute_thread() as compute:
+        yield StageChain(manifest, compute, replicas=replicas)

@@ -4,12 +4,13 @@ equal bits, nothing lost, retries too."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+import contextlib
+from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import replace
 
 import pytest
 import torch
-from stage_chain import Direct, commit, compute_thread, take_over, tiny
+from stage_chain import commit, compute_thread, take_over, tiny
 from torch import Tensor
 
 from swarmnet.averaging.butterfly import ExchangeContext
@@ -17,6 +18,7 @@ from swarmnet.averaging.exchange import Exchange
 from swarmnet.averaging.grid import grid_of
 from swarmnet.engine.compute_thread import ComputeThread
 from swarmnet.engine.torch_engine import TorchEngine
+from swarmnet.errors import PeerGone
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.manifest.schema import Averaging, Manifest, Model
 from swarmnet.messages import Finished, Part, Round, Stamp
@@ -24,6 +26,7 @@ from swarmnet.peer.engines import torch_engine
 from swarmnet.ranks.device_backend import DeviceBackend
 from swarmnet.stage.rounding import NoRounding
 from swarmnet.sums.local_sum import LocalSum
+from swarmnet.testing.doubles import FakeTransport
 
 MODEL = Model(
     vocab_size=64, hidden_size=64, intermediate_size=112, num_layers=2, num_heads=4, num_kv_heads=4, head_dim=16
@@ -49,7 +52,7 @@ def round_of(
     return Round(STAMP, RoundId(ballot, number), shares, receivers, (), rows=rows)
 
 
-class Members(Direct):
+class Members:
     """Replicas of one stage that call each other directly. `fails` says which calls break.
 
     Each has its own integers in the accumulator or, with local sync, its own pseudo-gradient.
@@ -62,6 +65,9 @@ class Members(Direct):
         self.exchanges: dict[PeerId, Exchange] = {}
         self.vectors: dict[PeerId, Tensor] = {}
         self.heard: list[tuple[PeerId, str]] = []
+        transport = FakeTransport(
+            lambda peer, part: PeerGone("broke off") if self.fails(peer, part) else self.exchanges[peer].serve(part)
+        )
         for peer in peers:
             engine = torch_engine(manifest, 0, compute, DeviceBackend(manifest.of_stage(0)))
             self.engines[peer] = engine
@@ -69,7 +75,7 @@ class Members(Direct):
                 ExchangeContext(
                     peer,
                     engine.sums,
-                    self,
+                    transport,
                     num_tokens=TOKENS,
                     group_size=3,
                     running_s=0.05,
@@ -142,34 +148,29 @@ def run_of(codec: str, microbatches: int) -> Manifest:
     )
 
 
-def play(codec: str, rows: tuple[int, ...], story: Callable[[Members], object]) -> None:
-    async def whole() -> None:
-        peers = peers_of(rows)
-        async with compute_thread() as compute, asyncio.timeout(60):
-            await story(await Members(run_of(codec, len(peers)), compute, peers).begin())
-
-    asyncio.run(whole())
+@contextlib.asynccontextmanager
+async def members_of(codec: str, rows: tuple[int, ...]) -> AsyncIterator[Members]:
+    peers = peers_of(rows)
+    async with compute_thread() as compute, asyncio.timeout(60):
+        yield await Members(run_of(codec, len(peers)), compute, peers).begin()
 
 
 @pytest.mark.parametrize("rows", [ONE, GRID], ids=["one group", "grid"])
 @pytest.mark.parametrize(
     ("codec", "near"), [("int64", 0.0), ("small", 0.0), ("fp32", 1e-6), ("fp16", 1e-3), ("int8", 2e-2), ("nf4", 0.25)]
 )
-def test_all_hold_the_same_sum_and_it_is_near(codec: str, near: float, rows: tuple[int, ...]) -> None:
-    async def story(members: Members) -> None:
+async def test_all_hold_the_same_sum_and_it_is_near(codec: str, near: float, rows: tuple[int, ...]) -> None:
+    async with members_of(codec, rows) as members:
         finished = await members.sum(round_of(1, rows))
         assert finished.num_tokens == sum(rows) * TOKENS
         exact = sum(vector.double() for vector in members.vectors.values())
         assert (members.total(PeerId("a")).double() - exact).norm() <= near * exact.norm()
 
-    play(codec, rows, story)
-
 
 @pytest.mark.parametrize(("rows", "idle"), [(ONE, "b"), (GRID, "")], ids=["one group", "grid"])
-def test_what_is_not_in_the_sum_is_owed(rows: tuple[int, ...], idle: str) -> None:
+async def test_what_is_not_in_the_sum_is_owed(rows: tuple[int, ...], idle: str) -> None:
     """On any hop, and also where one replica contributes nothing and only reduces."""
-
-    async def story(members: Members) -> None:
+    async with members_of("nf4", rows) as members:
         finished = await members.sum(round_of(1, rows, idle=tuple(map(PeerId, idle))))
         assert not any(bool(residual.any()) for residual in members.residuals()), "not applied yet"
         total = members.total(PeerId("a")).double()
@@ -178,13 +179,10 @@ def test_what_is_not_in_the_sum_is_owed(rows: tuple[int, ...], idle: str) -> Non
         owed = sum(residual.double() for residual in members.residuals())
         assert (total + owed - computed).norm() <= 1e-5 * computed.norm() and owed.norm() > 1e-3 * computed.norm()
 
-    play("nf4", rows, story)
 
-
-def test_a_round_that_is_abandoned_half_way_changes_nothing() -> None:
+async def test_a_round_that_is_abandoned_half_way_changes_nothing() -> None:
     """The first round breaks at its end, the second is of two, the third of all three is applied."""
-
-    async def story(members: Members) -> None:
+    async with members_of("nf4", ONE) as members:
         last = members.engines[PeerId("a")].sums.phases[0] - 1
         members.fails = lambda peer, part: part.kind == "reduced" and part.stop > last
         with pytest.raises(TimeoutError):
@@ -202,42 +200,34 @@ def test_a_round_that_is_abandoned_half_way_changes_nothing() -> None:
         await undisturbed.apply(expected)
         assert all(map(torch.equal, members.residuals(), undisturbed.residuals()))
 
-    play("nf4", ONE, story)
 
-
-def test_a_collected_sum_of_a_round_i_took_part_in_counts_as_sent() -> None:
-    async def story(members: Members) -> None:
+async def test_a_collected_sum_of_a_round_i_took_part_in_counts_as_sent() -> None:
+    async with members_of("nf4", ONE) as members:
         finished = await members.sum(round_of(1, ONE))
         late, holder = members.engines[PeerId("c")].sums, members.engines[PeerId("a")].sums
         await take_over(late, await holder.finished_sum(0, sum(holder.phases)))
         await members.apply(finished)
         assert bool(members.residual(PeerId("c")).any())
 
-    play("nf4", ONE, story)
 
-
-def test_a_replica_that_takes_over_a_state_owes_nothing() -> None:
-    async def story(members: Members) -> None:
+async def test_a_replica_that_takes_over_a_state_owes_nothing() -> None:
+    async with members_of("nf4", ONE) as members:
         await members.apply(await members.sum(round_of(1, ONE)))
         replica = members.engines[PeerId("a")]
         assert bool(replica.sums.codec.residual.any())
         await replica.restore(await replica.snapshot(), version=STAMP.step + 1)
         assert not bool(replica.sums.codec.residual.any()), "it was owed by another past"
 
-    play("nf4", ONE, story)
-
 
 @pytest.mark.parametrize("codec", ["small", "int64"])
-def test_a_finished_sum_is_handed_on_in_any_pieces(codec: str) -> None:
-    async def story(members: Members) -> None:
+async def test_a_finished_sum_is_handed_on_in_any_pieces(codec: str) -> None:
+    async with members_of(codec, ONE) as members:
         finished = await members.sum(round_of(1, ONE))
         holder, late = (members.engines[peer].sums for peer in peers_of((2,)))
         edge, end = 256, holder.num_elements
         pieces = [await holder.finished_sum(0, edge), await holder.finished_sum(edge, end)]
         assert await take_over(late, *pieces) == (finished.digest, finished.grad_sq_norm)
         assert sum(piece.num_bytes for piece in pieces) <= 2 * end, "of 13 bits each"
-
-    play(codec, ONE, story)
 
 
 def test_rows_of_these_rounds_are_what_the_tests_say() -> None:

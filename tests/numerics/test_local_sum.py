@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import itertools
 import random
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
@@ -29,13 +29,13 @@ def local(codec: str = "fp32", **fields: object) -> Averaging:
     return Averaging(sync="local", codec=codec, **{"inner_steps": 3, "outer_warmup_steps": 0, **fields})
 
 
-def run(scenario: Scenario, averaging: Averaging, *, replicas: int, stages: int = 1, microbatches: int = 4) -> None:
-    async def whole() -> None:
-        async with compute_thread() as compute:
-            manifest = tiny(stages, mode="fp32", averaging=averaging, microbatches=microbatches)
-            await scenario(StageChain(manifest, compute, replicas=replicas))
-
-    asyncio.run(whole())
+@contextlib.asynccontextmanager
+async def chain_of(
+    averaging: Averaging, *, replicas: int, stages: int = 1, microbatches: int = 4
+) -> AsyncIterator[StageChain]:
+    async with compute_thread() as compute:
+        manifest = tiny(stages, mode="fp32", averaging=averaging, microbatches=microbatches)
+        yield StageChain(manifest, compute, replicas=replicas)
 
 
 async def count(chain: StageChain, shares: Sequence[Sequence[int]]) -> tuple[float, int]:
@@ -113,28 +113,22 @@ def slow(engine: TorchEngine) -> Tensor:
 EVEN = [(0, 1), (2, 3)]
 
 
-def test_one_replica_alone_trains_as_ever() -> None:
+async def test_one_replica_alone_trains_as_ever() -> None:
     ends = []
-
-    async def train(chain: StageChain) -> None:
-        for number in range(8):
-            await chain.step(random.Random(number))
-        ends.append(flat(await chain.weights()))
-
-    run(train, local(outer_learning_rate=1.0, outer_momentum=0.0), replicas=1, stages=2)
+    alone = tiny(2, mode="fp32", averaging=local(outer_learning_rate=1.0, outer_momentum=0.0), microbatches=4)
     exact = tiny(2)
-
-    async def alone() -> None:
+    for manifest in (alone, exact):
         async with compute_thread() as compute:
-            await train(StageChain(exact, compute))
-
-    asyncio.run(alone())
+            chain = StageChain(manifest, compute)
+            for number in range(8):
+                await chain.step(random.Random(number))
+            ends.append(flat(await chain.weights()))
     torch.testing.assert_close(*ends, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("codec", ["fp32", "fp16", "int8", "nf4", "sparse:0.05"])
-def test_between_exchanges_replicas_differ_and_after_one_their_slow_weights_are_equal(codec: str) -> None:
-    async def scenario(chain: StageChain) -> None:
+async def test_between_exchanges_replicas_differ_and_after_one_their_slow_weights_are_equal(codec: str) -> None:
+    async with chain_of(local(codec), replicas=2) as chain:
         first, second = chain.engines[0]
         for number in range(1, 5):
             outer = await step(chain, EVEN)
@@ -145,11 +139,9 @@ def test_between_exchanges_replicas_differ_and_after_one_their_slow_weights_are_
             else:
                 assert all(each is not None and not each.missed and 0 < each.moved < 1 for each in outer)
 
-    run(scenario, local(codec), replicas=2)
 
-
-def test_with_rate_1_and_no_momentum_slow_weights_become_the_mean_by_shares() -> None:
-    async def scenario(chain: StageChain) -> None:
+async def test_with_rate_1_and_no_momentum_slow_weights_become_the_mean_by_shares() -> None:
+    async with chain_of(local(outer_learning_rate=1.0, outer_momentum=0.0), replicas=2) as chain:
         shares = [(0, 1, 2), (3,)]
         for _ in range(3):
             await step(chain, shares)
@@ -158,11 +150,9 @@ def test_with_rate_1_and_no_momentum_slow_weights_become_the_mean_by_shares() ->
         for engine in chain.engines[0]:
             torch.testing.assert_close(slow(engine), 0.75 * before[0] + 0.25 * before[1], rtol=0, atol=1e-6)
 
-    run(scenario, local(outer_learning_rate=1.0, outer_momentum=0.0), replicas=2)
 
-
-def test_rounds_carry_one_number_but_for_the_exchange() -> None:
-    async def scenario(chain: StageChain) -> None:
+async def test_rounds_carry_one_number_but_for_the_exchange() -> None:
+    async with chain_of(local(inner_steps=4, fragments=2), replicas=2) as chain:
         engine = chain.engines[0][0]
         lengths = []
         for _ in range(7):
@@ -171,11 +161,9 @@ def test_rounds_carry_one_number_but_for_the_exchange() -> None:
         whole = engine.sums.num_elements
         assert lengths == [1, 1, whole // 2 + 1, 1, whole - whole // 2 + 1, 1, lengths[2]]
 
-    run(scenario, local(inner_steps=4, fragments=2), replicas=2)
 
-
-def test_who_only_fetches_the_sum_keeps_what_it_has_learned_and_adds_nothing() -> None:
-    async def scenario(chain: StageChain) -> None:
+async def test_who_only_fetches_the_sum_keeps_what_it_has_learned_and_adds_nothing() -> None:
+    async with chain_of(local(), replicas=3) as chain:
         first, second, third = chain.engines[0]
         shares = [(0, 1), (2,), (3,)]
         for _ in range(3):
@@ -194,21 +182,17 @@ def test_who_only_fetches_the_sum_keeps_what_it_has_learned_and_adds_nothing() -
         assert torch.equal(slow(third), slow(first))
         torch.testing.assert_close(await weights(third) - slow(third), learned, rtol=0, atol=1e-6)
 
-    run(scenario, local(), replicas=3)
 
-
-def test_who_counted_nothing_goes_along_and_is_told_why_it_added_nothing() -> None:
-    async def scenario(chain: StageChain) -> None:
+async def test_who_counted_nothing_goes_along_and_is_told_why_it_added_nothing() -> None:
+    async with chain_of(local(), replicas=2) as chain:
         for _ in range(3):
             await step(chain, EVEN)
         assert missed(await step(chain, [(0, 1, 2, 3), ()])) == ["", "counted nothing in this step"]
         assert torch.equal(slow(chain.engines[0][0]), slow(chain.engines[0][1]))
 
-    run(scenario, local(), replicas=2)
 
-
-def test_a_member_that_waited_for_its_partner_in_vain_is_told_so() -> None:
-    async def scenario(chain: StageChain) -> None:
+async def test_a_member_that_waited_for_its_partner_in_vain_is_told_so() -> None:
+    async with chain_of(local(partners="pairs"), replicas=4) as chain:
         engines = chain.engines[0]
         for _ in range(3):
             await step(chain, FOUR)
@@ -219,12 +203,10 @@ def test_a_member_that_waited_for_its_partner_in_vain_is_told_so() -> None:
         outer = await apply(chain, [commit(0, 3, digest, loss, tokens, square)])
         assert missed(outer) == ["did not get its partners' mean", "", "", ""]
 
-    run(scenario, local(partners="pairs"), replicas=4)
-
 
 @pytest.mark.parametrize("how", ["voided", "more than was summed"])
-def test_an_accumulator_that_is_not_the_rounds_any_more_is_not_applied(how: str) -> None:
-    async def scenario(chain: StageChain) -> None:
+async def test_an_accumulator_that_is_not_the_rounds_any_more_is_not_applied(how: str) -> None:
+    async with chain_of(local(), replicas=2) as chain:
         first, second = chain.engines[0]
         loss, tokens = await count(chain, [(0,), (2, 3)])
         digest, square = await a_round(chain, [0, 1], [(0,), (2, 3)])
@@ -238,11 +220,9 @@ def test_an_accumulator_that_is_not_the_rounds_any_more_is_not_applied(how: str)
         assert torch.equal(await weights(first), before[0]) and first.version == 1
         assert not torch.equal(await weights(second), before[1])
 
-    run(scenario, local(), replicas=2)
 
-
-def test_a_joiner_takes_a_donors_state_whole_and_goes_on_as_the_donor_would() -> None:
-    async def scenario(chain: StageChain) -> None:
+async def test_a_joiner_takes_a_donors_state_whole_and_goes_on_as_the_donor_would() -> None:
+    async with chain_of(local(), replicas=3) as chain:
         donor, joiner, other = chain.engines[0]
         alone = [(0, 1), (), (2, 3)]
         for _ in range(5):
@@ -253,11 +233,9 @@ def test_a_joiner_takes_a_donors_state_whole_and_goes_on_as_the_donor_would() ->
             await step(chain, alone)
         assert torch.equal(slow(joiner), slow(other)), "the momentum came along"
 
-    run(scenario, local(), replicas=3)
 
-
-def test_a_donor_that_has_sat_out_a_step_goes_on_as_its_joiner_does() -> None:
-    async def scenario(chain: StageChain) -> None:
+async def test_a_donor_that_has_sat_out_a_step_goes_on_as_its_joiner_does() -> None:
+    async with chain_of(local(), replicas=3) as chain:
         donor, joiner, _ = chain.engines[0]
         await step(chain, [(), (), (0, 1, 2, 3)])
         await joiner.restore(await donor.snapshot(), version=1)
@@ -268,18 +246,14 @@ def test_a_donor_that_has_sat_out_a_step_goes_on_as_its_joiner_does() -> None:
             await engine.apply([commit(0, 1, digest, loss, tokens, square)])
         assert torch.equal(await weights(donor), await weights(joiner))
 
-    run(scenario, local(), replicas=3)
 
-
-def test_everything_is_exchanged_in_the_last_step() -> None:
-    async def scenario(chain: StageChain) -> None:
+async def test_everything_is_exchanged_in_the_last_step() -> None:
+    async with chain_of(local(inner_steps=4, fragments=4), replicas=2) as chain:
         for engine in chain.engines[0]:
             await engine.restore(await engine.snapshot(), version=0, becomes=19)
         chain.step_number = 19
         outer = await step(chain, EVEN)
         assert [each.elements for each in outer if each is not None] == [chain.engines[0][0].sums.num_elements] * 2
-
-    run(scenario, local(inner_steps=4, fragments=4), replicas=2)
 
 
 # ---------------------------------------------------------------- sparse outer steps
@@ -297,18 +271,16 @@ async def codecs_of_outer_steps(chain: StageChain) -> list[str]:
     return found
 
 
-def test_warm_up_and_last_outer_step_send_all_elements_the_others_the_largest() -> None:
-    async def scenario(chain: StageChain) -> None:
+async def test_warm_up_and_last_outer_step_send_all_elements_the_others_the_largest() -> None:
+    async with chain_of(local("sparse:0.05", inner_steps=5, outer_warmup_steps=5), replicas=2) as chain:
         dense, sparse = "int8", "sparse:0.05"
         assert await codecs_of_outer_steps(chain) == [(5, dense), (10, sparse), (15, sparse), (19, dense)]
         first, second = chain.engines[0]
         assert torch.equal(slow(first), slow(second))
 
-    run(scenario, local("sparse:0.05", inner_steps=5, outer_warmup_steps=5), replicas=2)
 
-
-def test_a_sparse_outer_step_moves_what_was_sent_and_the_rest_stays() -> None:
-    async def scenario(chain: StageChain) -> None:
+async def test_a_sparse_outer_step_moves_what_was_sent_and_the_rest_stays() -> None:
+    async with chain_of(local("sparse:0.05", outer_learning_rate=1.0, outer_momentum=0.0), replicas=2) as chain:
         for _ in range(3):
             await step(chain, EVEN)
         before = [slow(engine) - await weights(engine) for engine in chain.engines[0]]
@@ -322,14 +294,11 @@ def test_a_sparse_outer_step_moves_what_was_sent_and_the_rest_stays() -> None:
             torch.testing.assert_close(old - slow(engine), (sent[0] + sent[1]) / 2, rtol=0, atol=1e-4)
             torch.testing.assert_close(slow(engine) - await weights(engine), vector - part, rtol=0, atol=1e-6)
 
-    run(scenario, local("sparse:0.05", outer_learning_rate=1.0, outer_momentum=0.0), replicas=2)
 
-
-def test_a_round_cut_and_opened_again_leaves_the_same_weights() -> None:
+async def test_a_round_cut_and_opened_again_leaves_the_same_weights() -> None:
     ends = []
-
-    def scenario(*, again: bool) -> Scenario:
-        async def train(chain: StageChain) -> None:
+    for again in (False, True):
+        async with chain_of(local("sparse:0.05"), replicas=2) as chain:
             for _ in range(3):
                 await step(chain, EVEN)
             loss, tokens = await count(chain, EVEN)
@@ -339,16 +308,11 @@ def test_a_round_cut_and_opened_again_leaves_the_same_weights() -> None:
             digest, square = await a_round(chain, (0, 1), EVEN)
             await apply(chain, [commit(0, 3, digest, loss, tokens, square)])
             ends.append([await weights(engine) for engine in chain.engines[0]])
-
-        return train
-
-    for again in (False, True):
-        run(scenario(again=again), local("sparse:0.05"), replicas=2)
     assert all(torch.equal(one, other) for one, other in zip(*ends, strict=True))
 
 
-def test_sparse_replicas_that_were_restored_go_on_with_the_same_bits() -> None:
-    async def scenario(chain: StageChain) -> None:
+async def test_sparse_replicas_that_were_restored_go_on_with_the_same_bits() -> None:
+    async with chain_of(local("sparse:0.05"), replicas=2) as chain:
         for _ in range(5):
             await step(chain, EVEN)
         saved = [bytes(await engine.snapshot()) for engine in chain.engines[0]]
@@ -362,11 +326,9 @@ def test_sparse_replicas_that_were_restored_go_on_with_the_same_bits() -> None:
             chain.step_number = 5
         assert all(torch.equal(one, other) for one, other in zip(*ends, strict=True))
 
-    run(scenario, local("sparse:0.05"), replicas=2)
 
-
-def test_a_joiner_of_a_sparse_run_has_the_same_outer_weights_from_its_first_outer_step_on() -> None:
-    async def scenario(chain: StageChain) -> None:
+async def test_a_joiner_of_a_sparse_run_has_the_same_outer_weights_from_its_first_outer_step_on() -> None:
+    async with chain_of(local("sparse:0.05"), replicas=3) as chain:
         donor, joiner, other = chain.engines[0]
         for _ in range(5):
             await step(chain, [(0, 1), (), (2, 3)])
@@ -376,8 +338,6 @@ def test_a_joiner_of_a_sparse_run_has_the_same_outer_weights_from_its_first_oute
         assert torch.equal(slow(joiner), slow(donor)) and torch.equal(slow(joiner), slow(other))
         assert not torch.equal(await weights(joiner), await weights(donor))
 
-    run(scenario, local("sparse:0.05"), replicas=3)
-
 
 # ---------------------------------------------------------------- pairs
 
@@ -385,8 +345,8 @@ def test_a_joiner_of_a_sparse_run_has_the_same_outer_weights_from_its_first_oute
 FOUR = [(0,), (1,), (2,), (3,)]
 
 
-def test_partners_agree_on_a_vector_of_their_own_and_everybody_on_the_number() -> None:
-    async def scenario(chain: StageChain) -> None:
+async def test_partners_agree_on_a_vector_of_their_own_and_everybody_on_the_number() -> None:
+    async with chain_of(local(partners="pairs", outer_learning_rate=1.0, outer_momentum=0.0), replicas=4) as chain:
         engines = chain.engines[0]
         for _ in range(3):
             await step(chain, FOUR)
@@ -400,11 +360,9 @@ def test_partners_agree_on_a_vector_of_their_own_and_everybody_on_the_number() -
         found = torch.stack([slow(engine) for engine in engines]).mean(0)
         torch.testing.assert_close(found, mean, rtol=0, atol=1e-6)
 
-    run(scenario, local(partners="pairs", outer_learning_rate=1.0, outer_momentum=0.0), replicas=4)
 
-
-def test_without_a_partner_nothing_is_exchanged_and_all_is_kept() -> None:
-    async def scenario(chain: StageChain) -> None:
+async def test_without_a_partner_nothing_is_exchanged_and_all_is_kept() -> None:
+    async with chain_of(local(partners="pairs"), replicas=4) as chain:
         engines = chain.engines[0]
         for _ in range(3):
             await step(chain, FOUR)
@@ -418,11 +376,9 @@ def test_without_a_partner_nothing_is_exchanged_and_all_is_kept() -> None:
         for (slow_before, weights_before), engine in list(zip(before, engines, strict=True))[2:]:
             assert torch.equal(slow(engine), slow_before) and torch.equal(await weights(engine), weights_before)
 
-    run(scenario, local(partners="pairs"), replicas=4)
 
-
-def test_a_partner_may_have_agreed_before_the_number_is_fetched_from_somebody_else() -> None:
-    async def scenario(chain: StageChain) -> None:
+async def test_a_partner_may_have_agreed_before_the_number_is_fetched_from_somebody_else() -> None:
+    async with chain_of(local(partners="pairs"), replicas=4) as chain:
         engines = chain.engines[0]
         for _ in range(3):
             await step(chain, FOUR)
@@ -433,11 +389,9 @@ def test_a_partner_may_have_agreed_before_the_number_is_fetched_from_somebody_el
         assert all(each is not None and not each.missed for each in outer)
         assert torch.equal(slow(engines[0]), slow(engines[1]))
 
-    run(scenario, local(partners="pairs"), replicas=4)
 
-
-def test_a_round_that_was_given_up_leaves_nothing_behind() -> None:
-    async def scenario(chain: StageChain) -> None:
+async def test_a_round_that_was_given_up_leaves_nothing_behind() -> None:
+    async with chain_of(local(partners="pairs"), replicas=4) as chain:
         engines = chain.engines[0]
         for _ in range(3):
             await step(chain, FOUR)
@@ -448,14 +402,12 @@ def test_a_round_that_was_given_up_leaves_nothing_behind() -> None:
         outer = await apply(chain, [commit(0, 3, digest, loss, tokens, square)])
         assert missed(outer) == ["was no member of the round to the end", "", "", ""]
 
-    run(scenario, local(partners="pairs"), replicas=4)
-
 
 # ---------------------------------------------------------------- what peers send
 
 
-def test_pieces_that_are_no_sum_are_refused() -> None:
-    async def scenario(chain: StageChain) -> None:
+async def test_pieces_that_are_no_sum_are_refused() -> None:
+    async with chain_of(local("int8"), replicas=1) as chain:
         engine = chain.engines[0][0]
         for wrong in (codecs.encode("fp32", torch.zeros(2)), codecs.encode("bf16", torch.zeros(1))):
             with pytest.raises(BadMessage):
@@ -467,8 +419,6 @@ def test_pieces_that_are_no_sum_are_refused() -> None:
             await engine.sums.seal()
         with pytest.raises(BadMessage):
             await engine.sums.finished_sum(0, 2)
-
-    run(scenario, local("int8"), replicas=1)
 
 
 def test_the_manifest_refuses_what_cannot_be() -> None:
@@ -486,8 +436,8 @@ def test_the_manifest_refuses_what_cannot_be() -> None:
 
 
 @pytest.mark.parametrize("reducer", ["norm_clip", "centered_clip"])
-def test_a_vector_that_is_out_of_line_is_clipped_and_its_sender_named(reducer: str) -> None:
-    async def scenario(chain: StageChain) -> None:
+async def test_a_vector_that_is_out_of_line_is_clipped_and_its_sender_named(reducer: str) -> None:
+    async with chain_of(local(inner_steps=1, reducer=reducer), replicas=3, microbatches=6) as chain:
         engines, shares = chain.engines[0], [(0, 1), (2, 3), (4, 5)]
         await step(chain, shares)
         await count(chain, shares)
@@ -505,5 +455,3 @@ def test_a_vector_that_is_out_of_line_is_clipped_and_its_sender_named(reducer: s
         assert {each.peer for each in found.clipped if each.factor < 0.5} == {"2"}
         plain = codecs.decode((await engines[1].sums.reduce(given(honest[2]), 0, size)).packed)
         assert codecs.decode(found.packed).norm() < 2 * plain.norm() < codecs.decode(lie).norm() / 2
-
-    run(scenario, local(inner_steps=1, reducer=reducer), replicas=3, microbatches=6)

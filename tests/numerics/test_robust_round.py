@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from stage_chain import Direct, commit, compute_thread, tiny, weights_of
+from stage_chain import commit, compute_thread, tiny, weights_of
 from torch import Tensor
 
 from swarmnet.averaging.butterfly import ExchangeContext
@@ -24,6 +24,7 @@ from swarmnet.peer.engines import torch_engine
 from swarmnet.ranks.device_backend import DeviceBackend
 from swarmnet.stage.seams import Contribution
 from swarmnet.sums.reducer import float_sum, rule_of
+from swarmnet.testing.doubles import FakeTransport
 from swarmnet.wire import codecs
 
 PEERS = tuple(PeerId(name) for name in "abcde")
@@ -49,7 +50,7 @@ def member(manifest: Manifest, compute: ComputeThread, gradient: Tensor, send: L
     return engine
 
 
-class Group(Direct):
+class Group:
     """Five members that call each other directly; the first lies."""
 
     def __init__(self, manifest: Manifest, compute: ComputeThread, lie: Lie | None) -> None:
@@ -67,12 +68,13 @@ class Group(Direct):
             for peer, gradient in zip(PEERS, self.gradients, strict=True)
         }
         self.heard: list[tuple[PeerId, dict[str, object]]] = []
+        transport = FakeTransport(lambda peer, part: self.exchanges[peer].serve(part))
         self.exchanges = {
             peer: Exchange(
                 ExchangeContext(
                     peer,
                     engine.sums,
-                    self,
+                    transport,
                     num_tokens=TOKENS,
                     on_event=(lambda event, fields, peer=peer: self.heard.append((peer, {"event": event, **fields}))),
                 )
@@ -162,31 +164,28 @@ def test_the_plain_sum_believes_a_flip_and_refuses_a_nan() -> None:
     [LIES["NaN"], lambda piece: codecs.encode("bf16", piece), lambda piece: Packed("fp32", tuple(piece.shape), b"")],
     ids=["NaN", "another codec", "too short"],
 )
-def test_who_is_refused_under_the_plain_sum_is_named_and_the_others_sum_without_it(lie: Lie) -> None:
-    async def whole() -> None:
-        async with compute_thread() as compute:
-            group = await Group(manifest_of("sum"), compute, lie).begin()
-            others = PEERS[1:]
-            shares = tuple((peer, Generation(1, 0), frozenset({place})) for place, peer in enumerate(PEERS))
-            ballot = Ballot(1, PEERS[1])
-            first = Round(Stamp(1, 0, Chain("00" * 32)), RoundId(ballot, 0), shares, PEERS, ())
+async def test_who_is_refused_under_the_plain_sum_is_named_and_the_others_sum_without_it(lie: Lie) -> None:
+    async with compute_thread() as compute:
+        group = await Group(manifest_of("sum"), compute, lie).begin()
+        others = PEERS[1:]
+        shares = tuple((peer, Generation(1, 0), frozenset({place})) for place, peer in enumerate(PEERS))
+        ballot = Ballot(1, PEERS[1])
+        first = Round(Stamp(1, 0, Chain("00" * 32)), RoundId(ballot, 0), shares, PEERS, ())
 
-            async def take_part(peer: PeerId, current: Round) -> Finished:
-                place = PEERS.index(peer)
-                return await group.exchanges[peer].sum(current, {place: (1.0, TOKENS)})
+        async def take_part(peer: PeerId, current: Round) -> Finished:
+            place = PEERS.index(peer)
+            return await group.exchanges[peer].sum(current, {place: (1.0, TOKENS)})
 
-            tries = [asyncio.create_task(take_part(peer, first)) for peer in PEERS]
-            _, waiting = await asyncio.wait(tries, timeout=10.0, return_when=asyncio.ALL_COMPLETED)
-            assert not waiting and all(task.exception() is not None for task in tries), "all of them reduce a part"
-            for peer in others:
-                trouble = group.exchanges[peer].trouble
-                assert trouble is not None and (trouble.id, trouble.refused) == (first.id, (LIAR,))
-            second = replace(first, id=RoundId(ballot, 1), contributions=shares[1:], receivers=others)
-            found = await asyncio.gather(*(take_part(peer, second) for peer in others))
-            assert len(set(found)) == 1 and found[0].num_tokens == TOKENS * len(others)
-            assert all(group.exchanges[peer].trouble is None for peer in others)
-
-    asyncio.run(whole())
+        tries = [asyncio.create_task(take_part(peer, first)) for peer in PEERS]
+        _, waiting = await asyncio.wait(tries, timeout=10.0, return_when=asyncio.ALL_COMPLETED)
+        assert not waiting and all(task.exception() is not None for task in tries), "all of them reduce a part"
+        for peer in others:
+            trouble = group.exchanges[peer].trouble
+            assert trouble is not None and (trouble.id, trouble.refused) == (first.id, (LIAR,))
+        second = replace(first, id=RoundId(ballot, 1), contributions=shares[1:], receivers=others)
+        found = await asyncio.gather(*(take_part(peer, second) for peer in others))
+        assert len(set(found)) == 1 and found[0].num_tokens == TOKENS * len(others)
+        assert all(group.exchanges[peer].trouble is None for peer in others)
 
 
 def test_where_nobody_is_clipped_norm_clip_is_the_sum() -> None:
@@ -194,32 +193,29 @@ def test_where_nobody_is_clipped_norm_clip_is_the_sum() -> None:
     assert len(digests) == 1
 
 
-def test_the_centre_is_the_last_mean_and_who_has_just_arrived_has_none() -> None:
-    async def whole() -> None:
-        async with compute_thread() as compute:
-            group = await Group(manifest_of("centered_clip"), compute, None).begin()
-            await group.step(1)
-            old, size = group.engines[PEERS[0]], group.engines[PEERS[0]].sums.num_elements
-            last = codecs.decode(await old.sums.finished_sum(0, size)) / len(PEERS)
-            clipped = manifest_of("centered_clip")
-            new = torch_engine(clipped, 0, compute, DeviceBackend(clipped.of_stage(0)))
-            await new.restore(bytes(await old.snapshot()), version=2)
-            contributions = [
-                Contribution(peer, 1, codecs.encode("fp32", gradient + 1.0))
-                for peer, gradient in zip(PEERS, group.gradients, strict=True)
-            ]
-            rule, (start, stop) = rule_of(clipped.averaging), (5, size - 7)
-            reducer = functools.partial(float_sum, rule, codec="fp32")
-            part = [
-                replace(each, packed=codecs.encode("fp32", codecs.decode(each.packed)[start:stop].clone()))
-                for each in contributions
-            ]
-            for engine, centre in ((old, last[start:stop]), (new, None)):
-                found = codecs.decode((await engine.sums.reduce(part, start, stop)).packed)
-                assert torch.equal(found, reducer(part, stop - start, centre)[0])
-            assert not torch.equal(reducer(part, stop - start, last[start:stop])[0], reducer(part, stop - start)[0])
-
-    asyncio.run(whole())
+async def test_the_centre_is_the_last_mean_and_who_has_just_arrived_has_none() -> None:
+    async with compute_thread() as compute:
+        group = await Group(manifest_of("centered_clip"), compute, None).begin()
+        await group.step(1)
+        old, size = group.engines[PEERS[0]], group.engines[PEERS[0]].sums.num_elements
+        last = codecs.decode(await old.sums.finished_sum(0, size)) / len(PEERS)
+        clipped = manifest_of("centered_clip")
+        new = torch_engine(clipped, 0, compute, DeviceBackend(clipped.of_stage(0)))
+        await new.restore(bytes(await old.snapshot()), version=2)
+        contributions = [
+            Contribution(peer, 1, codecs.encode("fp32", gradient + 1.0))
+            for peer, gradient in zip(PEERS, group.gradients, strict=True)
+        ]
+        rule, (start, stop) = rule_of(clipped.averaging), (5, size - 7)
+        reducer = functools.partial(float_sum, rule, codec="fp32")
+        part = [
+            replace(each, packed=codecs.encode("fp32", codecs.decode(each.packed)[start:stop].clone()))
+            for each in contributions
+        ]
+        for engine, centre in ((old, last[start:stop]), (new, None)):
+            found = codecs.decode((await engine.sums.reduce(part, start, stop)).packed)
+            assert torch.equal(found, reducer(part, stop - start, centre)[0])
+        assert not torch.equal(reducer(part, stop - start, last[start:stop])[0], reducer(part, stop - start)[0])
 
 
 def _first(error: BaseException) -> BaseException:

@@ -14,14 +14,14 @@ import pytest
 import torch
 from blake3 import blake3
 from safetensors.torch import load, save
-from stage_chain import MODEL, StageChain, batch_of, commit, compute_thread, take_over, text, tiny, weights_of
+from stage_chain import MODEL, StageChain, batch_of, chain_of, commit, compute_thread, take_over, text, tiny, weights_of
 
 from swarmnet.engine.payloads import Payloads
 from swarmnet.engine.torch_engine import TorchEngine
 from swarmnet.errors import BadMessage, DeviceFull, Overflow, Refused, RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.local.oracle import run_oracle
-from swarmnet.manifest.schema import Manifest, Numerics, Wire
+from swarmnet.manifest.schema import Numerics, Wire
 from swarmnet.messages import Packed
 from swarmnet.model.decoder import StageModule, loss_sum
 from swarmnet.ranks.device_backend import DeviceBackend
@@ -40,14 +40,6 @@ def pack(tensors: Mapping[str, torch.Tensor], *, stage: int, version: int) -> me
     for name, place in layout.views(memory).items():
         place.copy_(tensors[name])
     return layout.seal(memory, version=version)
-
-
-def run(scenario: Scenario, manifest: Manifest | None = None, *, replicas: int = 1) -> None:
-    async def whole() -> None:
-        async with compute_thread() as compute:
-            await scenario(StageChain(manifest or tiny(2), compute, replicas=replicas))
-
-    asyncio.run(whole())
 
 
 def packed(tensor: torch.Tensor, codec: str = "fp32") -> Packed:
@@ -78,7 +70,7 @@ async def the_sum(engine: TorchEngine) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("stages", [1, 3])
-def test_every_parameter_gradient_is_the_oracles(stages: int) -> None:
+async def test_every_parameter_gradient_is_the_oracles(stages: int) -> None:
     """One microbatch: the flat accumulator of each stage against plain autograd on the whole."""
     manifest = tiny(stages)
     module = StageModule(MODEL, range(MODEL.num_layers), first=True, last=True)
@@ -88,7 +80,7 @@ def test_every_parameter_gradient_is_the_oracles(stages: int) -> None:
     loss_sum(module(tokens[:, :-1]), tokens[:, 1:]).backward()
     expected = {name: parameter.grad for name, parameter in module.named_parameters()}
 
-    async def scenario(chain: StageChain) -> None:
+    async with chain_of(manifest) as chain:
         seen: set[str] = set()
         route = [replicas[0] for replicas in chain.engines]
         for engine, stash in zip(route, await chain.travel(route, 2), strict=True):
@@ -102,29 +94,22 @@ def test_every_parameter_gradient_is_the_oracles(stages: int) -> None:
             assert start == engine.sums.num_elements
         assert seen == expected.keys()
 
-    run(scenario, manifest)
 
-
-def test_the_engine_meets_its_contract_by_type_too() -> None:
-    async def scenario(chain: StageChain) -> None:
+async def test_the_engine_meets_its_contract_by_type_too() -> None:
+    async with chain_of(tiny(2)) as chain:
         engine: Engine = chain.engines[0][0]
         assert engine.sums.num_elements > 0 and engine.voids(0) == chain.engines[0][0].voids(0)
 
-    run(scenario)
-
 
 @pytest.mark.parametrize("codec", ["bf16", "fp16", "int8", "bnb8", "nf4"])
-def test_lossy_wires_train(codec: str) -> None:
+async def test_lossy_wires_train(codec: str) -> None:
     manifest = tiny(3).model_copy(update={"wire": Wire(activations=codec, gradients=codec)})
-
-    async def scenario(chain: StageChain) -> None:
+    async with chain_of(manifest) as chain:
         rng = random.Random(1)
         losses = [await chain.step(rng) for _ in range(10)]
         expected = run_oracle(manifest, text(), steps=10).losses
         assert losses != expected
         assert losses == pytest.approx(expected, abs=0.05)
-
-    run(scenario, manifest)
 
 
 # ---------------------------------------------------------------- counting
@@ -136,8 +121,8 @@ async def one_stash(chain: StageChain, index: int = 0) -> tuple[TorchEngine, Sta
     return route[0], (await chain.travel(route, index))[0]
 
 
-def test_a_stash_is_added_once_and_answers_the_same_again() -> None:
-    async def scenario(chain: StageChain) -> None:
+async def test_a_stash_is_added_once_and_answers_the_same_again() -> None:
+    async with chain_of(tiny(2)) as chain:
         engine, stash = await one_stash(chain)
         assert await engine.accumulate(stash)
         once = await the_sum(engine)
@@ -147,11 +132,9 @@ def test_a_stash_is_added_once_and_answers_the_same_again() -> None:
         assert not await engine.accumulate(again), "another stash of the same index"
         assert torch.equal(await the_sum(engine), once)
 
-    run(scenario)
 
-
-def test_a_cancelled_weight_pass_that_ran_is_known_to_have_run() -> None:
-    async def scenario(chain: StageChain) -> None:
+async def test_a_cancelled_weight_pass_that_ran_is_known_to_have_run() -> None:
+    async with chain_of(tiny(2)) as chain:
         engine, stash = await one_stash(chain)
         waiting = asyncio.ensure_future(engine.accumulate(stash))
         await asyncio.sleep(0)
@@ -167,11 +150,9 @@ def test_a_cancelled_weight_pass_that_ran_is_known_to_have_run() -> None:
             assert await engine.accumulate(stash)
         assert torch.equal(await the_sum(engine), total)
 
-    run(scenario)
 
-
-def test_a_void_empties_and_fences() -> None:
-    async def scenario(chain: StageChain) -> None:
+async def test_a_void_empties_and_fences() -> None:
+    async with chain_of(tiny(2)) as chain:
         engine, stash = await one_stash(chain)
         _, late = await one_stash(chain, 1)
         assert await engine.accumulate(stash)
@@ -183,11 +164,9 @@ def test_a_void_empties_and_fences() -> None:
         _, fresh = await one_stash(chain, 1)
         assert await engine.accumulate(fresh)
 
-    run(scenario)
 
-
-def test_a_void_while_the_weight_pass_is_queued_or_running_is_seen_by_the_caller() -> None:
-    async def scenario(chain: StageChain) -> None:
+async def test_a_void_while_the_weight_pass_is_queued_or_running_is_seen_by_the_caller() -> None:
+    async with chain_of(tiny(2)) as chain:
         for index in range(4):
             engine, stash = await one_stash(chain, index)
             adding = asyncio.ensure_future(engine.accumulate(stash))
@@ -197,11 +176,9 @@ def test_a_void_while_the_weight_pass_is_queued_or_running_is_seen_by_the_caller
             assert not await adding
             assert not bool((await the_sum(engine)).any())
 
-    run(scenario)
 
-
-def test_a_void_while_a_forward_is_queued_fences_that_forward() -> None:
-    async def scenario(chain: StageChain) -> None:
+async def test_a_void_while_a_forward_is_queued_fences_that_forward() -> None:
+    async with chain_of(tiny(2)) as chain:
         engine = chain.engines[0][0]
         payload = (batch_of(chain.manifest, chain.tokens, 0, 0),)
         forward = asyncio.ensure_future(engine.forward(0, 0, payload, train=True))
@@ -209,26 +186,20 @@ def test_a_void_while_a_forward_is_queued_fences_that_forward() -> None:
         engine.void()
         assert (await forward).voids == engine.voids(0) - 1
 
-    run(scenario)
 
-
-def test_overflow_is_refused_and_counts_nothing() -> None:
+async def test_overflow_is_refused_and_counts_nothing() -> None:
     manifest = tiny(1).model_copy(update={"numerics": Numerics(mode="deterministic", grid_bits=48)})
     manifest = manifest.model_copy(update={"training": manifest.training.model_copy(update={"microbatches": 1 << 20})})
-
-    async def scenario(chain: StageChain) -> None:
+    async with chain_of(manifest) as chain:
         engine, stash = await one_stash(chain)
         with pytest.raises(Overflow):
             await engine.accumulate(stash)
         assert not bool((await the_sum(engine)).any())
 
-    run(scenario, manifest)
 
-
-def test_a_gradient_that_is_not_finite_counts_nothing() -> None:
+async def test_a_gradient_that_is_not_finite_counts_nothing() -> None:
     """A stage-0 output gradient so large that its weight gradient leaves fp32."""
-
-    async def scenario(chain: StageChain) -> None:
+    async with chain_of(tiny(2)) as chain:
         engine = chain.engines[0][0]
         stash = (await chain.forward([engine], 0))[0]
         huge = torch.full((2, 16, MODEL.hidden_size), 3e38)
@@ -236,14 +207,12 @@ def test_a_gradient_that_is_not_finite_counts_nothing() -> None:
         await refused(engine.accumulate(stash), RejectCode.NON_FINITE)
         assert not bool((await the_sum(engine)).any())
 
-    run(scenario)
-
 
 # ---------------------------------------------------------------- payloads
 
 
-def test_payloads_are_refused_for_what_is_wrong_with_them_and_the_engine_works_on() -> None:
-    async def scenario(chain: StageChain) -> None:
+async def test_payloads_are_refused_for_what_is_wrong_with_them_and_the_engine_works_on() -> None:
+    async with chain_of(tiny(2)) as chain:
         first, last = chain.engines[0][0], chain.engines[1][0]
         tokens = batch_of(chain.manifest, chain.tokens, 0, 0)
         hidden = (await first.forward(0, 0, (tokens,), train=True)).output[1]
@@ -269,11 +238,9 @@ def test_payloads_are_refused_for_what_is_wrong_with_them_and_the_engine_works_o
             await refused(engine.forward(0, 0, payload, train=True), code)
         assert await last.forward(0, 0, (tokens, hidden), train=True)
 
-    run(scenario)
 
-
-def test_a_refused_gradient_leaves_the_stash_good() -> None:
-    async def scenario(chain: StageChain) -> None:
+async def test_a_refused_gradient_leaves_the_stash_good() -> None:
+    async with chain_of(tiny(2)) as chain:
         first, last = chain.engines[0][0], chain.engines[1][0]
         front, back = await chain.forward([first, last], 0)
         (gradient,) = await last.backward(back, ())
@@ -286,11 +253,9 @@ def test_a_refused_gradient_leaves_the_stash_good() -> None:
         with pytest.raises(ValueError, match="has run already"):
             await first.backward(front, (gradient,))
 
-    run(scenario)
 
-
-def test_what_we_made_non_finite_ourselves_is_nobodys_fault() -> None:
-    async def scenario(chain: StageChain) -> None:
+async def test_what_we_made_non_finite_ourselves_is_nobodys_fault() -> None:
+    async with chain_of(tiny(3)) as chain:
         middle, last = chain.engines[1][0], chain.engines[2][0]
         noise = torch.randn(2, 16, MODEL.hidden_size, generator=torch.Generator().manual_seed(0))
         payload = batch_of(chain.manifest, chain.tokens, 0, 0), packed(noise * 1e-2)
@@ -304,13 +269,10 @@ def test_what_we_made_non_finite_ourselves_is_nobodys_fault() -> None:
             await last.forward(0, 0, payload, train=True)
         assert backward.value.code is forward.value.code is RejectCode.VOID
 
-    run(scenario, tiny(3))
 
-
-def test_what_a_liar_sends_makes_nothing_infinite() -> None:
+async def test_what_a_liar_sends_makes_nothing_infinite() -> None:
     """The largest values that an honest stage lets in give values that the next one lets in, both ways."""
-
-    async def scenario(chain: StageChain) -> None:
+    async with chain_of(tiny(3)) as chain:
         middle, last = chain.engines[1][0], chain.engines[2][0]
         tokens = batch_of(chain.manifest, chain.tokens, 0, 0)
         largest = packed(torch.full((2, 16, MODEL.hidden_size), codecs.MAX_VALUE))
@@ -328,11 +290,9 @@ def test_what_a_liar_sends_makes_nothing_infinite() -> None:
         with pytest.raises(BadMessage):
             codecs.check_bounded(beyond)
 
-    run(scenario, tiny(3))
 
-
-def test_evaluation_keeps_nothing_and_its_loss_is_trainings() -> None:
-    async def scenario(chain: StageChain) -> None:
+async def test_evaluation_keeps_nothing_and_its_loss_is_trainings() -> None:
+    async with chain_of(tiny(2)) as chain:
         route = [replicas[0] for replicas in chain.engines]
         trained, evaluated = await chain.forward(route, 0), await chain.forward(route, 0, train=False)
         assert (trained[-1].loss_sum, trained[-1].num_tokens) == (evaluated[-1].loss_sum, evaluated[-1].num_tokens)
@@ -340,14 +300,12 @@ def test_evaluation_keeps_nothing_and_its_loss_is_trainings() -> None:
         with pytest.raises(ValueError, match="evaluation"):
             await route[-1].backward(evaluated[-1], ())
 
-    run(scenario)
-
 
 # ---------------------------------------------------------------- averaging
 
 
-def test_parts_that_do_not_fit_are_refused() -> None:
-    async def scenario(chain: StageChain) -> None:
+async def test_parts_that_do_not_fit_are_refused() -> None:
+    async with chain_of(tiny(2)) as chain:
         await chain.step(random.Random(0))
         engine = chain.engines[0][0]
         n = engine.sums.num_elements
@@ -363,11 +321,9 @@ def test_parts_that_do_not_fit_are_refused() -> None:
             most = packed(torch.full((n,), MAX_SUM), "small")
             await engine.sums.reduce([from_a_mate(most), from_a_mate(most)], 0, n)
 
-    run(scenario)
 
-
-def test_the_digest_is_that_of_the_decoded_sum_and_the_sum_can_be_handed_on() -> None:
-    async def scenario(chain: StageChain) -> None:
+async def test_the_digest_is_that_of_the_decoded_sum_and_the_sum_can_be_handed_on() -> None:
+    async with chain_of(tiny(2), replicas=2) as chain:
         (one, two), _ = chain.engines
         for engine, index in ((one, 0), (two, 1)):
             stash = (await chain.travel([engine, chain.engines[1][0]], index))[0]
@@ -387,11 +343,9 @@ def test_the_digest_is_that_of_the_decoded_sum_and_the_sum_can_be_handed_on() ->
         total = (await the_sum(one) + await the_sum(two)).double() * 2.0**-32
         assert square == pytest.approx(total.square().sum().item(), rel=1e-12)
 
-    run(scenario, replicas=2)
 
-
-def test_a_packed_piece_does_not_change_when_the_engine_moves_on() -> None:
-    async def scenario(chain: StageChain) -> None:
+async def test_a_packed_piece_does_not_change_when_the_engine_moves_on() -> None:
+    async with chain_of(tiny(2)) as chain:
         engine, stash = await one_stash(chain)
         await engine.accumulate(stash)
         piece = await engine.sums.contribution(0, engine.sums.num_elements)
@@ -401,14 +355,12 @@ def test_a_packed_piece_does_not_change_when_the_engine_moves_on() -> None:
         await engine.accumulate(other)
         assert bytes(piece.data) == before
 
-    run(scenario)
-
 
 # ---------------------------------------------------------------- versions
 
 
-def test_work_of_another_version_is_refused() -> None:
-    async def scenario(chain: StageChain) -> None:
+async def test_work_of_another_version_is_refused() -> None:
+    async with chain_of(tiny(2)) as chain:
         route = [replicas[0] for replicas in chain.engines]
         only_forward = (await chain.forward(route, 0))[0]
         owed = (await chain.travel(route, 1))[0]
@@ -425,11 +377,9 @@ def test_work_of_another_version_is_refused() -> None:
         assert not await route[0].accumulate(owed)
         assert not bool((await the_sum(route[0])).any())
 
-    run(scenario)
 
-
-def test_apply_needs_a_sum_of_this_version_and_all_commits_in_order() -> None:
-    async def scenario(chain: StageChain) -> None:
+async def test_apply_needs_a_sum_of_this_version_and_all_commits_in_order() -> None:
+    async with chain_of(tiny(2)) as chain:
         engine = chain.engines[0][0]
         commits = [commit(stage, 0, b"", 1.0, 32, 1.0) for stage in range(2)]
         with pytest.raises(ValueError, match="no finished sum"):
@@ -447,11 +397,9 @@ def test_apply_needs_a_sum_of_this_version_and_all_commits_in_order() -> None:
         with pytest.raises(ValueError, match="no finished sum"):
             await engine.apply(commits)
 
-    run(scenario)
 
-
-def test_a_restored_engine_continues_with_the_same_bits() -> None:
-    async def scenario(chain: StageChain) -> None:
+async def test_a_restored_engine_continues_with_the_same_bits() -> None:
+    async with chain_of(tiny(2), replicas=2) as chain:
         rng = random.Random(0)
         for _ in range(6):
             await chain.step(rng)
@@ -466,11 +414,9 @@ def test_a_restored_engine_continues_with_the_same_bits() -> None:
         first, second = await chain.weights(0), await chain.weights(1)
         assert all(torch.equal(first[name], second[name]) for name in first)
 
-    run(scenario, replicas=2)
 
-
-def test_restoring_voids_and_reset_goes_back_to_the_seed() -> None:
-    async def scenario(chain: StageChain) -> None:
+async def test_restoring_voids_and_reset_goes_back_to_the_seed() -> None:
+    async with chain_of(tiny(2)) as chain:
         engine, stash = await one_stash(chain)
         begin = await engine.snapshot()
         await engine.accumulate(stash)
@@ -483,11 +429,9 @@ def test_restoring_voids_and_reset_goes_back_to_the_seed() -> None:
         await engine.reset_to_seed()
         assert engine.version == 0 and await engine.snapshot() == begin
 
-    run(scenario)
 
-
-def test_snapshots_that_do_not_fit_are_refused_and_change_nothing() -> None:
-    async def scenario(chain: StageChain) -> None:
+async def test_snapshots_that_do_not_fit_are_refused_and_change_nothing() -> None:
+    async with chain_of(tiny(2)) as chain:
         engine = chain.engines[0][0]
         good = bytes(await engine.snapshot())
         other = bytes(await chain.engines[1][0].snapshot())
@@ -519,8 +463,6 @@ def test_snapshots_that_do_not_fit_are_refused_and_change_nothing() -> None:
             assert await engine.snapshot() == good
         await engine.restore(good, version=0)
 
-    run(scenario)
-
 
 # ---------------------------------------------------------------- a CUDA device
 
@@ -545,8 +487,8 @@ def test_a_cuda_device_has_the_same_bits_in_any_order_and_the_oracles_curve(repl
     assert curves[0][0] == pytest.approx(run_oracle(manifest, text(), steps=10).losses, abs=1e-3)
 
 
-def test_a_device_without_memory_is_full_and_what_the_job_had_made_is_gone() -> None:
-    async def scenario(chain: StageChain) -> None:
+async def test_a_device_without_memory_is_full_and_what_the_job_had_made_is_gone() -> None:
+    async with chain_of(tiny(1)) as chain:
         ((engine,),) = chain.engines
         made: list[weakref.ref[torch.Tensor]] = []
 
@@ -562,11 +504,9 @@ def test_a_device_without_memory_is_full_and_what_the_job_had_made_is_gone() -> 
         assert made[0]() is None
         await chain.step(random.Random(0))
 
-    run(scenario, tiny(1))
 
-
-def test_a_sum_that_is_torn_is_told_as_lost() -> None:
-    async def scenario(chain: StageChain) -> None:
+async def test_a_sum_that_is_torn_is_told_as_lost() -> None:
+    async with chain_of(tiny(1)) as chain:
         ((engine,),) = chain.engines
         lost: list[int] = []
         engine._backend.watch(lambda: lost.append(engine.voids(0)), lambda event, fields: None)
@@ -586,11 +526,9 @@ def test_a_sum_that_is_torn_is_told_as_lost() -> None:
         engine.void()
         await chain.step(random.Random(0))
 
-    run(scenario, tiny(1))
-
 
 @pytest.mark.parametrize(("apart", "least"), [(False, 0), (True, 1 << 20), (True, 0)])
-def test_large_payloads_are_coded_on_the_compute_thread_only_where_it_computes(
+async def test_large_payloads_are_coded_on_the_compute_thread_only_where_it_computes(
     apart: bool, least: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     coded: list[tuple[str, bool]] = []
@@ -605,12 +543,10 @@ def test_large_payloads_are_coded_on_the_compute_thread_only_where_it_computes(
     monkeypatch.setattr(DeviceBackend, "apart", apart)
     monkeypatch.setattr("swarmnet.engine.torch_engine._LARGE", least)
 
-    async def scenario(chain: StageChain) -> None:
+    async with chain_of(tiny(2)) as chain:
         await chain.step(random.Random(0))
         (engine,), _ = chain.engines
         with pytest.raises(BadMessage):
             await engine.forward(1, 0, [Packed("int32", (1,), bytes(4))], train=True)
-
-    run(scenario, tiny(2))
     assert {name for name, _ in coded} == {"input", "output", "gradient", "input_gradient"}
     assert {compute for _, compute in coded} == {not apart or least > 0}

@@ -9,35 +9,8 @@ import asyncio
 from collections.abc import Callable
 
 from swarmnet.ids import PeerId
-from swarmnet.messages import Control, Request
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Node, Swarm
-
-OnTell = Callable[[PeerId, PeerId, Control], bool | None]
-OnOpen = Callable[[PeerId, PeerId, Request], None]
-
-
-def watch_messages(swarm: Swarm, on_tell: OnTell) -> None:
-    """Call `on_tell(sender, receiver, message)` before each one-way message; False loses it."""
-    tell = swarm.network.tell
-
-    def watched(sender: PeerId, receiver: PeerId, message: Control) -> None:
-        if on_tell(sender, receiver, message) is not False:
-            tell(sender, receiver, message)
-
-    swarm.network.tell = watched  # type: ignore[method-assign]
-
-
-def watch_calls(swarm: Swarm, on_open: OnOpen) -> None:
-    """Call `on_open(caller, callee, request)` when a call has been opened."""
-    opened = swarm.network.open
-
-    def watched(caller, callee, request, payload):
-        call = opened(caller, callee, request, payload)
-        on_open(caller, callee, request)
-        return call
-
-    swarm.network.open = watched  # type: ignore[method-assign]
 
 
 def node_of(swarm: Swarm, peer: PeerId) -> Node | None:

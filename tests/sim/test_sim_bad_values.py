@@ -16,10 +16,12 @@ from strike import watched
 from swarmnet.errors import RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.messages import Answer, Fetched, Gradient, Packed, Process, Rejected
-from swarmnet.simulate.clock import SimulatedProcess
 from swarmnet.simulate.engine import proven_tokens_of
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Swarm
+from swarmnet.testing.clock import SimulatedProcess
+from swarmnet.testing.doubles import FakeService
+from swarmnet.testing.network import Message
 from swarmnet.transport import ask
 
 PLAN = Plan(stages=3, replicas=2, microbatches=6, steps=4, max_void=0)
@@ -27,22 +29,6 @@ HIDDEN = Packed("fp32", (1, 1, 1), struct.pack("<f", 7.0))
 NAN = Packed("fp32", (1, 1, 1), struct.pack("<f", math.nan))
 LONG = Packed("fp32", (1, 1, 2), struct.pack("<ff", 1.0, 2.0))
 STRANGER = PeerId("stranger")
-
-
-class Mute:
-    """A stranger that serves nothing."""
-
-    def on_tell(self, caller, message) -> None:
-        pass
-
-    async def on_call(self, caller, request, read):
-        yield Rejected(RejectCode.NOT_SERVED)
-
-    def on_reached(self, peer) -> None:
-        pass
-
-    def on_gone(self, peer, *, definite) -> None:
-        pass
 
 
 async def begun(swarm: Swarm) -> None:
@@ -94,7 +80,7 @@ def test_somebody_uploads_what_is_wrong_to_everybody(
     liar = PeerId(f"s{stage - 1}.{2 * stage - 2}") if stage else STRANGER
 
     async def script(swarm: Swarm) -> None:
-        swarm.network.attach(STRANGER, SimulatedProcess(STRANGER), Mute())
+        swarm.network.attach(STRANGER, SimulatedProcess(STRANGER), FakeService())
         transport = swarm.network.transport(liar)
         await begun(swarm)
 
@@ -125,15 +111,15 @@ def test_somebody_uploads_what_is_wrong_to_everybody(
 
 def lying(swarm: Swarm, liar: str, change: Callable[[Answer], Answer]) -> list[Answer]:
     """Change what one peer answers; returns the lies it told."""
-    answer, told = swarm.network._answer, []
+    told: list[Answer] = []
 
-    def changed(call, said) -> None:
-        if call.callee == liar and said is not None and (lie := change(said)) is not said:
+    def changed(callee: PeerId, caller: PeerId, said: Message) -> Message | None:
+        if callee == liar and isinstance(said, Answer) and (lie := change(said)) is not said:
             told.append(lie)
-            said = lie
-        answer(call, said)
+            return lie
+        return None
 
-    swarm.network._answer = changed  # type: ignore[method-assign]
+    swarm.network.intercepts.append(changed)
     return told
 
 

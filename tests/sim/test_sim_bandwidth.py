@@ -17,10 +17,10 @@ from swarmnet.averaging.exchange import Exchange
 from swarmnet.averaging.parts import shares
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.messages import Answer, Control, Finished, Packed, Part, Request, Round, Stamp
-from swarmnet.simulate.clock import SimulatedProcess, VirtualLoop
-from swarmnet.simulate.links import Links
-from swarmnet.simulate.network import MemoryNetwork
 from swarmnet.stage.seams import Contribution, Reduced
+from swarmnet.testing.clock import SimulatedProcess, VirtualLoop
+from swarmnet.testing.links import Links
+from swarmnet.testing.network import MemoryNetwork
 from swarmnet.transport import ReadPayload
 
 ELEMENTS, TOKENS = 4 << 20, 10

@@ -8,10 +8,11 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from swarmnet.ids import PeerId
-from swarmnet.simulate.clock import SimulatedProcess, VirtualLoop
-from swarmnet.simulate.links import Links
-from swarmnet.simulate.network import MemoryNetwork
-from tests.contracts.transport_contract import CHECKS, End, Pair, ScriptedService
+from swarmnet.testing.clock import SimulatedProcess, VirtualLoop
+from swarmnet.testing.doubles import FakeService
+from swarmnet.testing.links import Links
+from swarmnet.testing.network import MemoryNetwork
+from tests.contracts.transport_contract import CHECKS, End, Pair
 
 
 @pytest.fixture
@@ -137,7 +138,7 @@ def test_memory_network_is_a_transport(loop: VirtualLoop, check: Callable[[Pair]
     ends = []
     processes = {name: SimulatedProcess(name) for name in ("a", "b")}
     for name, process in processes.items():
-        service = ScriptedService()
+        service = FakeService()
         network.attach(PeerId(name), process, service)
         ends.append(End(PeerId(name), network.transport(PeerId(name)), service))
 

@@ -17,9 +17,9 @@ from further import further
 from strike import check_always, soon, watched
 from test_sim_scenarios import PLAN, POINTS, Trap
 
-from swarmnet.simulate.network import Links
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Node, Swarm
+from swarmnet.testing.network import Links
 
 
 @dataclass

@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 from benchmark_modules import load
 from further import further
-from strike import leader_of, watch_messages
+from strike import leader_of
 
 from swarmnet.averaging.grid import grid_of
 from swarmnet.ids import PeerId
@@ -62,7 +62,7 @@ def test_replicas_are_lost_in_the_middle_of_a_round(
         if attempt is not None and attempt not in rounds:
             rounds.append(attempt)
 
-    watch_messages(swarm, watch)
+    swarm.network.intercepts.append(watch)
 
     def strike() -> None:
         leader = leader_of(swarm, 0)

@@ -7,7 +7,7 @@ import itertools
 import statistics
 
 import pytest
-from strike import watch_calls, watched
+from strike import watched
 
 from swarmnet.messages import Process
 from swarmnet.pipeline.router import Router
@@ -81,11 +81,10 @@ def test_one_hung_replica_of_three_delays_one_step_by_the_silence_limit(stage: i
 def test_it_is_routed_around_and_rejoins_with_equal_weights() -> None:
     swarm = watched(Plan(stages=2, replicas=4, microbatches=16, steps=60, forward_s=0.02), seed=5)
     calls: list[tuple[float, str]] = []
-    watch_calls(
-        swarm,
+    swarm.network.intercepts.append(
         lambda caller, callee, request: (
             calls.append((swarm.loop.time(), callee)) if isinstance(request, Process) else None
-        ),
+        )
     )
     stopped: list[Node] = []
 

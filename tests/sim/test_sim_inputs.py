@@ -18,29 +18,18 @@ from swarmnet.messages import Answer, Fetched, Packed, Process, Rejected
 from swarmnet.pipeline.execution import Execution
 from swarmnet.pipeline.windows import OwnTokens, ProvenWindows
 from swarmnet.simulate import oracle, swarm
-from swarmnet.simulate.clock import SimulatedProcess
 from swarmnet.simulate.engine import proven_tokens_of
 from swarmnet.simulate.plan import Plan, manifest_of
 from swarmnet.simulate.swarm import Swarm
+from swarmnet.testing.clock import SimulatedProcess
+from swarmnet.testing.doubles import FakeService
+from swarmnet.testing.network import Message
 from swarmnet.trainer.trainer import Trainer
 from swarmnet.transport import ReadPayload, ask
 
 PLAN = Plan(stages=3, replicas=2, microbatches=6, steps=6)
 STRANGER = PeerId("stranger")
 HIDDEN = Packed("fp32", (1, 1, 1), bytes(4))
-
-
-class Mute:
-    """Serves nothing."""
-
-    def on_tell(self, caller, message) -> None:
-        pass
-
-    async def on_call(self, caller, request, read):
-        yield Rejected(RejectCode.NOT_SERVED)
-
-    def on_gone(self, peer, *, definite) -> None:
-        pass
 
 
 def proven(plan: Plan, monkeypatch: pytest.MonkeyPatch, seed: int = 0) -> OwnTokens:
@@ -85,7 +74,7 @@ def test_a_stranger_with_other_tokens_changes_nothing_and_is_named(lie: str, mon
         return (others, path) if lie == "tokens" else (tokens, Packed("uint8", path.shape, bytes(len(path.data))))
 
     async def script(here: Swarm) -> None:
-        here.network.attach(STRANGER, SimulatedProcess(STRANGER), Mute())
+        here.network.attach(STRANGER, SimulatedProcess(STRANGER), FakeService())
         transport = here.network.transport(STRANGER)
         for step in range(PLAN.steps):
             for node in here.replicas(0):
@@ -113,17 +102,15 @@ def test_a_holder_that_hands_out_other_tokens_is_named_and_another_one_asked(mon
     plan = Plan(stages=2, replicas=2, microbatches=4, steps=3, trainers=2, data_at_peers=False)
     own = proven(plan, monkeypatch)
     here = watched(plan, 3)
-    answer = here.network._answer
 
-    def lying(call, said) -> None:
-        if call.callee == "trainer.0" and isinstance(said, Fetched) and said.payload:
-            said = Fetched(own.training(99))
-        answer(call, said)
+    def lying(callee: PeerId, caller: PeerId, said: Message) -> Message | None:
+        lies = callee == "trainer.0" and isinstance(said, Fetched) and said.payload
+        return Fetched(own.training(99)) if lies else None
 
     async def nothing(*_: object) -> None:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(here.network, "_answer", lying)
+    here.network.intercepts.append(lying)
     monkeypatch.setattr(Trainer, "_send", nothing)
     here.run(until_s=300.0)
     assert here.counts["ordered"]
@@ -145,7 +132,7 @@ def test_a_stranger_may_not_feed_later_stages(stage: int, purpose: str, monkeypa
     monkeypatch.setattr(Execution, "receive", watching)
 
     async def script(here: Swarm) -> None:
-        here.network.attach(STRANGER, SimulatedProcess(STRANGER), Mute())
+        here.network.attach(STRANGER, SimulatedProcess(STRANGER), FakeService())
         transport = here.network.transport(STRANGER)
         await asyncio.sleep(0.5)
         for step in range(6):

@@ -18,7 +18,6 @@ from swarmnet.messages import Committed, Control, Heartbeat
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Node, Swarm
 from swarmnet.step import graph, membership
-from tests.sim.strike import watch_messages
 
 REPLICAS = 16
 
@@ -146,7 +145,7 @@ def test_a_replica_gets_each_commit_about_once() -> None:
             copies[receiver, commit.stage, commit.step] += sender != receiver
 
     async def script(swarm: Swarm) -> None:
-        watch_messages(swarm, count)
+        swarm.network.intercepts.append(count)
 
     swarm_of(script, stages=3)
     later = [number for (_, _, step), number in copies.items() if step]
@@ -157,6 +156,6 @@ def test_a_commit_whose_messages_are_lost_comes_all_the_same() -> None:
     """No push of a commit reaches anybody but the leader itself: all have to ask."""
 
     async def script(swarm: Swarm) -> None:
-        watch_messages(swarm, lambda sender, receiver, message: not isinstance(message, Committed))
+        swarm.network.intercepts.append(lambda sender, receiver, message: not isinstance(message, Committed))
 
     assert swarm_of(script, stages=3).loop.time() < 60.0

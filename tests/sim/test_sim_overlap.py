@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import pytest
 from further import further
-from strike import check_always, kill_and_restart, leader_of, watch_calls, watched
+from strike import check_always, kill_and_restart, leader_of, watched
 from test_sim_drain import Farewells, executions, indexes
 from test_sim_random import KINDS, LONG, SEEDS, play
 from test_sim_scenarios import POINTS, STEP, Trap, held, state
@@ -70,7 +70,7 @@ def test_nobody_sends_what_is_more_than_one_step_ahead_of_the_open_ones() -> Non
             versions = [state(node, 0).version for node in swarm.replicas(0) if 0 in node.peer.replicas]
             ahead.add(request.step - max(versions))
 
-    watch_calls(swarm, on_open)
+    swarm.network.intercepts.append(on_open)
     swarm.run(until_s=60.0, script=check_always)
     assert max(ahead) == 2 and 1 in ahead
 

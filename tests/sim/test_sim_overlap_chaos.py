@@ -20,13 +20,13 @@ from strike import check_always, kill_and_restart, leader_of, watched
 
 from swarmnet.errors import Refused, RejectCode
 from swarmnet.simulate.engine import SimulatedEngine
-from swarmnet.simulate.links import Links
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Broken, Node, Swarm
 from swarmnet.step.followers import AtStep
 from swarmnet.step.leader import Leader
 from swarmnet.step.member import Member
 from swarmnet.step.open_step import OpenStep
+from swarmnet.testing.links import Links
 
 # ---------------------------------------------------------------- one oldest step under two newest weights
 

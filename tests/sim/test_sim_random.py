@@ -20,10 +20,10 @@ from going_back import GoingBack
 from strike import watched
 
 from swarmnet import messages
-from swarmnet.simulate.links import Links
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Swarm
 from swarmnet.step import graph, membership
+from swarmnet.testing.links import Links
 
 NOISY = Links(loss=0.15, double=0.1, late=0.1, broken=0.05)
 TANGLED = Links(loss=0.1, double=0.1, late=0.3, broken=0.05)

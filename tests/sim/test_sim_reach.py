@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Coroutine
 from typing import Any
 
 import pytest
 
-from swarmnet.errors import PeerGone
+from swarmnet.errors import PeerGone, PeerTimeout
 from swarmnet.ids import PeerId
-from swarmnet.messages import Fetched
-from swarmnet.simulate.clock import SimulatedProcess, VirtualLoop
-from swarmnet.simulate.links import Links
-from swarmnet.simulate.network import MemoryNetwork
+from swarmnet.messages import Busy, Fetch, Fetched, Heartbeat
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Swarm
-from tests.contracts.transport_contract import FETCH, HEARTBEAT, ScriptedService
+from swarmnet.testing.clock import SimulatedProcess, VirtualLoop
+from swarmnet.testing.doubles import FakeService
+from swarmnet.testing.links import Links
+from swarmnet.testing.network import MemoryNetwork, Message
+from tests.contracts.transport_contract import FETCH, HEARTBEAT
 
 A, B = PeerId("a"), PeerId("b")
 
@@ -27,7 +29,7 @@ class Two:
     def __init__(self, *, b_answers: bool = True) -> None:
         self.loop = VirtualLoop()
         self.network = MemoryNetwork(self.loop, Links(), seed=1)
-        self.a, self.b = ScriptedService(_fetched), ScriptedService(_fetched)
+        self.a, self.b = FakeService(_fetched), FakeService(_fetched)
         self.network.attach(A, SimulatedProcess("a"), self.a)
         self.network.attach(B, SimulatedProcess("b"), self.b, answers=b_answers)
 
@@ -133,3 +135,26 @@ def test_a_replica_is_out_of_touch_with_one_that_it_cannot_call() -> None:
 
     swarm.run(until_s=120.0, script=script)
     assert out == {("s0.0", "s0.1")}
+
+
+def test_messages_are_lost_and_answers_replaced_as_the_intercepts_say() -> None:
+    two, beats = Two(), itertools.count()
+    busy = Busy(1.0, version=2)
+
+    def intercept(sender: PeerId, receiver: PeerId, message: Message) -> Message | bool | None:
+        if isinstance(message, Heartbeat):
+            return next(beats) != 1
+        return busy if isinstance(message, Fetched) else None
+
+    two.network.intercepts.append(intercept)
+
+    async def scenario() -> None:
+        for heard in (1, 1, 2):
+            await two.beat(A, B)
+            assert two.b.told.qsize() == heard, "the second one is lost"
+        assert await two.fetch(A, B) == [busy]
+        two.network.intercepts.append(lambda sender, receiver, message: not isinstance(message, Fetch))
+        with pytest.raises(PeerTimeout):
+            await two.fetch(A, B)
+
+    two.play(scenario())

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 from further import further
-from strike import check_always, node_of, soon, watch_calls, watched
+from strike import check_always, node_of, soon, watched
 
 from swarmnet.ids import PeerId
 from swarmnet.messages import Process, Request
@@ -51,7 +51,7 @@ def test_a_crash_is_repaired_by_one_stage_alone(stage: int, nth: int) -> None:
                 struck.append(callee)
                 soon(swarm, lambda: swarm.kill(victim))
 
-    watch_calls(swarm, strike)
+    swarm.network.intercepts.append(strike)
     swarm.run(until_s=60.0, script=check_always)
     assert swarm.counts["kills"] == 1
     found = executions(swarm)

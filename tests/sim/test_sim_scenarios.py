@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import pytest
 from further import further
-from strike import check_always, kill_and_restart, leader_of, member_of, soon, watch_calls, watch_messages, watched
+from strike import check_always, kill_and_restart, leader_of, member_of, node_of, soon, watched
 
 from swarmnet.messages import Accepted, Committed, Gradient, Process
 from swarmnet.simulate.plan import Plan
@@ -75,7 +75,7 @@ class Trap:
     def __init__(self, swarm: Swarm, stage: int, point: str, *, leader: bool, strike: Callable[[Node], None]) -> None:
         self.swarm, self.stage, self.reached, self.leader = swarm, stage, POINTS[point], leader
         self.strike, self.sprung = strike, False
-        watch_messages(swarm, lambda sender, receiver, message: self.look())
+        swarm.network.intercepts.append(lambda sender, receiver, message: self.look())
         swarm.hooks.append(lambda peer, event, fields: self.look())
 
     def look(self) -> None:
@@ -140,7 +140,7 @@ def test_leader_dies_after_it_told_exactly_one_member_of_the_commit() -> None:
             return bool(told) and sender != leader_of(swarm, 0)
         return None
 
-    watch_messages(swarm, on_tell)
+    swarm.network.intercepts.append(on_tell)
     swarm.run(until_s=60.0, script=check_always)
     assert told and swarm.counts["kills"] == 1
 
@@ -155,36 +155,30 @@ def test_the_same_identity_restarts_within_the_step() -> None:
 @pytest.mark.parametrize("stage", [0, 1])
 def test_caller_dies_while_uploading(stage: int) -> None:
     swarm = watched(PLAN)
-    answer = swarm.network._answer
     struck: list[str] = []
 
-    def answered(call, message) -> None:
-        answer(call, message)
-        caller = call.caller
-        if isinstance(message, Accepted) and not struck and call.callee.startswith(f"s{stage + 1}."):
+    def answered(callee, caller, message) -> None:
+        if isinstance(message, Accepted) and not struck and callee.startswith(f"s{stage + 1}."):
             member = member_of(swarm, caller, stage)
             if member is not None and member.version == STEP:
                 struck.append(caller)
-                node = next(node for node in swarm.nodes if node.up and node.peer_id == caller)
-                soon(swarm, lambda: kill_and_restart(swarm, node))
+                soon(swarm, lambda: kill_and_restart(swarm, node_of(swarm, caller)))
 
-    swarm.network._answer = answered
+    swarm.network.intercepts.append(answered)
     swarm.run(until_s=60.0, script=check_always)
     assert struck and swarm.counts["kills"] == 1
 
 
 def test_trainer_dies_while_uploading() -> None:
     swarm = watched(Plan(stages=2, replicas=2, microbatches=6, steps=4, trainers=2))
-    answer = swarm.network._answer
     struck: list[str] = []
 
-    def answered(call, message) -> None:
-        answer(call, message)
-        if isinstance(message, Accepted) and not struck and call.caller == "trainer.0":
-            struck.append(call.caller)
-            soon(swarm, lambda: swarm.kill_trainer(call.caller))
+    def answered(callee, caller, message) -> None:
+        if isinstance(message, Accepted) and not struck and caller == "trainer.0":
+            struck.append(caller)
+            soon(swarm, lambda: swarm.kill_trainer(caller))
 
-    swarm.network._answer = answered
+    swarm.network.intercepts.append(answered)
     swarm.run(until_s=90.0, script=check_always)
     assert struck
 
@@ -250,7 +244,7 @@ def test_calls_of_the_next_step_take_no_slot_while_this_one_needs_repair() -> No
         if isinstance(request, Process) and request.stage == 0 and member is not None and member.version < request.step:
             early.append(request.step)
 
-    watch_calls(swarm, on_open)
+    swarm.network.intercepts.append(on_open)
     trap = Trap(swarm, 1, "in_round_before_ack", leader=False, strike=lambda node: kill_and_restart(swarm, node))
     swarm.run(until_s=90.0, script=trap.watch)
     assert trap.sprung and STEP + 1 in early
@@ -271,7 +265,7 @@ def test_two_trainers_on_the_same_split_count_nothing_twice() -> None:
         if isinstance(request, Process) and caller.startswith("trainer"):
             fed.append((request.step, request.index, caller))
 
-    watch_calls(swarm, on_open)
+    swarm.network.intercepts.append(on_open)
     swarm.run(until_s=60.0, script=check_always)
     twice = [
         entry
@@ -322,18 +316,16 @@ def test_a_trainer_far_behind_or_ahead_of_the_run_finds_its_place() -> None:
 def test_answers_already_given_are_given_again_after_repair() -> None:
     """The caller of a dead owner asks its successor; the gradient it gets counts nothing twice anywhere."""
     swarm = watched(PLAN)
-    answer = swarm.network._answer
     struck: list[str] = []
 
-    def answered(call, message) -> None:
-        answer(call, message)
-        member = member_of(swarm, call.callee, 2)
+    def answered(callee, caller, message) -> None:
+        member = member_of(swarm, callee, 2)
         if isinstance(message, Gradient) and not struck and member is not None and member.version == STEP:
-            struck.append(call.callee)
-            node = next(node for node in swarm.nodes if node.up and node.peer_id == call.callee)
-            soon(swarm, lambda: kill_and_restart(swarm, node))  # the answer is on its way, the weight pass is not
+            struck.append(callee)
+            # The answer is on its way, the weight pass is not.
+            soon(swarm, lambda: kill_and_restart(swarm, node_of(swarm, callee)))
 
-    swarm.network._answer = answered
+    swarm.network.intercepts.append(answered)
     swarm.run(until_s=60.0, script=check_always)
     assert struck
 
@@ -341,5 +333,5 @@ def test_answers_already_given_are_given_again_after_repair() -> None:
 def test_heartbeats_alone_carry_every_commit() -> None:
     """All pushed commits are lost: the barrier still opens, a heartbeat later."""
     swarm = watched(Plan(stages=3, replicas=2, microbatches=4, steps=3))
-    watch_messages(swarm, lambda sender, receiver, message: not isinstance(message, Committed))
+    swarm.network.intercepts.append(lambda sender, receiver, message: not isinstance(message, Committed))
     swarm.run(until_s=60.0, script=check_always)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from strike import kill_and_restart, reached, watch_calls
+from strike import kill_and_restart, reached
 
 from swarmnet.audit.case import recheck, refusal
 from swarmnet.audit.pledge import leaf, path_of, root_of, shares_of
@@ -34,6 +34,7 @@ from swarmnet.pipeline.works import digest
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Guise, SimulatedSigner, Swarm
 from swarmnet.statement import statement
+from swarmnet.testing.network import Message
 from swarmnet.transport import Transport, ask
 
 ALL = Audits(microbatches=0.5, contributions=0.0)
@@ -114,7 +115,7 @@ async def killing(swarm: Swarm, seed: int) -> None:
             kill_and_restart(swarm, node, after_s=rng.uniform(0.1, 0.6))
 
 
-def with_liar(guise: FalseOutputs, **changes: Any) -> tuple[Swarm, Watch]:
+def with_liar(guise: Guise, **changes: Any) -> tuple[Swarm, Watch]:
     """`liar` lies, once it is added."""
     swarm, watch = watched(replace(PLAN, **changes))
     swarm.exact, swarm.detailed = False, False
@@ -218,7 +219,9 @@ def test_what_is_not_signed_is_refused_and_costs_its_sender_alone() -> None:
 def test_nothing_is_signed_where_no_audit_is_asked_for() -> None:
     plan = Plan(stages=2, replicas=2, steps=2, audit=Audits(microbatches=0.0, contributions=0.0))
     swarm, sents = Swarm(plan, 1), []
-    watch_calls(swarm, lambda caller, callee, request: sents.append(getattr(request, "sents", ())))
+    swarm.network.intercepts.append(
+        lambda caller, callee, request: sents.append(request.sents) if isinstance(request, Process) else None
+    )
     swarm.run(until_s=60.0)
     assert sents and not any(sents)
 
@@ -240,22 +243,16 @@ def test_nobody_honest_is_named_while_replicas_die_and_repair(sync: Any, memo_by
 # ---------------------------------------------------------------- what nobody has counted
 
 
-class FalseFeeder(FalseOutputs):
-    """Asks nobody whether it may count what it feeds on, and so counts nothing of it."""
-
-    def transport(self, honest: Transport) -> Any:
-        return _Feeder(self, honest)
-
-
-class _Feeder(_Voice):
-    def tell(self, peer: PeerId, message: Any) -> None:
-        self._honest.tell(peer, replace(message, wants=NONE) if isinstance(message, MemberState) else message)
-
-
 @pytest.mark.parametrize("stage", [0, 1])
 def test_whoever_feeds_false_inputs_and_counts_nothing_is_named(stage: int) -> None:
-    liar = FalseFeeder()
+    liar = FalseOutputs()
     swarm, watch = with_liar(liar, steps=12)
+
+    def wants_none(sender: PeerId, receiver: PeerId, message: Message) -> Message | None:
+        """It asks nobody whether it may count what it feeds on, and so counts nothing of it."""
+        return replace(message, wants=NONE) if sender == "liar" and isinstance(message, MemberState) else None
+
+    swarm.network.intercepts.append(wants_none)
 
     async def script(swarm: Swarm) -> None:
         swarm.add((stage,), PeerId("liar"))
@@ -297,32 +294,25 @@ def test_a_jury_that_has_made_no_sum_convicts_nobody_of_what_it_sent(liars: int)
             told.append(caller)
             swarm.loop.call_soon(tell, request.sents[0])
 
-    watch_calls(swarm, look)
+    swarm.network.intercepts.append(look)
     swarm.exact = False
     swarm.run(until_s=60.0)
     assert told and not watch.named
 
 
-class FalseWords(FalseOutputs):
-    """Sends what is right, and brings words for what it made it of that nobody of the run has signed."""
-
-    def transport(self, honest: Transport) -> Any:
-        return _NobodysVoice(self, honest)
-
-
-class _NobodysVoice(_Voice):
-    def call(self, peer: PeerId, request: Request, payload: tuple[Packed, ...] = (), *, deadline: float) -> Any:
-        if isinstance(request, Process) and request.sents:
-            self._of.told += 1
-            own, *others = request.sents
-            request = replace(request, sents=(own, *(signed(replace(each, peer=PeerId("nobody"))) for each in others)))
-        return self._honest.call(peer, request, payload, deadline=deadline)
-
-
 def test_nobody_takes_the_word_of_an_identity_that_serves_no_stage() -> None:
-    liar = FalseWords()
-    swarm, watch = with_liar(liar, steps=6)
-    kept: set[PeerId] = set()
+    """The liar sends what is right, and words for what it made it of that nobody of the run has signed."""
+    swarm, watch = with_liar(Guise(), steps=6)
+    kept, told = set[PeerId](), list[PeerId]()
+
+    def forge(sender: PeerId, receiver: PeerId, message: Message) -> Message | None:
+        if sender != "liar" or not isinstance(message, Process) or not message.sents:
+            return None
+        told.append(receiver)
+        own, *others = message.sents
+        return replace(message, sents=(own, *(signed(replace(each, peer=PeerId("nobody"))) for each in others)))
+
+    swarm.network.intercepts.append(forge)
 
     def look(peer: PeerId, event: str, fields: dict[str, Any]) -> None:
         if event == "applied":
@@ -335,7 +325,7 @@ def test_nobody_takes_the_word_of_an_identity_that_serves_no_stage() -> None:
         swarm.add((1,), PeerId("liar"))
 
     swarm.run(until_s=240.0, script=script)
-    assert liar.told and len(kept) > 6 and "nobody" not in kept
+    assert told and len(kept) > 6 and "nobody" not in kept
     assert not watch.named and not watch.refused, "views may differ"
 
 

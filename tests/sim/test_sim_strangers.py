@@ -10,10 +10,11 @@ from further import further
 
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.messages import Commit, Committed, Control, Finished, Heartbeat, MemberState, Round, StagePlan, Stamp
-from swarmnet.simulate.clock import SimulatedProcess
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Swarm
 from swarmnet.step.commits import commit_of
+from swarmnet.testing.clock import SimulatedProcess
+from swarmnet.testing.doubles import FakeService
 
 
 class Stranger:
@@ -21,20 +22,7 @@ class Stranger:
 
     def __init__(self, swarm: Swarm, name: str, rng: random.Random) -> None:
         self.swarm, self.peer, self.rng = swarm, PeerId(name), rng
-        swarm.network.attach(self.peer, SimulatedProcess(name), self)
-
-    def on_tell(self, caller, message):
-        pass
-
-    async def on_call(self, caller, request, payload):
-        return
-        yield
-
-    def on_reached(self, peer):
-        pass
-
-    def on_gone(self, peer, *, definite):
-        pass
+        swarm.network.attach(self.peer, SimulatedProcess(name), FakeService(lambda *_: []))
 
     def message(self) -> tuple[PeerId, Control]:
         """Any control message, with the right stamp of somebody alive and everything else drawn at random."""

@@ -11,9 +11,10 @@ from further import further
 from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Audits
 from swarmnet.messages import Heartbeat, Stamp
-from swarmnet.simulate.clock import SimulatedProcess
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Swarm
+from swarmnet.testing.clock import SimulatedProcess
+from swarmnet.testing.doubles import FakeService
 
 
 def gaps(swarm: Swarm, since_s: float) -> list[float]:
@@ -80,24 +81,8 @@ def test_an_identity_that_only_sends_heartbeats_is_waited_for_once_in_a_while(re
     swarm = Swarm(Plan(stages=2, replicas=replicas, microbatches=6, steps=60, forward_s=0.05), 1)
     stranger = PeerId("stranger")
 
-    class Silent:
-        """Hears everything, and says nothing."""
-
-        def on_tell(self, caller, message):
-            pass
-
-        async def on_call(self, caller, request, payload):
-            return
-            yield
-
-        def on_reached(self, peer):
-            pass
-
-        def on_gone(self, peer, *, definite):
-            pass
-
     async def script(swarm: Swarm) -> None:
-        swarm.network.attach(stranger, SimulatedProcess("stranger"), Silent())
+        swarm.network.attach(stranger, SimulatedProcess("stranger"), FakeService(lambda *_: []))
         await asyncio.sleep(2.0)
         while not swarm.done:
             for node in swarm.replicas(0):

@@ -23,7 +23,7 @@ from swarmnet.simulate.plan import RUN, Plan, manifest_of
 from swarmnet.simulate.swarm import SimulatedSigner, Swarm
 from swarmnet.statement import statement
 from swarmnet.trainer.trainer import FirstStage
-from tests.sim.strike import reached, watch_calls
+from tests.sim.strike import reached
 
 
 def case_on(suspect: PeerId, number: int = 0, *, by: Sequence[str] = ("a", "b")) -> Case:
@@ -91,7 +91,7 @@ def test_a_trainer_leaves_a_convict_with_all_that_it_has_brought_there() -> None
             applied.setdefault(fields["step"], swarm.loop.time())
 
     swarm.hooks.append(step)
-    watch_calls(swarm, note)
+    swarm.network.intercepts.append(note)
     swarm.run(script=script)
     took = [after - before for before, after in pairwise(applied[each] for each in range(14))]
     assert max(took) <= 2 * took[0], "of three replicas two are left, and no step waits for a call that ends late"

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Literal
 
 import pytest
-from strike import check_always, kill_and_restart, reached, watch_calls, watched
+from strike import check_always, kill_and_restart, reached, watched
 
 from swarmnet.audit.pledge import proves, whole_of
 from swarmnet.errors import Refused, RejectCode
@@ -187,7 +187,7 @@ def test_correct_auditors_ask_no_more_often_than_they_may() -> None:
         if isinstance(request, AuditRequest):
             asked[caller, callee, request] += 1
 
-    watch_calls(swarm, count)
+    swarm.network.intercepts.append(count)
     swarm.run(until_s=300.0)
     assert swarm.counts["audited"] and max(asked.values()) <= 2 < MOST_ASKS
     assert not swarm.counts["asks_too_often"] and not swarm.counts["withheld"]

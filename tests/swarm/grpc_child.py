@@ -4,36 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 
-from swarmnet.ids import PeerId, RunId
-from swarmnet.messages import Accepted, Answer, Control, Fetch, Fetched, Request
+from swarmnet.ids import RunId
+from swarmnet.messages import Accepted, Fetch, Fetched
 from swarmnet.net.grpc_options import GrpcConfig
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import Identity
-from swarmnet.transport import ReadPayload
-
-
-class Silent:
-    """Accepts; answers only `Fetch`."""
-
-    def on_tell(self, caller: PeerId, message: Control) -> None:
-        """Not interested."""
-
-    async def on_call(self, caller: PeerId, request: Request, payload: ReadPayload) -> AsyncIterator[Answer]:
-        """Fetch is answered, the rest waits for ever."""
-        if isinstance(request, Fetch):
-            yield Fetched()
-            return
-        yield Accepted()
-        await asyncio.Event().wait()
-
-    def on_reached(self, peer: PeerId) -> None:
-        """Not interested."""
-
-    def on_gone(self, peer: PeerId, *, definite: bool) -> None:
-        """Not interested."""
+from swarmnet.testing.doubles import FakeService
 
 
 async def main(run: str, key: str, port: str, stall_s: str, handshake_s: str = "10.0") -> None:
@@ -42,7 +20,7 @@ async def main(run: str, key: str, port: str, stall_s: str, handshake_s: str = "
         identity,
         RunId(run),
         addresses=lambda _: (),
-        service=Silent(),
+        service=FakeService(lambda _, request, __: Fetched() if isinstance(request, Fetch) else [Accepted(), None]),
         port=int(port),
         config=GrpcConfig(stall_s=float(stall_s), handshake_s=float(handshake_s)),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,29 +28,17 @@ from swarmnet.peer.joining import Place, Tell, find_place
 from swarmnet.peer.memory_fit import judge, setup_of
 from swarmnet.ranks.layout import MeshLayout
 from swarmnet.state.disk import CheckpointStore
+from swarmnet.testing.doubles import FakeService
 
 MANIFEST = Manifest(name="genuine")
 RUN = run_id(MANIFEST)
 HONEST, LIE = to_toml(MANIFEST), to_toml(override(MANIFEST, ["training.seed=1"]))
 
 
-@dataclass
-class Gives:
+def gives(toml: str) -> FakeService:
     """A peer that has a manifest to give, and nothing else."""
-
-    toml: str
-
-    def on_tell(self, caller, message):
-        pass
-
-    async def on_call(self, caller, request, payload):
-        yield ManifestData(self.toml) if request == ManifestRequest() else Rejected(RejectCode.NOT_SERVED)
-
-    def on_reached(self, peer):
-        pass
-
-    def on_gone(self, peer, *, definite):
-        pass
+    none = Rejected(RejectCode.NOT_SERVED)
+    return FakeService(lambda caller, request, payload: ManifestData(toml) if request == ManifestRequest() else none)
 
 
 @contextlib.asynccontextmanager
@@ -65,7 +53,7 @@ async def peers(
             directory = tmp_path / f"stage-{stage}-{number}"
             config = PeerConfig(dir=directory, host="127.0.0.1", bootstrap=first)
             end = await stack.enter_async_context(open_endpoint(RunTerms.of(manifest), config.network, numerics="cpu"))
-            await stack.enter_async_context(end.serve(Gives(toml)))
+            await stack.enter_async_context(end.serve(gives(toml)))
             status = StageStatus(stage, 3, first_chain(end.run, stage), synced=True, slots=4)
             await end.directory.publish(replace(end.record(), stages=(status,)))
             found.append(end)
@@ -131,7 +119,7 @@ def test_what_finds_the_place_serves_it(tmp_path: Path, monkeypatch: pytest.Monk
                 me, directory = place.joined.identity.peer, place.joined.directory
                 assert not directory.maddrs and me not in found[0].directory.neighbours, "so far it only asks"
                 end = place.joined.endpoint("cpu")
-                async with end.serve(Gives(HONEST)):
+                async with end.serve(gives(HONEST)):
                     assert directory.maddrs and all(me in other.directory.neighbours for other in found)
                     await directory.publish(replace(end.record(), trainer=True))
                     assert me in {record.peer for record in await found[2].directory.records()}
@@ -139,7 +127,7 @@ def test_what_finds_the_place_serves_it(tmp_path: Path, monkeypatch: pytest.Monk
                     monkeypatch.setattr(DHTProtocol, "remove_p2p_handlers", never)
                 await directory.rest()
                 assert directory._mine is None, "it is announced no more"
-                async with place.joined.anew().endpoint("cpu").serve(Gives(HONEST)):
+                async with place.joined.anew().endpoint("cpu").serve(gives(HONEST)):
                     assert directory.maddrs and directory.neighbours
             assert len(started) == 1 + silent
 

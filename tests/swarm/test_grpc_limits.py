@@ -28,10 +28,11 @@ from swarmnet.net.grpc_options import GrpcConfig
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import Identity
 from swarmnet.pacing import Rate
+from swarmnet.testing.doubles import FakeService
 from swarmnet.transport import ReadPayload
 from swarmnet.wire.convert import read_answer, write_control, write_request
 from swarmnet.wire.deflate import Deflater
-from tests.contracts.transport_contract import FETCH, LIMIT_S, PROCESS, ScriptedService, execute
+from tests.contracts.transport_contract import FETCH, LIMIT_S, PROCESS, execute
 
 BURST = 20
 SLOW = GrpcConfig(messages=Rate(0.01, burst_s=BURST / 0.01))
@@ -42,7 +43,7 @@ PING, GOAWAY = 6, 7
 
 
 def test_who_sends_too_much_waits_alone(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario(victim: GrpcTransport, service: ScriptedService) -> None:
+    async def scenario(victim: GrpcTransport, service: FakeService) -> None:
         leaf = hostile()
         honest, _ = make_transport({victim.peer: victim.addresses})
         async with raw_channel(victim, leaf.key, leaf.chain) as channel, honest:
@@ -67,7 +68,7 @@ def test_who_sends_too_much_waits_alone(caplog: pytest.LogCaptureFixture) -> Non
 
 
 def test_what_unpacks_to_little_is_counted_as_it_came(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario(victim: GrpcTransport, service: ScriptedService) -> None:
+    async def scenario(victim: GrpcTransport, service: FakeService) -> None:
         leaf = hostile()
         async with raw_channel(victim, leaf.key, leaf.chain) as channel:
             await say_hello(channel)
@@ -85,7 +86,7 @@ def test_what_unpacks_to_little_is_counted_as_it_came(caplog: pytest.LogCaptureF
 
 
 def test_a_caller_has_so_many_links_and_no_more() -> None:
-    async def scenario(victim: GrpcTransport, service: ScriptedService) -> None:
+    async def scenario(victim: GrpcTransport, service: FakeService) -> None:
         leaf = hostile()
         async with raw_channel(victim, leaf.key, leaf.chain) as channel:
             await say_hello(channel)
@@ -104,7 +105,7 @@ def test_a_caller_has_so_many_links_and_no_more() -> None:
 def test_who_has_not_greeted_has_few_open_calls_and_its_nonsense_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def scenario(victim: GrpcTransport, service: ScriptedService) -> None:
+    async def scenario(victim: GrpcTransport, service: FakeService) -> None:
         leaf = hostile()
         async with raw_channel(victim, leaf.key, leaf.chain) as channel:
             calls = [channel.stream_stream(METHODS[ManifestRequest])(timeout=15) for _ in range(5)]
@@ -127,7 +128,7 @@ def test_silent_strangers_keep_no_newcomer_out(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(grpc_callee, "_ALL_STRANGERS_CALLS", 1)
     monkeypatch.setattr(grpc_callee, "_STRANGERS_WORD_S", 0.5)
 
-    async def scenario(victim: GrpcTransport, service: ScriptedService) -> None:
+    async def scenario(victim: GrpcTransport, service: FakeService) -> None:
         service.answering = fetched
         silent, newcomer = hostile(), hostile()
         async with (
@@ -154,7 +155,7 @@ def test_silent_strangers_keep_no_newcomer_out(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize(("pings", "too_many"), [(500, False), (1500, True)])
 def test_who_pings_without_end_is_disconnected(pings: int, too_many: bool, tmp_path: Path) -> None:
-    async def scenario(victim: GrpcTransport, service: ScriptedService) -> None:
+    async def scenario(victim: GrpcTransport, service: FakeService) -> None:
         leaf = hostile()
         (tmp_path / "key").write_bytes(leaf.key)
         (tmp_path / "chain").write_bytes(leaf.chain)

@@ -45,6 +45,7 @@ from swarmnet.net.grpc_options import CHANNEL_OPTIONS, GrpcConfig
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import Identity
 from swarmnet.net.tls import Authority, Leaf, open_authority, trust_anchor
+from swarmnet.testing.doubles import FakeService
 from swarmnet.transport import ReadPayload
 from swarmnet.wire.convert import (
     MAX_FILLED_IN_CHARS,
@@ -60,18 +61,7 @@ from swarmnet.wire.convert import (
     write_request,
 )
 from swarmnet.wire.framing import CHUNK_BYTES
-from tests.contracts.transport_contract import (
-    CHECKS,
-    FETCH,
-    HEARTBEAT,
-    LIMIT_S,
-    PROCESS,
-    End,
-    Pair,
-    ScriptedService,
-    execute,
-    packed,
-)
+from tests.contracts.transport_contract import CHECKS, FETCH, HEARTBEAT, LIMIT_S, PROCESS, End, Pair, execute, packed
 
 
 def claim_of(peer: PeerId) -> StagePlan:
@@ -84,10 +74,10 @@ ALICE = Identity.generate().peer
 
 def make_transport(
     book: dict[PeerId, tuple[str, ...]], *, run: RunId | None = RUN, identity: Identity | None = None, **options
-) -> tuple[GrpcTransport, ScriptedService]:
+) -> tuple[GrpcTransport, FakeService]:
     """A transport that looks peers up in `book`."""
     identity = identity or Identity.generate()
-    service = ScriptedService()
+    service = FakeService()
     transport = GrpcTransport(identity, run, addresses=lambda peer: book.get(peer, ()), service=service, **options)
     return transport, service
 
@@ -362,7 +352,7 @@ async def first_answer(channel: grpc.aio.Channel, *messages: bytes, method: str 
     return answer
 
 
-def with_victim(scenario: Callable[[GrpcTransport, ScriptedService], Awaitable[None]], **options) -> None:
+def with_victim(scenario: Callable[[GrpcTransport, FakeService], Awaitable[None]], **options) -> None:
     """Play a scenario against one transport, which must still serve afterwards."""
 
     async def main() -> None:
@@ -379,7 +369,7 @@ def with_victim(scenario: Callable[[GrpcTransport, ScriptedService], Awaitable[N
 
 
 def test_strangers_are_told_to_greet_before_their_payload() -> None:
-    async def scenario(victim: GrpcTransport, service: ScriptedService) -> None:
+    async def scenario(victim: GrpcTransport, service: FakeService) -> None:
         service.answering = never_asked
         leaf = hostile()
         async with raw_channel(victim, leaf.key, leaf.chain) as channel:
@@ -424,7 +414,7 @@ def test_bad_calls_are_refused(messages: tuple[bytes, ...], code: RejectCode) ->
     async def reading(caller: PeerId, request: Request, payload: ReadPayload) -> AsyncIterator[Answer]:
         yield Gradient(0.0, len(await payload()))
 
-    async def scenario(victim: GrpcTransport, service: ScriptedService) -> None:
+    async def scenario(victim: GrpcTransport, service: FakeService) -> None:
         service.answering = reading
         leaf = hostile()
         async with raw_channel(victim, leaf.key, leaf.chain) as channel:
@@ -436,7 +426,7 @@ def test_bad_calls_are_refused(messages: tuple[bytes, ...], code: RejectCode) ->
 
 
 def test_a_message_over_the_frame_limit_fails_alone() -> None:
-    async def scenario(victim: GrpcTransport, service: ScriptedService) -> None:
+    async def scenario(victim: GrpcTransport, service: FakeService) -> None:
         leaf = hostile()
         async with raw_channel(victim, leaf.key, leaf.chain) as channel:
             await say_hello(channel)
@@ -448,7 +438,7 @@ def test_a_message_over_the_frame_limit_fails_alone() -> None:
 
 
 def test_junk_on_a_link_closes_it_with_a_reason() -> None:
-    async def scenario(victim: GrpcTransport, service: ScriptedService) -> None:
+    async def scenario(victim: GrpcTransport, service: FakeService) -> None:
         leaf = hostile()
         async with raw_channel(victim, leaf.key, leaf.chain) as channel:
             await say_hello(channel)
@@ -463,7 +453,7 @@ def test_junk_on_a_link_closes_it_with_a_reason() -> None:
 
 
 def test_a_caller_that_ends_its_upload_early_is_gone() -> None:
-    async def scenario(victim: GrpcTransport, service: ScriptedService) -> None:
+    async def scenario(victim: GrpcTransport, service: FakeService) -> None:
         outcome: asyncio.Queue[Exception] = asyncio.Queue()
 
         async def reading(caller: PeerId, request: Request, payload: ReadPayload) -> AsyncIterator[Answer]:
@@ -488,7 +478,7 @@ def test_a_caller_that_ends_its_upload_early_is_gone() -> None:
 
 
 def test_a_caller_that_stops_uploading_times_out() -> None:
-    async def scenario(victim: GrpcTransport, service: ScriptedService) -> None:
+    async def scenario(victim: GrpcTransport, service: FakeService) -> None:
         outcome: asyncio.Queue[Exception] = asyncio.Queue()
 
         async def reading(caller: PeerId, request: Request, payload: ReadPayload) -> AsyncIterator[Answer]:
@@ -665,7 +655,7 @@ def _certificate(**parts) -> bytes:
 
 
 def test_impostors_and_outsiders_do_not_get_in() -> None:
-    async def scenario(victim: GrpcTransport, service: ScriptedService) -> None:
+    async def scenario(victim: GrpcTransport, service: FakeService) -> None:
         async def refused(key: bytes, chain: bytes) -> bool:
             async with raw_channel(victim, key, chain) as channel:
                 try:
@@ -707,7 +697,7 @@ def test_impostors_and_outsiders_do_not_get_in() -> None:
 
 
 def test_a_stuffed_chain_names_the_attacker_or_nobody() -> None:
-    async def scenario(victim: GrpcTransport, service: ScriptedService) -> None:
+    async def scenario(victim: GrpcTransport, service: FakeService) -> None:
         callers: list[PeerId] = []
 
         async def who(caller: PeerId, request: Request, payload: ReadPayload) -> AsyncIterator[Answer]:

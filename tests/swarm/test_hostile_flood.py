@@ -34,7 +34,7 @@ from swarmnet.errors import SwarmError
 from swarmnet.ids import PeerId, RunId, first_chain
 from swarmnet.manifest.file import load, run_id
 from swarmnet.manifest.schema import Manifest, Protocol
-from swarmnet.messages import Answer, Control, Gradient, ManifestRequest, Packed, Process, Request, Stamp
+from swarmnet.messages import Answer, Gradient, ManifestRequest, Packed, Process, Request, Stamp
 from swarmnet.net.address import Address
 from swarmnet.net.dht_daemon import Listen
 from swarmnet.net.dht_node import DhtNode
@@ -46,7 +46,7 @@ from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import Identity
 from swarmnet.net.records import TRAINERS, Announcement, dht_key, seal
 from swarmnet.net.tls import Leaf, open_authority, trust_anchor
-from swarmnet.transport import ReadPayload
+from swarmnet.testing.doubles import FakeService
 from swarmnet.wire.codecs import encode
 from swarmnet.wire.convert import write_control, write_hello, write_request
 from swarmnet.wire.deflate import Deflater
@@ -127,27 +127,12 @@ def victim(folder: Path) -> Iterator[Victim]:
         )
 
 
-class Nobody:
-    """A service that nobody calls."""
-
-    def on_tell(self, caller: PeerId, message: Control) -> None:
-        """Not interested."""
-
-    async def on_call(self, caller: PeerId, request: Request, payload: ReadPayload) -> AsyncIterator[Answer]:
-        """Not interested."""
-        return
-        yield
-
-    def on_gone(self, peer: PeerId, *, definite: bool) -> None:
-        """Not interested."""
-
-
 @contextlib.asynccontextmanager
 async def transport_to(of: Victim) -> AsyncIterator[GrpcTransport]:
     """An honest caller's line to the victim."""
     identity = Identity.generate()
     async with GrpcTransport(
-        identity, of.run, addresses=lambda peer: of.addresses if peer == of.peer else (), service=Nobody()
+        identity, of.run, addresses=lambda peer: of.addresses if peer == of.peer else (), service=FakeService()
     ) as transport:
         yield transport
 

@@ -14,7 +14,7 @@ import pytest
 from hivemind.dht.routing import DHTID
 from hivemind.p2p import PeerID
 from running import train_locally
-from test_find_place import placed
+from test_find_place import gives, placed
 
 from swarmnet.config.peer import PeerConfig
 from swarmnet.directory import Invitation, Pass, Record, StageStatus
@@ -49,9 +49,10 @@ from swarmnet.net.records import TTL_S, Announcement, bans_key, dht_key, places_
 from swarmnet.net.swarm_link import SwarmLink
 from swarmnet.peer.status import run_status
 from swarmnet.statement import SignedMessage
+from swarmnet.testing.doubles import FakeService
 from swarmnet.transport import ReadPayload
 from swarmnet.wire.signed import sign, to_bytes
-from tests.contracts.transport_contract import LIMIT_S, PROCESS, ScriptedService, packed
+from tests.contracts.transport_contract import LIMIT_S, PROCESS, packed
 
 RUN = RunId("ab" * 32)
 OWNER = Identity.generate()
@@ -82,7 +83,7 @@ class Guest:
     ) -> None:
         self.identity = Identity.generate()
         self.shown = pass_for(self.identity) if shows == "its own" else shows
-        self.admissions, self.service, self.asked = doors(), ScriptedService(), 0
+        self.admissions, self.service, self.asked = doors(), FakeService(), 0
         self.service.answering = self._answer
         self.transport = GrpcTransport(
             self.identity,
@@ -319,17 +320,6 @@ def owned(tmp_path: Path) -> Path:
     return path
 
 
-class Gives(ScriptedService):
-    """A peer that has the manifest to give, and nothing else."""
-
-    def __init__(self, toml: str) -> None:
-        super().__init__(self._give)
-        self._toml = toml
-
-    async def _give(self, caller: PeerId, request: Request, payload: ReadPayload) -> AsyncIterator[Answer]:
-        yield ManifestData(self._toml) if request == ManifestRequest() else Rejected(RejectCode.NOT_SERVED)
-
-
 @contextlib.asynccontextmanager
 async def served(owned: Path) -> AsyncIterator[tuple[Endpoint, Owner]]:
     """A run by invitation with one guest, who serves stage 0."""
@@ -338,7 +328,7 @@ async def served(owned: Path) -> AsyncIterator[tuple[Endpoint, Owner]]:
     config = PeerConfig(dir=owned.parent / "host", host="127.0.0.1", manifest=owned, invitation=letter)
     async with (
         open_endpoint(RunTerms.of(manifest), config.network, numerics="cpu") as end,
-        end.serve(Gives(to_toml(manifest))),
+        end.serve(gives(to_toml(manifest))),
     ):
         status = StageStatus(0, 3, first_chain(owner.run, 0), synced=True, slots=4)
         await end.directory.publish(replace(end.record(), stages=(status,)))

@@ -12,38 +12,24 @@ from pathlib import Path
 import pytest
 
 from swarmnet.config.peer import PeerConfig
-from swarmnet.errors import RejectCode
 from swarmnet.manifest.schema import Data, Manifest
 from swarmnet.manifest.terms import RunTerms
-from swarmnet.messages import Rejected
 from swarmnet.net.dht import DhtDirectory
 from swarmnet.net.dht_daemon import Listen
 from swarmnet.net.endpoint import open_endpoint
 from swarmnet.net.identity import Identity
 from swarmnet.net.ports import FILE, LastPorts
+from swarmnet.testing.doubles import FakeService
 
 MANIFEST = Manifest(data=Data(num_tokens=1000))
 
 
-class Silent:
-    """Serves nothing."""
-
-    def on_tell(self, caller, message):
-        pass
-
-    async def on_call(self, caller, request, payload):
-        yield Rejected(RejectCode.NOT_SERVED)
-
-    def on_reached(self, peer):
-        pass
-
-    def on_gone(self, peer, *, definite):
-        pass
-
-
 async def life(config: PeerConfig) -> tuple[LastPorts, tuple[str, ...]]:
     """Open and close an endpoint: where it listened, and the links it gave."""
-    async with open_endpoint(RunTerms.of(MANIFEST), config.network, numerics="") as endpoint, endpoint.serve(Silent()):
+    async with (
+        open_endpoint(RunTerms.of(MANIFEST), config.network, numerics="") as endpoint,
+        endpoint.serve(FakeService()),
+    ):
         return LastPorts(endpoint.transport.port, endpoint.directory.port), endpoint.links
 
 

@@ -11,7 +11,7 @@ from swarmnet.errors import BadMessage, PeerGone
 from swarmnet.ids import PeerId
 from swarmnet.messages import MAX_LINE_TEST, Answer, Busy, LineTest, LineTested, Packed, Rejected
 from swarmnet.net.line_test import TEST_BYTES, LineTests, bytes_per_s, measure
-from swarmnet.simulate.clock import VirtualLoop
+from swarmnet.testing.clock import VirtualLoop
 from swarmnet.transport import ReadPayload
 from tests.contracts.transport_contract import LIMIT_S, packed
 

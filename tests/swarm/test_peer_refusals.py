@@ -29,6 +29,7 @@ from swarmnet.pipeline.windows import OwnTokens, ProvenWindows
 from swarmnet.ranks.device_backend import DeviceBackend
 from swarmnet.stage.seams import Engine
 from swarmnet.state.disk import CheckpointStore, DirectoryDisk
+from swarmnet.testing.doubles import FakeService
 from swarmnet.wire.codecs import encode
 
 B, T, D, V = 2, 8, 16, 64
@@ -55,22 +56,6 @@ def tokens(fill: int = 1, shape: tuple[int, ...] = (B, T + 1)) -> Packed:
 def hidden(fill: float = 0.5, shape: tuple[int, ...] = (B, T, D)) -> Packed:
     packed = encode("fp32", torch.zeros(shape))
     return Packed(packed.codec, packed.shape, torch.full(shape, fill).numpy().tobytes())
-
-
-class Silent:
-    """A caller that serves nothing."""
-
-    def on_tell(self, caller, message):
-        pass
-
-    async def on_call(self, caller, request, payload):
-        yield Rejected(RejectCode.NOT_SERVED)
-
-    def on_reached(self, peer):
-        pass
-
-    def on_gone(self, peer, *, definite):
-        pass
 
 
 @contextlib.asynccontextmanager
@@ -105,7 +90,7 @@ async def peer_and_caller(tmp_path: Path):
             serving = group.create_task(peer.run())
             calls = PeerConfig(dir=tmp_path / "caller", host="127.0.0.1", bootstrap=end.directory.maddrs)
             calling = open_endpoint(RunTerms.of(MANIFEST), calls.network, numerics="caller")
-            async with calling as stranger, stranger.serve(Silent()):
+            async with calling as stranger, stranger.serve(FakeService()):
                 await found(stranger, end.me)
 
                 async def ask(request: Request, *payload: Packed) -> Answer:

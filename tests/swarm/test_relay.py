@@ -26,6 +26,7 @@ from swarmnet.net.nat.relay import ARRIVE, CONNECT, RESERVE
 from swarmnet.net.nat.relay_book import RelayCaps
 from swarmnet.net.tls import Leaf
 from swarmnet.pacing import Rate
+from swarmnet.testing.doubles import FakeService
 from swarmnet.transport import ReadPayload
 from swarmnet.wire.convert import NONCE_BYTES, GreetFirst, Ping, Pong
 from swarmnet.wire.relay import (
@@ -47,7 +48,6 @@ from tests.contracts.transport_contract import (
     LIMIT_S,
     End,
     Pair,
-    ScriptedService,
     calling_the_dead_is_definite,
     death_breaks_a_link,
     death_of_the_callee_is_definite,
@@ -76,7 +76,7 @@ class World:
         return self.transports[peer].addresses if peer in self.transports else ()
 
     async def member(self, **options: object) -> End:
-        service, identity = ScriptedService(), options.pop("identity", None) or Identity.generate()
+        service, identity = FakeService(), options.pop("identity", None) or Identity.generate()
         transport = GrpcTransport(identity, RUN, addresses=self.addresses, service=service, **options)
         await self._stack.enter_async_context(transport)
         self.transports[transport.peer] = transport
@@ -111,7 +111,7 @@ async def pair_of(kind: str) -> AsyncIterator[Pair]:
         assert all("/p2p-circuit/" in address for address in world.addresses(b.peer))
         # Under a load the first way there takes longer than some checks wait.
         assert await answers(a, b)
-        b.service.answering = ScriptedService.answering
+        b.service.answering = FakeService().answering
         yield Pair(a, b, lambda: b.transport.__aexit__(None, None, None))
 
 

@@ -28,7 +28,7 @@ from swarmnet.net.twins import TWIN_REFUSED, Twins
 from swarmnet.peer import bootstrap
 from swarmnet.wire.convert import Hello
 from tests.contracts.transport_contract import FETCH, HEARTBEAT, LIMIT_S
-from tests.swarm.test_find_place import HONEST, Gives, link, newcomer, placed
+from tests.swarm.test_find_place import HONEST, gives, link, newcomer, placed
 from tests.swarm.test_relay import World
 
 RUN = RunId("ab" * 32)
@@ -130,7 +130,7 @@ def _record(me: Identity, boot_id: int) -> Record:
 async def member(directory: Path, *bootstrap: str, role: str = "stage") -> AsyncIterator[Endpoint]:
     """One that serves stage 0, or a trainer, and announces it."""
     config = PeerConfig(dir=directory, host="127.0.0.1", bootstrap=bootstrap)
-    async with open_endpoint(TERMS, config.network, numerics="", role=role) as end, end.serve(Gives(HONEST)):
+    async with open_endpoint(TERMS, config.network, numerics="", role=role) as end, end.serve(gives(HONEST)):
         status = StageStatus(0, 3, first_chain(run_id(MANIFEST), 0), synced=True, slots=4)
         stages = {"trainer": True} if role == "trainer" else {"stages": (status,)}
         await end.directory.publish(replace(end.record(), **stages))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine
-from typing import Any
+from collections.abc import AsyncGenerator, Callable
 
 from swarmnet.errors import PeerGone
 from swarmnet.ids import Chain, PeerId
-from swarmnet.messages import Answer, Packed, Request, SnapshotRequest, StateHeader
-from swarmnet.simulate.clock import VirtualLoop
+from swarmnet.messages import Answer, SnapshotRequest, StateHeader
 from swarmnet.state.snapshot_source import SnapshotSource
+from swarmnet.testing.doubles import FakeTransport
 
 STAGE = 2
 PIECE = 10
@@ -63,24 +62,16 @@ class Mate:
         return header_at(version), memoryview(self.disk[version])
 
 
-class Line:
-    """A transport to some sources; `before` sees every request, `change` every answer (or raises instead)."""
+class Line(FakeTransport):
+    """To some sources; `before` sees every request, `intercept` every answer."""
 
     def __init__(self, *mates: Mate) -> None:
+        super().__init__(self._serve)
         self.mates = {mate.peer: mate for mate in mates}
         self.slow_s: dict[PeerId, float] = {}
-        self.asked: list[tuple[PeerId, SnapshotRequest]] = []
         self.before: Callable[[PeerId, SnapshotRequest], None] = lambda peer, request: None
-        self.change: Callable[[PeerId, SnapshotRequest, Answer], Answer] = lambda peer, request, answer: answer
 
-    def tell(self, peer: PeerId, message: object) -> None:
-        raise AssertionError("nothing is told")
-
-    async def call(
-        self, peer: PeerId, request: Request, payload: tuple[Packed, ...] = (), *, deadline: float
-    ) -> AsyncGenerator[Answer, None]:
-        assert isinstance(request, SnapshotRequest)
-        self.asked.append((peer, request))
+    async def _serve(self, peer: PeerId, request: SnapshotRequest) -> AsyncGenerator[Answer, None]:
         self.before(peer, request)
         if peer not in self.mates:
             raise PeerGone("refused", definite=True, peer=peer)
@@ -88,12 +79,7 @@ class Line:
             await asyncio.sleep(self.slow_s.get(peer, 0.0))
             if peer not in self.mates:
                 raise PeerGone("broken", peer=peer)
-            yield self.change(peer, request, answer)
+            yield answer
 
     def pieces(self, peer: PeerId | None = None) -> list[int]:
-        return [request.piece for at, request in self.asked if request.piece >= 0 and peer in (None, at)]
-
-
-def play(story: Coroutine[Any, Any, Any]) -> Any:
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        return runner.run(story)
+        return [request.piece for at, request in self.requests if request.piece >= 0 and peer in (None, at)]

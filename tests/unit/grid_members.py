@@ -15,12 +15,12 @@ from swarmnet.averaging.butterfly import ExchangeContext
 from swarmnet.averaging.exchange import Exchange
 from swarmnet.errors import PeerGone
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
-from swarmnet.messages import PRIME, Answer, Finished, Packed, Part, Request, Round, Stamp
-from swarmnet.simulate.clock import VirtualLoop
+from swarmnet.messages import PRIME, Answer, Finished, Packed, Part, Round, Stamp
 from swarmnet.simulate.swarm import SimulatedSigner
 from swarmnet.stage.seams import Contribution, Reduced
 from swarmnet.step.ledger import Ledger
 from swarmnet.step.rounds import RoundBuilder
+from swarmnet.testing.doubles import FakeTransport
 
 STAMP = Stamp(3, 0, Chain("00" * 32))
 TOKENS = 10
@@ -80,6 +80,8 @@ class Vector:
         self.work.reduced.setdefault(hop, Counter()).update(range(start, stop))
         self.work.by.setdefault(hop, Counter())[self.me] += stop - start
         assert all(contribution.num_microbatches > 0 for contribution in contributions)
+        peers = [contribution.peer for contribution in contributions]
+        assert self.private_phases or peers == sorted(peers), "in the round's order"
         columns = [unpack(contribution.packed) for contribution in contributions]
         return Reduced(pack([sum(column) for column in zip(*columns, strict=True)]))
 
@@ -121,6 +123,7 @@ class Members:
     ) -> None:
         self.peers = tuple(PeerId(f"p{place:03}") for place in range(num_members))
         self.rng, self.breaks, self.work = random.Random(seed), breaks, Work()
+        self.transport = FakeTransport(self.serve)
         self.engines = {
             peer: Vector(
                 peer,
@@ -138,7 +141,7 @@ class Members:
                 ExchangeContext(
                     peer,
                     engines[peer],
-                    self,
+                    self.transport,
                     num_tokens=TOKENS,
                     group_size=group_size,
                     signer=SimulatedSigner(peer) if signs else None,
@@ -188,13 +191,8 @@ class Members:
 
     # ------------------------------------------------------------ rounds
 
-    def tell(self, peer: PeerId, message: object) -> None:
-        raise AssertionError("nothing is told")
-
-    async def call(
-        self, peer: PeerId, request: Request, payload: tuple[Packed, ...] = (), *, deadline: float
-    ) -> AsyncGenerator[Answer, None]:
-        assert isinstance(request, Part)
+    async def serve(self, peer: PeerId, request: Part) -> AsyncGenerator[Answer, None]:
+        """What arrives of a peer's answers, for as long as the line holds."""
         self.on_part(peer, request)
         if peer in self.dead:
             raise PeerGone("dead", peer=peer)
@@ -233,8 +231,3 @@ class Members:
             assert [self.engines[peer].sum[at] for at in range(size)] == whole
         assert len(set(told.values())) == 1
         assert next(iter(told.values())).num_tokens == len(self.peers) * TOKENS
-
-
-def play(story: Callable[[], Any]) -> Any:
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        return runner.run(story())

@@ -4,51 +4,44 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from typing import Any
 
 import pytest
 
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, RejectCode
 from swarmnet.ids import PeerId
-from swarmnet.messages import Accepted, Answer, Packed, Rejected, Request, Running, SnapshotRequest
-from swarmnet.simulate.clock import VirtualLoop
+from swarmnet.messages import Accepted, Answer, Rejected, Running, SnapshotRequest
+from swarmnet.testing import doubles
+from swarmnet.testing.doubles import FakeTransport, Script, run_virtual
 from swarmnet.transport import ask
 
 PEER = PeerId("p")
 NO = Rejected(RejectCode.NOT_FOUND, "no")
 
 
-class Script:
-    """A transport whose calls play a script: seconds to wait, answers to give, errors to raise."""
+def script(*parts: Script) -> FakeTransport:
+    """A transport whose calls play a script; left: the call was closed."""
 
-    def __init__(self, *script: float | Answer | Exception) -> None:
-        self.script, self.left = script, False
-
-    def tell(self, peer: PeerId, message: object) -> None:
-        raise AssertionError("nothing is told")
-
-    async def call(
-        self, peer: PeerId, request: Request, payload: tuple[Packed, ...] = (), *, deadline: float
-    ) -> AsyncGenerator[Answer, None]:
+    async def answer() -> AsyncGenerator[Answer, None]:
         try:
-            for scene in self.script:
-                if isinstance(scene, float):
-                    await asyncio.sleep(scene)
-                elif isinstance(scene, Exception):
-                    raise scene
-                else:
-                    yield scene
+            async for said in doubles.play([*parts]):
+                yield said
         finally:
-            self.left = True
+            transport.left = True
+
+    transport: Any = FakeTransport(lambda peer, request: answer())
+    transport.left = False
+    return transport
 
 
-def play(script: Script, *, patience_s: float = 5.0, limit_s: float = 3600.0) -> tuple[Answer, int]:
+def play(transport: FakeTransport, *, patience_s: float = 5.0, limit_s: float = 3600.0) -> tuple[Answer, int]:
     """The answer, and how many signs of life were heard."""
     heard: list[float] = []
 
     async def story() -> Answer:
         clock = asyncio.get_running_loop().time
         return await ask(
-            script,
+            transport,
             PEER,
             SnapshotRequest(0),
             patience=lambda: patience_s,
@@ -56,33 +49,32 @@ def play(script: Script, *, patience_s: float = 5.0, limit_s: float = 3600.0) ->
             limit_s=limit_s,
         )
 
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        return runner.run(story()), len(heard)
+    return run_virtual(story()), len(heard)
 
 
 def test_a_peer_that_shows_life_is_waited_for_however_long() -> None:
-    script = Script(Accepted(), *[4.0, Running()] * 100, 4.0, NO)
-    assert play(script) == (NO, 102)
+    transport = script(Accepted(), *[4.0, Running()] * 100, 4.0, NO)
+    assert play(transport) == (NO, 102)
 
 
 def test_signs_of_life_do_not_hold_a_caller_beyond_its_limit() -> None:
-    script = Script(Accepted(), *[4.0, Running()] * 100)
+    transport = script(Accepted(), *[4.0, Running()] * 100)
     with pytest.raises(PeerTimeout) as caught:
-        play(script, limit_s=41.0)
-    assert caught.value.facts["limit_s"] == 41.0 and script.left
-    assert script.left, "the call is closed, not left to the garbage collector"
+        play(transport, limit_s=41.0)
+    assert caught.value.facts["limit_s"] == 41.0 and transport.left
+    assert transport.left, "the call is closed, not left to the garbage collector"
 
 
 def test_silence_is_the_peers_failure() -> None:
-    script = Script(Accepted(), 6.0, NO)
+    transport = script(Accepted(), 6.0, NO)
     with pytest.raises(PeerTimeout, match="silent"):
-        play(script)
-    assert script.left
+        play(transport)
+    assert transport.left
 
 
 def test_an_end_without_an_answer_is_the_peers_failure() -> None:
     with pytest.raises(PeerGone, match="without an answer"):
-        play(Script(Accepted(), Running()))
+        play(script(Accepted(), Running()))
 
 
 @pytest.mark.parametrize(
@@ -90,5 +82,5 @@ def test_an_end_without_an_answer_is_the_peers_failure() -> None:
 )
 def test_what_the_transport_says_is_passed_on(error: Exception) -> None:
     with pytest.raises(type(error)) as caught:
-        play(Script(Accepted(), error))
+        play(script(Accepted(), error))
     assert caught.value is error

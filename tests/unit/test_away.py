@@ -22,8 +22,9 @@ from swarmnet.net.dht_node import NobodyAnswered
 from swarmnet.net.identity import Identity
 from swarmnet.net.swarm_link import SwarmLink
 from swarmnet.peer import joining
-from swarmnet.simulate.clock import VirtualLoop
 from swarmnet.telemetry.events import EventLog
+from swarmnet.testing.clock import VirtualLoop
+from swarmnet.testing.doubles import run_virtual
 from swarmnet.trainer import run as trainer
 
 RUN = RunId("0123456789ab" + "c" * 52)
@@ -49,8 +50,7 @@ class Network:
                 self.attempt, say=lambda *said: self.said.append((clock(), *said)), rng=random.Random(1)
             )
 
-        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-            return runner.run(story())
+        return run_virtual(story())
 
 
 def test_it_tries_again_ever_more_slowly_and_says_so_now_and_then() -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 import pytest
-from scripted import on_virtual_time
 
 from swarmnet.errors import PeerGone
 from swarmnet.ids import PeerId
@@ -47,29 +47,26 @@ class Ends:
         return incoming
 
 
-def play(story: Callable[[Ends], Awaitable[None]], *, stall_s: float = 60.0) -> None:
+@contextlib.asynccontextmanager
+async def open_ends(*, stall_s: float = 60.0) -> AsyncIterator[Ends]:
     """Other than `stall_s` nothing here takes time."""
-
-    async def main() -> None:
-        ours, theirs = socket.socketpair()
-        for sock in (ours, theirs):
-            sock.setblocking(False)
-        up, down = BulkKeys("run", "caller", "callee", bytes(16), bytes(64)).secrets(1)
-        calls, closed = BulkSession(mine=False), asyncio.Event()
-        connection = BulkConnection(
-            ours, PeerId("caller"), 1, Sealer(down), Opener(up), calls, lambda _: closed.set(), stall_s=stall_s
-        )
-        async with asyncio.timeout(20):
-            with theirs:
-                await story(Ends(connection, calls, theirs, Sealer(up), closed))
-                connection.close()
-                await closed.wait()
-
-    asyncio.run(main())
+    ours, theirs = socket.socketpair()
+    for sock in (ours, theirs):
+        sock.setblocking(False)
+    up, down = BulkKeys("run", "caller", "callee", bytes(16), bytes(64)).secrets(1)
+    calls, closed = BulkSession(mine=False), asyncio.Event()
+    connection = BulkConnection(
+        ours, PeerId("caller"), 1, Sealer(down), Opener(up), calls, lambda _: closed.set(), stall_s=stall_s
+    )
+    async with asyncio.timeout(20):
+        with theirs:
+            yield Ends(connection, calls, theirs, Sealer(up), closed)
+            connection.close()
+            await closed.wait()
 
 
-def test_tensors_come_whole_and_no_record_is_shared() -> None:
-    async def story(ends: Ends) -> None:
+async def test_tensors_come_whole_and_no_record_is_shared() -> None:
+    async with open_ends() as ends:
         incoming = ends.want(RECORD_BYTES + 1, 0, 3)
         seal, first, last = ends.sealer, b"a" * RECORD_BYTES, b"xyz"
         await ends.say(seal.start(CALL), seal.record(Kind.DATA, first), seal.record(Kind.DATA, b"b"))
@@ -77,8 +74,6 @@ def test_tensors_come_whole_and_no_record_is_shared() -> None:
         assert await incoming.come(stall_s=1.0)
         assert [bytes(part.data) for part in incoming.payload] == [first + b"b", b"", last]
         assert not ends.closed.is_set()
-
-    play(story)
 
 
 @pytest.mark.parametrize(
@@ -93,42 +88,35 @@ def test_tensors_come_whole_and_no_record_is_shared() -> None:
     ],
     ids=["early", "open", "small", "long", "start", "hello"],
 )
-def test_what_does_not_fit_the_header_ends_the_connection(records: list[tuple[Kind, bytes]]) -> None:
-    async def story(ends: Ends) -> None:
+async def test_what_does_not_fit_the_header_ends_the_connection(records: list[tuple[Kind, bytes]]) -> None:
+    async with open_ends() as ends:
         incoming = ends.want(4)
         await ends.say(ends.sealer.start(CALL), *(ends.sealer.record(*record) for record in records))
         with pytest.raises(PeerGone):
             await incoming.come(stall_s=60.0)
         await ends.closed.wait()
 
-    play(story)
-
 
 @pytest.mark.parametrize(
     "record", [(Kind.DATA, b"12345678"), (Kind.STOP, b""), (Kind.HELLO, b"")], ids=["data", "stop", "hello"]
 )
-def test_what_is_no_beginning_of_a_payload_ends_the_connection_at_once(record: tuple[Kind, bytes]) -> None:
+async def test_what_is_no_beginning_of_a_payload_ends_the_connection_at_once(record: tuple[Kind, bytes]) -> None:
     """Some are shorter than a START, and nothing comes after them."""
-
-    async def story(ends: Ends) -> None:
+    async with open_ends() as ends:
         await ends.say(ends.sealer.record(*record))
         await ends.closed.wait()
 
-    play(story)
 
-
-def test_who_waits_hears_at_once_that_the_connection_is_gone() -> None:
-    async def story(ends: Ends) -> None:
+async def test_who_waits_hears_at_once_that_the_connection_is_gone() -> None:
+    async with open_ends() as ends:
         incoming = ends.want(4)
         ends.sock.close()
         with pytest.raises(PeerGone):
             await incoming.come(stall_s=60.0)
 
-    play(story)
 
-
-def test_a_stop_ends_the_payload_and_nothing_else() -> None:
-    async def story(ends: Ends) -> None:
+async def test_a_stop_ends_the_payload_and_nothing_else() -> None:
+    async with open_ends() as ends:
         incoming = ends.want(RECORD_BYTES + 1)
         await ends.say(ends.sealer.start(CALL), ends.sealer.record(Kind.DATA, bytes(RECORD_BYTES)))
         await ends.say(ends.sealer.record(Kind.STOP))
@@ -138,13 +126,10 @@ def test_a_stop_ends_the_payload_and_nothing_else() -> None:
         await ends.say(ends.sealer.start(8), ends.sealer.record(Kind.LAST, b"ok"))
         assert await again.come(stall_s=60.0)
 
-    play(story)
 
-
-def test_who_goes_on_with_what_nobody_wants_loses_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_goes_on_with_what_nobody_wants_loses_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "_WASTE_BYTES", 3 * RECORD_BYTES)
-
-    async def story(ends: Ends) -> None:
+    async with open_ends() as ends:
         ends.calls.begin(CALL)
         ends.calls.end(CALL)
         await ends.say(ends.sealer.start(CALL))
@@ -153,11 +138,9 @@ def test_who_goes_on_with_what_nobody_wants_loses_the_connection(monkeypatch: py
                 await ends.say(ends.sealer.record(Kind.DATA, bytes(RECORD_BYTES)))
         await ends.closed.wait()
 
-    play(story)
 
-
-def test_who_stops_in_what_nobody_wants_loses_the_connection() -> None:
-    async def story(ends: Ends) -> None:
+async def test_who_stops_in_what_nobody_wants_loses_the_connection() -> None:
+    async with open_ends(stall_s=0.05) as ends:
         incoming = ends.want(4)
         await ends.say(ends.sealer.start(CALL))
         while ends.calls._wanted:  # noqa: ASYNC110
@@ -166,11 +149,9 @@ def test_who_stops_in_what_nobody_wants_loses_the_connection() -> None:
         assert incoming.dropped
         await ends.closed.wait()
 
-    play(story, stall_s=0.05)
 
-
-def test_a_receiver_that_does_not_take_the_end_of_a_payload_loses_the_connection() -> None:
-    async def story(ends: Ends) -> None:
+async def test_a_receiver_that_does_not_take_the_end_of_a_payload_loses_the_connection() -> None:
+    async with open_ends(stall_s=0.05) as ends:
         outgoing = ends.connection.send(CALL, (Packed("uint8", (50 << 20,), bytes(50 << 20)),), Flow())
         with pytest.raises(TimeoutError):
             await outgoing.left(stall_s=0.05)
@@ -179,22 +160,17 @@ def test_a_receiver_that_does_not_take_the_end_of_a_payload_loses_the_connection
         with pytest.raises(PeerGone):
             await outgoing.left(stall_s=60.0)
 
-    play(story, stall_s=0.05)
 
-
-def test_a_second_call_of_one_number_is_refused() -> None:
-    async def story(ends: Ends) -> None:
+async def test_a_second_call_of_one_number_is_refused() -> None:
+    async with open_ends() as ends:
         ends.want(4)
         with pytest.raises(Exception, match="two calls of one number"):
             ends.calls.begin(CALL)
 
-    play(story)
 
-
-def test_what_has_come_already_leaves_others_their_turns() -> None:
+async def test_what_has_come_already_leaves_others_their_turns() -> None:
     """Two thousand records lie there to be read, and nothing in them is waited for."""
-
-    async def story(ends: Ends) -> None:
+    async with open_ends() as ends:
         turns, seal, incoming = 0, ends.sealer, ends.want(*[1] * 2001)
 
         async def others() -> None:
@@ -209,15 +185,13 @@ def test_what_has_come_already_leaves_others_their_turns() -> None:
         await others()
         assert await incoming.come(stall_s=1.0) and turns >= 500
 
-    play(story)
-
 
 @pytest.mark.parametrize(
     ("unwanted", "pauses"),
     [(([Kind.STOP],) * 500, 500), (([*[Kind.DATA] * 399, Kind.STOP],), 101)],
     ids=["many", "one"],
 )
-def test_payloads_that_nobody_wants_are_no_way_to_keep_a_process_busy(
+async def test_payloads_that_nobody_wants_are_no_way_to_keep_a_process_busy(
     unwanted: Sequence[Sequence[Kind]], pauses: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Five hundred, each begun and ended at once, or one in records of a byte: others have time to go on."""
@@ -228,7 +202,7 @@ def test_payloads_that_nobody_wants_are_no_way_to_keep_a_process_busy(
         slept.append(seconds)
         await sleep(0)
 
-    async def story(ends: Ends) -> None:
+    async with open_ends() as ends:
         ends.want(9)
         ends.calls.end(CALL)
         seal, incoming = ends.sealer, ends.want(3, call=CALL + 1)
@@ -239,8 +213,6 @@ def test_payloads_that_nobody_wants_are_no_way_to_keep_a_process_busy(
         await ends.say(seal.start(CALL + 1), seal.record(Kind.LAST, b"end"))
         assert await incoming.come(stall_s=1.0)
         assert slept == [connections._UNWANTED_S] * pauses
-
-    play(story)
 
 
 STALL_S = 10.0
@@ -260,23 +232,21 @@ async def trickle_out(payload: Outgoing, bytes_per_s: float) -> None:
         payload.moves(RECORD_BYTES)
 
 
+@pytest.mark.virtual_time
 @pytest.mark.parametrize("way", ["in", "out"])
 @pytest.mark.parametrize("share", [1 / 8, 0.9, 1.1])
-def test_a_payload_slower_than_over_grpc_has_stalled(way: str, share: float) -> None:
-    async def main() -> None:
-        now = asyncio.get_running_loop().time
-        began = now()
-        incoming, outgoing = Incoming(Assembly((), max_bytes=0), Flow()), Outgoing(lambda: None)
-        work = trickle_in(incoming, share * FLOOR) if way == "in" else trickle_out(outgoing, share * FLOOR)
-        waits = incoming.come(stall_s=STALL_S) if way == "in" else outgoing.left(stall_s=STALL_S)
-        trickle = asyncio.create_task(work)
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(100 * STALL_S):
-                await waits
-        trickle.cancel()
-        assert now() - began == pytest.approx(STALL_S if share < 1 else 100 * STALL_S)
-
-    on_virtual_time(main())
+async def test_a_payload_slower_than_over_grpc_has_stalled(way: str, share: float) -> None:
+    now = asyncio.get_running_loop().time
+    began = now()
+    incoming, outgoing = Incoming(Assembly((), max_bytes=0), Flow()), Outgoing(lambda: None)
+    work = trickle_in(incoming, share * FLOOR) if way == "in" else trickle_out(outgoing, share * FLOOR)
+    waits = incoming.come(stall_s=STALL_S) if way == "in" else outgoing.left(stall_s=STALL_S)
+    trickle = asyncio.create_task(work)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(100 * STALL_S):
+            await waits
+    trickle.cancel()
+    assert now() - began == pytest.approx(STALL_S if share < 1 else 100 * STALL_S)
 
 
 def test_what_we_hold_up_ourselves_is_nobodys_stall_and_no_excuse() -> None:
@@ -290,8 +260,8 @@ def test_what_we_hold_up_ourselves_is_nobodys_stall_and_no_excuse() -> None:
     assert pace.late_at(STALL_S) == 510.5
 
 
-def test_records_count_with_what_they_carry() -> None:
-    async def story(ends: Ends) -> None:
+async def test_records_count_with_what_they_carry() -> None:
+    async with open_ends() as ends:
         incoming = ends.want(2 * CHUNK_BYTES)
         await ends.say(ends.sealer.start(CALL))
         while ends.calls._wanted:  # noqa: ASYNC110
@@ -305,8 +275,6 @@ def test_records_count_with_what_they_carry() -> None:
         await ends.say(ends.sealer.record(Kind.DATA, data))
         while incoming.rate.late_at(STALL_S) == late_at:  # noqa: ASYNC110
             await asyncio.sleep(0)
-
-    play(story)
 
 
 @pytest.mark.parametrize(

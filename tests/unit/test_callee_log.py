@@ -4,28 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from donor_bench import play
 
 from swarmnet.errors import Refused, RejectCode
 from swarmnet.ids import PeerId
-from swarmnet.messages import Answer, ManifestRequest, Rejected, Request
+from swarmnet.messages import Answer, ManifestRequest, Rejected
 from swarmnet.net.grpc_callee import _COMPLAIN_EVERY_S, _MOST_COMPLAINTS, Callee
 from swarmnet.net.grpc_options import GrpcConfig
 from swarmnet.net.traffic import Traffic
-from swarmnet.transport import ReadPayload
-
-
-class Refusing:
-    """A service that has nothing for anybody."""
-
-    async def on_call(self, caller: PeerId, request: Request, payload: ReadPayload) -> AsyncIterator[Answer]:
-        raise Refused(RejectCode.NOT_SERVED, "not here")
-        yield
+from swarmnet.testing.doubles import FakeService, run_virtual
 
 
 async def refused(callee: Callee, *callers: str) -> None:
@@ -50,7 +40,12 @@ def test_a_refusal_is_logged_once_a_minute_of_each_and_of_few(level: int, caplog
         ),
     )
     callee = Callee(
-        dialling, lambda: cast(Any, Refusing()), lambda peer: None, Traffic(), lambda message: b"", cast(Any, None)
+        dialling,
+        lambda: cast(Any, FakeService(lambda *_: Refused(RejectCode.NOT_SERVED, "not here"))),
+        lambda peer: None,
+        Traffic(),
+        lambda message: b"",
+        cast(Any, None),
     )
 
     def lines() -> int:
@@ -70,4 +65,4 @@ def test_a_refusal_is_logged_once_a_minute_of_each_and_of_few(level: int, caplog
         assert lines() == (1 if level == logging.INFO else 301), "the first complaint is a minute old"
 
     with caplog.at_level(level, "swarmnet.net.grpc_callee"):
-        play(story())
+        run_virtual(story())

@@ -13,10 +13,11 @@ import pytest
 
 from swarmnet.ids import NO_RESTART, Chain, Restart, RunId
 from swarmnet.messages import StateHeader
-from swarmnet.simulate.clock import VirtualLoop
 from swarmnet.simulate.disk import SimulatedDisk
 from swarmnet.state.checkpoints import Checkpointer, CheckpointSchedule
 from swarmnet.state.disk import CheckpointStore, DirectoryDisk, Disk, Written
+
+pytestmark = pytest.mark.virtual_time
 
 RUN, STAGE, LAST, EVERY = RunId("a1" * 32), 1, 45, 10
 STEP_S = 1.0
@@ -104,11 +105,6 @@ class Replica:
         return [fields for name, fields in self.events if name == event]
 
 
-def play(story: Coroutine[Any, Any, Any]) -> Any:
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        return runner.run(story)
-
-
 @pytest.fixture
 def disk() -> Watched:
     return Watched(RUN)
@@ -118,258 +114,210 @@ def written(disk: SimulatedDisk) -> list[int]:
     return sorted(version for _, version in disk.files)
 
 
-def test_multiples_and_the_end_are_written(disk: Watched) -> None:
-    async def story() -> None:
-        replica = Replica(disk, keep=9)
-        async with replica.running():
-            await replica.train(LAST)
-            await asyncio.sleep(100.0)
-        assert written(disk) == [10, 20, 30, 40, 45] == list(replica.checkpointer.versions)
-        assert replica.copies == 5
-        for (_, version), (info, data) in disk.files.items():
-            assert data == replica.state(version) and info.chain == f"{version:064x}"
-        assert [fields["version"] for fields in replica.of("checkpoint")] == [10, 20, 30, 40, 45]
-
-    play(story())
+async def test_multiples_and_the_end_are_written(disk: Watched) -> None:
+    replica = Replica(disk, keep=9)
+    async with replica.running():
+        await replica.train(LAST)
+        await asyncio.sleep(100.0)
+    assert written(disk) == [10, 20, 30, 40, 45] == list(replica.checkpointer.versions)
+    assert replica.copies == 5
+    for (_, version), (info, data) in disk.files.items():
+        assert data == replica.state(version) and info.chain == f"{version:064x}"
+    assert [fields["version"] for fields in replica.of("checkpoint")] == [10, 20, 30, 40, 45]
 
 
 @pytest.mark.parametrize("prepare_s", [0.0, 0.9, 1.9])
-def test_memory_is_prepared_a_step_ahead_and_in_time_or_not_the_version_is_written(
+async def test_memory_is_prepared_a_step_ahead_and_in_time_or_not_the_version_is_written(
     disk: Watched, prepare_s: float
 ) -> None:
-    async def story() -> None:
-        replica = Replica(disk, keep=9)
-        replica.prepare_s = prepare_s
-        async with replica.running():
-            await replica.train(LAST)
-            await asyncio.sleep(100.0)
-        assert replica.prepared == [9, 19, 29, 39, 44] and replica.copies == 5
-        assert written(disk) == [10, 20, 30, 40, 45]
-
-    play(story())
+    replica = Replica(disk, keep=9)
+    replica.prepare_s = prepare_s
+    async with replica.running():
+        await replica.train(LAST)
+        await asyncio.sleep(100.0)
+    assert replica.prepared == [9, 19, 29, 39, 44] and replica.copies == 5
+    assert written(disk) == [10, 20, 30, 40, 45]
 
 
-def test_without_a_rhythm_the_end_is_written(disk: Watched) -> None:
-    async def story() -> None:
-        replica = Replica(disk, every=0)
-        async with replica.running():
-            await replica.train(LAST)
-        assert written(disk) == [LAST]
-
-    play(story())
+async def test_without_a_rhythm_the_end_is_written(disk: Watched) -> None:
+    replica = Replica(disk, every=0)
+    async with replica.running():
+        await replica.train(LAST)
+    assert written(disk) == [LAST]
 
 
 @pytest.mark.parametrize("forgotten", [None, 10])
-def test_only_the_last_ones_stay_and_never_without_the_common_one(disk: Watched, forgotten: int | None) -> None:
-    async def story() -> None:
-        replica = Replica(disk, keep=2)
-        async with replica.running():
-            replica.common = 20
-            await replica.train(35)
-            assert written(disk) == [20, 30]
-            replica.common = forgotten  # a record expired: what was seen stays true
-            await replica.train(9)
-            assert written(disk) == [20, 30, 40]
-            replica.common = 40
-            await replica.train(1)
-        assert written(disk) == [40, 45] == list(replica.checkpointer.versions)
-
-    play(story())
+async def test_only_the_last_ones_stay_and_never_without_the_common_one(disk: Watched, forgotten: int | None) -> None:
+    replica = Replica(disk, keep=2)
+    async with replica.running():
+        replica.common = 20
+        await replica.train(35)
+        assert written(disk) == [20, 30]
+        replica.common = forgotten  # a record expired: what was seen stays true
+        await replica.train(9)
+        assert written(disk) == [20, 30, 40]
+        replica.common = 40
+        await replica.train(1)
+    assert written(disk) == [40, 45] == list(replica.checkpointer.versions)
 
 
-def test_what_the_run_may_be_about_to_go_back_to_stays(disk: Watched) -> None:
-    async def story() -> None:
-        replica = Replica(disk, keep=1)
-        async with replica.running():
-            replica.common = 10
-            await replica.train(25)
-            replica.checkpointer.spared = 12
-            replica.common = 30
-            await replica.train(19)
-            assert written(disk) == [10, 30, 40]
-            replica.checkpointer.spared = -1
-            await replica.train(1)
-        assert written(disk) == [30, 40, 45]
-
-    play(story())
+async def test_what_the_run_may_be_about_to_go_back_to_stays(disk: Watched) -> None:
+    replica = Replica(disk, keep=1)
+    async with replica.running():
+        replica.common = 10
+        await replica.train(25)
+        replica.checkpointer.spared = 12
+        replica.common = 30
+        await replica.train(19)
+        assert written(disk) == [10, 30, 40]
+        replica.checkpointer.spared = -1
+        await replica.train(1)
+    assert written(disk) == [30, 40, 45]
 
 
-def test_what_becomes_common_while_one_is_written_stays(disk: Watched) -> None:
-    async def story() -> None:
-        replica = Replica(disk, keep=1)
-        async with replica.running():
-            replica.common = 10
-            await replica.train(39)
-            assert written(disk) == [10, 20, 30]
-            disk.write_s = 4.0
-            await replica.train(2)  # 40 is on its way
-            replica.common = 30
-            await replica.train(4)
-        assert written(disk) == [30, 40] == list(replica.checkpointer.versions)
-
-    play(story())
+async def test_what_becomes_common_while_one_is_written_stays(disk: Watched) -> None:
+    replica = Replica(disk, keep=1)
+    async with replica.running():
+        replica.common = 10
+        await replica.train(39)
+        assert written(disk) == [10, 20, 30]
+        disk.write_s = 4.0
+        await replica.train(2)  # 40 is on its way
+        replica.common = 30
+        await replica.train(4)
+    assert written(disk) == [30, 40] == list(replica.checkpointer.versions)
 
 
-def test_a_slow_disk_skips_versions_and_queues_nothing(disk: Watched) -> None:
-    async def story() -> None:
-        disk.write_s = 15 * STEP_S  # the versions that pass while one is written are multiples too
-        replica = Replica(disk, keep=9)
-        async with replica.running():
-            await replica.train(44)
-        assert replica.copies == 2 and written(disk) == [10]
-        assert replica.checkpointer.versions == (10,), "announced only when it is on disk"
-
-    play(story())
+async def test_a_slow_disk_skips_versions_and_queues_nothing(disk: Watched) -> None:
+    disk.write_s = 15 * STEP_S  # the versions that pass while one is written are multiples too
+    replica = Replica(disk, keep=9)
+    async with replica.running():
+        await replica.train(44)
+    assert replica.copies == 2 and written(disk) == [10]
+    assert replica.checkpointer.versions == (10,), "announced only when it is on disk"
 
 
-def test_the_last_version_is_written_even_if_it_came_while_the_disk_was_busy(disk: Watched) -> None:
-    async def story() -> None:
-        disk.write_s = 12 * STEP_S
-        replica = Replica(disk)
-        async with replica.running():
-            await replica.train(LAST)
-            await asyncio.sleep(100.0)
-        assert written(disk)[-1] == LAST
-
-    play(story())
+async def test_the_last_version_is_written_even_if_it_came_while_the_disk_was_busy(disk: Watched) -> None:
+    disk.write_s = 12 * STEP_S
+    replica = Replica(disk)
+    async with replica.running():
+        await replica.train(LAST)
+        await asyncio.sleep(100.0)
+    assert written(disk)[-1] == LAST
 
 
-def test_a_full_disk_costs_one_warning_each_time_and_is_tried_again_at_the_next(disk: Watched) -> None:
-    async def story() -> None:
-        replica = Replica(disk)
-        disk.full = True
-        async with replica.running():
-            await replica.train(25)
-            assert replica.checkpointer.versions == () and written(disk) == []
-            warnings = replica.of("checkpoint_failed")
-            assert [fields["version"] for fields in warnings] == [10, 20]
-            assert warnings[0] == {
-                "version": 10,
-                "path": "simulated/stage-1-step-10",
-                "reason": "No space left on device",
-                "bytes_needed": 8,
-                "then": "training goes on; the next checkpoint is tried again",
-            }
-            disk.full = False
-            await replica.train(6)
-        assert replica.checkpointer.versions == (30,)
-
-    play(story())
+async def test_a_full_disk_costs_one_warning_each_time_and_is_tried_again_at_the_next(disk: Watched) -> None:
+    replica = Replica(disk)
+    disk.full = True
+    async with replica.running():
+        await replica.train(25)
+        assert replica.checkpointer.versions == () and written(disk) == []
+        warnings = replica.of("checkpoint_failed")
+        assert [fields["version"] for fields in warnings] == [10, 20]
+        assert warnings[0] == {
+            "version": 10,
+            "path": "simulated/stage-1-step-10",
+            "reason": "No space left on device",
+            "bytes_needed": 8,
+            "then": "training goes on; the next checkpoint is tried again",
+        }
+        disk.full = False
+        await replica.train(6)
+    assert replica.checkpointer.versions == (30,)
 
 
-def test_no_more_is_taken_of_the_disk_than_is_lent(disk: Watched) -> None:
-    async def story() -> None:
-        replica = Replica(disk, keep=9)
-        one = len(replica.state(10))
-        replica.checkpointer.most_bytes = 2 * one
-        async with replica.running():
-            await replica.train(31)
-            await asyncio.sleep(100.0)
-            # Of the older ones the roundest stays: a slower stage is about to have it as well.
-            assert written(disk) == [20, 30] and not replica.of("checkpoint_failed")
-            replica.checkpointer.most_bytes = one
-            await replica.train(10)
-            await asyncio.sleep(100.0)
-        assert "caps.disk_gib" in str(replica.of("checkpoint_failed")[-1]["reason"])
-        assert written(disk) == [20, 30], "nothing is deleted in vain"
-
-    play(story())
+async def test_no_more_is_taken_of_the_disk_than_is_lent(disk: Watched) -> None:
+    replica = Replica(disk, keep=9)
+    one = len(replica.state(10))
+    replica.checkpointer.most_bytes = 2 * one
+    async with replica.running():
+        await replica.train(31)
+        await asyncio.sleep(100.0)
+        # Of the older ones the roundest stays: a slower stage is about to have it as well.
+        assert written(disk) == [20, 30] and not replica.of("checkpoint_failed")
+        replica.checkpointer.most_bytes = one
+        await replica.train(10)
+        await asyncio.sleep(100.0)
+    assert "caps.disk_gib" in str(replica.of("checkpoint_failed")[-1]["reason"])
+    assert written(disk) == [20, 30], "nothing is deleted in vain"
 
 
-def test_a_full_disk_at_the_end_is_not_tried_for_ever(disk: Watched) -> None:
-    async def story() -> None:
-        replica = Replica(disk, every=0)
-        disk.full = True
-        async with replica.running():
-            await replica.train(LAST)
-            await asyncio.sleep(1000.0)
-            assert len(replica.of("checkpoint_failed")) == 1
-            disk.full = False
-            result = await replica.checkpointer.write_now()
-            assert result is not None and result.problem is None
-        assert replica.checkpointer.versions == (LAST,)
-
-    play(story())
+async def test_a_full_disk_at_the_end_is_not_tried_for_ever(disk: Watched) -> None:
+    replica = Replica(disk, every=0)
+    disk.full = True
+    async with replica.running():
+        await replica.train(LAST)
+        await asyncio.sleep(1000.0)
+        assert len(replica.of("checkpoint_failed")) == 1
+        disk.full = False
+        result = await replica.checkpointer.write_now()
+        assert result is not None and result.problem is None
+    assert replica.checkpointer.versions == (LAST,)
 
 
 @pytest.mark.parametrize("moves_to", [11, None])
-def test_a_state_that_moves_while_it_is_copied_is_not_written(disk: Watched, moves_to: int | None) -> None:
-    async def story() -> None:
-        replica = Replica(disk)
-        replica.copy_s = 5.0
-        async with replica.running():
-            replica.version = 10
-            replica.checkpointer.reached()
-            await asyncio.sleep(1.0)
-            replica.version = moves_to
-            await asyncio.sleep(10.0)
-        assert written(disk) == [] and replica.copies == 1 and replica.events == []
-
-    play(story())
+async def test_a_state_that_moves_while_it_is_copied_is_not_written(disk: Watched, moves_to: int | None) -> None:
+    replica = Replica(disk)
+    replica.copy_s = 5.0
+    async with replica.running():
+        replica.version = 10
+        replica.checkpointer.reached()
+        await asyncio.sleep(1.0)
+        replica.version = moves_to
+        await asyncio.sleep(10.0)
+    assert written(disk) == [] and replica.copies == 1 and replica.events == []
 
 
-def test_nothing_is_due_without_state(disk: Watched) -> None:
-    async def story() -> None:
-        replica = Replica(disk)
-        async with replica.running():
-            replica.version = None
-            replica.checkpointer.reached()
-            await asyncio.sleep(1.0)
-            assert await replica.checkpointer.write_now() is None
-            replica.version = 10
-            replica.checkpointer.reached()
-            replica.version = None  # gone before the writer awoke
-            await asyncio.sleep(1.0)
-        assert replica.copies == 0
-
-    play(story())
+async def test_nothing_is_due_without_state(disk: Watched) -> None:
+    replica = Replica(disk)
+    async with replica.running():
+        replica.version = None
+        replica.checkpointer.reached()
+        await asyncio.sleep(1.0)
+        assert await replica.checkpointer.write_now() is None
+        replica.version = 10
+        replica.checkpointer.reached()
+        replica.version = None  # gone before the writer awoke
+        await asyncio.sleep(1.0)
+    assert replica.copies == 0
 
 
-def test_whoever_leaves_writes_where_it_stands_once(disk: Watched) -> None:
-    async def story() -> None:
-        replica = Replica(disk)
-        disk.write_s = 5.0
-        async with replica.running():
-            await replica.train(12)  # 10 is being written
-            result = await replica.checkpointer.write_now()
-            assert result is not None and result.info.version == 12
-            assert written(disk) == [10, 12] and replica.copies == 2
-            again = await replica.checkpointer.write_now()
-            assert again is not None and again.problem is None and again.info == result.info
-        assert replica.copies == 2
-
-    play(story())
+async def test_whoever_leaves_writes_where_it_stands_once(disk: Watched) -> None:
+    replica = Replica(disk)
+    disk.write_s = 5.0
+    async with replica.running():
+        await replica.train(12)  # 10 is being written
+        result = await replica.checkpointer.write_now()
+        assert result is not None and result.info.version == 12
+        assert written(disk) == [10, 12] and replica.copies == 2
+        again = await replica.checkpointer.write_now()
+        assert again is not None and again.problem is None and again.info == result.info
+    assert replica.copies == 2
 
 
-def test_leaving_copies_again_if_the_state_moved(disk: Watched) -> None:
-    async def story() -> None:
-        replica = Replica(disk)
-        replica.version, replica.copy_s = 12, 5.0
-        async with asyncio.TaskGroup() as group:
-            leaving = group.create_task(replica.checkpointer.write_now())
-            await asyncio.sleep(1.0)
-            replica.version = 13
-        result = leaving.result()
-        assert result is not None and result.info.version == 13 and replica.copies == 2
-        assert disk.files[STAGE, 13][1] == replica.state(13)
-
-    play(story())
+async def test_leaving_copies_again_if_the_state_moved(disk: Watched) -> None:
+    replica = Replica(disk)
+    replica.version, replica.copy_s = 12, 5.0
+    async with asyncio.TaskGroup() as group:
+        leaving = group.create_task(replica.checkpointer.write_now())
+        await asyncio.sleep(1.0)
+        replica.version = 13
+    result = leaving.result()
+    assert result is not None and result.info.version == 13 and replica.copies == 2
+    assert disk.files[STAGE, 13][1] == replica.state(13)
 
 
 # ---------------------------------------------------------------- coming back
 
 
-def test_a_checkpoint_with_notices_that_the_owner_has_not_signed_is_named_and_not_used(disk: Watched) -> None:
-    async def story() -> None:
-        await filled(disk, (10, NO_RESTART), (20, NO_RESTART))
-        replica = Replica(disk)
-        replica.forged = True
-        await replica.checkpointer.open()
-        assert await replica.checkpointer.load(20) is None and replica.checkpointer.versions == (10,)
-        (warning,) = replica.of("checkpoint_bad")
-        assert "not the owner's" in str(warning["reason"])
-
-    play(story())
+async def test_a_checkpoint_with_notices_that_the_owner_has_not_signed_is_named_and_not_used(disk: Watched) -> None:
+    await filled(disk, (10, NO_RESTART), (20, NO_RESTART))
+    replica = Replica(disk)
+    replica.forged = True
+    await replica.checkpointer.open()
+    assert await replica.checkpointer.load(20) is None and replica.checkpointer.versions == (10,)
+    (warning,) = replica.of("checkpoint_bad")
+    assert "not the owner's" in str(warning["reason"])
 
 
 async def filled(disk: SimulatedDisk, *cuts: tuple[int, Restart]) -> None:
@@ -378,91 +326,73 @@ async def filled(disk: SimulatedDisk, *cuts: tuple[int, Restart]) -> None:
         await disk.write(STAGE, header, Replica.state(version))
 
 
-def test_what_an_earlier_process_left_is_verified_and_the_bad_one_named(disk: Watched) -> None:
-    async def story() -> None:
-        await filled(disk, (10, NO_RESTART), (20, NO_RESTART), (30, NO_RESTART))
-        disk.spoil(STAGE, 30)
-        replica = Replica(disk)
-        assert await replica.checkpointer.open() == (10, 20)
-        (warning,) = replica.of("checkpoint_bad")
-        assert warning["path"] == "simulated/stage-1-step-30" and warning["reason"] == "altered"
-        assert warning["then"] == "it is not used; the newest one here that is sound is step 20"
-        found = await replica.checkpointer.load(20)
-        assert found is not None
-        info, data = found
-        assert info.version == 20 and bytes(data) == b"state 20" and not replica.checkpointer.all_damaged
-        disk.spoil(STAGE, 10)
-        disk.spoil(STAGE, 20)
-        again = Replica(disk)
-        assert await again.checkpointer.open() == () and again.checkpointer.all_damaged
-
-    play(story())
+async def test_what_an_earlier_process_left_is_verified_and_the_bad_one_named(disk: Watched) -> None:
+    await filled(disk, (10, NO_RESTART), (20, NO_RESTART), (30, NO_RESTART))
+    disk.spoil(STAGE, 30)
+    replica = Replica(disk)
+    assert await replica.checkpointer.open() == (10, 20)
+    (warning,) = replica.of("checkpoint_bad")
+    assert warning["path"] == "simulated/stage-1-step-30" and warning["reason"] == "altered"
+    assert warning["then"] == "it is not used; the newest one here that is sound is step 20"
+    found = await replica.checkpointer.load(20)
+    assert found is not None
+    info, data = found
+    assert info.version == 20 and bytes(data) == b"state 20" and not replica.checkpointer.all_damaged
+    disk.spoil(STAGE, 10)
+    disk.spoil(STAGE, 20)
+    again = Replica(disk)
+    assert await again.checkpointer.open() == () and again.checkpointer.all_damaged
 
 
-def test_one_that_spoils_later_is_named_when_it_is_loaded_and_announced_no_more(disk: Watched) -> None:
-    async def story() -> None:
-        await filled(disk, (10, NO_RESTART), (20, NO_RESTART))
-        replica = Replica(disk)
-        await replica.checkpointer.open()
-        disk.spoil(STAGE, 20)
-        assert await replica.checkpointer.load(20) is None and replica.checkpointer.versions == (10,)
-        (warning,) = replica.of("checkpoint_bad")
-        assert warning["path"] == "simulated/stage-1-step-20" and warning["reason"] == "altered"
-
-    play(story())
+async def test_one_that_spoils_later_is_named_when_it_is_loaded_and_announced_no_more(disk: Watched) -> None:
+    await filled(disk, (10, NO_RESTART), (20, NO_RESTART))
+    replica = Replica(disk)
+    await replica.checkpointer.open()
+    disk.spoil(STAGE, 20)
+    assert await replica.checkpointer.load(20) is None and replica.checkpointer.versions == (10,)
+    (warning,) = replica.of("checkpoint_bad")
+    assert warning["path"] == "simulated/stage-1-step-20" and warning["reason"] == "altered"
 
 
-def test_going_back_gives_up_what_came_after_and_the_next_write_deletes_it(disk: Watched) -> None:
-    async def story() -> None:
-        await filled(disk, (10, NO_RESTART), (20, NO_RESTART), (30, NO_RESTART))
-        replica = Replica(disk, keep=9)
-        await replica.checkpointer.open()
-        replica.checkpointer.stand_under(Restart(1, 10))
-        assert replica.checkpointer.versions == (10,)
-        assert written(disk) == [10, 20, 30], "not before there is something newer"
-        replica.version, replica.restart = 10, Restart(1, 10)
-        async with replica.running():
-            await replica.train(11)
-        assert written(disk) == [10, 20] == list(replica.checkpointer.versions)
-        assert disk.files[STAGE, 20][0].restart == Restart(1, 10)
-
-    play(story())
+async def test_going_back_gives_up_what_came_after_and_the_next_write_deletes_it(disk: Watched) -> None:
+    await filled(disk, (10, NO_RESTART), (20, NO_RESTART), (30, NO_RESTART))
+    replica = Replica(disk, keep=9)
+    await replica.checkpointer.open()
+    replica.checkpointer.stand_under(Restart(1, 10))
+    assert replica.checkpointer.versions == (10,)
+    assert written(disk) == [10, 20, 30], "not before there is something newer"
+    replica.version, replica.restart = 10, Restart(1, 10)
+    async with replica.running():
+        await replica.train(11)
+    assert written(disk) == [10, 20] == list(replica.checkpointer.versions)
+    assert disk.files[STAGE, 20][0].restart == Restart(1, 10)
 
 
-def test_the_disk_remembers_a_restart_when_everybody_has_forgotten(disk: Watched) -> None:
-    async def story() -> None:
-        await filled(disk, (10, NO_RESTART), (20, NO_RESTART), (30, NO_RESTART), (15, Restart(2, 10)))
-        replica = Replica(disk)
-        assert await replica.checkpointer.open() == (10, 15)
-        assert replica.checkpointer.restart == Restart(2, 10)
-
-    play(story())
+async def test_the_disk_remembers_a_restart_when_everybody_has_forgotten(disk: Watched) -> None:
+    await filled(disk, (10, NO_RESTART), (20, NO_RESTART), (30, NO_RESTART), (15, Restart(2, 10)))
+    replica = Replica(disk)
+    assert await replica.checkpointer.open() == (10, 15)
+    assert replica.checkpointer.restart == Restart(2, 10)
 
 
-def test_a_later_restart_that_only_the_disk_remembers_does_not_count(disk: Watched) -> None:
-    async def story() -> None:
-        await filled(disk, (10, NO_RESTART), (20, NO_RESTART), (30, NO_RESTART), (15, Restart(2, 10)))
-        replica = Replica(disk)
-        assert await replica.checkpointer.open() == (10, 15)
-        replica.checkpointer.stand_under(Restart(1, 20))
-        assert replica.checkpointer.versions == (10, 20) and replica.checkpointer.restart == Restart(1, 20)
-
-    play(story())
+async def test_a_later_restart_that_only_the_disk_remembers_does_not_count(disk: Watched) -> None:
+    await filled(disk, (10, NO_RESTART), (20, NO_RESTART), (30, NO_RESTART), (15, Restart(2, 10)))
+    replica = Replica(disk)
+    assert await replica.checkpointer.open() == (10, 15)
+    replica.checkpointer.stand_under(Restart(1, 20))
+    assert replica.checkpointer.versions == (10, 20) and replica.checkpointer.restart == Restart(1, 20)
 
 
-def test_the_state_gone_on_from_is_written_again_under_its_restart(disk: Watched) -> None:
-    async def story() -> None:
-        await filled(disk, (10, NO_RESTART))
-        replica = Replica(disk)
-        await replica.checkpointer.open()
-        replica.version, replica.restart = 10, Restart(1, 10)
-        replica.checkpointer.stand_under(replica.restart)
-        async with replica.running():
-            replica.checkpointer.reached()
-            await asyncio.sleep(1.0)
-        assert disk.files[STAGE, 10][0].restart == Restart(1, 10) == replica.checkpointer.restart
-
-    play(story())
+async def test_the_state_gone_on_from_is_written_again_under_its_restart(disk: Watched) -> None:
+    await filled(disk, (10, NO_RESTART))
+    replica = Replica(disk)
+    await replica.checkpointer.open()
+    replica.version, replica.restart = 10, Restart(1, 10)
+    replica.checkpointer.stand_under(replica.restart)
+    async with replica.running():
+        replica.checkpointer.reached()
+        await asyncio.sleep(1.0)
+    assert disk.files[STAGE, 10][0].restart == Restart(1, 10) == replica.checkpointer.restart
 
 
 # ---------------------------------------------------------------- a real directory

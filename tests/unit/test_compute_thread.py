@@ -102,99 +102,87 @@ def test_an_empty_queue_says_so() -> None:
 FIRST = Turn(Work.FORWARD, 0, 0, 0)
 
 
-def test_jobs_run_on_one_thread_in_turn_and_return_or_raise() -> None:
-    async def scenario() -> None:
-        compute, gate, order = ComputeThread(), threading.Event(), []
+async def test_jobs_run_on_one_thread_in_turn_and_return_or_raise() -> None:
+    compute, gate, order = ComputeThread(), threading.Event(), []
 
-        def job(name: str) -> str:
-            order.append(name)
-            return f"{name} on {threading.current_thread().name}"
+    def job(name: str) -> str:
+        order.append(name)
+        return f"{name} on {threading.current_thread().name}"
 
-        def fails() -> None:
-            raise KeyError("mine")
+    def fails() -> None:
+        raise KeyError("mine")
 
-        async with asyncio.TaskGroup() as group:
-            group.create_task(compute.run(FIRST, gate.wait))
-            await asyncio.sleep(0)
-            forward = group.create_task(compute.run(FIRST, lambda: job("forward")))
-            backward = group.create_task(compute.run(Turn(Work.BACKWARD, 0, 0, 0), lambda: job("backward")))
-            await asyncio.sleep(0)
-            gate.set()
-        assert order == ["backward", "forward"]
-        assert backward.result() == "backward on compute" and forward.result() == "forward on compute"
-        with pytest.raises(KeyError, match="mine"):
-            await compute.run(FIRST, fails)
-        assert await compute.run(FIRST, lambda: 5) == 5, "an error does not end the thread"
-        compute.close()
-
-    asyncio.run(scenario())
-
-
-def test_averaging_and_compute_do_not_wait_for_each_other() -> None:
-    async def scenario() -> None:
-        compute, gate = ComputeThread(), threading.Event()
-        async with asyncio.TaskGroup() as group:
-            computing = group.create_task(compute.run(FIRST, gate.wait))
-            averaging = [
-                group.create_task(compute.run(Turn(Work.ROUND, 0, 0, 0), lambda: threading.current_thread().name))
-                for _ in range(2)
-            ]
-            await asyncio.wait(averaging)
-            assert not computing.done()
-            gate.set()
-        assert [task.result() for task in averaging] == ["averaging", "averaging"]
-        compute.close()
-
-    asyncio.run(scenario())
-
-
-def test_cancelling_drops_a_queued_job_and_lets_a_running_one_finish() -> None:
-    async def scenario() -> None:
-        compute, began, gate, ran = ComputeThread(), threading.Event(), threading.Event(), []
-
-        def long() -> None:
-            began.set()
-            gate.wait()
-            ran.append("long")
-
-        running = asyncio.ensure_future(compute.run(FIRST, long))
-        queued = asyncio.ensure_future(compute.run(FIRST, lambda: ran.append("queued")))
-        await asyncio.to_thread(began.wait)
-        running.cancel()
-        queued.cancel()
-        await asyncio.wait([running, queued])
-        assert running.cancelled() and queued.cancelled()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(compute.run(FIRST, gate.wait))
+        await asyncio.sleep(0)
+        forward = group.create_task(compute.run(FIRST, lambda: job("forward")))
+        backward = group.create_task(compute.run(Turn(Work.BACKWARD, 0, 0, 0), lambda: job("backward")))
+        await asyncio.sleep(0)
         gate.set()
-        await compute.run(FIRST, lambda: ran.append("last"))
-        assert ran == ["long", "last"]
-        compute.close()
+    assert order == ["backward", "forward"]
+    assert backward.result() == "backward on compute" and forward.result() == "forward on compute"
+    with pytest.raises(KeyError, match="mine"):
+        await compute.run(FIRST, fails)
+    assert await compute.run(FIRST, lambda: 5) == 5, "an error does not end the thread"
+    compute.close()
 
-    asyncio.run(scenario())
 
-
-def test_closing_cancels_what_waits_and_refuses_what_comes() -> None:
-    async def scenario() -> None:
-        compute, began, gate = ComputeThread(), threading.Event(), threading.Event()
-
-        def long() -> str:
-            began.set()
-            gate.wait()
-            return "finished"
-
-        running = asyncio.ensure_future(compute.run(FIRST, long))
-        queued = asyncio.ensure_future(compute.run(FIRST, lambda: None))
-        await asyncio.to_thread(began.wait)
-        closing = asyncio.ensure_future(asyncio.to_thread(compute.close))
-        await asyncio.wait([queued])
-        assert queued.cancelled()
+async def test_averaging_and_compute_do_not_wait_for_each_other() -> None:
+    compute, gate = ComputeThread(), threading.Event()
+    async with asyncio.TaskGroup() as group:
+        computing = group.create_task(compute.run(FIRST, gate.wait))
+        averaging = [
+            group.create_task(compute.run(Turn(Work.ROUND, 0, 0, 0), lambda: threading.current_thread().name))
+            for _ in range(2)
+        ]
+        await asyncio.wait(averaging)
+        assert not computing.done()
         gate.set()
-        await closing
-        assert await running == "finished"
-        with pytest.raises(asyncio.CancelledError):
-            await compute.run(FIRST, lambda: None)
-        compute.close()
+    assert [task.result() for task in averaging] == ["averaging", "averaging"]
+    compute.close()
 
-    asyncio.run(scenario())
+
+async def test_cancelling_drops_a_queued_job_and_lets_a_running_one_finish() -> None:
+    compute, began, gate, ran = ComputeThread(), threading.Event(), threading.Event(), []
+
+    def long() -> None:
+        began.set()
+        gate.wait()
+        ran.append("long")
+
+    running = asyncio.ensure_future(compute.run(FIRST, long))
+    queued = asyncio.ensure_future(compute.run(FIRST, lambda: ran.append("queued")))
+    await asyncio.to_thread(began.wait)
+    running.cancel()
+    queued.cancel()
+    await asyncio.wait([running, queued])
+    assert running.cancelled() and queued.cancelled()
+    gate.set()
+    await compute.run(FIRST, lambda: ran.append("last"))
+    assert ran == ["long", "last"]
+    compute.close()
+
+
+async def test_closing_cancels_what_waits_and_refuses_what_comes() -> None:
+    compute, began, gate = ComputeThread(), threading.Event(), threading.Event()
+
+    def long() -> str:
+        began.set()
+        gate.wait()
+        return "finished"
+
+    running = asyncio.ensure_future(compute.run(FIRST, long))
+    queued = asyncio.ensure_future(compute.run(FIRST, lambda: None))
+    await asyncio.to_thread(began.wait)
+    closing = asyncio.ensure_future(asyncio.to_thread(compute.close))
+    await asyncio.wait([queued])
+    assert queued.cancelled()
+    gate.set()
+    await closing
+    assert await running == "finished"
+    with pytest.raises(asyncio.CancelledError):
+        await compute.run(FIRST, lambda: None)
+    compute.close()
 
 
 def test_a_loop_that_ended_first_does_not_end_the_thread() -> None:

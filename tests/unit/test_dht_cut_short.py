@@ -30,21 +30,17 @@ class Mute:
         )
 
 
-def test_what_waits_for_the_end_of_a_lookup_hears_of_it() -> None:
+async def test_what_waits_for_the_end_of_a_lookup_hears_of_it() -> None:
     complaints: list[dict[str, Any]] = []
-
-    async def story() -> None:
-        loop = asyncio.get_running_loop()
-        loop.set_exception_handler(lambda _, context: complaints.append(context))
-        node = DhtNode(SimpleNamespace(), SimpleNamespace(), Mute(), (), set())  # type: ignore[arg-type]
-        before = asyncio.all_tasks()
-        assert await node._nearest([KEY], deadline=loop.time() + 0.01) is None
-        for _ in range(3):
-            await asyncio.sleep(0)
-        waiting = [task for task in asyncio.all_tasks() - before if "Event.wait" in repr(task.get_coro())]
-        assert not waiting
-        await asyncio.sleep(0.1)
-        gc.collect()
-
-    asyncio.run(story())
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: complaints.append(context))
+    node = DhtNode(SimpleNamespace(), SimpleNamespace(), Mute(), (), set())  # type: ignore[arg-type]
+    before = asyncio.all_tasks()
+    assert await node._nearest([KEY], deadline=loop.time() + 0.01) is None
+    for _ in range(3):
+        await asyncio.sleep(0)
+    waiting = [task for task in asyncio.all_tasks() - before if "Event.wait" in repr(task.get_coro())]
+    assert not waiting
+    await asyncio.sleep(0.1)
+    gc.collect()
     assert not complaints

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 
 import pytest
 
 from swarmnet.directory import Record, StageStatus
-from swarmnet.errors import PeerGone, PeerTimeout, UsageError
+from swarmnet.errors import PeerGone, UsageError
 from swarmnet.ids import Chain, PeerId, RunId
 from swarmnet.messages import Answer, Busy, DialBack, DialledBack
 from swarmnet.net.nat.dial_back import MOST_ASKED, MOST_NO, Asking, DialBacks, Proofs, public_home
-from swarmnet.simulate.clock import VirtualLoop
+from swarmnet.testing.clock import VirtualLoop
+from swarmnet.testing.doubles import FakeTransport, Script, in_turn, run_virtual
+
+pytestmark = pytest.mark.virtual_time
 
 ME = PeerId("me")
 MEMBERS = [PeerId(name) for name in "ABCDEFGHIJ"]
@@ -26,39 +29,15 @@ def record(peer: PeerId, *addresses: str, synced: bool = True) -> Record:
     return Record(RunId("0" * 64), peer, 7, addresses or (AT,), (status,))
 
 
-def play(work):
-    loop = VirtualLoop()
-    asyncio.set_event_loop(loop)
-    try:
-        return loop.run_until_complete(work)
-    finally:
-        asyncio.set_event_loop(None)
-        loop.close()
+def saying(**script: list[Script]) -> FakeTransport:
+    """Each peer gives one answer a call, the last one again and again; the others refuse."""
+    return FakeTransport(**{peer: in_turn(*answers) for peer, answers in script.items()})
 
 
 # ---------------------------------------------------------------- asking
 
 
-class Saying:
-    """A transport whose peers answer DialBack as scripted, one answer a call, the last one again and again."""
-
-    def __init__(self, **script: list[Answer | Exception]) -> None:
-        self._script = script
-        self.asked: list[str] = []
-        self.ports: list[int] = []
-
-    async def call(self, peer, request, payload=(), *, deadline):
-        assert isinstance(request, DialBack)
-        self.asked.append(peer)
-        self.ports.append(request.port)
-        answers = self._script.get(peer, [PeerGone("refused", definite=True)])
-        answer = answers.pop(0) if len(answers) > 1 else answers[0]
-        if isinstance(answer, Exception):
-            raise answer
-        yield answer
-
-
-def asking(transport: Saying, *members: str, synced: bool = True) -> tuple[Asking, list]:
+def asking(transport: FakeTransport, *members: str, synced: bool = True) -> tuple[Asking, list]:
     said: list[tuple[str, dict]] = []
     records = {PeerId(name): record(PeerId(name), synced=synced) for name in members}
     return Asking(
@@ -66,39 +45,31 @@ def asking(transport: Saying, *members: str, synced: bool = True) -> tuple[Askin
     ), said
 
 
-def test_who_can_be_connected_to_goes_on_and_asks_once() -> None:
-    transport = Saying(A=[NO], B=[YES])
+async def test_who_can_be_connected_to_goes_on_and_asks_once() -> None:
+    transport = saying(A=[NO], B=[YES])
     one, said = asking(transport, "A", "B")
-
-    async def work() -> None:
-        async with asyncio.TaskGroup() as group:  # two stages of a peer ask at the same time
-            group.create_task(one.check())
-            group.create_task(one.check())
-        await one.check()
-
-    play(work())
+    async with asyncio.TaskGroup() as group:  # two stages of a peer ask at the same time
+        group.create_task(one.check())
+        group.create_task(one.check())
+    await one.check()
     assert sorted(transport.asked) == ["A", "B"]
     assert said == [
         ("dialled_back", {"addresses": [AT], "could": ["B"], "could_not": {"A": "no answer"}, "not_asked": {}})
     ]
 
 
-def test_whom_nobody_can_connect_to_stops_and_says_who_tried_where() -> None:
-    transport = Saying(**{name: [NO] for name in "ABCDEF"})
+async def test_whom_nobody_can_connect_to_stops_and_says_who_tried_where() -> None:
+    transport = saying(**{name: [NO] for name in "ABCDEF"})
     one, said = asking(transport, *"ABCDEF")
-
-    async def work() -> None:
-        with pytest.raises(UsageError, match=r"203\.0\.113\.7/tcp/31340: tried by .*, .*, .*, [A-F] \(no answer\)"):
-            await one.check()
-
-    play(work())
+    with pytest.raises(UsageError, match=r"203\.0\.113\.7/tcp/31340: tried by .*, .*, .*, [A-F] \(no answer\)"):
+        await one.check()
     assert len(transport.asked) == MOST_NO
     [(event, fields)] = said
     assert event == "unreachable" and fields["could_not"] == dict.fromkeys(transport.asked, "no answer")
 
 
 def test_those_at_home_do_not_outvote_the_others() -> None:
-    transport = Saying(A=[NO], B=[YES], C=[YES], D=[NO], E=[YES])
+    transport = saying(A=[NO], B=[YES], C=[YES], D=[NO], E=[YES])
     where = {name: "8.8.8.8" if name in "AD" else "192.168.1.3" for name in "ABCDE"}
     said: list[str] = []
     records = {PeerId(name): record(PeerId(name), f"/ip4/{host}/tcp/1") for name, host in where.items()}
@@ -108,7 +79,7 @@ def test_those_at_home_do_not_outvote_the_others() -> None:
 
     proofs = Proofs(network_of=lambda peer: public_home(where[peer]))
     one = Asking(lambda: record(ME), transport, lambda: records, lambda event, _: said.append(event), hide, proofs)
-    play(one.check())
+    run_virtual(one.check())
     assert said == ["hidden"]
 
 
@@ -120,7 +91,7 @@ def at_homes(
     said_to_be: Mapping[str, str] = {},
 ) -> list:
     """What is said of a peer whose members are at these hosts and answer so; some name other ones in their records."""
-    transport, said = Saying(**script), []
+    transport, said = saying(**script), []
     records = {
         PeerId(name): record(PeerId(name), f"/ip4/{said_to_be.get(name, host)}/tcp/1") for name, host in hosts.items()
     }
@@ -135,7 +106,7 @@ def at_homes(
         said.append((event, fields))
 
     proofs = Proofs(lambda: frozenset(map(public_home, came_from)), proved)
-    play(Asking(lambda: record(ME), transport, lambda: records, say, hide, proofs).check())
+    run_virtual(Asking(lambda: record(ME), transport, lambda: records, say, hide, proofs).check())
     return [*said, ("asked", transport.asked)]
 
 
@@ -176,28 +147,25 @@ def test_a_firewall_that_lets_in_one_foreign_network_is_closed() -> None:
     assert event == "hidden" and set(fields["could_not"]) >= set("CDE")
 
 
-def test_a_hidden_peer_says_when_it_need_not_hide() -> None:
+async def test_a_hidden_peer_says_when_it_need_not_hide() -> None:
     said: list[str] = []
     came_in = False
 
     async def hide(_: object) -> dict[str, object]:
         return {"relays": ["A"]}
 
-    async def work() -> None:
-        nonlocal came_in
-        transport, records = Saying(A=[NO]), {PeerId("A"): record(PeerId("A"))}
-        proofs = Proofs(lambda: {"44.1.0.0/24"} if came_in else set())
-        one = Asking(lambda: record(ME), transport, lambda: records, lambda event, _: said.append(event), hide, proofs)
-        watching = asyncio.get_running_loop().create_task(one.watch())
-        await asyncio.sleep(24 * 3600)
-        assert said == ["hidden"]
-        assert transport.ports[0] == 0 and set(transport.ports[1:]) == {31340}, "its record names no port any more"
-        assert 20 < len(transport.asked) < 30, "after five minutes, and once an hour in the end"
-        came_in = True
-        await watching
-        assert said == ["hidden", "need_not_hide"]
-
-    play(work())
+    transport, records = saying(A=[NO]), {PeerId("A"): record(PeerId("A"))}
+    proofs = Proofs(lambda: {"44.1.0.0/24"} if came_in else set())
+    one = Asking(lambda: record(ME), transport, lambda: records, lambda event, _: said.append(event), hide, proofs)
+    watching = asyncio.get_running_loop().create_task(one.watch())
+    await asyncio.sleep(24 * 3600)
+    assert said == ["hidden"]
+    ports = [request.port for _, request in transport.requests]
+    assert ports[0] == 0 and set(ports[1:]) == {31340}, "its record names no port any more"
+    assert 20 < len(transport.asked) < 30, "after five minutes, and once an hour in the end"
+    came_in = True
+    await watching
+    assert said == ["hidden", "need_not_hide"]
 
 
 @pytest.mark.parametrize(
@@ -218,36 +186,26 @@ def test_the_home_of_a_host_is_its_public_network(host: str, home: str) -> None:
 
 @pytest.mark.parametrize(("members", "synced"), [("", True), ("AB", False), ("AB", True)])
 def test_where_nobody_serves_or_answers_nobody_can_tell(members: str, synced: bool) -> None:
-    transport = Saying()
+    transport = saying()
     one, said = asking(transport, *members, synced=synced)
-    play(one.check())
+    run_virtual(one.check())
     assert len(transport.asked) == len(members) * synced
     assert all(event == "dialled_back" for event, _ in said)
     assert all(fields["not_asked"] == dict.fromkeys(members, "refused") for _, fields in said), "each is named"
 
 
-def test_eight_that_say_nothing_are_enough() -> None:
-    class Silent(Saying):
-        async def call(self, peer, request, payload=(), *, deadline):
-            self.asked.append(peer)
-            await asyncio.sleep(deadline - asyncio.get_running_loop().time())
-            raise PeerTimeout("no answer in time")
-            yield
-
-    async def checked_s() -> float:
-        began = asyncio.get_running_loop().time()
-        await one.check()
-        return asyncio.get_running_loop().time() - began
-
-    transport = Silent()
+async def test_eight_that_say_nothing_are_enough() -> None:
+    transport = FakeTransport(lambda peer, request: None)
     one, said = asking(transport, *MEMBERS)
-    assert play(checked_s()) <= 20.0, "patience is lost twice, however many are made up"
+    began = asyncio.get_running_loop().time()
+    await one.check()
+    assert (asyncio.get_running_loop().time() - began) <= 20.0, "patience is lost twice, however many are made up"
     assert len(transport.asked) == len(set(transport.asked)) == MOST_ASKED < len(MEMBERS)
     assert [event for event, _ in said] == ["dialled_back"]
 
 
 def test_a_busy_member_is_asked_again_and_a_malformed_one_is_not() -> None:
-    transport = Saying(A=[Busy(3.0, -1), Busy(3.0, -1), NO])
+    transport = saying(A=[Busy(3.0, -1), Busy(3.0, -1), NO])
     one, _ = asking(transport, "A")
 
     async def work() -> None:
@@ -255,51 +213,37 @@ def test_a_busy_member_is_asked_again_and_a_malformed_one_is_not() -> None:
             await one.check()
         assert asyncio.get_running_loop().time() == 6.0
 
-    play(work())
-    mute = Saying(A=[Busy(3600.0, -1)])
+    run_virtual(work())
+    mute = saying(A=[Busy(3600.0, -1)])
     patient, said = asking(mute, "A")
-    play(patient.check())
+    run_virtual(patient.check())
     assert 1 < len(mute.asked) < 10 and [event for event, _ in said] == ["dialled_back"]
     assert said[0][1]["not_asked"] == {"A": "busy"}
 
 
-def test_a_member_that_is_busy_for_no_time_is_not_asked_at_once() -> None:
-    mute = Saying(A=[Busy(0.0, -1)])
+async def test_a_member_that_is_busy_for_no_time_is_not_asked_at_once() -> None:
+    mute = saying(A=[Busy(0.0, -1)])
     one, _ = asking(mute, "A")
-
-    async def work() -> None:
-        await one.check()
-        assert asyncio.get_running_loop().time() >= len(mute.asked) > 1
-
-    play(work())
+    await one.check()
+    assert asyncio.get_running_loop().time() >= len(mute.asked) > 1
 
 
 def test_who_serves_already_asks_nobody() -> None:
-    transport = Saying(A=[NO])
+    transport = saying(A=[NO])
     one, said = asking(transport, "A")
     one.settle()
-    play(one.check())
+    run_virtual(one.check())
     assert not transport.asked and not said
 
 
 # ---------------------------------------------------------------- being asked
 
 
-class Dialling:
-    """A transport that dials as scripted: what each address does."""
-
-    def __init__(self, **outcomes: Callable[[], Exception | None]) -> None:
-        self._outcomes = outcomes
-        self.dialled: list[tuple[str, str]] = []
-
-    async def dial(self, peer, address, *, deadline):
-        self.dialled.append((peer, address))
-        outcome = self._outcomes.get(address.split("/")[2].replace(".", "_").join(("a", "")))
-        if outcome is None:
-            await asyncio.sleep(deadline - asyncio.get_running_loop().time())
-            raise PeerTimeout("slow")
-        if (error := outcome()) is not None:
-            raise error
+def dialling(**outcomes: Script) -> FakeTransport:
+    """A transport that dials as scripted, by host; the others say nothing."""
+    transport = FakeTransport()
+    transport.dials = lambda peer, address: outcomes.get("a" + address.split("/")[2].replace(".", "_"))
+    return transport
 
 
 async def served(backs: DialBacks, caller: PeerId = ME, port: int = 0) -> Answer:
@@ -311,98 +255,77 @@ def at(host: str) -> str:
     return f"/ip4/{host}/tcp/31340"
 
 
-def gone() -> PeerGone:
-    return PeerGone("refused")
+GONE = PeerGone("refused")
 
 
-def backs_of(transport: Dialling, *hosts: str) -> DialBacks:
+def backs_of(transport: FakeTransport, *hosts: str) -> DialBacks:
     return DialBacks(transport, lambda: {ME: record(ME, *map(at, hosts))}, lambda: None)
 
 
-def test_a_caller_is_dialled_at_the_addresses_of_its_own_record() -> None:
-    transport = Dialling(a8_8_8_8=lambda: None, a9_9_9_9=gone, a10_0_0_5=gone)
-
-    async def work() -> None:
-        assert await served(backs_of(transport, "9.9.9.9", "8.8.8.8", "1.1.1.1")) == DialledBack(True)
-        assert sorted(transport.dialled) == [(ME, at("1.1.1.1")), (ME, at("8.8.8.8")), (ME, at("9.9.9.9"))]
-        assert asyncio.get_running_loop().time() < 1.0, "it does not wait for the slow ones"
-        both = await served(backs_of(transport, "9.9.9.9", "10.0.0.5"))
-        assert isinstance(both, DialledBack) and both.reason.count("9.9.9.9") == both.reason.count("10.0.0.5") == 1
-        assert await served(backs_of(transport, "9.9.9.9")) == DialledBack(False, "refused")
-
-    play(work())
+async def test_a_caller_is_dialled_at_the_addresses_of_its_own_record() -> None:
+    transport = dialling(a8_8_8_8=[], a9_9_9_9=GONE, a10_0_0_5=GONE)
+    assert await served(backs_of(transport, "9.9.9.9", "8.8.8.8", "1.1.1.1")) == DialledBack(True)
+    assert sorted(transport.dialled) == [(ME, at("1.1.1.1")), (ME, at("8.8.8.8")), (ME, at("9.9.9.9"))]
+    assert asyncio.get_running_loop().time() < 1.0, "it does not wait for the slow ones"
+    both = await served(backs_of(transport, "9.9.9.9", "10.0.0.5"))
+    assert isinstance(both, DialledBack) and both.reason.count("9.9.9.9") == both.reason.count("10.0.0.5") == 1
+    assert await served(backs_of(transport, "9.9.9.9")) == DialledBack(False, "refused")
 
 
-def test_who_answers_too_slowly_is_no_firewall_and_a_private_network_is_not_scouted() -> None:
-    transport = Dialling(a9_9_9_9=gone, a10_0_0_5=gone)
-
-    async def work() -> None:
-        assert isinstance(await served(backs_of(transport, "9.9.9.9", "8.8.8.8")), Busy)
-        answer = await served(backs_of(transport, "10.0.0.5"))
-        assert isinstance(answer, DialledBack) and "refused" not in answer.reason
-
-    play(work())
+async def test_who_answers_too_slowly_is_no_firewall_and_a_private_network_is_not_scouted() -> None:
+    transport = dialling(a9_9_9_9=GONE, a10_0_0_5=GONE)
+    assert isinstance(await served(backs_of(transport, "9.9.9.9", "8.8.8.8")), Busy)
+    answer = await served(backs_of(transport, "10.0.0.5"))
+    assert isinstance(answer, DialledBack) and "refused" not in answer.reason
 
 
-def test_the_same_caller_and_the_same_address_wait_for_their_turn() -> None:
-    transport = Dialling(a9_9_9_9=gone)
-
-    async def work() -> None:
-        other = PeerId("other")
-        records = {ME: record(ME, at("9.9.9.9")), other: record(other, at("9.9.9.9"))}
-        backs = DialBacks(transport, lambda: records, lambda: None)
-        assert await served(backs) == DialledBack(False, "refused")
-        busy = await served(backs)
-        assert isinstance(busy, Busy) and 0.0 < busy.retry_after_s <= 5.0
-        assert isinstance(await served(backs, other), Busy), "the address was dialled a moment ago, for somebody else"
-        assert len(transport.dialled) == 1
-        await asyncio.sleep(5.0)
-        assert await served(backs) == DialledBack(False, "refused")
-
-    play(work())
+async def test_the_same_caller_and_the_same_address_wait_for_their_turn() -> None:
+    transport = dialling(a9_9_9_9=GONE)
+    other = PeerId("other")
+    records = {ME: record(ME, at("9.9.9.9")), other: record(other, at("9.9.9.9"))}
+    backs = DialBacks(transport, lambda: records, lambda: None)
+    assert await served(backs) == DialledBack(False, "refused")
+    busy = await served(backs)
+    assert isinstance(busy, Busy) and 0.0 < busy.retry_after_s <= 5.0
+    assert isinstance(await served(backs, other), Busy), "the address was dialled a moment ago, for somebody else"
+    assert len(transport.dialled) == 1
+    await asyncio.sleep(5.0)
+    assert await served(backs) == DialledBack(False, "refused")
 
 
-def test_a_caller_that_is_not_known_yet_is_looked_up_for_a_moment() -> None:
-    transport = Dialling(a9_9_9_9=lambda: None)
+async def test_a_caller_that_is_not_known_yet_is_looked_up_for_a_moment() -> None:
+    transport = dialling(a9_9_9_9=[])
+    records: dict[PeerId, Record] = {}
+    looks: list[float] = []
 
-    async def work() -> None:
-        records: dict[PeerId, Record] = {}
-        looks: list[float] = []
+    def look() -> None:
+        looks.append(asyncio.get_running_loop().time())
+        if len(looks) == 3:
+            records[ME] = record(ME, at("9.9.9.9"))
 
-        def look() -> None:
-            looks.append(asyncio.get_running_loop().time())
-            if len(looks) == 3:
-                records[ME] = record(ME, at("9.9.9.9"))
-
-        backs = DialBacks(transport, lambda: records, look)
-        assert await served(backs) == DialledBack(True) and len(looks) == 3
-        assert isinstance(await served(backs, PeerId("nobody")), Busy)
-        assert len(transport.dialled) == 1
-
-    play(work())
+    backs = DialBacks(transport, lambda: records, look)
+    assert await served(backs) == DialledBack(True) and len(looks) == 3
+    assert isinstance(await served(backs, PeerId("nobody")), Busy)
+    assert len(transport.dialled) == 1
 
 
-def test_callers_without_a_record_take_no_slot_and_are_charged() -> None:
-    transport = Dialling(a9_9_9_9=lambda: None)
-
-    async def work() -> None:
-        looks: list[float] = []
-        records = {ME: record(ME, at("9.9.9.9"))}
-        backs = DialBacks(transport, lambda: records, lambda: looks.append(asyncio.get_running_loop().time()))
-        async with asyncio.TaskGroup() as group:
-            strangers = [group.create_task(served(backs, PeerId(f"stranger {number}"))) for number in range(50)]
-            await asyncio.sleep(0.1)
-            assert await served(backs) == DialledBack(True)
-        assert all(isinstance(each.result(), Busy) for each in strangers)
-        assert len(looks) < 100, "few are looked for at a time"
-        again = await served(backs, PeerId("stranger 0"))
-        assert isinstance(again, Busy) and again.retry_after_s > 1.0
-
-    play(work())
+async def test_callers_without_a_record_take_no_slot_and_are_charged() -> None:
+    transport = dialling(a9_9_9_9=[])
+    looks: list[float] = []
+    records = {ME: record(ME, at("9.9.9.9"))}
+    backs = DialBacks(transport, lambda: records, lambda: looks.append(asyncio.get_running_loop().time()))
+    async with asyncio.TaskGroup() as group:
+        strangers = [group.create_task(served(backs, PeerId(f"stranger {number}"))) for number in range(50)]
+        await asyncio.sleep(0.1)
+        assert await served(backs) == DialledBack(True)
+    assert all(isinstance(each.result(), Busy) for each in strangers)
+    assert len(looks) < 100, "few are looked for at a time"
+    again = await served(backs, PeerId("stranger 0"))
+    assert isinstance(again, Busy) and again.retry_after_s > 1.0
 
 
-def test_names_of_one_host_are_one_address_and_are_dialled_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    transport = Dialling(a9_9_9_9=gone)
+async def test_names_of_one_host_are_one_address_and_are_dialled_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    transport = dialling(a9_9_9_9=GONE)
 
     async def lookup(self: object, host: str, port: int, **_: object) -> list:
         if host.startswith("nowhere"):
@@ -410,28 +333,20 @@ def test_names_of_one_host_are_one_address_and_are_dialled_by_number(monkeypatch
         return [(2, 1, 6, "", ("9.9.9.9", port))]
 
     monkeypatch.setattr(VirtualLoop, "getaddrinfo", lookup)
-
-    async def work() -> None:
-        names = [PeerId(f"n{number}") for number in range(3)]
-        records = {name: record(name, f"/dns4/{name}.example.org/tcp/31340") for name in names}
-        backs = DialBacks(transport, lambda: records, lambda: None)
-        answers = [await served(backs, name) for name in names]
-        assert answers[0] == DialledBack(False, "refused")
-        assert all(isinstance(answer, Busy) for answer in answers[1:])
-        assert transport.dialled == [(names[0], at("9.9.9.9"))]
-        records[ME] = record(ME, "/dns4/nowhere.example.org/tcp/31340")
-        answer = await served(backs)
-        assert isinstance(answer, DialledBack) and not answer.reached and len(transport.dialled) == 1
-
-    play(work())
+    names = [PeerId(f"n{number}") for number in range(3)]
+    records = {name: record(name, f"/dns4/{name}.example.org/tcp/31340") for name in names}
+    backs = DialBacks(transport, lambda: records, lambda: None)
+    answers = [await served(backs, name) for name in names]
+    assert answers[0] == DialledBack(False, "refused")
+    assert all(isinstance(answer, Busy) for answer in answers[1:])
+    assert transport.dialled == [(names[0], at("9.9.9.9"))]
+    records[ME] = record(ME, "/dns4/nowhere.example.org/tcp/31340")
+    answer = await served(backs)
+    assert isinstance(answer, DialledBack) and not answer.reached and len(transport.dialled) == 1
 
 
-def test_a_hidden_peer_is_dialled_at_the_host_from_which_it_calls() -> None:
-    transport = Dialling(a0_0_0_0=lambda: None)
-
-    async def work() -> None:
-        hidden = {ME: record(ME, f"/p2p/relay/p2p-circuit/p2p/{ME}")}
-        assert await served(DialBacks(transport, lambda: hidden, lambda: None), port=4711) == DialledBack(True)
-        assert transport.dialled == [(ME, "/ip4/0.0.0.0/tcp/4711")]
-
-    play(work())
+async def test_a_hidden_peer_is_dialled_at_the_host_from_which_it_calls() -> None:
+    transport = dialling(a0_0_0_0=[])
+    hidden = {ME: record(ME, f"/p2p/relay/p2p-circuit/p2p/{ME}")}
+    assert await served(DialBacks(transport, lambda: hidden, lambda: None), port=4711) == DialledBack(True)
+    assert transport.dialled == [(ME, "/ip4/0.0.0.0/tcp/4711")]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,11 +16,13 @@ from swarmnet.averaging.exchange import SILENT_S, Exchange
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode
 from swarmnet.fetch.plan import LEAVE_OUT_S
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
-from swarmnet.messages import Accepted, Answer, Finished, Packed, Part, PartData, Rejected, Request, Round, Stamp
-from swarmnet.simulate.clock import VirtualLoop
+from swarmnet.messages import Accepted, Answer, Finished, Packed, Part, PartData, Rejected, Round, Stamp
 from swarmnet.simulate.device import Device
 from swarmnet.simulate.engine import NUM_ELEMENTS, SimulatedEngine
 from swarmnet.simulate.plan import Plan
+from swarmnet.testing.doubles import FakeTransport, run_virtual
+
+pytestmark = pytest.mark.virtual_time
 
 A, B = PeerId("a"), PeerId("b")
 STAMP = Stamp(3, 0, Chain("00" * 32))
@@ -59,23 +60,21 @@ class Members:
     def __init__(self, *accumulators: list[int]) -> None:
         self.engines = {peer: Engine(list(sums)) for peer, sums in zip((A, B), accumulators, strict=False)}
         self.finished: dict[PeerId, Finished | None] = dict.fromkeys(self.engines)
+        self.transport = FakeTransport(self.serve)
         self.exchanges = {
-            peer: Exchange(ExchangeContext(peer, engine, self, num_tokens=10)) for peer, engine in self.engines.items()
+            peer: Exchange(ExchangeContext(peer, engine, self.transport, num_tokens=10))
+            for peer, engine in self.engines.items()
         }
         self.change: Change = lambda _, answer: answer
         self.errors: list[Exception] = []
         self.slow_s = 0.0
         self.silent: dict[PeerId, float] = {}
-        self.asked: list[tuple[PeerId, Part]] = []
 
-    def tell(self, peer: PeerId, message: object) -> None:
-        raise AssertionError("nothing is told")
+    @property
+    def asked(self) -> list[tuple[PeerId, Part]]:
+        return self.transport.requests
 
-    async def call(
-        self, peer: PeerId, request: Request, payload: tuple[Packed, ...] = (), *, deadline: float
-    ) -> AsyncGenerator[Answer, None]:
-        assert isinstance(request, Part)
-        self.asked.append((peer, request))
+    async def serve(self, peer: PeerId, request: Part) -> AsyncGenerator[Answer, None]:
         if self.errors:
             raise self.errors.pop(0)
         await asyncio.sleep(self.silent.get(peer, 0.0))
@@ -113,11 +112,6 @@ BOTH, ALONE = a_round(A, B), a_round(A)
 ONES, TWOS = [1] * NUM_ELEMENTS, [2] * NUM_ELEMENTS
 
 
-def play(story: Coroutine[Any, Any, Any]) -> Any:
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        return runner.run(story)
-
-
 def flip(answer: Answer) -> Answer:
     """The same with one bit of its payload turned over."""
     assert isinstance(answer, PartData)
@@ -128,7 +122,7 @@ def flip(answer: Answer) -> Answer:
 
 def test_members_end_up_with_the_same_sum() -> None:
     members = Members(ONES, TWOS)
-    first, second = play(members.sum_all())
+    first, second = run_virtual(members.sum_all())
     assert first == second and first.num_tokens == 20 and first.loss_sum == 4.0
     assert members.engines[A]._buffer == members.engines[B]._buffer == [3] * NUM_ELEMENTS
     assert members.exchanges[A].holds(STAMP, ID) and members.exchanges[B].holds(STAMP, ID)
@@ -137,7 +131,7 @@ def test_members_end_up_with_the_same_sum() -> None:
 def test_a_piece_that_takes_minutes_is_asked_for_once() -> None:
     members = Members(ONES, TWOS)
     members.slow_s = 300.0
-    first, second = play(members.sum_all())
+    first, second = run_virtual(members.sum_all())
     assert first == second
     assert len(set(members.asked)) == len(members.asked) == 4, "a contribution and a reduced part each way"
 
@@ -145,7 +139,7 @@ def test_a_piece_that_takes_minutes_is_asked_for_once() -> None:
 def test_a_member_that_breaks_off_or_stalls_is_asked_again() -> None:
     members = Members(ONES, TWOS)
     members.errors = [PeerGone("broken"), PeerTimeout("the peer stalls"), Refused(RejectCode.NOT_READY)]
-    first, second = play(members.sum_all())
+    first, second = run_virtual(members.sum_all())
     assert first == second and members.engines[A]._buffer == [3] * NUM_ELEMENTS
 
 
@@ -167,7 +161,7 @@ def test_a_member_speaks_for_the_microbatches_the_round_gives_it_and_no_others(
             await members.sum_all()
 
     with pytest.raises(ExceptionGroup) as caught:
-        play(story())
+        run_virtual(story())
     named, others = caught.value.split(Refused)
     assert named is not None and others is None
     assert not members.exchanges[A].holds(STAMP, ID), "nothing of it was installed"
@@ -183,7 +177,7 @@ async def _collect(members: Members) -> Finished:
 
 def test_a_finished_sum_is_collected() -> None:
     members = Members(ONES, TWOS)
-    assert play(_collect(members)) == members.finished[A]
+    assert run_virtual(_collect(members)) == members.finished[A]
     assert members.engines[B]._buffer == ONES and members.exchanges[B].holds(STAMP, ID)
 
 
@@ -205,24 +199,20 @@ def test_a_corrupt_sum_is_never_held(change: Callable[[Answer], Answer]) -> None
     members = Members(ONES, TWOS)
     members.change = lambda _, answer: change(answer)
     with pytest.raises((BadMessage, PeerGone)):
-        play(_collect(members))
+        run_virtual(_collect(members))
     assert not members.exchanges[B].holds(STAMP, ID)
 
 
-def test_a_sum_that_was_held_is_not_once_another_was_written_over_it() -> None:
+async def test_a_sum_that_was_held_is_not_once_another_was_written_over_it() -> None:
     members = Members(ONES, TWOS)
-
-    async def story() -> None:
-        await _collect(members)
-        members.change = lambda _, answer: flip(answer)
-        with pytest.raises(BadMessage):
-            await members.collect(replace(ALONE, holders=(A,)), A)
-
-    play(story())
+    await _collect(members)
+    members.change = lambda _, answer: flip(answer)
+    with pytest.raises(BadMessage):
+        await members.collect(replace(ALONE, holders=(A,)), A)
     assert not members.exchanges[B].holds(STAMP, ID)
 
 
-def test_collecting_goes_on_until_a_holder_has_it_whole() -> None:
+async def test_collecting_goes_on_until_a_holder_has_it_whole() -> None:
     members = Members(ONES, TWOS)
     members.errors = [
         PeerGone("broken"),
@@ -232,19 +222,15 @@ def test_collecting_goes_on_until_a_holder_has_it_whole() -> None:
     ]
     damaged = iter([True, False])
     members.change = lambda _, answer: flip(answer) if next(damaged) else answer
-
-    async def story() -> Finished:
-        await members.sum(A, ALONE)
-        return await members.collect(replace(ALONE, holders=(A,)))
-
-    assert play(story()) == members.finished[A]
+    await members.sum(A, ALONE)
+    assert await members.collect(replace(ALONE, holders=(A,))) == members.finished[A]
     assert len(members.asked) == 6 and members.engines[B]._buffer == ONES
 
 
 C = PeerId("c")
 
 
-def test_a_holder_that_cannot_be_called_costs_a_second_once_a_minute() -> None:
+async def test_a_holder_that_cannot_be_called_costs_a_second_once_a_minute() -> None:
     members = Members(ONES, TWOS)
     members.silent = {C: 1000.0}
 
@@ -254,37 +240,26 @@ def test_a_holder_that_cannot_be_called_costs_a_second_once_a_minute() -> None:
         assert await members.collect(replace(ALONE, holders=(C, A))) == members.finished[A]
         return asyncio.get_running_loop().time() - began
 
-    async def story() -> list[float]:
-        await members.sum(A, ALONE)
-        found = [await collect(), await collect()]
-        await asyncio.sleep(LEAVE_OUT_S)
-        return [*found, await collect()]
-
-    assert [round(took_s) for took_s in play(story())] == [SILENT_S, 0.0, SILENT_S]
+    await members.sum(A, ALONE)
+    found = [await collect(), await collect()]
+    await asyncio.sleep(LEAVE_OUT_S)
+    assert [round(took_s) for took_s in [*found, await collect()]] == [SILENT_S, 0.0, SILENT_S]
     assert [peer for peer, _ in members.asked] == [C, A, A, C, A]
 
 
-def test_the_only_holder_is_waited_for_longer_each_time() -> None:
+async def test_the_only_holder_is_waited_for_longer_each_time() -> None:
     members = Members(ONES, TWOS)
     members.silent = {A: 2.5}
-
-    async def story() -> Finished:
-        await members.sum(A, ALONE)
-        return await members.collect(replace(ALONE, holders=(A,)))
-
-    assert play(story()) == members.finished[A]
+    await members.sum(A, ALONE)
+    assert await members.collect(replace(ALONE, holders=(A,))) == members.finished[A]
     assert len(members.asked) == 3, "for 1, 2 and 4 seconds"
 
 
-def test_a_holder_that_shows_a_sign_of_life_is_waited_for() -> None:
+async def test_a_holder_that_shows_a_sign_of_life_is_waited_for() -> None:
     members = Members(ONES, TWOS)
     members.slow_s = 300.0
-
-    async def story() -> Finished:
-        await members.sum(A, ALONE)
-        return await members.collect(replace(ALONE, holders=(A,)))
-
-    assert play(story()) == members.finished[A] and len(members.asked) == 1
+    await members.sum(A, ALONE)
+    assert await members.collect(replace(ALONE, holders=(A,))) == members.finished[A] and len(members.asked) == 1
 
 
 # ---------------------------------------------------------------- serving
@@ -294,38 +269,30 @@ async def _last(exchange: Exchange, kind: str, stop: int = NUM_ELEMENTS, *, of: 
     return [answer async for answer in exchange.serve(Part(STAMP, of, kind, 0, stop))][-1]
 
 
-def test_a_contribution_read_from_an_abandoned_round_is_not_handed_out() -> None:
+async def test_a_contribution_read_from_an_abandoned_round_is_not_handed_out() -> None:
     members = Members(ONES)
+    exchange, engine = members.exchanges[A], members.engines[A]
+    await members.sum(A, ALONE)
 
-    async def story() -> Answer:
-        exchange, engine = members.exchanges[A], members.engines[A]
-        await members.sum(A, ALONE)
+    async def abandon() -> None:
+        exchange.close()
 
-        async def abandon() -> None:
-            exchange.close()
-
-        engine.before_read = abandon
-        return await _last(exchange, "contribution")
-
-    assert play(story()) == Rejected(RejectCode.NOT_READY, "that round was abandoned")
+    engine.before_read = abandon
+    assert await _last(exchange, "contribution") == Rejected(RejectCode.NOT_READY, "that round was abandoned")
 
 
-def test_a_sum_that_another_one_replaced_while_it_was_read_is_not_handed_out() -> None:
+async def test_a_sum_that_another_one_replaced_while_it_was_read_is_not_handed_out() -> None:
     members = Members(ONES)
+    exchange, engine = members.exchanges[A], members.engines[A]
+    await members.sum(A, ALONE)
+    before = await _last(exchange, "sum")
 
-    async def story() -> list[Answer]:
-        exchange, engine = members.exchanges[A], members.engines[A]
-        await members.sum(A, ALONE)
-        before = await _last(exchange, "sum")
+    async def replace_it() -> None:
+        engine.before_read = None
+        await exchange.sum(replace(ALONE, id=RoundId(ID.ballot, 2)), {0: (1.0, 10)})
 
-        async def replace_it() -> None:
-            engine.before_read = None
-            await exchange.sum(replace(ALONE, id=RoundId(ID.ballot, 2)), {0: (1.0, 10)})
-
-        engine.before_read = replace_it
-        return [before, await _last(exchange, "sum")]
-
-    whole, gone = play(story())
+    engine.before_read = replace_it
+    whole, gone = [before, await _last(exchange, "sum")]
     assert isinstance(whole, PartData)
     assert gone == Rejected(RejectCode.NOT_FOUND, "that sum is gone")
 
@@ -345,7 +312,7 @@ def test_a_sum_that_was_left_for_another_of_its_step_is_served_and_comes_back() 
         assert exchange.holds(STAMP, ID) and members.engines[A]._buffer == ONES
         return first, tasks[0].result(), served, back
 
-    first, second, served, back = play(story())
+    first, second, served, back = run_virtual(story())
     assert isinstance(served, PartData) and served.finished == first == back != second
     assert not members.asked or all(request.id == again.id for _, request in members.asked), "nobody was asked for it"
 
@@ -369,7 +336,7 @@ def test_a_sum_is_still_here_when_the_round_after_it_is_called_off_before_it_too
         members.engines[A].before_read = None
         return first, await _last(exchange, "sum"), await exchange.collect(replace(ALONE, holders=()), first.digest)
 
-    first, served, back = play(story())
+    first, served, back = run_virtual(story())
     assert isinstance(served, PartData) and served.finished == first == back
     assert members.engines[A]._buffer == ONES
 
@@ -419,7 +386,7 @@ def test_whatever_is_begun_and_called_off_each_sum_that_was_signed_comes_back(
             assert await exchange.collect(of(number), finished.digest) == finished
             assert engine._buffer == [number] * NUM_ELEMENTS
 
-    play(story())
+    run_virtual(story())
 
 
 def test_a_sum_set_aside_that_the_stage_has_committed_with_other_bits_is_fetched() -> None:
@@ -436,106 +403,84 @@ def test_a_sum_set_aside_that_the_stage_has_committed_with_other_bits_is_fetched
         members.finished[A] = await exchange.collect(replace(ALONE, holders=(B,)), committed.digest)
         return mine, members.finished[A], await _last(exchange, "sum")
 
-    mine, theirs, served = play(story())
+    mine, theirs, served = run_virtual(story())
     assert mine.digest != theirs.digest and theirs == members.finished[B]
     assert members.engines[A]._buffer == TWOS
     assert isinstance(served, PartData) and served.finished == theirs, "nobody is handed the sum that was given up"
 
 
-def test_a_sum_set_aside_with_other_bits_than_the_committed_ones_does_not_come_back() -> None:
+async def test_a_sum_set_aside_with_other_bits_than_the_committed_ones_does_not_come_back() -> None:
     members, again = Members(ONES, TWOS), replace(BOTH, id=RoundId(ID.ballot, 2))
-
-    async def story() -> None:
-        await members.sum(A, ALONE)
-        async with asyncio.TaskGroup() as group:
-            for peer in (A, B):
-                group.create_task(members.sum(peer, again))
-        with pytest.raises(Refused, match="nobody"):
-            await members.exchanges[A].collect(ALONE, b"other bits")
-        assert members.exchanges[A].holds(STAMP, again.id), "what is in the buffer stays"
-
-    play(story())
+    await members.sum(A, ALONE)
+    async with asyncio.TaskGroup() as group:
+        for peer in (A, B):
+            group.create_task(members.sum(peer, again))
+    with pytest.raises(Refused, match="nobody"):
+        await members.exchanges[A].collect(ALONE, b"other bits")
+    assert members.exchanges[A].holds(STAMP, again.id), "what is in the buffer stays"
 
 
-def test_a_holder_of_a_foreign_sum_is_passed_over_before_anything_is_installed() -> None:
+async def test_a_holder_of_a_foreign_sum_is_passed_over_before_anything_is_installed() -> None:
     """It serves a sum of the same round id: that it is whole and has its own digest makes it no commit."""
     members = Members(ONES, TWOS)
     foreign = replace(ALONE, contributions=BOTH.contributions[1:], receivers=(B,))
-    exchange = Exchange(ExchangeContext(C, Engine([0] * NUM_ELEMENTS), members, num_tokens=10))
-
-    async def story() -> Finished:
-        committed = await members.sum(A, ALONE)
-        await members.sum(B, foreign)
-        with pytest.raises(BadMessage, match="another sum"):
-            await exchange.collect_from(ALONE, committed.digest, B)
-        assert not exchange.holds(STAMP, ID)
-        found = await exchange.collect(replace(ALONE, holders=(B, A)), committed.digest)
-        assert [peer for peer, _ in members.asked] == [B, B, A]
-        return found
-
-    assert play(story()) == members.finished[A]
+    exchange = Exchange(ExchangeContext(C, Engine([0] * NUM_ELEMENTS), members.transport, num_tokens=10))
+    committed = await members.sum(A, ALONE)
+    await members.sum(B, foreign)
+    with pytest.raises(BadMessage, match="another sum"):
+        await exchange.collect_from(ALONE, committed.digest, B)
+    assert not exchange.holds(STAMP, ID)
+    found = await exchange.collect(replace(ALONE, holders=(B, A)), committed.digest)
+    assert [peer for peer, _ in members.asked] == [B, B, A]
+    assert found == members.finished[A]
 
 
-def test_of_many_holders_one_with_a_foreign_sum_costs_no_more_than_its_answer() -> None:
+async def test_of_many_holders_one_with_a_foreign_sum_costs_no_more_than_its_answer() -> None:
     members = Members(ONES, TWOS)
     foreign = replace(ALONE, contributions=BOTH.contributions[1:], receivers=(B,))
-    exchange = Exchange(ExchangeContext(C, Engine([0] * NUM_ELEMENTS), members, num_tokens=10))
-
-    async def story() -> Finished:
-        committed = await members.sum(A, ALONE)
-        await members.sum(B, foreign)
-        return await exchange.collect_from(ALONE, committed.digest, B, A)
-
-    assert play(story()) == members.finished[A]
+    exchange = Exchange(ExchangeContext(C, Engine([0] * NUM_ELEMENTS), members.transport, num_tokens=10))
+    committed = await members.sum(A, ALONE)
+    await members.sum(B, foreign)
+    assert await exchange.collect_from(ALONE, committed.digest, B, A) == members.finished[A]
 
 
-def test_of_many_holders_a_slow_one_holds_up_nothing() -> None:
+async def test_of_many_holders_a_slow_one_holds_up_nothing() -> None:
     """Sixty pieces: a second each from one holder, a hundred from the other."""
     members = Members(ONES, ONES)
     piece_s = {A: 1.0, B: 100.0}
     padded = Plan(stages=1, padding=60 * 4 - NUM_ELEMENTS)
+    committed = await members.sum(A, ALONE)
+    engine = Engine([0] * NUM_ELEMENTS)
+    engine.plan = padded
+    exchange = Exchange(ExchangeContext(C, engine, members.transport, num_tokens=10), piece_elements=4)
 
-    async def story() -> float:
-        committed = await members.sum(A, ALONE)
-        engine = Engine([0] * NUM_ELEMENTS)
-        engine.plan = padded
-        exchange = Exchange(ExchangeContext(C, engine, members, num_tokens=10), piece_elements=4)
+    async def ask(holder: PeerId, request: Part, digest: bytes, patience_s: float | None) -> tuple[Finished, Packed]:
+        await asyncio.sleep(piece_s[holder])
+        packed = Packed("int64", (4,), (bytes([1]) + bytes(7)) * 4 if not request.start else bytes(32))
+        return committed, packed
 
-        async def ask(
-            holder: PeerId, request: Part, digest: bytes, patience_s: float | None
-        ) -> tuple[Finished, Packed]:
-            await asyncio.sleep(piece_s[holder])
-            packed = Packed("int64", (4,), (bytes([1]) + bytes(7)) * 4 if not request.start else bytes(32))
-            return committed, packed
-
-        exchange._ask = ask  # type: ignore[method-assign]
-        began = asyncio.get_running_loop().time()
-        assert await exchange.collect_from(ALONE, committed.digest, B, A) == committed
-        return asyncio.get_running_loop().time() - began
-
-    assert play(story()) < 20.0, "fifteen turns of four, and the slow one's pieces once more"
+    exchange._ask = ask  # type: ignore[method-assign]
+    began = asyncio.get_running_loop().time()
+    assert await exchange.collect_from(ALONE, committed.digest, B, A) == committed
+    assert asyncio.get_running_loop().time() - began < 20.0, "fifteen turns of four, and the slow pieces once more"
 
 
 def test_without_a_holder_a_sum_that_is_not_here_is_refused() -> None:
     with pytest.raises(Refused, match="nobody"):
-        play(Members(ONES, TWOS).exchanges[A].collect(ALONE, b""))
+        run_virtual(Members(ONES, TWOS).exchanges[A].collect(ALONE, b""))
 
 
-def test_who_waits_for_a_piece_of_an_abandoned_round_is_told() -> None:
+async def test_who_waits_for_a_piece_of_an_abandoned_round_is_told() -> None:
     members = Members(ONES, TWOS)
-
-    async def story() -> Answer:
-        exchange = members.exchanges[A]
-        async with asyncio.TaskGroup() as group:
-            mine = group.create_task(members.sum(A, BOTH))  # B never takes part: the piece stays unreduced
-            await asyncio.sleep(1.0)
-            theirs = group.create_task(_last(exchange, "reduced", NUM_ELEMENTS // 2))
-            await asyncio.sleep(1.2)  # in the middle of a pause between signs of life
-            mine.cancel()
-            exchange.close()
-        return theirs.result()
-
-    assert play(story()) == Rejected(RejectCode.NOT_READY, "that round was abandoned")
+    exchange = members.exchanges[A]
+    async with asyncio.TaskGroup() as group:
+        mine = group.create_task(members.sum(A, BOTH))  # B never takes part: the piece stays unreduced
+        await asyncio.sleep(1.0)
+        theirs = group.create_task(_last(exchange, "reduced", NUM_ELEMENTS // 2))
+        await asyncio.sleep(1.2)  # in the middle of a pause between signs of life
+        mine.cancel()
+        exchange.close()
+    assert theirs.result() == Rejected(RejectCode.NOT_READY, "that round was abandoned")
 
 
 @pytest.mark.parametrize(("start", "stop"), [(2, 1), (-1, 1)])
@@ -545,7 +490,7 @@ def test_a_part_of_no_gradient_is_refused(start: int, stop: int) -> None:
             pass
 
     with pytest.raises(BadMessage):
-        play(story())
+        run_virtual(story())
 
 
 @pytest.mark.parametrize("loss", [1e30, -1.0, math.nan, math.inf])

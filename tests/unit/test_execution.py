@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import struct
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 import pytest
-from scripted import PROOF, NextReplicas, OneProof, Says, ScriptedTransport, on_virtual_time
+from test_caller import NextReplicas
 
 from swarmnet.audit.pledge import proves, whole_of
 from swarmnet.errors import BadMessage, DeviceFull, Overflow, Refused, RejectCode
@@ -36,12 +37,15 @@ from swarmnet.pipeline.inputs import AnswerCheck, InputCheck, TurnedAway
 from swarmnet.pipeline.recovery import Recovery, kept_alive
 from swarmnet.pipeline.router import AdaptiveTimeout, Router
 from swarmnet.pipeline.works import MOST_ASKS, ShownWorks, WorkBook, digest, show
-from swarmnet.simulate.clock import VirtualLoop
 from swarmnet.simulate.device import Device
 from swarmnet.simulate.engine import SimulatedEngine, product
 from swarmnet.simulate.plan import Plan
 from swarmnet.stage.seams import Stash
+from swarmnet.testing.clock import VirtualLoop
+from swarmnet.testing.doubles import FakeTransport, Script
 from swarmnet.transport import ReadPayload, layout_of
+
+pytestmark = pytest.mark.virtual_time
 
 SLOTS = 2
 TOKENS = ("int32", (1, 2))
@@ -58,6 +62,19 @@ def payload(stage: int, value: float = 1.0) -> tuple[Packed, ...]:
     return *inputs(stage, value), PROOF
 
 
+PROOF = Packed("uint8", (1, 1, 32), b"proof".ljust(32))
+
+
+class OneProof:
+    """Implements Windows: all tokens have the same proof."""
+
+    layout = ("uint8", (1, 1, 32))
+
+    def check(self, step: int, index: int, tokens: Packed, proof: Packed) -> None:
+        if proof.data != PROOF.data:
+            raise BadMessage(RejectCode.MALFORMED, "not proven")
+
+
 class Scene:
     """Stage `stage` of two. In stage 0, `rest` is what the one replica of stage 1 answers.
 
@@ -68,13 +85,13 @@ class Scene:
         self,
         group: asyncio.TaskGroup,
         stage: int,
-        rest: Says = lambda request: None,
+        rest: Callable[[Process], Script] = lambda request: None,
         poison: frozenset[tuple[int, int, int]] = frozenset(),
     ) -> None:
         self.stage, self.said, self.named = stage, [], []
         self.away: TurnedAway | None = None
         self.full: list[tuple[int, str]] = []
-        self.transport = transport = ScriptedTransport(rest=rest)
+        self.transport = transport = FakeTransport(rest=rest)
         check = InputCheck((TOKENS, HIDDEN) if stage else (TOKENS,), 8, OneProof())
         answer_check = AnswerCheck((HIDDEN,), 1)
         caller = Caller(transport, Router(AdaptiveTimeout()), NextReplicas({PeerId("rest"): 0}), answer_check)
@@ -154,16 +171,13 @@ class Scene:
         return last
 
 
-def scene(stage: int, act: Callable[[Scene], object], **options) -> None:
-    """Run `act` on a replica; everything it started is stopped afterwards."""
-
-    async def main() -> None:
-        async with asyncio.TaskGroup() as group:
-            here = Scene(group, stage, **options)
-            await act(here)  # type: ignore[misc]
-            here.execution.stop()
-
-    on_virtual_time(main())
+@contextlib.asynccontextmanager
+async def scene(stage: int, **options) -> AsyncIterator[Scene]:
+    """A replica; everything it started is stopped afterwards."""
+    async with asyncio.TaskGroup() as group:
+        here = Scene(group, stage, **options)
+        yield here
+        here.execution.stop()
 
 
 BAD = {
@@ -180,8 +194,8 @@ BAD = {
 
 
 @pytest.mark.parametrize(("bad", "code"), BAD.values(), ids=BAD)
-def test_a_bad_upload_is_refused_and_leaves_nothing(bad: tuple[Packed, ...], code: RejectCode) -> None:
-    async def act(here: Scene) -> None:
+async def test_a_bad_upload_is_refused_and_leaves_nothing(bad: tuple[Packed, ...], code: RejectCode) -> None:
+    async with scene(1) as here:
         answer = await here.ask(0, bad)
         assert isinstance(answer, Rejected) and answer.code is code
         assert not here.execution.num_tasks and here.execution.queue == 0 and here.execution.executions == 0
@@ -189,10 +203,8 @@ def test_a_bad_upload_is_refused_and_leaves_nothing(bad: tuple[Packed, ...], cod
         assert here.named == [(STRANGER, 0, 0, code)]
         assert isinstance(await here.ask(0, payload(1)), Gradient)
 
-    scene(1, act)
 
-
-def test_an_input_that_is_refused_for_now_leaves_nothing() -> None:
+async def test_an_input_that_is_refused_for_now_leaves_nothing() -> None:
     class Unknown:
         async def fed(self, *_: object) -> None:
             raise Refused(RejectCode.NOT_A_FEEDER, "who signed it is not known yet")
@@ -200,17 +212,15 @@ def test_an_input_that_is_refused_for_now_leaves_nothing() -> None:
         def replaced(self) -> None:
             """The test is over."""
 
-    async def act(here: Scene) -> None:
+    async with scene(1) as here:
         here.execution.transfers = Unknown()  # type: ignore[assignment]
         answer = await here.ask(0, payload(1))
         assert isinstance(answer, Rejected) and answer.code is RejectCode.NOT_A_FEEDER
         assert not here.execution.num_tasks and here.execution.queue == 0 and not here.named
 
-    scene(1, act)
 
-
-def test_what_is_left_of_a_step_is_what_is_not_passed_on_and_a_share_of_the_indexes_to_come() -> None:
-    async def act(here: Scene) -> None:
+async def test_what_is_left_of_a_step_is_what_is_not_passed_on_and_a_share_of_the_indexes_to_come() -> None:
+    async with scene(0, rest=lambda request: Gradient(1.0, 1, 0.0, (payload(1)[1],))) as here:
         execution = here.execution
         assert execution.left(0) == 8, "all of them: it knows no other share"
         asked = [asyncio.ensure_future(here.ask(index, payload(0), after_s=1.0)) for index in (2, 3)]
@@ -224,12 +234,11 @@ def test_what_is_left_of_a_step_is_what_is_not_passed_on_and_a_share_of_the_inde
         execution.begin(1)
         assert execution.left(1) == 2, "two of eight, as in the step before"
 
-    scene(0, act, rest=lambda request: Gradient(1.0, 1, 0.0, (payload(1)[1],)))
-
 
 @pytest.mark.parametrize("soon", [False, True])
-def test_who_may_not_feed_is_told_before_its_payload_is_read(soon: bool) -> None:
-    async def act(here: Scene) -> None:
+async def test_who_may_not_feed_is_told_before_its_payload_is_read(soon: bool) -> None:
+    async with scene(1) as here:
+
         async def read() -> tuple[Packed, ...]:
             raise AssertionError("nobody takes this upload")
 
@@ -247,13 +256,12 @@ def test_who_may_not_feed_is_told_before_its_payload_is_read(soon: bool) -> None
         here.away = None
         assert isinstance(await here.ask(0, payload(1)), Gradient)
 
-    scene(1, act)
-
 
 @pytest.mark.parametrize("purpose", ["train", "eval"])
 @pytest.mark.parametrize("bad", ["shape", "codec", "missing", "proof"])
-def test_what_declares_another_layout_is_refused_unread(bad: str, purpose: str) -> None:
-    async def act(here: Scene) -> None:
+async def test_what_declares_another_layout_is_refused_unread(bad: str, purpose: str) -> None:
+    async with scene(1) as here:
+
         async def read() -> tuple[Packed, ...]:
             raise AssertionError("nobody takes this upload")
 
@@ -269,11 +277,9 @@ def test_what_declares_another_layout_is_refused_unread(bad: str, purpose: str) 
         assert refused.value.code is RejectCode.BAD_SHAPE
         assert here.named == [(STRANGER, 0, 0, RejectCode.BAD_SHAPE)]
 
-    scene(1, act)
 
-
-def test_the_proof_travels_on_with_the_tokens() -> None:
-    async def act(here: Scene) -> None:
+async def test_the_proof_travels_on_with_the_tokens() -> None:
+    async with scene(0, rest=lambda request: Gradient(1.0, 1, payload=(inputs(1)[1],))) as here:
         assert isinstance(await here.ask(0, payload(0)), Gradient)
         (sent,) = here.transport.payloads
         assert sent[0] == payload(0)[0] and sent[1].shape == (1, 1, 1) and sent[2] is PROOF
@@ -284,12 +290,10 @@ def test_the_proof_travels_on_with_the_tokens() -> None:
         tokens = [answer async for answer in here.execution.fetch(Fetch(0, -1, 0, "input", cached=True))][-1]
         assert isinstance(tokens, Fetched) and tokens.payload == payload(0)
 
-    scene(0, act, rest=lambda request: Gradient(1.0, 1, payload=(inputs(1)[1],)))
-
 
 @pytest.mark.parametrize("stage", [0, 1])
-def test_an_evaluation_brings_no_proof_and_counts_nothing(stage: int) -> None:
-    async def act(here: Scene) -> None:
+async def test_an_evaluation_brings_no_proof_and_counts_nothing(stage: int) -> None:
+    async with scene(stage, rest=lambda request: Gradient(1.0, 1)) as here:
         assert isinstance(await here.ask(0, inputs(stage), purpose="eval"), Gradient)
         assert here.said == [] and here.execution.executions == 0 and here.named == []
         if not stage:
@@ -298,20 +302,16 @@ def test_an_evaluation_brings_no_proof_and_counts_nothing(stage: int) -> None:
         assert isinstance(answer, Rejected) and answer.code is RejectCode.BAD_SHAPE
         assert here.named == [(STRANGER, 0, 0, RejectCode.BAD_SHAPE)]
 
-    scene(stage, act, rest=lambda request: Gradient(1.0, 1))
 
-
-def test_slots_are_free_again_after_many_bad_uploads() -> None:
-    async def act(here: Scene) -> None:
+async def test_slots_are_free_again_after_many_bad_uploads() -> None:
+    async with scene(1) as here:
         for index in range(3 * SLOTS):
             assert isinstance(await here.ask(index, payload(1, math.inf)), Rejected)
         assert here.execution.queue == 0
 
-    scene(1, act)
 
-
-def test_who_uploads_as_well_is_served_from_its_own_upload() -> None:
-    async def act(here: Scene) -> None:
+async def test_who_uploads_as_well_is_served_from_its_own_upload() -> None:
+    async with scene(1) as here:
         async with asyncio.TaskGroup() as group:
             liar = group.create_task(here.ask(0, payload(1, math.nan), after_s=0.1, caller=LIAR))
             honest = group.create_task(here.ask(0, payload(1), after_s=0.3))
@@ -321,11 +321,9 @@ def test_who_uploads_as_well_is_served_from_its_own_upload() -> None:
         await asyncio.sleep(1.0)
         assert here.said == [("claim", 0), ("added", 0)]
 
-    scene(1, act)
 
-
-def test_one_caller_at_a_time_uploads_an_index() -> None:
-    async def act(here: Scene) -> None:
+async def test_one_caller_at_a_time_uploads_an_index() -> None:
+    async with scene(1) as here:
         reads = 0
 
         async def read() -> tuple[Packed, ...]:
@@ -343,11 +341,9 @@ def test_one_caller_at_a_time_uploads_an_index() -> None:
         answers = await asyncio.gather(*map(ask, "abcdefgh"))
         assert reads == 1 and all(isinstance(answer, Gradient) for answer in answers)
 
-    scene(1, act)
 
-
-def test_a_slow_upload_is_overtaken_by_another_caller() -> None:
-    async def act(here: Scene) -> None:
+async def test_a_slow_upload_is_overtaken_by_another_caller() -> None:
+    async with scene(1) as here:
         slow = asyncio.ensure_future(here.ask(0, payload(1), after_s=500.0, caller=LIAR))
         again = asyncio.ensure_future(here.ask(0, payload(1), caller=LIAR))
         await asyncio.sleep(0.01)
@@ -356,11 +352,9 @@ def test_a_slow_upload_is_overtaken_by_another_caller() -> None:
         assert isinstance(await again, Gradient)
         slow.cancel()
 
-    scene(1, act)
 
-
-def test_who_takes_slots_and_sends_nothing_keeps_nobody_out() -> None:
-    async def act(here: Scene) -> None:
+async def test_who_takes_slots_and_sends_nothing_keeps_nobody_out() -> None:
+    async with scene(1) as here:
         hoarding = [asyncio.ensure_future(here.ask(at, payload(1), after_s=500.0, caller=LIAR)) for at in range(20)]
         await asyncio.sleep(0.01)
         assert here.execution.queue == SLOTS
@@ -377,11 +371,9 @@ def test_who_takes_slots_and_sends_nothing_keeps_nobody_out() -> None:
         for each in hoarding:
             each.cancel()
 
-    scene(1, act)
 
-
-def test_a_slow_sender_is_served_when_its_input_comes() -> None:
-    async def act(here: Scene) -> None:
+async def test_a_slow_sender_is_served_when_its_input_comes() -> None:
+    async with scene(1) as here:
         async with asyncio.TaskGroup() as group:
             slow = [group.create_task(here.ask(index, payload(1), after_s=6.0)) for index in range(SLOTS)]
             await asyncio.sleep(0.01)
@@ -390,13 +382,10 @@ def test_a_slow_sender_is_served_when_its_input_comes() -> None:
         await asyncio.sleep(1.0)
         assert here.execution.queue == 0
 
-    scene(1, act)
 
-
-def test_a_caller_uploads_as_much_at_once_as_there_are_slots() -> None:
+async def test_a_caller_uploads_as_much_at_once_as_there_are_slots() -> None:
     """Also where the leader's orders have begun tasks that hold no slot."""
-
-    async def act(here: Scene) -> None:
+    async with scene(1) as here:
         for index in range(9):
             here.execution.order(0, index)
         sending = [asyncio.ensure_future(here.ask(index, payload(1), after_s=500.0)) for index in range(SLOTS)]
@@ -408,11 +397,10 @@ def test_a_caller_uploads_as_much_at_once_as_there_are_slots() -> None:
         await asyncio.wait(sending)
         assert isinstance(await here.ask(7, payload(1)), Gradient)
 
-    scene(1, act)
 
+async def test_who_was_accepted_when_the_work_ends_is_told_to_come_again() -> None:
+    async with scene(1) as here:
 
-def test_who_was_accepted_when_the_work_ends_is_told_to_come_again() -> None:
-    async def act(here: Scene) -> None:
         async def read() -> tuple[Packed, ...]:
             raise AssertionError("nobody takes this upload")
 
@@ -425,11 +413,9 @@ def test_who_was_accepted_when_the_work_ends_is_told_to_come_again() -> None:
         assert [answer async for answer in call] == []
         assert isinstance(await here.ask(0, payload(1)), Gradient)
 
-    scene(1, act)
 
-
-def test_a_bad_upload_that_comes_when_its_step_is_over_harms_nobody() -> None:
-    async def act(here: Scene) -> None:
+async def test_a_bad_upload_that_comes_when_its_step_is_over_harms_nobody() -> None:
+    async with scene(1) as here:
         late = asyncio.ensure_future(here.ask(0, payload(1, math.nan), after_s=0.2))
         await asyncio.sleep(0.1)
         here.execution.begin(1)
@@ -437,22 +423,17 @@ def test_a_bad_upload_that_comes_when_its_step_is_over_harms_nobody() -> None:
         assert isinstance(answer, Rejected) and answer.code is RejectCode.NON_FINITE
         assert here.named == [(STRANGER, 0, 0, RejectCode.NON_FINITE)]
 
-    scene(1, act)
 
-
-def test_our_own_result_is_a_finding_and_nobodys_fault() -> None:
-    async def act(here: Scene) -> None:
+async def test_our_own_result_is_a_finding_and_nobodys_fault() -> None:
+    async with scene(1, poison=frozenset({(1, 0, 0)})) as here:
         answer = await here.ask(0, payload(1))
         assert isinstance(answer, Rejected) and answer.code is RejectCode.VOID
         assert ("non_finite", 0) in here.said and not here.execution.num_tasks
 
-    scene(1, act, poison=frozenset({(1, 0, 0)}))
 
-
-def test_work_that_no_leader_grants_for_long_is_given_back_once_it_is_granted() -> None:
+async def test_work_that_no_leader_grants_for_long_is_given_back_once_it_is_granted() -> None:
     """Its caller has the answer and brings it to nobody else, so the leader must hear that it was dropped."""
-
-    async def act(here: Scene) -> None:
+    async with scene(1) as here:
         here.claim = lambda step, index: here.said.append(("claim", index))  # type: ignore[method-assign]
         assert isinstance(await here.ask(0, payload(1)), Gradient)
         await asyncio.sleep(5.0)
@@ -460,12 +441,10 @@ def test_work_that_no_leader_grants_for_long_is_given_back_once_it_is_granted() 
         here.execution.granted(0, 0, here.engine.voids(0))
         assert here.said[-1] == ("withdraw", 0)
 
-    scene(1, act)
-
 
 @pytest.mark.parametrize("where", ["forward", "backward"])
-def test_a_full_device_is_busy_and_has_a_slot_less(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def act(here: Scene) -> None:
+async def test_a_full_device_is_busy_and_has_a_slot_less(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with scene(1) as here:
         computed = getattr(here.engine, where)
 
         async def full(*_: object, **__: object) -> None:
@@ -483,10 +462,8 @@ def test_a_full_device_is_busy_and_has_a_slot_less(where: str, monkeypatch: pyte
             assert here.execution.queue == 1, "the open step has a slot less, too"
         assert [type(call.result()) for call in calls] == [Gradient] * 2
 
-    scene(1, act)
 
-
-def test_a_device_that_is_full_with_one_slot_ends_the_peer() -> None:
+async def test_a_device_that_is_full_with_one_slot_ends_the_peer() -> None:
     asked: list[int] = []
 
     async def act(here: Scene) -> None:
@@ -504,12 +481,14 @@ def test_a_device_that_is_full_with_one_slot_ends_the_peer() -> None:
         await here.ask(6, payload(1))
 
     with pytest.raises(BaseExceptionGroup) as ended:
-        scene(1, act)
+        async with scene(1) as here:
+            await act(here)
     assert ended.group_contains(DeviceFull) and asked == [*range(7)]
 
 
-def test_an_evaluation_that_finds_the_device_full_may_come_again() -> None:
-    async def act(here: Scene) -> None:
+async def test_an_evaluation_that_finds_the_device_full_may_come_again() -> None:
+    async with scene(1) as here:
+
         async def full(*_: object, **__: object) -> None:
             raise DeviceFull("out of memory")
 
@@ -518,11 +497,10 @@ def test_an_evaluation_that_finds_the_device_full_may_come_again() -> None:
         assert isinstance(answer, Rejected) and answer.code is RejectCode.NOT_READY
         assert not here.full and here.execution.slots == SLOTS
 
-    scene(1, act)
 
+async def test_a_gradient_that_does_not_fit_the_grid_is_a_finding() -> None:
+    async with scene(1) as here:
 
-def test_a_gradient_that_does_not_fit_the_grid_is_a_finding() -> None:
-    async def act(here: Scene) -> None:
         async def too_large(stash: object) -> bool:
             raise Overflow("a gradient does not fit the grid")
 
@@ -531,30 +509,24 @@ def test_a_gradient_that_does_not_fit_the_grid_is_a_finding() -> None:
         await asyncio.sleep(1.0)
         assert ("non_finite", 0) in here.said and ("added", 0) not in here.said
 
-    scene(1, act)
 
-
-def test_what_was_computed_further_on_is_a_finding_too() -> None:
-    async def act(here: Scene) -> None:
+async def test_what_was_computed_further_on_is_a_finding_too() -> None:
+    async with scene(0, rest=lambda request: Rejected(RejectCode.VOID)) as here:
         answer = await here.ask(0, payload(0))
         assert isinstance(answer, Rejected) and answer.code is RejectCode.VOID
         assert ("non_finite", 0) in here.said
 
-    scene(0, act, rest=lambda request: Rejected(RejectCode.VOID))
-
 
 @pytest.mark.parametrize("code", sorted(OF_PAYLOAD, key=str))
-def test_a_refusal_further_on_proves_nothing_and_blames_no_caller(code: RejectCode) -> None:
-    async def act(here: Scene) -> None:
+async def test_a_refusal_further_on_proves_nothing_and_blames_no_caller(code: RejectCode) -> None:
+    async with scene(0, rest=lambda request: Rejected(code)) as here:
         answer = await here.ask(0, payload(0))
         assert isinstance(answer, Rejected) and answer.code is RejectCode.NOT_READY
         assert ("non_finite", 0) not in here.said and ("withdraw", 0) in here.said
 
-    scene(0, act, rest=lambda request: Rejected(code))
 
-
-def test_a_full_replica_still_recomputes_for_others() -> None:
-    async def act(here: Scene) -> None:
+async def test_a_full_replica_still_recomputes_for_others() -> None:
+    async with scene(0) as here:
         async with asyncio.TaskGroup() as group:
             calls = [group.create_task(here.ask(index, payload(0))) for index in range(SLOTS)]
             await asyncio.sleep(1.0)
@@ -566,11 +538,9 @@ def test_a_full_replica_still_recomputes_for_others() -> None:
             for call in calls:
                 call.cancel()
 
-    scene(0, act)
 
-
-def test_evaluations_take_no_slot_from_training() -> None:
-    async def act(here: Scene) -> None:
+async def test_evaluations_take_no_slot_from_training() -> None:
+    async with scene(1) as here:
         evals = [asyncio.ensure_future(here.ask(0, inputs(1), after_s=60.0, purpose="eval")) for _ in range(9)]
         await asyncio.sleep(0.1)
         assert here.execution.queue == 0
@@ -583,22 +553,18 @@ def test_evaluations_take_no_slot_from_training() -> None:
         await asyncio.wait(pending)
         assert isinstance(await here.ask(0, inputs(1), purpose="eval"), Gradient), "and gives it back"
 
-    scene(1, act)
 
-
-def test_an_evaluation_whose_input_does_not_come_gives_the_slot_back() -> None:
-    async def act(here: Scene) -> None:
+async def test_an_evaluation_whose_input_does_not_come_gives_the_slot_back() -> None:
+    async with scene(1) as here:
         answer = await here.ask(0, inputs(1), after_s=3600.0, purpose="eval")
         assert isinstance(answer, Rejected) and "30 s" in answer.reason
         assert 30.0 <= asyncio.get_running_loop().time() < 40.0
         assert answer.code is RejectCode.TOO_LARGE and not here.named, "a slow line is no bad input"
         assert isinstance(await here.ask(0, inputs(1), purpose="eval"), Gradient)
 
-    scene(1, act)
 
-
-def test_training_takes_no_slot_from_evaluations() -> None:
-    async def act(here: Scene) -> None:
+async def test_training_takes_no_slot_from_evaluations() -> None:
+    async with scene(1) as here:
         calls = [asyncio.ensure_future(here.ask(index, payload(1), after_s=60.0)) for index in range(SLOTS)]
         await asyncio.sleep(0.1)
         assert here.execution.queue == SLOTS
@@ -606,11 +572,9 @@ def test_training_takes_no_slot_from_evaluations() -> None:
         for call in calls:
             call.cancel()
 
-    scene(1, act)
 
-
-def test_recomputing_takes_one_slot_of_its_own() -> None:
-    async def act(here: Scene) -> None:
+async def test_recomputing_takes_one_slot_of_its_own() -> None:
+    async with scene(0) as here:
         running = most = 0
         forward = here.engine.forward
 
@@ -633,11 +597,9 @@ def test_recomputing_takes_one_slot_of_its_own() -> None:
         assert all(isinstance(task.result(), Fetched) for task in tasks)
         assert most == 1 and here.execution.queue == 0
 
-    scene(0, act)
 
-
-def test_calls_ahead_of_us_are_held_only_so_many() -> None:
-    async def act(here: Scene) -> None:
+async def test_calls_ahead_of_us_are_held_only_so_many() -> None:
+    async with scene(1) as here:
         clock = asyncio.get_running_loop().time
         began = clock()
 
@@ -652,22 +614,19 @@ def test_calls_ahead_of_us_are_held_only_so_many() -> None:
         assert sum(seconds >= 0.5 for _, seconds in results) == 4 * SLOTS  # the others at once
         assert sum(seconds == 0.0 for _, seconds in results) == 3
 
-    scene(1, act)
 
-
-def test_a_held_call_goes_on_when_its_step_begins() -> None:
-    async def act(here: Scene) -> None:
+async def test_a_held_call_goes_on_when_its_step_begins() -> None:
+    async with scene(1) as here:
         early = asyncio.ensure_future(here.ask(0, payload(1), step=1))
         await asyncio.sleep(0.2)
         here.engine.version = 1
         here.execution.begin(1)
         assert isinstance(await early, Gradient)
 
-    scene(1, act)
 
+async def test_the_end_of_a_step_ends_its_calls() -> None:
+    async with scene(0) as here:
 
-def test_the_end_of_a_step_ends_its_calls() -> None:
-    async def act(here: Scene) -> None:
         async def read() -> tuple[Packed, ...]:
             return payload(0)
 
@@ -678,8 +637,6 @@ def test_the_end_of_a_step_ends_its_calls() -> None:
         with pytest.raises(Refused) as refused:
             await anext(call)
         assert refused.value.code is RejectCode.STALE
-
-    scene(0, act)
 
 
 def test_a_caller_sees_signs_of_life_until_the_work_is_done() -> None:
@@ -702,8 +659,8 @@ def shown(here: Scene, index: int, *, step: int = 0, peer: PeerId = ME, mate: Pe
 
 
 @pytest.mark.parametrize("stage", [0, 1])
-def test_who_counted_a_microbatch_shows_it_and_a_mate_finds_the_same(stage: int) -> None:
-    async def act(here: Scene) -> None:
+async def test_who_counted_a_microbatch_shows_it_and_a_mate_finds_the_same(stage: int) -> None:
+    async with scene(stage, rest=lambda request: Gradient(1.0, 1, payload=(inputs(1, 0.5)[1],))) as here:
         engine, execution = here.engine, here.execution
         engine.kept_steps = 2
         answers = {index: await here.ask(index, payload(stage, 1.0 + index)) for index in (5, 2)}
@@ -722,12 +679,12 @@ def test_who_counted_a_microbatch_shows_it_and_a_mate_finds_the_same(stage: int)
         works = []
         for index in answers:
             data = shown(here, index)
-            inputs, gradient = execution.opened(AuditRequest(0, stage, index, ME), data)
-            (again,), _ = await engine.recompute(0, [(index, inputs, gradient)])
-            payloads = inputs, again.output, gradient, again.answer
+            given, gradient = execution.opened(AuditRequest(0, stage, index, ME), data)
+            (again,), _ = await engine.recompute(0, [(index, given, gradient)])
+            payloads = given, again.output, gradient, again.answer
             found = WorkRecord(index, *map(digest, payloads), again.loss_sum, again.num_tokens)
             assert found == data.work
-            works.append((index, inputs, gradient))
+            works.append((index, given, gradient))
         both, whole = await engine.recompute(0, works, b"seed")
         assert len(both) == 2
         _, half = await engine.recompute(0, works[:1], b"seed")
@@ -737,11 +694,9 @@ def test_who_counted_a_microbatch_shows_it_and_a_mate_finds_the_same(stage: int)
             await engine.recompute(0, [(5, *works[0][1:])])
         assert gone.value.code is RejectCode.NOT_READY
 
-    scene(stage, act, rest=lambda request: Gradient(1.0, 1, payload=(inputs(1, 0.5)[1],)))
 
-
-def test_what_was_voided_is_answered_for_until_the_contribution_is_known() -> None:
-    async def act(here: Scene) -> None:
+async def test_what_was_voided_is_answered_for_until_the_contribution_is_known() -> None:
+    async with scene(1) as here:
         empty = here.execution.works.root(0)
         await here.ask(3, payload(1))
         await asyncio.sleep(1.0)
@@ -755,11 +710,9 @@ def test_what_was_voided_is_answered_for_until_the_contribution_is_known() -> No
             shown(here, 3)
         assert refused.value.code is RejectCode.NOT_FOUND
 
-    scene(1, act)
 
-
-def test_what_a_mate_has_shown_is_shown_to_verifiers() -> None:
-    async def act(here: Scene) -> None:
+async def test_what_a_mate_has_shown_is_shown_to_verifiers() -> None:
+    async with scene(1) as here:
         await here.ask(3, payload(1))
         await asyncio.sleep(1.0)
         data = shown(here, 3)
@@ -770,12 +723,10 @@ def test_what_a_mate_has_shown_is_shown_to_verifiers() -> None:
         with pytest.raises(BadMessage):
             here.execution.opened(AuditRequest(0, 1, 4, LIAR), data)
 
-    scene(1, act)
-
 
 @pytest.mark.parametrize("peer", [ME, LIAR])
-def test_a_mate_that_asks_again_and_again_is_shown_no_more(peer: PeerId) -> None:
-    async def act(here: Scene) -> None:
+async def test_a_mate_that_asks_again_and_again_is_shown_no_more(peer: PeerId) -> None:
+    async with scene(1) as here:
         for index in (3, 4):
             await here.ask(index, payload(1))
         await asyncio.sleep(1.0)
@@ -793,16 +744,12 @@ def test_a_mate_that_asks_again_and_again_is_shown_no_more(peer: PeerId) -> None
         assert refused.value.code is RejectCode.TOO_OFTEN
         assert shown(here, 3, peer=peer, mate=PeerId("other")) == data and shown(here, 4)
 
-    scene(1, act)
 
-
-def test_who_shows_other_tokens_than_the_runs_is_refused_though_its_record_fits() -> None:
-    async def act(here: Scene) -> None:
+async def test_who_shows_other_tokens_than_the_runs_is_refused_though_its_record_fits() -> None:
+    async with scene(1) as here:
         sent = (*inputs(1), Packed("uint8", (1, 1, 32), bytes(32)))
         data = AuditData(WorkRecord(3, *map(digest, (inputs(1), (), (), inputs(1)[1:])), 1.0, 1), b"", sent)
         with pytest.raises(BadMessage, match="not proven"):
             here.execution.opened(AuditRequest(0, 1, 3, LIAR), data)
         with pytest.raises(Refused):
             shown(here, 3, peer=LIAR)
-
-    scene(1, act)

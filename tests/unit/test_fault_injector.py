@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -13,33 +12,15 @@ from swarmnet.errors import PeerTimeout
 from swarmnet.ids import NO_CHAIN, Ballot, PeerId, RoundId
 from swarmnet.local.processes import FaultOrders
 from swarmnet.messages import Commit, ManifestRequest, Packed, Running, SnapshotPiece, SnapshotRequest
-from swarmnet.simulate.clock import VirtualLoop
 from swarmnet.stage.seams import Engine, OuterStep
 from swarmnet.telemetry.events import EventReader
+from swarmnet.testing.doubles import FakeTransport, run_virtual
 from swarmnet.testing.fault import Partition, Slow
 from swarmnet.testing.injector import BREAK_S, FaultyService, FaultyTransport, Interposed, held_engine
 
+pytestmark = pytest.mark.virtual_time
+
 TOLD = ("hello", "again", "bye")
-
-
-def run(work: Coroutine[Any, Any, Any]) -> Any:
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        return runner.run(work)
-
-
-class Wire:
-    """A transport that notes what it is told and answers each call with what it was given."""
-
-    def __init__(self, *answers: Any) -> None:
-        self.told: list[tuple[float, str, Any]] = []
-        self.answers = answers
-
-    def tell(self, peer: str, message: Any) -> None:
-        self.told.append((asyncio.get_running_loop().time(), peer, message))
-
-    async def call(self, peer: str, request: Any, payload: Any = (), *, deadline: float) -> Any:
-        for answer in self.answers:
-            yield answer
 
 
 def piece(num_bytes: int) -> Packed:
@@ -85,72 +66,60 @@ def test_orders_reach_a_child_by_its_file(tmp_path: Path) -> None:
     assert between.cut == {"mate"}
 
 
-def test_a_link_as_it_is_passes_everything_at_once() -> None:
-    async def work() -> None:
-        wire = Wire("one", "two")
-        transport = FaultyTransport(wire, Interposed(print))
-        for word in TOLD:
-            transport.tell("b", word)
-        assert [told[2] for told in wire.told] == [*TOLD]
-        assert await collect(transport) == [(0.0, "one"), (0.0, "two")]
-
-    run(work())
+async def test_a_link_as_it_is_passes_everything_at_once() -> None:
+    wire = FakeTransport(b=["one", "two"])
+    transport = FaultyTransport(wire, Interposed(print))
+    for word in TOLD:
+        transport.tell("b", word)
+    assert [told.message for told in wire.told] == [*TOLD]
+    assert await collect(transport) == [(0.0, "one"), (0.0, "two")]
 
 
-def test_a_cut_link_loses_what_is_told_and_breaks_calls_after_a_while() -> None:
-    async def work() -> None:
-        wire, between = Wire("one"), Interposed(print)
-        transport = FaultyTransport(wire, between)
-        between.take(links("b"))
-        transport.tell("b", "lost")
-        transport.tell("c", "heard")
-        assert [told[1:] for told in wire.told] == [("c", "heard")]
-        with pytest.raises(PeerTimeout):
-            await collect(transport)
-        assert asyncio.get_running_loop().time() == pytest.approx(BREAK_S)
-        with pytest.raises(PeerTimeout):
-            await collect(transport, deadline=BREAK_S + 1.0)
-        assert asyncio.get_running_loop().time() == pytest.approx(BREAK_S + 1.0)
-
-    run(work())
+async def test_a_cut_link_loses_what_is_told_and_breaks_calls_after_a_while() -> None:
+    wire, between = FakeTransport(b="one"), Interposed(print)
+    transport = FaultyTransport(wire, between)
+    between.take(links("b"))
+    transport.tell("b", "lost")
+    transport.tell("c", "heard")
+    assert [told[:2] for told in wire.told] == [("c", "heard")]
+    with pytest.raises(PeerTimeout):
+        await collect(transport)
+    assert asyncio.get_running_loop().time() == pytest.approx(BREAK_S)
+    with pytest.raises(PeerTimeout):
+        await collect(transport, deadline=BREAK_S + 1.0)
+    assert asyncio.get_running_loop().time() == pytest.approx(BREAK_S + 1.0)
 
 
-def test_a_call_survives_a_short_cut() -> None:
-    async def work() -> None:
-        between = Interposed(print)
-        transport = FaultyTransport(Wire("one"), between)
-        between.take(links("b"))
-        asyncio.get_running_loop().call_later(2.0, between.take, links())
-        assert await collect(transport) == [(2.0, "one")]
-
-    run(work())
+async def test_a_call_survives_a_short_cut() -> None:
+    between = Interposed(print)
+    transport = FaultyTransport(FakeTransport(b="one"), between)
+    between.take(links("b"))
+    asyncio.get_running_loop().call_later(2.0, between.take, links())
+    assert await collect(transport) == [(2.0, "one")]
 
 
-def test_a_slow_link_delays_in_order_and_paces_payloads_one_after_the_other() -> None:
-    async def work() -> None:
-        wire, between = Wire(SnapshotPiece((piece(100),))), Interposed(print)
-        transport, loop = FaultyTransport(wire, between), asyncio.get_running_loop()
-        between.take(links(b=[100.0, 0.5]))
-        transport.tell("b", TOLD[0])
-        await asyncio.sleep(0.2)
-        between.take(links())
-        transport.tell("b", TOLD[1])  # fast by now, yet not before the first
-        await asyncio.sleep(1.0)
-        transport.tell("b", TOLD[2])
-        assert wire.told == [(0.5, "b", TOLD[0]), (0.5, "b", TOLD[1]), (1.2, "b", TOLD[2])]
+async def test_a_slow_link_delays_in_order_and_paces_payloads_one_after_the_other() -> None:
+    wire, between = FakeTransport(b=SnapshotPiece((piece(100),))), Interposed(print)
+    transport, loop = FaultyTransport(wire, between), asyncio.get_running_loop()
+    between.take(links(b=[100.0, 0.5]))
+    transport.tell("b", TOLD[0])
+    await asyncio.sleep(0.2)
+    between.take(links())
+    transport.tell("b", TOLD[1])  # fast by now, yet not before the first
+    await asyncio.sleep(1.0)
+    transport.tell("b", TOLD[2])
+    assert wire.told == [("b", TOLD[0], 0.5), ("b", TOLD[1], 0.5), ("b", TOLD[2], 1.2)]
 
-        between.take(links(b=[100.0, 0.5]))
-        began = loop.time()
-        async with asyncio.TaskGroup() as group:
-            both = [group.create_task(collect(transport, payload=(piece(50),))) for _ in range(2)]
-        ends = sorted(task.result()[-1][0] - began for task in both)
-        # 0.5 s for each request, then 1 s for each answer, all on one link; latency once each way.
-        assert ends == pytest.approx([2.5, 3.5], abs=0.01)
-        assert all(isinstance(answer, Running) for task in both for _, answer in task.result()[:-1])
-        with pytest.raises(PeerTimeout):
-            await collect(transport, payload=(piece(10_000),), deadline=loop.time() + 2.0)
-
-    run(work())
+    between.take(links(b=[100.0, 0.5]))
+    began = loop.time()
+    async with asyncio.TaskGroup() as group:
+        both = [group.create_task(collect(transport, payload=(piece(50),))) for _ in range(2)]
+    ends = sorted(task.result()[-1][0] - began for task in both)
+    # 0.5 s for each request, then 1 s for each answer, all on one link; latency once each way.
+    assert ends == pytest.approx([2.5, 3.5], abs=0.01)
+    assert all(isinstance(answer, Running) for task in both for _, answer in task.result()[:-1])
+    with pytest.raises(PeerTimeout):
+        await collect(transport, payload=(piece(10_000),), deadline=loop.time() + 2.0)
 
 
 OUTER = OuterStep(elements=7, moved=0.5)
@@ -185,80 +154,67 @@ def both(between: Interposed) -> tuple[Any, Any]:
     return engine.compute, engine.sums
 
 
-def test_a_child_holds_once_where_it_was_told_to_and_goes_on_when_told() -> None:
-    async def work() -> None:
-        said: list[tuple[str, dict[str, Any]]] = []
-        between = Interposed(lambda event, **fields: said.append((event, fields)))
-        engine, sums = both(between)
-        assert sums.num_elements == 7
-        between.take(hold("h", "forward", 2, "end"))
-        loop = asyncio.get_running_loop()
-        loop.call_later(3.0, between.take, go_on("h"))
-        assert await engine.forward(1, 0, (), train=True) == "1.0"
-        assert await engine.forward(2, 0, (), train=False) == "2.0" and said == []
-        async with asyncio.TaskGroup() as group:
-            held = group.create_task(engine.forward(3, 0, (), train=True))
-            await asyncio.sleep(0)
-            assert said == [("reached", {"hold": "h", "phase": "forward", "step": 3})]
-            assert await engine.forward(3, 1, (), train=True) == "3.1" and loop.time() == 0.0
-        assert held.result() == "3.0" and loop.time() == 3.0
-
-    run(work())
+async def test_a_child_holds_once_where_it_was_told_to_and_goes_on_when_told() -> None:
+    said: list[tuple[str, dict[str, Any]]] = []
+    between = Interposed(lambda event, **fields: said.append((event, fields)))
+    engine, sums = both(between)
+    assert sums.num_elements == 7
+    between.take(hold("h", "forward", 2, "end"))
+    loop = asyncio.get_running_loop()
+    loop.call_later(3.0, between.take, go_on("h"))
+    assert await engine.forward(1, 0, (), train=True) == "1.0"
+    assert await engine.forward(2, 0, (), train=False) == "2.0" and said == []
+    async with asyncio.TaskGroup() as group:
+        held = group.create_task(engine.forward(3, 0, (), train=True))
+        await asyncio.sleep(0)
+        assert said == [("reached", {"hold": "h", "phase": "forward", "step": 3})]
+        assert await engine.forward(3, 1, (), train=True) == "3.1" and loop.time() == 0.0
+    assert held.result() == "3.0" and loop.time() == 3.0
 
 
 def test_what_an_update_says_passes_through_the_layer() -> None:
     """Of local sync: without it the replica's log and metrics would miss each outer step of a run with faults."""
     commits = [Commit(0, 3, NO_CHAIN, RoundId(Ballot(0, PeerId("")), 0), b"", 1, 0.0, 0.0, frozenset())]
-    assert run(both(Interposed(print))[0].apply(commits)) is OUTER
+    assert run_virtual(both(Interposed(print))[0].apply(commits)) is OUTER
 
 
-def test_two_holds_of_one_phase_are_each_reached_by_one_call() -> None:
+async def test_two_holds_of_one_phase_are_each_reached_by_one_call() -> None:
     """The first call is held at the first; while it is, another takes the second."""
-
-    async def work() -> None:
-        said: list[object] = []
-        between = Interposed(lambda event, **fields: said.append(fields["hold"]))
-        engine, _ = both(between)
-        for name in ("one", "two"):
-            between.take(hold(name, "forward", 2, "end"))
-        loop = asyncio.get_running_loop()
-        loop.call_later(1.0, between.take, go_on("one"))
-        loop.call_later(2.0, between.take, go_on("two"))
-        async with asyncio.TaskGroup() as group:
-            for index in range(3):
-                group.create_task(engine.forward(2, index, (), train=True))
-        assert said == ["one", "two"] and loop.time() == 2.0
-
-    run(work())
+    said: list[object] = []
+    between = Interposed(lambda event, **fields: said.append(fields["hold"]))
+    engine, _ = both(between)
+    for name in ("one", "two"):
+        between.take(hold(name, "forward", 2, "end"))
+    loop = asyncio.get_running_loop()
+    loop.call_later(1.0, between.take, go_on("one"))
+    loop.call_later(2.0, between.take, go_on("two"))
+    async with asyncio.TaskGroup() as group:
+        for index in range(3):
+            group.create_task(engine.forward(2, index, (), train=True))
+    assert said == ["one", "two"] and loop.time() == 2.0
 
 
-def test_what_is_revoked_before_it_was_reached_holds_nobody() -> None:
-    async def work() -> None:
-        between = Interposed(print)
-        between.take(hold("h", "averaging", 0, "begin"))
-        between.take(go_on("h"))
-        assert await both(between)[1].contribution(0, 1) == "mine"
-
-    run(work())
+async def test_what_is_revoked_before_it_was_reached_holds_nobody() -> None:
+    between = Interposed(print)
+    between.take(hold("h", "averaging", 0, "begin"))
+    between.take(go_on("h"))
+    assert await both(between)[1].contribution(0, 1) == "mine"
 
 
-def test_state_is_held_at_both_ends_of_its_way() -> None:
-    async def work() -> None:
-        said: list[str] = []
-        between = Interposed(lambda event, **fields: said.append(fields.get("hold", event)))
-        for phase in ("snapshot", "fetch"):
-            between.take(hold(phase, phase, 5, "end"))
-        loop = asyncio.get_running_loop()
-        loop.call_later(1.0, between.take, go_on("snapshot"))
-        loop.call_later(2.0, between.take, go_on("fetch"))
-        service, wire = FaultyService(Echo(), between), Wire(SnapshotPiece((piece(1),)))
-        assert [answer async for answer in service.on_call("a", SnapshotRequest(0), None)] and loop.time() == 1.0
-        transport = FaultyTransport(wire, between)
-        assert await collect(transport, SnapshotRequest(0)) == [(2.0, wire.answers[0])]
-        await collect(transport, SnapshotRequest(0))
-        assert said == ["snapshot", "asking", "fetch"]
-
-    run(work())
+async def test_state_is_held_at_both_ends_of_its_way() -> None:
+    said: list[str] = []
+    between = Interposed(lambda event, **fields: said.append(fields.get("hold", event)))
+    for phase in ("snapshot", "fetch"):
+        between.take(hold(phase, phase, 5, "end"))
+    loop = asyncio.get_running_loop()
+    loop.call_later(1.0, between.take, go_on("snapshot"))
+    loop.call_later(2.0, between.take, go_on("fetch"))
+    service, wire = FaultyService(Echo(), between), FakeTransport(b=SnapshotPiece((piece(1),)))
+    assert [answer async for answer in service.on_call("a", SnapshotRequest(0), None)] and loop.time() == 1.0
+    transport = FaultyTransport(wire, between)
+    assert await collect(transport, SnapshotRequest(0)) == [(2.0, wire.peers["b"])]
+    await collect(transport, SnapshotRequest(0))
+    assert said == ["snapshot", "asking", "fetch"]
 
 
 def test_behind_a_cut_link_death_is_silence() -> None:
@@ -268,7 +224,7 @@ def test_behind_a_cut_link_death_is_silence() -> None:
     assert inner.gone == ("b", True)
     service.on_reached("b")
     assert inner.__dict__.pop("reached") == "b"
-    run(cut(between))
+    run_virtual(cut(between))
     service.on_gone("b", definite=True)
     assert inner.gone == ("b", False)
     service.on_reached("b")

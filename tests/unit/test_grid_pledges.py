@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from grid_members import STAMP, Members, pack, play, unpack
+from grid_members import STAMP, Members, pack, unpack
 
 from swarmnet.audit.case import contradict
 from swarmnet.averaging.pledges import part_pledge, says
@@ -16,6 +17,9 @@ from swarmnet.ids import PeerId
 from swarmnet.messages import Part, PartData, Pledge, Round
 from swarmnet.simulate.swarm import SimulatedSigner
 from swarmnet.stage.seams import Reduced
+from swarmnet.testing.doubles import FakeTransport, Script, run_virtual
+
+pytestmark = pytest.mark.virtual_time
 
 
 @pytest.mark.parametrize(("num", "size"), [(1, 4), (3, 4), (7, 3), (13, 3)])
@@ -27,7 +31,7 @@ def test_all_have_the_pledges_of_all(num: int, size: int) -> None:
     async def story() -> None:
         members.check(await members.sum(members.round()))
 
-    play(story)
+    run_virtual(story())
     for peer, exchange in members.exchanges.items():
         assert [pledge.peer for pledge in exchange.pledges(STAMP)] == list(members.peers), peer
     told = [part for part in asked if part.kind == "pledges"]
@@ -35,7 +39,7 @@ def test_all_have_the_pledges_of_all(num: int, size: int) -> None:
     assert num <= size or len(told) < num * (num - 1) / 1.2
 
 
-def test_nobody_takes_what_one_reducer_of_a_grid_has_changed() -> None:
+async def test_nobody_takes_what_one_reducer_of_a_grid_has_changed() -> None:
     members = Members(7, 40, group_size=3, signs=True)
     engine: Any = members.engines[members.peers[0]]
     honest = engine.reduce
@@ -45,17 +49,13 @@ def test_nobody_takes_what_one_reducer_of_a_grid_has_changed() -> None:
         return Reduced(pack([values[0] + 1, *values[1:]]))
 
     engine.reduce = reduce
-
-    async def story() -> None:
-        current = members.round()
-        tasks = [asyncio.ensure_future(members.take_part(peer, current)) for peer in members.peers]
-        done, rest = await asyncio.wait(tasks, timeout=30.0)
-        assert not [task for task in done if task.exception() is None], "somebody holds it"
-        for task in rest:
-            task.cancel()
-        assert any(event == "reducer_lied" for _, event, _ in members.events)
-
-    play(story)
+    current = members.round()
+    tasks = [asyncio.ensure_future(members.take_part(peer, current)) for peer in members.peers]
+    done, rest = await asyncio.wait(tasks, timeout=30.0)
+    assert not [task for task in done if task.exception() is None], "somebody holds it"
+    for task in rest:
+        task.cancel()
+    assert any(event == "reducer_lied" for _, event, _ in members.events)
 
 
 def test_who_waits_for_its_own_sum_pledges_for_that_of_the_others() -> None:
@@ -80,44 +80,29 @@ def test_who_waits_for_its_own_sum_pledges_for_that_of_the_others() -> None:
         assert (await tasks[last]).digest == tasks[first].result().digest
         await asyncio.wait(tasks.values())
 
-    play(story)
+    run_virtual(story())
 
 
-def test_two_that_cannot_call_each_other_hear_of_a_mate_what_both_pledge() -> None:
+async def test_two_that_cannot_call_each_other_hear_of_a_mate_what_both_pledge() -> None:
     members = Members(4, 40, signs=True)
     one, other = members.peers[:2]
     apart = {one, other}
 
-    async def story() -> None:
-        current = members.round()
-        for peer in apart:
-            context = members.exchanges[peer]._context
-            context.transport = Deaf(context.transport, apart - {peer})  # type: ignore[assignment]
-        async with asyncio.timeout(60.0):
-            found = await asyncio.gather(*(members.take_part(peer, current) for peer in members.peers))
-        assert len({each.digest for each in found}) == 1
-        assert all(len(exchange.pledges(STAMP)) == 4 for exchange in members.exchanges.values())
+    def serve(asker: PeerId, peer: PeerId, request: Part) -> Script:
+        if peer in apart - {asker} and request.kind == "pledges" and request.start == request.stop:
+            return PeerGone("the line is cut", peer=peer)
+        return members.serve(peer, request)
 
-    play(story)
-
-
-class Deaf:
-    """A transport on which some peers' pledges cannot be asked for."""
-
-    def __init__(self, inner: Any, without: set[PeerId]) -> None:
-        self._inner, self._without = inner, without
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    async def call(self, peer: PeerId, request: Any, payload: Any = (), *, deadline: float) -> Any:
-        if peer in self._without and request.kind == "pledges" and request.start == request.stop:
-            raise PeerGone("the line is cut", peer=peer)
-        async for answer in self._inner.call(peer, request, payload, deadline=deadline):
-            yield answer
+    current = members.round()
+    for peer in apart:
+        members.exchanges[peer]._context.transport = FakeTransport(functools.partial(serve, peer))
+    async with asyncio.timeout(60.0):
+        found = await asyncio.gather(*(members.take_part(peer, current) for peer in members.peers))
+    assert len({each.digest for each in found}) == 1
+    assert all(len(exchange.pledges(STAMP)) == 4 for exchange in members.exchanges.values())
 
 
-def test_nothing_is_pledged_of_a_round_that_was_abandoned_meanwhile() -> None:
+async def test_nothing_is_pledged_of_a_round_that_was_abandoned_meanwhile() -> None:
     members = Members(2, 30, signs=True)
     first, last = members.peers
     engine: Any = members.engines[last]
@@ -133,23 +118,19 @@ def test_nothing_is_pledged_of_a_round_that_was_abandoned_meanwhile() -> None:
         return product
 
     engine.seal, engine.prove = held, voided
-
-    async def story() -> None:
-        current = members.round()
-        tasks = [asyncio.ensure_future(members.take_part(peer, current)) for peer in members.peers]
-        await asyncio.sleep(0)  # the round is open
-        request = Part(STAMP, current.id, "pledges", 0, 0, 0, bytes(range(32)))
-        with pytest.raises(Refused, match="abandoned"):
-            async for answer in members.exchanges[last].serve(request, first):
-                assert not getattr(answer, "pledges", ()), "a product of what it has not contributed"
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-
-    play(story)
+    current = members.round()
+    tasks = [asyncio.ensure_future(members.take_part(peer, current)) for peer in members.peers]
+    await asyncio.sleep(0)  # the round is open
+    request = Part(STAMP, current.id, "pledges", 0, 0, 0, bytes(range(32)))
+    with pytest.raises(Refused, match="abandoned"):
+        async for answer in members.exchanges[last].serve(request, first):
+            assert not getattr(answer, "pledges", ()), "a product of what it has not contributed"
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
 
 
-def test_nobody_pledges_two_things_where_a_leader_opens_a_round_twice() -> None:
+async def test_nobody_pledges_two_things_where_a_leader_opens_a_round_twice() -> None:
     members = Members(3, 30, signs=True)
     *_, last = members.peers
 
@@ -165,48 +146,41 @@ def test_nobody_pledges_two_things_where_a_leader_opens_a_round_twice() -> None:
             task.cancel()
             await asyncio.wait([task])
 
-    async def story() -> None:
-        current = members.round()
-        (one, of_one, ones), (other, of_other, others), mine = current.contributions
-        swapped = replace(current, contributions=((one, of_one, others), (other, of_other, ones), mine))
-        first = await pledged(current)
-        assert [pledge.peer for pledge in first] == [last]
-        assert await pledged(current) == first, "a round that is tried again"
-        with pytest.raises(Refused, match="something else was pledged"):
-            await pledged(swapped)
-        later = members.round()
-        assert (later.id != current.id) and await pledged(replace(swapped, id=later.id)) != first
-
-    play(story)
+    current = members.round()
+    (one, of_one, ones), (other, of_other, others), mine = current.contributions
+    swapped = replace(current, contributions=((one, of_one, others), (other, of_other, ones), mine))
+    first = await pledged(current)
+    assert [pledge.peer for pledge in first] == [last]
+    assert await pledged(current) == first, "a round that is tried again"
+    with pytest.raises(Refused, match="something else was pledged"):
+        await pledged(swapped)
+    later = members.round()
+    assert (later.id != current.id) and await pledged(replace(swapped, id=later.id)) != first
 
 
 @pytest.mark.parametrize("mine", [1, 2])
-def test_who_was_started_again_pledges_nothing_for_the_process_before(mine: int) -> None:
+async def test_who_was_started_again_pledges_nothing_for_the_process_before(mine: int) -> None:
     """Else a leader could ask both, and have an honest peer convicted of two pledges for one sum."""
     members = Members(2, 30, signs=True)
     *_, last = members.peers
     exchange = members.exchanges[last]
     exchange._context.incarnation = mine  # the round's contributions are of process 1
-
-    async def story() -> None:
-        current = members.round()
-        task = asyncio.ensure_future(members.take_part(last, current))
-        await asyncio.sleep(1.0)
-        asked = exchange.serve(Part(current.stamp, current.id, "pledges", 0, 0, 0, b"d" * 32))
-        if mine == 1:
-            told = [answer async for answer in asked if isinstance(answer, PartData)]
-            assert [pledge.incarnation for pledge in told[0].pledges] == [1]
-        else:
-            with pytest.raises(Refused, match="another process"):
-                async for answer in asked:
-                    assert not isinstance(answer, PartData)
-        task.cancel()
-        await asyncio.wait([task])
-
-    play(story)
+    current = members.round()
+    task = asyncio.ensure_future(members.take_part(last, current))
+    await asyncio.sleep(1.0)
+    asked = exchange.serve(Part(current.stamp, current.id, "pledges", 0, 0, 0, b"d" * 32))
+    if mine == 1:
+        told = [answer async for answer in asked if isinstance(answer, PartData)]
+        assert [pledge.incarnation for pledge in told[0].pledges] == [1]
+    else:
+        with pytest.raises(Refused, match="another process"):
+            async for answer in asked:
+                assert not isinstance(answer, PartData)
+    task.cancel()
+    await asyncio.wait([task])
 
 
-def test_a_check_that_is_called_off_takes_nothing_from_that_of_the_next_round() -> None:
+async def test_a_check_that_is_called_off_takes_nothing_from_that_of_the_next_round() -> None:
     members = Members(3, 30, signs=True)
     first, *_, last = members.peers
     engine: Any = members.engines[last]
@@ -217,38 +191,30 @@ def test_a_check_that_is_called_off_takes_nothing_from_that_of_the_next_round() 
         return await seal()
 
     engine.seal = holding
-
-    async def story() -> None:
-        current = members.round()
-        tasks = [asyncio.ensure_future(members.take_part(peer, current)) for peer in members.peers]
-        await asyncio.sleep(1.0)
-        assert any(check.round is current for check in members.exchanges[first]._checks.values())
-        # As a step does it: nobody waits for the end of what is called off.
-        for task in tasks:
-            task.cancel()
-        held.set()
-        members.check(await members.sum(members.round()))
-        assert len(members.exchanges[first].pledges(STAMP)) == 3
-
-    play(story)
+    current = members.round()
+    tasks = [asyncio.ensure_future(members.take_part(peer, current)) for peer in members.peers]
+    await asyncio.sleep(1.0)
+    assert any(check.round is current for check in members.exchanges[first]._checks.values())
+    # As a step does it: nobody waits for the end of what is called off.
+    for task in tasks:
+        task.cancel()
+    held.set()
+    members.check(await members.sum(members.round()))
+    assert len(members.exchanges[first].pledges(STAMP)) == 3
 
 
-def test_nobody_holds_two_sums_of_one_round() -> None:
+async def test_nobody_holds_two_sums_of_one_round() -> None:
     members = Members(3, 30, signs=True)
-
-    async def story() -> None:
-        current = members.round()
-        members.check(await members.sum(current))
-        await members.sum(members.round())
-        members.check(await members.sum(current))
-        # A liar's contribution is another one the next time.
-        members.engines[members.peers[0]].values[0] += 1
-        with pytest.raises(ExceptionGroup) as refused:
-            await members.sum(current)
-        assert "another sum of that round" in str(refused.value.exceptions)
-        members.check(await members.sum(members.round()))
-
-    play(story)
+    current = members.round()
+    members.check(await members.sum(current))
+    await members.sum(members.round())
+    members.check(await members.sum(current))
+    # A liar's contribution is another one the next time.
+    members.engines[members.peers[0]].values[0] += 1
+    with pytest.raises(ExceptionGroup) as refused:
+        await members.sum(current)
+    assert "another sum of that round" in str(refused.value.exceptions)
+    members.check(await members.sum(members.round()))
 
 
 def test_two_parts_of_equal_bytes_contradict_nothing() -> None:

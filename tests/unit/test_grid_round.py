@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Iterator
 from dataclasses import replace
 
 import pytest
-from grid_members import STAMP, Members, play
+from grid_members import STAMP, Members
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +17,9 @@ from swarmnet.averaging import parts
 from swarmnet.averaging.grid import grid_of, partners
 from swarmnet.errors import Refused
 from swarmnet.messages import Accepted, Answer, Part
+from swarmnet.testing.doubles import run_virtual
+
+pytestmark = pytest.mark.virtual_time
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -43,74 +46,58 @@ def test_everybody_has_the_sum_and_it_was_made_once(
         if last == 1:
             assert members.work.reduced[1] == Counter(range(elements)), "and once over the rows"
 
-    play(story)
+    run_virtual(story())
 
 
-def test_three_axes() -> None:
+async def test_three_axes() -> None:
     members = Members(30, 200, group_size=3)
-
-    async def story() -> None:
-        members.check(await members.sum(members.round()))
-        assert members.work.reduced[max(members.work.reduced)] == Counter(range(200))
-        assert max(members.work.reduced) == 3, "groups of three and two, four times"
-
-    play(story)
+    members.check(await members.sum(members.round()))
+    assert members.work.reduced[max(members.work.reduced)] == Counter(range(200))
+    assert max(members.work.reduced) == 3, "groups of three and two, four times"
 
 
-def test_who_has_counted_nothing_reduces_and_receives() -> None:
+async def test_who_has_counted_nothing_reduces_and_receives() -> None:
     members = Members(16, 100, group_size=4)
     idle = members.peers[4:9]  # a whole row and one more
-
-    async def story() -> None:
-        for peer in idle:
-            members.held[members.peers[0]] |= members.held[peer]
-            members.held[peer] = frozenset()
-            members.ledger.evict((peer, members.generation[peer]))
-        members.ledger.enter((members.peers[0], members.generation[members.peers[0]]), members.held[members.peers[0]])
-        for peer in idle:
-            members.engines[peer].values = [0] * 100
-        members.check(await members.sum(members.round()))
-        assert not members.work.read.keys() & set(idle)
-
-    play(story)
+    for peer in idle:
+        members.held[members.peers[0]] |= members.held[peer]
+        members.held[peer] = frozenset()
+        members.ledger.evict((peer, members.generation[peer]))
+    members.ledger.enter((members.peers[0], members.generation[members.peers[0]]), members.held[members.peers[0]])
+    for peer in idle:
+        members.engines[peer].values = [0] * 100
+    members.check(await members.sum(members.round()))
+    assert not members.work.read.keys() & set(idle)
 
 
-def test_a_latecomer_receives_what_a_grid_sums() -> None:
+async def test_a_latecomer_receives_what_a_grid_sums() -> None:
     members = Members(10, 100, group_size=3)
     late = members.peers[9]
-
-    async def story() -> None:
-        members.held[members.peers[8]] |= members.held[late]
-        members.ledger.evict((late, members.generation[late]))
-        members.ledger.enter((members.peers[8], members.generation[members.peers[8]]), members.held[members.peers[8]])
-        members.held[late], members.engines[late].values = frozenset(), [0] * 100
-        members.dead.add(late)
-        current = members.round()
-        members.dead.clear()
-        assert late not in current.receivers
-        members.check(await members.sum(current))
-
-    play(story)
+    members.held[members.peers[8]] |= members.held[late]
+    members.ledger.evict((late, members.generation[late]))
+    members.ledger.enter((members.peers[8], members.generation[members.peers[8]]), members.held[members.peers[8]])
+    members.held[late], members.engines[late].values = frozenset(), [0] * 100
+    members.dead.add(late)
+    current = members.round()
+    members.dead.clear()
+    assert late not in current.receivers
+    members.check(await members.sum(current))
 
 
-def test_random_pairs_sum_among_themselves_and_the_rest_is_everybodys() -> None:
+async def test_random_pairs_sum_among_themselves_and_the_rest_is_everybodys() -> None:
     members = Members(9, 50, group_size=3, phases=(30, 20), private_phases=1)
-
-    async def story() -> None:
-        current = members.round()
-        told = await members.sum(current)
-        assert len(set(told.values())) == 1, "what pairs have of their own is no part of what all have"
-        for peer in members.peers:
-            pair = partners(peer, members.peers, 2, STAMP.stage, 0)
-            engine = members.engines[peer]
-            assert [engine.sum[at] for at in range(30)] == [
-                sum(members.engines[other].values[at] for other in pair) for at in range(30)
-            ]
-            assert [engine.sum[at] for at in range(30, 50)] == [
-                sum(members.engines[other].values[at] for other in members.peers) for at in range(30, 50)
-            ]
-
-    play(story)
+    current = members.round()
+    told = await members.sum(current)
+    assert len(set(told.values())) == 1, "what pairs have of their own is no part of what all have"
+    for peer in members.peers:
+        pair = partners(peer, members.peers, 2, STAMP.stage, 0)
+        engine = members.engines[peer]
+        assert [engine.sum[at] for at in range(30)] == [
+            sum(members.engines[other].values[at] for other in pair) for at in range(30)
+        ]
+        assert [engine.sum[at] for at in range(30, 50)] == [
+            sum(members.engines[other].values[at] for other in members.peers) for at in range(30, 50)
+        ]
 
 
 def test_a_stranger_to_a_hop_is_told_so() -> None:
@@ -125,7 +112,7 @@ def test_a_stranger_to_a_hop_is_told_so() -> None:
         async with asyncio.timeout(60):
             return [answer for part in (other, none) async for answer in members.exchanges[first].serve(part)]
 
-    answers = play(story)
+    answers = run_virtual(story())
     assert [getattr(answer, "reason", "") for answer in answers if hasattr(answer, "reason")] == [
         "that round is not open here"
     ] * 2
@@ -152,23 +139,19 @@ def test_the_sum_is_of_what_is_held_in_the_end_whatever_came_between(num: int, s
                 current = members.round()
         members.check(await members.sum(current))
 
-    play(story)
+    run_virtual(story())
 
 
-def test_who_came_after_a_round_among_partners_was_opened_takes_no_part_and_breaks_nothing() -> None:
+async def test_who_came_after_a_round_among_partners_was_opened_takes_no_part_and_breaks_nothing() -> None:
     members = Members(4, 50, phases=(30, 20), private_phases=1)
-
-    async def story() -> None:
-        current = members.round()
-        earlier = replace(current, contributions=current.contributions[:3], receivers=current.receivers[:3])
-        with pytest.raises(Refused):
-            await members.exchanges[members.peers[3]].sum(earlier, {})
-
-    play(story)
+    current = members.round()
+    earlier = replace(current, contributions=current.contributions[:3], receivers=current.receivers[:3])
+    with pytest.raises(Refused):
+        await members.exchanges[members.peers[3]].sum(earlier, {})
 
 
 @pytest.mark.parametrize(("phases", "private"), [((50,), 0), ((30, 20), 0), ((30, 20), 1)])
-def test_whoever_waits_is_waiting_for_who_answers_nothing_and_not_for_its_partner(
+async def test_whoever_waits_is_waiting_for_who_answers_nothing_and_not_for_its_partner(
     phases: tuple[int, ...], private: int
 ) -> None:
     members = Members(6, 50, phases=phases, private_phases=private)
@@ -178,16 +161,13 @@ def test_whoever_waits_is_waiting_for_who_answers_nothing_and_not_for_its_partne
         yield Accepted()
         await asyncio.sleep(1e6)
 
-    async def story() -> None:
-        members.exchanges[stuck].serve = hang
-        current = members.round()
-        tasks = [asyncio.ensure_future(members.take_part(peer, current)) for peer in members.peers]
-        await asyncio.sleep(60.0)
-        for peer in others:
-            trouble = members.exchanges[peer].trouble
-            assert trouble is not None and [(late.peer, late.owes) for late in trouble.late] == [(stuck, True)]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    play(story)
+    members.exchanges[stuck].serve = hang
+    current = members.round()
+    tasks = [asyncio.ensure_future(members.take_part(peer, current)) for peer in members.peers]
+    await asyncio.sleep(60.0)
+    for peer in others:
+        trouble = members.exchanges[peer].trouble
+        assert trouble is not None and [(late.peer, late.owes) for late in trouble.late] == [(stuck, True)]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -8,7 +8,8 @@ import pytest
 
 from swarmnet.messages import MAX_FIGURES, Busy, Evaluation, History, HistoryRequest, StepFigures
 from swarmnet.net.history import ANSWERS_PER_S, KEPT_STEPS, HistoryBook
-from swarmnet.simulate.clock import VirtualLoop
+
+pytestmark = pytest.mark.virtual_time
 
 
 def figures(step: int, loss: float = 1.0, at: float = 0.0) -> StepFigures:
@@ -49,18 +50,14 @@ def test_evaluations_are_by_version_and_the_later_word_counts() -> None:
     assert made.since(5, now=0.0) == History((), (Evaluation(10, 4.5),))
 
 
-def test_all_who_ask_share_so_many_answers_a_second() -> None:
+async def test_all_who_ask_share_so_many_answers_a_second() -> None:
     made = book(0)
 
     async def ask(times: int) -> list[object]:
         return [answer for _ in range(times) async for answer in made.serve(HistoryRequest(0))]
 
-    async def story() -> None:
-        answers = await ask(100)
-        busy = [answer for answer in answers if isinstance(answer, Busy)]
-        assert len(busy) == 60 and busy[0].retry_after_s == pytest.approx(1 / ANSWERS_PER_S)
-        await asyncio.sleep(1.0)
-        assert sum(isinstance(answer, History) for answer in await ask(100)) == ANSWERS_PER_S
-
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        runner.run(story())
+    answers = await ask(100)
+    busy = [answer for answer in answers if isinstance(answer, Busy)]
+    assert len(busy) == 60 and busy[0].retry_after_s == pytest.approx(1 / ANSWERS_PER_S)
+    await asyncio.sleep(1.0)
+    assert sum(isinstance(answer, History) for answer in await ask(100)) == ANSWERS_PER_S

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import grpc
@@ -24,14 +23,8 @@ class Stream:
         self.written += bool(data)
 
 
-def test_a_last_word_that_cannot_be_written_is_left_unsaid() -> None:
-    async def story() -> None:
-        stream: Any
-        for stream, written in (
-            (Stream(), 1),
-            (Stream(grpc.aio.InternalError("GRPC_CALL_ERROR_TOO_MANY_OPERATIONS")), 0),
-        ):
-            await _last_word(stream, Rejected(RejectCode.MALFORMED, "no message"))
-            assert stream.written == written
-
-    asyncio.run(story())
+async def test_a_last_word_that_cannot_be_written_is_left_unsaid() -> None:
+    stream: Any
+    for stream, written in ((Stream(), 1), (Stream(grpc.aio.InternalError("GRPC_CALL_ERROR_TOO_MANY_OPERATIONS")), 0)):
+        await _last_word(stream, Rejected(RejectCode.MALFORMED, "no message"))
+        assert stream.written == written

@@ -5,28 +5,30 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from scripted import NextReplicas, ScriptedTransport, on_virtual_time
-from test_caller import CHECK, PAYLOAD, REQUEST, gradient
-from test_execution import Scene, inputs, payload, scene
+from test_caller import CHECK, PAYLOAD, REQUEST, NextReplicas, gradient
+from test_execution import inputs, payload, scene
 
 from swarmnet.ids import PeerId
 from swarmnet.messages import Busy, Fetch, Fetched, Gradient, MovedTo, Process
 from swarmnet.pipeline.caller import Caller
 from swarmnet.pipeline.router import AdaptiveTimeout, Router
+from swarmnet.testing.doubles import FakeTransport, run_virtual
 from swarmnet.transport import ReadPayload, layout_of
+
+pytestmark = pytest.mark.virtual_time
 
 
 def call(leaving: set[str], **peers) -> tuple[list[str], list[str]]:
     """(whom one microbatch was sent to, whom it had to leave) when these candidates are leaving."""
-    transport = ScriptedTransport(**peers)
+    transport = FakeTransport(**peers)
     stage = NextReplicas(dict.fromkeys(map(PeerId, peers), 0), frozenset(map(PeerId, leaving)))
 
     async def main() -> None:
         caller = Caller(transport, Router(AdaptiveTimeout()), stage, CHECK)
         assert await caller.process(REQUEST, PAYLOAD) == gradient()
 
-    on_virtual_time(main())
-    return [str(peer) for peer, _, _ in transport.calls], [str(peer) for peer, _ in stage.rerouted_from]
+    run_virtual(main())
+    return transport.asked, [peer for peer, _ in stage.rerouted_from]
 
 
 def answers(request: Process) -> Gradient:
@@ -55,8 +57,9 @@ def test_an_owner_that_is_leaving_is_followed_and_not_hedged() -> None:
 
 
 @pytest.mark.parametrize("purpose", ["train", "eval"])
-def test_it_begins_nothing_new_and_says_when_to_come_back(purpose: str) -> None:
-    async def act(here: Scene) -> None:
+async def test_it_begins_nothing_new_and_says_when_to_come_back(purpose: str) -> None:
+    async with scene(1) as here:
+
         async def unread() -> tuple[()]:
             raise AssertionError("the payload is not read")
 
@@ -70,11 +73,9 @@ def test_it_begins_nothing_new_and_says_when_to_come_back(purpose: str) -> None:
         here.execution.leaving = False
         assert isinstance(await here.ask(5, payload(1)), Gradient)
 
-    scene(1, act)
 
-
-def test_what_is_at_work_is_finished_and_answered_to_everybody_who_attaches() -> None:
-    async def act(here: Scene) -> None:
+async def test_what_is_at_work_is_finished_and_answered_to_everybody_who_attaches() -> None:
+    async with scene(1) as here:
         first = asyncio.ensure_future(here.ask(0, payload(1)))
         await asyncio.sleep(0.01)
         here.execution.leaving = True
@@ -85,14 +86,10 @@ def test_what_is_at_work_is_finished_and_answered_to_everybody_who_attaches() ->
         found = [answer async for answer in here.execution.fetch(Fetch(0, 1, 0, "gradient", cached=True))]
         assert isinstance(found[-1], Fetched)
 
-    scene(1, act)
 
-
-def test_who_waits_at_the_door_is_turned_away_too() -> None:
-    async def act(here: Scene) -> None:
+async def test_who_waits_at_the_door_is_turned_away_too() -> None:
+    async with scene(1) as here:
         calls = [asyncio.ensure_future(here.ask(index, payload(1))) for index in range(3)]  # two slots
         await asyncio.sleep(0.01)
         here.execution.leaving = True
         assert [type(await call) for call in calls] == [Gradient, Gradient, Busy]
-
-    scene(1, act)

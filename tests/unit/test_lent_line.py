@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.net.traffic import LentLine
-from swarmnet.simulate.clock import VirtualLoop
+from swarmnet.testing.doubles import run_virtual
+
+pytestmark = pytest.mark.virtual_time
 
 PIECE = 2_000_000
-
-
-def on_virtual_time(main: Callable[[], Awaitable[None]]) -> None:
-    loop = VirtualLoop()
-    asyncio.set_event_loop(loop)
-    try:
-        loop.run_until_complete(main())
-    finally:
-        asyncio.set_event_loop(None)
-        loop.close()
 
 
 async def pieces(line: LentLine, count: int, size: int = PIECE) -> None:
@@ -32,14 +23,11 @@ async def pieces(line: LentLine, count: int, size: int = PIECE) -> None:
 
 
 @pytest.mark.parametrize("streams", [1, 8])
-def test_tensors_keep_to_what_is_lent(streams: int) -> None:
-    async def main() -> None:
-        line, now = LentLine(), asyncio.get_running_loop().time
-        line.lend(1_000_000)
-        await asyncio.gather(*(pieces(line, 48 // streams) for _ in range(streams)))
-        assert 0.9 < line.total / 1_000_000 / (now() + PIECE / 1_000_000) < 1.1
-
-    on_virtual_time(main)
+async def test_tensors_keep_to_what_is_lent(streams: int) -> None:
+    line, now = LentLine(), asyncio.get_running_loop().time
+    line.lend(1_000_000)
+    await asyncio.gather(*(pieces(line, 48 // streams) for _ in range(streams)))
+    assert 0.9 < line.total / 1_000_000 / (now() + PIECE / 1_000_000) < 1.1
 
 
 @given(st.lists(st.tuples(st.floats(0, 5), st.integers(1, 3_000_000), st.booleans()), min_size=1, max_size=30))
@@ -62,43 +50,34 @@ def test_no_stretch_carries_more_than_is_lent_and_a_piece(script: list[tuple[flo
             held_back = [size for (_, size), (_, _, control) in zip(crossed, script, strict=True) if control]
             assert passed <= rate * (crossed[until][0] - began) + 3_000_000 + sum(held_back) + 1
 
-    on_virtual_time(main)
+    run_virtual(main())
 
 
-def test_tensors_wait_for_what_control_messages_took() -> None:
-    async def main() -> None:
-        line, now = LentLine(), asyncio.get_running_loop().time
-        line.lend(1_000_000)
-        line.spend(3_000_000)
-        assert now() == 0.0
-        await line.turn()
-        assert now() == pytest.approx(3.0)
-
-    on_virtual_time(main)
+async def test_tensors_wait_for_what_control_messages_took() -> None:
+    line, now = LentLine(), asyncio.get_running_loop().time
+    line.lend(1_000_000)
+    line.spend(3_000_000)
+    assert now() == 0.0
+    await line.turn()
+    assert now() == pytest.approx(3.0)
 
 
-def test_a_change_reaches_those_who_wait_already() -> None:
-    async def main() -> None:
-        line, now = LentLine(), asyncio.get_running_loop().time
-        line.lend(1_000)
-        waiting = asyncio.ensure_future(pieces(line, 2))
-        await asyncio.sleep(1.0)
-        line.lend(1_000_000)
-        await waiting
-        assert now() == pytest.approx(1.0 + (PIECE - 1_000) / 1_000_000)
-        line.lend(0)
-        await pieces(line, 100)
-        assert now() == pytest.approx(1.0 + (PIECE - 1_000) / 1_000_000), "all of the line is lent again"
-
-    on_virtual_time(main)
+async def test_a_change_reaches_those_who_wait_already() -> None:
+    line, now = LentLine(), asyncio.get_running_loop().time
+    line.lend(1_000)
+    waiting = asyncio.ensure_future(pieces(line, 2))
+    await asyncio.sleep(1.0)
+    line.lend(1_000_000)
+    await waiting
+    assert now() == pytest.approx(1.0 + (PIECE - 1_000) / 1_000_000)
+    line.lend(0)
+    await pieces(line, 100)
+    assert now() == pytest.approx(1.0 + (PIECE - 1_000) / 1_000_000), "all of the line is lent again"
 
 
-def test_silence_gives_no_credit() -> None:
-    async def main() -> None:
-        line, now = LentLine(), asyncio.get_running_loop().time
-        line.lend(1_000_000)
-        await asyncio.sleep(3600.0)
-        await pieces(line, 3)
-        assert now() == pytest.approx(3604.0)
-
-    on_virtual_time(main)
+async def test_silence_gives_no_credit() -> None:
+    line, now = LentLine(), asyncio.get_running_loop().time
+    line.lend(1_000_000)
+    await asyncio.sleep(3600.0)
+    await pieces(line, 3)
+    assert now() == pytest.approx(3604.0)

@@ -14,7 +14,7 @@ from swarmnet.errors import BadMessage
 from swarmnet.net.grpc_link import PING_S, Link, Probe, Refusals
 from swarmnet.net.grpc_options import GrpcConfig
 from swarmnet.net.traffic import LentLine
-from swarmnet.simulate.clock import VirtualLoop
+from swarmnet.testing.doubles import run_virtual
 from swarmnet.wire.convert import NONCE_BYTES, Pong
 
 
@@ -72,8 +72,7 @@ def test_a_link_is_tried_again_ever_more_slowly_and_soon_after_it_was_open(monke
         with contextlib.suppress(StopAsyncIteration, RuntimeError):
             await link.run()
 
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        runner.run(story())
+    run_virtual(story())
     gaps = [after - before for before, after in itertools.pairwise(tried_at)]
     for number, gap in enumerate(gaps[:12]):
         assert 0.5 * min(0.05 * 2**number, 3.0) <= gap <= min(0.05 * 2**number, 3.0)

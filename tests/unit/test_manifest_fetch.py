@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
 
 import pytest
 from hypothesis import given
@@ -13,9 +12,10 @@ from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCo
 from swarmnet.ids import PeerId
 from swarmnet.manifest.file import override, run_id, to_toml
 from swarmnet.manifest.schema import Manifest
-from swarmnet.messages import Accepted, Answer, Busy, ManifestData, ManifestRequest, Packed, Rejected, Request, Running
+from swarmnet.messages import Accepted, Answer, Busy, ManifestData, ManifestRequest, Rejected, Running
 from swarmnet.peer import joining
 from swarmnet.peer.joining import fetch_manifest, genuine
+from swarmnet.testing.doubles import FakeTransport, Script, in_turn
 
 MANIFEST = Manifest(name="genuine")
 RUN = run_id(MANIFEST)
@@ -35,41 +35,15 @@ SAYS: dict[str, Answer | Exception | None] = {
 }
 
 
-class Scripted:
-    """A transport on which every peer says what its name stands for."""
-
-    def __init__(self) -> None:
-        self.asked: list[PeerId] = []
-
-    def says(self, peer: PeerId) -> Answer | Exception | None:
-        return SAYS[peer]
-
-    def tell(self, peer, message) -> None:
-        raise AssertionError("nothing to tell")
-
-    async def call(
-        self, peer: PeerId, request: Request, payload: tuple[Packed, ...] = (), *, deadline: float
-    ) -> AsyncGenerator[Answer, None]:
-        assert request == ManifestRequest() and not payload
-        self.asked.append(peer)
-        yield Accepted()
-        match self.says(peer):
-            case None:
-                await asyncio.Event().wait()
-            case Exception() as error:
-                raise error
-            case answer:
-                yield answer
-
-
-def fetch(*peers: str) -> tuple[Manifest | None, list[PeerId], dict[str, SwarmError]]:
-    transport, failures = Scripted(), {}
+def fetch(*peers: str, **says: Script) -> tuple[Manifest | None, list[PeerId], dict[str, SwarmError]]:
+    transport, failures = FakeTransport(lambda peer, request: [Accepted(), SAYS[peer]], **says), {}
 
     async def whom() -> list[PeerId]:
         return [PeerId(peer) for peer in peers if peer != "late" or transport.asked]
 
     on_failure = lambda peer, error: failures.update({peer: error})  # noqa: E731
     found = asyncio.run(fetch_manifest(transport, RUN, whom, on_failure=on_failure))
+    assert {request for _, request in transport.requests} <= {ManifestRequest()} and not any(transport.payloads)
     return found, transport.asked, failures
 
 
@@ -105,10 +79,7 @@ def test_who_is_busy_is_asked_again_and_not_accused(monkeypatch: pytest.MonkeyPa
     assert found is None and asked == ["busy", "dead", *["busy"] * (joining._ROUNDS - 1)]
     assert isinstance(failures["busy"], PeerTimeout) and "busy with other newcomers" in str(failures["busy"])
 
-    said = iter([Busy(1.0, version=-1), Busy(1.0, version=-1), SAYS["honest"]])
-    monkeypatch.setitem(SAYS, "in a moment", None)
-    monkeypatch.setattr(Scripted, "says", lambda self, peer: next(said))
-    assert fetch("in a moment")[0] == MANIFEST
+    assert fetch("soon", soon=in_turn(SAYS["busy"], SAYS["busy"], SAYS["honest"]))[0] == MANIFEST
 
 
 def test_nobody_has_it() -> None:

@@ -10,8 +10,7 @@ import socket
 import urllib.error
 import urllib.request
 from pathlib import Path
-from types import SimpleNamespace
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -171,18 +170,14 @@ def test_an_answer_that_fails_is_said_here_and_in_the_log(caplog: pytest.LogCapt
     assert [(each.getMessage(), each.exc_info is not None) for each in caplog.records] == [("request_failed", True)]
 
 
-def test_a_loop_that_does_not_answer_is_not_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_loop_that_does_not_answer_is_not_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(web, "ANSWER_S", 0.05)
-
-    async def main() -> None:
-        with serve_metrics("0", peer(), Traffic()) as at:
-            for path in ("/healthz", "/readyz", "/metrics"):
-                assert get(at + path) == (503, "the peer does not answer\n")  # this thread is the loop's: it waits here
-
-    asyncio.run(main())
+    with serve_metrics("0", peer(), Traffic()) as at:
+        for path in ("/healthz", "/readyz", "/metrics"):
+            assert get(at + path) == (503, "the peer does not answer\n")  # this thread is the loop's: it waits here
 
 
-def test_who_holds_connections_takes_no_more_than_a_few_and_loses_them(
+async def test_who_holds_connections_takes_no_more_than_a_few_and_loses_them(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(web, "MOST_CONNECTIONS", 2)
@@ -197,14 +192,11 @@ def test_who_holds_connections_takes_no_more_than_a_few_and_loses_them(
                 assert each.recv(1) == b""
             each.close()
 
-    async def main() -> None:
-        with serve_metrics("0", peer(), Traffic()) as at:
-            await asyncio.to_thread(hold, at)
-            while (answer := await asyncio.to_thread(_tried, at)) is None:  # noqa: ASYNC110  (its last thread ends)
-                await asyncio.sleep(0)
-            assert answer == (200, "ok\n")
-
-    asyncio.run(main())
+    with serve_metrics("0", peer(), Traffic()) as at:
+        await asyncio.to_thread(hold, at)
+        while (answer := await asyncio.to_thread(_tried, at)) is None:  # noqa: ASYNC110  (its last thread ends)
+            await asyncio.sleep(0)
+        assert answer == (200, "ok\n")
     assert capfd.readouterr().err == ""
 
 
@@ -220,17 +212,14 @@ def test_it_listens_where_it_was_told(where: str) -> None:
     assert asked("/readyz", peer(), where=where)[0] == 200
 
 
-def test_a_port_that_is_taken_is_said_in_a_line() -> None:
-    async def main() -> None:
-        with serve_metrics("0", peer(), Traffic()) as at:
-            port = at.rpartition(":")[2]
-            with pytest.raises(UsageError, match=f"--metrics {port}: cannot listen at .*:{port} .*: choose another"):
-                with serve_metrics(port, peer(), Traffic()):
-                    pass
-        with serve_metrics(port, peer(), Traffic()) as again:  # free as soon as the other has ended
-            assert again == at
-
-    asyncio.run(main())
+async def test_a_port_that_is_taken_is_said_in_a_line() -> None:
+    with serve_metrics("0", peer(), Traffic()) as at:
+        port = at.rpartition(":")[2]
+        with pytest.raises(UsageError, match=f"--metrics {port}: cannot listen at .*:{port} .*: choose another"):
+            with serve_metrics(port, peer(), Traffic()):
+                pass
+    with serve_metrics(port, peer(), Traffic()) as again:  # free as soon as the other has ended
+        assert again == at
 
 
 @pytest.mark.parametrize("text", ["", "x", ":9100", "host:", "70000", "host:x"])

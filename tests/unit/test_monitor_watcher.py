@@ -40,8 +40,8 @@ from swarmnet.net.admission import Admissions
 from swarmnet.net.identity import Identity
 from swarmnet.peer.status import Observer, Waiting
 from swarmnet.peer.swarm_health import assess
-from swarmnet.simulate.clock import VirtualLoop
 from swarmnet.telemetry.spans import StepTimes
+from swarmnet.testing.doubles import run_virtual
 
 RUN = RunId("ab" * 32)
 Answering = Callable[[HistoryRequest], Answer]
@@ -114,8 +114,7 @@ def watch(
         finally:
             watcher.close()
 
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        return runner.run(story())
+    return run_virtual(story())
 
 
 def said(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:

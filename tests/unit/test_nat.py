@@ -125,42 +125,33 @@ def at(hole: Hole) -> tuple[str, int]:
     return "127.0.0.1", hole.port
 
 
-def test_two_that_dial_each_other_have_one_connection() -> None:
-    async def scene() -> None:
-        with Hole() as one, Hole() as other:
-            first, second = await asyncio.gather(
-                punch(one, [at(other)], mine=ONE, theirs=TWO, decides=True),
-                punch(other, [at(one)], mine=TWO, theirs=ONE, decides=False),
-            )
-        with first, second:
-            assert first.getpeername() == second.getsockname() and second.getpeername() == first.getsockname()
-
-    asyncio.run(scene())
+async def test_two_that_dial_each_other_have_one_connection() -> None:
+    with Hole() as one, Hole() as other:
+        first, second = await asyncio.gather(
+            punch(one, [at(other)], mine=ONE, theirs=TWO, decides=True),
+            punch(other, [at(one)], mine=TWO, theirs=ONE, decides=False),
+        )
+    with first, second:
+        assert first.getpeername() == second.getsockname() and second.getpeername() == first.getsockname()
 
 
-def test_one_that_is_not_expected_is_not_taken_for_the_peer() -> None:
-    async def scene() -> None:
-        with Hole() as one, Hole() as other:
-            results = await asyncio.gather(
-                punch(one, [at(other)], mine=ONE, theirs=TWO, decides=True, limit_s=0.3),
-                punch(other, [at(one)], mine=b"3" * 16, theirs=ONE, decides=False, limit_s=0.3),
-                return_exceptions=True,
-            )
-        assert all(isinstance(result, PeerGone) for result in results), results
-
-    asyncio.run(scene())
+async def test_one_that_is_not_expected_is_not_taken_for_the_peer() -> None:
+    with Hole() as one, Hole() as other:
+        results = await asyncio.gather(
+            punch(one, [at(other)], mine=ONE, theirs=TWO, decides=True, limit_s=0.3),
+            punch(other, [at(one)], mine=b"3" * 16, theirs=ONE, decides=False, limit_s=0.3),
+            return_exceptions=True,
+        )
+    assert all(isinstance(result, PeerGone) for result in results), results
 
 
-def test_who_refuses_is_dialled_a_few_times_and_who_listens_late_is_reached() -> None:
-    async def scene() -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            nobody = free.getsockname()
-        with Hole() as one, Hole() as other:
-            late = asyncio.create_task(punch(one, [nobody, at(other)], mine=ONE, theirs=TWO, decides=True))
-            await asyncio.sleep(0)
-            second = await punch(other, [], mine=TWO, theirs=ONE, decides=False)
-            with second, await late:
-                pass
-
-    asyncio.run(scene())
+async def test_who_refuses_is_dialled_a_few_times_and_who_listens_late_is_reached() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        nobody = free.getsockname()
+    with Hole() as one, Hole() as other:
+        late = asyncio.create_task(punch(one, [nobody, at(other)], mine=ONE, theirs=TWO, decides=True))
+        await asyncio.sleep(0)
+        second = await punch(other, [], mine=TWO, theirs=ONE, decides=False)
+        with second, await late:
+            pass

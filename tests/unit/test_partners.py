@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import pytest
@@ -20,13 +20,15 @@ from swarmnet.averaging.grid import random_groups
 from swarmnet.errors import BadMessage, PeerGone
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.manifest.schema import Averaging, Cut, Manifest, Model, Numerics, Training
-from swarmnet.messages import Answer, Commit, Packed, Part, PartData, Request, Round, Stamp
+from swarmnet.messages import Answer, Commit, Part, PartData, Round, Stamp
 from swarmnet.ranks.device_backend import DeviceBackend
-from swarmnet.simulate.clock import VirtualLoop
 from swarmnet.stage.seams import Contribution
 from swarmnet.sums.local_sum import LocalSum
 from swarmnet.sums.references import TURNS
+from swarmnet.testing.doubles import FakeTransport, run_virtual
 from swarmnet.wire import codecs
+
+pytestmark = pytest.mark.virtual_time
 
 CPU, TOKENS, BALLOT = torch.device("cpu"), 8, Ballot(1, PeerId("p0"))
 MODEL = Model(hidden_size=8, intermediate_size=8, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=8, vocab_size=64)
@@ -72,19 +74,14 @@ class Swarm:
             jobs: Any = JobsAtOnce()
             counted: Any = self.counted[peer]
             self.sums[peer] = LocalSum(jobs, state, counted, device=CPU)
+        transport = FakeTransport(self.serve)
         self.exchanges = {
-            peer: Exchange(ExchangeContext(peer, self.sums[peer], self, num_tokens=TOKENS)) for peer in self.peers
+            peer: Exchange(ExchangeContext(peer, self.sums[peer], transport, num_tokens=TOKENS)) for peer in self.peers
         }
         self.sent: dict[PeerId, set[str]] = {}
         self.size = averaging.get("group_size", 2)
 
-    def tell(self, peer: PeerId, message: object) -> None:
-        raise AssertionError("nothing is told")
-
-    async def call(
-        self, peer: PeerId, request: Request, payload: tuple[Packed, ...] = (), *, deadline: float
-    ) -> AsyncGenerator[Answer, None]:
-        assert isinstance(request, Part)
+    async def serve(self, peer: PeerId, request: Part) -> AsyncGenerator[Answer, None]:
         async for answer in self.exchanges[peer].serve(request):
             await asyncio.sleep(self.rng.random() / 100)
             if self.rng.random() < self.breaks:
@@ -147,11 +144,6 @@ class Swarm:
         self.step_number += 1
 
 
-def play(story: Callable[[], Any]) -> None:
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        runner.run(story())
-
-
 def together(swarm: Swarm, groups: Sequence[Sequence[PeerId]]) -> None:
     """Everybody holds what its group does, bit by bit."""
     for first, *others in groups:
@@ -160,61 +152,49 @@ def together(swarm: Swarm, groups: Sequence[Sequence[PeerId]]) -> None:
 
 @pytest.mark.parametrize("codec", ["int8", "nf4"])
 @pytest.mark.parametrize("breaks", [0.0, 0.2])
-def test_differences_travel_from_the_first_outer_step_on(codec: str, breaks: float) -> None:
+async def test_differences_travel_from_the_first_outer_step_on(codec: str, breaks: float) -> None:
     swarm, plain = Swarm(5, codec=codec, breaks=breaks), Swarm(5, codec="fp32")
-
-    async def story() -> None:
-        for number in range(2 * TURNS + 2):
-            groups = swarm.groups
-            await swarm.step()
-            await plain.step()
-            assert {each for sent in swarm.sent.values() for each in sent} == ({codec} if number else set())
-            if number:
-                together(swarm, groups)
-        for peer in swarm.peers:
-            error = torch.linalg.vector_norm(swarm.slow(peer) - plain.slow(peer))
-            assert error < (0.001 if codec == "int8" else 0.02) * torch.linalg.vector_norm(plain.slow(peer))
-
-    play(story)
+    for number in range(2 * TURNS + 2):
+        groups = swarm.groups
+        await swarm.step()
+        await plain.step()
+        assert {each for sent in swarm.sent.values() for each in sent} == ({codec} if number else set())
+        if number:
+            together(swarm, groups)
+    for peer in swarm.peers:
+        error = torch.linalg.vector_norm(swarm.slow(peer) - plain.slow(peer))
+        assert error < (0.001 if codec == "int8" else 0.02) * torch.linalg.vector_norm(plain.slow(peer))
 
 
-def test_groups_of_a_few_do_as_pairs_do() -> None:
+async def test_groups_of_a_few_do_as_pairs_do() -> None:
     swarm = Swarm(9, partners="groups", group_size=3)
-
-    async def story() -> None:
-        for number in range(TURNS + 2):
-            groups = swarm.groups
-            await swarm.step()
-            assert not number or [len(group) for group in groups] == [3, 3, 3]
-            if number:
-                together(swarm, groups)
-                assert set().union(*swarm.sent.values()) == {"int8"}
-
-    play(story)
+    for number in range(TURNS + 2):
+        groups = swarm.groups
+        await swarm.step()
+        assert not number or [len(group) for group in groups] == [3, 3, 3]
+        if number:
+            together(swarm, groups)
+            assert set().union(*swarm.sent.values()) == {"int8"}
 
 
 @pytest.mark.parametrize("what", ["restarted", "another reference"])
-def test_who_has_lost_its_references_makes_its_group_send_whole_vectors_once_in_each_turn(what: str) -> None:
+async def test_who_has_lost_its_references_makes_its_group_send_whole_vectors_once_in_each_turn(what: str) -> None:
     swarm = Swarm(4)
     lost = swarm.peers[2]
-
-    async def story() -> None:
-        for _ in range(TURNS + 2):
-            await swarm.step()
-        if what == "restarted":
-            swarm.sums[lost].changed()
-        else:
-            for held in swarm.sums[lost]._references._agreed.values():
-                held[0] += 1
-        for number in range(2 * TURNS):
-            groups = swarm.groups
-            await swarm.step()
-            together(swarm, groups)
-            whole = {peer for peer, sent in swarm.sent.items() if sent == {"fp16"}}
-            assert whole == ({peer for group in groups for peer in group if lost in group} if number < TURNS else set())
-            assert all(sent == {"int8"} for peer, sent in swarm.sent.items() if peer not in whole)
-
-    play(story)
+    for _ in range(TURNS + 2):
+        await swarm.step()
+    if what == "restarted":
+        swarm.sums[lost].changed()
+    else:
+        for held in swarm.sums[lost]._references._agreed.values():
+            held[0] += 1
+    for number in range(2 * TURNS):
+        groups = swarm.groups
+        await swarm.step()
+        together(swarm, groups)
+        whole = {peer for peer, sent in swarm.sent.items() if sent == {"fp16"}}
+        assert whole == ({peer for group in groups for peer in group if lost in group} if number < TURNS else set())
+        assert all(sent == {"int8"} for peer, sent in swarm.sent.items() if peer not in whole)
 
 
 @settings(max_examples=6, deadline=None)
@@ -236,55 +216,47 @@ def test_whatever_anybody_has_missed_partners_agree_and_agree_on_their_mean(num:
             for group, mean in zip(groups, means, strict=True):
                 assert torch.linalg.vector_norm(swarm.slow(group[0]) - mean) < 0.002 * torch.linalg.vector_norm(mean)
 
-    play(story)
+    run_virtual(story())
 
 
 # ---------------------------------------------------------------- what partners send
 
 
 @pytest.mark.parametrize("reducer", ["sum", "norm_clip"])
-def test_a_difference_to_what_is_not_here_is_refused_or_left_out_and_its_sender_named(reducer: str) -> None:
+async def test_a_difference_to_what_is_not_here_is_refused_or_left_out_and_its_sender_named(reducer: str) -> None:
     swarm = Swarm(2, reducer=reducer)
     me, other = swarm.peers
-
-    async def story() -> None:
-        for _ in range(TURNS + 1):
-            await swarm.step()
-        sums, size = swarm.sums[me], swarm.sums[me].num_elements
-        sums.changed()
-        await sums.open_round(RoundId(BALLOT, 99))
-        await sums.open_sum()
-        own = Contribution(me, 1, await sums.contribution(0, size, sums.reference))
-        assert (sums.reference, own.packed.codec) == (b"", "fp16")
-        for wrong in ("int8", "fp32"):
-            packed = codecs.encode(wrong, torch.zeros(size))
-            with pytest.raises(BadMessage):
-                await sums.put(0, packed)
-            if reducer == "sum":
-                with pytest.raises(BadMessage) as refused:
-                    await sums.reduce([own, Contribution(other, 1, packed)], 0, size)
-                assert refused.value.facts["peer"] == other
-            else:
-                reduced = await sums.reduce([own, Contribution(other, 1, packed)], 0, size)
-                assert [(each.peer, each.factor) for each in reduced.clipped] == [(other, 0.0)]
-                torch.testing.assert_close(codecs.decode(reduced.packed), codecs.decode(own.packed), rtol=0, atol=1e-6)
-
-    play(story)
+    for _ in range(TURNS + 1):
+        await swarm.step()
+    sums, size = swarm.sums[me], swarm.sums[me].num_elements
+    sums.changed()
+    await sums.open_round(RoundId(BALLOT, 99))
+    await sums.open_sum()
+    own = Contribution(me, 1, await sums.contribution(0, size, sums.reference))
+    assert (sums.reference, own.packed.codec) == (b"", "fp16")
+    for wrong in ("int8", "fp32"):
+        packed = codecs.encode(wrong, torch.zeros(size))
+        with pytest.raises(BadMessage):
+            await sums.put(0, packed)
+        if reducer == "sum":
+            with pytest.raises(BadMessage) as refused:
+                await sums.reduce([own, Contribution(other, 1, packed)], 0, size)
+            assert refused.value.facts["peer"] == other
+        else:
+            reduced = await sums.reduce([own, Contribution(other, 1, packed)], 0, size)
+            assert [(each.peer, each.factor) for each in reduced.clipped] == [(other, 0.0)]
+            torch.testing.assert_close(codecs.decode(reduced.packed), codecs.decode(own.packed), rtol=0, atol=1e-6)
 
 
-def test_codes_of_a_partner_move_nobody_further_than_their_scales_say() -> None:
+async def test_codes_of_a_partner_move_nobody_further_than_their_scales_say() -> None:
     swarm = Swarm(2)
     me, other = swarm.peers
-
-    async def story() -> None:
-        for _ in range(TURNS + 1):
-            await swarm.step()
-        sums, size = swarm.sums[me], swarm.sums[me].num_elements
-        await sums.open_round(RoundId(BALLOT, 99))
-        own = Contribution(me, 1, await sums.contribution(0, size, sums.reference))
-        lie = Contribution(other, 1, codecs.encode("int8", torch.full((size,), 1e30)))
-        with pytest.raises(BadMessage) as refused:
-            await sums.reduce([own, lie], 0, size)
-        assert refused.value.facts["peer"] == other, "larger than any gradient"
-
-    play(story)
+    for _ in range(TURNS + 1):
+        await swarm.step()
+    sums, size = swarm.sums[me], swarm.sums[me].num_elements
+    await sums.open_round(RoundId(BALLOT, 99))
+    own = Contribution(me, 1, await sums.contribution(0, size, sums.reference))
+    lie = Contribution(other, 1, codecs.encode("int8", torch.full((size,), 1e30)))
+    with pytest.raises(BadMessage) as refused:
+        await sums.reduce([own, lie], 0, size)
+    assert refused.value.facts["peer"] == other, "larger than any gradient"

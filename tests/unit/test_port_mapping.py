@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from typing import Any
 
 import pytest
@@ -102,25 +102,22 @@ def _soap(body: str, status: int = 200) -> web.Response:
     return web.Response(text=text, status=status, content_type="text/xml")
 
 
-def beside(box: Box, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Do the work while the box runs."""
-
-    async def scene() -> None:
-        app = web.Application()
-        app.router.add_get("/", _xml(DEVICE))
-        app.router.add_get("/scpd", _xml(_description()))
-        app.router.add_post("/control", box.control)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        box.port = runner.addresses[0][1]
-        try:
-            await work()
-        finally:
-            await runner.cleanup()
-
-    asyncio.run(scene())
+@contextlib.asynccontextmanager
+async def running(box: Box) -> AsyncIterator[None]:
+    """The box answers."""
+    app = web.Application()
+    app.router.add_get("/", _xml(DEVICE))
+    app.router.add_get("/scpd", _xml(_description()))
+    app.router.add_post("/control", box.control)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    box.port = runner.addresses[0][1]
+    try:
+        yield
+    finally:
+        await runner.cleanup()
 
 
 def _xml(text: str) -> Callable[[web.Request], Coroutine[Any, Any, web.Response]]:
@@ -135,17 +132,14 @@ def anywhere(_: str) -> bool:
     return True
 
 
-def test_a_port_is_mapped_renewed_and_given_back() -> None:
+async def test_a_port_is_mapped_renewed_and_given_back() -> None:
     box = Box()
-
-    async def work() -> None:
+    async with running(box):
         async with mapped_ports(
             "192.168.1.2", [4711], ME, routers=box.found, may_call=anywhere, renew_s=0.01
         ) as outside:
             assert str(outside[4711]) == f"/ip4/44.0.0.9/tcp/4711/p2p/{ME}"
             await box.mapped_thrice.wait()
-
-    beside(box, work)
     first = box.mappings()[0]
     assert (first["ExternalPort"], first["InternalPort"], first["InternalClient"]) == ("4711", "4711", "192.168.1.2")
     assert (first["Protocol"], first["RemoteHost"], int(first["LeaseDuration"])) == ("TCP", "", port_mapping.LEASE_S)
@@ -154,28 +148,25 @@ def test_a_port_is_mapped_renewed_and_given_back() -> None:
 
 
 @pytest.mark.parametrize(("refused", "mapped"), [((), [4711, 4712]), ((None, 501), [4711]), ((501,), [])])
-def test_others_are_mapped_where_the_router_will_and_the_first_one_is(
+async def test_others_are_mapped_where_the_router_will_and_the_first_one_is(
     refused: tuple[int | None, ...], mapped: list[int]
 ) -> None:
     box = Box(refuses=refused)
 
-    async def work() -> None:
-        async with mapped_ports("192.168.1.2", [4711, 4712], ME, routers=box.found, may_call=anywhere) as outside:
-            assert [(port, at.port) for port, at in outside.items()] == [(port, port) for port in mapped]
-
-    beside(box, work)
+    async with (
+        running(box),
+        mapped_ports("192.168.1.2", [4711, 4712], ME, routers=box.found, may_call=anywhere) as outside,
+    ):
+        assert [(number, at.port) for number, at in outside.items()] == [(number, number) for number in mapped]
     given_back = [words["ExternalPort"] for action, words in box.asked if action == "DeletePortMapping"]
     assert given_back == [str(port) for port in mapped]
 
 
-def test_a_port_that_is_taken_gives_way_and_leases_without_end_are_taken() -> None:
+async def test_a_port_that_is_taken_gives_way_and_leases_without_end_are_taken() -> None:
     box = Box(refuses=(718, 725))
-
-    async def work() -> None:
+    async with running(box):
         async with mapped_ports("192.168.1.2", [4711], ME, routers=box.found, may_call=anywhere) as outside:
             assert outside[4711].port == int(box.mappings()[-1]["ExternalPort"]) != 4711
-
-    beside(box, work)
     assert [int(words["LeaseDuration"]) for words in box.mappings()] == [port_mapping.LEASE_S] * 2 + [0]
     assert {words["InternalPort"] for words in box.mappings()} == {"4711"}
 
@@ -183,12 +174,10 @@ def test_a_port_that_is_taken_gives_way_and_leases_without_end_are_taken() -> No
 @pytest.mark.parametrize(
     "box", [Box(outside="100.64.0.7"), Box(outside="nonsense"), Box(refuses=(501,))], ids=["carrier", "nonsense", "no"]
 )
-def test_what_helps_nobody_is_not_announced(box: Box) -> None:
-    async def work() -> None:
+async def test_what_helps_nobody_is_not_announced(box: Box) -> None:
+    async with running(box):
         async with mapped_ports("192.168.1.2", [4711], ME, routers=box.found, may_call=anywhere) as outside:
             assert not outside
-
-    beside(box, work)
 
 
 def test_nobody_is_asked_who_is_not_in_our_own_network() -> None:
@@ -213,10 +202,9 @@ def test_only_hosts_at_home_ask() -> None:
     assert [host for host in hosts if at_home(host)] == ["192.168.1.2", "10.0.0.7"]
 
 
-def test_others_are_told_when_the_outside_changes_and_when_a_lease_is_over() -> None:
+async def test_others_are_told_when_the_outside_changes_and_when_a_lease_is_over() -> None:
     box, said = Box(), asyncio.Queue[Mapping[int, Address]]()
-
-    async def work() -> None:
+    async with running(box):
         start = mapped_ports(
             "192.168.1.2", [4711], ME, routers=box.found, may_call=anywhere, changed=said.put_nowait, renew_s=0.01
         )
@@ -235,18 +223,13 @@ def test_others_are_told_when_the_outside_changes_and_when_a_lease_is_over() -> 
             box.refuses = []
             assert await said.get() == again
 
-    beside(box, work)
 
-
-def test_a_mapping_without_end_that_is_ours_is_kept() -> None:
+async def test_a_mapping_without_end_that_is_ours_is_kept() -> None:
     box = Box(refuses=(718,))
     box.owner = "192.168.1.2"
-
-    async def work() -> None:
+    async with running(box):
         async with mapped_ports("192.168.1.2", [4711], ME, routers=box.found, may_call=anywhere) as outside:
             assert outside[4711].port == 4711
-
-    beside(box, work)
     assert len(box.mappings()) == 1
 
 
@@ -254,7 +237,7 @@ ENDLESS = b"<a>" + b" " * 65536
 
 
 @pytest.mark.parametrize("bad", ["moved", "endless", "deep", "entities"])
-def test_who_is_no_router_costs_neither_memory_nor_time(bad: str) -> None:
+async def test_who_is_no_router_costs_neither_memory_nor_time(bad: str) -> None:
     sent, followed = [], []
 
     async def first(request: web.Request) -> web.StreamResponse:
@@ -278,24 +261,21 @@ def test_who_is_no_router_costs_neither_memory_nor_time(bad: str) -> None:
         followed.append(1)
         return web.Response()
 
-    async def scene() -> None:
-        app = web.Application()
-        app.router.add_get("/", first)
-        app.router.add_get("/scpd", scpd)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
+    app = web.Application()
+    app.router.add_get("/", first)
+    app.router.add_get("/scpd", scpd)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
 
-        async def routers(_: str) -> list[str]:
-            return [f"http://127.0.0.1:{runner.addresses[0][1]}/"]
+    async def routers(_: str) -> list[str]:
+        return [f"http://127.0.0.1:{runner.addresses[0][1]}/"]
 
-        try:
-            async with mapped_ports("192.168.1.2", [4711], ME, routers=routers, may_call=anywhere) as outside:
-                assert not outside
-        finally:
-            await runner.cleanup()
-
-    asyncio.run(scene())
+    try:
+        async with mapped_ports("192.168.1.2", [4711], ME, routers=routers, may_call=anywhere) as outside:
+            assert not outside
+    finally:
+        await runner.cleanup()
     assert 1 <= len(sent) < 200, "it hung up"
     # Deep XML is read within a moment. It describes a router that forwards nothing.
     assert bool(followed) == (bad == "deep")

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
+
+import pytest
 
 from swarmnet.net.traffic import STATE_SHARE, Priority
-from swarmnet.simulate.clock import VirtualLoop
+from swarmnet.testing.doubles import run_virtual
+
+pytestmark = pytest.mark.virtual_time
 
 PIECE = 2 << 20
-
-
-def play(story: Coroutine[Any, Any, float]) -> float:
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        return runner.run(story)
 
 
 async def waited(priority: Priority) -> float:
@@ -23,14 +20,11 @@ async def waited(priority: Priority) -> float:
     return asyncio.get_running_loop().time() - began
 
 
-def test_nobody_waits_for_nothing() -> None:
-    async def story() -> float:
-        priority = Priority()
-        with priority.urgent():
-            pass
-        return await waited(priority)
-
-    assert play(story()) == 0.0
+async def test_nobody_waits_for_nothing() -> None:
+    priority = Priority()
+    with priority.urgent():
+        pass
+    assert await waited(priority) == 0.0
 
 
 def test_beside_what_is_urgent_state_has_a_tenth_of_the_line_however_many_fetch_it() -> None:
@@ -40,7 +34,7 @@ def test_beside_what_is_urgent_state_has_a_tenth_of_the_line_however_many_fetch_
         with priority.urgent():
             return max(await asyncio.gather(*(waited(priority) for _ in range(11))))
 
-    assert abs(play(story()) - 10.0) < 1e-9, "the first one is there at once, the others a second apart"
+    assert abs(run_virtual(story()) - 10.0) < 1e-9, "the first one is there at once, the others a second apart"
 
 
 def test_state_goes_on_when_the_line_rests() -> None:
@@ -58,7 +52,7 @@ def test_state_goes_on_when_the_line_rests() -> None:
             await asyncio.sleep(0)
             return sum([await waited(priority) for _ in range(5)])
 
-    assert abs(play(story()) - 0.4) < 1e-9
+    assert abs(run_virtual(story()) - 0.4) < 1e-9
 
 
 def test_what_the_idle_line_carries_is_not_counted() -> None:
@@ -70,7 +64,7 @@ def test_what_the_idle_line_carries_is_not_counted() -> None:
         with priority.urgent():
             return await waited(priority)
 
-    assert play(story()) == 0.0
+    assert run_virtual(story()) == 0.0
 
 
 def test_whoever_leaves_the_queue_holds_up_nobody() -> None:
@@ -85,4 +79,4 @@ def test_whoever_leaves_the_queue_holds_up_nobody() -> None:
                 task.cancel()
             return await waited(priority)
 
-    assert abs(play(story()) - (1.0 / STATE_SHARE - 1.0)) < 1e-9
+    assert abs(run_virtual(story()) - (1.0 / STATE_SHARE - 1.0)) < 1e-9

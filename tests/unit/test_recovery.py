@@ -6,13 +6,16 @@ import math
 import struct
 
 import pytest
-from scripted import PROOF, OneProof, ScriptedTransport, on_virtual_time
+from test_execution import PROOF, OneProof
 
 from swarmnet.errors import BadMessage, PeerGone, Refused, RejectCode
 from swarmnet.ids import PeerId
-from swarmnet.messages import Fetch, Fetched, Packed, Rejected, Request
+from swarmnet.messages import Accepted, Fetch, Fetched, Packed, Rejected, Request
 from swarmnet.pipeline.inputs import AnswerCheck, InputCheck
 from swarmnet.pipeline.recovery import Recovery
+from swarmnet.testing.doubles import FakeTransport
+
+pytestmark = pytest.mark.virtual_time
 
 LAYOUT = ("fp32", (1, 1, 1))
 
@@ -42,7 +45,7 @@ class Host:
         self._named.append((peer, step, index, error.code))
 
 
-def sources(transport: ScriptedTransport, *peers: str, named: Named | None = None) -> Recovery:
+def sources(transport: FakeTransport, *peers: str, named: Named | None = None) -> Recovery:
     host, check = Host(peers, [] if named is None else named), InputCheck((("int32", (1, 2)), LAYOUT), 8, OneProof())
     return Recovery(transport, 1, host, check=check, answers=AnswerCheck((LAYOUT,), 1))
 
@@ -52,38 +55,28 @@ def cached(request: Request) -> bool:
     return request.cached
 
 
-def test_a_hung_replica_costs_a_second_and_is_asked_to_recompute_last() -> None:
-    async def main() -> None:
-        transport = ScriptedTransport(
-            hung=lambda request: None, up=lambda request: Rejected(RejectCode.NOT_FOUND) if cached(request) else INPUT
-        )
-        assert await sources(transport, "hung", "up").input(0, 0) == INPUT
-        _, recomputed_at = next((peer, at) for peer, request, at in transport.calls if not cached(request))
-        assert recomputed_at <= 1.1 and transport.calls[-1][0] == "up"
-
-    on_virtual_time(main())
+async def test_a_hung_replica_costs_a_second_and_is_asked_to_recompute_last() -> None:
+    transport = FakeTransport(
+        hung=lambda request: None, up=lambda request: Rejected(RejectCode.NOT_FOUND) if cached(request) else INPUT
+    )
+    assert await sources(transport, "hung", "up").input(0, 0) == INPUT
+    _, recomputed_at = next((peer, at) for peer, request, at in transport.calls if not cached(request))
+    assert recomputed_at <= 1.1 and transport.calls[-1][0] == "up"
 
 
-def test_a_peer_that_shows_life_is_waited_for_while_its_copy_travels() -> None:
-    async def main() -> None:
-        transport = ScriptedTransport(slow=lambda request: INPUT, travels_s=5.0)
-        assert await sources(transport, "slow").input(0, 0) == INPUT
-        assert len(transport.calls) == 1
-
-    on_virtual_time(main())
+async def test_a_peer_that_shows_life_is_waited_for_while_its_copy_travels() -> None:
+    transport = FakeTransport(slow=[Accepted(), 5.0, INPUT])
+    assert await sources(transport, "slow").input(0, 0) == INPUT
+    assert len(transport.calls) == 1
 
 
 @pytest.mark.parametrize("code", RejectCode)
-def test_a_refused_copy_is_no_copy(code: RejectCode) -> None:
-    async def main() -> None:
-        transport = ScriptedTransport(
-            a=lambda request: Rejected(code) if cached(request) else INPUT,
-            b=lambda request: Rejected(RejectCode.NOT_FOUND),
-        )
-        assert await sources(transport, "a", "b").input(0, 0) == INPUT
-        assert await sources(transport, "a", "b").gradient(0, 0) is None
-
-    on_virtual_time(main())
+async def test_a_refused_copy_is_no_copy(code: RejectCode) -> None:
+    transport = FakeTransport(
+        a=lambda request: Rejected(code) if cached(request) else INPUT, b=lambda request: Rejected(RejectCode.NOT_FOUND)
+    )
+    assert await sources(transport, "a", "b").input(0, 0) == INPUT
+    assert await sources(transport, "a", "b").gradient(0, 0) is None
 
 
 @pytest.mark.parametrize(
@@ -98,17 +91,16 @@ def test_a_refused_copy_is_no_copy(code: RejectCode) -> None:
     ],
     ids=["nan", "huge", "shape", "vocabulary", "proof", "no proof"],
 )
-def test_a_bad_input_is_asked_for_elsewhere_and_its_sender_named(payload: tuple[Packed, ...], code: RejectCode) -> None:
-    async def main() -> None:
-        transport = ScriptedTransport(
-            a=lambda request: Fetched(payload),
-            b=lambda request: Rejected(RejectCode.NOT_FOUND) if cached(request) else INPUT,
-        )
-        named: Named = []
-        assert await sources(transport, "a", "b", named=named).input(5, 3) == INPUT
-        assert set(named) == {("a", 5, 3, code)}
-
-    on_virtual_time(main())
+async def test_a_bad_input_is_asked_for_elsewhere_and_its_sender_named(
+    payload: tuple[Packed, ...], code: RejectCode
+) -> None:
+    transport = FakeTransport(
+        a=lambda request: Fetched(payload),
+        b=lambda request: Rejected(RejectCode.NOT_FOUND) if cached(request) else INPUT,
+    )
+    named: Named = []
+    assert await sources(transport, "a", "b", named=named).input(5, 3) == INPUT
+    assert set(named) == {("a", 5, 3, code)}
 
 
 @pytest.mark.parametrize(
@@ -116,30 +108,24 @@ def test_a_bad_input_is_asked_for_elsewhere_and_its_sender_named(payload: tuple[
     [Fetched((hidden(math.inf),), 0.5, 1), Fetched((), 0.5, 1), Fetched((hidden(2.0),), 0.5, 7)],
     ids=["infinity", "shape", "tokens"],
 )
-def test_a_bad_memoised_answer_is_none(bad: Fetched) -> None:
-    async def main() -> None:
-        assert await sources(ScriptedTransport(a=lambda request: bad), "a").gradient(0, 0) is None
-        both = ScriptedTransport(a=lambda request: bad, b=lambda request: ANSWER)
-        assert await sources(both, "a", "b").gradient(0, 0) == ANSWER
-
-    on_virtual_time(main())
+async def test_a_bad_memoised_answer_is_none(bad: Fetched) -> None:
+    assert await sources(FakeTransport(a=lambda request: bad), "a").gradient(0, 0) is None
+    both = FakeTransport(a=lambda request: bad, b=lambda request: ANSWER)
+    assert await sources(both, "a", "b").gradient(0, 0) == ANSWER
 
 
 def void(request: Request) -> Rejected:
     return Rejected(RejectCode.NOT_FOUND if cached(request) else RejectCode.VOID)
 
 
-def test_only_recomputations_of_half_a_stage_prove_that_the_input_is_not_finite() -> None:
-    async def main() -> None:
-        transport = ScriptedTransport(a=lambda request: PeerGone("broken"), b=void, c=void)
-        with pytest.raises(Refused) as refused:
-            await sources(transport, "a", "b", "c").input(0, 0)
-        assert refused.value.code is RejectCode.VOID
-        honest = ScriptedTransport(
-            a=void,
-            b=lambda request: PeerGone("broken"),
-            c=lambda request: Rejected(RejectCode.NOT_FOUND) if cached(request) else INPUT,
-        )
-        assert await sources(honest, "a", "b", "c").input(0, 0) == INPUT
-
-    on_virtual_time(main())
+async def test_only_recomputations_of_half_a_stage_prove_that_the_input_is_not_finite() -> None:
+    transport = FakeTransport(a=lambda request: PeerGone("broken"), b=void, c=void)
+    with pytest.raises(Refused) as refused:
+        await sources(transport, "a", "b", "c").input(0, 0)
+    assert refused.value.code is RejectCode.VOID
+    honest = FakeTransport(
+        a=void,
+        b=lambda request: PeerGone("broken"),
+        c=lambda request: Rejected(RejectCode.NOT_FOUND) if cached(request) else INPUT,
+    )
+    assert await sources(honest, "a", "b", "c").input(0, 0) == INPUT

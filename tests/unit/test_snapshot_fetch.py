@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from donor_bench import PIECE, SIZE, STAGE, Line, Mate, header_at, play, state_at
+from donor_bench import PIECE, SIZE, STAGE, Line, Mate, header_at, state_at
 
 from swarmnet.errors import BadMessage, NoReplica, PeerGone, PeerTimeout, Refused, RejectCode, SwarmError
 from swarmnet.fetch.plan import num_pieces, piece_size, span
@@ -15,6 +15,9 @@ from swarmnet.ids import PeerId
 from swarmnet.messages import MAX_PIECES, Answer, Busy, Content, Packed, Snapshot, SnapshotPiece, SnapshotRequest
 from swarmnet.state.snapshot_fetch import SnapshotFetch, TransferProgress
 from swarmnet.state.snapshot_source import KEEP_S, LEASE_S
+from swarmnet.testing.doubles import run_virtual
+
+pytestmark = pytest.mark.virtual_time
 
 ALL = -(-SIZE // PIECE)
 
@@ -50,7 +53,7 @@ def test_a_copy_arrives_in_pieces_from_everybody_who_has_it() -> None:
     line = Line(Mate("a"), Mate("b"), Mate("c"))
     line.slow_s = dict.fromkeys(line.mates, 1.0)
     joiner = Joiner(line)
-    snapshot, data = play(joiner.fetch())
+    snapshot, data = run_virtual(joiner.fetch())
     assert data == state_at(5) and snapshot.header == header_at(5)
     assert sorted(line.pieces()) == list(range(ALL)), "each piece once"
     assert all(len(line.pieces(peer)) >= ALL // 4 for peer in line.mates) and not joiner.errors
@@ -59,26 +62,22 @@ def test_a_copy_arrives_in_pieces_from_everybody_who_has_it() -> None:
 def test_a_state_arrives_however_slow_the_line() -> None:
     line = Line(Mate("a"))
     line.slow_s = {PeerId("a"): 300.0}
-    assert play(Joiner(line).fetch())[1] == state_at(5)
+    assert run_virtual(Joiner(line).fetch())[1] == state_at(5)
 
 
 def test_an_empty_state_has_no_pieces() -> None:
     line = Line(Mate("a", size=0))
-    snapshot, data = play(Joiner(line).fetch())
+    snapshot, data = run_virtual(Joiner(line).fetch())
     assert data == b"" and snapshot.content.num_bytes == 0 and not line.pieces()
 
 
-def test_what_most_donors_have_is_fetched_and_who_is_a_step_behind_joins_in() -> None:
+async def test_what_most_donors_have_is_fetched_and_who_is_a_step_behind_joins_in() -> None:
     size = 10 * SIZE
     behind, line = Mate("a", 4, size=size), Line(Mate("b", size=size), Mate("c", size=size))
     line.mates[behind.peer] = behind
     line.slow_s = dict.fromkeys(line.mates, 0.4)
-
-    async def story() -> tuple[Snapshot, bytes]:
-        asyncio.get_running_loop().call_later(4.0, setattr, behind, "version", 5)
-        return await Joiner(line, max_bytes=size).fetch()
-
-    snapshot, data = play(story())
+    asyncio.get_running_loop().call_later(4.0, setattr, behind, "version", 5)
+    snapshot, data = await Joiner(line, max_bytes=size).fetch()
     assert snapshot.header.version == 5 and data == state_at(5, size)
     assert line.pieces(behind.peer), "its copy of version 5 was taken when it got there"
 
@@ -87,7 +86,7 @@ def test_a_version_asked_for_by_number_comes_from_a_disk() -> None:
     old, line = Mate("a", None), Line(Mate("b"))
     old.disk[3] = state_at(3)
     line.mates[old.peer] = old
-    snapshot, data = play(Joiner(line).fetch(version=3))
+    snapshot, data = run_virtual(Joiner(line).fetch(version=3))
     assert (snapshot.header.version, data) == (3, state_at(3))
 
 
@@ -103,11 +102,11 @@ def test_a_donor_that_dies_in_the_middle_loses_its_pieces_to_the_others() -> Non
             line.mates.pop(PeerId("b"), None)
 
     line.before = die
-    assert play(Joiner(line).fetch())[1] == state_at(5)
+    assert run_virtual(Joiner(line).fetch())[1] == state_at(5)
     assert len(line.pieces()) <= ALL + 4, "only what it had in flight is fetched again"
 
 
-def test_pieces_survive_the_death_of_all_donors() -> None:
+async def test_pieces_survive_the_death_of_all_donors() -> None:
     line = Line(Mate("a"))
     line.slow_s = dict.fromkeys((PeerId("a"), PeerId("b")), 1.0)
 
@@ -117,22 +116,18 @@ def test_pieces_survive_the_death_of_all_donors() -> None:
 
     line.before = die
     joiner = Joiner(line)
-
-    async def story() -> bytes:
-        with pytest.raises(NoReplica):
-            await joiner.fetch()
-        had = len(line.pieces())
-        other = line.mates[PeerId("b")] = Mate("b", 9)
-        other.disk[5] = state_at(5)
-        line.before = lambda peer, request: None
-        _, data = await joiner.fetch()
-        assert had + len(line.pieces(other.peer)) <= ALL + 4
-        return data
-
-    assert play(story()) == state_at(5)
+    with pytest.raises(NoReplica):
+        await joiner.fetch()
+    had = len(line.pieces())
+    other = line.mates[PeerId("b")] = Mate("b", 9)
+    other.disk[5] = state_at(5)
+    line.before = lambda peer, request: None
+    _, data = await joiner.fetch()
+    assert had + len(line.pieces(other.peer)) <= ALL + 4
+    assert data == state_at(5)
 
 
-def test_without_anybody_who_has_the_rest_a_new_copy_is_begun() -> None:
+async def test_without_anybody_who_has_the_rest_a_new_copy_is_begun() -> None:
     line = Line(Mate("a"), Mate("b", 9))
 
     def die(peer: PeerId, request: SnapshotRequest) -> None:
@@ -140,29 +135,21 @@ def test_without_anybody_who_has_the_rest_a_new_copy_is_begun() -> None:
             line.mates.pop(PeerId("a"), None)
 
     line.before = die
-
-    async def story() -> tuple[Snapshot, bytes]:
-        line.mates[PeerId("b")].version = None
-        asyncio.get_running_loop().call_later(3.0, setattr, line.mates[PeerId("b")], "version", 9)
-        return await Joiner(line).fetch()
-
-    snapshot, data = play(story())
+    line.mates[PeerId("b")].version = None
+    asyncio.get_running_loop().call_later(3.0, setattr, line.mates[PeerId("b")], "version", 9)
+    snapshot, data = await Joiner(line).fetch()
     assert (snapshot.header.version, data) == (9, state_at(9))
 
 
-def test_a_slow_donor_does_not_hold_up_the_end() -> None:
+async def test_a_slow_donor_does_not_hold_up_the_end() -> None:
     line = Line(Mate("a"), Mate("b"))
     line.slow_s = {PeerId("a"): 0.5, PeerId("b"): 1000.0}
-
-    async def story() -> float:
-        for mate in line.mates.values():
-            async for _ in mate.source.serve(SnapshotRequest(STAGE)):
-                pass
-        began = asyncio.get_running_loop().time()
-        await Joiner(line).fetch()
-        return asyncio.get_running_loop().time() - began
-
-    assert play(story()) < 60.0
+    for mate in line.mates.values():
+        async for _ in mate.source.serve(SnapshotRequest(STAGE)):
+            pass
+    began = asyncio.get_running_loop().time()
+    await Joiner(line).fetch()
+    assert (asyncio.get_running_loop().time() - began) < 60.0
 
 
 @pytest.mark.parametrize("error", [PeerGone("broken"), PeerTimeout("the peer stalls")])
@@ -180,12 +167,12 @@ def test_a_donor_that_only_describes_is_given_up(error: Exception) -> None:
             await Joiner(line).fetch()
 
     with pytest.raises((NoReplica, TimeoutError)):
-        play(story())
+        run_virtual(story())
 
 
 def test_nobody_to_ask_is_an_error_in_words() -> None:
     with pytest.raises(NoReplica, match="nobody hands over"):
-        play(Joiner(Line()).fetch())
+        run_virtual(Joiner(Line()).fetch())
 
 
 def test_a_busy_donor_is_asked_again_when_it_said() -> None:
@@ -198,40 +185,31 @@ def test_a_busy_donor_is_asked_again_when_it_said() -> None:
             pass
         return await Joiner(line).fetch(version=4)
 
-    snapshot, _ = play(story())
-    assert snapshot.header.version == 4 and len([r for _, r in line.asked if r.piece < 0]) == 2 and LEASE_S < KEEP_S
+    snapshot, _ = run_virtual(story())
+    assert snapshot.header.version == 4 and len([r for _, r in line.requests if r.piece < 0]) == 2 and LEASE_S < KEEP_S
 
 
-def test_a_donor_that_is_always_busy_is_given_up_and_not_believed_how_long() -> None:
+async def test_a_donor_that_is_always_busy_is_given_up_and_not_believed_how_long() -> None:
     line = Line(Mate("a"))
-    line.change = lambda peer, request, answer: Busy(3600.0, 5) if isinstance(answer, Snapshot) else answer
-
-    async def story() -> float:
-        with pytest.raises(NoReplica, match="nobody hands over"):
-            await Joiner(line).fetch()
-        return asyncio.get_running_loop().time()
-
-    assert 60.0 <= play(story()) <= 90.0 and 6 <= len(line.asked) <= 10
+    line.intercept = lambda peer, request, answer: Busy(3600.0, 5) if isinstance(answer, Snapshot) else answer
+    with pytest.raises(NoReplica, match="nobody hands over"):
+        await Joiner(line).fetch()
+    assert 60.0 <= asyncio.get_running_loop().time() <= 90.0 and 6 <= len(line.asked) <= 10
 
 
-def test_half_a_copy_that_is_of_no_use_any_more_is_not_completed() -> None:
+async def test_half_a_copy_that_is_of_no_use_any_more_is_not_completed() -> None:
     """The run went back: whoever still offers the old copy is refused, and what was kept of it is thrown away."""
     old, new = Mate("a", 9), Mate("b", 5)
     line, joiner = Line(old), None
-
-    async def story() -> tuple[Snapshot, bytes]:
-        nonlocal joiner
-        joiner = Joiner(line)
-        line.slow_s[old.peer] = 1.0
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(5.5):
-                await joiner.fetch()
-        assert joiner.fetcher._partial is not None and joiner.fetcher._partial[1].done
-        joiner.newest = 5
-        line.mates[new.peer] = new
-        return await joiner.fetch()
-
-    snapshot, data = play(story())
+    joiner = Joiner(line)
+    line.slow_s[old.peer] = 1.0
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(5.5):
+            await joiner.fetch()
+    assert joiner.fetcher._partial is not None and joiner.fetcher._partial[1].done
+    joiner.newest = 5
+    line.mates[new.peer] = new
+    snapshot, data = await joiner.fetch()
     assert snapshot.header.version == 5 and data == state_at(5)
     assert joiner is not None and {peer for peer, _ in joiner.errors} == {old.peer} and not joiner.refused
 
@@ -247,7 +225,7 @@ def test_a_copy_that_became_of_no_use_while_it_travelled_is_not_handed_out() -> 
             line.mates[new.peer] = new
 
     line.before = goes_back
-    snapshot, data = play(joiner.fetch())
+    snapshot, data = run_virtual(joiner.fetch())
     assert snapshot.header.version == 5 and data == state_at(5)
 
 
@@ -296,10 +274,10 @@ LIES = {
 @pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
 def test_a_lying_donor_is_named_and_the_others_finish(lie: Change) -> None:
     line = Line(Mate("a"), Mate("b"), Mate("liar"))
-    line.change = lambda peer, request, answer: lie(request, answer) if peer == "liar" else answer
+    line.intercept = lambda peer, request, answer: lie(request, answer) if peer == "liar" else answer
     line.slow_s = dict.fromkeys(line.mates, 0.1)
     joiner = Joiner(line)
-    assert play(joiner.fetch())[1] == state_at(5)
+    assert run_virtual(joiner.fetch())[1] == state_at(5)
     assert joiner.refused == {PeerId("liar")}
     assert len(line.pieces(PeerId("liar"))) <= 4, "it is asked for nothing more"
 
@@ -307,32 +285,28 @@ def test_a_lying_donor_is_named_and_the_others_finish(lie: Change) -> None:
 @pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
 def test_nothing_is_taken_from_a_liar_alone(lie: Change) -> None:
     line = Line(Mate("liar"))
-    line.change = lambda peer, request, answer: lie(request, answer)
+    line.intercept = lambda peer, request, answer: lie(request, answer)
     joiner = Joiner(line)
     with pytest.raises(NoReplica):
-        play(joiner.fetch())
+        run_virtual(joiner.fetch())
     assert joiner.refused == {PeerId("liar")}
 
 
 def test_a_state_that_claims_to_be_larger_than_the_stage_costs_no_memory() -> None:
     joiner = Joiner(Line(Mate("a")), max_bytes=SIZE - 1)
     with pytest.raises(NoReplica):
-        play(joiner.fetch())
+        run_virtual(joiner.fetch())
     [(_, error)] = joiner.errors
     assert isinstance(error, BadMessage) and error.code is RejectCode.TOO_LARGE and not joiner.line.pieces()
 
 
-def test_who_vouched_for_a_copy_that_is_no_state_is_asked_no_more() -> None:
+async def test_who_vouched_for_a_copy_that_is_no_state_is_asked_no_more() -> None:
     line = Line(Mate("a"), Mate("b"), Mate("c", 4))
     joiner = Joiner(line)
-
-    async def story() -> Snapshot:
-        first, _ = await joiner.fetch()
-        assert first.header.version == 5
-        joiner.fetcher.useless(BadMessage(RejectCode.NON_FINITE, "NaN in a snapshot"))
-        return (await joiner.fetch())[0]
-
-    assert play(story()).header.version == 4 and joiner.refused == {PeerId("a"), PeerId("b")}
+    first, _ = await joiner.fetch()
+    assert first.header.version == 5
+    joiner.fetcher.useless(BadMessage(RejectCode.NON_FINITE, "NaN in a snapshot"))
+    assert (await joiner.fetch())[0].header.version == 4 and joiner.refused == {PeerId("a"), PeerId("b")}
 
 
 # ---------------------------------------------------------------- progress, and the arithmetic of pieces
@@ -342,7 +316,7 @@ def test_progress_is_told_at_most_every_second_and_ends_whole() -> None:
     line = Line(Mate("a"))
     line.slow_s = {PeerId("a"): 2.5}
     joiner = Joiner(line)
-    play(joiner.fetch())
+    run_virtual(joiner.fetch())
     done = [progress.done_bytes for progress in joiner.progress]
     assert done == sorted(done) and done[-1] == SIZE == joiner.progress[-1].total_bytes
     assert 5 <= len(done) <= 15

@@ -22,44 +22,34 @@ def restored() -> Iterator[None]:
     signal.signal(signal.SIGHUP, hang_up)
 
 
-def test_a_terminal_that_goes_asks_and_never_ends_the_process() -> None:
+async def test_a_terminal_that_goes_asks_and_never_ends_the_process() -> None:
     """The shell and the kernel each send SIGHUP, and a logout adds SIGTERM: together they are one request."""
-
-    async def story() -> None:
-        with stopped_by_signal() as stop:
-            for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGTERM, signal.SIGHUP):
-                signal.raise_signal(number)
-                async with asyncio.timeout(5):
-                    await stop.wait()
-        signal.raise_signal(signal.SIGHUP)  # the process ends by itself now
-
-    asyncio.run(story())
-
-
-def test_with_nohup_a_terminal_that_goes_asks_nothing() -> None:
-    async def story() -> None:
-        with stopped_by_signal() as stop:
-            signal.raise_signal(signal.SIGHUP)
-            await asyncio.sleep(0)
-            assert not stop.is_set()
-        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    asyncio.run(story())
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_asks_to_stop_and_ends_nothing(number: signal.Signals) -> None:
-    async def story() -> None:
-        with stopped_by_signal() as stop:
-            assert not stop.is_set()
+    with stopped_by_signal() as stop:
+        for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGTERM, signal.SIGHUP):
             signal.raise_signal(number)
             async with asyncio.timeout(5):
                 await stop.wait()
-            assert signal.getsignal(signal.SIGINT) is signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-        assert signal.getsignal(number) is signal.SIG_DFL
+    signal.raise_signal(signal.SIGHUP)  # the process ends by itself now
 
-    asyncio.run(story())
+
+async def test_with_nohup_a_terminal_that_goes_asks_nothing() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with stopped_by_signal() as stop:
+        signal.raise_signal(signal.SIGHUP)
+        await asyncio.sleep(0)
+        assert not stop.is_set()
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_a_signal_asks_to_stop_and_ends_nothing(number: signal.Signals) -> None:
+    with stopped_by_signal() as stop:
+        assert not stop.is_set()
+        signal.raise_signal(number)
+        async with asyncio.timeout(5):
+            await stop.wait()
+        assert signal.getsignal(signal.SIGINT) is signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert signal.getsignal(number) is signal.SIG_DFL
 
 
 @pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
@@ -79,13 +69,10 @@ asyncio.run(story())
     assert subprocess.run([sys.executable, "-c", stuck], timeout=30).returncode == -second
 
 
-def test_without_a_signal_they_are_as_before() -> None:
-    async def story() -> None:
-        with stopped_by_signal():
-            pass
-        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-
-    asyncio.run(story())
+async def test_without_a_signal_they_are_as_before() -> None:
+    with stopped_by_signal():
+        pass
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 

@@ -4,97 +4,43 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 import pytest
+from trainers import REPLICA, fed, replica
 
-from swarmnet.directory import Record, StageStatus
 from swarmnet.errors import Refused, RejectCode
-from swarmnet.ids import PeerId, RunId, first_chain
+from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Cut, Manifest, Training
-from swarmnet.messages import Accepted, Answer, Control, Gradient, Packed, Process, Request, Running
-from swarmnet.simulate.clock import VirtualLoop
+from swarmnet.messages import Accepted, Gradient, Process, Running
+from swarmnet.testing.doubles import Script, run_virtual
 from swarmnet.trainer.evaluations import Evaluations
-from swarmnet.trainer.trainer import Trainer
 
-RUN, ME, REPLICA = RunId("00" * 32), PeerId("trainer"), PeerId("replica")
 SHARE = 4
 MANIFEST = Manifest(
     cut=Cut(stages=1), training=Training(total_steps=3, microbatches=SHARE, eval_every=1, eval_microbatches=2)
 )
 NUM_TOKENS = MANIFEST.training.microbatch_size * MANIFEST.training.sequence_length
-TOKENS = (Packed("int32", (1,), b"\0" * 4),)
 
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def on_virtual_time(work: Coroutine[Any, Any, None]) -> None:
-    loop = VirtualLoop()
-    try:
-        loop.run_until_complete(work)
-    finally:
-        loop.close()
-
-
-@dataclass
-class OneReplica:
-    """A directory and a transport. It answers training at once, an evaluation after `score_s`, and is `Running`."""
-
-    score_s: float
-    asked: list[tuple[float, Process]] = field(default_factory=list)
-
-    async def publish(self, record: Record) -> None:
-        pass
-
-    def complete(self) -> bool:
-        return True
-
-    async def records(self, near: object = None, *, at_once: bool = False) -> tuple[Record, ...]:
-        status = StageStatus(0, 0, first_chain(RUN, 0), synced=True, slots=2 * SHARE)
-        return (Record(RUN, REPLICA, 1, (), (status,)),)
-
-    def tell(self, peer: PeerId, message: Control) -> None:
-        pass
-
-    async def call(
-        self, peer: PeerId, request: Request, payload: tuple[Packed, ...] = (), *, deadline: float
-    ) -> AsyncGenerator[Answer, None]:
-        assert isinstance(request, Process)
-        self.asked.append((_now(), request))
-        yield Accepted()
-        until = _now() + (self.score_s if request.purpose == "eval" else 0.0)
-        while _now() < until:
-            await asyncio.sleep(min(0.5, until - _now()))
-            yield Running()
-        yield Gradient(float(NUM_TOKENS), NUM_TOKENS)
-
-
-def fed(swarm: OneReplica) -> list[tuple[str, dict[str, object]]]:
-    events: list[tuple[str, dict[str, object]]] = []
-    trainer = Trainer(
-        ME,
-        MANIFEST,
-        transport=swarm,
-        directory=swarm,
-        record=lambda: Record(RUN, ME, 2, (), ()),
-        tokens=lambda number: TOKENS,
-        eval_tokens=lambda number: TOKENS,
-        on_event=lambda event, fields: events.append((event, fields)),
-    )
-    on_virtual_time(trainer.run())
-    return events
+def answered(score_s: float, request: Process) -> list[Script]:
+    """Training at once, an evaluation after `score_s`; the replica is `Running` meanwhile."""
+    waits = int(2 * score_s) if request.purpose == "eval" else 0
+    return [Accepted(), *[0.5, Running()] * waits, Gradient(float(NUM_TOKENS), NUM_TOKENS)]
 
 
 def test_the_share_is_fed_beside_an_evaluation_but_for_its_last_microbatch() -> None:
     """With that the step could end, and the weights that are measured be gone."""
-    swarm = OneReplica(score_s=2.0)
-    events = fed(swarm)
-    assert [(name, fields["step"]) for name, fields in events] == [*(("evaluated", v) for v in range(4)), ("done", 3)]
-    times = [at for at, request in swarm.asked if request.purpose == "train" and request.step == 0]
+    swarm = fed(MANIFEST, lambda: [replica(slots=2 * SHARE)], lambda peer, request: answered(2.0, request))
+    assert [(name, fields["step"]) for _, name, fields in swarm.events] == [
+        *(("evaluated", v) for v in range(4)),
+        ("done", 3),
+    ]
+    times = [at for _, request, at in swarm.transport.calls if request.purpose == "train" and request.step == 0]
     assert times[: SHARE - 1] == [0.0] * (SHARE - 1) and times[-1] == pytest.approx(4.0), (
         "first looks, and a second one"
     )
@@ -130,7 +76,7 @@ def scores(
         async with asyncio.TaskGroup() as group:
             await story(evaluations, group)
 
-    on_virtual_time(run())
+    run_virtual(run())
     return told
 
 

@@ -3,94 +3,45 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import AsyncGenerator
-from dataclasses import dataclass, field, replace
-from typing import cast
+from dataclasses import replace
+from typing import Any, cast
 
 import pytest
+from trainers import fed, replica
 
 from swarmnet import telemetry
-from swarmnet.directory import Record, StageStatus
-from swarmnet.ids import PeerId, RunId, first_chain
+from swarmnet.directory import Record
 from swarmnet.manifest.extension import Horizon
 from swarmnet.manifest.schema import Cut, Manifest, Training
-from swarmnet.messages import Answer, Control, Packed, Request
 from swarmnet.net.records import nobody_serves, unserved
-from swarmnet.simulate.clock import VirtualLoop
 from swarmnet.stage.canonical import rate_of
 from swarmnet.telemetry.journal import remind
 from swarmnet.telemetry.run_state import RunState
-from swarmnet.trainer.trainer import Trainer
+from swarmnet.testing.doubles import run_virtual
 
-RUN, ME = RunId("00" * 32), PeerId("trainer")
 MANIFEST = Manifest(cut=Cut(stages=2), training=Training(eval_every=0))
 NOBODY, ONLY_LAST, WITHOUT_WEIGHTS, ALL = (), ((1, True),), ((0, False), (1, True)), ((0, True), (1, True))
 
 
-@dataclass
-class Directory:
-    """Who is there from when on: (seconds, ((stage, synced), ...)) each. Nobody answers."""
+Story = tuple[tuple[float, tuple[tuple[int, bool], ...]], ...]
+"""Who is there from when on: (seconds, ((stage, synced), ...)) each. Nobody answers."""
 
-    story: list[tuple[float, tuple[tuple[int, bool], ...]]]
-    published: list[Record] = field(default_factory=list)
 
-    async def publish(self, record: Record) -> None:
-        self.published.append(record)
+def now() -> float:
+    return asyncio.get_running_loop().time()
 
-    def complete(self) -> bool:
-        return True
 
-    async def records(self, near: object = None, *, at_once: bool = False) -> tuple[Record, ...]:
-        now = asyncio.get_running_loop().time()
-        _, stages = [entry for entry in self.story if entry[0] <= now][-1]
-        return tuple(
-            Record(RUN, PeerId(f"p{stage}"), 1, (), (StageStatus(stage, 0, first_chain(RUN, stage), synced, slots=4),))
-            for stage, synced in stages
-        )
-
-    def tell(self, peer: PeerId, message: Control) -> None:
-        """Nothing is told here."""
-
-    async def call(
-        self, peer: PeerId, request: Request, payload: tuple[Packed, ...] = (), *, deadline: float
-    ) -> AsyncGenerator[Answer, None]:
-        await asyncio.sleep(1e6)
-        yield  # type: ignore[misc]
+def there(story: Story) -> list[Record]:
+    """Who announces itself now."""
+    _, stages = [entry for entry in story if entry[0] <= now()][-1]
+    return [replica(stage, synced=synced, name=f"p{stage}") for stage, synced in stages]
 
 
 def said(*story: tuple[float, tuple[tuple[int, bool], ...]], until: float) -> list[tuple[float, str, object]]:
     """When a trainer said what of the run it found."""
-    events = events_of(Directory(list(story)), until)
+    events = fed(MANIFEST, lambda: there(story), until_s=until).events
     return [(at, event, fields.get("reason")) for at, event, fields in events if event in ("waiting", "complete")]
-
-
-def events_of(directory: Directory, until: float) -> list[tuple[float, str, dict[str, object]]]:
-    """When a trainer said what."""
-    events: list[tuple[float, str, dict[str, object]]] = []
-
-    async def feed() -> None:
-        trainer = Trainer(
-            ME,
-            MANIFEST,
-            transport=directory,
-            directory=directory,
-            record=lambda: Record(RUN, ME, 2, (), ()),
-            tokens=lambda number: (Packed("int32", (1,), bytes(4)),),
-            eval_tokens=lambda number: (),
-            on_event=lambda event, fields: events.append((asyncio.get_running_loop().time(), event, fields)),
-        )
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(until):
-                await trainer.run()
-
-    loop = VirtualLoop()
-    try:
-        loop.run_until_complete(feed())
-    finally:
-        loop.close()
-    return events
 
 
 def test_what_lacks_is_said_when_it_lasts_and_when_it_changes() -> None:
@@ -129,36 +80,27 @@ def test_a_wait_is_said_again_every_minute_while_it_lasts(caplog: pytest.LogCapt
             await asyncio.sleep(600.0)
             running.cancel()
 
-    loop = VirtualLoop()
     with caplog.at_level(logging.INFO, "swarmnet"):
-        loop.run_until_complete(wait())
-    loop.close()
+        run_virtual(wait())
     shown = [str(record.swarmnet_fields["reason"]) for record in caplog.records]  # type: ignore[attr-defined]
     assert sorted(shown) == ["nobody has it"] * 2 + ["nobody serves stage 2 yet"] * 3
     assert [record.swarmnet_fields["since"] for record in caplog.records][-1] == "3 min"  # type: ignore[attr-defined]
 
 
-@dataclass
-class Moving(Directory):
-    """A run of a step a second. step_s: what its peers measure."""
-
-    step_s: float = 1.0
-
-    async def records(self, near: object = None, *, at_once: bool = False) -> tuple[Record, ...]:
-        step = int(asyncio.get_running_loop().time())
-        return tuple(
-            replace(each, loss=(step, 5.0), steps=600, step_s=self.step_s, tokens_per_second=64.0)
-            for each in await super().records()
-        )
+def progress(until_s: float, *, step_s: float = 1.0) -> list[dict[str, Any]]:
+    """What is said of a run of a step a second. step_s: what its peers measure."""
+    changes: dict[str, Any] = {"steps": 600, "step_s": step_s, "tokens_per_second": 64.0}
+    records = lambda: [replace(each, loss=(int(now()), 5.0), **changes) for each in there(((0.0, ALL),))]  # noqa: E731
+    return [fields for _, event, fields in fed(MANIFEST, records, until_s=until_s).events if event == "progress"]
 
 
 def test_where_the_run_is_is_said_now_and_then() -> None:
-    found = [(at, fields) for at, event, fields in events_of(Moving([(0.0, ALL)]), until=25.0) if event == "progress"]
-    assert [fields["step"] for _, fields in found] == pytest.approx([0, 10, 20], abs=1)
-    steps = [cast(int, fields["step"]) for _, fields in found]
+    found = progress(25.0)
+    assert [fields["step"] for fields in found] == pytest.approx([0, 10, 20], abs=1)
+    steps = [cast(int, fields["step"]) for fields in found]
     warm_up = [rate_of(MANIFEST.optimizer, step, Horizon(600)) for step in steps]
-    assert [fields["learning_rate"] for _, fields in found] == warm_up
-    assert found[-1][1] | {"learning_rate": 0} == {
+    assert [fields["learning_rate"] for fields in found] == warm_up
+    assert found[-1] | {"learning_rate": 0} == {
         "step": steps[-1],
         "steps": 600,
         "loss": 5.0,
@@ -169,6 +111,5 @@ def test_where_the_run_is_is_said_now_and_then() -> None:
 
 
 def test_without_a_pace_no_eta_is_said() -> None:
-    directory = Moving([(0.0, ALL)], step_s=0.0)
-    found = [fields for _, event, fields in events_of(directory, until=5.0) if event == "progress"]
+    found = progress(5.0, step_s=0.0)
     assert found and not any({"eta_s", "tokens_per_second"} & fields.keys() for fields in found)

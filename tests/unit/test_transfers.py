@@ -12,7 +12,6 @@ import pytest
 from audit_stage import Notary, digest_of
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from scripted import on_virtual_time
 
 from swarmnet.audit.case import refusal
 from swarmnet.audit.pledge import leaf, path_of, root_of
@@ -35,6 +34,8 @@ from swarmnet.messages import (
 from swarmnet.pipeline.transfers import NOTHING, Signed, StepTransfers, Transfers
 from swarmnet.pipeline.works import WorkBook, digest
 from swarmnet.statement import statement
+
+pytestmark = pytest.mark.virtual_time
 
 ME, OTHER = PeerId("me"), PeerId("other")
 AHEAD, STAGES = 1, 4
@@ -254,141 +255,120 @@ WAYS = list(product(["output", "answer"], [False, True]))
 
 
 @pytest.mark.parametrize(("kind", "fetched"), WAYS)
-def test_what_its_sender_has_not_signed_is_refused(kind: str, fetched: bool) -> None:
-    async def main() -> None:
-        output, answer, back = await made()
-        sents = output if kind == "output" else answer
-        assert await takes(sents, kind, fetched=fetched)
-        assert not await takes((), kind, fetched=fetched)
-        assert not await takes(answer if kind == "output" else output, kind, fetched=fetched)
-        assert not await takes(back, kind, fetched=fetched), "of another stage"
-        others = {
-            "stamp": Stamp(5, 1, sents[0].stamp.chain),
-            "index": 4,
-            "kind": "answer" if kind == "output" else "output",
-            "digest": digest_of("other"),
-            "input": digest_of("other"),
-            "gradient": digest_of("other"),
-            "again": not sents[0].again,
-            "signature": b"other",
-        }
-        for name, value in others.items():
-            changed = replace(sents[0], **{name: value})
+async def test_what_its_sender_has_not_signed_is_refused(kind: str, fetched: bool) -> None:
+    output, answer, back = await made()
+    sents = output if kind == "output" else answer
+    assert await takes(sents, kind, fetched=fetched)
+    assert not await takes((), kind, fetched=fetched)
+    assert not await takes(answer if kind == "output" else output, kind, fetched=fetched)
+    assert not await takes(back, kind, fetched=fetched), "of another stage"
+    others = {
+        "stamp": Stamp(5, 1, sents[0].stamp.chain),
+        "index": 4,
+        "kind": "answer" if kind == "output" else "output",
+        "digest": digest_of("other"),
+        "input": digest_of("other"),
+        "gradient": digest_of("other"),
+        "again": not sents[0].again,
+        "signature": b"other",
+    }
+    for name, value in others.items():
+        changed = replace(sents[0], **{name: value})
+        assert not await takes((changed, *sents[1:]), kind, fetched=fetched), name
+        if name not in ("again", "signature"):  # not the word that belongs to this payload, though it is signed
+            changed = signed_again(changed)
             assert not await takes((changed, *sents[1:]), kind, fetched=fetched), name
-            if name not in ("again", "signature"):  # not the word that belongs to this payload, though it is signed
-                changed = signed_again(changed)
-                assert not await takes((changed, *sents[1:]), kind, fetched=fetched), name
-
-    on_virtual_time(main())
 
 
 @pytest.mark.parametrize(("kind", "fetched"), WAYS)
-def test_all_that_it_was_made_of_is_signed_and_nothing_else(kind: str, fetched: bool) -> None:
-    async def main() -> None:
-        output, answer, _ = await made()
-        sents = output if kind == "output" else answer
-        assert len(sents) == (2 if kind == "output" else 6)
-        for place in range(1, len(sents)):
-            one = sents[place]
-            assert not await takes((*sents[:place], *sents[place + 1 :]), kind, fetched=fetched), "it is missing"
-            others = {
-                "index": 4,
-                "stamp": replace(one.stamp, step=5),
-                "digest": digest_of("other"),
-                "input": digest_of("other"),
-                "gradient": digest_of("other"),
-                "signature": b"other",
-            }
-            for name, value in others.items():
-                changed = replace(one, **{name: value})
-                changed = changed if name == "signature" else signed_again(changed)
-                false = (*sents[:place], changed, *sents[place + 1 :])
-                assert not await takes(false, kind, fetched=fetched), (place, name)
-        more = signed_again(replace(sents[-1], digest=digest_of("more")))
-        assert not await takes((*sents, more), kind, fetched=fetched), "it was not made of that"
-        assert not await takes(sents, kind, fetched=fetched, tokens=Packed("int32", (1, 2), b"tokens.."))
-
-    on_virtual_time(main())
+async def test_all_that_it_was_made_of_is_signed_and_nothing_else(kind: str, fetched: bool) -> None:
+    output, answer, _ = await made()
+    sents = output if kind == "output" else answer
+    assert len(sents) == (2 if kind == "output" else 6)
+    for place in range(1, len(sents)):
+        one = sents[place]
+        assert not await takes((*sents[:place], *sents[place + 1 :]), kind, fetched=fetched), "it is missing"
+        others = {
+            "index": 4,
+            "stamp": replace(one.stamp, step=5),
+            "digest": digest_of("other"),
+            "input": digest_of("other"),
+            "gradient": digest_of("other"),
+            "signature": b"other",
+        }
+        for name, value in others.items():
+            changed = replace(one, **{name: value})
+            changed = changed if name == "signature" else signed_again(changed)
+            false = (*sents[:place], changed, *sents[place + 1 :])
+            assert not await takes(false, kind, fetched=fetched), (place, name)
+    more = signed_again(replace(sents[-1], digest=digest_of("more")))
+    assert not await takes((*sents, more), kind, fetched=fetched), "it was not made of that"
+    assert not await takes(sents, kind, fetched=fetched, tokens=Packed("int32", (1, 2), b"tokens.."))
 
 
-def test_a_transfer_that_was_signed_on_another_chain_is_refused() -> None:
-    async def main() -> None:
-        output, *_ = await made()
-        for good in (True, False):
-            here = transfers(allows=lambda stamp, good=good: good or stamp.stage != 1)
-            try:
-                await here.fed(output[0].peer, Process(4, 2, 3, sents=output), (TOKENS, OUT, PROOF))
-            except BadMessage:
-                assert not good
-            else:
-                assert good
-
-    on_virtual_time(main())
-
-
-def test_the_word_of_somebody_unknown_is_not_taken_yet() -> None:
-    async def main() -> None:
-        output, answer, _ = await made((PeerId("stranger"), OTHER, ME, OTHER))
-        here = transfers(known=lambda stage, peer: (stage, peer) != (0, "stranger"))
-        with pytest.raises(Refused) as refused:
+async def test_a_transfer_that_was_signed_on_another_chain_is_refused() -> None:
+    output, *_ = await made()
+    for good in (True, False):
+        here = transfers(allows=lambda stamp, good=good: good or stamp.stage != 1)
+        try:
             await here.fed(output[0].peer, Process(4, 2, 3, sents=output), (TOKENS, OUT, PROOF))
-        assert refused.value.code is RejectCode.NOT_A_FEEDER, "its caller comes again"
-        with pytest.raises(PeerGone):
-            await here.answered(answer[0].peer, Process(4, 1, 3), Gradient(1.0, 1, 0.0, (FED,), sents=answer))
+        except BadMessage:
+            assert not good
+        else:
+            assert good
 
-    on_virtual_time(main())
 
-
-def test_replicas_that_serve_since_a_moment_ago_are_known_after_one_look() -> None:
-    async def main() -> None:
-        output, answer, _ = await made((PeerId("new"), PeerId("newer"), ME, OTHER))
-        sought, seen = set[PeerId](), set[PeerId]()
-
-        def known(stage: int, peer: PeerId) -> bool:
-            if peer in ("new", "newer") and peer not in seen:
-                sought.add(peer)
-                return False
-            return True
-
-        here = transfers(known=known, looked=lambda: seen.update(sought))
+async def test_the_word_of_somebody_unknown_is_not_taken_yet() -> None:
+    output, answer, _ = await made((PeerId("stranger"), OTHER, ME, OTHER))
+    here = transfers(known=lambda stage, peer: (stage, peer) != (0, "stranger"))
+    with pytest.raises(Refused) as refused:
         await here.fed(output[0].peer, Process(4, 2, 3, sents=output), (TOKENS, OUT, PROOF))
-        assert seen == {"new", "newer"}
-        seen.clear()
+    assert refused.value.code is RejectCode.NOT_A_FEEDER, "its caller comes again"
+    with pytest.raises(PeerGone):
         await here.answered(answer[0].peer, Process(4, 1, 3), Gradient(1.0, 1, 0.0, (FED,), sents=answer))
 
-    on_virtual_time(main())
+
+async def test_replicas_that_serve_since_a_moment_ago_are_known_after_one_look() -> None:
+    output, answer, _ = await made((PeerId("new"), PeerId("newer"), ME, OTHER))
+    sought, seen = set[PeerId](), set[PeerId]()
+
+    def known(stage: int, peer: PeerId) -> bool:
+        if peer in ("new", "newer") and peer not in seen:
+            sought.add(peer)
+            return False
+        return True
+
+    here = transfers(known=known, looked=lambda: seen.update(sought))
+    await here.fed(output[0].peer, Process(4, 2, 3, sents=output), (TOKENS, OUT, PROOF))
+    assert seen == {"new", "newer"}
+    seen.clear()
+    await here.answered(answer[0].peer, Process(4, 1, 3), Gradient(1.0, 1, 0.0, (FED,), sents=answer))
 
 
-def test_who_shows_a_work_shows_who_has_signed_what_it_was_made_of() -> None:
-    async def main() -> None:
-        output, answer, back = await made()
-        here, tokens = transfers(), (TOKENS,)
-        work = WorkRecord(3, output[1].digest, output[0].digest, back[0].digest, answer[0].digest, 0.0, 0)
-        request, sents = AuditRequest(4, 1, 3, OTHER), (output[1], *back)
-        here.shown(request, AuditData(work, b"", sents=sents), digest(tokens))
-        first = WorkRecord(3, digest(tokens), output[1].digest, answer[0].digest, NOTHING, 0.0, 0)
-        here.shown(AuditRequest(4, 0, 3, OTHER), AuditData(first, b"", sents=answer), digest(tokens))
-        for false in (
-            AuditData(work, b""),
-            AuditData(work, b"", sents=(output[1],)),
-            AuditData(replace(work, input=digest_of("invented")), b"", sents=sents),
-            AuditData(replace(work, gradient=digest_of("invented")), b"", sents=sents),
-            AuditData(work, b"", sents=tuple(replace(sent, signature=b"x") for sent in sents)),
-        ):
-            with pytest.raises(BadMessage):
-                here.shown(request, false, digest(tokens))
+async def test_who_shows_a_work_shows_who_has_signed_what_it_was_made_of() -> None:
+    output, answer, back = await made()
+    here, tokens = transfers(), (TOKENS,)
+    work = WorkRecord(3, output[1].digest, output[0].digest, back[0].digest, answer[0].digest, 0.0, 0)
+    request, sents = AuditRequest(4, 1, 3, OTHER), (output[1], *back)
+    here.shown(request, AuditData(work, b"", sents=sents), digest(tokens))
+    first = WorkRecord(3, digest(tokens), output[1].digest, answer[0].digest, NOTHING, 0.0, 0)
+    here.shown(AuditRequest(4, 0, 3, OTHER), AuditData(first, b"", sents=answer), digest(tokens))
+    for false in (
+        AuditData(work, b""),
+        AuditData(work, b"", sents=(output[1],)),
+        AuditData(replace(work, input=digest_of("invented")), b"", sents=sents),
+        AuditData(replace(work, gradient=digest_of("invented")), b"", sents=sents),
+        AuditData(work, b"", sents=tuple(replace(sent, signature=b"x") for sent in sents)),
+    ):
         with pytest.raises(BadMessage):
-            here.shown(request, AuditData(work, b"", sents=sents), digest_of("other tokens"))
+            here.shown(request, false, digest(tokens))
+    with pytest.raises(BadMessage):
+        here.shown(request, AuditData(work, b"", sents=sents), digest_of("other tokens"))
 
-    on_virtual_time(main())
 
-
-def test_evaluations_and_tokens_need_no_signature() -> None:
-    async def main() -> None:
-        here = transfers()
-        await here.fed(OTHER, Process(4, 0, 3), (TOKENS, PROOF))
-        await here.fed(OTHER, Process(4, 2, 3, "eval"), (TOKENS, OUT, PROOF))
-        await here.answered(OTHER, Process(4, 2, 3, "eval"), Gradient(1.0, 1))
-        await here.answered(OTHER, Fetch(4, -1, 3, "input", cached=True), Fetched((TOKENS, PROOF)))
-
-    on_virtual_time(main())
+async def test_evaluations_and_tokens_need_no_signature() -> None:
+    here = transfers()
+    await here.fed(OTHER, Process(4, 0, 3), (TOKENS, PROOF))
+    await here.fed(OTHER, Process(4, 2, 3, "eval"), (TOKENS, OUT, PROOF))
+    await here.answered(OTHER, Process(4, 2, 3, "eval"), Gradient(1.0, 1))
+    await here.answered(OTHER, Fetch(4, -1, 3, "input", cached=True), Fetched((TOKENS, PROOF)))

@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection
 from swarmnet.directory import SMALL_RUN, ReadPace, Record
 from swarmnet.ids import PeerId
 from swarmnet.net.admission import Admissions, admits
-from swarmnet.simulate.clock import VirtualLoop
-from swarmnet.simulate.links import SimulatedLinks
+from swarmnet.testing.clock import VirtualLoop
+from swarmnet.testing.links import SimulatedLinks
 
 _TRAINERS = -1
 """Where their records are, beside those of the stages."""

@@ -15,19 +15,27 @@ import random
 from collections import Counter, defaultdict, deque
 from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused
 from swarmnet.ids import PeerId
 from swarmnet.messages import Answer, Control, Heartbeat, Packed, Rejected, Request, gives_way
 from swarmnet.net.traffic import Priority
-from swarmnet.simulate.clock import SimulatedProcess, VirtualLoop
-from swarmnet.simulate.links import Links, SimulatedLinks
+from swarmnet.testing.clock import SimulatedProcess, VirtualLoop
+from swarmnet.testing.links import Links, SimulatedLinks
 from swarmnet.transport import ReadPayload, Service, layout_of
 
 _LOOKS_PER_STALL = 4
 
 SILENCE_S = 3.5
 """A dial into silence is given up after this long."""
+
+Message = Control | Request | Answer
+Intercept = Callable[[PeerId, PeerId, Message], Message | bool | None]
+"""Sees each message, request and answer before it is sent: (sender, receiver, message).
+
+False loses it: a caller hears nothing more. A message takes its place. None and True let it pass.
+"""
 
 
 class _SimulatedCall:
@@ -62,7 +70,7 @@ class MemoryNetwork:
         self.loop, self.links, self.rng = loop, links, random.Random(seed)
         self.lines = SimulatedLinks(links)
         self.sent: Counter[str] = Counter()
-        self.on_sent: Callable[[PeerId, PeerId, Control | Request], None] | None = None
+        self.intercepts: list[Intercept] = []
         self.priorities: defaultdict[PeerId, Priority] = defaultdict(Priority)
         self._nodes: dict[PeerId, _Node] = {}
         self._last_at: dict[tuple[PeerId, PeerId], float] = {}
@@ -145,9 +153,9 @@ class MemoryNetwork:
 
     def tell(self, sender: PeerId, peer: PeerId, message: Control) -> None:
         """One-way message."""
+        if (message := self._passed(sender, peer, message)) is None:
+            return
         self.sent[type(message).__name__] += 1
-        if self.on_sent is not None:
-            self.on_sent(sender, peer, message)
         node, mine = self._nodes.get(peer), self._nodes.get(sender)
         # Who cannot dial the other speaks on the link that the other has opened.
         dials = not self.lines.blocked(sender, peer)
@@ -186,10 +194,10 @@ class MemoryNetwork:
 
     def open(self, sender: PeerId, peer: PeerId, request: Request, payload: tuple[Packed, ...]) -> _SimulatedCall:
         """Begin a call."""
-        self.sent[type(request).__name__] += 1
-        if self.on_sent is not None:
-            self.on_sent(sender, peer, request)
         call = _SimulatedCall(sender, peer)
+        if (request := self._passed(sender, peer, request)) is None:
+            return call
+        self.sent[type(request).__name__] += 1
         node = self._nodes.get(peer)
         mine = self._nodes.get(sender)
         if not self.lines.dials(sender, peer):
@@ -258,6 +266,14 @@ class MemoryNetwork:
         """Run something in a node's process after a while."""
         self.loop.call_later(delay, callback, *args, context=node.process.context)
 
+    def _passed(self, sender: PeerId, receiver: PeerId, message: Any) -> Any:
+        """What the intercepts make of a message; None: it is lost."""
+        for intercept in self.intercepts:
+            if (verdict := intercept(sender, receiver, message)) is False:
+                return None
+            message = message if verdict in (None, True) else verdict
+        return message
+
     @staticmethod
     def _cancel(call: _SimulatedCall) -> None:
         if call.task is not None:
@@ -300,6 +316,8 @@ class MemoryNetwork:
     def _answer(self, call: _SimulatedCall, answer: Answer | None) -> None:
         caller = self._nodes.get(call.caller)
         if call.over or caller is None:
+            return
+        if answer is not None and (answer := self._passed(call.callee, call.caller, answer)) is None:
             return
         if not self.lines.connected(call.caller, call.callee):
             self._held.append((call, answer))  # it goes on if the cut heals in time
