@@ -78,7 +78,7 @@ def test_a_cut_that_is_askew_shows_in_the_most_that_a_peer_sent(benchmark: Modul
         {**times, "each": [{"sent": sent, "checked_s": 0.0, "summed_at": 1.0, "ended_at": 1.0} for sent in sizes]}
         for sizes in ((400, 400), (700, 100))
     ]
-    row = benchmark.summary("int64", "fp32", 2, 50, {"ours": turns, "gloo": [], "hivemind": []})
+    row = benchmark.summary("fp32", "fp32", 2, 100, {"ours": turns, "gloo": [], "hivemind": []})
     assert (row["bytes_vs_bound"], row["bytes_vs_bound_most"]) == (1.0, 1.75)
 
 

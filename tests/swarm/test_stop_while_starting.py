@@ -21,6 +21,7 @@ from swarmnet.net.endpoint import NOTHING_BETWEEN
 from swarmnet.net.identity import Identity, own_identity
 from swarmnet.peer import bootstrap
 from swarmnet.peer import run as peer_run
+from swarmnet.peer.memory_fit import Capacity
 from swarmnet.peer.rebalance import RecentMoves
 from swarmnet.peer.replica import ReplicaLimits
 from swarmnet.trainer import run as trainer
@@ -94,15 +95,15 @@ def test_a_peer_that_comes_back_without_a_network_waits_for_it(
     serving = peer_run._serve(
         config,
         manifest,
+        None,
         {},
         [],
         peer_run.no_tokens,
         lambda *event: told.append(event),
         "",
         NOTHING_BETWEEN,
-        lambda config: config.slots,
+        Capacity(config, manifest),
         ReplicaLimits(1, 0),
-        fits=(),
         carried=None,
         recent_moves=RecentMoves(),
     )

@@ -30,6 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MAJOR, MINOR = PROTOCOL_VERSION
 STEPS = 20_000  # it is stopped long before
 AFTER = 5  # steps after the last peer has moved
+SOFTWARE_FIELD = "software: Annotated[str, Size(64, printable=True)]"
 FIELD = 'mood: Annotated[str, Size(64)] = ""'
 
 Edit = dict[str, tuple[tuple[str, str], ...]]
@@ -45,10 +46,10 @@ LATER: Edit = {
     "swarmnet/step/heartbeats.py": (
         ("            notices=self._of.shape", '            mood="fine",\n            notices=self._of.shape'),
     ),
-    "swarmnet/directory.py": (
-        ("    software: Annotated[str, Size(64)]", f"    {FIELD}\n    software: Annotated[str, Size(64)]"),
+    "swarmnet/directory.py": ((f"    {SOFTWARE_FIELD}", f"    {FIELD}\n    {SOFTWARE_FIELD}"),),
+    "proto/swarmnet/v1/signed.proto": (
+        ("  string software = 24;\n", "  string software = 24;\n  string mood = 900;\n"),
     ),
-    "swarmnet/net/records.py": (('_OPTIONAL = ("steps", ', '_OPTIONAL = ("mood", "steps", '),),
     "swarmnet/net/endpoint.py": (
         ("            software=SOFTWARE,\n", '            software=SOFTWARE,\n            mood="fine",\n'),
     ),

@@ -9,6 +9,7 @@ import re
 import socket
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
