@@ -73,12 +73,12 @@ def test_bad_input_is_one_line_and_exit_code_2(
 
 
 def test_a_cut_that_is_askew_shows_in_the_most_that_a_peer_sent(benchmark: ModuleType) -> None:
-    times = {"phase_s": 1.0, "whole_s": 1.0, "cpu_s": 1.0}
+    times, even = {"phase_s": 1.0, "whole_s": 1.0, "cpu_s": 1.0}, 50 * benchmark.ELEMENT_BYTES["int64"]
     turns = [
         {**times, "each": [{"sent": sent, "checked_s": 0.0, "summed_at": 1.0, "ended_at": 1.0} for sent in sizes]}
-        for sizes in ((400, 400), (700, 100))
+        for sizes in ((even, even), (1.75 * even, 0.25 * even))
     ]
-    row = benchmark.summary("fp32", "fp32", 2, 100, {"ours": turns, "gloo": [], "hivemind": []})
+    row = benchmark.summary("int64", "fp32", 2, 50, {"ours": turns, "gloo": [], "hivemind": []})
     assert (row["bytes_vs_bound"], row["bytes_vs_bound_most"]) == (1.0, 1.75)
 
 
