@@ -16,7 +16,7 @@ SMALL = [name for name, row in ROWS.items() if row.replicas <= 3]
     ("name", "leader", "moment", "seed"),
     [
         # The round is open, and names what the leader had to itself.
-        ("kill, three replicas", True, 5 / 6, 6),
+        ("kill, three replicas", True, 5 / 6, 5),
         ("hang, three replicas", True, 5 / 6, 6),
         # The stage after asks the hung replica for inputs.
         ("hang, three replicas", False, 1 / 2, 4),
