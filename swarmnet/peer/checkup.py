@@ -271,7 +271,7 @@ _NATS = {
 
 
 def nat(kind: str, *, how: str, ports: tuple[int, int] = (0, 0)) -> Row:
-    """What is between this machine and the others. kind: as `net.nat` judges it. how: others reach it (`reached`)."""
+    """What is between this machine and the others. kind: by `net.nat.kinds`. how: others reach it (`reached`)."""
     words = _NATS[kind]
     # A machine that is reached directly needs no advice.
     if how not in ("relay", "none") or kind == "unknown":

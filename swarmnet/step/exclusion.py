@@ -14,9 +14,10 @@ names the peers that were late (`late`) or are banned (`bans`), and the chain of
 |---|---|---|---|
 | back-off, steps | 32 | 64 | 128 |
 
-No step waits for an excluded peer, and it is assigned no index. It computes, answers calls, fetches what was committed,
-and votes: it stays a voter until it could have contributed again. It leads no step until it is forgotten, as a bad
-leader costs more time than the shortest exclusion lasts.
+No step waits for an excluded peer, and it is assigned no index, unless the other voters in touch are no quorum
+(`Leader._pass_over`). It computes, answers calls, fetches what was committed, and votes: it stays a voter until it
+could have contributed again. It leads no step until it is forgotten, as a bad leader costs more time than the shortest
+exclusion lasts.
 Silence and crashes exclude nobody.
 
 Of the voters fewer than half are excluded at a time: those that were named last. So a leader that names correct peers
