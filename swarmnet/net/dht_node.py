@@ -92,6 +92,10 @@ def word_key(word: OwnersWord) -> str:
     return bans_key(word.value.run) if isinstance(word.value, Bans) else notice_key(word.value.run)
 
 
+_ENDLESS_S = 1e12
+"""Unix seconds that no entry comes to; a float beyond may have no milliseconds."""
+
+
 class RecordGate(RecordValidatorBase):  # type: ignore[misc]
     """Passes `{key: {peer id: sealed record}}` entries whose seal fits key, subkey and expiry; never raises.
 
@@ -118,7 +122,7 @@ class RecordGate(RecordValidatorBase):  # type: ignore[misc]
         # A stranger's entry may hold any type.
         if not isinstance(record.value, bytes) or not isinstance(record.expiration_time, int | float):
             return False
-        if not math.isfinite(record.expiration_time):
+        if not 0 <= record.expiration_time < _ENDLESS_S:
             return False
         try:
             found = self._known(record.value) or from_bytes(record.value, Announcement, Bans, Extension)
@@ -577,7 +581,7 @@ def _expiries(value: Any) -> Iterator[tuple[PeerId, int]]:
     """Who has an entry in what a key holds, and when it expires (Unix milliseconds); a stranger may hold anything."""
     entries = getattr(getattr(value, "value", None), "data", None)
     for subkey, entry in entries.items() if isinstance(entries, dict) else ():
-        if isinstance(subkey, str) and math.isfinite(entry.expiration_time):
+        if isinstance(subkey, str) and 0 <= entry.expiration_time < _ENDLESS_S:
             yield PeerId(subkey), round(entry.expiration_time * 1000)
 
 
