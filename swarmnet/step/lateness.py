@@ -25,7 +25,7 @@ class Lateness:
 
     def __init__(self, timers: Timers, host: StepHost) -> None:
         self._host = host
-        self._lasts_s, self._worth_s = timers.lease_s, timers.suspect_s
+        self._lasts_s, self._worth_s = timers.lease_s, 1.5 * timers.suspect_s
         self._debts = Recent[PeerId, tuple[float, float]](_MOST_PEERS)  # seconds, when they were added up
         self._until = Recent[PeerId, float](_MOST_PEERS)
         self._pardoned: set[PeerId] = set()
@@ -47,12 +47,12 @@ class Lateness:
     def charge(self, peer: PeerId, reason: str, *, cost_s: float, now: float) -> None:
         """The peer has cost the stage so many seconds: lateness, if it adds up to more than a share of all time.
 
-        Half of the debt is enough while an exclusion of it is remembered: else a peer that slows all steps down
+        A third of the debt is enough while an exclusion of it is remembered: else a peer that slows all steps down
         costs the whole debt again after each exclusion.
         """
         debt_s, since = self._debts.pop(peer, (0.0, now))
         debt_s = max(debt_s - (now - since) / _SHARE, 0.0) + cost_s
-        if debt_s > (self._worth_s / 2 if peer in self._remembered else self._worth_s):
+        if debt_s > (self._worth_s / 3 if peer in self._remembered else self._worth_s):
             self.observe(peer, reason, now=now)
         else:
             self._debts[peer] = debt_s, now
