@@ -77,11 +77,14 @@ def test_fragments_take_outer_steps_by_turns_and_everything_in_the_last_step(fin
 
 
 def test_a_step_without_an_outer_step_sends_a_number(finished: Finished) -> None:
-    sent = {}
+    # A replica that has started late follows by the aggregates of steps that are over: its mates send them meanwhile.
+    followed = {(event["stage"], event["newest"]) for event in finished.events if event["event"] == "following"}
+    sent, quiet = {}, []
     for event in finished.events:
         if event["event"] == "applied":
             sent.setdefault(event["step"], []).append(event["averaging_bytes"])
-    quiet = [each for step in (1, 5) for each in sent[step]]
+            if event["step"] in (1, 5) and (event["stage"], event["step"]) not in followed:
+                quiet.append(event["averaging_bytes"])
     assert quiet and max(quiet) <= 4 * 2 * (REPLICAS - 1)
     assert max(sent[4]) > 1000
     each = finished.summary["averaging_bytes_per_replica_and_step"]
