@@ -128,7 +128,8 @@ def test_two_honest_members_leave_an_idle_leader_too() -> None:
 def test_a_leader_for_a_ghost_costs_two_honest_members_little() -> None:
     rows = [strangers.measure("keeps-for-a-ghost", honest=2, seconds=LONG_S, run=run) for run in MORE_RUNS]
     assert all(row.weights_equal and row.longest_s <= 5.0 for row in rows), rows
-    assert statistics.fmean(row.ratio for row in rows) >= 0.9, rows
+    # It leads a third of the steps, and each of these takes twice as long at most.
+    assert statistics.fmean(row.ratio for row in rows) >= 0.85, rows
 
 
 @pytest.mark.parametrize("name", ["never-exchanges", pytest.param("releases", marks=pytest.mark.long)])
