@@ -415,11 +415,14 @@ class Leader:
         out = passed_over(worst, live)
         # The last of them are needed again where this step has left others out, or they are gone: the members that are
         # left could commit nothing.
-        voters = membership.roster(stage) or live
+        voters, here = membership.roster(stage) or live, set(live)
+        # Who has not come to the step by now may not come: a member that receives no aggregate stays behind.
+        if now - self._waits.began_at > self.view.timers.suspect_s:
+            here &= {self.view.me, *self._at_step.live}
         for peer in reversed(worst):
-            if has_quorum(live - out - self._left_out, voters):
+            if has_quorum(here - out - self._left_out, voters):
                 break
-            out -= {peer} & voters
+            out -= {peer} & voters & here
         return out
 
     def _observed(self, now: float) -> list[PeerId]:

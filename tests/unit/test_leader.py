@@ -718,6 +718,20 @@ def test_a_mate_that_was_late_in_another_step_or_is_excluded_is_needed_again_whe
         assert office.leader.members.keys() == {ME, B, D}
 
 
+def test_a_mate_that_is_excluded_is_needed_again_when_a_voter_in_touch_does_not_come_to_the_step():
+    """Two that collude stay behind, as they fetch no aggregate, and beat: the others were no quorum, without end."""
+    office = Office(B, C, D, excluded=(D,))
+    has_committed(office, ME, B, C, D)
+    for now in (0.0, 2.0, TIMERS.suspect_s + 0.5):
+        for mate in (B, C, D):
+            office.beat(mate, now)
+        behind = replace(STAMP, step=STAMP.step - 1)
+        office.view.hear(C, Heartbeat(behind, 1, True, None), now=now)
+        for mate in (ME, B, D):
+            office.report(mate, now=now)
+        assert (D in office.leader.members) == (now > TIMERS.suspect_s)
+
+
 def test_a_leader_whose_own_stream_stands_still_lets_the_others_sum_and_fetches_it():
     office = Office(B, C)
     office.everybody_reports(B, C)
