@@ -286,7 +286,8 @@ class Exchange:
         return self._last_bytes or self._sums.travel_bytes
 
     def take_sent(self) -> int:
-        """Bytes of sums that I have handed to others since this was asked last; without the messages around them."""
+        """Bytes that I have sent in rounds since this was asked last; without the messages around them, and without
+        the finished aggregates that latecomers have fetched."""
         sent, self._sent_bytes = self._sent_bytes, 0
         return sent
 
@@ -319,7 +320,8 @@ class Exchange:
         """Answer one `Part` call: wait for the round to open here, then for the part."""
         async with contextlib.aclosing(self._serve(request, caller)) as answers:
             async for answer in answers:
-                if isinstance(answer, PartData):
+                # A finished aggregate is fetched by who comes late, whenever that is: it is no part of averaging.
+                if isinstance(answer, PartData) and request.kind not in ("sum", "replay"):
                     self._sent_bytes += sum(packed.num_bytes for packed in answer.payload)
                 yield answer
 
