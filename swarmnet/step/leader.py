@@ -636,7 +636,7 @@ class Leader:
         if attempt is None:
             return
         for peer in late:
-            if not attempt.is_spoilt:
+            if not attempt.is_spoilt and peer != self.view.me:
                 self._observe_end(peer, self._kept_by(peer), "does not end up with the aggregate", now)
             self._log_evicted(peer, "late")
 
@@ -651,7 +651,7 @@ class Leader:
             before = {each.peer for each in remembered(self._member.membership.exclusions, self.stamp.step)}
             if culprit is None and len(found := before & {peer, *others}) == 1:
                 culprit = found.pop()
-        if culprit not in (None, self.view.me):
+        if culprit is not None:
             self._member.lateness.observe(culprit, reason, now=now)
 
     def _kept_by(self, peer: PeerId) -> frozenset[PeerId]:
