@@ -76,6 +76,8 @@ class Row:
     tainted: int = 0
     wronged: int = 0
     """Honest members that were convicted."""
+    blamed: int = 0
+    """How often an honest member observed another one to be late."""
 
     @property
     def ratio(self) -> float:
@@ -140,6 +142,7 @@ class Trial:
         self._late = audited is not None
         self.weights_equal = True
         self.wronged: set[PeerId] = set()
+        self.blamed = Counter[PeerId]()  # how often honest members have observed these to be late
         self._seen: list[dict[int, int]] = [self._seeds()]  # weights of each stage, by version
         self._shut_out = 0  # the version at which an honest member last said that somebody is convicted
         self.first = self.last = 0
@@ -220,6 +223,8 @@ class Trial:
         return dict(enumerate(self.swarm.oracle.history[0]))
 
     def _look(self, peer: PeerId, event: str, fields: dict[str, object]) -> None:
+        if event == "late" and peer in {node.peer_id for node in self.swarm.honest}:
+            self.blamed[PeerId(str(fields["peer"]))] += 1
         if event == "convicted":
             self.wronged.add(fields["peer"])
             self._shut_out = self._version()
@@ -288,6 +293,7 @@ def measure(
         trial.broken,
         len(tainted),
         len(trial.wronged),
+        sum(count for peer, count in trial.blamed.items() if peer not in names),
     )
     trial.swarm.events.clear()
     gc.collect()
@@ -332,6 +338,7 @@ def print_row(row: Row, part: str) -> None:
     print(
         f"{mark} {row.name:30} {row.steps:5} /{row.undisturbed:5}  {row.ratio:5.2f}  {row.longest_s:6.1f} s  "
         f"{'equal' if row.weights_equal else 'DIFFER':7} {named[:60]}"
+        + (f"  honest blamed {row.blamed}" if row.blamed else "")
         + (f"  [{row.broken[:90]}]" if row.broken else "")
         + (f"\n       lost: {row.lost}" if part != "rows" else ""),
         flush=True,

@@ -479,6 +479,17 @@ class KeepsWhatItReduced(Lie):
 
 
 @lie
+class WithholdsFromOne(Lie):
+    """hands one mate nothing of what it reduces"""
+
+    def answers(
+        self, caller: PeerId, request: Request, read: ReadPayload, honest: AsyncGenerator[Answer, None]
+    ) -> AsyncGenerator[Answer, None]:
+        withheld = isinstance(request, Part) and request.kind == "reduced" and caller == self.mates[0]
+        return running() if withheld else honest
+
+
+@lie
 class SlowParts(Lie):
     """hands out every part of a round 2.5 s late"""
 
@@ -640,6 +651,35 @@ class KeepsIdle(Lie):
 
     def tells(self, to: PeerId, message: Control) -> Iterable[Control]:
         return without_work(message)
+
+
+@lie
+class LeadsSlowly(Lie):
+    """as a leader opens the round of each second step ten seconds late"""
+
+    held_s: float = 10.0
+    every: int = 2
+
+    def begin(self) -> None:
+        super().begin()
+        self._first: dict[int, float] = {}
+
+    def tells(self, to: PeerId, message: Control) -> Iterable[Control]:
+        if not isinstance(message, StagePlan) or message.attempt is None or message.stamp.step % self.every:
+            return (message,)
+        wait_s = self._first.setdefault(message.stamp.step, self.now) + self.held_s - self.now
+        if wait_s <= 0.0:
+            return (message,)
+        self.swarm.loop.call_later(wait_s, self.tell, (to,), message)
+        return (replace(message, attempt=None),)
+
+
+@lie
+class LeadsALittleSlowly(LeadsSlowly):
+    """as a leader opens the round of each step 2.4 seconds late"""
+
+    held_s = 2.4
+    every = 1
 
 
 @lie

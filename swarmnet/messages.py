@@ -484,6 +484,8 @@ class MemberState:
     """Indexes under work that the leader has not assigned yet."""
     returns: Indexes = NONE
     """Indexes that are not held: their work was dropped, or a round names them wrongly."""
+    awaits: LatePeers = ()
+    """Members whose streams of the open round are later than their lines explain."""
 
     def contradiction(self) -> str:
         """What in it cannot be, in words; "" if nothing."""
@@ -566,6 +568,8 @@ class StagePlan:
     successor has those executed that have lost their assignee, without the idle timeout."""
     whole: bool = False
     """The leader lacks the member's last whole state (rule 9)."""
+    awaits: LatePeers = ()
+    """The members that the leader waits for: for their states, or their signatures."""
 
     def contradiction(self) -> str:
         """What in it cannot be, in words; "" if nothing."""

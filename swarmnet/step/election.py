@@ -222,6 +222,10 @@ class Election:
                 return None
             self._stood += 1
             return higher
+        # Each of us has yielded to the other in the same moment, and nobody leads.
+        yielded = seen is not None and seen.leader is not None and seen.leader.peer == view.me and self._level(leader)
+        if yielded and now - self._promised_at > view.timers.settle_s + place * limit:
+            return higher
         # One out of touch may be on the other side of a cut: each of us waits longer than the one before.
         if not view.in_touch(leader, now=now):
             silent_since = seen.touched_at if seen is not None else self._promised_at

@@ -22,6 +22,7 @@ class Follower:
     echoed_at: float = -math.inf  # when it last said a state of this term
     given: Indexes | None = None
     """The given indexes that it was told of with the term; None: it was not told of the term."""
+    awaits: frozenset[PeerId] = frozenset()  # members whose streams it waits for, as it said last
     knows: int = -1  # the number of the round that it was told of, by its state
     offences: int = 0  # how often the step began anew with it
 

@@ -19,6 +19,15 @@ _MOST_PEERS = 4096
 _SHARE = 16.0
 """A peer may be late for one of so many seconds."""
 
+_EXCUSED = 3
+"""So many times the debt that excludes a peer a leader may wait for others without having one of them excluded."""
+
+
+def _added(debt: tuple[float, float], cost_s: float, now: float) -> float:
+    """A debt, as (seconds, when they were added up), and what comes to it."""
+    debt_s, since = debt
+    return max(debt_s - (now - since) / _SHARE, 0.0) + cost_s
+
 
 class Lateness:
     """What one replica has observed; a peer that was never late is not in it."""
@@ -26,8 +35,11 @@ class Lateness:
     def __init__(self, timers: Timers, host: StepHost) -> None:
         self._host = host
         self._lasts_s, self._worth_s = timers.lease_s, 1.5 * timers.suspect_s
+        self._beat_s = timers.beat_s
         self._debts = Recent[PeerId, tuple[float, float]](_MOST_PEERS)  # seconds, when they were added up
         self._until = Recent[PeerId, float](_MOST_PEERS)
+        self._in_step = Recent[PeerId, None](_MOST_PEERS)  # observed in the step that is applied next: lasts for it
+        self._excuses = Recent[PeerId, tuple[float, float]](_MOST_PEERS)  # of leaders, as debts
         self._pardoned: set[PeerId] = set()
         self._agreed = Recent[PeerId, float](_MOST_PEERS)  # when most had last observed it; forgotten once it is named
         self._named_by = Recent[PeerId, PeerId](_MOST_PEERS)  # the leader of the last commit that named a peer
@@ -42,6 +54,7 @@ class Lateness:
             self._pardoned.add(peer)
             return
         self._until[peer] = now + self._lasts_s
+        self._in_step[peer] = None
         self._host.log("late", peer=peer, reason=reason)
 
     def charge(self, peer: PeerId, reason: str, *, cost_s: float, now: float) -> None:
@@ -50,12 +63,29 @@ class Lateness:
         A third of the debt is enough while an exclusion of it is remembered: else a peer that slows all steps down
         costs the whole debt again after each exclusion.
         """
-        debt_s, since = self._debts.pop(peer, (0.0, now))
-        debt_s = max(debt_s - (now - since) / _SHARE, 0.0) + cost_s
+        debt_s = _added(self._debts.pop(peer, (0.0, now)), cost_s, now)
         if debt_s > (self._worth_s / 3 if peer in self._remembered else self._worth_s):
             self.observe(peer, reason, now=now)
         else:
             self._debts[peer] = debt_s, now
+
+    def charge_leader(self, leader: PeerId, *, over_s: float, rest_s: float, waits_s: float, now: float) -> None:
+        """A step is over that was so much longer than usual.
+
+        rest_s: while nothing kept the leader from leading on, as far as is known here. waits_s: while it said that it
+        waits for others; that is no excuse for longer than what it takes to have them excluded.
+        """
+        said_s = _added(self._excuses.pop(leader, (0.0, now)), waits_s, now)
+        most_s = _EXCUSED * self._worth_s
+        self._excuses[leader] = min(said_s, most_s), now
+        cost_s = min(over_s, rest_s + max(said_s - most_s, 0.0) - self._beat_s, self.unproven_s)
+        if cost_s > 0.0:
+            self.charge(leader, "leads, and steps are slow", cost_s=cost_s, now=now)
+
+    @property
+    def unproven_s(self) -> float:
+        """The most that one step costs a peer which others may have kept: less than what makes it late."""
+        return self._worth_s * 3 / 4
 
     def agree(self, peers: Collection[PeerId], *, now: float) -> None:
         """Most replicas have observed these to be late."""
@@ -70,6 +100,9 @@ class Lateness:
         """
         self._remembered = table
         self._named_by.drop(lambda peer, _: peer not in table)
+        self._in_step.clear()
+        if late:
+            self._excuses.pop(leader, None)
         for peer in late:
             agreed_at = self._agreed.pop(peer, None)
             found = self.is_late(peer, now=now) or (agreed_at is not None and now - agreed_at <= self._lasts_s)
@@ -84,11 +117,11 @@ class Lateness:
 
     def is_late(self, peer: PeerId, *, now: float) -> bool:
         """Was it observed to be late, and no commit has named it since?"""
-        return now < self._until.get(peer, now)
+        return peer in self._in_step or now < self._until.get(peer, now)
 
     def late(self, *, now: float) -> list[PeerId]:
         """The peers that were; the latest first."""
-        return [peer for peer, until in reversed(self._until.items()) if now < until]
+        return [peer for peer in reversed(self._until) if self.is_late(peer, now=now)]
 
 
 class WaitTimes:
@@ -111,8 +144,9 @@ class Delays:
 
     def __init__(self, timers: Timers, now: float) -> None:
         self._timers, self._began_at = timers, now
-        self._late, self._unsigned = WaitTimes(now), WaitTimes(now)
+        self._late, self._unsigned, self._led = WaitTimes(now), WaitTimes(now), WaitTimes(now)
         self._voters: Set[PeerId] = frozenset()  # in the last attempt
+        self._gone: Set[PeerId] = frozenset()  # voters without which the step has gone on
 
     def note(self, waits_for: Set[PeerId], members: int, *, signatures: bool = False, now: float) -> None:
         """The members that the step waits for from now on. Nobody is to blame unless most members are ready."""
@@ -120,17 +154,28 @@ class Delays:
         self._late.note(waits_for, now=now)
         self._unsigned.note(waits_for if signatures else (), now=now)
 
+    def note_leader(self, waits_for: Collection[PeerId], *, now: float) -> None:
+        """The step waits for its leader, or as the leader says for these."""
+        self._led.note(waits_for, now=now)
+
+    def forgive_leader(self) -> None:
+        """Somebody is lost, and the leader has to find out and to have work done again."""
+        self._led.seconds.clear()
+
+    def led_s(self, leader: PeerId, *, now: float) -> tuple[float, float]:
+        """How long the step has waited for its leader, and for the one that it says it waited for longest."""
+        self._led.note((), now=now)
+        others = [seconds for peer, seconds in self._led.seconds.items() if peer != leader]
+        return self._led.seconds.get(leader, 0.0), max(others, default=0.0)
+
     def opened(self, voters: Set[PeerId], *, now: float) -> None:
         """An attempt with these voters. Those that the step goes on without since the last one have kept the others
         waiting: these owe nothing for that time."""
         gone, self._voters = self._voters - voters, voters
+        self._gone |= gone
         for waits in (self._late, self._unsigned) if gone else ():
             waits.note((), now=now)
             waits.seconds = {peer: seconds for peer, seconds in waits.seconds.items() if peer in gone}
-
-    def late_s(self, *, without: PeerId | None) -> float:
-        """The longest time that the step waited for one member other than `without`."""
-        return max((late_s for peer, late_s in self._late.seconds.items() if peer != without), default=0.0)
 
     def charge(self, lateness: Lateness, me: PeerId, named: Collection[PeerId], *, now: float) -> None:
         """The step is over. The latest member owes what it was late beyond half of the time that the others took, as
@@ -139,9 +184,12 @@ class Delays:
         self.note(frozenset(), 0, now=now)
         found = [(late_s, peer) for peer, late_s in self._late.seconds.items() if peer not in named]
         late_s, peer = max(found, default=(0.0, me))
-        alone_s = max(now - self._began_at - self.late_s(without=None), 0.0)
+        alone_s = max(now - self._began_at - max(self._late.seconds.values(), default=0.0), 0.0)
         unsigned_s = self._unsigned.seconds.get(peer, 0.0)
         cost_s = max(late_s - alone_s / 2 - self._timers.settle_s, unsigned_s - alone_s / 4)
+        # Why the step went on without a member its leader knows: another one may have kept it.
+        if peer in self._gone:
+            cost_s = min(cost_s, lateness.unproven_s)
         if peer != me and cost_s > 0.0:
             lateness.charge(peer, "slows the steps down", cost_s=cost_s, now=now)
 

@@ -29,7 +29,7 @@ from swarmnet.messages import (
 )
 from swarmnet.quorum import blocks, has_quorum, minority
 from swarmnet.step.commits import counting
-from swarmnet.step.exclusion import passed_over
+from swarmnet.step.exclusion import passed_over, remembered
 from swarmnet.step.followers import AtStep, Follower, Plans
 from swarmnet.step.idle import IdleWork, NonFinite
 from swarmnet.step.lateness import Waits
@@ -180,7 +180,7 @@ class Leader:
         if peer not in self.members and not self.view.in_touch(peer, now=now):
             return
         follower = self._follower(peer)
-        last, follower.knows = follower.state, report.round
+        last, follower.knows, follower.awaits = follower.state, report.round, frozenset(report.awaits)
         self.looks |= report.trouble is not None  # those who are held up wait for a verdict
         if not report.whole:
             # It refers to a report that I never had: I have just begun to keep, or that one was lost.
@@ -320,6 +320,9 @@ class Leader:
             if resend:
                 self.publish(self.commit)
             return
+        if resend and (waits := self.waits(now)):
+            for peer in self.members.keys() - {self.view.me}:
+                self._plans.of(peer).awaits = tuple(waits)[:MAX_LATE]
         self._settle_dispute(now)
         phase = self.phase(now)
         for of, duty in DUTIES:
@@ -381,8 +384,9 @@ class Leader:
         return {**dict.fromkeys(silent, "does not report"), **dict.fromkeys(behind, "is behind")}
 
     def late(self, now: float) -> Set[PeerId]:
-        """The replicas that the step waits for and that are no laggards."""
-        return self.waits(now).keys() - self._at_step.behind(self.members)
+        """The replicas that the step waits for by their own doing: no laggards, and none that others keep waiting."""
+        waits = self.waits(now).keys() - self._at_step.behind(self.members)
+        return {peer for peer in waits if not (self.acks and self._kept_by(peer))}
 
     # ------------------------------------------------------------ inside
 
@@ -502,13 +506,16 @@ class Leader:
                 self._waits.complete = False
                 self._leave_out(peer, "does not report", now)
 
-    def _leave_out(self, peer: PeerId, reason: str, now: float, *, fault: str = "", pardon: bool = False) -> None:
-        """Go on without this replica in this step. fault: why it is late, if that is not the reason."""
+    def _leave_out(self, peer: PeerId, reason: str, now: float) -> None:
+        """Go on without this replica in this step: it is late."""
+        self._go_without(peer, reason, now)
+        self._member.lateness.observe(peer, reason, now=now)
+
+    def _go_without(self, peer: PeerId, reason: str, now: float) -> None:
         self._left_out.add(peer)
         if (generation := self.members.get(peer)) is not None:
             self._plans.void(peer, generation)
             self._evict(peer, generation)
-        self._member.lateness.observe(peer, fault or reason, pardon=pardon, now=now)
         self._log_evicted(peer, reason)
 
     def _may_be_certified(self, now: float) -> bool:
@@ -588,9 +595,8 @@ class Leader:
         match self._rounds.suspects.decide(circles, step=self.stamp.step, now=now):
             case Leave(peer, reason, others) if len(self.members) > 1:
                 self._bring_back(peer, now)
-                self._member.lines.broken(peer, others, step=self.stamp.step)
-                # A member that complains alone may have a broken line to one mate: the first time is no fault.
-                self._leave_out(peer, reason, now, fault=f"holds up the round ({reason})", pardon=reason == "alone")
+                self._go_without(peer, reason, now)
+                self._observe_end(peer, others, f"holds up the round ({reason})", now)
             case CutAgain():
                 self._rounds.builder.turn()
                 self._cut_again()
@@ -631,8 +637,26 @@ class Leader:
             return
         for peer in late:
             if not attempt.is_spoilt and peer != self.view.me:
-                self._member.lateness.observe(peer, "does not end up with the aggregate", now=now)
+                self._observe_end(peer, self._kept_by(peer), "does not end up with the aggregate", now)
             self._log_evicted(peer, "late")
+
+    def _observe_end(self, peer: PeerId, others: frozenset[PeerId], reason: str, now: float) -> None:
+        """This member is late, or one of those that it alone waits for. others: () if it is not alone in that.
+
+        The line between the two may be broken, which is nobody's fault the first time.
+        """
+        culprit: PeerId | None = peer
+        if others:
+            culprit = self._member.lines.broken(peer, others, step=self.stamp.step)
+            before = {each.peer for each in remembered(self._member.membership.exclusions, self.stamp.step)}
+            if culprit is None and len(found := before & {peer, *others}) == 1:
+                culprit = found.pop()
+        if culprit is not None:
+            self._member.lateness.observe(culprit, reason, now=now)
+
+    def _kept_by(self, peer: PeerId) -> frozenset[PeerId]:
+        """The members with the aggregate whose streams this one waits for, as it says: the line may be at fault."""
+        return self._follower(peer).awaits & self.acks.keys()
 
     def _log_evicted(self, peer: PeerId, reason: str) -> None:
         self._member.host.log("evicted", peer=peer, reason=reason, step=self.stamp.step)

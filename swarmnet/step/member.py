@@ -300,13 +300,13 @@ class Member:
         rival = self.view.get(leader) if ended.promised is not None and ended.promised.peer == self.me else None
         self.overruled_by = leader if rival is not None and rival.leader != ended.promised else None
         ended.applied(now)
+        self._review_leader(ended, now)
         self.steps = self.steps[1:]
         self.evidence = (*self.evidence[-1:], evidence(self.last_commits))
         self._exclude(self.last_commits[self.stage], now)
         self.membership.applied(self.last_commits, self.last_finished)
         self.stand(self.after(self.last_commits))
         self._lag.caught_up()
-        self._review_leader(ended.late_s(now), now)
         self.membership.patience_s = 2 * (self.pace.usual_s or 0.0)
         self.pace.begin()
         follows = bool(self.steps)
@@ -326,15 +326,13 @@ class Member:
             self.host.measure(self.version, self.chain, self.term_chain)
         self._advance(now)
 
-    def _review_leader(self, late_s: float, now: float) -> None:
-        """A leader is late under whom several steps in a row were slow, if steps under others are not.
-
-        late_s: seconds that the step waited for another member or another stage, which is not the leader's fault.
-        """
-        kept = self.kept_last.peer if self.kept_last is not None else None
-        slow_s = self.pace.applied(kept, late_s=late_s, now=now)
-        if kept is not None and kept != self.me and slow_s:
-            self.lateness.observe(kept, "leads, and steps are slow", now=now)
+    def _review_leader(self, ended: OpenStep, now: float) -> None:
+        """A leader owes what the step was longer than usual steps under others, if it waited for the leader."""
+        leader = self.kept_last.peer if self.kept_last is not None else None
+        over_s = self.pace.applied(leader, now=now)
+        if leader is not None and leader != self.me:
+            rest_s, waits_s = ended.led_s(leader, now=now)
+            self.lateness.charge_leader(leader, over_s=over_s, rest_s=rest_s, waits_s=waits_s, now=now)
 
     def _exclude(self, commit: Commit, now: float) -> None:
         """The commit of my stage names late peers: log the table's new rows."""

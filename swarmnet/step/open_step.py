@@ -8,7 +8,7 @@ collects sums and has idle indexes executed. What outlives a step is the member'
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
@@ -21,6 +21,7 @@ from swarmnet.step.host import StepHost
 from swarmnet.step.lateness import Delays
 from swarmnet.step.leader import Leader
 from swarmnet.step.ledger import ClaimBook
+from swarmnet.step.lines import MOST_NAMED
 
 if TYPE_CHECKING:
     from swarmnet.step.member import Member
@@ -191,7 +192,7 @@ class OpenStep:
         self._unheld_since = math.inf  # since when no live replica is known to hold the committed aggregate
         self._refused: set[PeerId] = set()  # peers whose ballot I did not promise
         self._told_mine: set[PeerId] = set()  # peers that told me of a ballot of mine of before
-        self._decided_at = math.inf  # when the commit of my stage was known
+        self._led: tuple[float, tuple[PeerId, ...]] = (-math.inf, ())  # when my leader said whom it waits for, and whom
         self._fed = False  # has work of this step come here?
         self._revision = 0
         self._reported: MemberState | None = None  # the last whole report to the promised leader
@@ -341,7 +342,6 @@ class OpenStep:
             self.part.finished = None  # the same round, other bits than my stage's: fetch them from a holder
             self._member.membership.give_up(commit_of(self.stamp, finished))
         self.part.decide(commit)
-        self._decided_at = min(self._decided_at, now)
         return True
 
     def _look_around(self, now: float) -> None:
@@ -392,9 +392,12 @@ class OpenStep:
                 self._host.send(peer, self._make_report(self.promised))  # the higher ballot: the old leader stops
             if plan.ballot != self.promised:
                 return
+        if plan.awaits:
+            self._led = now, plan.awaits
         self.election.given |= plan.given  # while I am among those that would lead next
         if plan.generation == self.claims.generation:
             if plan.evicted:
+                self._delays.forgive_leader()  # the others begin again without me
                 self._end_accumulator("evicted_me", void=plan.evicted == "void")
             else:
                 self._on_answers(plan)
@@ -520,7 +523,14 @@ class OpenStep:
             revision=self._revision,
             round=current.id.number if current is not None and current.id.ballot == ballot else -1,
             wants=claims.asked,
+            awaits=self._awaits,
         )
+
+    @property
+    def _awaits(self) -> tuple[PeerId, ...]:
+        """Who keeps me waiting in the open round; of many it is none of them."""
+        awaited = self._member.awaited if self.part.exchange is not None else ()
+        return tuple(sorted(awaited)) if len(awaited) <= MOST_NAMED else ()
 
     def report(self) -> None:
         """Tell the leader what is here and what was not answered (rule 9): whole if that has changed or the leader
@@ -532,7 +542,8 @@ class OpenStep:
         if last is not None and still and not self._asked:
             number = self.part.round.id.number if self.part.round is not None else -1
             trouble = self._member.trouble if self.oldest else None
-            report = last.unchanged(progress=self.progress, trouble=trouble, round=number, wants=self.claims.asked)
+            news = {"progress": self.progress, "trouble": trouble, "round": number, "awaits": self._awaits}
+            report = last.unchanged(**news, wants=self.claims.asked)
         else:
             self._revision += not still
             report = self._reported = self._make_report(ballot)
@@ -587,7 +598,7 @@ class OpenStep:
             self.leader.advance(now=now, resend=resend)
             if self.leader.commit is not None and self._own_commit is None:
                 self._learn(self.leader.commit, now)
-        self._note_delays(now)
+        self._note_delays(now, resend)
         if resend:
             self.part.stuck = member.stuck(now=now)
             self.part.locked = now - self._signed_at <= member.view.timers.suspect_s
@@ -620,7 +631,7 @@ class OpenStep:
         self.report()
         self.leader.advance(now=now, resend=False)
 
-    def _note_delays(self, now: float) -> None:
+    def _note_delays(self, now: float, resend: bool) -> None:
         """Note the members that hold up my exchange; while there is none, those that hold me up as the leader."""
         if self.part.exchange is not None and self.part.round is not None:
             self._delays.note(self._member.awaited, len(self.part.round.receivers), now=now)
@@ -630,6 +641,23 @@ class OpenStep:
             self._delays.note(late, len(self.leader.members.keys() | late), signatures=signatures, now=now)
         else:
             self._delays.note(frozenset(), 0, now=now)
+        self._delays.note_leader(self._waits_for_leader(now), now=now)
+        if resend and self._lost(now):
+            self._delays.forgive_leader()
+
+    def _computes(self, leader: PeerId, now: float) -> bool:
+        """Does any replica compute, as far as I know? The leader's word is no excuse of its own."""
+        view = self._member.view
+        if self._member.queue or self.claims.assigned != self.claims.accumulated:
+            return True
+        queues = ((peer, seen.queue) for peer, seen in view.mates() if peer != leader)
+        return any(queue and view.in_touch(peer, now=now) for peer, queue in queues)
+
+    def _lost(self, now: float) -> bool:
+        """Is a peer out of touch that has contributed lately, to any stage?"""
+        view, stages = self._member.view, range(self._member.shape.num_stages)
+        known = ((stage, peer) for stage in stages for peer in view.contributors(stage) if peer != view.me)
+        return any(not view.may_live(peer, now=now, stage=stage) for stage, peer in known)
 
     def applied(self, now: float) -> None:
         """The step is over: charge the members that slowed it down."""
@@ -637,10 +665,21 @@ class OpenStep:
         named = commit.late if commit is not None else ()
         self._delays.charge(self._member.lateness, self._member.me, named, now=now)
 
-    def late_s(self, now: float) -> float:
-        """The longest time that I waited for one member, the leader not counted; and since then for other stages."""
-        waited_s = self._delays.late_s(without=self.promised.peer if self.promised is not None else None)
-        return waited_s + max(now - self._decided_at, 0.0)
+    def led_s(self, leader: PeerId, *, now: float) -> tuple[float, float]:
+        """How long this step, which is over, waited for its leader; and as that one says for others."""
+        return self._delays.led_s(leader, now=now)
+
+    def _waits_for_leader(self, now: float) -> Collection[PeerId]:
+        """My leader, if there is work to be counted and nobody works, computes or exchanges; or whom it waits for, as
+        it has said since the last beat but one."""
+        me, view, leader = self._member.me, self._member.view, self.promised
+        if leader is None or leader.peer == me or not self.oldest or self.phase not in ("counting", "holding"):
+            return ()
+        # Whoever holds the aggregate has nothing more to compute in this step.
+        if self.phase == "counting" and (self._computes(leader.peer, now) or not self._is_fed(now)):
+            return ()
+        said_at, awaits = self._led
+        return awaits if awaits and me not in awaits and now - said_at <= view.timers.settle_s else (leader.peer,)
 
     def _collect(self, commit: Commit) -> None:
         """My stage has committed an aggregate that is not here: fetch it from a holder (rule 16)."""

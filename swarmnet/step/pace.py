@@ -10,8 +10,11 @@ from swarmnet.manifest.timers import Timers
 
 _RECENT_STEPS = 16
 
-_SLOW = 4
-"""Usual steps that a step may take."""
+_COMPARED_STEPS = 64
+"""A leader's step is compared with those of other leaders among so many."""
+
+_USUAL_STEPS = 2
+"""Usual steps under other leaders that a step may take."""
 
 
 def _usual(seconds: Collection[float]) -> float:
@@ -28,33 +31,25 @@ class Pace:
         self._gap_s: float | None = None  # the longest pause of this step
         self._gaps_s = deque[float](maxlen=_RECENT_STEPS)  # of the last steps
         self._applied_at: float | None = None
-        self._steps_s = deque[float](maxlen=_RECENT_STEPS)
-        self._slow_s: list[float] = []  # the last slow steps in a row, all under `_leader`
-        self._leader: PeerId | None = None
+        self._steps = deque[tuple[PeerId | None, float]](maxlen=_COMPARED_STEPS)  # who led, seconds
 
-    def applied(self, leader: PeerId | None = None, *, late_s: float = 0.0, now: float) -> float:
-        """A step is over. Returns how long the last slow steps in a row under this leader took together.
-
-        0 unless they were two at least and cost more than four silence limits. late_s: the seconds of the step that the
-        leader is not to blame for.
-        """
+    def applied(self, leader: PeerId | None = None, *, now: float) -> float:
+        """A step is over. Returns by how many seconds it was longer than two usual steps under other leaders; 0 while
+        none is known."""
         if self._applied_at is None:
             self._applied_at = now
             return 0.0
         took_s, self._applied_at = now - self._applied_at, now
-        if leader != self._leader:
-            self._leader, self._slow_s = leader, []
-        usual_s = self.usual_s
-        slow = usual_s is not None and took_s - late_s > max(self._timers.suspect_s, _SLOW * usual_s)
-        self._slow_s = [*self._slow_s, took_s] if slow else []
-        self._steps_s.append(took_s)
-        cost_s = sum(self._slow_s)
-        return cost_s if len(self._slow_s) > 1 and cost_s > _SLOW * self._timers.suspect_s else 0.0
+        # A leader that is always slow must not become the measure.
+        others = [seconds for led_by, seconds in self._steps if led_by != leader]
+        self._steps.append((leader, took_s))
+        return max(took_s - _USUAL_STEPS * _usual(others), 0.0) if others else 0.0
 
     @property
     def usual_s(self) -> float | None:
         """The lower quartile of the last steps, in seconds; None: none is known."""
-        return _usual(self._steps_s) if self._steps_s else None
+        recent = [seconds for _, seconds in self._steps][-_RECENT_STEPS:]
+        return _usual(recent) if recent else None
 
     def interrupted(self) -> None:
         """State was taken over: the time that took is no step's."""

@@ -150,7 +150,7 @@ def test_a_leader_that_names_correct_peers_late_again_and_again_is_excluded_itse
 
 
 def test_s2_a_callee_that_answers_running_for_ever_makes_no_caller_late() -> None:
-    trial, liar = strangers.Trial(3, 2 * SHORT_S, 1, strangers.STAGE, QUIET_S), PeerId("liar.0")
+    trial, liar = strangers.Trial(3, 2 * SHORT_S, 2, strangers.STAGE, QUIET_S), PeerId("liar.0")
     trial.run([strangers.LIES["accepts-never-finishes"](trial.swarm, liar)])
     assert not trial.broken and trial.weights_equal and trial.steps >= SHORT_S
     late = {fields["peer"] for _, _, event, fields in trial.swarm.events if event in ("late", "excluded")}

@@ -114,13 +114,13 @@ def test_one_replica_a_stage_is_taken_at_its_word() -> None:
 
 
 def test_a_replica_that_never_ends_an_evaluation_costs_the_scores_that_it_was_asked_for_and_no_other() -> None:
-    swarm = Swarm(Plan(stages=2, replicas=3, microbatches=12, steps=10, eval_every=1, eval_microbatches=4), 0)
+    swarm = Swarm(Plan(stages=2, replicas=3, microbatches=12, steps=20, eval_every=1, eval_microbatches=4), 0)
     swarm.names[0], liar = "liar", NeverScores()
     swarm.guises[PeerId("liar")] = liar
     swarm.run()
     told = [fields["step"] for _, _, name, fields in swarm.events if name in ("evaluated", "not_evaluated")]
     assert told == sorted(told), "in their order"
     scores = said(swarm, "evaluated")
-    assert set(range(10)) - scores.keys() <= liar.asked
+    assert set(range(20)) - scores.keys() <= liar.asked
     assert len(scores) >= 5 and max(scores) > min(liar.asked), "the run has not waited for the first"
     assert all(score["loss"] == honest(swarm, version) for version, score in scores.items())

@@ -36,10 +36,28 @@ def test_a_broken_line_is_remembered_for_some_steps() -> None:
     lines = BrokenLines()
     assert lines.apart(PEERS, {}, step=3) == frozenset()
     lines.broken(C, [D], step=3)
-    assert lines.apart(PEERS, {}, step=3) == lines.apart(PEERS, {}, step=35) == {C, D}
-    assert lines.apart(PEERS, {}, step=36) == frozenset(), "it is tried again"
+    assert lines.apart(PEERS, {}, step=3) == lines.apart(PEERS, {}, step=67) == {C, D}
+    assert lines.apart(PEERS, {}, step=68) == frozenset(), "it is tried again"
     assert lines.apart((A, B, C), {}, step=4) == frozenset(), "who is not there keeps nobody apart"
     assert lines.apart((A, C, D), {}, step=4) == {C, D} and lines.apart((C, D), {}, step=4) == frozenset()
+
+
+def test_a_line_that_breaks_again_is_remembered_for_twice_as_long() -> None:
+    lines = BrokenLines()
+    for step, lasts in ((0, 64), (65, 128), (200, 256), (500, 256), (2000, 64)):
+        lines.broken(A, [B], step=step)
+        lines.broken(A, [B], step=step)
+        assert lines.apart(PEERS, {}, step=step + lasts) == {A, B}
+        assert lines.apart(PEERS, {}, step=step + lasts + 1) == frozenset(), (step, lasts)
+
+
+def test_of_two_ends_the_one_with_more_broken_lines_is_at_fault() -> None:
+    lines = BrokenLines()
+    assert lines.broken(A, [B], step=0) is None, "either may be"
+    assert lines.broken(A, [B], step=1) is None, "the same line says no more"
+    assert lines.broken(C, [B], step=2) == B
+    assert lines.broken(A, [C, D], step=300) == A, "who names two at once"
+    assert lines.broken(B, [D], step=900) is None, "what was before is forgotten"
 
 
 def test_a_broken_line_counts_for_both_ends_and_who_names_many_for_itself_alone() -> None:

@@ -45,6 +45,20 @@ def test_a_leader_that_stands_at_once_makes_no_peer_late() -> None:
     assert follows.promise(Ballot(0, first), now=table.now) and not late(follows, table.now)
 
 
+def test_two_that_have_yielded_to_each_other_do_not_wait_for_each_other_for_ever() -> None:
+    """One counted, and yielded to the higher ballot; the other did not yet, and yielded to one that counts."""
+    table = Table("A", "K")
+    (first, one), (second, other) = elections(table)
+    for election, mate in ((one, second), (other, first)):
+        election.promised, election._promised_at = Ballot(0, mate), table.now
+        election._view.get(mate).leader = Ballot(0, election._view.me)
+    assert one.due(keeping=False, now=table.now) is None, "its heartbeats may be older"
+    now = table.now + TIMERS.settle_s + 0.1
+    assert one.due(keeping=False, now=now) == Ballot(1, first) and other.due(keeping=False, now=now) is None
+    one._view.get(second).leader = None
+    assert one.due(keeping=False, now=now) is None
+
+
 def test_a_leader_that_is_to_be_banned_is_not_followed() -> None:
     table = Table("A", "B", "C")
     (first, _), (second, stands), (_, follows) = elections(table)

@@ -135,14 +135,45 @@ def test_a_third_of_the_debt_is_enough_while_an_exclusion_is_remembered():
 
 
 def test_members_that_waited_for_the_one_that_is_left_out_owe_nothing_for_that_time():
+    """And that one may have been kept by another member: one such step is no lateness."""
     for gone, found in ((C, []), (B, [B])):
-        lateness, delays = Lateness(TIMERS, Deferred()), Delays(TIMERS, 0.0)
-        delays.opened({A, B, C, D}, now=0.5)
-        delays.note({B}, 4, now=1.0)
-        delays.note({C}, 4, now=14.0)
-        delays.opened({A, B, C, D} - {gone}, now=19.0)
-        delays.charge(lateness, A, (), now=20.0)
-        assert lateness.late(now=20.0) == found
+        lateness = Lateness(TIMERS, Deferred())
+        for began_at, late in ((0.0, []), (20.0, found)):
+            delays = Delays(TIMERS, began_at)
+            delays.opened({A, B, C, D}, now=began_at + 0.5)
+            delays.note({B}, 4, now=began_at + 1.0)
+            delays.note({C}, 4, now=began_at + 14.0)
+            delays.opened({A, B, C, D} - {gone}, now=began_at + 19.0)
+            delays.charge(lateness, A, (), now=began_at + 20.0)
+            assert lateness.late(now=began_at + 20.0) == late
+
+
+def test_a_leader_owes_what_its_steps_are_longer_than_usual_while_they_wait_for_it():
+    def late(*steps: tuple[float, float, float], took_s: float = 10.0, named: bool = False) -> list[PeerId]:
+        lateness = Lateness(TIMERS, Deferred())
+        for number, (over_s, rest_s, waits_s) in enumerate(steps, start=1):
+            now = took_s * number
+            lateness.charge_leader(B, over_s=over_s, rest_s=rest_s, waits_s=waits_s, now=now)
+            if named:
+                lateness.committed((PeerId(f"c{number}"),), (), B, now=now)
+        return lateness.late(now=now)
+
+    assert late((10.0, 10.0, 0.0)) == [], "what kept it once may not be known"
+    assert late((10.0, 10.0, 0.0), (10.0, 10.0, 0.0)) == [B]
+    assert late(*[(1.9, 1.9, 0.0)] * 6, took_s=2.4) == [B]
+    assert late(*[(10.0, 0.5, 0.0)] * 50) == late(*[(0.0, 10.0, 0.0)] * 50) == [], "it was not waited for; as usual"
+    assert late(*[(1.0, 1.0, 0.0)] * 50, took_s=9.0) == [], "one of sixteen seconds"
+    assert late(*[(6.0, 0.0, 6.0)] * 2) == [], "it has those excluded that it waits for"
+    assert late(*[(6.0, 0.0, 6.0)] * 6) == [B], "and if it does not, that is no excuse"
+    assert late(*[(6.0, 0.0, 6.0)] * 6, named=True) == []
+
+
+def test_an_observation_lasts_for_its_step_however_long_that_is():
+    lateness = Lateness(TIMERS, Deferred())
+    lateness.observe(B, "does not report", now=0.0)
+    assert lateness.late(now=10 * TIMERS.lease_s) == [B]
+    lateness.committed((), (), A, now=10 * TIMERS.lease_s)
+    assert lateness.late(now=10 * TIMERS.lease_s) == []
 
 
 def test_a_step_that_waits_for_one_member_charges_that_one_and_never_the_observer():

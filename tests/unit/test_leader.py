@@ -88,6 +88,7 @@ class Office:
         bandwidth=0,
         trouble=None,
         revision=0,
+        awaits=(),
     ) -> list[Call]:
         message = MemberState(
             STAMP,
@@ -102,6 +103,7 @@ class Office:
             trouble=trouble,
             vote=vote_of(peer, finished),
             revision=revision,
+            awaits=awaits,
         )
         calls_of(self.host)
         self.leader.on_state(peer, message, now=now)
@@ -807,7 +809,37 @@ def test_a_broken_line_between_two_of_four_costs_one_step_and_not_the_next():
 
 
 def test_whoever_lacks_a_sum_for_long_is_not_waited_for_and_keeps_what_it_has_counted():
-    office = Office(B, C)
+    _, calls = one_lacks_the_sum()
+    (late,) = logged(calls, "late")
+    assert late == {"peer": C, "reason": "does not end up with the aggregate"}
+
+
+def test_who_lacks_a_sum_and_waits_for_one_that_has_it_may_have_a_broken_line():
+    """One that withholds its chunks from one member at a time has more of them than that member."""
+    for before, awaits, late in (
+        ((), (B,), []),
+        ((), (D,), [C]),
+        ((), (ME, B), [C]),
+        (((B, D),), (B,), [B]),
+        (((C, D),), (B,), [C]),
+    ):
+        lines = BrokenLines()
+        for pair in before:
+            lines.broken(pair[0], pair[1:], step=STAMP.step - 1)
+        office, calls = one_lacks_the_sum(awaits, lines)
+        assert [each["peer"] for each in logged(calls, "late")] == late, (before, awaits)
+        assert (C in lines.ends(STAMP.step)) == (awaits != (D,) or (C, D) in before)
+    office, _ = one_lacks_the_sum((B,), lines, until=10.0)
+    assert office.leader.waits(10.0) == {C: "has not got the sum"} and not office.leader.late(10.0)
+    calls = office.advance(10.1, resend=True)
+    assert [plan.awaits for plan in plans(calls, B)] == [(C,)], "members do not take that for the leader's own delay"
+
+
+def one_lacks_the_sum(
+    awaits: tuple[PeerId, ...] = (), lines: BrokenLines | None = None, *, until: float = 13.0
+) -> tuple[Office, list[Call]]:
+    """B and I hold a certified sum, and C waits for it until then, for these."""
+    office = Office(B, C, lines=lines)
     office.everybody_reports(B, C)
     office.claim(ME, 0)
     office.claim(C, 1)
@@ -818,15 +850,17 @@ def test_whoever_lacks_a_sum_for_long_is_not_waited_for_and_keeps_what_it_has_co
     assert not evicted(calls) and office.leader.commit is None
     for mate in (B, C):
         office.beat(mate, 10.9)
+    office.report(C, summed={1}, awaits=awaits, now=10.9)
     office.report(B, finished=done, now=10.9)
     assert office.leader.commit is None, "four times as long as the sum took to make"
+    if until < 12.0:
+        return office, office.report(C, summed={1}, awaits=awaits, now=until)
     for mate in (B, C):
         office.beat(mate, 12.0)
     calls = office.report(B, finished=done, now=13.0)
     assert not evicted(calls), "its generation is in the sum"
     assert office.leader.commit is not None and office.leader.commit.contributors == (ME, C)
-    (late,) = logged(calls, "late")
-    assert late == {"peer": C, "reason": "does not end up with the aggregate"}
+    return office, calls
 
 
 def test_a_leader_that_sums_alone_says_so():

@@ -1069,6 +1069,12 @@ def test_a_leader_names_the_member_that_holds_up_its_own_exchange():
 
 def test_a_stranger_that_leaves_a_round_does_not_make_up_for_what_a_voter_was_late():
     """It could come and go in each step."""
+    assert late_beside(PeerId("stranger")) and not late_beside(None), "a voter has left"
+
+
+def late_beside(leaves: PeerId | None) -> list[PeerId]:
+    """Whom a member finds late that waits for a mate for 12 s in a round which this peer leaves then; None: the leader
+    of the step."""
     table = Table("A", "B", "K", microbatches=3)
     for index, name in enumerate("ABK"):
         table.execute(name, index)
@@ -1077,29 +1083,48 @@ def test_a_stranger_that_leaves_a_round_does_not_make_up_for_what_a_voter_was_la
     mine.membership.applied(
         [Commit(0, 0, CHAIN, RoundId(Ballot(0, slow), 0), b"d", 3, 0.0, 1.0, contributors=tuple(map(PeerId, "ABK")))]
     )
+    attempt, stamp = mine.oldest.part.round, mine.oldest.stamp
+    assert attempt is not None
+
+    def attempts(*peers: PeerId) -> None:
+        nonlocal attempt
+        attempt = replace(attempt, id=RoundId(attempt.id.ballot, attempt.id.number + 1), receivers=peers)
+        table.put([(PeerId(table.leader), mine.me, StagePlan(stamp, attempt.id.ballot, attempt=attempt))])
+        table.settle()
+
+    left = leaves or PeerId(table.leader)
+    everybody = dict.fromkeys((*attempt.receivers, left))
+    attempts(*everybody)
     mine.awaited = frozenset({slow})
     table.tick(12.0)
-    attempt, stamp = mine.oldest.part.round, mine.oldest.stamp
-    assert attempt is not None and mine.oldest.late_s(table.now) > 10.0
-    for number, (others, waited) in enumerate((((PeerId("stranger"),), True), ((), True), ((), True)), start=1):
-        receivers = (*attempt.receivers, *others)
-        other = replace(attempt, id=RoundId(attempt.id.ballot, attempt.id.number + number), receivers=receivers)
-        table.put([(PeerId(table.leader), mine.me, StagePlan(stamp, attempt.id.ballot, attempt=other))])
-        table.settle()
-        assert (mine.oldest.late_s(table.now) > 10.0) == waited
-    alone = replace(other, id=RoundId(other.id.ballot, other.id.number + 1), receivers=(mine.me, slow))
-    table.put([(PeerId(table.leader), mine.me, StagePlan(stamp, other.id.ballot, attempt=alone))])
-    table.settle()
-    assert mine.oldest.late_s(table.now) == 0.0, "a voter has left"
+    attempts(*(peer for peer in everybody if peer != left))
+    mine.oldest.applied(table.now)
+    return mine.lateness.late(now=table.now)
 
 
 def test_what_a_committed_stage_waits_for_another_one_is_not_its_leaders_fault():
     table = Table("A", "K", stages=2)
     table.execute("A", 0)
     table.execute("K", 1)
-    assert table.members["A"].oldest.late_s(table.now + 10.0) == 0.0
     for name in ("A", "K"):
         table.finish(name)
     table.settle()
-    member = table.members["A"]
-    assert member.oldest.phase == "committed" and member.oldest.late_s(table.now + 10.0) >= 10.0
+    follower = table.members["A" if table.leader == "K" else "K"]
+    table.tick(10.0)
+    assert follower.oldest.phase == "committed"
+    assert follower.oldest.led_s(PeerId(table.leader), now=table.now) == (0.0, 0.0)
+
+
+def test_a_step_in_which_nobody_works_waits_for_its_leader_or_for_whom_that_one_names():
+    for said, expected in (("", (2.5, 0.0)), ("mate", (0.0, 2.5)), ("me", (2.5, 0.0))):
+        table = Table("A", "B", "K", microbatches=3)
+        mine = next(member for name, member in table.members.items() if name != table.leader)
+        other = next(PeerId(name) for name in "ABK" if name not in (table.leader, mine.me))
+        table.execute(mine.me, 0)
+        leader = PeerId(table.leader)
+        assert mine.oldest.led_s(leader, now=table.now) == (0.0, 0.0)
+        told = {"mate": (other,), "me": (mine.me,)}.get(said, ())
+        for _ in range(6):
+            mine.receive(leader, StagePlan(mine.oldest.stamp, mine.oldest.promised, awaits=told), now=table.now)
+            table.tick(0.5)
+        assert mine.oldest.led_s(leader, now=table.now) == pytest.approx(expected, abs=0.6), said

@@ -49,27 +49,14 @@ def test_free_indexes_are_ordered_after_four_usual_pauses_whatever_disturbs_most
     assert abs(pace.idle_s - 4 * 0.5) < 1e-9
 
 
-def test_two_slow_steps_in_a_row_are_their_leaders():
-    _, _, told = pace_of((A, 1.0), (A, 1.0), (B, 9.0), (B, 10.0), (B, 1.0), (B, 9.0))
-    assert told == [0.0, 0.0, 0.0, 19.0, 0.0, 0.0]
+def test_a_step_is_compared_with_two_usual_steps_under_other_leaders():
+    assert pace_of((A, 1.0), (A, 1.0), (B, 9.0), (B, 1.5), (A, 3.0), (C, 3.0))[2] == [0.0, 0.0, 7.0, 0.0, 0.0, 1.0]
 
 
-def test_a_slow_step_each_under_two_leaders_is_nobodys():
-    _, _, told = pace_of((A, 1.0), (A, 1.0), (B, 9.0), (C, 9.0))
-    assert told == [0.0] * 4
-
-
-def test_what_takes_less_than_a_silence_limit_is_never_slow_and_slow_steps_add_up():
-    assert pace_of((A, 0.1), (B, 2.9), (B, 2.9), (B, 2.9), (B, 2.9), (B, 2.9))[2] == [0.0] * 6
-    assert pace_of((A, 0.1), (B, 5.0), (B, 5.0), (B, 5.0))[2] == [0.0, 0.0, 0.0, 15.0]
-
-
-def test_what_another_member_has_cost_is_not_its_leaders():
-    pace, now, _ = pace_of((A, 1.0), (A, 1.0))
-    assert pace.applied(B, late_s=8.0, now=now + 9.0) == 0.0
-    assert pace.applied(B, late_s=8.0, now=now + 18.0) == 0.0
-    assert pace.applied(B, late_s=2.0, now=now + 27.0) == 0.0
-    assert pace.applied(B, late_s=2.0, now=now + 36.0) == 18.0
+def test_a_leader_that_is_always_slow_does_not_become_the_measure():
+    told = pace_of(*[(A, 1.0)] * 4, *[(B, 3.0)] * 40)[2]
+    assert told[4:] == [1.0] * 40
+    assert pace_of(*[(B, 3.0)] * 8)[2] == [0.0] * 8, "no other has led"
 
 
 def test_how_long_a_state_was_fetched_is_nobodys_pace():

@@ -98,7 +98,7 @@ class Trouble(_message.Message):
     def __init__(self, id: _Optional[_Union[_values_pb2.RoundId, _Mapping]] = ..., late: _Optional[_Iterable[_Union[Trouble.Late, _Mapping]]] = ..., refused: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class MemberState(_message.Message):
-    __slots__ = ("stamp", "ballot", "generation", "owned", "summed", "ack", "commit", "progress", "non_finite", "line", "trouble", "vote", "whole", "revision", "round", "wants", "returns")
+    __slots__ = ("stamp", "ballot", "generation", "owned", "summed", "ack", "commit", "progress", "non_finite", "line", "trouble", "vote", "whole", "revision", "round", "wants", "returns", "awaits")
     STAMP_FIELD_NUMBER: _ClassVar[int]
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -116,6 +116,7 @@ class MemberState(_message.Message):
     ROUND_FIELD_NUMBER: _ClassVar[int]
     WANTS_FIELD_NUMBER: _ClassVar[int]
     RETURNS_FIELD_NUMBER: _ClassVar[int]
+    AWAITS_FIELD_NUMBER: _ClassVar[int]
     stamp: _values_pb2.Stamp
     ballot: _values_pb2.Ballot
     generation: _values_pb2.Generation
@@ -133,7 +134,8 @@ class MemberState(_message.Message):
     round: int
     wants: bytes
     returns: bytes
-    def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., ballot: _Optional[_Union[_values_pb2.Ballot, _Mapping]] = ..., generation: _Optional[_Union[_values_pb2.Generation, _Mapping]] = ..., owned: _Optional[bytes] = ..., summed: _Optional[bytes] = ..., ack: _Optional[_Union[_values_pb2.Commit, _Mapping]] = ..., commit: _Optional[_Union[_values_pb2.Commit, _Mapping]] = ..., progress: _Optional[int] = ..., non_finite: _Optional[bytes] = ..., line: _Optional[_Union[Line, _Mapping]] = ..., trouble: _Optional[_Union[Trouble, _Mapping]] = ..., vote: _Optional[bytes] = ..., whole: _Optional[bool] = ..., revision: _Optional[int] = ..., round: _Optional[int] = ..., wants: _Optional[bytes] = ..., returns: _Optional[bytes] = ...) -> None: ...
+    awaits: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., ballot: _Optional[_Union[_values_pb2.Ballot, _Mapping]] = ..., generation: _Optional[_Union[_values_pb2.Generation, _Mapping]] = ..., owned: _Optional[bytes] = ..., summed: _Optional[bytes] = ..., ack: _Optional[_Union[_values_pb2.Commit, _Mapping]] = ..., commit: _Optional[_Union[_values_pb2.Commit, _Mapping]] = ..., progress: _Optional[int] = ..., non_finite: _Optional[bytes] = ..., line: _Optional[_Union[Line, _Mapping]] = ..., trouble: _Optional[_Union[Trouble, _Mapping]] = ..., vote: _Optional[bytes] = ..., whole: _Optional[bool] = ..., revision: _Optional[int] = ..., round: _Optional[int] = ..., wants: _Optional[bytes] = ..., returns: _Optional[bytes] = ..., awaits: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Round(_message.Message):
     __slots__ = ("stamp", "id", "contributions", "receivers", "holders", "voided", "bandwidths", "rows", "notice", "late", "bans")
@@ -162,7 +164,7 @@ class Round(_message.Message):
     def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., id: _Optional[_Union[_values_pb2.RoundId, _Mapping]] = ..., contributions: _Optional[_Union[_values_pb2.Contributions, _Mapping]] = ..., receivers: _Optional[bytes] = ..., holders: _Optional[bytes] = ..., voided: _Optional[bytes] = ..., bandwidths: _Optional[_Iterable[int]] = ..., rows: _Optional[_Iterable[int]] = ..., notice: _Optional[_Union[_values_pb2.SignedMessage, _Mapping]] = ..., late: _Optional[_Iterable[str]] = ..., bans: _Optional[_Iterable[_Union[_values_pb2.Ban, _Mapping]]] = ...) -> None: ...
 
 class StagePlan(_message.Message):
-    __slots__ = ("stamp", "ballot", "generation", "assigned", "moved", "evicted", "execute", "attempt", "given", "whole")
+    __slots__ = ("stamp", "ballot", "generation", "assigned", "moved", "evicted", "execute", "attempt", "given", "whole", "awaits")
     class Moved(_message.Message):
         __slots__ = ("index", "assignee")
         INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -180,6 +182,7 @@ class StagePlan(_message.Message):
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     GIVEN_FIELD_NUMBER: _ClassVar[int]
     WHOLE_FIELD_NUMBER: _ClassVar[int]
+    AWAITS_FIELD_NUMBER: _ClassVar[int]
     stamp: _values_pb2.Stamp
     ballot: _values_pb2.Ballot
     generation: _values_pb2.Generation
@@ -190,7 +193,8 @@ class StagePlan(_message.Message):
     attempt: Round
     given: bytes
     whole: bool
-    def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., ballot: _Optional[_Union[_values_pb2.Ballot, _Mapping]] = ..., generation: _Optional[_Union[_values_pb2.Generation, _Mapping]] = ..., assigned: _Optional[bytes] = ..., moved: _Optional[_Iterable[_Union[StagePlan.Moved, _Mapping]]] = ..., evicted: _Optional[str] = ..., execute: _Optional[bytes] = ..., attempt: _Optional[_Union[Round, _Mapping]] = ..., given: _Optional[bytes] = ..., whole: _Optional[bool] = ...) -> None: ...
+    awaits: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., ballot: _Optional[_Union[_values_pb2.Ballot, _Mapping]] = ..., generation: _Optional[_Union[_values_pb2.Generation, _Mapping]] = ..., assigned: _Optional[bytes] = ..., moved: _Optional[_Iterable[_Union[StagePlan.Moved, _Mapping]]] = ..., evicted: _Optional[str] = ..., execute: _Optional[bytes] = ..., attempt: _Optional[_Union[Round, _Mapping]] = ..., given: _Optional[bytes] = ..., whole: _Optional[bool] = ..., awaits: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Committed(_message.Message):
     __slots__ = ("commit", "restart")
