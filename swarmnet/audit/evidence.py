@@ -14,8 +14,7 @@ from swarmnet.bounds import ANY_RUN
 from swarmnet.errors import BadMessage
 from swarmnet.ids import PeerId, RunId, first_chain
 from swarmnet.messages import Case
-from swarmnet.wire.convert import Reader, write_control
-from swarmnet.wire.pb import control_pb2
+from swarmnet.wire.convert import CONTROL, Reader, write_control
 
 FORMAT = "swarmnet evidence 5"
 
@@ -51,7 +50,7 @@ class Evidence:
 
     def to_json(self) -> str:
         """The content of a file."""
-        envelope = control_pb2.Envelope.FromString(write_control(self.case))
+        envelope = CONTROL.message.FromString(write_control(self.case))
         shown: dict[str, Any] = MessageToDict(envelope, preserving_proto_field_name=True)
         return json.dumps({"format": FORMAT, "run": self.run} | shown, indent=1) + "\n"
 
@@ -83,7 +82,7 @@ def _case(table: dict[str, Any]) -> Case:
     if len(table) != 1:
         raise ValueError("it has not one case, or fields that evidence does not have")
     try:
-        message = _READER.control(ParseDict(table, control_pb2.Envelope()).SerializeToString())
+        message = _READER.control(ParseDict(table, CONTROL.message()).SerializeToString())
     except BadMessage as error:
         raise ValueError(f"its case is malformed ({str(error).splitlines()[0]})") from error
     # protobuf fails on what is odd enough with any of these.

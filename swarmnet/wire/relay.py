@@ -10,7 +10,6 @@ from swarmnet.errors import BadMessage, RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.messages import Accepted, Busy, Rejected
 from swarmnet.wire.convert import Envelope, GreetFirst, Ping, Pong
-from swarmnet.wire.pb import relay_pb2
 
 ID_BYTES = 16
 """Of a caller's waiting place: nobody guesses it."""
@@ -65,8 +64,8 @@ class Arrive:
 Ask = Reserve | Connect | Arrive | Ping
 Reply = Accepted | Reserved | Summon | Pong | Busy | Rejected | GreetFirst
 
-ASKS = Envelope(relay_pb2.RelayAsk, "ask", (Reserve, Connect, Arrive, Ping))
-REPLIES = Envelope(relay_pb2.RelayAnswer, "answer", (Accepted, Reserved, Summon, Pong, Busy, Rejected, GreetFirst))
+ASKS = Envelope("RelayAsk", {1: Reserve, 2: Connect, 3: Arrive, 4: Ping})
+REPLIES = Envelope("RelayAnswer", {1: Accepted, 2: Reserved, 3: Summon, 4: Pong, 5: Busy, 6: Rejected, 7: GreetFirst})
 
 
 def write_ask(ask: Ask) -> bytes:

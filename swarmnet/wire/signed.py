@@ -1,7 +1,7 @@
 """Signed messages as bytes and as text: records, bans, extensions, invitations. One envelope, one reader.
 
-The content of an envelope is a message of `signed.proto`. `statement.SignedMessage` says what the signature is of.
-Reading checks every bound and no signature: the caller checks what is cheap first.
+`statement.SignedMessage` says what the signature is of. Reading checks every bound and no signature: the caller checks
+what is cheap first.
 """
 
 from __future__ import annotations
@@ -10,19 +10,14 @@ import base64
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError
-from google.protobuf.message_factory import GetMessageClass
 
 from swarmnet.bounds import ANY_RUN
 from swarmnet.errors import BadMessage, RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.statement import MAX_PAYLOAD_BYTES, SignedMessage, in_envelope
 from swarmnet.wire.codec import malformed
-from swarmnet.wire.fields import Struct, Wrong, message_of, signed_struct, struct_of
-from swarmnet.wire.pb import signed_pb2, values_pb2
-
-assert signed_pb2.DESCRIPTOR  # its messages are found by their names
+from swarmnet.wire.fields import Wrong, signed_struct, struct_of
 
 T = TypeVar("T")
 
@@ -33,17 +28,13 @@ MAX_SIGNED_BYTES = MAX_PAYLOAD_BYTES + 256
 def sign(value: T, key: PeerId, signer: Callable[[bytes], bytes], *, not_after: int = 0) -> SignedMessage[T]:
     """Put a message into an envelope. signer: signs by the private half of `key`."""
     make: type = type(value)
-    mirror = message_of(make, _ENVELOPE)
-    message = GetMessageClass(mirror)()
-    struct_of(make, mirror, ANY_RUN).fill(message, value)
-    return in_envelope(value, message.SerializeToString(), key, signer, not_after=not_after)
+    payload = struct_of(make, ANY_RUN).written(value)
+    return in_envelope(value, payload, key, signer, not_after=not_after)
 
 
 def to_bytes(signed: SignedMessage[Any]) -> bytes:
     """The envelope and what is in it."""
-    message = values_pb2.SignedMessage()
-    _reader(()).fill(message, signed)
-    return message.SerializeToString()
+    return signed_struct((), ANY_RUN).written(signed)
 
 
 def from_bytes(data: bytes, *kinds: type) -> SignedMessage[Any]:
@@ -52,7 +43,8 @@ def from_bytes(data: bytes, *kinds: type) -> SignedMessage[Any]:
     if len(data) > MAX_SIGNED_BYTES:
         raise BadMessage(RejectCode.TOO_LARGE, "signed message is too long", num_bytes=len(data))
     try:
-        signed: SignedMessage[Any] = _reader(kinds).take(values_pb2.SignedMessage.FromString(data))
+        envelope = signed_struct(kinds, ANY_RUN)
+        signed: SignedMessage[Any] = envelope.take(envelope.message.FromString(data))
     except DecodeError as error:
         raise malformed("not a protobuf message") from error
     except Wrong as wrong:
@@ -87,10 +79,3 @@ def from_text(text: str, *kinds: type) -> SignedMessage[Any]:
 
 _EARLIER = ("peer", "bearer")
 """How invitations of earlier versions began."""
-
-
-_ENVELOPE: Descriptor = values_pb2.SignedMessage.DESCRIPTOR  # type: ignore[assignment]
-
-
-def _reader(kinds: tuple[type, ...]) -> Struct:
-    return signed_struct(kinds, _ENVELOPE, ANY_RUN)
