@@ -16,6 +16,8 @@ from pathlib import Path
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
+from swarmnet.audit.evidence import Evidence
+from swarmnet.audit.receipts import Receipt
 from swarmnet.bounds import ANY_RUN
 from swarmnet.directory import BearerPass, Invitation
 from swarmnet.manifest.extension import Extension
@@ -39,10 +41,15 @@ syntax = "proto3";
 package {PACKAGE};
 """
 ENVELOPES = (convert.CONTROL, convert.REQUESTS, convert.ANSWERS, convert.GREETINGS, relay.ASKS, relay.REPLIES)
-OTHERS = (convert.BulkAsk, convert.BulkOffer, Announcement, Bans, Extension, Invitation, BearerPass)
-"""What no envelope holds, or a SignedMessage does."""
+SIGNED = (Announcement, Bans, Extension, Invitation, BearerPass, Receipt, Evidence)
+"""What a SignedMessage holds."""
 
-ROOTS = (*ENVELOPES, punch.ASKS, punch.REPLIES, *(struct_of(make, ANY_RUN) for make in OTHERS))
+ROOTS = (
+    *ENVELOPES,
+    punch.ASKS,
+    punch.REPLIES,
+    *(struct_of(make, ANY_RUN) for make in (convert.BulkAsk, convert.BulkOffer, *SIGNED)),
+)
 WIDTH = 120
 
 

@@ -20,7 +20,7 @@
     the same of PeerId, packed             bytes                 their keys one after the other
     the same of (PeerId, Generation,       message               one owner for each index
       frozenset[int]), disjoint
-    Mapping[int, tuple[A, B]]              message               the set of keys, a column for A, one for B
+    Mapping[int, tuple[A, B]], of int, A   message               the set of keys, a column for A, one for B
 
 A field's number is its place in the dataclass, unless a `Proto` in the hint says another one. The messages are declared
 to protobuf by `message_class`; `proto/generate.py` prints them as text for readers and other languages.
@@ -329,23 +329,25 @@ class Owners:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """A mapping from index to a tuple: the set of indexes, then a column for each member of the tuple."""
+    """A mapping from index to a tuple or a scalar: the set of indexes, then a column for each member of the tuple."""
 
     message: type[Message]
     keys: tuple[str, Scalar]
     columns: dict[str, Scalar]
+    bare: bool
+    """A value is no tuple."""
     most_bytes: int
 
-    def write(self, message: Message, name: str, value: Mapping[int, tuple[Any, ...]]) -> None:
+    def write(self, message: Message, name: str, value: Mapping[int, Any]) -> None:
         table = getattr(message, name)
         table.SetInParent()
         key, indexes = self.keys
         indexes.write(table, key, frozenset(value))
-        rows = [value[index] for index in sorted(value)]
+        rows = [(value[index],) if self.bare else value[index] for index in sorted(value)]
         for place, (column, scalar) in enumerate(self.columns.items()):
             getattr(table, column).extend(scalar.packed(column, row[place]) for row in rows)
 
-    def read(self, message: Message, name: str) -> dict[int, tuple[Any, ...]]:
+    def read(self, message: Message, name: str) -> dict[int, Any]:
         table = getattr(message, name)
         key, held = self.keys
         try:
@@ -359,7 +361,7 @@ class Columns:
                 found.append([scalar.unpacked(column, each) for each in raw])
         except Wrong as wrong:
             raise wrong.inside(name) from None
-        return dict(zip(indexes, zip(*found, strict=True), strict=True))
+        return dict(zip(indexes, found[0] if self.bare else zip(*found, strict=True), strict=True))
 
 
 Kind = Scalar | Struct | Repeated | Keys | Owners | Columns
@@ -500,16 +502,16 @@ def _kind(parts: Parts, where: str, bounds: Bounds) -> Kind:
             tuple, _title(where), {name: (at, _kind(_parts(hint), where, bounds)) for at, (name, hint) in members}
         )
     if origin is Mapping:
-        return _columns(get_args(inner[1]), where, proto.names, bounds)
+        return _columns(inner[1], where, proto.names, bounds)
     return _scalar(parts, where, bounds)
 
 
 @functools.cache
-def signed_struct(kinds: tuple[type, ...], bounds: Bounds) -> Struct:
-    """How a `SignedMessage` of one of these dataclasses is read; each has the name of its message."""
+def signed_struct(kinds: tuple[type, ...], bounds: Bounds, most: int = MAX_PAYLOAD_BYTES) -> Struct:
+    """How a `SignedMessage` of one of these dataclasses, of at most so many bytes, is read."""
     contents = {make.__name__: struct_of(make, bounds) for make in kinds}
-    longest = max((content.most_bytes for content in contents.values()), default=MAX_PAYLOAD_BYTES)
-    most_payload = min(longest + _LATER_FIELDS_BYTES, MAX_PAYLOAD_BYTES)
+    longest = max((content.most_bytes for content in contents.values()), default=most)
+    most_payload = min(longest + _LATER_FIELDS_BYTES, most)
 
     def opened(kind: str, payload: bytes, **envelope: Any) -> SignedMessage[Any]:
         if kind not in contents:
@@ -528,15 +530,16 @@ def signed_struct(kinds: tuple[type, ...], bounds: Bounds) -> Struct:
     return dataclasses.replace(envelope, make=opened, fields={**envelope.fields, "payload": payload})
 
 
-def _columns(hints: tuple[Any, ...], where: str, names: tuple[str, ...], bounds: Bounds) -> Columns:
-    key, *others = names
+def _columns(value: Any, where: str, names: tuple[str, ...], bounds: Bounds) -> Columns:
+    (key, *others), bare = names, get_origin(value) is not tuple
+    hints = (value,) if bare else get_args(value)
     indexes = _scalar((frozenset[int], None, Proto()), where, bounds)
     columns = {name: _scalar(_parts(hint), where, bounds) for name, hint in zip(others, hints, strict=True)}
     lists = {name: (at, Repeated(scalar, MAX_INDEXES)) for at, (name, scalar) in enumerate(columns.items(), 2)}
     a_row = sum(scalar.most_bytes for scalar in columns.values())
     most_bytes = TAG_BYTES + LENGTH_BYTES + indexes.most_bytes + _most_indexes(bounds) * a_row
     message = message_class(_title(where), {key: (1, indexes), **lists})
-    return Columns(message, (key, indexes), columns, most_bytes)
+    return Columns(message, (key, indexes), columns, bare, most_bytes)
 
 
 def _title(where: str) -> str:

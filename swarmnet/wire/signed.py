@@ -1,4 +1,4 @@
-"""Signed messages as bytes and as text: records, bans, extensions, invitations. One envelope, one reader.
+"""Signed messages as bytes and as text: records, bans, extensions, invitations, receipts, proofs. One reader.
 
 `statement.SignedMessage` says what the signature is of. Reading checks every bound and no signature: the caller checks
 what is cheap first.
@@ -21,7 +21,8 @@ from swarmnet.wire.fields import Wrong, signed_struct, struct_of
 
 T = TypeVar("T")
 
-MAX_SIGNED_BYTES = MAX_PAYLOAD_BYTES + 256
+_AROUND_BYTES = 256
+MAX_SIGNED_BYTES = MAX_PAYLOAD_BYTES + _AROUND_BYTES
 """Of an envelope."""
 
 
@@ -32,46 +33,47 @@ def sign(value: T, key: PeerId, signer: Callable[[bytes], bytes], *, not_after: 
     return in_envelope(value, payload, key, signer, not_after=not_after)
 
 
-def to_bytes(signed: SignedMessage[Any]) -> bytes:
-    """The envelope and what is in it."""
-    return signed_struct((), ANY_RUN).written(signed)
+def to_bytes(signed: SignedMessage[Any], *, most: int = MAX_PAYLOAD_BYTES) -> bytes:
+    """The envelope and what is in it. most: bytes of that."""
+    return signed_struct((), ANY_RUN, most).written(signed)
 
 
-def from_bytes(data: bytes, *kinds: type) -> SignedMessage[Any]:
+def from_bytes(data: bytes, *kinds: type, most: int = MAX_PAYLOAD_BYTES) -> SignedMessage[Any]:
     """The inverse, of messages of these kinds. The signature is not checked. Raises BadMessage."""
     # By its length alone: a parser would already have taken memory for all of it.
-    if len(data) > MAX_SIGNED_BYTES:
+    if len(data) > most + _AROUND_BYTES:
         raise BadMessage(RejectCode.TOO_LARGE, "signed message is too long", num_bytes=len(data))
     try:
-        envelope = signed_struct(kinds, ANY_RUN)
+        envelope = signed_struct(kinds, ANY_RUN, most)
         signed: SignedMessage[Any] = envelope.take(envelope.message.FromString(data))
     except DecodeError as error:
         raise malformed("not a protobuf message") from error
     except Wrong as wrong:
         raise malformed(f"signed.{wrong}") from None
     # One spelling only: what is not signed must not make a genuine record longer, or look like another one.
-    if to_bytes(signed) != data:
+    if to_bytes(signed, most=most) != data:
         raise malformed("signed message has more in its envelope than is signed")
     return signed
 
 
-def to_text(signed: SignedMessage[Any]) -> str:
+def to_text(signed: SignedMessage[Any], *, most: int = MAX_PAYLOAD_BYTES) -> str:
     """One word, as it is in files: the kind, then the envelope in base64."""
-    return f"{signed.kind.lower()}:{base64.urlsafe_b64encode(to_bytes(signed)).decode().rstrip('=')}"
+    return f"{signed.kind.lower()}:{base64.urlsafe_b64encode(to_bytes(signed, most=most)).decode().rstrip('=')}"
 
 
-def from_text(text: str, *kinds: type) -> SignedMessage[Any]:
+def from_text(text: str, *kinds: type, most: int = MAX_PAYLOAD_BYTES) -> SignedMessage[Any]:
     """The inverse. The signature is not checked. Raises ValueError, in words."""
     names = [kind.__name__.lower() for kind in kinds]
     name, _, encoded = text.strip().partition(":")
+    longest = 2 * (most + _AROUND_BYTES)
     # Earlier versions wrote the fields of what they signed one after the other.
     if ":" in encoded and name in (*names, *_EARLIER):
         raise ValueError("signed for an earlier version, and only that reads it: the run's owner can sign it again")
-    if name not in names or len(encoded) > 2 * MAX_SIGNED_BYTES:
+    if name not in names or len(encoded) > longest:
         raise ValueError(f"does not begin with {' or '.join(f'{each}:' for each in names)}")
     try:
         data = base64.b64decode(encoded + "=" * (-len(encoded) % 4), altchars=b"-_", validate=True)
-        signed = from_bytes(data, *kinds)
+        signed = from_bytes(data, *kinds, most=most)
     except (BadMessage, ValueError):
         raise ValueError(f"a damaged {name}: copy all of it") from None
     return signed
