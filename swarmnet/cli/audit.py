@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,7 @@ import click
 from swarmnet.cli.frame import Commands
 from swarmnet.cli.settings import SETTINGS, TypedPath, with_json
 from swarmnet.errors import UsageError
+from swarmnet.telemetry.log import plain
 from swarmnet.telemetry.text import counted, printable, short
 
 if TYPE_CHECKING:
@@ -276,28 +276,8 @@ def _facts(run: str, found: Account, papers: list[Evidence]) -> dict[str, object
 
 def _facts_of(history: StageHistory, wrong: Mapping[PeerId, NamedLiar]) -> dict[str, object]:
     members = [
-        {
-            "peer": peer,
-            "steps": tally.steps,
-            "microbatches": tally.microbatches,
-            "tokens": tally.tokens,
-            "convicted": asdict(wrong[peer]) if peer in wrong else None,
-        }
+        {"peer": peer, **plain(tally), "convicted": plain(wrong.get(peer))}
         for peer, tally in sorted(history.tallies.items())
     ]
-    return {
-        "stage": history.stage,
-        "run_proven": history.run_proven,
-        "steps": history.steps,
-        "linked": history.linked,
-        "missing": history.missing,
-        "tokens": history.tokens,
-        "own": _facts_of_part(history.own),
-        "files": history.files,
-        "given_up": [_facts_of_part(part) for part in history.given_up],
-        "members": members,
-    }
-
-
-def _facts_of_part(part: Stretch) -> dict[str, object]:
-    return {"first": part.first, "steps": part.steps, "signers": sorted(part.signers)}
+    names = ("stage", "run_proven", "steps", "linked", "missing", "tokens", "own", "files", "given_up")
+    return {name: plain(getattr(history, name)) for name in names} | {"members": members}

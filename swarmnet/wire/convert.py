@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, cast
+from typing import Annotated, Generic, TypeVar, cast
 
 from google.protobuf.message import DecodeError, Message
 
@@ -77,6 +77,8 @@ SECRET_BYTES, SESSION_BYTES = 32, 16
 """Of what two peers agree on for bulk connections."""
 
 _LATER_VERSIONS_BYTES = 1024
+
+T = TypeVar("T")
 
 Nonce = Annotated[bytes, Size(NONCE_BYTES, least=NONCE_BYTES)]
 Uint32 = Annotated[int, Between(0, (1 << 32) - 1)]
@@ -204,19 +206,28 @@ _PAYLOAD = 15
 """Number of the field with what is declared."""
 
 
-class Envelope:
+class Envelope(Generic[T]):
     """A message of protobuf's that holds one of ours, within the bounds of a run.
 
     Args:
         kinds: by the number of the field that holds it. The field has the name of the dataclass, with small letters.
         lane: number of the field that says on which lane tensors come; 0: the envelope declares no tensors.
+        most_bytes: what is longer is refused, unparsed.
     """
 
-    def __init__(self, title: str, kinds: Mapping[int, type], bounds: Bounds = ANY_RUN, *, lane: int = 0) -> None:
+    def __init__(
+        self,
+        title: str,
+        kinds: Mapping[int, type],
+        bounds: Bounds = ANY_RUN,
+        *,
+        lane: int = 0,
+        most_bytes: int = MAX_MESSAGE_BYTES,
+    ) -> None:
         self.numbers = {re.sub(r"\B(?=[A-Z])", "_", kind.__name__).lower(): number for number, kind in kinds.items()}
         self.kinds = {name: struct_of(kinds[number], bounds) for name, number in self.numbers.items()}
         self._names = {kind.make: name for name, kind in self.kinds.items()}
-        self._declares = bool(lane)
+        self._declares, self._most_bytes = bool(lane), most_bytes
         fields: dict[str, tuple[int, Kind]] = {name: (at, self.kinds[name]) for name, at in self.numbers.items()}
         if lane:
             fields |= {"lane": (lane, replace(_LANE, optional=True)), "payload": (_PAYLOAD, _DECLARED)}
@@ -227,7 +238,7 @@ class Envelope:
         """No valid message of this type takes more."""
         return _capped(self.kinds[self._names[kind]].most_bytes)
 
-    def write(self, message: object, payload: tuple[TensorHeader, ...] = (), lane: Lane | None = None) -> bytes:
+    def write(self, message: T, payload: tuple[TensorHeader, ...] = (), lane: Lane | None = None) -> bytes:
         """The envelope around a valid message."""
         envelope, name = self.message(), self._names[type(message)]
         if payload:
@@ -239,17 +250,21 @@ class Envelope:
         assert len(data) <= MAX_MESSAGE_BYTES, f"{name} takes {len(data)} bytes, at most {MAX_MESSAGE_BYTES}"
         return data
 
-    def read(
-        self, data: bytes, most_bytes: int = MAX_MESSAGE_BYTES
-    ) -> tuple[Any, tuple[TensorHeader, ...], Lane | None]:
+    def read(self, data: bytes) -> T:
+        """The inverse. Raises BadMessage."""
+        return self.read_header(data)[0]
+
+    def read_header(
+        self, data: bytes, most_bytes: int | None = None
+    ) -> tuple[T, tuple[TensorHeader, ...], Lane | None]:
         """The message, the tensors that are declared with it, and the lane that it names. Raises BadMessage."""
-        envelope = _parse(self.message, data, most_bytes)
+        envelope = _parse(self.message, data, self._most_bytes if most_bytes is None else most_bytes)
         name = envelope.WhichOneof("kind")
         # A later version may know more kinds; this one refuses what it cannot read.
         if name is None:
             raise malformed("the kind of message is missing or unknown")
         try:
-            message = self.kinds[name].read(envelope, name)
+            message: T = self.kinds[name].read(envelope, name)
             if not self._declares:
                 return message, (), None
             lane = _LANE.read(envelope, "lane") if envelope.HasField("lane") else None
@@ -268,19 +283,23 @@ def _parse(make: type[Message], data: bytes, most_bytes: int = MAX_MESSAGE_BYTES
         raise malformed("not a protobuf message") from error
 
 
-def _written(message: Any) -> bytes:
+class Bare(Generic[T]):
     """A message that no envelope holds."""
-    make: type = type(message)
-    return struct_of(make, ANY_RUN).written(message)
 
+    def __init__(self, make: type[T]) -> None:
+        kind: type = make
+        self._struct, self._name = struct_of(kind, ANY_RUN), kind.__name__
 
-def _read(make: type, data: bytes) -> Any:
-    """The inverse. Raises BadMessage."""
-    struct = struct_of(make, ANY_RUN)
-    try:
-        return struct.take(_parse(struct.message, data))
-    except Wrong as wrong:
-        raise malformed(f"{make.__name__}.{wrong}") from None
+    def write(self, message: T) -> bytes:
+        """Its bytes."""
+        return self._struct.written(message)
+
+    def read(self, data: bytes) -> T:
+        """The inverse. Raises BadMessage."""
+        try:
+            return cast(T, self._struct.take(_parse(self._struct.message, data)))
+        except Wrong as wrong:
+            raise malformed(f"{self._name}.{wrong}") from None
 
 
 _CONTROL_KINDS = {1: Heartbeat, 2: StagePlan, 6: MemberState, 10: Committed, 12: Ping, 13: Case, 15: Sent}
@@ -321,7 +340,7 @@ _ANSWER_KINDS = {
 }
 
 
-def _envelopes(bounds: Bounds) -> tuple[Envelope, Envelope, Envelope]:
+def _envelopes(bounds: Bounds) -> tuple[Envelope[Control | Ping], Envelope[Request], Envelope[Answer | Signal]]:
     """Of one-way messages, calls and answers."""
     return (
         Envelope("Envelope", _CONTROL_KINDS, bounds),
@@ -331,7 +350,7 @@ def _envelopes(bounds: Bounds) -> tuple[Envelope, Envelope, Envelope]:
 
 
 CONTROL, REQUESTS, ANSWERS = _envelopes(ANY_RUN)
-GREETINGS = Envelope("HelloReply", {1: Hello, 2: Rejected})
+GREETINGS: Envelope[Hello | Rejected] = Envelope("HelloReply", {1: Hello, 2: Rejected})
 
 
 # ---------------------------------------------------------------- writing
@@ -387,11 +406,11 @@ class Reader:
         most = self._most_control.get(_only_field(data))
         if most is None:
             raise malformed("not a one-way message")
-        return cast(Control | Ping, self._control.read(data, most)[0])
+        return self._control.read_header(data, most)[0]
 
     def request(self, data: bytes) -> tuple[Request, tuple[TensorHeader, ...], Lane | None]:
         """The inverse of `write_request`. Raises BadMessage."""
-        request, declared, lane = self._requests.read(data, self._most_request)
+        request, declared, lane = self._requests.read_header(data, self._most_request)
         # Payloads cost memory: only the call that has one may declare one.
         if declared and not isinstance(request, Process | LineTest):
             raise malformed("a call that has no payload declares one", request=type(request).__name__)
@@ -399,7 +418,7 @@ class Reader:
 
     def answer(self, data: bytes) -> tuple[Answer | Signal, tuple[TensorHeader, ...], Lane | None]:
         """An answer without its payload, what payload follows, and on which lane. Raises BadMessage."""
-        answer, declared, lane = self._answers.read(data)
+        answer, declared, lane = self._answers.read_header(data)
         if declared and not isinstance(answer, PAYLOAD_ANSWERS):
             raise malformed("an answer that has no payload declares one", answer=type(answer).__name__)
         return answer, declared, lane
@@ -437,44 +456,8 @@ read_control, read_request, read_answer = IN_ANY_RUN.control, IN_ANY_RUN.request
 # ---------------------------------------------------------------- greetings
 
 
-def write_hello(hello: Hello) -> bytes:
-    """What the caller says first."""
-    return _written(hello)
-
-
-def read_hello(data: bytes) -> Hello:
-    """The inverse of `write_hello`. Raises BadMessage."""
-    return cast(Hello, _read(Hello, data))
-
-
-def write_hello_reply(reply: Hello | Rejected) -> bytes:
-    """What the callee answers."""
-    return GREETINGS.write(reply)
-
-
-def read_hello_reply(data: bytes) -> Hello | Rejected:
-    """The inverse of `write_hello_reply`. Raises BadMessage."""
-    return cast(Hello | Rejected, GREETINGS.read(data)[0])
-
-
-# ---------------------------------------------------------------- bulk connections
-
-
-def write_bulk_ask(ask: BulkAsk) -> bytes:
-    """What the caller says."""
-    return _written(ask)
-
-
-def read_bulk_ask(data: bytes) -> BulkAsk:
-    """The inverse of `write_bulk_ask`. Raises BadMessage."""
-    return cast(BulkAsk, _read(BulkAsk, data))
-
-
-def write_bulk_offer(offer: BulkOffer) -> bytes:
-    """What the callee answers."""
-    return _written(offer)
-
-
-def read_bulk_offer(data: bytes) -> BulkOffer:
-    """The inverse of `write_bulk_offer`. Raises BadMessage."""
-    return cast(BulkOffer, _read(BulkOffer, data))
+_HELLO, _BULK_ASK, _BULK_OFFER = Bare(Hello), Bare(BulkAsk), Bare(BulkOffer)
+write_hello, read_hello = _HELLO.write, _HELLO.read
+write_hello_reply, read_hello_reply = GREETINGS.write, GREETINGS.read
+write_bulk_ask, read_bulk_ask = _BULK_ASK.write, _BULK_ASK.read
+write_bulk_offer, read_bulk_offer = _BULK_OFFER.write, _BULK_OFFER.read
