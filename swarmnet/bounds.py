@@ -50,6 +50,21 @@ class Outside:
 
 
 @dataclass(frozen=True, slots=True)
+class Proto:
+    """How protobuf declares a field, where its type and its place among the fields do not say it."""
+
+    number: int = 0
+    """The field's number; 0: its place, from 1 on. A new field stands last, or has a number that none ever had."""
+    type: Literal["", "bytes", "fixed64", "sint64"] = ""
+    names: tuple[str, ...] = ()
+    """Of the members of a tuple; of a mapping, of its keys and of the members of its values."""
+
+
+AS_KEY = Proto(type="bytes")
+"""A peer by its Ed25519 key, not by its id."""
+
+
+@dataclass(frozen=True, slots=True)
 class Entries:
     """Entries of a tuple."""
 

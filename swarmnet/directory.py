@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Annotated, Literal, Protocol
 
-from swarmnet.bounds import Between, Entries, Size
+from swarmnet.bounds import AS_KEY, Between, Entries, Proto, Size
 from swarmnet.ids import NO_RESTART, Chain, Incarnation, Number, OnDisk, PeerId, Restart, RunId
 from swarmnet.pacing import TokenBucket
 from swarmnet.statement import SignedMessage
@@ -31,7 +31,7 @@ MAX_NUM_STAGES = 1024
 
 Amount = Annotated[int, Between(0, 1 << 31)]
 StageNumber = Annotated[int, Between(0, MAX_NUM_STAGES - 1)]
-Loss = tuple[Number, Annotated[float, Between(-1e30, 1e30)]]
+Loss = Annotated[tuple[Number, Annotated[float, Between(-1e30, 1e30)]], Proto(names=("step", "loss"))]
 """(step, mean loss)"""
 Addresses = Annotated[tuple[Annotated[str, Size(256, printable=True)], ...], Entries(MAX_ADDRESSES)]
 """Multiaddrs."""
@@ -45,7 +45,7 @@ class Invitation:
     """What the owner of a run signs for a guest; the end of its envelope is its end."""
 
     run: RunId
-    guest: PeerId
+    guest: Annotated[PeerId, AS_KEY]
     """The peer; of a bearer's, a key made for it alone."""
     roles: Annotated[tuple[Role, ...], Entries(2)]
     bearer: bool = False
@@ -64,7 +64,7 @@ class Invitation:
 class BearerPass:
     """What a peer shows of a bearer's invitation: signed by the key of that, never the key itself."""
 
-    peer: PeerId
+    peer: Annotated[PeerId, AS_KEY]
     invitation: SignedMessage[Invitation]
 
 

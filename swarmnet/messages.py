@@ -15,7 +15,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from swarmnet.bounds import MAX_COMMITS, MAX_INDEXES, MAX_MEMBERS, Between, Entries, Size
+from swarmnet.bounds import MAX_COMMITS, MAX_INDEXES, MAX_MEMBERS, Between, Entries, Outside, Proto, Size
 from swarmnet.errors import RejectCode
 from swarmnet.ids import NO_CHAIN, NO_RESTART, Ballot, Chain, Generation, Incarnation, Number, PeerId, Restart, RoundId
 from swarmnet.manifest.extension import MARK_BYTES, MAX_NOTICES, Notice
@@ -55,7 +55,7 @@ class Ban:
     """A peer is at fault. step: whose aggregate has its false work, or -1. case: `audit.case.subject_of`, or zeros."""
 
     peer: PeerId
-    step: Version
+    step: Annotated[Version, Proto(type="sint64")]
     case: Sha256
 
 
@@ -81,6 +81,10 @@ class Packed:
     def num_bytes(self) -> int:
         """Length of the encoded data."""
         return len(self.data)
+
+
+Payload = Annotated[tuple[Packed, ...], Outside()]
+"""The tensors that travel behind an answer, as raw bytes (`wire.framing`)."""
 
 
 # ---------------------------------------------------------------- the step protocol (docs/protocol.md)
@@ -177,23 +181,25 @@ class Commit:
     loss_sum: float
     grad_sq_norm: NotNegative
     voided: Indexes = NONE
-    roll: Roll = NOBODY
+    roll: Annotated[Roll, Proto(13)] = NOBODY
     """Digest of the contributors: `roll_of`."""
-    contributors: Annotated[tuple[PeerId, ...], Entries(MAX_COUNTING, packed=True)] = field(default=(), compare=False)
+    contributors: Annotated[tuple[PeerId, ...], Entries(MAX_COUNTING, packed=True), Proto(10)] = field(
+        default=(), compare=False
+    )
     """The replicas whose gradients are in it, sorted; of more than MAX_COUNTING those that may count. (): whose digest
     is `roll`, which the receiver has from the step before."""
-    votes: Annotated[tuple[Vote, ...], Entries(MAX_VOTES)] = field(default=(), compare=False)
+    votes: Annotated[tuple[Vote, ...], Entries(MAX_VOTES), Proto(11)] = field(default=(), compare=False)
     """Signatures of replicas that hold the sum and are no contributors. With those of more than half of the roster the
     commit is a certificate (`step.membership`)."""
-    seats: Indexes = field(default=NONE, compare=False)
+    seats: Annotated[Indexes, Proto(14)] = field(default=NONE, compare=False)
     """The contributors that have signed, by their places."""
-    signatures: Annotated[tuple[Signature, ...], Entries(MAX_VOTES)] = field(default=(), compare=False)
+    signatures: Annotated[tuple[Signature, ...], Entries(MAX_VOTES), Proto(15)] = field(default=(), compare=False)
     """Theirs, in order."""
-    notice: Notice | None = None
+    notice: Annotated[Notice | None, Proto(12)] = None
     """The run is longer from this step on."""
-    late: LatePeers = ()
+    late: Annotated[LatePeers, Proto(16)] = ()
     """Peers of the stage that were late: the next steps do not wait for them (`step.exclusion`)."""
-    bans: BannedPeers = ()
+    bans: Annotated[BannedPeers, Proto(17)] = ()
     """Peers that the stage bans from the run: a vote vouches for each of these."""
 
     def __post_init__(self) -> None:
@@ -262,7 +268,7 @@ class Pledge:
     work_root: Sha256
     """Of its works: the Merkle tree over the indexes that it counted."""
     signature: Signature = b"\0"
-    incarnation: Incarnation = 0
+    incarnation: Annotated[Incarnation, Proto(type="fixed64")] = 0
     """Of the process that has signed: one that is started again does not know what the one before has pledged."""
 
 
@@ -295,13 +301,13 @@ class Sent:
     digest: Sha256
     """As in a `WorkRecord`."""
     peer: PeerId
-    input: Sha256
+    input: Annotated[Sha256, Proto(8)]
     """What it was made of, as in a `WorkRecord`."""
-    gradient: Sha256
+    gradient: Annotated[Sha256, Proto(9)]
     """The same, of an answer; of an output nothing."""
-    again: bool = False
+    again: Annotated[bool, Proto(6)] = False
     """It may have counted something else before."""
-    signature: Signature = b"\0"
+    signature: Annotated[Signature, Proto(7)] = b"\0"
 
 
 Sents = Annotated[tuple[Sent, ...], Entries(8 * MAX_COMMITS, "num_stages", times=8)]
@@ -352,6 +358,7 @@ class Measure:
     chain: Chain
     digest: Annotated[bytes, Size(32)]
     """BLAKE3 of their bits."""
+    # Number 4 was a sketch of the weights: a field that is added has another one.
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,11 +377,11 @@ class Heartbeat:
     queue: Count = 0
     """Microbatches in flight."""
     draining: bool = False
-    numerics: Annotated[str, Size(256)] = ""
+    numerics: Annotated[str, Size(256), Proto(10)] = ""
     """Replicas that say the same make the same weights of the same sum."""
-    measure: Measure | None = None
+    measure: Annotated[Measure | None, Proto(11)] = None
     """The newest measure of my weights; only sent to replicas of my stage."""
-    before: Chain = NO_CHAIN
+    before: Annotated[Chain, Proto(9)] = NO_CHAIN
     """My chain one version earlier; at version 0 the first chain."""
     late: LatePeers = ()
     """Replicas of my stage that were late, as I have observed it: for my leader."""
@@ -388,9 +395,9 @@ class Heartbeat:
     """The stages whose commits of step `stamp.step` I know: bit i of byte i / 8 (lowest first) is stage i."""
     digest: Annotated[bytes, Size(16)] = b""
     """Of those commits (`step.membership`)."""
-    wants: Annotated[bytes, Size(MAX_STAGES // 8)] = b""
+    wants: Annotated[bytes, Size(MAX_STAGES // 8), Proto(19)] = b""
     """The stages whose commits of step `stamp.step` I lack and ask the receiver for; bits as in `known`."""
-    notices: Annotated[bytes, Size(MARK_BYTES)] = b""
+    notices: Annotated[bytes, Size(MARK_BYTES), Proto(18)] = b""
     """Stands for the notices that I know; another one than yours: ask me for them (`ManifestRequest`)."""
 
 
@@ -402,7 +409,7 @@ MAX_MATES = 64
 """Round trips that a replica reports: to the replicas that it exchanged with last."""
 
 MAX_BYTES_PER_S = 10**12
-Microseconds = Annotated[int, Between(1, 3600 * 10**6)]
+RoundTrip = Annotated[tuple[PeerId, Annotated[int, Between(1, 3600 * 10**6)]], Proto(names=("peer", "microseconds"))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,7 +418,7 @@ class LineQuality:
 
     bytes_per_s: Annotated[int, Between(0, MAX_BYTES_PER_S)] = 0
     """What it carries, the lower of both directions; 0: not known yet."""
-    round_trips: Annotated[tuple[tuple[PeerId, Microseconds], ...], Entries(MAX_MATES, distinct=True)] = ()
+    round_trips: Annotated[tuple[RoundTrip, ...], Entries(MAX_MATES, distinct=True)] = ()
     """Replicas and how far away they are; each once."""
     relayed: bool = False
     """Are some replicas reached through a relay alone?"""
@@ -478,7 +485,7 @@ class MemberState:
     whole: bool = True
     revision: Count = 0
     """Grows from 1 with every change of what is left out of a state that is not whole."""
-    round: Annotated[int, Between(-1, 1 << 53)] = -1
+    round: Annotated[int, Between(-1, 1 << 53), Proto(type="sint64")] = -1
     """The number of the round that I was told last under this ballot; -1: of none."""
     wants: Indexes = NONE
     """Indexes under work that the leader has not assigned yet."""
@@ -554,7 +561,9 @@ class StagePlan:
     """The member's accumulator that the next three fields are about."""
     assigned: Indexes = NONE
     """Indexes that the member wants, and that are its own to contribute (rule 3)."""
-    moved: Annotated[tuple[tuple[Index, PeerId], ...], Entries(MAX_MOVED)] = ()
+    moved: Annotated[
+        tuple[Annotated[tuple[Index, PeerId], Proto(names=("index", "assignee"))], ...], Entries(MAX_MOVED)
+    ] = ()
     """Indexes that the member wants, and who contributes them instead. (A callee tells its caller so by `MovedTo`.)"""
     evicted: Literal["", "closed", "void"] = ""
     """closed: the accumulator ends, and its content is offered again. void: the content is to be dropped, too (rules 10
@@ -820,7 +829,7 @@ class Gradient:
     num_tokens: Count
     compute_s: NotNegative = 0.0
     """Seconds of compute in the callee alone."""
-    payload: tuple[Packed, ...] = ()
+    payload: Payload = ()
     route: Annotated[tuple[PeerId, ...], Entries(MAX_COMMITS, "num_stages", packed=True)] = ()
     """Of an evaluation: who computed it in each stage after the callee's, as whoever called them says."""
     sents: Sents = ()
@@ -831,19 +840,22 @@ class Gradient:
 class Fetched:
     """The answer to `Fetch`."""
 
-    payload: tuple[Packed, ...] = ()
+    payload: Payload = ()
     loss_sum: float = 0.0
     num_tokens: Count = 0
     sents: Sents = ()
     """By the callee, of the payload without its proof, if the run has audits."""
 
 
+Losses = Annotated[Mapping[int, tuple[float, Count]], Proto(names=("indexes", "loss_sum", "num_tokens"))]
+
+
 @dataclass(frozen=True, slots=True)
 class PartData:
     """The answer to `Part`."""
 
-    payload: tuple[Packed, ...] = ()
-    losses: Mapping[int, tuple[float, Count]] = field(default_factory=dict)
+    payload: Payload = ()
+    losses: Losses = field(default_factory=dict)
     """index -> (loss_sum, num_tokens) of the indexes that were summed: one contributor's, or all of them for
     "reduced"."""
     finished: Finished | None = None
@@ -862,7 +874,7 @@ class AuditData:
     work: WorkRecord
     path: Annotated[bytes, Size(32 * MAX_PATH)]
     """From it to the root that its peer pledged."""
-    payload: tuple[Packed, ...] = ()
+    payload: Payload = ()
     sents: Sents = ()
     """Of what went in, and of the gradient; not if the request is bare."""
 
@@ -928,7 +940,7 @@ class Snapshot:
 class SnapshotPiece:
     """Bytes of a content. Payload: one raw tensor, uint8."""
 
-    payload: tuple[Packed, ...] = ()
+    payload: Payload = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -949,7 +961,8 @@ class ManifestData:
     """The answer to `ManifestRequest`: UTF-8 TOML whose canonical hash the caller checks."""
 
     toml: Annotated[str, Size(1 << 18)]
-    notices: NoticeList = ()
+    # Number 2 was the notices as text.
+    notices: Annotated[NoticeList, Proto(3)] = ()
     """All that the callee knows."""
 
 
@@ -1008,7 +1021,7 @@ class DialledBack:
 class LineTested:
     """The answer to `LineTest`, once its payload has come."""
 
-    payload: tuple[Packed, ...] = ()
+    payload: Payload = ()
 
 
 Answer = (

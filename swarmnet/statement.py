@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Generic, TypeVar
 
-from swarmnet.bounds import Outside, Size
+from swarmnet.bounds import AS_KEY, Outside, Size
 from swarmnet.ids import Number, PeerId
 
 _DOMAIN = "swarmnet 3 "
@@ -43,7 +43,7 @@ class SignedMessage(Generic[T_co]):
     """Name of the message's class: a signature of one kind is none of another."""
     payload: Annotated[bytes, Size(MAX_PAYLOAD_BYTES)]
     """The message. Fields that a later version adds are signed too, though this one does not read them."""
-    key: PeerId
+    key: Annotated[PeerId, AS_KEY]
     """Who signs."""
     not_after: Number
     """Unix milliseconds; 0: it has no end."""

@@ -1,37 +1,60 @@
-"""A decided case in a file: JSON that `swarmnet audit verify` checks years later, without the run."""
+"""Proofs and receipts in files: signed messages, a line each, that `swarmnet audit` checks years later.
+
+The signature says who has written a line, and that nothing in it was changed since. What proves it is inside.
+"""
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
-
-from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
+from typing import Any, TypeVar
 
 from swarmnet.audit.case import Verify, at_fault, contributors_in, count_of, refusal
-from swarmnet.audit.pledge import is_run_id
-from swarmnet.bounds import ANY_RUN
-from swarmnet.errors import BadMessage
 from swarmnet.ids import PeerId, RunId, first_chain
 from swarmnet.messages import Case
-from swarmnet.wire.convert import Reader, write_control
-from swarmnet.wire.pb import control_pb2
+from swarmnet.wire.signed import from_text, sign, to_text
 
-FORMAT = "swarmnet evidence 5"
+T = TypeVar("T")
+
+PROOF = ".proof"
+"""How names of files with evidence end."""
+
+MAX_LINE_BYTES = 1 << 20
+"""Of what is signed: of a stage of thousands of replicas, all that contributed."""
+
+
+def to_line(proof: Any, writer: PeerId, signer: Callable[[bytes], bytes]) -> str:
+    """A proof or a receipt as one line, with its end. signer: signs by the key of `writer`."""
+    return to_text(sign(proof, writer, signer), most=MAX_LINE_BYTES) + "\n"
+
+
+def from_line(text: str, kind: type[T], verify: Verify) -> T:
+    """The inverse. No signature inside is looked at. Raises ValueError, in words."""
+    name = kind.__name__.lower()
+    if text.startswith("{"):
+        raise ValueError("of an earlier version, which only that reads")
+    try:
+        signed = from_text(text, kind, most=MAX_LINE_BYTES)
+    except ValueError as error:
+        raise ValueError(f"no {name}, or a damaged one") from error
+    if not signed.is_genuine(verify):
+        raise ValueError("not signed by its writer")
+    found: T = signed.value
+    return found
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """What a file holds. run: as its writer says; what is signed is the pledge's chain."""
 
-    run: str
+    run: RunId
     case: Case
 
     @property
     def run_proven(self) -> bool:
         """Does the pledge's chain stand for `run`? Only the first chain tells its run by itself."""
         stamp = self.case.pledge.stamp
-        return stamp.chain == first_chain(RunId(self.run), stamp.stage)
+        return stamp.chain == first_chain(self.run, stamp.stage)
 
     def refusal(self, verify: Verify) -> str:
         """Why it proves nothing, in words; "" if it does."""
@@ -48,47 +71,3 @@ class Evidence:
     def count(self) -> tuple[int, int]:
         """How many verifiers agree, and how many there are."""
         return count_of(self.case, contributors_in(self.case))
-
-    def to_json(self) -> str:
-        """The content of a file."""
-        envelope = control_pb2.Envelope.FromString(write_control(self.case))
-        shown: dict[str, Any] = MessageToDict(envelope, preserving_proto_field_name=True)
-        return json.dumps({"format": FORMAT, "run": self.run} | shown, indent=1) + "\n"
-
-    @classmethod
-    def from_json(cls, text: str) -> Evidence:
-        """Read a file. No signature is looked at. Raises ValueError, in words."""
-        try:
-            table = json.loads(text)
-            # Half a character, which JSON may have, is text to nobody: protobuf fails on it with any error.
-            json.dumps(table, ensure_ascii=False).encode()
-        except json.JSONDecodeError as error:
-            raise ValueError(f"it is not JSON (line {error.lineno})") from error
-        except UnicodeError as error:
-            raise ValueError("it has text that is no Unicode") from error
-        except (ValueError, RecursionError) as error:
-            raise ValueError("it has a number that is too long, or is nested too deeply") from error
-        if not isinstance(table, dict) or table.pop("format", None) != FORMAT:
-            raise ValueError(f"its format is not {FORMAT!r}")
-        run = table.pop("run", None)
-        if not is_run_id(run):
-            raise ValueError("its run is not 64 hex digits")
-        return cls(run, _case(table))
-
-
-_READER = Reader(ANY_RUN)
-
-
-def _case(table: dict[str, Any]) -> Case:
-    if len(table) != 1:
-        raise ValueError("it has not one case, or fields that evidence does not have")
-    try:
-        message = _READER.control(ParseDict(table, control_pb2.Envelope()).SerializeToString())
-    except BadMessage as error:
-        raise ValueError(f"its case is malformed ({str(error).splitlines()[0]})") from error
-    # protobuf fails on what is odd enough with any of these.
-    except (ParseError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-        raise ValueError("its case has fields that are damaged") from error
-    if isinstance(message, Case):
-        return message
-    raise ValueError("it has no case")

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from swarmnet.audit.case import Verify, needs_no_recheck
 from swarmnet.audit.evidence import Evidence
 from swarmnet.audit.receipts import Receipt
-from swarmnet.ids import NO_CHAIN, Chain, PeerId, RunId, first_chain, next_chain
+from swarmnet.ids import NO_CHAIN, Chain, PeerId, first_chain, next_chain
 from swarmnet.messages import Commit, Stamp
 from swarmnet.quorum import blocks
 
@@ -78,7 +78,7 @@ class StageHistory:
     def run_proven(self) -> bool:
         """Did those who signed its first step sign that it is of this run?"""
         first = self.receipts[min(self.receipts)]
-        return first.stamp.chain == first_chain(RunId(first.run), self.stage)
+        return first.stamp.chain == first_chain(first.run, self.stage)
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,11 +122,6 @@ _EMPTY = _empty()
 # ---------------------------------------------------------------- bytes
 
 
-def is_run_id(text: object) -> bool:
-    """Can it be a run's? 64 lower-case hex digits."""
-    return isinstance(text, str) and len(text) == 64 and set(text) <= set("0123456789abcdef")
-
-
 def _stamped(stamp: Stamp) -> tuple[bytes, bytes]:
     return _packed(stamp.step, stamp.stage, stamp.restart.number, stamp.restart.version), stamp.chain.encode()
 

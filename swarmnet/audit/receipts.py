@@ -13,69 +13,36 @@ there has its contributors proven, and not yet its tokens. Who signs is all that
 
 from __future__ import annotations
 
-import base64
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from swarmnet.audit.case import Verify
-from swarmnet.audit.pledge import is_run_id, shares_of
-from swarmnet.bounds import ANY_RUN
-from swarmnet.errors import BadMessage
+from swarmnet.audit.evidence import from_line
+from swarmnet.audit.pledge import shares_of
+from swarmnet.bounds import MAX_MEMBERS, Entries, Proto
 from swarmnet.ids import PeerId, RunId, first_chain
-from swarmnet.messages import Commit, Finished, PartData, Pledge, Stamp, TrailStep, contributors_of, first_of
+from swarmnet.messages import Commits, Count, Finished, Pledge, Stamp, contributors_of, first_of
 from swarmnet.quorum import has_quorum
 from swarmnet.statement import statement
-from swarmnet.wire.convert import Reader, write_answer
 
-FILES = "receipts*.jsonl"
+FILES = "receipts*.*"
 """How their files are named; one each replica."""
-
-_READER = Reader(ANY_RUN)
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
     """What a stage counted in a step."""
 
-    run: str
+    run: RunId
     stamp: Stamp
     finished: Finished
-    tokens: Mapping[int, int]
+    tokens: Annotated[Mapping[int, Count], Proto(names=("indexes", "tokens"))]
     """Of each index."""
-    pledges: tuple[Pledge, ...]
-    commits: tuple[Commit, ...]
+    pledges: Annotated[tuple[Pledge, ...], Entries(MAX_MEMBERS)]
+    commits: Commits
     """Of all stages, in this step. Their votes are not needed."""
-
-    def to_line(self) -> str:
-        """JSON, with its end of line."""
-        losses = {index: (0.0, tokens) for index, tokens in self.tokens.items()}
-        part = write_answer(PartData(losses=losses, finished=self.finished, pledges=self.pledges))
-        trail = write_answer(TrailStep(None, self.commits))
-        told = {"run": self.run, "stage": self.stamp.stage, "step": self.stamp.step}
-        return json.dumps({**told, "sum": _text(part), "commits": _text(trail)}) + "\n"
-
-    @classmethod
-    def from_line(cls, line: str) -> Receipt:
-        """The inverse. No signature is looked at. Raises ValueError, in words."""
-        try:
-            table = json.loads(line)
-            part, trail = _answer(table["sum"]), _answer(table["commits"])
-            run, about = table["run"], (table["stage"], table["step"])
-        except json.JSONDecodeError as error:
-            raise ValueError("no receipt: it is not JSON") from error
-        except (BadMessage, ValueError, TypeError, KeyError, RecursionError) as error:
-            raise ValueError("no receipt: its fields are damaged") from error
-        if not is_run_id(run):
-            raise ValueError("no receipt: its run is not 64 hex digits")
-        if not isinstance(part, PartData) or not isinstance(trail, TrailStep) or part.finished is None:
-            raise ValueError("no receipt: it has no sum or no commits")
-        # A receipt without a pledge is of nothing.
-        if not part.pledges or (part.pledges[0].stamp.stage, part.pledges[0].stamp.step) != about:
-            raise ValueError("no receipt: it has no pledges of its stage and step")
-        tokens = {index: count for index, (_, count) in part.losses.items()}
-        return cls(run, part.pledges[0].stamp, part.finished, tokens, part.pledges, trail.commits)
 
     @property
     def shares(self) -> bytes:
@@ -106,7 +73,7 @@ class Receipt:
         counted = frozenset(index for _, _, indexes in finished.contributions for index in indexes)
         if self.tokens.keys() != counted or sum(self.tokens.values()) != finished.num_tokens:
             return "its tokens are not those of the sum"
-        if stamp.step == 0 and stamp.chain != first_chain(RunId(self.run), stamp.stage):
+        if stamp.step == 0 and stamp.chain != first_chain(self.run, stamp.stage):
             return "it is of another run"
         return ""
 
@@ -120,17 +87,17 @@ def is_cut(path: Path) -> bool:
         return file.read(1) != b"\n"
 
 
-def append(path: Path, receipt: Receipt) -> None:
-    """Add a line to a replica's file, in place of one that a kill cut short. Raises OSError."""
+def append(path: Path, line: str) -> None:
+    """Add a receipt to a replica's file, in place of one that a kill cut short. Raises OSError."""
     if path.exists() and is_cut(path):
         with path.open("r+b") as file:
             whole = file.read().rfind(b"\n") + 1
             file.truncate(whole)
     with path.open("a", encoding="ascii") as file:
-        file.write(receipt.to_line())
+        file.write(line)
 
 
-def read(path: Path, damaged: list[str]) -> Iterator[Receipt]:
+def read(path: Path, damaged: list[str], verify: Verify) -> Iterator[Receipt]:
     """The receipts of a file; of a line that a kill cut short, none. Raises OSError.
 
     Args:
@@ -140,16 +107,10 @@ def read(path: Path, damaged: list[str]) -> Iterator[Receipt]:
         for number, line in enumerate(file, 1):
             if line.endswith("\n"):
                 try:
-                    receipt = Receipt.from_line(line)
+                    receipt = from_line(line, Receipt, verify)
                 except ValueError as error:
                     damaged.append(f"line {number} is {error}")
+                    if line.startswith("{"):
+                        return  # what follows is of that version, too
                 else:
                     yield receipt
-
-
-def _text(data: bytes) -> str:
-    return base64.b64encode(data).decode()
-
-
-def _answer(text: str) -> object:
-    return _READER.answer(base64.b64decode(text, validate=True))[0]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,7 @@ import click
 from swarmnet.cli.frame import Commands
 from swarmnet.cli.settings import SETTINGS, TypedPath, with_json
 from swarmnet.errors import UsageError
+from swarmnet.telemetry.log import plain
 from swarmnet.telemetry.text import counted, printable, short
 
 if TYPE_CHECKING:
@@ -53,14 +53,14 @@ def audit() -> None:
 def verify(places: tuple[Path, ...]) -> int:
     """Check evidence that a peer did wrong: who, in what, and what proves it. Needs no run and no network.
 
-    FILE is what a replica wrote when it convicted somebody. Of DIR, all files *.json in directories `evidence` at any
-    depth are checked, and those directly in DIR. Exit code: 0 if each file proves what it says, 1 if one does not. That
-    it happened in the run that a file names is proven if the output says "of run", not if it says "the file calls".
+    FILE is what a replica wrote when it convicted somebody. Of DIR, all files *.proof at any depth are checked. Exit
+    code: 0 if each file proves what it says, 1 if one does not. That it happened in the run that a file names is proven
+    if the output says "of run", not if it says "the file calls".
 
     \b
     Examples:
       swarmnet audit verify ~/.swarmnet/peer
-      swarmnet audit verify ~/.swarmnet/peer/evidence/*.json
+      swarmnet audit verify ~/.swarmnet/peer/evidence/*.proof
     """
     if not (paths := _paths(places, _evidence_in)):
         click.echo(f"no evidence in {', '.join(printable(str(place)) for place in places)}")
@@ -75,32 +75,23 @@ def verify(places: tuple[Path, ...]) -> int:
 
 
 def _evidence_in(place: Path) -> Iterable[Path]:
-    """Raises OSError."""
-    found, left = set(place.rglob("evidence/*.json")), []
-    for path in sorted(place.glob("*.json")):
-        # A peer's directory has other JSON, too.
-        if place.resolve().name != "evidence" and path.is_file() and b"swarmnet evidence" not in path.read_bytes():
-            left.append(printable(path.name))
-        else:
-            found.add(path)
-    if left:
-        click.echo(f"{printable(str(place))}: left out, being no evidence: {_some(left)}", err=True)
-    return found
+    # Earlier versions wrote JSON there, which is refused in words.
+    return [*place.rglob("*.proof"), *place.rglob("evidence/*.json")]
 
 
 def _proven(path: Path) -> Evidence:
     """Raises ValueError, in words: why it proves nothing."""
-    from swarmnet.audit.evidence import Evidence
+    from swarmnet.audit.evidence import Evidence, from_line
     from swarmnet.net.identity import verify as signed
 
+    if not path.is_file():
+        raise ValueError(_NOT_REGULAR)
     try:
-        if not path.is_file():
-            raise ValueError(_NOT_REGULAR)
-        evidence = Evidence.from_json(path.read_text(encoding="utf-8"))
-    except UnicodeDecodeError as error:
-        raise ValueError("it is not text") from error
+        evidence = from_line(path.read_text(encoding="ascii", errors="replace"), Evidence, signed)
     except OSError as error:
         raise ValueError(f"it cannot be read ({error.strerror or error})") from error
+    except ValueError as error:
+        raise ValueError(f"it is {error}") from error
     if why := evidence.refusal(signed):
         raise ValueError(why)
     return evidence
@@ -199,13 +190,14 @@ def receipts(places: tuple[Path, ...], as_json: bool) -> int:
 def _read(path: Path) -> tuple[list[Receipt], list[str]]:
     """The receipts of a file, and what is wrong with it."""
     from swarmnet.audit.receipts import is_cut, read
+    from swarmnet.net.identity import verify as signed
 
     found: list[Receipt] = []
     bad: list[str] = []
     try:
         if not path.is_file():
             return [], [_NOT_REGULAR]
-        found.extend(read(path, bad))
+        found.extend(read(path, bad, signed))
         if is_cut(path):
             click.echo(f"{printable(str(path))}: its last line was cut short, and does not count", err=True)
     except OSError as error:
@@ -216,7 +208,7 @@ def _read(path: Path) -> tuple[list[Receipt], list[str]]:
 def _papers(directories: Iterable[Path]) -> list[Evidence]:
     """The evidence beside receipts that proves something; what does not is said."""
     found = []
-    for path in _paths(directories, lambda place: place.rglob("evidence/*.json")):
+    for path in _paths(directories, _evidence_in):
         try:
             found.append(_proven(path))
         except ValueError as error:
@@ -284,28 +276,8 @@ def _facts(run: str, found: Account, papers: list[Evidence]) -> dict[str, object
 
 def _facts_of(history: StageHistory, wrong: Mapping[PeerId, NamedLiar]) -> dict[str, object]:
     members = [
-        {
-            "peer": peer,
-            "steps": tally.steps,
-            "microbatches": tally.microbatches,
-            "tokens": tally.tokens,
-            "convicted": asdict(wrong[peer]) if peer in wrong else None,
-        }
+        {"peer": peer, **plain(tally), "convicted": plain(wrong.get(peer))}
         for peer, tally in sorted(history.tallies.items())
     ]
-    return {
-        "stage": history.stage,
-        "run_proven": history.run_proven,
-        "steps": history.steps,
-        "linked": history.linked,
-        "missing": history.missing,
-        "tokens": history.tokens,
-        "own": _facts_of_part(history.own),
-        "files": history.files,
-        "given_up": [_facts_of_part(part) for part in history.given_up],
-        "members": members,
-    }
-
-
-def _facts_of_part(part: Stretch) -> dict[str, object]:
-    return {"first": part.first, "steps": part.steps, "signers": sorted(part.signers)}
+    names = ("stage", "run_proven", "steps", "linked", "missing", "tokens", "own", "files", "given_up")
+    return {name: plain(getattr(history, name)) for name in names} | {"members": members}

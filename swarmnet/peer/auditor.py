@@ -15,14 +15,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swarmnet.audit.case import claimed, needs_no_recheck, reason_of, suspect_of
+from swarmnet.audit.case import Verify, claimed, needs_no_recheck, reason_of, suspect_of
 from swarmnet.audit.cases import Cases, Check
-from swarmnet.audit.evidence import Evidence
+from swarmnet.audit.evidence import PROOF, Evidence, from_line, to_line
 from swarmnet.audit.pledge import WHOLE, leaf, proves, vector_seed
 from swarmnet.audit.receipts import Receipt, append
 from swarmnet.bounds import Recent
 from swarmnet.errors import BadMessage, DeviceFull, Overflow, PeerGone, PeerTimeout, Refused, RejectCode
-from swarmnet.ids import PeerId
+from swarmnet.ids import PeerId, Signer
 from swarmnet.messages import (
     FOR_EVER,
     NONE,
@@ -73,7 +73,7 @@ _LOOKS = 3
 
 
 class AuditLog:
-    """What proves who did what: `receipts-stage-N.jsonl` in a peer's directory, and a file of `evidence/` for each ban.
+    """What proves who did what: `receipts-stage-N.txt` in a peer's directory, and a file of `evidence/` for each ban.
 
     directory: None: nothing is kept. failed: hears, once, why nothing can be written.
     """
@@ -81,20 +81,21 @@ class AuditLog:
     def __init__(self, directory: Path | None = None, failed: Callable[[str], None] = lambda reason: None) -> None:
         self._directory, self._failed, self._silent = directory, failed, False
 
-    def receipt(self, receipt: Receipt) -> None:
+    def receipt(self, receipt: Receipt, me: PeerId, signer: Signer) -> None:
         """A step is applied."""
-        self._write(f"receipts-stage-{receipt.stamp.stage}.jsonl", lambda path: append(path, receipt))
+        name = f"receipts-stage-{receipt.stamp.stage}.txt"
+        self._write(name, lambda path: append(path, to_line(receipt, me, signer.sign)))
 
-    def evidence(self, name: str, evidence: Evidence) -> str:
+    def evidence(self, name: str, evidence: Evidence, me: PeerId, signer: Signer) -> str:
         """A peer is banned. Returns where the evidence is; "": nowhere."""
-        return self._write(f"evidence/{name}", lambda path: path.write_text(evidence.to_json(), encoding="utf-8"))
+        return self._write(f"evidence/{name}{PROOF}", lambda path: path.write_text(to_line(evidence, me, signer.sign)))
 
-    def kept(self) -> Sequence[Evidence]:
+    def kept(self, verify: Verify) -> Sequence[Evidence]:
         """The evidence that is there. It is checked as if it came from the network."""
         found = []
-        for path in sorted((self._directory / "evidence").glob("*.json")) if self._directory is not None else ():
+        for path in sorted((self._directory / "evidence").glob(f"*{PROOF}")) if self._directory is not None else ():
             with contextlib.suppress(OSError, ValueError):
-                found.append(Evidence.from_json(path.read_text(encoding="utf-8")))
+                found.append(from_line(path.read_text(encoding="ascii"), Evidence, verify))
         return found
 
     def _write(self, name: str, write: Callable[[Path], object]) -> str:
@@ -137,7 +138,7 @@ class Auditor:
         self._sums: Recent[Stamp, Finished] = Recent(_REMEMBERED)
         # Works that I asked for. Invariant: of cases that are in time.
         self._bare: Recent[tuple[Stamp, PeerId, int], AuditData] = Recent(4 * _REMEMBERED)
-        self._kept = peer.audit_log.kept()
+        self._kept = peer.audit_log.kept(peer.signer.verify)
 
     # ------------------------------------------------------------ events
 
@@ -162,7 +163,8 @@ class Auditor:
         before = stamp.step - 1
         self.cases.received(before, self._replica.execution.works.sents(before), member.chain)
         if pledges:
-            self._peer.audit_log.receipt(self._receipt(stamp, finished, pledges, commits))
+            receipt = self._receipt(stamp, finished, pledges, commits)
+            self._peer.audit_log.receipt(receipt, self._peer.me, self._peer.signer)
 
     def contradicted(self, one: Pledge, other: Pledge) -> None:
         """One peer has pledged two things for one aggregate."""
@@ -276,7 +278,8 @@ class Auditor:
             case = replace(case, contributions=finished.contributions, voided=finished.voided)
         evidence = Evidence(self._peer.run_id, case) if case is not None else None
         if evidence is not None and not evidence.refusal(self._peer.signer.verify):
-            at = self._peer.audit_log.evidence(f"stage-{stamp.stage}-step-{stamp.step}-{peer}.json", evidence)
+            name = f"stage-{stamp.stage}-step-{stamp.step}-{peer}"
+            at = self._peer.audit_log.evidence(name, evidence, self._peer.me, self._peer.signer)
         self._peer.convict(peer, stamp, reason, at=at)
 
     def suspend(self, peer: PeerId, why: str) -> None:

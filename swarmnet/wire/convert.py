@@ -7,38 +7,58 @@ a transport, and never reach a peer's own code.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, TypeVar, cast, get_args
+from typing import Annotated, Generic, TypeVar, cast
 
 from google.protobuf.message import DecodeError, Message
 
-from swarmnet.bounds import ANY_RUN, Between, Bounds, Entries, Size
+from swarmnet.bounds import ANY_RUN, Between, Bounds, Entries, Proto, Size
 from swarmnet.directory import Pass
 from swarmnet.errors import BadMessage, RejectCode
 from swarmnet.ids import Incarnation, RunId
 from swarmnet.messages import (
+    Accepted,
     Answer,
     AuditData,
+    AuditRequest,
+    Busy,
+    Case,
+    Committed,
     Control,
+    DialBack,
+    DialledBack,
     Extent,
+    Fetch,
     Fetched,
     Gradient,
+    Heartbeat,
+    History,
+    HistoryRequest,
     LineTest,
     LineTested,
+    ManifestData,
+    ManifestRequest,
+    MemberState,
+    MovedTo,
     Packed,
+    Part,
     PartData,
     Process,
     Rejected,
     Request,
+    Running,
+    Sent,
+    Snapshot,
     SnapshotPiece,
+    SnapshotRequest,
+    StagePlan,
+    TrailRequest,
+    TrailStep,
 )
 from swarmnet.wire.codec import malformed
-from swarmnet.wire.fields import LENGTH_BYTES, Repeated, Wrong, struct_of
-from swarmnet.wire.pb import calls_pb2, control_pb2, signed_pb2, values_pb2
-
-assert signed_pb2.DESCRIPTOR  # what is in envelopes is found by its name
+from swarmnet.wire.fields import LENGTH_BYTES, Kind, Repeated, Wrong, message_class, struct_of
 
 MAX_MESSAGE_BYTES = 1 << 20
 """No header and no control message is longer, in any run."""
@@ -58,7 +78,8 @@ SECRET_BYTES, SESSION_BYTES = 32, 16
 
 _LATER_VERSIONS_BYTES = 1024
 
-M = TypeVar("M", bound=Message)
+T = TypeVar("T")
+
 Nonce = Annotated[bytes, Size(NONCE_BYTES, least=NONCE_BYTES)]
 Uint32 = Annotated[int, Between(0, (1 << 32) - 1)]
 Uint63 = Annotated[int, Between(0, (1 << 63) - 1)]
@@ -117,7 +138,8 @@ class Hello:
     """Numerics class."""
     clock: Annotated[float, Between(0.0, 1e12)]
     """What its clock shows: Unix seconds."""
-    invitation: Pass | None = None
+    # Number 6 was the pass as text.
+    invitation: Annotated[Pass | None, Proto(11)] = None
     """The pass that it shows in a run by invitation."""
     software: Annotated[str, Size(MAX_SOFTWARE_CHARS, cut=True)] = ""
     """What runs there, for people: "swarmnet 0.1.0"."""
@@ -162,7 +184,10 @@ class Pulse:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """That was the last answer, and the payload was not wanted: leave."""
+    """That was the last answer, and the payload was not wanted: leave.
+
+    If the callee ended the stream itself, under an upload, it would fail that.
+    """
 
 
 Signal = GreetFirst | Pulse | Done | Pong | Told
@@ -175,33 +200,47 @@ PAYLOAD_ANSWERS = (Gradient, Fetched, PartData, AuditData, SnapshotPiece, LineTe
 # ---------------------------------------------------------------- envelopes
 
 
-_DECLARED = Repeated(struct_of(TensorHeader, values_pb2.Tensor.DESCRIPTOR, ANY_RUN), MAX_TENSORS)
-_LANE = struct_of(Lane, calls_pb2.Lane.DESCRIPTOR, ANY_RUN)
+_DECLARED = Repeated(struct_of(TensorHeader, ANY_RUN), MAX_TENSORS)
+_LANE = struct_of(Lane, ANY_RUN)
+_PAYLOAD = 15
+"""Number of the field with what is declared."""
 
 
-class Envelope:
-    """A message of protobuf's that holds one of ours in a field of the choice `oneof`, within the bounds of a run.
+class Envelope(Generic[T]):
+    """A message of protobuf's that holds one of ours, within the bounds of a run.
 
-    A dataclass has the name of its message. Where the envelope has a field `payload`, it declares tensors, and may say
-    on which lane they come.
+    Args:
+        kinds: by the number of the field that holds it. The field has the name of the dataclass, with small letters.
+        lane: number of the field that says on which lane tensors come; 0: the envelope declares no tensors.
+        most_bytes: what is longer is refused, unparsed.
     """
 
-    def __init__(self, make: type[Message], oneof: str, kinds: Iterable[type], bounds: Bounds = ANY_RUN) -> None:
-        self._make, self._oneof = make, oneof
-        known = {kind.__name__: kind for kind in kinds}
-        fields = make.DESCRIPTOR.oneofs_by_name[oneof].fields
-        inner = {field.name: field.message_type for field in fields if field.message_type is not None}
-        self.kinds = {name: struct_of(known[of.name], of, bounds) for name, of in inner.items()}
+    def __init__(
+        self,
+        title: str,
+        kinds: Mapping[int, type],
+        bounds: Bounds = ANY_RUN,
+        *,
+        lane: int = 0,
+        most_bytes: int = MAX_MESSAGE_BYTES,
+    ) -> None:
+        self.numbers = {re.sub(r"\B(?=[A-Z])", "_", kind.__name__).lower(): number for number, kind in kinds.items()}
+        self.kinds = {name: struct_of(kinds[number], bounds) for name, number in self.numbers.items()}
         self._names = {kind.make: name for name, kind in self.kinds.items()}
-        self._declares = "payload" in make.DESCRIPTOR.fields_by_name
+        self._declares, self._most_bytes = bool(lane), most_bytes
+        fields: dict[str, tuple[int, Kind]] = {name: (at, self.kinds[name]) for name, at in self.numbers.items()}
+        if lane:
+            fields |= {"lane": (lane, replace(_LANE, optional=True)), "payload": (_PAYLOAD, _DECLARED)}
+        self.message = message_class(title, fields, choice="kind")
+        """Protobuf's class."""
 
     def most_bytes(self, kind: type) -> int:
         """No valid message of this type takes more."""
         return _capped(self.kinds[self._names[kind]].most_bytes)
 
-    def write(self, message: object, payload: tuple[TensorHeader, ...] = (), lane: Lane | None = None) -> bytes:
+    def write(self, message: T, payload: tuple[TensorHeader, ...] = (), lane: Lane | None = None) -> bytes:
         """The envelope around a valid message."""
-        envelope, name = self._make(), self._names[type(message)]
+        envelope, name = self.message(), self._names[type(message)]
         if payload:
             _DECLARED.write(envelope, "payload", payload)
         if lane is not None:
@@ -211,17 +250,21 @@ class Envelope:
         assert len(data) <= MAX_MESSAGE_BYTES, f"{name} takes {len(data)} bytes, at most {MAX_MESSAGE_BYTES}"
         return data
 
-    def read(
-        self, data: bytes, most_bytes: int = MAX_MESSAGE_BYTES
-    ) -> tuple[Any, tuple[TensorHeader, ...], Lane | None]:
+    def read(self, data: bytes) -> T:
+        """The inverse. Raises BadMessage."""
+        return self.read_header(data)[0]
+
+    def read_header(
+        self, data: bytes, most_bytes: int | None = None
+    ) -> tuple[T, tuple[TensorHeader, ...], Lane | None]:
         """The message, the tensors that are declared with it, and the lane that it names. Raises BadMessage."""
-        envelope = _parse(self._make(), data, most_bytes)
-        name = envelope.WhichOneof(self._oneof)
+        envelope = _parse(self.message, data, self._most_bytes if most_bytes is None else most_bytes)
+        name = envelope.WhichOneof("kind")
         # A later version may know more kinds; this one refuses what it cannot read.
         if name is None:
-            raise malformed(f"{self._oneof} is missing or unknown")
+            raise malformed("the kind of message is missing or unknown")
         try:
-            message = self.kinds[name].read(envelope, name)
+            message: T = self.kinds[name].read(envelope, name)
             if not self._declares:
                 return message, (), None
             lane = _LANE.read(envelope, "lane") if envelope.HasField("lane") else None
@@ -230,32 +273,84 @@ class Envelope:
             raise malformed(str(wrong)) from None
 
 
-def _parse(message: M, data: bytes, most_bytes: int = MAX_MESSAGE_BYTES) -> M:
+def _parse(make: type[Message], data: bytes, most_bytes: int = MAX_MESSAGE_BYTES) -> Message:
     # By its length alone: a parser would already have taken memory for all of it.
     if len(data) > most_bytes:
         raise BadMessage(RejectCode.TOO_LARGE, "message is too long", num_bytes=len(data), most_bytes=most_bytes)
     try:
-        message.ParseFromString(data)
+        return make.FromString(data)
     except DecodeError as error:
         raise malformed("not a protobuf message") from error
-    return message
 
 
-@contextlib.contextmanager
-def _refusing(where: str) -> Iterator[None]:
-    """A field that is wrong makes the whole message a malformed one."""
-    try:
-        yield
-    except Wrong as wrong:
-        raise malformed(f"{where}{wrong}") from None
+class Bare(Generic[T]):
+    """A message that no envelope holds."""
+
+    def __init__(self, make: type[T]) -> None:
+        kind: type = make
+        self._struct, self._name = struct_of(kind, ANY_RUN), kind.__name__
+
+    def write(self, message: T) -> bytes:
+        """Its bytes."""
+        return self._struct.written(message)
+
+    def read(self, data: bytes) -> T:
+        """The inverse. Raises BadMessage."""
+        try:
+            return cast(T, self._struct.take(_parse(self._struct.message, data)))
+        except Wrong as wrong:
+            raise malformed(f"{self._name}.{wrong}") from None
 
 
-_CONTROL_KINDS, _ANSWER_KINDS = (*get_args(Control), Ping), (*get_args(Answer), *get_args(Signal))
-CONTROL = Envelope(control_pb2.Envelope, "kind", _CONTROL_KINDS)
-ANSWERS = Envelope(calls_pb2.AnswerHeader, "answer", _ANSWER_KINDS)
-REQUESTS = Envelope(calls_pb2.CallHeader, "request", get_args(Request))
-_GREETINGS = Envelope(calls_pb2.HelloReply, "reply", (Hello, Rejected))
-_HELLO = _GREETINGS.kinds["hello"]
+_CONTROL_KINDS = {1: Heartbeat, 2: StagePlan, 6: MemberState, 10: Committed, 12: Ping, 13: Case, 15: Sent}
+_REQUEST_KINDS = {
+    1: Process,
+    2: Fetch,
+    3: Part,
+    4: SnapshotRequest,
+    5: ManifestRequest,
+    6: TrailRequest,
+    7: DialBack,
+    8: LineTest,
+    9: HistoryRequest,
+    10: AuditRequest,
+}
+_ANSWER_KINDS = {
+    1: Accepted,
+    2: Running,
+    3: Busy,
+    4: MovedTo,
+    5: Rejected,
+    6: Gradient,
+    7: Fetched,
+    8: PartData,
+    9: Snapshot,
+    10: ManifestData,
+    11: SnapshotPiece,
+    12: Done,
+    13: GreetFirst,
+    14: Pulse,
+    16: TrailStep,
+    17: Pong,
+    18: DialledBack,
+    19: Told,
+    20: LineTested,
+    21: History,
+    23: AuditData,
+}
+
+
+def _envelopes(bounds: Bounds) -> tuple[Envelope[Control | Ping], Envelope[Request], Envelope[Answer | Signal]]:
+    """Of one-way messages, calls and answers."""
+    return (
+        Envelope("Envelope", _CONTROL_KINDS, bounds),
+        Envelope("CallHeader", _REQUEST_KINDS, bounds, lane=14),
+        Envelope("AnswerHeader", _ANSWER_KINDS, bounds, lane=22),
+    )
+
+
+CONTROL, REQUESTS, ANSWERS = _envelopes(ANY_RUN)
+GREETINGS: Envelope[Hello | Rejected] = Envelope("HelloReply", {1: Hello, 2: Rejected})
 
 
 # ---------------------------------------------------------------- writing
@@ -293,11 +388,9 @@ class Reader:
     """Reads what other peers of a run say. What none of them could need is refused by its length, unparsed."""
 
     def __init__(self, bounds: Bounds) -> None:
-        self._control = Envelope(control_pb2.Envelope, "kind", _CONTROL_KINDS, bounds)
-        self._answers = Envelope(calls_pb2.AnswerHeader, "answer", _ANSWER_KINDS, bounds)
-        self._requests = Envelope(calls_pb2.CallHeader, "request", get_args(Request), bounds)
-        number = {field.name: field.number for field in control_pb2.Envelope.DESCRIPTOR.fields}
-        self._most_control = {number[name]: _capped(kind.most_bytes) for name, kind in self._control.kinds.items()}
+        self._control, self._requests, self._answers = _envelopes(bounds)
+        numbers = self._control.numbers
+        self._most_control = {numbers[name]: _capped(kind.most_bytes) for name, kind in self._control.kinds.items()}
         self.longest = max(self._most_control.values())
         """Bytes of the longest one-way message."""
         longest = max(kind.most_bytes for kind in self._requests.kinds.values())
@@ -313,11 +406,11 @@ class Reader:
         most = self._most_control.get(_only_field(data))
         if most is None:
             raise malformed("not a one-way message")
-        return cast(Control | Ping, self._control.read(data, most)[0])
+        return self._control.read_header(data, most)[0]
 
     def request(self, data: bytes) -> tuple[Request, tuple[TensorHeader, ...], Lane | None]:
         """The inverse of `write_request`. Raises BadMessage."""
-        request, declared, lane = self._requests.read(data, self._most_request)
+        request, declared, lane = self._requests.read_header(data, self._most_request)
         # Payloads cost memory: only the call that has one may declare one.
         if declared and not isinstance(request, Process | LineTest):
             raise malformed("a call that has no payload declares one", request=type(request).__name__)
@@ -325,7 +418,7 @@ class Reader:
 
     def answer(self, data: bytes) -> tuple[Answer | Signal, tuple[TensorHeader, ...], Lane | None]:
         """An answer without its payload, what payload follows, and on which lane. Raises BadMessage."""
-        answer, declared, lane = self._answers.read(data)
+        answer, declared, lane = self._answers.read_header(data)
         if declared and not isinstance(answer, PAYLOAD_ANSWERS):
             raise malformed("an answer that has no payload declares one", answer=type(answer).__name__)
         return answer, declared, lane
@@ -363,57 +456,8 @@ read_control, read_request, read_answer = IN_ANY_RUN.control, IN_ANY_RUN.request
 # ---------------------------------------------------------------- greetings
 
 
-def write_hello(hello: Hello) -> bytes:
-    """What the caller says first."""
-    message = calls_pb2.Hello()
-    _HELLO.fill(message, hello)
-    return message.SerializeToString()
-
-
-def read_hello(data: bytes) -> Hello:
-    """The inverse of `write_hello`. Raises BadMessage."""
-    with _refusing("hello."):
-        return cast(Hello, _HELLO.take(_parse(calls_pb2.Hello(), data)))
-
-
-def write_hello_reply(reply: Hello | Rejected) -> bytes:
-    """What the callee answers."""
-    return _GREETINGS.write(reply)
-
-
-def read_hello_reply(data: bytes) -> Hello | Rejected:
-    """The inverse of `write_hello_reply`. Raises BadMessage."""
-    return cast(Hello | Rejected, _GREETINGS.read(data)[0])
-
-
-# ---------------------------------------------------------------- bulk connections
-
-
-_BULK_ASK = struct_of(BulkAsk, calls_pb2.BulkAsk.DESCRIPTOR, ANY_RUN)
-_BULK_OFFER = struct_of(BulkOffer, calls_pb2.BulkOffer.DESCRIPTOR, ANY_RUN)
-
-
-def write_bulk_ask(ask: BulkAsk) -> bytes:
-    """What the caller says."""
-    message = calls_pb2.BulkAsk()
-    _BULK_ASK.fill(message, ask)
-    return message.SerializeToString()
-
-
-def read_bulk_ask(data: bytes) -> BulkAsk:
-    """The inverse of `write_bulk_ask`. Raises BadMessage."""
-    with _refusing("bulk_ask."):
-        return cast(BulkAsk, _BULK_ASK.take(_parse(calls_pb2.BulkAsk(), data)))
-
-
-def write_bulk_offer(offer: BulkOffer) -> bytes:
-    """What the callee answers."""
-    message = calls_pb2.BulkOffer()
-    _BULK_OFFER.fill(message, offer)
-    return message.SerializeToString()
-
-
-def read_bulk_offer(data: bytes) -> BulkOffer:
-    """The inverse of `write_bulk_offer`. Raises BadMessage."""
-    with _refusing("bulk_offer."):
-        return cast(BulkOffer, _BULK_OFFER.take(_parse(calls_pb2.BulkOffer(), data)))
+_HELLO, _BULK_ASK, _BULK_OFFER = Bare(Hello), Bare(BulkAsk), Bare(BulkOffer)
+write_hello, read_hello = _HELLO.write, _HELLO.read
+write_hello_reply, read_hello_reply = GREETINGS.write, GREETINGS.read
+write_bulk_ask, read_bulk_ask = _BULK_ASK.write, _BULK_ASK.read
+write_bulk_offer, read_bulk_offer = _BULK_OFFER.write, _BULK_OFFER.read

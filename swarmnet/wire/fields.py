@@ -2,8 +2,8 @@
 
     hint                                   protobuf              read as
     bool                                   bool                  itself
-    Annotated[int, Between]                  int32, int64, uint64  an integer in the range
-    float, Annotated[float, Between]         double, float         a finite number, in the range
+    Annotated[int, Between]                  int64, uint64         an integer in the range
+    float, Annotated[float, Between]         double                a finite number, in the range
     Literal["a", "b"], an Enum             string                one of those words
     Annotated[str, Size]                   string                a text of that length
     a scalar | None                        optional scalar       None where it is not set
@@ -11,15 +11,19 @@
     Annotated[X, Outside]                  nothing               its default
     Annotated[bytes, Size]                 bytes                 bytes of that length
     Chain, RunId                           bytes                 32 bytes, 64 hex digits in Python
-    PeerId                                 string, bytes         an Ed25519 peer id, or its key
+    PeerId                                 string                an Ed25519 peer id
+    Annotated[PeerId, AS_KEY]              bytes                 the same, by its key
     frozenset[int]                         bytes                 microbatch indexes, a bitmap or runs
-    a dataclass, tuple[A, B]               message               field by field; of a tuple in the order of numbers
+    a dataclass, tuple[A, B]               message               field by field; of a tuple, `Proto` names them
     a dataclass | None                     optional message      None where it is not set
     Annotated[tuple[X, ...], Entries]      repeated              so many at most
     the same of PeerId, packed             bytes                 their keys one after the other
     the same of (PeerId, Generation,       message               one owner for each index
       frozenset[int]), disjoint
-    Mapping[int, tuple[A, B]]              message               the set of keys, a column for A, one for B
+    Mapping[int, tuple[A, B]], of int, A   message               the set of keys, a column for A, one for B
+
+A field's number is its place in the dataclass, unless a `Proto` in the hint says another one. The messages are declared
+to protobuf by `message_class`; `proto/generate.py` prints them as text for readers and other languages.
 
 Reading is total: what is read obeys its bounds, or `Wrong` says what does not and where. Writing obeys the same rules,
 and raises `Wrong` too: what one peer can send, every other peer can read. Each kind of field knows the most bytes that
@@ -32,19 +36,21 @@ import contextlib
 import dataclasses
 import functools
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from operator import attrgetter
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
-from swarmnet.bounds import MAX_INDEXES, Between, Bounds, Entries, Outside, Size
+from swarmnet.bounds import MAX_INDEXES, MAX_MEMBERS, Between, Bounds, Entries, Outside, Proto, Size
 from swarmnet.ids import Chain, Generation, PeerId, RunId
 from swarmnet.statement import MAX_PAYLOAD_BYTES, SignedMessage
 from swarmnet.wire.index_sets import from_bytes, indexes_problem, most_set_bytes, to_bytes
@@ -85,6 +91,8 @@ def _same(value: Any) -> Any:
 class Scalar:
     """A number, a text, bytes or a flag."""
 
+    type: str
+    """Protobuf's."""
     most_bytes: int
     problem: Callable[[Any], str] = lambda raw: ""
     """What is wrong with what protobuf holds; "" if nothing is."""
@@ -131,6 +139,8 @@ class Struct:
 
     make: Callable[..., Any]
     """The dataclass, or `tuple`; of a `SignedMessage`, what reads its payload too. May raise Wrong."""
+    message: type[Message]
+    """Protobuf's class."""
     fields: dict[str, Kind]
     unset: frozenset[str]
     """Fields that need not be written where they are 0 or empty, which they read as then."""
@@ -153,6 +163,12 @@ class Struct:
             # Each field checks its bound: our own mistake never leaves this process.
             if part or name not in self.unset:
                 kind.write(message, name, part)
+
+    def written(self, value: Any) -> bytes:
+        """The bytes of a message. Raises Wrong."""
+        message = self.message()
+        self.fill(message, value)
+        return message.SerializeToString()
 
     def append(self, repeated: Any, name: str, value: Any) -> None:
         """Write one more entry of a repeated field."""
@@ -228,6 +244,7 @@ class Repeated:
 class Keys:
     """A tuple of peers, as their Ed25519 keys one after the other."""
 
+    type: ClassVar = "bytes"
     limit: int
     distinct: bool = False
 
@@ -258,6 +275,7 @@ class Owners:
     bitmaps over the indexes, the lowest bit of all places first.
     """
 
+    message: type[Message]
     peers: Keys
     below: int
     """All indexes are."""
@@ -311,22 +329,25 @@ class Owners:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """A mapping from index to a tuple: the set of indexes, then a column for each member of the tuple."""
+    """A mapping from index to a tuple or a scalar: the set of indexes, then a column for each member of the tuple."""
 
+    message: type[Message]
     keys: tuple[str, Scalar]
     columns: dict[str, Scalar]
+    bare: bool
+    """A value is no tuple."""
     most_bytes: int
 
-    def write(self, message: Message, name: str, value: Mapping[int, tuple[Any, ...]]) -> None:
+    def write(self, message: Message, name: str, value: Mapping[int, Any]) -> None:
         table = getattr(message, name)
         table.SetInParent()
         key, indexes = self.keys
         indexes.write(table, key, frozenset(value))
-        rows = [value[index] for index in sorted(value)]
+        rows = [(value[index],) if self.bare else value[index] for index in sorted(value)]
         for place, (column, scalar) in enumerate(self.columns.items()):
             getattr(table, column).extend(scalar.packed(column, row[place]) for row in rows)
 
-    def read(self, message: Message, name: str) -> dict[int, tuple[Any, ...]]:
+    def read(self, message: Message, name: str) -> dict[int, Any]:
         table = getattr(message, name)
         key, held = self.keys
         try:
@@ -340,7 +361,7 @@ class Columns:
                 found.append([scalar.unpacked(column, each) for each in raw])
         except Wrong as wrong:
             raise wrong.inside(name) from None
-        return dict(zip(indexes, zip(*found, strict=True), strict=True))
+        return dict(zip(indexes, found[0] if self.bare else zip(*found, strict=True), strict=True))
 
 
 Kind = Scalar | Struct | Repeated | Keys | Owners | Columns
@@ -348,176 +369,221 @@ Kind = Scalar | Struct | Repeated | Keys | Owners | Columns
 writes a valid value; read(message, name) reads and checks it, and raises Wrong."""
 
 
+# ---------------------------------------------------------------- declaration
+
+PACKAGE = "swarmnet.v1"
+_POOL = DescriptorPool()
+
+
+def message_class(name: str, fields: Mapping[str, tuple[int, Kind]], choice: str = "") -> type[Message]:
+    """Declare a message to protobuf.
+
+    Args:
+        fields: number and kind of each.
+        choice: of the messages that are fields, one is there at a time: the name of protobuf's `oneof`.
+
+    Raises TypeError if two fields have one number, or another message has the name.
+    """
+    file = FileDescriptorProto(name=name, package=PACKAGE, syntax="proto3")
+    message = file.message_type.add(name=name)
+    if choice:
+        message.oneof_decl.add(name=choice)
+    needed = set[str]()
+    for field_name, (number, kind) in fields.items():
+        entry = kind.entry if isinstance(kind, Repeated) else kind
+        field = message.field.add(name=field_name, number=number, label=FieldDescriptorProto.LABEL_OPTIONAL)
+        if isinstance(kind, Repeated):
+            field.label = FieldDescriptorProto.LABEL_REPEATED
+        if isinstance(entry, Scalar | Keys):
+            field.type = FieldDescriptorProto.Type.Value(f"TYPE_{entry.type.upper()}")
+        else:
+            field.type, field.type_name = FieldDescriptorProto.TYPE_MESSAGE, f".{entry.message.DESCRIPTOR.full_name}"
+            needed.add(entry.message.DESCRIPTOR.file.name)
+        if choice and isinstance(kind, Struct) and not kind.optional:
+            field.oneof_index = 0
+        elif isinstance(kind, Scalar | Struct) and kind.optional:
+            # In proto3 a field that may be unset is a choice of its own.
+            field.proto3_optional, field.oneof_index = True, len(message.oneof_decl)
+            message.oneof_decl.add(name=f"_{field_name}")
+    file.dependency.extend(sorted(needed))
+    _POOL.AddSerializedFile(file.SerializeToString())  # the same file again changes nothing
+    return GetMessageClass(_POOL.FindMessageTypeByName(f"{PACKAGE}.{name}"))
+
+
+_CONTRIBUTIONS = message_class(
+    "Contributions",
+    {
+        "peers": (1, Keys(MAX_MEMBERS)),
+        "incarnations": (2, Repeated(Scalar("fixed64", 8), MAX_MEMBERS)),
+        "numbers": (3, Repeated(Scalar("int64", VARINT_BYTES), MAX_MEMBERS)),
+        "owners": (4, Scalar("bytes", 0)),
+    },
+)
+"""What `Owners` writes."""
+
+
 # ---------------------------------------------------------------- derivation
 
 
 @functools.cache
-def struct_of(make: type, mirror: Descriptor, bounds: Bounds) -> Struct:
-    """How a dataclass mirrors a message in a run of these numbers.
+def struct_of(make: type, bounds: Bounds) -> Struct:
+    """How a dataclass is a message of its name, in a run of these numbers.
 
-    A field `payload` that the message lacks travels behind it as raw bytes, and keeps its default here.
-    Raises TypeError if the fields are not the message's, or a field's hint is in no line of the table.
+    Raises TypeError if a field's hint is in no line of the table, or has the number of another field.
     """
-    hints = get_type_hints(make, include_extras=True)
-    hints = {
-        name: hint
-        for name, hint in hints.items()
-        if not isinstance(_split(hint)[1], Outside) and (name != "payload" or name in mirror.fields_by_name)
+    hints = {name: _parts(hint) for name, hint in get_type_hints(make, include_extras=True).items()}
+    inside = {name: parts for name, parts in hints.items() if not isinstance(parts[1], Outside)}
+    fields = {
+        name: (proto.number or place, _kind((plain, bound, proto), f"{make.__name__}.{name}", bounds))
+        for place, (name, (plain, bound, proto)) in enumerate(inside.items(), 1)
     }
-    # At import, so that a field without its counterpart cannot be released.
-    if set(hints) != set(mirror.fields_by_name):
-        raise TypeError(f"{make.__name__} and {mirror.full_name} have other fields: {hints.keys()}")
-    return _struct(
-        make, {name: _kind(hint, mirror.fields_by_name[name], bounds) for name, hint in hints.items()}, mirror
-    )
+    return _struct(make, make.__name__, fields, whole=len(inside) == len(hints))
 
 
-def _struct(make: type, fields: dict[str, Kind], mirror: Descriptor) -> Struct:
-    empty, unset, floats = GetMessageClass(mirror), set[str](), False
-    for name, kind in fields.items():
+def _struct(make: type, title: str, fields: dict[str, tuple[int, Kind]], *, whole: bool = True) -> Struct:
+    """whole: nothing travels behind the message."""
+    empty, unset, floats = message_class(title, fields), set[str](), False
+    kinds = {name: kind for name, (_, kind) in fields.items()}
+    for name, kind in kinds.items():
         with contextlib.suppress(Wrong):
             value = kind.read(empty(), name)
             floats = floats or isinstance(value, float)
             # -0.0 must arrive as it is, an empty table is a message, and an optional 0 is not None.
             if not isinstance(value, float | Mapping) and not (isinstance(kind, Scalar) and kind.optional):
                 unset.add(name)
-    found = Struct(make, fields, frozenset(unset))
+    found = Struct(make, empty, kinds, frozenset(unset))
     # Equal values must have equal bytes: 0.0 equals -0.0, and what travels behind a message is part of its value.
-    inside = all(isinstance(kind, Scalar) or (isinstance(kind, Struct) and kind.known) for kind in fields.values())
-    behind = "payload" in getattr(make, "__dataclass_fields__", ())
-    if found.most_bytes > _SMALL_BYTES or floats or behind or not inside:
+    flat = all(isinstance(kind, Scalar) or (isinstance(kind, Struct) and kind.known) for kind in kinds.values())
+    if found.most_bytes > _SMALL_BYTES or floats or not whole or not flat:
         return found
 
     @functools.lru_cache(_MOST_KNOWN)
     def read(data: bytes) -> Any:
         return found.take(empty.FromString(data))
 
-    @functools.lru_cache(_MOST_KNOWN)
-    def write(value: Any) -> bytes:
-        message = empty()
-        found.fill(message, value)
-        return message.SerializeToString()
-
-    return dataclasses.replace(found, known=(read, write))
+    return dataclasses.replace(found, known=(read, functools.lru_cache(_MOST_KNOWN)(found.written)))
 
 
-def _kind(hint: Any, field: FieldDescriptor, bounds: Bounds) -> Kind:
-    plain, bound = _split(hint)
-    parts = get_args(plain)
-    inner: Descriptor | None = field.message_type
-    if get_origin(plain) in (Union, UnionType):
-        kind = _scalar(parts[0], field, bounds) if inner is None else _message(parts[0], inner, bounds)
+Parts = tuple[Any, Any, Proto]
+"""Of a hint: the type, its bound or None, and what it says to protobuf."""
+
+
+def _parts(hint: Any) -> Parts:
+    plain, *said = (hint.__origin__, *hint.__metadata__) if get_origin(hint) is Annotated else (hint,)
+    proto = next((each for each in said if isinstance(each, Proto)), Proto())
+    return plain, next((each for each in said if not isinstance(each, Proto)), None), proto
+
+
+def _kind(parts: Parts, where: str, bounds: Bounds) -> Kind:
+    """where: the dataclass and the field, with a dot between."""
+    plain, bound, proto = parts
+    inner = get_args(plain)
+    origin: Any = get_origin(plain)
+    if origin in (Union, UnionType):
+        kind = _kind(_parts(inner[0]), where, bounds)
+        assert isinstance(kind, Scalar | Struct), f"{where} cannot be None"
         return dataclasses.replace(kind, optional=True)
     if isinstance(bound, Entries):
         limit = min(bound.most, bound.times * getattr(bounds, bound.of)) if bound.of else bound.most
         if bound.packed:
             return Keys(limit, bound.distinct)
         if bound.disjoint:
-            return Owners(Keys(limit, bound.distinct), _most_indexes(bounds))
-        entry = _scalar(parts[0], field, bounds) if inner is None else _message(parts[0], inner, bounds)
+            return Owners(_CONTRIBUTIONS, Keys(limit, bound.distinct), _most_indexes(bounds))
+        entry = _kind(_parts(inner[0]), where, bounds)
+        assert isinstance(entry, Scalar | Struct), f"{where} has entries that are lists"
         return Repeated(entry, limit, bound.distinct)
-    if inner is None:
-        return _scalar(hint, field, bounds)
-    if get_origin(plain) is Mapping:
-        return _columns(get_args(parts[1]), inner, bounds)
-    return _message(plain, inner, bounds)
-
-
-def _message(hint: Any, mirror: Descriptor, bounds: Bounds) -> Struct:
-    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        return struct_of(hint, mirror, bounds)
-    if get_origin(hint) is SignedMessage:
-        return signed_struct(_members(get_args(hint)[0]), mirror, bounds)
-    pairs = zip(get_args(hint), mirror.fields, strict=True)
-    return _struct(tuple, {field.name: _kind(each, field, bounds) for each, field in pairs}, mirror)
+    if isinstance(plain, type) and dataclasses.is_dataclass(plain):
+        return struct_of(plain, bounds)
+    if origin is SignedMessage:
+        return signed_struct(get_args(inner[0]) or inner, bounds)
+    if origin is tuple:
+        members = enumerate(zip(proto.names, inner, strict=True), 1)
+        return _struct(
+            tuple, _title(where), {name: (at, _kind(_parts(hint), where, bounds)) for at, (name, hint) in members}
+        )
+    if origin is Mapping:
+        return _columns(inner[1], where, proto.names, bounds)
+    return _scalar(parts, where, bounds)
 
 
 @functools.cache
-def signed_struct(kinds: tuple[type, ...], mirror: Descriptor, bounds: Bounds) -> Struct:
-    """How a `SignedMessage` of one of these dataclasses is read; each has the name of its message."""
-    messages = {make: message_of(make, mirror) for make in kinds}
-    contents = {
-        make.__name__: (GetMessageClass(message), struct_of(make, message, bounds))
-        for make, message in messages.items()
-    }
-    longest = max((content.most_bytes for _, content in contents.values()), default=MAX_PAYLOAD_BYTES)
-    most_payload = min(longest + _LATER_FIELDS_BYTES, MAX_PAYLOAD_BYTES)
+def signed_struct(kinds: tuple[type, ...], bounds: Bounds, most: int = MAX_PAYLOAD_BYTES) -> Struct:
+    """How a `SignedMessage` of one of these dataclasses, of at most so many bytes, is read."""
+    contents = {make.__name__: struct_of(make, bounds) for make in kinds}
+    longest = max((content.most_bytes for content in contents.values()), default=most)
+    most_payload = min(longest + _LATER_FIELDS_BYTES, most)
 
     def opened(kind: str, payload: bytes, **envelope: Any) -> SignedMessage[Any]:
         if kind not in contents:
             raise Wrong("kind", f"is {kind!r}, not {' or '.join(contents)}")
-        message, content = contents[kind]
+        content = contents[kind]
         try:
-            value = content.take(message.FromString(payload))
+            value = content.take(content.message.FromString(payload))
         except DecodeError:
             raise Wrong("payload", "is no protobuf message") from None
         except Wrong as wrong:
             raise wrong.inside("payload") from None
         return SignedMessage(kind, payload, **envelope, value=value)
 
-    envelope = struct_of(SignedMessage, mirror, bounds)
-    size = Annotated[bytes, Size(most_payload)]
-    payload = _scalar(size, mirror.fields_by_name["payload"], bounds)
+    envelope = struct_of(SignedMessage, bounds)
+    payload = _scalar((bytes, Size(most_payload), Proto()), "SignedMessage.payload", bounds)
     return dataclasses.replace(envelope, make=opened, fields={**envelope.fields, "payload": payload})
 
 
-def message_of(make: type, beside: Descriptor) -> Descriptor:
-    """The protobuf message that has the name of a dataclass, in the package of another one."""
-    found: Descriptor = beside.file.pool.FindMessageTypeByName(f"{beside.file.package}.{make.__name__}")
-    return found
-
-
-def _members(hint: Any) -> tuple[type, ...]:
-    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-
-
-def _columns(hints: tuple[Any, ...], mirror: Descriptor, bounds: Bounds) -> Columns:
-    first, *others = mirror.fields
-    indexes = _scalar(frozenset[int], first, bounds)
-    columns = {field.name: _scalar(hint, field, bounds) for field, hint in zip(others, hints, strict=True)}
+def _columns(value: Any, where: str, names: tuple[str, ...], bounds: Bounds) -> Columns:
+    (key, *others), bare = names, get_origin(value) is not tuple
+    hints = (value,) if bare else get_args(value)
+    indexes = _scalar((frozenset[int], None, Proto()), where, bounds)
+    columns = {name: _scalar(_parts(hint), where, bounds) for name, hint in zip(others, hints, strict=True)}
+    lists = {name: (at, Repeated(scalar, MAX_INDEXES)) for at, (name, scalar) in enumerate(columns.items(), 2)}
     a_row = sum(scalar.most_bytes for scalar in columns.values())
     most_bytes = TAG_BYTES + LENGTH_BYTES + indexes.most_bytes + _most_indexes(bounds) * a_row
-    return Columns((first.name, indexes), columns, most_bytes)
+    message = message_class(_title(where), {key: (1, indexes), **lists})
+    return Columns(message, (key, indexes), columns, bare, most_bytes)
 
 
-def _split(hint: Any) -> tuple[Any, Any]:
-    """(type, bound) of a hint; None: it has no bound."""
-    return get_args(hint)[:2] if get_origin(hint) is Annotated else (hint, None)
+def _title(where: str) -> str:
+    """`StagePlanMoved` for "StagePlan.moved"."""
+    return re.sub(r"[._]([a-z])", lambda found: found[1].upper(), where)
 
 
 def _most_indexes(bounds: Bounds) -> int:
     return min(MAX_INDEXES, bounds.microbatches)
 
 
-def _scalar(hint: Any, field: FieldDescriptor, bounds: Bounds) -> Scalar:
-    plain, bound = _split(hint)
+def _scalar(parts: Parts, where: str, bounds: Bounds) -> Scalar:
+    plain, bound, proto = parts
     number, text = TAG_BYTES + VARINT_BYTES, TAG_BYTES + LENGTH_BYTES
     match bound:
         case Between(low=low, high=high) if plain is int:
-            return Scalar(number, lambda raw: "" if low <= raw <= high else f"is {raw}, not in {low}..{high}")
+            coded = proto.type or ("int64" if high < 1 << 63 else "uint64")
+            return Scalar(coded, number, lambda raw: "" if low <= raw <= high else f"is {raw}, not in {low}..{high}")
         case Size(most=most, cut=cut, printable=printable) if plain is str:
             pack = (lambda words: words[:most].encode("utf-8", "replace").decode("utf-8")) if cut else _same
-            return Scalar(text + (1 if printable else 4) * most, lambda raw: _text_problem(raw, most, printable), pack)
+            size = text + (1 if printable else 4) * most
+            return Scalar("string", size, lambda raw: _text_problem(raw, most, printable), pack)
         case Size(most=most, least=least) if plain is bytes:
-            return Scalar(text + most, lambda raw: _length_problem(raw, least, most), bytes)
+            return Scalar("bytes", text + most, lambda raw: _length_problem(raw, least, most), bytes)
         case Between() | None if plain is float:
             low, high = (bound.low, bound.high) if bound else (-math.inf, math.inf)
             finite = f"no finite {low}..{high}"
             return Scalar(
-                number, lambda raw: "" if math.isfinite(raw) and low <= raw <= high else f"is {raw}, {finite}"
+                "double", number, lambda raw: "" if math.isfinite(raw) and low <= raw <= high else f"is {raw}, {finite}"
             )
     if plain is bool:
-        return Scalar(number)  # nothing to check
-    if get_origin(plain) is Literal:
+        return Scalar("bool", number)  # nothing to check
+    origin: Any = get_origin(plain)
+    if origin is Literal:
         return _words(get_args(plain))
     if isinstance(plain, type) and issubclass(plain, Enum):
         words = _words(tuple(member.value for member in plain))
         return dataclasses.replace(words, pack=attrgetter("value"), unpack=plain)
     # Half as long as its hex digits.
     if plain in (Chain, RunId):
-        return Scalar(text + 32, lambda raw: _length_problem(raw, 32, 32), _unhex, bytes.hex)
-    if plain is PeerId and field.type == FieldDescriptor.TYPE_BYTES:
+        return Scalar("bytes", text + 32, lambda raw: _length_problem(raw, 32, 32), _unhex, bytes.hex)
+    if plain is PeerId and proto.type == "bytes":
         return Scalar(
+            "bytes",
             text + KEY_BYTES,
             lambda raw: _length_problem(raw, KEY_BYTES, KEY_BYTES),
             public_bytes_of,
@@ -525,11 +591,14 @@ def _scalar(hint: Any, field: FieldDescriptor, bounds: Bounds) -> Scalar:
         )
     if plain is PeerId:
         size = text + PEER_ID_CHARS
-        return Scalar(size, lambda raw: "" if is_peer_id(raw) else f"is {raw[:64]!r}, no peer id", unpack=PeerId)
+        return Scalar(
+            "string", size, lambda raw: "" if is_peer_id(raw) else f"is {raw[:64]!r}, no peer id", unpack=PeerId
+        )
     if plain == frozenset[int]:
         below = _most_indexes(bounds)
-        return Scalar(text + most_set_bytes(below), lambda raw: indexes_problem(raw, below), to_bytes, from_bytes)
-    raise TypeError(f"{field.full_name}: no field is derived from {hint}")
+        size = text + most_set_bytes(below)
+        return Scalar("bytes", size, lambda raw: indexes_problem(raw, below), to_bytes, from_bytes)
+    raise TypeError(f"{where}: no field is derived from {plain}")
 
 
 def _text_problem(raw: str, most: int, printable: bool) -> str:
@@ -547,6 +616,7 @@ def _length_problem(raw: bytes, least: int, most: int) -> str:
 
 def _words(words: tuple[str, ...]) -> Scalar:
     return Scalar(
+        "string",
         TAG_BYTES + LENGTH_BYTES + max(map(len, words)),
         lambda raw: "" if raw in words else f"is {raw[:32]!r}, no word that is known",
     )

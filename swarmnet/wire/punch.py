@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, cast
+from typing import Annotated
 
 from swarmnet.bounds import Between, Entries, Size
 from swarmnet.messages import Busy, Rejected
 from swarmnet.wire.convert import Envelope, GreetFirst, Ping, Pong
-from swarmnet.wire.pb import punch_pb2
 
 MOST_OUTSIDE = 2
 """As many members are asked."""
@@ -48,25 +47,9 @@ class Now:
 PunchAsk = Offer | Ping | Now | Observe
 PunchReply = Offer | Pong | Busy | Rejected | GreetFirst | SeenPort
 
-_ASKS = Envelope(punch_pb2.PunchAsk, "ask", (Offer, Ping, Now, Observe))
-_REPLIES = Envelope(punch_pb2.PunchAnswer, "answer", (Offer, Pong, Busy, Rejected, GreetFirst, SeenPort))
-
-
-def write_punch_ask(ask: PunchAsk) -> bytes:
-    """What a caller says."""
-    return _ASKS.write(ask)
-
-
-def read_punch_ask(data: bytes) -> PunchAsk:
-    """The inverse of `write_punch_ask`. Raises BadMessage."""
-    return cast(PunchAsk, _ASKS.read(data, _MOST_ASK_BYTES)[0])
-
-
-def write_punch_reply(reply: PunchReply) -> bytes:
-    """What a callee says."""
-    return _REPLIES.write(reply)
-
-
-def read_punch_reply(data: bytes) -> PunchReply:
-    """The inverse of `write_punch_reply`. Raises BadMessage."""
-    return cast(PunchReply, _REPLIES.read(data, _MOST_ASK_BYTES)[0])
+ASKS: Envelope[PunchAsk] = Envelope("PunchAsk", {1: Offer, 2: Ping, 3: Now, 4: Observe}, most_bytes=_MOST_ASK_BYTES)
+REPLIES: Envelope[PunchReply] = Envelope(
+    "PunchAnswer", {1: Offer, 2: Pong, 3: Busy, 4: Rejected, 5: GreetFirst, 6: SeenPort}, most_bytes=_MOST_ASK_BYTES
+)
+write_punch_ask, read_punch_ask = ASKS.write, ASKS.read
+write_punch_reply, read_punch_reply = REPLIES.write, REPLIES.read

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, cast
+from typing import Annotated
 
 from swarmnet.bounds import Between, Size
 from swarmnet.errors import BadMessage, RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.messages import Accepted, Busy, Rejected
 from swarmnet.wire.convert import Envelope, GreetFirst, Ping, Pong
-from swarmnet.wire.pb import relay_pb2
 
 ID_BYTES = 16
 """Of a caller's waiting place: nobody guesses it."""
@@ -65,28 +64,12 @@ class Arrive:
 Ask = Reserve | Connect | Arrive | Ping
 Reply = Accepted | Reserved | Summon | Pong | Busy | Rejected | GreetFirst
 
-ASKS = Envelope(relay_pb2.RelayAsk, "ask", (Reserve, Connect, Arrive, Ping))
-REPLIES = Envelope(relay_pb2.RelayAnswer, "answer", (Accepted, Reserved, Summon, Pong, Busy, Rejected, GreetFirst))
-
-
-def write_ask(ask: Ask) -> bytes:
-    """What a caller says."""
-    return ASKS.write(ask)
-
-
-def read_ask(data: bytes) -> Ask:
-    """The inverse of `write_ask`. Raises BadMessage."""
-    return cast(Ask, ASKS.read(data, _MOST_ASK_BYTES)[0])
-
-
-def write_reply(reply: Reply) -> bytes:
-    """What a relay says."""
-    return REPLIES.write(reply)
-
-
-def read_reply(data: bytes) -> Reply:
-    """The inverse of `write_reply`. Raises BadMessage."""
-    return cast(Reply, REPLIES.read(data, _MOST_ASK_BYTES)[0])
+ASKS: Envelope[Ask] = Envelope("RelayAsk", {1: Reserve, 2: Connect, 3: Arrive, 4: Ping}, most_bytes=_MOST_ASK_BYTES)
+REPLIES: Envelope[Reply] = Envelope(
+    "RelayAnswer", {1: Accepted, 2: Reserved, 3: Summon, 4: Pong, 5: Busy, 6: Rejected, 7: GreetFirst}
+)
+write_ask, read_ask = ASKS.write, ASKS.read
+write_reply, read_reply = REPLIES.write, REPLIES.read
 
 
 def checked(data: bytes) -> bytes:

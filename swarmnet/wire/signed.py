@@ -1,7 +1,7 @@
-"""Signed messages as bytes and as text: records, bans, extensions, invitations. One envelope, one reader.
+"""Signed messages as bytes and as text: records, bans, extensions, invitations, receipts, proofs. One reader.
 
-The content of an envelope is a message of `signed.proto`. `statement.SignedMessage` says what the signature is of.
-Reading checks every bound and no signature: the caller checks what is cheap first.
+`statement.SignedMessage` says what the signature is of. Reading checks every bound and no signature: the caller checks
+what is cheap first.
 """
 
 from __future__ import annotations
@@ -10,76 +10,70 @@ import base64
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError
-from google.protobuf.message_factory import GetMessageClass
 
 from swarmnet.bounds import ANY_RUN
 from swarmnet.errors import BadMessage, RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.statement import MAX_PAYLOAD_BYTES, SignedMessage, in_envelope
 from swarmnet.wire.codec import malformed
-from swarmnet.wire.fields import Struct, Wrong, message_of, signed_struct, struct_of
-from swarmnet.wire.pb import signed_pb2, values_pb2
-
-assert signed_pb2.DESCRIPTOR  # its messages are found by their names
+from swarmnet.wire.fields import Wrong, signed_struct, struct_of
 
 T = TypeVar("T")
 
-MAX_SIGNED_BYTES = MAX_PAYLOAD_BYTES + 256
+_AROUND_BYTES = 256
+MAX_SIGNED_BYTES = MAX_PAYLOAD_BYTES + _AROUND_BYTES
 """Of an envelope."""
 
 
 def sign(value: T, key: PeerId, signer: Callable[[bytes], bytes], *, not_after: int = 0) -> SignedMessage[T]:
     """Put a message into an envelope. signer: signs by the private half of `key`."""
     make: type = type(value)
-    mirror = message_of(make, _ENVELOPE)
-    message = GetMessageClass(mirror)()
-    struct_of(make, mirror, ANY_RUN).fill(message, value)
-    return in_envelope(value, message.SerializeToString(), key, signer, not_after=not_after)
+    payload = struct_of(make, ANY_RUN).written(value)
+    return in_envelope(value, payload, key, signer, not_after=not_after)
 
 
-def to_bytes(signed: SignedMessage[Any]) -> bytes:
-    """The envelope and what is in it."""
-    message = values_pb2.SignedMessage()
-    _reader(()).fill(message, signed)
-    return message.SerializeToString()
+def to_bytes(signed: SignedMessage[Any], *, most: int = MAX_PAYLOAD_BYTES) -> bytes:
+    """The envelope and what is in it. most: bytes of that."""
+    return signed_struct((), ANY_RUN, most).written(signed)
 
 
-def from_bytes(data: bytes, *kinds: type) -> SignedMessage[Any]:
+def from_bytes(data: bytes, *kinds: type, most: int = MAX_PAYLOAD_BYTES) -> SignedMessage[Any]:
     """The inverse, of messages of these kinds. The signature is not checked. Raises BadMessage."""
     # By its length alone: a parser would already have taken memory for all of it.
-    if len(data) > MAX_SIGNED_BYTES:
+    if len(data) > most + _AROUND_BYTES:
         raise BadMessage(RejectCode.TOO_LARGE, "signed message is too long", num_bytes=len(data))
     try:
-        signed: SignedMessage[Any] = _reader(kinds).take(values_pb2.SignedMessage.FromString(data))
+        envelope = signed_struct(kinds, ANY_RUN, most)
+        signed: SignedMessage[Any] = envelope.take(envelope.message.FromString(data))
     except DecodeError as error:
         raise malformed("not a protobuf message") from error
     except Wrong as wrong:
         raise malformed(f"signed.{wrong}") from None
     # One spelling only: what is not signed must not make a genuine record longer, or look like another one.
-    if to_bytes(signed) != data:
+    if to_bytes(signed, most=most) != data:
         raise malformed("signed message has more in its envelope than is signed")
     return signed
 
 
-def to_text(signed: SignedMessage[Any]) -> str:
+def to_text(signed: SignedMessage[Any], *, most: int = MAX_PAYLOAD_BYTES) -> str:
     """One word, as it is in files: the kind, then the envelope in base64."""
-    return f"{signed.kind.lower()}:{base64.urlsafe_b64encode(to_bytes(signed)).decode().rstrip('=')}"
+    return f"{signed.kind.lower()}:{base64.urlsafe_b64encode(to_bytes(signed, most=most)).decode().rstrip('=')}"
 
 
-def from_text(text: str, *kinds: type) -> SignedMessage[Any]:
+def from_text(text: str, *kinds: type, most: int = MAX_PAYLOAD_BYTES) -> SignedMessage[Any]:
     """The inverse. The signature is not checked. Raises ValueError, in words."""
     names = [kind.__name__.lower() for kind in kinds]
     name, _, encoded = text.strip().partition(":")
+    longest = 2 * (most + _AROUND_BYTES)
     # Earlier versions wrote the fields of what they signed one after the other.
     if ":" in encoded and name in (*names, *_EARLIER):
         raise ValueError("signed for an earlier version, and only that reads it: the run's owner can sign it again")
-    if name not in names or len(encoded) > 2 * MAX_SIGNED_BYTES:
+    if name not in names or len(encoded) > longest:
         raise ValueError(f"does not begin with {' or '.join(f'{each}:' for each in names)}")
     try:
         data = base64.b64decode(encoded + "=" * (-len(encoded) % 4), altchars=b"-_", validate=True)
-        signed = from_bytes(data, *kinds)
+        signed = from_bytes(data, *kinds, most=most)
     except (BadMessage, ValueError):
         raise ValueError(f"a damaged {name}: copy all of it") from None
     return signed
@@ -87,10 +81,3 @@ def from_text(text: str, *kinds: type) -> SignedMessage[Any]:
 
 _EARLIER = ("peer", "bearer")
 """How invitations of earlier versions began."""
-
-
-_ENVELOPE: Descriptor = values_pb2.SignedMessage.DESCRIPTOR  # type: ignore[assignment]
-
-
-def _reader(kinds: tuple[type, ...]) -> Struct:
-    return signed_struct(kinds, _ENVELOPE, ANY_RUN)

@@ -10,15 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmnet.audit.case import recheck
-from swarmnet.audit.evidence import Evidence
+from swarmnet.audit.evidence import MAX_LINE_BYTES, Evidence, from_line, to_line
 from swarmnet.audit.pledge import DEPTH, leaf, path_of, proves, root_of, shares_of
+from swarmnet.bounds import ANY_RUN
 from swarmnet.cli.frame import run as swarmnet
 from swarmnet.ids import Ballot, Chain, Generation, Restart, RoundId, RunId, first_chain
 from swarmnet.messages import Case, Pledge, Sent, Stamp, WorkRecord
 from swarmnet.net.identity import Identity, verify
-from swarmnet.statement import statement
+from swarmnet.statement import SignedMessage, signed_statement, statement
+from swarmnet.wire import signed as signing
+from swarmnet.wire.fields import struct_of
 
-RUN = "ab" * 32
+RUN = RunId("ab" * 32)
 NUMERICS = "cpu AVX2/torch-2"
 PEERS = [Identity.from_seed(bytes([at + 1]) * 32) for at in range(6)]
 LIAR, *JURY = PEERS[:5]
@@ -55,8 +58,18 @@ def evidence_of(judges=JURY[:3], *, pledge: Pledge = PLEDGE, index: int = 10, fo
     return Evidence(RUN, rechecked(case, judges, found))
 
 
+def signed_text(kind: str, payload: bytes, by: Identity = STRANGER) -> str:
+    """Well signed by its writer, whatever is in it."""
+    signature = by.sign(signed_statement(kind, payload, by.peer, 0))
+    return signing.to_text(SignedMessage(kind, payload, by.peer, 0, signature, None), most=MAX_LINE_BYTES)
+
+
 def with_case(evidence: Evidence, **changes: object) -> Evidence:
     return replace(evidence, case=replace(evidence.case, **changes))
+
+
+def text_of(evidence: Evidence, by: Identity = STRANGER) -> str:
+    return to_line(evidence, by.peer, by.sign)
 
 
 GOOD = evidence_of()
@@ -64,10 +77,10 @@ GOOD = evidence_of()
 
 def test_three_of_five_name_the_liar() -> None:
     assert GOOD.refusal(verify) == "" and GOOD.at_fault == {LIAR.peer}
-    assert Evidence.from_json(GOOD.to_json()) == GOOD
+    assert from_line(text_of(GOOD), Evidence, verify) == GOOD
     whole = evidence_of(index=-1)
     assert whole.refusal(verify) == "" and whole.at_fault == {LIAR.peer}
-    assert Evidence.from_json(whole.to_json()) == whole
+    assert from_line(text_of(whole), Evidence, verify) == whole
 
 
 def test_a_false_accuser_is_named_by_its_own_finding() -> None:
@@ -82,7 +95,7 @@ def test_a_false_accuser_is_named_by_its_own_finding() -> None:
 def test_two_pledges_of_one_sum_name_their_peer() -> None:
     pair = Evidence(RUN, Case(PLEDGE, other=signed_pledge(work_root=d("other"))))
     assert pair.refusal(verify) == "" and pair.at_fault == {LIAR.peer}
-    assert Evidence.from_json(pair.to_json()) == pair
+    assert from_line(text_of(pair), Evidence, verify) == pair
     other_round = signed_pledge(work_root=d("other"), id=RoundId(Ballot(3, PEERS[1].peer), 5))
     another = signed_pledge(by=JURY[0], work_root=d("other"))
     # A peer that was started again does not know what the process before it has signed.
@@ -105,7 +118,7 @@ SENT_OTHER = missent()
 
 def test_what_was_counted_and_what_was_sent_name_their_peer() -> None:
     assert SENT_OTHER.refusal(verify) == "" and SENT_OTHER.at_fault == {LIAR.peer}
-    assert Evidence.from_json(SENT_OTHER.to_json()) == SENT_OTHER
+    assert from_line(text_of(SENT_OTHER), Evidence, verify) == SENT_OTHER
     assert missent(kind="output").refusal(verify) == "", "that is not its output either"
 
 
@@ -120,7 +133,7 @@ def judged(judges=JURY[:3], *, by: Identity = STRANGER, found: bytes = d("out"),
 def test_what_was_sent_of_anothers_work_is_judged_by_its_stage() -> None:
     good = judged([*JURY[:3], LIAR])
     assert good.refusal(verify) == "" and good.at_fault == {STRANGER.peer} and good.count == (4, 6)
-    assert Evidence.from_json(good.to_json()) == good
+    assert from_line(text_of(good), Evidence, verify) == good
     for false in (
         judged(),  # three of six
         judged([*JURY[:3], LIAR], input=d("another")),
@@ -184,11 +197,10 @@ def test_what_does_not_prove_it_is_refused(name: str) -> None:
 @given(st.data())
 @pytest.mark.parametrize("good", [GOOD, SENT_OTHER], ids=["rechecked", "signed"])
 def test_no_changed_byte_is_believed(good: Evidence, data: st.DataObject) -> None:
-    text = good.to_json()
-    at = data.draw(st.integers(text.index("pledge"), len(text) - 2))
-    to = data.draw(st.sampled_from('abcdefABCDEF0123456789+/="{}[],: \n'))
+    payload = bytearray(struct_of(Evidence, ANY_RUN).written(good))
+    payload[data.draw(st.integers(70, len(payload) - 1))] ^= data.draw(st.integers(1, 255))
     try:
-        changed = Evidence.from_json(text[:at] + to + text[at + 1 :])
+        changed = from_line(signed_text("Evidence", bytes(payload)), Evidence, verify)
     except ValueError:
         return
     # Two signatures need no verifiers: then the list of contributors proves nothing.
@@ -251,50 +263,50 @@ UNPROVEN = f"a run that the file calls {RUN[:12]} (which nothing in it proves)"
 
 
 def test_verify_says_who_did_what(tmp_path, capsys) -> None:
-    file, bad = tmp_path / "good.json", tmp_path / "bad.json"
-    file.write_text(GOOD.to_json())
+    file, bad = tmp_path / "good.proof", tmp_path / "bad.proof"
+    file.write_text(text_of(GOOD))
     assert swarmnet(["audit", "verify", str(file)]) == 0
     said = capsys.readouterr().out
     assert said == (
         f"{file}: {LIAR.peer} lied in step 7 of stage 2 of {UNPROVEN}, about microbatch 10: "
         "3 of 5 verifiers found otherwise\n"
     )
-    file.write_text(SENT_OTHER.to_json())
+    file.write_text(text_of(SENT_OTHER))
     assert swarmnet(["audit", "verify", str(file)]) == 0
     said = capsys.readouterr().out
     assert said == (
         f"{file}: {LIAR.peer} lied in step 7 of stage 2 of {UNPROVEN}: "
         "it counted the answer of microbatch 10, and sent another one\n"
     )
-    bad.write_text(evidence_of(JURY[:2]).to_json())
+    bad.write_text(text_of(evidence_of(JURY[:2])))
     assert swarmnet(["audit", "verify", str(file), str(bad)]) == 1
     assert (
         "this file proves nothing: no more than half of the verifiers found the same value" in capsys.readouterr().out
     )
     bad.write_text("{}")
     assert swarmnet(["audit", "verify", str(bad)]) == 1
-    assert swarmnet(["audit", "verify", str(tmp_path / "none.json")]) == 2
+    assert swarmnet(["audit", "verify", str(tmp_path / "none.proof")]) == 2
 
 
 def test_the_run_is_proven_by_the_first_chain_alone(tmp_path, capsys) -> None:
-    file, stamp = tmp_path / "first.json", Stamp(0, 2, first_chain(RunId(RUN), 2))
+    file, stamp = tmp_path / "first.proof", Stamp(0, 2, first_chain(RUN, 2))
     first = evidence_of(pledge=signed_pledge(stamp=stamp))
-    file.write_text(first.to_json())
+    file.write_text(text_of(first))
     assert swarmnet(["audit", "verify", str(file)]) == 0
     assert f"lied in step 0 of stage 2 of run {RUN[:12]}, about" in capsys.readouterr().out
-    file.write_text(replace(first, run="cd" * 32).to_json())
+    file.write_text(text_of(replace(first, run="cd" * 32)))
     assert swarmnet(["audit", "verify", str(file)]) == 1
     assert "proves nothing: its pledge was signed in another run than the one that the file names" in (
         capsys.readouterr().out
     )
-    file.write_text(replace(GOOD, run="cd" * 32).to_json())
+    file.write_text(text_of(replace(GOOD, run="cd" * 32)))
     assert swarmnet(["audit", "verify", str(file)]) == 0
     assert "of a run that the file calls cdcdcdcdcdcd (which nothing in it proves), about" in capsys.readouterr().out
 
 
 def test_verify_says_whose_word_a_jury_is_that_the_accused_has_not_signed(tmp_path, capsys) -> None:
-    file = tmp_path / "sent.json"
-    file.write_text(judged([*JURY[:3], LIAR]).to_json())
+    file = tmp_path / "sent.proof"
+    file.write_text(text_of(judged([*JURY[:3], LIAR])))
     assert swarmnet(["audit", "verify", str(file)]) == 0
     said = capsys.readouterr().out
     assert f"The list of verifiers was signed by {LIAR.peer}, not by the suspect" in said and "believe it if" in said

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from swarmnet.audit.case import recheck
-from swarmnet.audit.evidence import Evidence
+from swarmnet.audit.evidence import Evidence, from_line, to_line
 from swarmnet.audit.histories import Account, NamedLiar, StageHistory, account, convicts
 from swarmnet.audit.pledge import leaf, path_of, root_of, shares_of
 from swarmnet.audit.receipts import Receipt, append, read
@@ -60,6 +60,10 @@ def receipts_of(steps: int, *, stages: int = 2, who: int = 3, overlap: int | Non
     return kept
 
 
+def line_of(proof: Receipt | Evidence, by: Identity = MEMBERS[0]) -> str:
+    return to_line(proof, by.peer, by.sign)
+
+
 def proven(receipts) -> Account:
     return account([("file", receipt) for receipt in receipts], verify, evidence)
 
@@ -97,7 +101,7 @@ def test_a_missing_step_is_said() -> None:
 
 def test_a_line_is_read_as_it_was_written() -> None:
     (receipt,) = receipts_of(1, stages=1)
-    assert Receipt.from_line(receipt.to_line()) == receipt
+    assert from_line(line_of(receipt), Receipt, verify) == receipt
 
 
 def with_pledges(receipt: Receipt, signers) -> Receipt:
@@ -249,10 +253,10 @@ def test_a_restart_without_what_it_branched_from_is_another_history() -> None:
 
 
 def test_the_command_names_the_signers_of_each_history(tmp_path, capsys) -> None:
-    ours, theirs = tmp_path / "receipts-ours.jsonl", tmp_path / "receipts-theirs.jsonl"
+    ours, theirs = tmp_path / "receipts-ours.txt", tmp_path / "receipts-theirs.txt"
     for path, receipts in ((theirs, after(HONEST, Restart(9, 0), (FORGER,))), (ours, HONEST)):
         for receipt in receipts:
-            append(path, receipt)
+            append(path, line_of(receipt))
     assert swarmnet(["audit", "receipts", str(theirs)]) == 0
     assert f"signed by 1 peer: ...{FORGER.peer[-8:]}\n" in capsys.readouterr().out
     assert swarmnet(["audit", "receipts", str(theirs), str(ours)]) == 1
@@ -268,13 +272,13 @@ def test_the_command_names_the_signers_of_each_history(tmp_path, capsys) -> None
 
 def test_the_command_shows_and_proves(tmp_path, capsys) -> None:
     kept = receipts_of(3)
-    place = tmp_path / "peer" / "receipts.stage0.jsonl"
+    place = tmp_path / "peer" / "receipts.stage0.txt"
     place.parent.mkdir()
     for receipt in kept:
-        append(place, receipt)
+        append(place, line_of(receipt))
     with place.open("a") as file:
-        file.write('{"run": "cut sho')  # the process was killed
-    assert len(list(read(place, []))) == 6
+        file.write("receipt:cut sho")  # the process was killed
+    assert len(list(read(place, [], verify))) == 6
     assert swarmnet(["audit", "receipts", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
     assert "stage 1: 3 steps, 2 of them proven by the chain; 1,152 tokens" in shown
@@ -282,7 +286,7 @@ def test_the_command_shows_and_proves(tmp_path, capsys) -> None:
     facts = json.loads(capsys.readouterr().out)[RUN]["histories"]
     assert [one["stage"] for one in facts] == [0, 1]
     assert sum(one["tokens"] for one in facts[0]["members"]) == facts[0]["tokens"] == 1152
-    append(other := tmp_path / "receipts.jsonl", replace(kept[0], tokens={0: 1}))
+    append(other := tmp_path / "receipts.txt", line_of(replace(kept[0], tokens={0: 1})))
     assert swarmnet(["audit", "receipts", str(other)]) == 1
     assert swarmnet(["audit", "receipts", str(tmp_path / "peer" / "none")]) == 2
     other.write_text("nonsense\n")
@@ -290,15 +294,21 @@ def test_the_command_shows_and_proves(tmp_path, capsys) -> None:
 
 
 def test_a_cut_line_is_said_and_a_damaged_one_refused_in_words(tmp_path, capsys) -> None:
-    path = tmp_path / "receipts-stage-0.jsonl"
-    lines = [receipt.to_line() for receipt in receipts_of(2, stages=1)]
+    path = tmp_path / "receipts-stage-0.txt"
+    lines = [line_of(receipt) for receipt in receipts_of(2, stages=1)]
     path.write_text(lines[0] + lines[1][:-9])
     assert swarmnet(["audit", "receipts", str(path)]) == 0
     told = capsys.readouterr()
     assert "1 step" in told.out and "cut short" in told.err
     path.write_text(lines[0])
     assert swarmnet(["audit", "receipts", str(path)]) == 0 and not capsys.readouterr().err
-    for bad, why in (("# übrig\n", "not JSON"), (lines[0].replace('"sum": "', '"sum": "AAAA'), "damaged")):
+    earlier = '{"run": "' + RUN + '"}\n'
+    for bad, why in (
+        ("# übrig\n", "line 1 is no receipt, or a damaged one"),
+        (lines[0][:40] + lines[0][44:], "line 1 is no receipt, or a damaged one"),
+        (to_line(HONEST[0], MEMBERS[1].peer, MEMBERS[0].sign), "line 1 is not signed by its writer"),
+        (earlier * 9, "line 1 is of an earlier version, which only that reads"),
+    ):
         path.write_text(bad, encoding="utf-8")
         assert swarmnet(["audit", "receipts", str(path)]) == 1
         assert why in (said := capsys.readouterr().err) and len(said.strip().splitlines()) == 1
@@ -306,10 +316,10 @@ def test_a_cut_line_is_said_and_a_damaged_one_refused_in_words(tmp_path, capsys)
 
 def test_what_follows_a_cut_line_stands_on_one_of_its_own(tmp_path) -> None:
     """A peer was killed while it wrote, and goes on."""
-    path, (first, second) = tmp_path / "receipts-stage-0.jsonl", receipts_of(2, stages=1)
-    path.write_text(first.to_line() + second.to_line()[:-9])
-    append(path, second)
-    assert list(read(path, [])) == [first, second]
+    path, (first, second) = tmp_path / "receipts-stage-0.txt", receipts_of(2, stages=1)
+    path.write_text(line_of(first) + line_of(second)[:-9])
+    append(path, line_of(second))
+    assert list(read(path, [], verify)) == [first, second]
 
 
 def test_chains_are_of_the_run() -> None:
@@ -319,13 +329,13 @@ def test_chains_are_of_the_run() -> None:
 
 def written(path, receipts: list[Receipt]) -> list[str]:
     for receipt in receipts:
-        append(path, receipt)
+        append(path, line_of(receipt))
     return ["audit", "receipts", str(path.parent)]
 
 
 def test_a_history_without_its_first_step_may_be_of_any_run(tmp_path, capsys) -> None:
     """What is of step 0 cannot be taken for another run's; what comes later can."""
-    words = written(tmp_path / "receipts.jsonl", [replace(one, run="ef" * 32) for one in HONEST[1:]])
+    words = written(tmp_path / "receipts.txt", [replace(one, run="ef" * 32) for one in HONEST[1:]])
     assert swarmnet(words) == 1
     told = capsys.readouterr()
     assert told.out.startswith(
@@ -340,12 +350,12 @@ def test_a_history_without_its_first_step_may_be_of_any_run(tmp_path, capsys) ->
 
 
 def test_missing_steps_and_a_single_one_are_said_in_words(tmp_path, capsys) -> None:
-    assert swarmnet(written(tmp_path / "receipts.jsonl", [HONEST[0], *HONEST[4:]])) == 0
+    assert swarmnet(written(tmp_path / "receipts.txt", [HONEST[0], *HONEST[4:]])) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[1] == "  stage 0: 3 steps, 1 of them proven by the chain; 1,152 tokens"
     assert said[3].startswith("    3 steps missing in between: ") and "add receipts of peers" in said[3]
     (tmp_path / "one").mkdir()
-    assert swarmnet(written(tmp_path / "one" / "receipts.jsonl", HONEST[:1])) == 0
+    assert swarmnet(written(tmp_path / "one" / "receipts.txt", HONEST[:1])) == 0
     said = capsys.readouterr().out
     assert "2 microbatches in        1 step," in said and "1 steps" not in said and "index" not in said
 
@@ -400,15 +410,15 @@ def test_strangers_that_nobody_knows_as_a_jury_prove_nothing_of_a_history() -> N
 
 
 def test_the_command_marks_convicts(tmp_path, capsys) -> None:
-    words = written(tmp_path / "receipts.jsonl", HONEST)
+    words = written(tmp_path / "receipts.txt", HONEST)
     (tmp_path / "evidence").mkdir()
-    (tmp_path / "evidence" / "good.json").write_text(lied_twice(HONEST[2]).to_json())
-    (tmp_path / "evidence" / "bad.json").write_text("{}")
+    (tmp_path / "evidence" / "good.proof").write_text(line_of(lied_twice(HONEST[2])))
+    (tmp_path / "evidence" / "bad.proof").write_text("{}")
     assert swarmnet(words) == 0
     told = capsys.readouterr()
     marked = [line for line in told.out.splitlines() if "convicted" in line]
     assert len(marked) == 1 and LIAR.peer in marked[0] and marked[0].endswith(" tokens (convicted: step 2)")
-    assert told.err.startswith(f"{tmp_path}/evidence/bad.json: this file proves nothing: ")
+    assert told.err.startswith(f"{tmp_path}/evidence/bad.proof: this file proves nothing: ")
     assert swarmnet([*words, "--json"]) == 0
     members = json.loads(capsys.readouterr().out)[RUN]["histories"][0]["members"]
     assert {one["peer"]: one["convicted"] for one in members if one["convicted"]} == {

@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swarmnet.bounds import ANY_RUN
 from swarmnet.directory import (
     MAX_ADDRESSES,
     MAX_ON_DISK,
@@ -44,7 +45,7 @@ from swarmnet.net.records import (
 from swarmnet.peer.swarm_health import LossAt, assess
 from swarmnet.statement import signed_statement
 from swarmnet.wire import signed as signing
-from swarmnet.wire.pb import signed_pb2
+from swarmnet.wire.fields import struct_of
 from swarmnet.wire.signed import MAX_SIGNED_BYTES
 
 NOW = 1_800_000_000.0
@@ -72,7 +73,7 @@ def announcement(*stages: int, ahead_s: float = 30.0, **changes: object) -> Anno
 def forged(fill: Callable[[Any], object] = lambda message: None, *, by: Identity = ME, kind: str = "") -> bytes:
     """Well signed bytes whose fields nobody checked before signing. fill: changes the message."""
     sealed = signing.from_bytes(seal(announcement(), ME.sign), Announcement)
-    message = signed_pb2.Announcement.FromString(sealed.payload)
+    message = struct_of(Announcement, ANY_RUN).message.FromString(sealed.payload)
     fill(message)
     payload, kind = message.SerializeToString(), kind or sealed.kind
     signature = by.sign(signed_statement(kind, payload, sealed.key, sealed.not_after))

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from swarmnet.errors import BadMessage, RejectCode
 from swarmnet.messages import Accepted, Busy, Rejected
 from swarmnet.net.identity import Identity
+from swarmnet.wire import relay
 from swarmnet.wire.convert import GreetFirst, Ping, Pong
-from swarmnet.wire.pb import relay_pb2
 from swarmnet.wire.relay import (
     ID_BYTES,
     MAX_BYTES,
@@ -46,16 +46,12 @@ def test_every_message_is_read_as_it_was_written() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [
-        relay_pb2.Connect(peer="nobody", id=IDENT),
-        relay_pb2.Connect(peer=PEER, id=IDENT[1:]),
-        relay_pb2.Connect(peer=PEER, id=IDENT + b"x"),
-    ],
+    [{"peer": "nobody", "id": IDENT}, {"peer": PEER, "id": IDENT[1:]}, {"peer": PEER, "id": IDENT + b"x"}],
     ids=["no peer id", "a short id", "a long id"],
 )
-def test_what_breaks_a_bound_is_refused(wrong: relay_pb2.Connect) -> None:
+def test_what_breaks_a_bound_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(BadMessage):
-        read_ask(relay_pb2.RelayAsk(connect=wrong).SerializeToString())
+        read_ask(relay.ASKS.message(connect=wrong).SerializeToString())
 
 
 @given(st.binary(max_size=2000))

@@ -15,7 +15,6 @@ from swarmnet.errors import BadMessage, RejectCode
 from swarmnet.ids import Ballot, Generation, PeerId, RoundId
 from swarmnet.messages import Commit, Finished, Heartbeat, MemberState, Round, StagePlan, Stamp, TrailStep
 from swarmnet.wire import convert
-from swarmnet.wire.pb import control_pb2
 from swarmnet.wire.peer_ids import peer_id_from_public_bytes
 
 CHAIN = "00" * 32
@@ -96,7 +95,7 @@ def test_a_message_is_refused_by_its_length_alone() -> None:
     """The body is not even protobuf; a longer bound finds that out."""
     reader = convert.Reader(Bounds(num_stages=3, microbatches=8, members=100))
     body = b"\xff" * reader.most_bytes(StagePlan)
-    field = control_pb2.Envelope.DESCRIPTOR.fields_by_name["stage_plan"].number
+    field = convert.CONTROL.numbers["stage_plan"]
     length = bytes((len(body) & 0x7F | 0x80, len(body) >> 7 & 0x7F | 0x80, len(body) >> 14))
     data = bytes((field << 3 | 2,)) + length + body
     assert refusal(data, reader) is RejectCode.TOO_LARGE
@@ -123,7 +122,9 @@ def test_a_message_cannot_hide_behind_a_shorter_one() -> None:
     ],
 )
 def test_contributions_that_cannot_be_are_refused(field: str, value: Any) -> None:
-    envelope = control_pb2.Envelope.FromString(convert.write_control(round_of({1: frozenset({0}), 2: frozenset({1})})))
+    envelope = convert.CONTROL.message.FromString(
+        convert.write_control(round_of({1: frozenset({0}), 2: frozenset({1})}))
+    )
     table = envelope.stage_plan.attempt.contributions
     table.ClearField(field)
     if isinstance(value, bytes):
