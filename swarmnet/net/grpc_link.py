@@ -205,7 +205,7 @@ class Link:
             await self._carry(stream, channel)
             return True
         except TimeoutError:
-            self._channels.retire(channel)
+            self._channels.stalled(channel, for_s=self._config.stall_s)
             return False
         finally:
             self.is_open = False
