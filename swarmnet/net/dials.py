@@ -48,8 +48,7 @@ class Dials:
     def __init__(self) -> None:
         self._own: Recent[PeerId, Recent[Endpoint, Backoff]] = Recent(_REMEMBERED)
         self._of_all: Recent[Endpoint, Backoff] = Recent(_REMEMBERED)
-        self.hosts: Budgets[str] = Budgets(Rate.every(HOST_AGAIN_S, AT_HOST), _REMEMBERED)
-        """Of all that this peer dials and others name."""
+        self._hosts: Budgets[str] = Budgets(Rate.every(HOST_AGAIN_S, AT_HOST), _REMEMBERED)
         self._under_way: set[Endpoint] = set()
         self._answered: Recent[tuple[PeerId, Endpoint], None] = Recent(_REMEMBERED)
         self._called_from: Recent[PeerId, str] = Recent(_REMEMBERED)
@@ -134,7 +133,7 @@ class Dials:
         """Of all dials of this host; None: it is spared otherwise, or this machine itself."""
         if address.relay or address.host in _MYSELF:
             return None
-        return self.hosts.of(_NAMES if address.kind.startswith("dns") else address.host)
+        return self._hosts.of(_NAMES if address.kind.startswith("dns") else address.host)
 
 
 _MYSELF = frozenset({"127.0.0.1", "::1"})

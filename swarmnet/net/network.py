@@ -88,7 +88,7 @@ class Network:
         self.relay = Relay(
             leaf.peer, caps, self._arrivals, greeter, welcome, traffic, lambda: traffic.relays(relay_bytes_per_s)
         )
-        self.holes = Holes(leaf, channels, self._doors, self.dials.hosts, welcome, self.leave_circuits)
+        self.holes = Holes(leaf, channels, self._doors, welcome, self.leave_circuits)
         self.places: Places | None = None
         """Where this peer is reached, if it cannot be dialled."""
         self.methods = {**self.relay.methods, **self.holes.methods}

@@ -33,7 +33,6 @@ from swarmnet.net.nat.circuits import Answered, Called, Connection, Doors, End, 
 from swarmnet.net.nat.dial_back import Say
 from swarmnet.net.nat.kinds import BUSY_S, Endpoint, Punches, Sight, dialled
 from swarmnet.net.tls import Leaf, caller_of
-from swarmnet.pacing import Budgets
 from swarmnet.wire.convert import NONCE_BYTES, GreetFirst, Ping, Pong
 from swarmnet.wire.punch import (
     MOST_OUTSIDE,
@@ -226,7 +225,7 @@ class _Mine:
 class Holes:
     """Connections through holes: those that this peer calls through, and those that it is called through.
 
-    hosts: what may be dialled of each host that others name. welcome(peer): has it greeted, and is it admitted?
+    welcome(peer): has it greeted, and is it admitted?
     on_open(peer): it can be called through a hole now.
     """
 
@@ -235,7 +234,6 @@ class Holes:
         leaf: Leaf,
         channels: Callable[[PeerId], PeerChannels],
         doors: Doors,
-        hosts: Budgets[str],
         welcome: Callable[[PeerId], bool],
         on_open: Callable[[PeerId], None],
     ) -> None:
@@ -244,7 +242,7 @@ class Holes:
         self._hidden = False
         self._observers: Callable[[], Sequence[PeerId]] = tuple
         self._say: Say = lambda event, fields: None
-        self._punches = Punches(hosts)
+        self._punches = Punches()
         self._mine: dict[PeerId, _Mine] = {}
         """By whom they lead to."""
         self._theirs: dict[PeerId, asyncio.Task[None]] = {}
@@ -386,7 +384,7 @@ class Holes:
                 if (await _heard(end, Pong)).nonce != ping.nonce:
                     raise BadMessage(RejectCode.MALFORMED, "a pong that answers no ping", peer=peer)
                 round_trip_s = loop_time() - asked_at
-                places = self._places(sight, theirs)
+                places = self._places(sight, theirs, asks=False)
                 await end.write(write_punch_ask(Now()))
                 # When it hears of it.
                 await asyncio.sleep(round_trip_s / 2)
@@ -422,13 +420,13 @@ class Holes:
             ping = await _asked_for(end, Ping)
             await end.write(write_punch_reply(Pong(ping.nonce)))
             await _asked_for(end, Now)
-            places = self._places(sight, theirs)
+            places = self._places(sight, theirs, asks=True)
             return await punch(hole, places, mine=mine.token, theirs=theirs.token, decides=False), sight
 
-    def _places(self, sight: Sight, theirs: Offer) -> list[Endpoint]:
+    def _places(self, sight: Sight, theirs: Offer, *, asks: bool) -> list[Endpoint]:
         """Raises PeerGone if there is nothing to dial."""
         seen = Sight(_endpoint(theirs.inside), tuple(map(_endpoint, theirs.outside)))
-        places = self._punches.take(dialled(sight, seen), loop_time())
+        places = self._punches.take(dialled(sight, seen), loop_time(), asks=asks)
         if not places:
             raise PeerGone("no place to dial", mine=sight.kind(), theirs=seen.kind())
         return places
