@@ -2,8 +2,8 @@
 
 A peer behind a firewall sends as well as any other, so it looks like a mate to those who cannot call it. It finds that
 out itself, before anybody waits for it, and is then reached through relays (`hidden`). Both ends are here: who asks
-(`Asking`), and who is asked (`DialBacks`), who dials only where the caller's own signed record says that it listens, or
-the very host that calls, and seldom.
+(`Asking`), and who is asked (`DialBacks`), who dials only where the caller's own signed record says that it listens,
+and seldom.
 
 Words may be lies; a connection that comes in from outside is none. Members that dial say Hello on it, so what an honest
 member can do is worth two others' words. It is not worth all of them: a firewall may let in one foreign network alone.
@@ -62,10 +62,6 @@ Hide = Callable[[Say], Awaitable[dict[str, object] | None]]
 """
 
 _FIRST_WATCH_S, _LONGEST_WATCH_S = 3.0, 60.0
-_FIRST_AGAIN_S, _LONGEST_AGAIN_S = 300.0, 3600.0
-"""A peer that hides asks again, so that somebody may come in: a port was opened since, or all were lied to."""
-
-_ADVICE = "somebody from outside can connect to this peer: start it again, and others dial it without relays"
 
 
 async def _no_relays(say: Say) -> None:
@@ -109,8 +105,6 @@ class Asking:
         self._not_asked: dict[PeerId, str] = {}
         """Whom I could not ask, and why."""
         self._one, self._settled, self._known = asyncio.Lock(), False, False
-        self._hidden_port = 0
-        """Where this peer listens though it hides; 0: it does not hide."""
 
     def settle(self) -> None:
         """A replica serves: others have been asked, or there was nobody to ask."""
@@ -127,30 +121,20 @@ class Asking:
             self._settled = True
 
     async def watch(self) -> None:
-        """Ask until somebody could tell: who comes first finds nobody to ask. Then, if it hides, see if it need not."""
+        """Ask until somebody could tell: who comes first finds nobody to ask."""
         pauses = Backoff(_FIRST_WATCH_S, _LONGEST_WATCH_S)
         while not self._known:
             await asyncio.sleep(pauses.failed(loop_time()))
             async with self._one:
                 if self._known:
                     break
-                await self._ask_anew()
+                for answers in (self._asked, self._could, self._could_not, self._not_asked):
+                    answers.clear()
+                await self._ask_around()
                 if self._could or self._could_not or self._proofs.came_from():
                     # It serves, and nobody relays for it yet.
                     with contextlib.suppress(UsageError):
                         await self._judge()
-        pauses = Backoff(_FIRST_AGAIN_S, _LONGEST_AGAIN_S)
-        while self._hidden_port:
-            await asyncio.sleep(pauses.failed(loop_time()))
-            await self._ask_anew()
-            if self._proofs.came_from() and self._lead() > 0:
-                self._hidden_port = 0
-                self._say("need_not_hide", {"advice": _ADVICE})
-
-    async def _ask_anew(self) -> None:
-        for answers in (self._asked, self._could, self._could_not, self._not_asked):
-            answers.clear()
-        await self._ask_around()
 
     async def _ask_around(self) -> None:
         while members := self._next():
@@ -163,7 +147,7 @@ class Asking:
         where, could_not = list(self._record().addresses), self._could_not
         if self._lead() < 0:
             if (found := await self._hide(self._say)) is not None:
-                self._known, self._hidden_port = True, Address.parse(where[0]).port
+                self._known = True
                 self._say("hidden", {"addresses": where, "could_not": dict(could_not), **found})
                 return
             # Somebody tried, and nobody could: this peer would only look like a mate.
@@ -229,7 +213,7 @@ class Asking:
         """One that is busy is asked again; one that does not answer cannot tell."""
         for _ in range(_BUSY_TRIES):
             try:
-                answer = await ask(self._transport, member, DialBack(self._hidden_port), limit_s=_PATIENCE_S)
+                answer = await ask(self._transport, member, DialBack(), limit_s=_PATIENCE_S)
             except SwarmError as error:
                 self._not_asked[member] = error.message or type(error).__name__
                 return
@@ -276,7 +260,7 @@ class DialBacks:
         self._transport, self._records, self._look = transport, records, look
         self._budgets, self._under_way, self._looking = Budgets[str](_EACH), 0, 0
 
-    async def serve(self, caller: PeerId, request: DialBack) -> AsyncGenerator[Answer, None]:
+    async def serve(self, caller: PeerId) -> AsyncGenerator[Answer, None]:
         """Answer `DialBack`."""
         if self._under_way >= _DIALLED_AT_ONCE:
             yield Busy(1.0, -1)
@@ -291,8 +275,7 @@ class DialBacks:
             return
         self._under_way += 1
         try:
-            where = [f"/ip4/0.0.0.0/tcp/{request.port}"] if request.port else record.addresses[:_MOST_ADDRESSES]
-            found = await asyncio.gather(*map(_in_numbers, where))
+            found = await asyncio.gather(*map(_in_numbers, record.addresses[:_MOST_ADDRESSES]))
             addresses = [text for text in found if not self._budgets.of(_place(text)).ask(loop_time())]
             answer = await self._dial(caller, addresses, deadline=loop_time() + DIAL_S)
         finally:

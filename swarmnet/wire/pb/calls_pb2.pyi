@@ -98,10 +98,8 @@ class ManifestRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DialBack(_message.Message):
-    __slots__ = ("port",)
-    PORT_FIELD_NUMBER: _ClassVar[int]
-    port: int
-    def __init__(self, port: _Optional[int] = ...) -> None: ...
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class LineTest(_message.Message):
     __slots__ = ("num_bytes",)
