@@ -27,9 +27,10 @@ from swarmnet.messages import Rejected
 from swarmnet.net.address import Address
 from swarmnet.net.bulk.pool import BulkPlace, BulkPool
 from swarmnet.net.bulk.records import BulkKeys
-from swarmnet.net.dials import FIRST_PAUSE_S, Dials
+from swarmnet.net.dials import Dials
 from swarmnet.net.greeting import HELLO, Greeter
 from swarmnet.net.grpc_options import CHANNEL_OPTIONS, GrpcConfig
+from swarmnet.net.limits import DIAL_FIRST_S
 from swarmnet.net.nat.circuits import Called, Stream, we_are_cancelled
 from swarmnet.net.tls import Leaf
 from swarmnet.net.twins import TWIN_REFUSED, Lives
@@ -304,7 +305,7 @@ class PeerChannels:
 
     async def _greet_any(self, deadline: float) -> Rejected | None:
         # Somebody else dials there just now, or did a moment ago, perhaps to see whether its last process is gone.
-        if 0 < (pause_s := min(self._pauses_s(self.addresses()).values(), default=0.0)) <= FIRST_PAUSE_S:
+        if 0 < (pause_s := min(self._pauses_s(self.addresses()).values(), default=0.0)) <= DIAL_FIRST_S:
             await asyncio.sleep(pause_s)
         for _ in range(len(self.addresses()) - 1):
             try:

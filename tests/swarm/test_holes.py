@@ -7,6 +7,7 @@ import math
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
 from test_relay import OF_THE_DEAD, World
@@ -15,6 +16,7 @@ from swarmnet.ids import PeerId
 from swarmnet.messages import Gradient, Request
 from swarmnet.net.nat import kinds, punch
 from swarmnet.net.nat.kinds import Endpoint, Sight
+from swarmnet.pacing import Backoff
 from swarmnet.transport import ReadPayload
 from tests.contracts.transport_contract import CHECKS, FETCH, HEARTBEAT, LIMIT_S, PROCESS, End, Pair, packed, same
 
@@ -29,7 +31,7 @@ def on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(punch, "dialled", inside)
     # On a busy machine a punch may fail, and calls here wait for the next.
-    monkeypatch.setattr(kinds, "FIRST_PAUSE_S", 0.1)
+    monkeypatch.setattr(kinds, "PUNCH_AGAIN", partial(Backoff, 0.1, 600.0))
 
 
 class Homes(World):

@@ -11,24 +11,15 @@ from hypothesis import strategies as st
 
 from swarmnet.errors import PeerGone
 from swarmnet.ids import PeerId
-from swarmnet.net.nat.kinds import (
-    AT_ONCE,
-    BUSY_S,
-    FIRST_PAUSE_S,
-    LASTED_S,
-    LONGEST_PAUSE_S,
-    MOST_DIALLED,
-    OF_HOST,
-    NatKind,
-    Punches,
-    Sight,
-    dialled,
-)
+from swarmnet.net.limits import HOST_PUNCHES, PUNCH_AGAIN
+from swarmnet.net.nat.kinds import AT_ONCE, BUSY_S, LASTED_S, MOST_DIALLED, NatKind, Punches, Sight, dialled
 from swarmnet.net.nat.punch import Hole, punch
 
 HOME = ("192.168.1.2", 4711)
 OUT = ("44.0.0.9", 4711)
 PEER, OTHER = PeerId("peer"), PeerId("other")
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = PUNCH_AGAIN().first_s, PUNCH_AGAIN().longest_s
 
 
 @pytest.mark.parametrize(
@@ -88,10 +79,10 @@ def test_failures_make_the_next_punch_wait_longer_and_a_good_connection_makes_it
 
 def test_many_peers_cannot_have_one_host_dialled_often() -> None:
     punches, victim, other = Punches(), ("44.0.0.8", 1), ("44.0.0.6", 1)
-    for _ in range(round(OF_HOST.burst_s * OF_HOST.per_s)):
+    for _ in range(round(HOST_PUNCHES.burst_s * HOST_PUNCHES.per_s)):
         assert punches.take([victim, other, ("44.0.0.8", 2)], 0.0, asks=True) == [victim, other, ("44.0.0.8", 2)]
         other = (f"{other[0]}6", 1)
-    again_s = 1 / OF_HOST.per_s
+    again_s = 1 / HOST_PUNCHES.per_s
     assert punches.take([victim, other], again_s / 2, asks=True) == [other]
     assert punches.take([victim], again_s / 2) == [victim], "what others ask for does not keep me from asking"
     assert punches.take([victim], again_s, asks=True) == [victim] and punches.take([victim], again_s, asks=True) == []

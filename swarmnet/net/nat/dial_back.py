@@ -25,7 +25,8 @@ from swarmnet.errors import PeerGone, PeerTimeout, SwarmError, UsageError
 from swarmnet.ids import PeerId
 from swarmnet.messages import Answer, Busy, DialBack, DialledBack
 from swarmnet.net.address import Address, network_of
-from swarmnet.pacing import Backoff, Budgets, Rate
+from swarmnet.net.limits import ASK_AROUND_AGAIN, DIAL_BACKS
+from swarmnet.pacing import Budgets
 from swarmnet.transport import Transport, ask
 
 AT_ONCE, ENOUGH_YES, MOST_NO, MOST_ASKED, MOST_REPEATS = 2, 2, 4, 8, 24
@@ -60,8 +61,6 @@ Say = Callable[[str, dict[str, object]], None]
 Hide = Callable[[Say], Awaitable[dict[str, object] | None]]
 """Has this peer be reached through relays, and says which come and go. Returns what to say of it; None: there are none.
 """
-
-_FIRST_WATCH_S, _LONGEST_WATCH_S = 3.0, 60.0
 
 
 async def _no_relays(say: Say) -> None:
@@ -122,7 +121,7 @@ class Asking:
 
     async def watch(self) -> None:
         """Ask until somebody could tell: who comes first finds nobody to ask."""
-        pauses = Backoff(_FIRST_WATCH_S, _LONGEST_WATCH_S)
+        pauses = ASK_AROUND_AGAIN()
         while not self._known:
             await asyncio.sleep(pauses.failed(loop_time()))
             async with self._one:
@@ -243,10 +242,6 @@ def _in_words(addresses: Sequence[str], could_not: Mapping[PeerId, str]) -> str:
 # ---------------------------------------------------------------- who is asked
 
 
-_PAUSE_S = 5.0
-_EACH = Rate.every(_PAUSE_S)
-"""Of a caller, and of an address: identities cost nothing, so nobody is dialled often because many say so."""
-
 _DIALLED_AT_ONCE = 4
 """Callers: dials take seconds, and strangers must not keep this peer busy with them."""
 
@@ -258,7 +253,7 @@ class DialBacks:
         self, transport: Transport, records: Callable[[], Mapping[PeerId, Record]], look: Callable[[], None]
     ) -> None:
         self._transport, self._records, self._look = transport, records, look
-        self._budgets, self._under_way, self._looking = Budgets[str](_EACH), 0, 0
+        self._budgets, self._under_way, self._looking = Budgets[str](DIAL_BACKS), 0, 0
 
     async def serve(self, caller: PeerId) -> AsyncGenerator[Answer, None]:
         """Answer `DialBack`."""
@@ -311,7 +306,7 @@ class DialBacks:
                 undecided = undecided or reason is None
                 reasons[text] = reason or ""
         if undecided:
-            return Busy(_PAUSE_S, -1)
+            return Busy(DIAL_BACKS.burst_s, -1)
         if len(set(reasons.values())) == 1:
             return DialledBack(False, next(iter(reasons.values())))
         return DialledBack(False, "; ".join(f"{reason} at {_place(text)}" for text, reason in reasons.items()))

@@ -17,18 +17,15 @@ from typing import Literal
 
 from swarmnet.bounds import Recent
 from swarmnet.ids import PeerId
-from swarmnet.pacing import Backoff, Budgets, Rate
+from swarmnet.net.limits import HOST_PUNCHES, PUNCH_AGAIN
+from swarmnet.pacing import Backoff, Budgets
 
 MOST_DIALLED = 4
 """Addresses, by one punch."""
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 600.0
-"""Between two punches with one peer: doubled by each that fails."""
 BUSY_S = 1.0
 LASTED_S = 60.0
 """A connection that lasted for so long was a good one: the next punch follows soon."""
-OF_HOST = Rate.every(2.0, at_once=4)
-"""Punches in which one host is dialled: several at once, since many homes share a carrier's address."""
 AT_ONCE = 8
 
 _CARRIERS = ipaddress.IPv4Network("100.64.0.0/10")
@@ -80,7 +77,7 @@ def dialled(mine: Sight, theirs: Sight) -> list[Endpoint]:
 class Punches:
     """When to punch, and how often others may have us dial. What others ask for takes nothing from what I ask for."""
 
-    _hosts: Budgets[tuple[str, bool]] = field(default_factory=lambda: Budgets(OF_HOST, _REMEMBERED))
+    _hosts: Budgets[tuple[str, bool]] = field(default_factory=lambda: Budgets(HOST_PUNCHES, _REMEMBERED))
     under_way: set[tuple[PeerId, bool]] = field(default_factory=set)
     """Each with a peer, which asks for it or is asked."""
     _pauses: Recent[tuple[PeerId, bool], Backoff] = field(default_factory=lambda: Recent(_REMEMBERED))
@@ -100,7 +97,7 @@ class Punches:
 
     def failed(self, peer: PeerId, now: float, *, asks: bool = False) -> None:
         """No connection came of it."""
-        self._pauses[peer, asks] = pause = self._pauses.get((peer, asks)) or Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
+        self._pauses[peer, asks] = pause = self._pauses.get((peer, asks)) or PUNCH_AGAIN()
         pause.failed(now)
 
     def ended(self, peer: PeerId, now: float, *, lasted_s: float) -> None:
