@@ -734,9 +734,6 @@ class AuditRequest:
 class DialBack:
     """Open a new connection to me at the address in my record, and say whether that worked."""
 
-    port: Annotated[int, Between(0, 65535)] = 0
-    """I hide: my record names no address. Dial this port of the host from which I call."""
-
 
 MAX_LINE_TEST = 2 << 20
 """Bytes of a line test, each way."""

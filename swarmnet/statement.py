@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import math
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -46,10 +47,15 @@ class SignedMessage(Generic[T_co]):
     key: Annotated[PeerId, AS_KEY]
     """Who signs."""
     not_after: Number
-    """Unix milliseconds; 0: it has no end."""
+    """Unix milliseconds; 0: it has no end (`end_s`)."""
     signature: Annotated[bytes, Size(SIGNATURE_BYTES, least=SIGNATURE_BYTES)]
     value: Annotated[T_co, Outside()] = field(compare=False)
     """The message, read from `payload`."""
+
+    @property
+    def end_s(self) -> float:
+        """Unix seconds; infinite: it has no end."""
+        return self.not_after / 1000 or math.inf
 
     def is_genuine(self, verify: Verify) -> bool:
         """Is the signature right? Costs twice as much as reading a small message."""

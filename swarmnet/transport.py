@@ -65,7 +65,6 @@ class Transport(Protocol):
     async def dial(self, peer: PeerId, address: str, *, deadline: float) -> None:
         """Open a new connection to `peer` at `address` and close it again. `deadline` is absolute loop time.
 
-        Host 0.0.0.0 stands for the one from which `peer` has called.
         Raises PeerGone (it cannot be opened, or somebody else answers there; the message says which), PeerTimeout
         (something answers and has not proved in time that it is `peer`).
         """

@@ -41,6 +41,7 @@ PURE = (
     "fetch/plan.py",
     "state/lineage.py",
     "net/admission.py",
+    "net/limits.py",
     "net/nat/kinds.py",
     "net/nat/relay_book.py",
     "ids.py",

@@ -28,7 +28,7 @@ MAX_BANNED = 128
 MAX_PEERS = 1 << 14
 """Admitted identities that are remembered, and as many refused ones: 1 KB each."""
 FORGET_S = 3600.0
-"""When there are too many, those that have shown nothing for so long make room."""
+"""When there are too many, or more of a bearer invitation than it is for, peers unheard of for so long make room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +79,8 @@ def advised(reason: str, peer: PeerId | None, role: Role | None, *, owned: str =
 
 @dataclass(slots=True)
 class _Shown:
-    """A good pass of a peer, and when it was last shown."""
+    """The invitation by which a peer was let in, and when the peer was last heard."""
 
-    shown: Pass
     invitation: SignedMessage[Invitation]
     at: float
 
@@ -147,18 +146,19 @@ class Admissions:
         role = role_for(request)
         if reason := self.why_not(caller, role, now=now):
             raise Refused(RejectCode.NOT_ADMITTED, advised(reason, caller, role))
+        if held := self._shown.get(caller):
+            held.at = now
 
     def show(self, peer: PeerId, shown: Pass | None, *, now: float) -> str:
         """`peer` shows a pass, over a connection or in a record that proves it to be `peer`. Returns why it is not
         good; "" if it is (then it replaces what the peer showed before), or if nothing is shown."""
         if self.owner is None or shown is None:
             return ""
-        held = self._shown.get(peer)
-        # The same pass comes with every record and greeting: it was verified once.
-        if held is not None and held.shown == shown:
+        held, invitation = self._shown.get(peer), invitation_in(shown)
+        # A pass comes with every record and greeting, and a bearer can sign any number: one of them is verified.
+        if held is not None and held.invitation == invitation:
             held.at = now
             return ""
-        invitation = invitation_in(shown)
         if reason := self._unfit(peer, shown, invitation, now):
             return self._refuse(peer, shown, reason)
         if (known := self._refused.get(peer)) is not None and known[0] == shown and known[1] == _FORGED:
@@ -166,10 +166,12 @@ class Admissions:
         # Last of all checks: it is the one that costs.
         if not (invitation.is_genuine(self._verify) and (shown.key == self.owner or shown.is_genuine(self._verify))):
             return self._refuse(peer, shown, _FORGED)
-        if held is None and not self._room(now):
+        if len(self._shown) >= MAX_PEERS:
+            self._forget_idle(now)
+        if held is None and len(self._shown) >= MAX_PEERS:
             return "too many peers are admitted for this one to be remembered"
         self._refused.pop(peer, None)
-        self._shown[peer] = _Shown(shown, invitation, now)
+        self._shown[peer] = _Shown(invitation, now)
         return ""
 
     def _unfit(self, peer: PeerId, shown: Pass, invitation: SignedMessage[Invitation], now: float) -> str:
@@ -187,6 +189,8 @@ class Admissions:
             return f"its invitation is made out to {terms.guest}"
         # Each peer counts whom it has seen: two peers may count others where more come than are invited.
         if terms.uses and self._others(peer, terms.guest) >= terms.uses:
+            self._forget_idle(now)
+        if terms.uses and self._others(peer, terms.guest) >= terms.uses:
             return f"its bearer invitation has let in {terms.uses} already, which is all that it is for"
         return self._lapsed(invitation, now)
 
@@ -200,17 +204,16 @@ class Admissions:
 
     def _lapsed(self, invitation: SignedMessage[Invitation], now: float) -> str:
         """A peer whose clock is behind within the run's tolerance still calls it valid: so do we."""
-        end = invitation.not_after / 1000
-        return f"its invitation ended {in_words(end)}" if now > end + self._tolerance_s else ""
+        ended = now > invitation.end_s + self._tolerance_s
+        return f"its invitation ended {in_words(invitation.end_s)}" if ended else ""
 
-    def _room(self, now: float) -> bool:
-        if len(self._shown) >= MAX_PEERS:
-            self._shown = {
-                peer: shown
-                for peer, shown in self._shown.items()
-                if now - shown.at < FORGET_S and not self._lapsed(shown.invitation, now)
-            }
-        return len(self._shown) < MAX_PEERS
+    def _forget_idle(self, now: float) -> None:
+        def stays(peer: PeerId, held: _Shown) -> bool:
+            # A ban must not give a bearer the use back.
+            banned = held.terms.uses > 0 and (peer in self._banned or peer in self._convicts)
+            return (banned or now - held.at < FORGET_S) and not self._lapsed(held.invitation, now)
+
+        self._shown = {peer: held for peer, held in self._shown.items() if stays(peer, held)}
 
     # ------------------------------------------------------------ bans
 

@@ -8,6 +8,7 @@ What is signed, and who is admitted by it, is `net.admission`.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -281,7 +282,8 @@ class OwnPass:
     @property
     def ends(self) -> str:
         """Until when it is good, in words; "" in an open run."""
-        return in_words(invitation_in(self.shown).not_after / 1000) if self.shown else ""
+        end_s = invitation_in(self.shown).end_s if self.shown else 0.0
+        return "it is revoked" if end_s == math.inf else in_words(end_s) if end_s else ""
 
     def _show(self, shown: Pass | None, now: float) -> None:
         # A worse one does not replace what is good.

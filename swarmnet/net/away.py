@@ -16,12 +16,7 @@ from typing import TypeVar
 from swarmnet.clock import loop_time
 from swarmnet.ids import RunId
 from swarmnet.net.dht_node import NobodyAnswered
-from swarmnet.pacing import Backoff, Rate
-
-FIRST_S, LONGEST_S = 1.0, 30.0
-"""Between two attempts: twice as long each time."""
-
-SAY_EVERY_S = 600.0
+from swarmnet.net.limits import BOOTSTRAP_AGAIN, REPEATS
 
 _DIGITS = 12
 
@@ -56,7 +51,7 @@ async def until_somebody_answers(
     say: told "away" and why when the wait begins and now and then while it lasts, "back" and how long when it is over.
     """
     began, waited, rng = loop_time(), False, rng or random.Random()
-    pauses, says = Backoff(FIRST_S, LONGEST_S, jitter=0.2, rng=rng), Rate.every(SAY_EVERY_S).bucket()
+    pauses, says = BOOTSTRAP_AGAIN(rng=rng), REPEATS.bucket()
     while True:
         try:
             found = await attempt()
@@ -70,7 +65,7 @@ async def until_somebody_answers(
                 say(
                     "away",
                     f"nobody answers{long}, though this peer was in the run before: is this machine online? It tries "
-                    f"again at least every {LONGEST_S:.0f} s, until you stop it ({error.message})",
+                    f"again at least every {pauses.longest_s:.0f} s, until you stop it ({error.message})",
                 )
         else:
             # Who was told of the wait is told of its end.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import random
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
@@ -26,6 +25,7 @@ from swarmnet.net.admission_files import OwnersFiles
 from swarmnet.net.dht_daemon import Listen
 from swarmnet.net.dht_node import DhtNode, Entry, NobodyAnswered, OwnersWord, RecordGate, word_key
 from swarmnet.net.identity import Identity, write_whole
+from swarmnet.net.limits import LOOK_UPS, REJOIN_AGAIN
 from swarmnet.net.records import (
     FIRST_DIGITS,
     MANY,
@@ -48,7 +48,7 @@ from swarmnet.net.records import (
     seal,
 )
 from swarmnet.net.tls import CLOCK_SLACK_S
-from swarmnet.pacing import Backoff, Budgets, Rate
+from swarmnet.pacing import Budgets
 from swarmnet.statement import SignedMessage
 from swarmnet.telemetry.log import get
 from swarmnet.wire.signed import to_bytes
@@ -114,9 +114,7 @@ UNKNOWN_NUM_STAGES_READ = 8  # how far to look when nobody has told the number o
 WORD_TTL_S = 90.0  # of what a run's owner says, which those who know it renew
 _LONGEST_TTL_S = 110.0  # of a record in a large run, which is read seldom
 _PARTS_EVERY = 4  # near reads from one look at how many parts a stage has to the next
-_LOOK_UP_AGAIN_S = 5.0
 MAX_LOOKED_UP = 4096
-REJOIN_MIN_S = 1.0
 REJOIN_AT_ONCE = 16
 _SET_CLOCK = "this peer goes on by the others' time; set the clock that is wrong: timedatectl set-ntp true"
 KNOWN_PEERS_FILE = "known_peers.json"
@@ -187,7 +185,7 @@ class DhtDirectory:
         self._parts: dict[int, int] = {}  # by stage, as a power of two: in how many its records should lie
         self._lie: dict[int, frozenset[int]] = {}  # and in how many they do, while they move to other ones
         self._reads = 0
-        self._look_ups = Budgets[PeerId](Rate.every(_LOOK_UP_AGAIN_S), MAX_LOOKED_UP)
+        self._look_ups = Budgets[PeerId](LOOK_UPS, MAX_LOOKED_UP)
         self.serves: Callable[[PeerId], Collection[int]] = lambda peer: ()
         self._sought: set[RunId] | None = None  # while somebody asks for runs
         self.by_memory = False
@@ -669,7 +667,7 @@ class DhtDirectory:
 
     async def _look_around(self) -> None:
         """Refresh; while alone, try everybody remembered, with back-off; else greet one stranger (heals partitions)."""
-        rejoins = Backoff(REJOIN_MIN_S, math.inf, jitter=0.2, rng=self._rng)
+        rejoins = REJOIN_AGAIN(rng=self._rng)
         while True:
             period = max(self._ttl_s / 3, self._pace.near_s)
             if self._node.neighbours():

@@ -33,8 +33,9 @@ from swarmnet.net.address import peer_in
 from swarmnet.net.admission import Bans
 from swarmnet.net.dht_daemon import Daemon, DaemonFailed, Listen
 from swarmnet.net.identity import Identity, verify
+from swarmnet.net.limits import DHT_CALLS, DHT_KEYS
 from swarmnet.net.records import MAX_AHEAD_S, Announcement, bans_key, gives_way, notice_key, verified
-from swarmnet.pacing import Budgets, Rate
+from swarmnet.pacing import Budgets
 from swarmnet.statement import SignedMessage
 from swarmnet.wire.signed import from_bytes
 
@@ -246,11 +247,9 @@ HOLDERS_S = 120.0
 _EMPTY_S = 10.0
 """How often all nodes near a key are asked that seems to hold nothing."""
 
-_CALLS_PER_S, _KEYS_PER_S, _BURST_S = 50, 100, 4.0
-"""What one caller may ask of a node, or store there, in the long run, at the least."""
-
-_READS_PER_S = 4
-"""How often a caller may touch every key of this node's own run: an honest one reads a key for each stage at once."""
+_KEYS_PER_S, _READS_PER_S = 100, 4
+"""How many keys one caller may touch a second, at the least, and how often every key of this node's own run: an honest
+one reads a key for each stage at once."""
 
 _CLOCKS = 5
 """Neighbours that are asked for the time, at once."""
@@ -594,7 +593,7 @@ class PacedP2P(P2P):  # type: ignore[misc]
         """Keys of this node's run."""
         self.held: Sized = ()
         """Keys that this node keeps."""
-        self._calls, self._keys = Budgets[PeerID](Rate(_CALLS_PER_S, _BURST_S)), Budgets[PeerID](Rate(1.0, _BURST_S))
+        self._calls, self._keys = Budgets[PeerID](DHT_CALLS), Budgets[PeerID](DHT_KEYS)
 
     async def add_protobuf_handler(self, name: str, handler: Any, *of: Any, **how: Any) -> None:
         """Register `handler` behind that: it runs later, or not if its caller would have given up by then."""

@@ -22,18 +22,8 @@ from swarmnet.bounds import Recent
 from swarmnet.directory import MAX_ADDRESSES
 from swarmnet.ids import PeerId
 from swarmnet.net.address import Address
-from swarmnet.pacing import Backoff, Budgets, Rate, TokenBucket
-
-FIRST_PAUSE_S = 0.05
-LONGEST_SHOWN_S = 3.0
-LONGEST_NAMED_S = 30.0
-"""Between two dials of one peer at an address that it has not shown."""
-LONGEST_OF_ALL_S = 1.0
-"""Between two dials at one address by all who name it and have not shown it."""
-
-AT_HOST, HOST_AGAIN_S = 16, 0.5
-"""One host is dialled at so many addresses that were not shown, and at one more every so many seconds. Those where the
-peer answers do not count."""
+from swarmnet.net.limits import DIAL_AGAIN, DIAL_FIRST_S, DIAL_NAMED_S, DIAL_OF_ALL_AGAIN, DIAL_SHOWN_S, HOST_DIALS
+from swarmnet.pacing import Backoff, Budgets, TokenBucket
 
 _REMEMBERED = 8192
 _NAMES = "names"
@@ -48,8 +38,7 @@ class Dials:
     def __init__(self) -> None:
         self._own: Recent[PeerId, Recent[Endpoint, Backoff]] = Recent(_REMEMBERED)
         self._of_all: Recent[Endpoint, Backoff] = Recent(_REMEMBERED)
-        self.hosts: Budgets[str] = Budgets(Rate.every(HOST_AGAIN_S, AT_HOST), _REMEMBERED)
-        """Of all that this peer dials and others name."""
+        self._hosts: Budgets[str] = Budgets(HOST_DIALS, _REMEMBERED)
         self._under_way: set[Endpoint] = set()
         self._answered: Recent[tuple[PeerId, Endpoint], None] = Recent(_REMEMBERED)
         self._called_from: Recent[PeerId, str] = Recent(_REMEMBERED)
@@ -67,7 +56,7 @@ class Dials:
         # One dial at a time for all who only name the address: it may be a victim's.
         if not self.shown(peer, address):
             if endpoint in self._under_way:
-                return FIRST_PAUSE_S
+                return DIAL_FIRST_S
             # Made-up peers of a relay must not keep out a real one whose turn has not come yet.
             if (not address.relay or mine) and (of_all := self._of_all.get(_shared(address))):
                 waits_s.append(of_all.wait_s(now))
@@ -102,12 +91,12 @@ class Dials:
         self._under_way.discard(endpoint)
         self._refused[endpoint] = refused
         self._own[peer] = own = self._own.get(peer) or Recent(MAX_ADDRESSES)
-        own[endpoint] = mine = own.get(endpoint) or Backoff(FIRST_PAUSE_S, LONGEST_NAMED_S)
-        mine.failed(now, longest_s=LONGEST_SHOWN_S if shown else LONGEST_NAMED_S)
+        own[endpoint] = mine = own.get(endpoint) or DIAL_AGAIN()
+        mine.failed(now, longest_s=DIAL_SHOWN_S if shown else DIAL_NAMED_S)
         # An address that it has shown is its own: its failures make nobody else wait.
         if not shown:
             shared = _shared(address)
-            self._of_all[shared] = of_all = self._of_all.get(shared) or Backoff(FIRST_PAUSE_S, LONGEST_OF_ALL_S)
+            self._of_all[shared] = of_all = self._of_all.get(shared) or DIAL_OF_ALL_AGAIN()
             of_all.failed(now)
 
     def refused(self, address: Address) -> bool:
@@ -134,7 +123,7 @@ class Dials:
         """Of all dials of this host; None: it is spared otherwise, or this machine itself."""
         if address.relay or address.host in _MYSELF:
             return None
-        return self.hosts.of(_NAMES if address.kind.startswith("dns") else address.host)
+        return self._hosts.of(_NAMES if address.kind.startswith("dns") else address.host)
 
 
 _MYSELF = frozenset({"127.0.0.1", "::1"})

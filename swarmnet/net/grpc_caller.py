@@ -269,11 +269,10 @@ class _Call:
                 raise await self._lost() from error
             if loop_time() >= self._deadline:
                 raise PeerTimeout("no answer in time", peer=self._channels.peer) from error
-            # Not a pulse came: the next call takes another connection.
-            self._channels.retire(self._channel)
+            # Not a pulse came.
+            self._channels.stalled(self._channel, for_s=self._config.stall_s)
             raise PeerTimeout("the peer stalls", peer=self._channels.peer) from error
         finally:
             self._guard = None
-        self._channels.alive(self._channel)
         self._flow.receives(len(data or b""))
         return data

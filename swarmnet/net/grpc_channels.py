@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -26,9 +27,10 @@ from swarmnet.messages import Rejected
 from swarmnet.net.address import Address
 from swarmnet.net.bulk.pool import BulkPlace, BulkPool
 from swarmnet.net.bulk.records import BulkKeys
-from swarmnet.net.dials import FIRST_PAUSE_S, Dials
+from swarmnet.net.dials import Dials
 from swarmnet.net.greeting import HELLO, Greeter
 from swarmnet.net.grpc_options import CHANNEL_OPTIONS, GrpcConfig
+from swarmnet.net.limits import DIAL_FIRST_S
 from swarmnet.net.nat.circuits import Called, Stream, we_are_cancelled
 from swarmnet.net.tls import Leaf
 from swarmnet.net.twins import TWIN_REFUSED, Lives
@@ -135,6 +137,8 @@ class Channel:
     stream: Stream
     users: int = 0
     retired: bool = False
+    heard_at: float = -math.inf
+    """When something came on it last, of whatever call."""
 
     async def close(self) -> None:
         """Cancel what is under way."""
@@ -301,7 +305,7 @@ class PeerChannels:
 
     async def _greet_any(self, deadline: float) -> Rejected | None:
         # Somebody else dials there just now, or did a moment ago, perhaps to see whether its last process is gone.
-        if 0 < (pause_s := min(self._pauses_s(self.addresses()).values(), default=0.0)) <= FIRST_PAUSE_S:
+        if 0 < (pause_s := min(self._pauses_s(self.addresses()).values(), default=0.0)) <= DIAL_FIRST_S:
             await asyncio.sleep(pause_s)
         for _ in range(len(self.addresses()) - 1):
             try:
@@ -327,7 +331,7 @@ class PeerChannels:
                 dials.answered(self.peer, channel.address)
             except TimeoutError as error:
                 # It may be stopped or overloaded. That is no proof of death, so nothing is said to the service.
-                self.retire(channel)
+                self.stalled(channel, for_s=self._dialling.config.stall_s)
                 dials.failed(self.peer, channel.address, refused=False, now=loop_time())
                 raise PeerTimeout("no answer to Hello", peer=self.peer, address=str(channel.address)) from error
             except grpc.aio.AioRpcError as error:
@@ -386,8 +390,7 @@ class PeerChannels:
             try:
                 yield end
             except TimeoutError:
-                # It says nothing: whoever asks next takes another connection.
-                self.retire(channel)
+                self.stalled(channel, for_s=limit_s)
                 raise
 
     async def _ask_for_bulk(self) -> BulkPlace | None:
@@ -408,15 +411,22 @@ class PeerChannels:
 
     def alive(self, channel: Channel) -> None:
         """Something was heard on this channel."""
-        self._told = None
+        self._told, channel.heard_at = None, loop_time()
         if self._failed:
             self._failed = [at for at in self._failed if at != channel.address]
+
+    def stalled(self, channel: Channel, *, for_s: float) -> None:
+        """A call on this channel has heard nothing for so long: the next call takes another connection, unless other
+        calls hear something on this one, and so the call is to blame and not the connection."""
+        if loop_time() - channel.heard_at >= for_s:
+            self.retire(channel)
 
     def retire(self, channel: Channel) -> None:
         """Replace a broken channel at its next use."""
         # Several calls may find the same channel broken.
         if not channel.retired:
             channel.retired = True
+            channel.stream.retire()
             self._retired.append(channel)
             self._failed = [at for at in self._failed if at != channel.address] + [channel.address]
         if self._control is channel:
@@ -434,6 +444,7 @@ class PeerChannels:
                 raise
             definite = not self._closed and await self.broke(channel)
             raise PeerGone("the stream was cancelled", definite=definite, peer=self.peer) from error
+        self.alive(channel)
         return None if data is grpc.aio.EOF else data
 
     async def failed(self, error: grpc.aio.AioRpcError, channel: Channel | None) -> Exception:

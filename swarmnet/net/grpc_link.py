@@ -25,8 +25,9 @@ from swarmnet.ids import PeerId
 from swarmnet.messages import Accepted, Answer, Control, Heartbeat, MemberState, StagePlan
 from swarmnet.net.background import beside
 from swarmnet.net.grpc_channels import Channel, PeerChannels
+from swarmnet.net.limits import LINK_AGAIN, REPEATS
 from swarmnet.net.traffic import LentLine
-from swarmnet.pacing import Backoff, Rate
+from swarmnet.pacing import Budgets
 from swarmnet.wire.convert import NONCE_BYTES, GreetFirst, Ping, Pong, Signal, Told, read_answer, write_control
 from swarmnet.wire.deflate import Deflater, Inflater
 
@@ -35,17 +36,16 @@ LINK = "/swarmnet.v1.Control/Link"
 log = telemetry.get(__name__)
 
 _PERIODIC = (Heartbeat, StagePlan, MemberState)
-_FIRST_BACKOFF_S = 0.05
-_LONGEST_BACKOFF_S = 3.0
 
 PING_S = 0.4
 """Pings are at least so far apart: each of the default heartbeats, half a second apart, brings one."""
 
 
-REFUSED_AGAIN_S = 600.0
-
 _LATELY = 8
 """Messages that may be told to the next peer, too."""
+
+_MOST_REASONS = 8
+"""For which a peer refuses the link, each of which is logged now and then."""
 
 
 class MessageWriter:
@@ -129,20 +129,6 @@ class Probe:
         return now - self._asked_at <= self._patience_s
 
 
-class Refusals:
-    """When to say again that a peer refuses the link: at once if the reason is new, else every REFUSED_AGAIN_S."""
-
-    def __init__(self) -> None:
-        self._reason, self._times, self._says = "", 0, Rate.every(REFUSED_AGAIN_S).bucket()
-
-    def again(self, reason: str, *, now: float) -> int:
-        """It is refused once more. Returns how often it was for this reason; 0: say nothing."""
-        if reason != self._reason:
-            self._reason, self._times, self._says = reason, 0, Rate.every(REFUSED_AGAIN_S).bucket()
-        self._times += 1
-        return 0 if self._says.ask(now) else self._times
-
-
 class Link:
     """Carries one outbox to one peer. on_reached: told that the peer has just answered on this link. on_told: given
     what the peer says on it, packed, and what unpacks it. write: shared by all links, so that what many are told is
@@ -158,13 +144,12 @@ class Link:
     ) -> None:
         self._channels, self._config, self._on_reached, self._on_told = channels, channels.config, on_reached, on_told
         self.outbox, self._up = Outbox(self._config.outbox, write), up
-        self._refused = Refusals()
+        self._refusals = Budgets[str](REPEATS, _MOST_REASONS)
         self.is_open = False
 
     async def run(self) -> None:
         """Until cancelled: connect when a message waits, stream, back off when it breaks."""
-        # At random, so that the peers of one that restarted do not all come back at once.
-        backoff = Backoff(_FIRST_BACKOFF_S, _LONGEST_BACKOFF_S, jitter=0.5)
+        backoff = LINK_AGAIN()
         while True:
             await self.outbox.filled()
             if await self._connect_and_stream():
@@ -178,9 +163,9 @@ class Link:
         try:
             refusal = await self._channels.greet(deadline=deadline)
             if refusal is not None:
-                if times := self._refused.again(refusal.reason, now=loop_time()):
-                    code, reason = refusal.code.value, refusal.reason
-                    log.warning("link_refused", peer=self._channels.peer, code=code, reason=reason, times=times)
+                code, reason = refusal.code.value, refusal.reason
+                if not self._refusals.of(reason).ask(loop_time()):
+                    log.warning("link_refused", peer=self._channels.peer, code=code, reason=reason)
                 self.outbox.clear()
                 return False
             async with self._channels.channel(calls=False) as channel:
@@ -205,7 +190,7 @@ class Link:
             await self._carry(stream, channel)
             return True
         except TimeoutError:
-            self._channels.retire(channel)
+            self._channels.stalled(channel, for_s=self._config.stall_s)
             return False
         finally:
             self.is_open = False

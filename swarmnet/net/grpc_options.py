@@ -16,14 +16,12 @@ from swarmnet.data.windows import HASH_BYTES
 from swarmnet.manifest.terms import RunTerms
 from swarmnet.messages import MAX_LINE_TEST, AuditRequest, Fetch, Heartbeat, LineTest, MemberState, Process, StagePlan
 from swarmnet.net.descriptors import raise_limit
+from swarmnet.net.limits import MESSAGE_BYTES, MESSAGES
 from swarmnet.net.tls import TLS_NAME
 from swarmnet.pacing import Rate
 from swarmnet.wire.codecs import encoded_bytes
 from swarmnet.wire.convert import IN_ANY_RUN, MAX_MESSAGE_BYTES, Reader
 from swarmnet.wire.framing import CHUNK_BYTES
-
-_BURST_S = 4.0
-_MESSAGES, _MESSAGE_BYTES = Rate(1000, _BURST_S), Rate(4 << 20, _BURST_S)
 
 _LARGE_STAGE = 128
 """Members. Messages of more are read as well; some of their repetitions wait."""
@@ -49,8 +47,8 @@ class GrpcConfig:
     """One-way messages kept per peer."""
     reader: Reader = IN_ANY_RUN
     """Reads messages, within the bounds of the run."""
-    messages: Rate = _MESSAGES
-    message_bytes: Rate = _MESSAGE_BYTES
+    messages: Rate = MESSAGES
+    message_bytes: Rate = MESSAGE_BYTES
     """One-way messages that a caller may send, and their bytes."""
     links: int = 4
     """Open links of one caller: it has one, and those of broken connections for a while."""
@@ -92,11 +90,11 @@ class GrpcConfig:
 def _messages(terms: RunTerms) -> tuple[Rate, Rate]:
     """Several times what the busiest mate sends: one of a large stage repeats its longest messages at every heartbeat,
     and a claim or an answer to one comes with every microbatch."""
-    messages_per_s = 1000 + terms.microbatches / 4
+    messages_per_s = MESSAGES.per_s + terms.microbatches / 4
     reader = Reader(Bounds(terms.num_stages, terms.microbatches, members=_LARGE_STAGE))
     periodic = reader.most_bytes(Heartbeat, StagePlan, MemberState)
     bytes_per_s = 256 * messages_per_s + periodic / terms.beat_s
-    return Rate(messages_per_s, _BURST_S), Rate(bytes_per_s, _BURST_S)
+    return Rate(messages_per_s, MESSAGES.burst_s), Rate(bytes_per_s, MESSAGE_BYTES.burst_s)
 
 
 def _microbatch_bytes(terms: RunTerms) -> int:

@@ -283,8 +283,6 @@ class GrpcTransport:
         self.traffic.priority.bytes_per_s = bytes_per_s
 
     async def dial(self, peer: PeerId, address: str, *, deadline: float) -> None:
-        if "/0.0.0.0/" in address and (host := self._dialling.dials.called_from(peer)):
-            address = str(Address.of(host, Address.parse(address).port, peer))
         await dial(peer, address, self._leaf, self._dialling.greeter, deadline=deadline)
         # It learns in the same way whether its other port can be connected to.
         self._tasks.spawn(self._open_bulk(peer, deadline), self._group)

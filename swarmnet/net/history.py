@@ -20,14 +20,11 @@ from swarmnet.messages import (
     HistoryRequest,
     StepFigures,
 )
-from swarmnet.pacing import TokenBucket
+from swarmnet.net.limits import HISTORIES
 from swarmnet.telemetry.spans import SpanBook
 
 KEPT_STEPS = 2048
 """Steps that a member remembers: half a megabyte."""
-
-ANSWERS_PER_S = 20.0
-"""To all who ask together. The longest answer takes 2 ms of computing."""
 
 
 class HistoryBook:
@@ -38,7 +35,7 @@ class HistoryBook:
         self._spans = SpanBook() if spans is None else spans
         self._figures: list[StepFigures] = []  # by step; `ago_s` is when, in loop time
         self._evaluations: list[Evaluation] = []
-        self._answers = TokenBucket(ANSWERS_PER_S, burst_s=2.0)
+        self._answers = HISTORIES.bucket()
 
     def applied(self, figures: StepFigures) -> None:
         """A step was applied. Its `ago_s` is when, in loop time."""

@@ -17,14 +17,14 @@ from swarmnet.clock import loop_time
 from swarmnet.errors import PeerGone
 from swarmnet.ids import PeerId
 from swarmnet.messages import Accepted, Answer, Busy, LineTest, LineTested, Packed, Rejected, Running
-from swarmnet.pacing import Budgets, Rate
+from swarmnet.net.limits import LINE_TESTS
+from swarmnet.pacing import Budgets
 from swarmnet.transport import ReadPayload, Transport, ask
 
 TEST_BYTES = 1 << 20
 _PINGS = 3
 _LIMIT_S, _LONGEST_BUSY_S = 20.0, 5.0
 _EVERY_S = 2.0
-_EACH = Rate.every(60.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class LineTests:
     """Answers `LineTest`."""
 
     def __init__(self) -> None:
-        self._each, self._free_at = Budgets[PeerId](_EACH), -math.inf
+        self._each, self._free_at = Budgets[PeerId](LINE_TESTS), -math.inf
 
     async def serve(self, caller: PeerId, request: LineTest, payload: ReadPayload) -> AsyncGenerator[Answer, None]:
         """An empty one costs no more than any message, and is answered at once."""

@@ -88,7 +88,7 @@ class Network:
         self.relay = Relay(
             leaf.peer, caps, self._arrivals, greeter, welcome, traffic, lambda: traffic.relays(relay_bytes_per_s)
         )
-        self.holes = Holes(leaf, channels, self._doors, self.dials.hosts, welcome, self.leave_circuits)
+        self.holes = Holes(leaf, channels, self._doors, welcome, self.leave_circuits)
         self.places: Places | None = None
         """Where this peer is reached, if it cannot be dialled."""
         self.methods = {**self.relay.methods, **self.holes.methods}
@@ -160,6 +160,8 @@ class Network:
         """A stream to the peer, at one of its addresses."""
         if address.direct:
             return Stream(address.target)
+        if address.relay == peer:
+            return self.holes.tunnel(peer)
         tunnel = Tunnel(self._doors.path(), partial(self.open, peer, PeerId(address.host)))
         self._tunnels[tunnel] = address
         return tunnel
@@ -190,14 +192,12 @@ class Network:
 
     @asynccontextmanager
     async def open(self, peer: PeerId, relay: PeerId) -> AsyncGenerator[End, None]:
-        """A byte stream to the peer: through a hole, direct because it comes to us, or through `relay`. Raises
-        SwarmError, TimeoutError."""
+        """A byte stream to the peer: direct because it comes to us, or through `relay`. Raises SwarmError,
+        TimeoutError."""
         async with AsyncExitStack() as stack:
             yield await self._way(stack, peer, relay)
 
     async def _way(self, stack: AsyncExitStack, peer: PeerId, relay: PeerId) -> End:
-        if relay == peer:
-            return await stack.enter_async_context(self.holes.stream(peer))
         if relay == self._me:
             if (came := await self._expect(stack, peer, self._summon)) is None:
                 raise PeerTimeout("it does not come", peer=peer)

@@ -208,7 +208,7 @@ def unseal(data: bytes, *, now: float, grace_s: float = 0.0) -> Announcement:
 def verified(signed: SignedMessage[Announcement], *, now: float, grace_s: float = 0.0) -> Announcement:
     """What is in the envelope, if it is signed by its peer and its end is near. Raises BadMessage."""
     announcement: Announcement = replace(signed.value, expiry_ms=signed.not_after)
-    left_s = round(signed.not_after / 1000 - now, 3)
+    left_s = round(signed.end_s - now, 3)
     # Before the signature, which costs as much again.
     if not -grace_s < left_s <= MAX_AHEAD_S:
         raise BadMessage(RejectCode.CLOCK, "record has expired or ends too far ahead", seconds_left=left_s)

@@ -20,15 +20,13 @@ from swarmnet.clock import boot_time, wall_time
 from swarmnet.errors import RejectCode, UsageError
 from swarmnet.ids import PeerId
 from swarmnet.messages import Rejected
-from swarmnet.pacing import Rate
+from swarmnet.net.limits import REPEATS
 
 ASK_S = 3.0
 """A start waits so long for an answer from an address in its own record. A refused connection ends it sooner."""
 
 SILENT_S = 3.0
 """A process that is silent for so long gives up its place to another process of its identity."""
-
-SAY_EVERY_S = 600.0
 
 _RANDOM_BITS = 28  # round numbers are told apart by these (`step.ledger`)
 
@@ -65,7 +63,7 @@ class Twins:
     ) -> None:
         self.boot_id = boot_id
         self._key_file, self._clock, self._ends = key_file, clock, ""
-        self._says = Rate.every(SAY_EVERY_S).bucket()
+        self._says = REPEATS.bucket()
 
     def met(self, theirs: int, at: str, *, clocks_agree: bool = True, starting: bool = False) -> None:
         """A process under my identity and with this boot id answers `at` an address, or has called from there."""

@@ -408,7 +408,7 @@ class Peer:
             case TrailRequest():
                 return self._serving(request.stamp.stage).state.replay(request)
             case DialBack():
-                return self._dial_backs.serve(caller, request)
+                return self._dial_backs.serve(caller)
             case LineTest():
                 return self._line_tests.serve(caller, request, payload)
             case _:

@@ -34,7 +34,6 @@ complete | info | peers | every stage has a replica
 dialled_back | info | addresses could could_not not_asked dialled | other members have tried to connect to this peer
 hidden | info | addresses* could_not relays links* | no member could connect to this peer; relays carry its calls
 unreachable | debug | addresses could_not | no member could connect to this peer, and no relay was found
-need_not_hide | warning | advice | members can connect to this peer after all
 relay_reserved | info | relay bytes_per_s | a relay has a reservation for this peer
 relay_lost | warning | relay reason | a relay serves this peer no more
 callers_refused | warning | reason caller relay | a call through a relay was refused; at most once a minute

@@ -77,8 +77,9 @@ def test_it_is_extended_under_kills_and_after_its_end(
     peers = {name: serve(name, address) for name in ("s0b", "s1a", "s1b")} | {"s0a": first}
     feed(address)
     reached(first, 20)
-    assert run(["owner", "extend", str(path), "--steps", str(LONGER), "--bootstrap", address]) == 0
-    assert f"notice 1, {LONGER} steps" in capsys.readouterr().out
+    code = run(["owner", "extend", str(path), "--steps", str(LONGER), "--bootstrap", address])
+    printed = capsys.readouterr()
+    assert code == 0 and f"notice 1, {LONGER} steps" in printed.out, printed
     (notice,) = [signed.value for signed in read_signed(notices_beside(path), Extension)]
     assert 20 < notice.since <= STEPS
     for victim, version in (("s1b", notice.since), ("s0b", notice.since + 20)):

@@ -50,6 +50,8 @@ async def fill(of: Victim, place: Place, liars: Sequence[tuple[Identity, Record]
     evil = await DhtNode.open(Identity.generate(), Gullible(), Listen(client=True), own_keys=())
     try:
         assert await evil.join(of.dht)
+        # On a busy machine an answer takes longer than hivemind waits: the same records were sent again for ever.
+        evil._dht.protocol.wait_timeout = PATIENCE_S
         return sum([await _stored(evil, of, place, liars[at : at + AT_ONCE]) for at in range(0, len(liars), AT_ONCE)])
     finally:
         await evil.close()

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
 from test_relay import OF_THE_DEAD, World
 
-from swarmnet.errors import PeerGone
 from swarmnet.ids import PeerId
 from swarmnet.messages import Gradient, Request
 from swarmnet.net.nat import kinds, punch
 from swarmnet.net.nat.kinds import Endpoint, Sight
+from swarmnet.pacing import Backoff
 from swarmnet.transport import ReadPayload
 from tests.contracts.transport_contract import CHECKS, FETCH, HEARTBEAT, LIMIT_S, PROCESS, End, Pair, packed, same
 
@@ -29,7 +31,7 @@ def on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(punch, "dialled", inside)
     # On a busy machine a punch may fail, and calls here wait for the next.
-    monkeypatch.setattr(kinds, "FIRST_PAUSE_S", 0.1)
+    monkeypatch.setattr(kinds, "PUNCH_AGAIN", partial(Backoff, 0.1, 600.0))
 
 
 class Homes(World):
@@ -147,13 +149,23 @@ def test_a_channel_that_is_given_up_leaves_its_calls_their_hole_and_later_ones_t
             under_way = asyncio.create_task(call())
             await world.until(lambda: any(channel.users for channel in channels._open_channels()))
             (channel,) = set(channels._open_channels())
-            channels.retire(channel)
-            with pytest.raises(PeerGone):
-                await call()
-            await world.says(a.peer, "hole_lost")
+
+            async def stall(*, for_s: float) -> None:
+                """A call on the same channel, of which nothing is heard."""
+                with pytest.raises(TimeoutError):
+                    async with channels.asked(punch.OBSERVE, b"", limit_s=for_s):
+                        raise TimeoutError
+
+            await stall(for_s=2 * LIMIT_S)
+            assert not channel.retired and not a.transport.relayed(b.peer), "something was heard there"
+            channel.heard_at = -math.inf
+            await stall(for_s=LIMIT_S)
+            assert channel.retired and a.transport.relayed(b.peer)
+            another = asyncio.create_task(call())
+            await world.until(lambda: any(each.users for each in channels._open_channels()))
             told.set()
-            await under_way
-            await call()
+            await asyncio.gather(another, under_way)
+            await world.says(a.peer, "hole_lost")
 
     asyncio.run(main())
 
@@ -180,7 +192,7 @@ def test_once_there_is_a_hole_nobody_asks_for_another() -> None:
 
 def lose_hole(a: End, b: End) -> None:
     """As a router that forgets it does."""
-    a.transport.network.holes._mine[b.peer][0].shutdown(socket.SHUT_RDWR)
+    a.transport.network.holes._mine[b.peer].sock.shutdown(socket.SHUT_RDWR)
 
 
 def test_who_is_not_hidden_and_who_names_no_place_is_not_dialled(monkeypatch: pytest.MonkeyPatch) -> None:

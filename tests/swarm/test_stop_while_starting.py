@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,6 +20,7 @@ from swarmnet.net.dht_daemon import DaemonFailed, Listen
 from swarmnet.net.dht_node import RecordGate
 from swarmnet.net.endpoint import NOTHING_BETWEEN
 from swarmnet.net.identity import Identity, own_identity
+from swarmnet.pacing import Backoff
 from swarmnet.peer import bootstrap
 from swarmnet.peer import run as peer_run
 from swarmnet.peer.memory_fit import Capacity
@@ -87,7 +89,7 @@ def test_a_peer_that_comes_back_without_a_network_waits_for_it(
             pass
 
     monkeypatch.setattr(endpoint, "DhtDirectory", Away)
-    monkeypatch.setattr(away, "FIRST_S", 0.01)
+    monkeypatch.setattr(away, "BOOTSTRAP_AGAIN", partial(Backoff, 0.01, 30.0))
     manifest = Manifest(data=Data(num_tokens=10**6, tokens_root="00" * 32))
     if was_there:
         away.remember(tmp_path, run_id(manifest))

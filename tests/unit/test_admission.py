@@ -18,7 +18,7 @@ from swarmnet.net import admission
 from swarmnet.net.admission import MAX_BANNED, ROLES, Admissions, Bans, role_for
 from swarmnet.net.admission_files import Token
 from swarmnet.net.identity import Identity, verify
-from swarmnet.statement import SignedMessage
+from swarmnet.statement import SignedMessage, signed_statement
 from swarmnet.wire.fields import Wrong
 from swarmnet.wire.signed import from_bytes, from_text, sign, to_bytes, to_text
 
@@ -154,6 +154,48 @@ def test_a_bearers_invitation_lets_in_as_many_as_it_is_for() -> None:
     assert "has let in 2 already" in doors.why_not(crowd[2].peer, now=NOW)
     doors.show(crowd[2].peer, shown(invitation(crowd[2])), now=NOW)
     assert doors.admitted(crowd[2].peer, now=NOW)
+
+
+def test_an_identity_that_is_not_heard_gives_its_use_to_another_one_unless_it_is_banned() -> None:
+    doors, letter = admissions(), invitation(BEARER, bearer=True, uses=2, end=END + 10**6)
+    gone, calls, late, later = [Identity.generate() for _ in range(4)]
+    for guest in (gone, calls):
+        doors.show(guest.peer, shown(letter, guest), now=NOW)
+    after = NOW + admission.FORGET_S
+    doors.check(calls.peer, Fetch(0, 1, 0, "input", cached=False), now=after - 1)
+    doors.show(late.peer, shown(letter, late), now=after - 1)
+    assert not doors.admitted(late.peer, now=after - 1), "an hour has not passed"
+    doors.show(late.peer, shown(letter, late), now=after)
+    doors.show(gone.peer, shown(letter, gone), now=after)
+    assert [doors.admitted(guest.peer, now=after) for guest in (gone, calls, late)] == [False, True, True]
+    assert doors.learn(ban(RUN, 1, [calls.peer]))
+    doors.convict(late.peer)
+    doors.show(later.peer, shown(letter, later), now=after + 2 * admission.FORGET_S)
+    assert not doors.admitted(later.peer, now=after + 2 * admission.FORGET_S)
+
+
+def test_any_number_of_passes_of_one_bearer_costs_the_check_of_one() -> None:
+    checked = 0
+
+    def counted(*signed) -> bool:
+        nonlocal checked
+        checked += 1
+        return verify(*signed)
+
+    doors, letter = Admissions(RUN, OWNER.peer, counted), invitation(BEARER, bearer=True)
+    genuine = shown(letter)
+    for number in range(9):
+        # A later version's field that this one does not read: another pass, as genuine.
+        payload = genuine.payload + bytes([0xF8, 0x07, number])
+        statement = signed_statement(genuine.kind, payload, genuine.key, genuine.not_after)
+        another = replace(genuine, payload=payload, signature=BEARER.sign(statement))
+        assert another.is_genuine(verify) and another != genuine
+        assert doors.show(ME.peer, another, now=NOW) == ""
+    assert checked == 2 and doors.admitted(ME.peer, now=NOW)
+
+
+def test_an_invitation_without_an_end_is_good_for_ever() -> None:
+    assert refusal(shown(invitation(end=0)), now=NOW + 10**9) == ""
 
 
 def test_who_forges_a_pass_takes_up_no_use() -> None:

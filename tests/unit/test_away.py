@@ -17,9 +17,10 @@ from swarmnet.errors import UsageError
 from swarmnet.ids import RunId
 from swarmnet.manifest.file import run_id
 from swarmnet.manifest.schema import Manifest
-from swarmnet.net.away import LONGEST_S, SAY_EVERY_S, remember, until_somebody_answers, was_in
+from swarmnet.net.away import remember, until_somebody_answers, was_in
 from swarmnet.net.dht_node import NobodyAnswered
 from swarmnet.net.identity import Identity
+from swarmnet.net.limits import BOOTSTRAP_AGAIN, REPEATS
 from swarmnet.net.swarm_link import SwarmLink
 from swarmnet.peer import joining
 from swarmnet.telemetry.events import EventLog
@@ -28,6 +29,8 @@ from swarmnet.testing.doubles import run_virtual
 from swarmnet.trainer import run as trainer
 
 RUN = RunId("0123456789ab" + "c" * 52)
+
+LONGEST_S = BOOTSTRAP_AGAIN().longest_s
 
 
 class Network:
@@ -60,7 +63,7 @@ def test_it_tries_again_ever_more_slowly_and_says_so_now_and_then() -> None:
     assert gaps[0] <= 1.0 and 0.8 * LONGEST_S <= gaps[-1] <= LONGEST_S and gaps[:4] == sorted(gaps[:4])
     times = [at for at, _, _ in network.said]
     assert times[0] == 0.0 and len(times) == 6
-    assert all(SAY_EVERY_S <= b - a <= SAY_EVERY_S + LONGEST_S for a, b in itertools.pairwise(times[:-1]))
+    assert all(REPEATS.burst_s <= b - a <= REPEATS.burst_s + LONGEST_S for a, b in itertools.pairwise(times[:-1]))
     assert "was in the run before" in network.said[0][2] and "for 10 min" in network.said[1][2]
     assert [event for _, event, _ in network.said] == ["away"] * 5 + ["back"]
     assert network.said[-1][2].startswith("somebody answers again, after 30")

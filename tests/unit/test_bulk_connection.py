@@ -15,10 +15,10 @@ from swarmnet.errors import PeerGone
 from swarmnet.ids import PeerId
 from swarmnet.messages import Packed
 from swarmnet.net.bulk import connection as connections
-from swarmnet.net.bulk import pool as pools
 from swarmnet.net.bulk.connection import BulkConnection, BulkSession, Incoming, LeastRate, Outgoing
 from swarmnet.net.bulk.pool import BulkListener
 from swarmnet.net.bulk.records import RECORD_BYTES, BulkKeys, Kind, Opener, Sealer
+from swarmnet.net.limits import BULK_SESSIONS
 from swarmnet.net.traffic import Flow
 from swarmnet.wire.convert import BulkAsk, Lane, TensorHeader
 from swarmnet.wire.framing import CHUNK_BYTES, Assembly
@@ -305,7 +305,7 @@ def test_who_asks_again_and_again_gets_no_more_sessions_and_keeps_its_last_one()
     listener = BulkListener(PeerId("callee"), None, stall_s=1.0)
     listener.port, ask = 1, BulkAsk(bytes(32))
     offers = [listener.offer(PeerId("flood"), ask, now=0.0) for _ in range(100)]
-    most = int(pools._ASKS.per_s * pools._ASKS.burst_s)
+    most = int(BULK_SESSIONS.per_s * BULK_SESSIONS.burst_s)
     assert [offer.port for offer in offers] == [1] * most + [0] * (100 - most)
     assert listener.call(PeerId("flood"), Lane(offers[most - 1].session, call=1)) is not None
     assert listener.offer(PeerId("other"), ask, now=0.0).port == 1, "nobody else pays for it"

@@ -11,7 +11,7 @@ import pytest
 from swarmnet.directory import Record, StageStatus
 from swarmnet.errors import PeerGone, UsageError
 from swarmnet.ids import Chain, PeerId, RunId
-from swarmnet.messages import Answer, Busy, DialBack, DialledBack
+from swarmnet.messages import Answer, Busy, DialledBack
 from swarmnet.net.nat.dial_back import MOST_ASKED, MOST_NO, Asking, DialBacks, Proofs, public_home
 from swarmnet.testing.clock import VirtualLoop
 from swarmnet.testing.doubles import FakeTransport, Script, in_turn, run_virtual
@@ -147,27 +147,6 @@ def test_a_firewall_that_lets_in_one_foreign_network_is_closed() -> None:
     assert event == "hidden" and set(fields["could_not"]) >= set("CDE")
 
 
-async def test_a_hidden_peer_says_when_it_need_not_hide() -> None:
-    said: list[str] = []
-    came_in = False
-
-    async def hide(_: object) -> dict[str, object]:
-        return {"relays": ["A"]}
-
-    transport, records = saying(A=[NO]), {PeerId("A"): record(PeerId("A"))}
-    proofs = Proofs(lambda: {"44.1.0.0/24"} if came_in else set())
-    one = Asking(lambda: record(ME), transport, lambda: records, lambda event, _: said.append(event), hide, proofs)
-    watching = asyncio.get_running_loop().create_task(one.watch())
-    await asyncio.sleep(24 * 3600)
-    assert said == ["hidden"]
-    ports = [request.port for _, request in transport.requests]
-    assert ports[0] == 0 and set(ports[1:]) == {31340}, "its record names no port any more"
-    assert 20 < len(transport.asked) < 30, "after five minutes, and once an hour in the end"
-    came_in = True
-    await watching
-    assert said == ["hidden", "need_not_hide"]
-
-
 @pytest.mark.parametrize(
     ("host", "home"),
     [
@@ -246,8 +225,8 @@ def dialling(**outcomes: Script) -> FakeTransport:
     return transport
 
 
-async def served(backs: DialBacks, caller: PeerId = ME, port: int = 0) -> Answer:
-    [answer] = [answer async for answer in backs.serve(caller, DialBack(port))]
+async def served(backs: DialBacks, caller: PeerId = ME) -> Answer:
+    [answer] = [answer async for answer in backs.serve(caller)]
     return answer
 
 
@@ -343,10 +322,3 @@ async def test_names_of_one_host_are_one_address_and_are_dialled_by_number(monke
     records[ME] = record(ME, "/dns4/nowhere.example.org/tcp/31340")
     answer = await served(backs)
     assert isinstance(answer, DialledBack) and not answer.reached and len(transport.dialled) == 1
-
-
-async def test_a_hidden_peer_is_dialled_at_the_host_from_which_it_calls() -> None:
-    transport = dialling(a0_0_0_0=[])
-    hidden = {ME: record(ME, f"/p2p/relay/p2p-circuit/p2p/{ME}")}
-    assert await served(DialBacks(transport, lambda: hidden, lambda: None), port=4711) == DialledBack(True)
-    assert transport.dialled == [(ME, "/ip4/0.0.0.0/tcp/4711")]

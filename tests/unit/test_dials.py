@@ -11,18 +11,13 @@ from hypothesis import strategies as st
 from swarmnet.directory import MAX_ADDRESSES
 from swarmnet.ids import PeerId
 from swarmnet.net.address import Address
-from swarmnet.net.dials import (
-    AT_HOST,
-    FIRST_PAUSE_S,
-    HOST_AGAIN_S,
-    LONGEST_NAMED_S,
-    LONGEST_OF_ALL_S,
-    LONGEST_SHOWN_S,
-    Dials,
-)
+from swarmnet.net.dials import Dials
+from swarmnet.net.limits import DIAL_FIRST_S, DIAL_NAMED_S, DIAL_OF_ALL_S, DIAL_SHOWN_S, HOST_DIALS
 
 A, B = PeerId("a"), PeerId("b")
 HERE, THERE = Address.of("192.0.2.1", 4000), Address.of("192.0.2.1", 4001)
+
+AT_HOST = round(HOST_DIALS.burst_s * HOST_DIALS.per_s)
 
 
 def fail(dials: Dials, peer: PeerId, address: Address, now: float, *, refused: bool = True) -> None:
@@ -41,8 +36,8 @@ def test_one_dials_at_a_time_and_another_port_is_another_address() -> None:
 def test_a_failure_makes_everybody_who_names_the_address_wait() -> None:
     dials = Dials()
     fail(dials, A, HERE, 0.0)
-    assert dials.pause_s(A, HERE, 0.0) == dials.pause_s(B, HERE, 0.0) == FIRST_PAUSE_S
-    assert dials.pause_s(B, HERE, FIRST_PAUSE_S) == 0.0
+    assert dials.pause_s(A, HERE, 0.0) == dials.pause_s(B, HERE, 0.0) == DIAL_FIRST_S
+    assert dials.pause_s(B, HERE, DIAL_FIRST_S) == 0.0
 
 
 def test_a_peer_that_never_answers_is_dialled_less_and_less() -> None:
@@ -51,7 +46,7 @@ def test_a_peer_that_never_answers_is_dialled_less_and_less() -> None:
         fail(dials, A, HERE, now)
         waited.append(round(dials.pause_s(A, HERE, now), 6))
         now += waited[-1] + 1e-6
-    assert waited == sorted(waited) and waited[-1] == LONGEST_NAMED_S
+    assert waited == sorted(waited) and waited[-1] == DIAL_NAMED_S
 
 
 def test_sixty_records_that_name_a_third_party_dial_it_once_a_second() -> None:
@@ -63,7 +58,7 @@ def test_sixty_records_that_name_a_third_party_dial_it_once_a_second() -> None:
             if not dials.pause_s(peer, HERE, tick / 100):
                 fail(dials, peer, HERE, tick / 100, refused=False)
                 count += 1
-    assert count <= 60 / LONGEST_OF_ALL_S + 6
+    assert count <= 60 / DIAL_OF_ALL_S + 6
 
 
 def test_who_answered_waits_for_nobody_and_not_for_long() -> None:
@@ -77,7 +72,7 @@ def test_who_answered_waits_for_nobody_and_not_for_long() -> None:
     assert dials.pause_s(A, HERE, now) == 0.0
     for _ in range(20):
         fail(dials, A, HERE, now)
-    assert dials.pause_s(A, HERE, now) == LONGEST_SHOWN_S
+    assert dials.pause_s(A, HERE, now) == DIAL_SHOWN_S
     dials.answered(A, HERE)
     assert dials.pause_s(A, HERE, now) == 0.0
 
@@ -123,13 +118,13 @@ def test_made_up_peers_of_a_relay_leave_it_to_those_who_are_there() -> None:
                     fail(dials, peer, address, now, refused=False)
                     asked += 1
     # A first dial each, and the few that make the pause as long as it gets.
-    assert asked <= len(made_up) + 20 / LONGEST_OF_ALL_S + 10
+    assert asked <= len(made_up) + 20 / DIAL_OF_ALL_S + 10
     there = Address.circuit(relay, A)
     assert dials.pause_s(A, there, 60.0) == 0.0, "a newcomer"
     dials.begin(A, there, 0.0)
     dials.answered(A, there)
     fail(dials, A, there, 60.0, refused=False)
-    assert 0.0 < dials.pause_s(A, there, 60.0) <= FIRST_PAUSE_S, "its own failures alone"
+    assert 0.0 < dials.pause_s(A, there, 60.0) <= DIAL_FIRST_S, "its own failures alone"
 
 
 @pytest.mark.parametrize(
@@ -144,7 +139,7 @@ def test_a_host_is_not_dialled_often_however_many_addresses_lead_there(place: Ca
             if not dials.pause_s(peer, address, tick / 10):
                 dials.begin(peer, address, tick / 10)
                 count += 1
-    assert AT_HOST <= count <= AT_HOST + 10 / HOST_AGAIN_S + 1
+    assert AT_HOST <= count <= AT_HOST + 10 * HOST_DIALS.per_s + 1
     assert dials.pause_s(A, Address.of("198.51.100.7", 1), 10.0) == 0.0, "another host"
     dials.called(A, place(0).host)
     assert dials.pause_s(A, place(0), 10.0) == 0.0, "who has shown that it is there"

@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from swarmnet.messages import MAX_FIGURES, Busy, Evaluation, History, HistoryRequest, StepFigures
-from swarmnet.net.history import ANSWERS_PER_S, KEPT_STEPS, HistoryBook
+from swarmnet.net.history import KEPT_STEPS, HistoryBook
+from swarmnet.net.limits import HISTORIES
 
 pytestmark = pytest.mark.virtual_time
 
@@ -58,6 +59,6 @@ async def test_all_who_ask_share_so_many_answers_a_second() -> None:
 
     answers = await ask(100)
     busy = [answer for answer in answers if isinstance(answer, Busy)]
-    assert len(busy) == 60 and busy[0].retry_after_s == pytest.approx(1 / ANSWERS_PER_S)
+    assert len(busy) == 60 and busy[0].retry_after_s == pytest.approx(1 / HISTORIES.per_s)
     await asyncio.sleep(1.0)
-    assert sum(isinstance(answer, History) for answer in await ask(100)) == ANSWERS_PER_S
+    assert sum(isinstance(answer, History) for answer in await ask(100)) == HISTORIES.per_s

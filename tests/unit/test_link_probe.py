@@ -10,9 +10,13 @@ from typing import Any, cast
 
 import pytest
 
-from swarmnet.errors import BadMessage
-from swarmnet.net.grpc_link import PING_S, Link, Probe, Refusals
+from swarmnet.errors import BadMessage, RejectCode
+from swarmnet.ids import PeerId
+from swarmnet.messages import Rejected
+from swarmnet.net import grpc_link
+from swarmnet.net.grpc_link import PING_S, Link, Probe
 from swarmnet.net.grpc_options import GrpcConfig
+from swarmnet.net.limits import REPEATS
 from swarmnet.net.traffic import LentLine
 from swarmnet.testing.doubles import run_virtual
 from swarmnet.wire.convert import NONCE_BYTES, Pong
@@ -50,11 +54,33 @@ def test_an_answer_that_may_have_waited_here_is_no_sign_of_life():
     assert probe.ask(now=10.1) is not None, "asked again at once"
 
 
-def test_a_refusal_is_said_once_for_each_reason_and_then_seldom_with_a_count() -> None:
-    refused = Refusals()
-    said = [refused.again("a", now=3.0 * number) for number in range(1000)]
-    assert said[0] == 1 and [times for times in said if times] == [1, 201, 401, 601, 801]
-    assert refused.again("b", now=3000.0) == 1 and refused.again("b", now=3001.0) == 0
+def test_a_refusal_is_logged_once_for_each_reason_and_then_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = list[tuple[float, str]]()
+
+    async def story() -> None:
+        loop, reason = asyncio.get_running_loop(), "a"
+
+        async def greet(*, deadline: float) -> Rejected:
+            return Rejected(RejectCode.CLOCK, reason)
+
+        channels = cast(Any, SimpleNamespace(config=GrpcConfig(), greet=greet, peer=PeerId("peer")))
+        link = Link(channels, lambda message: b"", lambda peer: None, cast(Any, None), LentLine())
+        told = SimpleNamespace(warning=lambda event, *, reason, **_: said.append((loop.time(), reason)))
+        monkeypatch.setattr(grpc_link, "log", told)
+        for number in range(1000):
+            reason = "b" if number % 2 else "a"
+            assert not await link._connect_and_stream()
+            await asyncio.sleep(1.0)
+
+    run_virtual(story())
+    again_s = REPEATS.burst_s
+    began = said[0][0]
+    assert [(round(at - began), reason) for at, reason in said] == [
+        (0, "a"),
+        (1, "b"),
+        (again_s, "a"),
+        (again_s + 1, "b"),
+    ]
 
 
 def test_a_link_is_tried_again_ever_more_slowly_and_soon_after_it_was_open(monkeypatch: pytest.MonkeyPatch) -> None:

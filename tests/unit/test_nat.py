@@ -11,26 +11,15 @@ from hypothesis import strategies as st
 
 from swarmnet.errors import PeerGone
 from swarmnet.ids import PeerId
-from swarmnet.net.address import Address
-from swarmnet.net.dials import AT_HOST, HOST_AGAIN_S, Dials
-from swarmnet.net.nat.kinds import (
-    AT_ONCE,
-    BUSY_S,
-    FIRST_PAUSE_S,
-    HOST_TOKENS,
-    LASTED_S,
-    LONGEST_PAUSE_S,
-    MOST_DIALLED,
-    NatKind,
-    Punches,
-    Sight,
-    dialled,
-)
+from swarmnet.net.limits import HOST_PUNCHES, PUNCH_AGAIN
+from swarmnet.net.nat.kinds import AT_ONCE, BUSY_S, LASTED_S, MOST_DIALLED, NatKind, Punches, Sight, dialled
 from swarmnet.net.nat.punch import Hole, punch
 
 HOME = ("192.168.1.2", 4711)
 OUT = ("44.0.0.9", 4711)
 PEER, OTHER = PeerId("peer"), PeerId("other")
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = PUNCH_AGAIN().first_s, PUNCH_AGAIN().longest_s
 
 
 @pytest.mark.parametrize(
@@ -75,7 +64,7 @@ def test_nobody_is_dialled_in_another_house(inside: tuple[str, int], outside: tu
 
 
 def test_failures_make_the_next_punch_wait_longer_and_a_good_connection_makes_it_wait_no_more() -> None:
-    punches, now, waits = Punches(Dials().hosts), 0.0, []
+    punches, now, waits = Punches(), 0.0, []
     for _ in range(9):
         assert punches.wait_s(PEER, now) == 0.0
         punches.failed(PEER, now)
@@ -89,29 +78,29 @@ def test_failures_make_the_next_punch_wait_longer_and_a_good_connection_makes_it
 
 
 def test_many_peers_cannot_have_one_host_dialled_often() -> None:
-    dials = Dials()
-    punches, victim, other = Punches(dials.hosts), ("44.0.0.8", 1), ("44.0.0.6", 1)
-    for _ in range(AT_HOST // HOST_TOKENS):
-        assert punches.take([victim, other, ("44.0.0.8", 2)], 0.0) == [victim, other, ("44.0.0.8", 2)]
+    punches, victim, other = Punches(), ("44.0.0.8", 1), ("44.0.0.6", 1)
+    for _ in range(round(HOST_PUNCHES.burst_s * HOST_PUNCHES.per_s)):
+        assert punches.take([victim, other, ("44.0.0.8", 2)], 0.0, asks=True) == [victim, other, ("44.0.0.8", 2)]
         other = (f"{other[0]}6", 1)
-    named = Address.of("44.0.0.8", 3, PEER)
-    assert dials.pause_s(PEER, named, 0.0) == HOST_AGAIN_S, "dials of other kinds have the same budget"
-    again_s = HOST_TOKENS * HOST_AGAIN_S
-    assert punches.take([victim, other], again_s / 2) == [other]
-    assert punches.take([victim], again_s) == [victim] and punches.take([victim], again_s) == []
+    again_s = 1 / HOST_PUNCHES.per_s
+    assert punches.take([victim, other], again_s / 2, asks=True) == [other]
+    assert punches.take([victim], again_s / 2) == [victim], "what others ask for does not keep me from asking"
+    assert punches.take([victim], again_s, asks=True) == [victim] and punches.take([victim], again_s, asks=True) == []
 
 
 def test_a_peer_asks_while_it_is_asked_and_takes_part_in_few_punches_at_once() -> None:
-    punches = Punches(Dials().hosts)
+    punches = Punches()
     punches.under_way.add((PEER, False))
     assert punches.wait_s(PEER, 0.0, asks=True) == 0.0, "each of two peers asks for its own connection"
     assert punches.wait_s(PEER, 0.0) == BUSY_S, "one of them at a time"
     punches.under_way.update((PeerId(str(number)), True) for number in range(AT_ONCE))
-    assert punches.wait_s(OTHER, 0.0) == punches.wait_s(OTHER, 0.0, asks=True) == BUSY_S
+    assert (punches.wait_s(OTHER, 0.0), punches.wait_s(OTHER, 0.0, asks=True)) == (0.0, BUSY_S)
+    punches.under_way.update((PeerId(str(number)), False) for number in range(AT_ONCE))
+    assert punches.wait_s(OTHER, 0.0) == BUSY_S
 
 
 def test_who_asks_in_vain_waits_and_is_asked_all_the_same() -> None:
-    punches = Punches(Dials().hosts)
+    punches = Punches()
     punches.failed(PEER, 0.0)
     assert (punches.wait_s(PEER, 0.0), punches.wait_s(PEER, 0.0, asks=True)) == (FIRST_PAUSE_S, 0.0)
 

@@ -289,6 +289,8 @@ def test_expired_and_far_future_records_are_refused() -> None:
                 unseal(sealed, now=NOW)
             assert refusal.value.code is RejectCode.CLOCK
     unseal(seal(announcement(ahead_s=-5), ME.sign), now=NOW, grace_s=10)
+    with pytest.raises(BadMessage, match="too far ahead"):
+        unseal(seal(replace(announcement(), expiry_ms=0), ME.sign), now=NOW)  # no end
 
 
 def test_an_ordinary_record_is_below_a_kilobyte() -> None:

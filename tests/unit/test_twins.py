@@ -13,7 +13,8 @@ from swarmnet.clock import wall_time
 from swarmnet.errors import UsageError
 from swarmnet.ids import PeerId
 from swarmnet.net import twins
-from swarmnet.net.twins import SAY_EVERY_S, SILENT_S, Lives, Twins, gives_way, new_boot_id
+from swarmnet.net.limits import REPEATS
+from swarmnet.net.twins import SILENT_S, Lives, Twins, gives_way, new_boot_id
 
 PEER = PeerId("peer")
 boot_ids = st.integers(1, (1 << 62) - 1)
@@ -64,7 +65,7 @@ def test_the_process_that_stays_says_so_once_in_a_while(caplog: pytest.LogCaptur
         for _ in range(3):
             mine.met(9, "192.0.2.7")
         assert len(caplog.records) == 1 and "identity_in_use" in caplog.text
-        now[0] += SAY_EVERY_S
+        now[0] += REPEATS.burst_s
         mine.met(9, "192.0.2.7")
         assert len(caplog.records) == 2
     mine.check()

@@ -219,7 +219,7 @@ requests: dict[type, st.SearchStrategy] = {
     | st.builds(SnapshotRequest, stages, steps, digests32, st.integers(0, MAX_PIECES - 1)),
     TrailRequest: st.builds(TrailRequest, stamps),
     ManifestRequest: st.builds(ManifestRequest),
-    DialBack: st.builds(DialBack, port=st.integers(0, 65535)),
+    DialBack: st.builds(DialBack),
     LineTest: st.builds(LineTest, st.integers(0, MAX_LINE_TEST)),
     HistoryRequest: st.builds(HistoryRequest, steps),
 }  # fmt: skip

@@ -28,7 +28,8 @@ from swarmnet.net.background import BackgroundTasks
 from swarmnet.net.bulk.connection import BULK_FROM, BulkCall, BulkConnection, BulkSession, fill_from
 from swarmnet.net.bulk.records import AROUND, BulkKeys, Kind, Opener, Sealer, read_head
 from swarmnet.net.descriptors import set_options
-from swarmnet.pacing import Backoff, Budgets, Rate
+from swarmnet.net.limits import BULK_AGAIN, BULK_JUNK, BULK_SESSIONS
+from swarmnet.pacing import Budgets
 from swarmnet.wire.convert import SECRET_BYTES, SESSION_BYTES, BulkAsk, BulkOffer, Lane
 
 MOST_CONNECTIONS = 8
@@ -45,15 +46,10 @@ _MOST_UNPROVEN, _MOST_UNPROVEN_OF_LINE = 128, 16
 _PROVE_S = 5.0
 """For the first record to come."""
 
-_ASKS = Rate(per_s=1.0, burst_s=8.0)
-"""Of one caller: each makes a session in place of its last one. A pool that dials in vain waits longer each time."""
-
-_JUNK = Rate(per_s=4.0, burst_s=4.0)
-"""Dials from one line that prove nothing."""
 _REFUSED_S = 1e-3
 """Pause after a dial that is closed unread: a flood of them leaves the process to others."""
 
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 300.0
+_FULL_PAUSE_S = 1.0
 _IDLE_S = 60.0
 """A pool that is not used for so long closes its connections."""
 
@@ -88,7 +84,7 @@ class BulkPool(BulkSession):
         self._place: BulkPlace | None = None
         self._number = 0
         self._dialling: asyncio.Task[None] | None = None
-        self._backoff, self._used_at = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S), 0.0
+        self._backoff, self._used_at = BULK_AGAIN(), 0.0
 
     @property
     def session(self) -> bytes:
@@ -253,7 +249,7 @@ class BulkListener:
         self._sessions: dict[bytes, TakenSession] = {}
         self._of_caller: Counter[PeerId] = Counter()
         self._unproven: Counter[str] = Counter()
-        self._asks, self._junk = Budgets[PeerId](_ASKS), Budgets[str](_JUNK)
+        self._asks, self._junk = Budgets[PeerId](BULK_SESSIONS), Budgets[str](BULK_JUNK)
         self._tasks = BackgroundTasks()
         self.port = 0
         self.outside_port: int | None = None
@@ -322,7 +318,7 @@ class BulkListener:
                     sock, at = await loop.sock_accept(listening)
                 except OSError as error:
                     log.debug("bulk_accept_failed", error=error)  # no descriptor is left, for one
-                    await asyncio.sleep(_FIRST_PAUSE_S)
+                    await asyncio.sleep(_FULL_PAUSE_S)
                     continue
                 line = home_of(at[0])
                 if (

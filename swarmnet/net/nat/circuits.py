@@ -233,16 +233,20 @@ class Stream:
         self.target = target
         self.on_end: Callable[[], None] = lambda: None
 
+    def retire(self) -> None:
+        """Its user makes no new calls there. Idempotent."""
+
     def close(self) -> None:
         """Idempotent."""
 
 
 class Tunnel(Stream):
-    """A socket at `path` in this machine: each connection to it goes on as a byte stream of its own."""
+    """A socket at `path` in this machine: each connection to it goes on as a byte stream of its own. retire: called
+    when it takes no new calls, and when it is closed."""
 
-    def __init__(self, path: str, way: Way) -> None:
+    def __init__(self, path: str, way: Way, retire: Callable[[bool], None] = lambda closed: None) -> None:
         super().__init__(f"unix:{path}")
-        self.path, self._way = path, way
+        self.path, self._way, self._retire = path, way, retire
         self._tasks = BackgroundTasks()
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.bind(path)
@@ -252,9 +256,13 @@ class Tunnel(Stream):
         self._loop = asyncio.get_running_loop()
         self._listen()
 
+    def retire(self) -> None:
+        self._retire(False)
+
     def close(self) -> None:
         """And all connections. Idempotent."""
         self._tasks.cancel()
+        self._retire(True)
         # First of all: looked at longer, its number may be that of another socket.
         if self._socket.fileno() >= 0:
             self._loop.remove_reader(self._socket)

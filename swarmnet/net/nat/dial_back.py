@@ -2,8 +2,8 @@
 
 A peer behind a firewall sends as well as any other, so it looks like a mate to those who cannot call it. It finds that
 out itself, before anybody waits for it, and is then reached through relays (`hidden`). Both ends are here: who asks
-(`Asking`), and who is asked (`DialBacks`), who dials only where the caller's own signed record says that it listens, or
-the very host that calls, and seldom.
+(`Asking`), and who is asked (`DialBacks`), who dials only where the caller's own signed record says that it listens,
+and seldom.
 
 Words may be lies; a connection that comes in from outside is none. Members that dial say Hello on it, so what an honest
 member can do is worth two others' words. It is not worth all of them: a firewall may let in one foreign network alone.
@@ -25,7 +25,8 @@ from swarmnet.errors import PeerGone, PeerTimeout, SwarmError, UsageError
 from swarmnet.ids import PeerId
 from swarmnet.messages import Answer, Busy, DialBack, DialledBack
 from swarmnet.net.address import Address, network_of
-from swarmnet.pacing import Backoff, Budgets, Rate
+from swarmnet.net.limits import ASK_AROUND_AGAIN, DIAL_BACKS
+from swarmnet.pacing import Budgets
 from swarmnet.transport import Transport, ask
 
 AT_ONCE, ENOUGH_YES, MOST_NO, MOST_ASKED, MOST_REPEATS = 2, 2, 4, 8, 24
@@ -60,12 +61,6 @@ Say = Callable[[str, dict[str, object]], None]
 Hide = Callable[[Say], Awaitable[dict[str, object] | None]]
 """Has this peer be reached through relays, and says which come and go. Returns what to say of it; None: there are none.
 """
-
-_FIRST_WATCH_S, _LONGEST_WATCH_S = 3.0, 60.0
-_FIRST_AGAIN_S, _LONGEST_AGAIN_S = 300.0, 3600.0
-"""A peer that hides asks again, so that somebody may come in: a port was opened since, or all were lied to."""
-
-_ADVICE = "somebody from outside can connect to this peer: start it again, and others dial it without relays"
 
 
 async def _no_relays(say: Say) -> None:
@@ -109,8 +104,6 @@ class Asking:
         self._not_asked: dict[PeerId, str] = {}
         """Whom I could not ask, and why."""
         self._one, self._settled, self._known = asyncio.Lock(), False, False
-        self._hidden_port = 0
-        """Where this peer listens though it hides; 0: it does not hide."""
 
     def settle(self) -> None:
         """A replica serves: others have been asked, or there was nobody to ask."""
@@ -127,30 +120,20 @@ class Asking:
             self._settled = True
 
     async def watch(self) -> None:
-        """Ask until somebody could tell: who comes first finds nobody to ask. Then, if it hides, see if it need not."""
-        pauses = Backoff(_FIRST_WATCH_S, _LONGEST_WATCH_S)
+        """Ask until somebody could tell: who comes first finds nobody to ask."""
+        pauses = ASK_AROUND_AGAIN()
         while not self._known:
             await asyncio.sleep(pauses.failed(loop_time()))
             async with self._one:
                 if self._known:
                     break
-                await self._ask_anew()
+                for answers in (self._asked, self._could, self._could_not, self._not_asked):
+                    answers.clear()
+                await self._ask_around()
                 if self._could or self._could_not or self._proofs.came_from():
                     # It serves, and nobody relays for it yet.
                     with contextlib.suppress(UsageError):
                         await self._judge()
-        pauses = Backoff(_FIRST_AGAIN_S, _LONGEST_AGAIN_S)
-        while self._hidden_port:
-            await asyncio.sleep(pauses.failed(loop_time()))
-            await self._ask_anew()
-            if self._proofs.came_from() and self._lead() > 0:
-                self._hidden_port = 0
-                self._say("need_not_hide", {"advice": _ADVICE})
-
-    async def _ask_anew(self) -> None:
-        for answers in (self._asked, self._could, self._could_not, self._not_asked):
-            answers.clear()
-        await self._ask_around()
 
     async def _ask_around(self) -> None:
         while members := self._next():
@@ -163,7 +146,7 @@ class Asking:
         where, could_not = list(self._record().addresses), self._could_not
         if self._lead() < 0:
             if (found := await self._hide(self._say)) is not None:
-                self._known, self._hidden_port = True, Address.parse(where[0]).port
+                self._known = True
                 self._say("hidden", {"addresses": where, "could_not": dict(could_not), **found})
                 return
             # Somebody tried, and nobody could: this peer would only look like a mate.
@@ -229,7 +212,7 @@ class Asking:
         """One that is busy is asked again; one that does not answer cannot tell."""
         for _ in range(_BUSY_TRIES):
             try:
-                answer = await ask(self._transport, member, DialBack(self._hidden_port), limit_s=_PATIENCE_S)
+                answer = await ask(self._transport, member, DialBack(), limit_s=_PATIENCE_S)
             except SwarmError as error:
                 self._not_asked[member] = error.message or type(error).__name__
                 return
@@ -259,10 +242,6 @@ def _in_words(addresses: Sequence[str], could_not: Mapping[PeerId, str]) -> str:
 # ---------------------------------------------------------------- who is asked
 
 
-_PAUSE_S = 5.0
-_EACH = Rate.every(_PAUSE_S)
-"""Of a caller, and of an address: identities cost nothing, so nobody is dialled often because many say so."""
-
 _DIALLED_AT_ONCE = 4
 """Callers: dials take seconds, and strangers must not keep this peer busy with them."""
 
@@ -274,9 +253,9 @@ class DialBacks:
         self, transport: Transport, records: Callable[[], Mapping[PeerId, Record]], look: Callable[[], None]
     ) -> None:
         self._transport, self._records, self._look = transport, records, look
-        self._budgets, self._under_way, self._looking = Budgets[str](_EACH), 0, 0
+        self._budgets, self._under_way, self._looking = Budgets[str](DIAL_BACKS), 0, 0
 
-    async def serve(self, caller: PeerId, request: DialBack) -> AsyncGenerator[Answer, None]:
+    async def serve(self, caller: PeerId) -> AsyncGenerator[Answer, None]:
         """Answer `DialBack`."""
         if self._under_way >= _DIALLED_AT_ONCE:
             yield Busy(1.0, -1)
@@ -291,8 +270,7 @@ class DialBacks:
             return
         self._under_way += 1
         try:
-            where = [f"/ip4/0.0.0.0/tcp/{request.port}"] if request.port else record.addresses[:_MOST_ADDRESSES]
-            found = await asyncio.gather(*map(_in_numbers, where))
+            found = await asyncio.gather(*map(_in_numbers, record.addresses[:_MOST_ADDRESSES]))
             addresses = [text for text in found if not self._budgets.of(_place(text)).ask(loop_time())]
             answer = await self._dial(caller, addresses, deadline=loop_time() + DIAL_S)
         finally:
@@ -328,7 +306,7 @@ class DialBacks:
                 undecided = undecided or reason is None
                 reasons[text] = reason or ""
         if undecided:
-            return Busy(_PAUSE_S, -1)
+            return Busy(DIAL_BACKS.burst_s, -1)
         if len(set(reasons.values())) == 1:
             return DialledBack(False, next(iter(reasons.values())))
         return DialledBack(False, "; ".join(f"{reason} at {_place(text)}" for text, reason in reasons.items()))

@@ -22,11 +22,12 @@ from swarmnet.messages import Accepted, Rejected
 from swarmnet.net.address import home_of
 from swarmnet.net.background import BackgroundTasks, beside
 from swarmnet.net.grpc_channels import PeerChannels
+from swarmnet.net.limits import REFUSALS_TOLD, SUMMONS_OF_RELAY
 from swarmnet.net.nat.circuits import Called, Connection, hear, splice
 from swarmnet.net.nat.dial_back import Say
 from swarmnet.net.nat.relay import ARRIVE, COME_S, CONNECT, PING_S, RESERVE, SILENCE_S
 from swarmnet.net.nat.relay_book import too_many
-from swarmnet.pacing import Budgets, Rate
+from swarmnet.pacing import Budgets
 from swarmnet.wire.convert import NONCE_BYTES, GreetFirst, Ping, Pong
 from swarmnet.wire.relay import ID_BYTES, Arrive, Connect, Reserve, Reserved, Summon, read_reply, write_ask
 
@@ -38,10 +39,6 @@ _LOOK_S = 0.5
 
 _PROBE_S, _NOWHERE_AGAIN_S = 60.0, 600.0
 """How often a peer tries whether a relay leads to it, and for how long it does without one that twice did not."""
-
-_SUMMONS = Rate(per_s=8.0, burst_s=30.0)
-"""Of one relay: what it lets through itself, and as many again after a stall."""
-_SAY_S = 60.0
 
 ChannelsTo = Callable[[PeerId], PeerChannels]
 
@@ -88,7 +85,7 @@ class Places:
         self._coming: dict[asyncio.Task[None], tuple[str, PeerId]] = {}
         """Streams that lead here: from which address, and whose; by the relay's word until the caller has spoken."""
         self._tasks = BackgroundTasks()
-        self._summons, self._says = Budgets[PeerId](_SUMMONS), Rate.every(_SAY_S).bucket()
+        self._summons, self._says = Budgets[PeerId](SUMMONS_OF_RELAY), REFUSALS_TOLD.bucket()
         self._secret = secrets.token_bytes(32)
         self._probes: set[bytes] = set()
         self.refused: dict[PeerId, str] = {}

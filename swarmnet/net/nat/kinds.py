@@ -17,19 +17,16 @@ from typing import Literal
 
 from swarmnet.bounds import Recent
 from swarmnet.ids import PeerId
+from swarmnet.net.limits import HOST_PUNCHES, PUNCH_AGAIN
 from swarmnet.pacing import Backoff, Budgets
 
 MOST_DIALLED = 4
 """Addresses, by one punch."""
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 600.0
-"""Between two punches with one peer: doubled by each that fails."""
 BUSY_S = 1.0
 LASTED_S = 60.0
 """A connection that lasted for so long was a good one: the next punch follows soon."""
-HOST_TOKENS = 2
-"""Dials of a host's budget that a punch takes: 8 punches at once, since many homes share a carrier's address."""
-AT_ONCE = 16
+AT_ONCE = 8
 
 _CARRIERS = ipaddress.IPv4Network("100.64.0.0/10")
 _REMEMBERED = 4096
@@ -78,31 +75,29 @@ def dialled(mine: Sight, theirs: Sight) -> list[Endpoint]:
 
 @dataclass(slots=True)
 class Punches:
-    """When to punch, and how often others may have us dial."""
+    """When to punch, and how often others may have us dial. What others ask for takes nothing from what I ask for."""
 
-    hosts: Budgets[str]
-    """Shared with all other dials of addresses that others name."""
+    _hosts: Budgets[tuple[str, bool]] = field(default_factory=lambda: Budgets(HOST_PUNCHES, _REMEMBERED))
     under_way: set[tuple[PeerId, bool]] = field(default_factory=set)
     """Each with a peer, which asks for it or is asked."""
     _pauses: Recent[tuple[PeerId, bool], Backoff] = field(default_factory=lambda: Recent(_REMEMBERED))
 
     def wait_s(self, peer: PeerId, now: float, *, asks: bool = False) -> float:
         """Seconds until a punch with this peer may begin, which I ask for or it `asks` for; 0: now."""
-        if (peer, asks) in self.under_way or len(self.under_way) >= AT_ONCE:
+        alike = {each for each, asked in self.under_way if asked == asks}
+        if peer in alike or len(alike) >= AT_ONCE:
             return BUSY_S
         pause = self._pauses.get((peer, asks))
         return pause.wait_s(now) if pause else 0.0
 
-    def take(self, places: Sequence[Endpoint], now: float) -> list[Endpoint]:
+    def take(self, places: Sequence[Endpoint], now: float, *, asks: bool = False) -> list[Endpoint]:
         """Those of the addresses that may be dialled now."""
-        waits_s = {
-            host: self.hosts.of(host).ask(now, HOST_TOKENS) for host in dict.fromkeys(host for host, _ in places)
-        }
+        waits_s = {host: self._hosts.of((host, asks)).ask(now) for host in dict.fromkeys(host for host, _ in places)}
         return [place for place in places if not waits_s[place[0]]]
 
     def failed(self, peer: PeerId, now: float, *, asks: bool = False) -> None:
         """No connection came of it."""
-        self._pauses[peer, asks] = pause = self._pauses.get((peer, asks)) or Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
+        self._pauses[peer, asks] = pause = self._pauses.get((peer, asks)) or PUNCH_AGAIN()
         pause.failed(now)
 
     def ended(self, peer: PeerId, now: float, *, lasted_s: float) -> None:

@@ -14,6 +14,7 @@ import secrets
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from typing import TypeVar
 
 import grpc
@@ -32,7 +33,6 @@ from swarmnet.net.nat.circuits import Answered, Called, Connection, Doors, End, 
 from swarmnet.net.nat.dial_back import Say
 from swarmnet.net.nat.kinds import BUSY_S, Endpoint, Punches, Sight, dialled
 from swarmnet.net.tls import Leaf, caller_of
-from swarmnet.pacing import Budgets
 from swarmnet.wire.convert import NONCE_BYTES, GreetFirst, Ping, Pong
 from swarmnet.wire.punch import (
     MOST_OUTSIDE,
@@ -212,10 +212,20 @@ _SILENCE_S = 15
 """A router that forgot us is noticed."""
 
 
+@dataclass(slots=True, eq=False)
+class _Mine:
+    """A connection that I call through. retired: calls under way end there, and others go elsewhere."""
+
+    sock: socket.socket
+    began: float
+    taken: bool = False
+    retired: bool = False
+
+
 class Holes:
     """Connections through holes: those that this peer calls through, and those that it is called through.
 
-    hosts: what may be dialled of each host that others name. welcome(peer): has it greeted, and is it admitted?
+    welcome(peer): has it greeted, and is it admitted?
     on_open(peer): it can be called through a hole now.
     """
 
@@ -224,7 +234,6 @@ class Holes:
         leaf: Leaf,
         channels: Callable[[PeerId], PeerChannels],
         doors: Doors,
-        hosts: Budgets[str],
         welcome: Callable[[PeerId], bool],
         on_open: Callable[[PeerId], None],
     ) -> None:
@@ -233,10 +242,9 @@ class Holes:
         self._hidden = False
         self._observers: Callable[[], Sequence[PeerId]] = tuple
         self._say: Say = lambda event, fields: None
-        self._punches = Punches(hosts)
-        self._mine: dict[PeerId, tuple[socket.socket, float]] = {}
-        """By whom they lead to, with the time of their beginning."""
-        self._taken: dict[PeerId, socket.socket] = {}
+        self._punches = Punches()
+        self._mine: dict[PeerId, _Mine] = {}
+        """By whom they lead to."""
         self._theirs: dict[PeerId, asyncio.Task[None]] = {}
         self._wanted: set[PeerId] = set()
         self._tasks = BackgroundTasks()
@@ -252,28 +260,35 @@ class Holes:
 
     def leads_to(self, peer: PeerId) -> bool:
         """Can this peer be called through a hole?"""
-        return peer in self._mine
+        return peer in self._mine and not self._mine[peer].retired
 
     def joins(self, peer: PeerId) -> bool:
         """Is there a hole either way?"""
         return peer in self._mine or peer in self._theirs
 
-    @asynccontextmanager
-    async def stream(self, peer: PeerId) -> AsyncGenerator[End, None]:
-        """The connection through the hole to this peer, which ends with the block. Raises PeerGone."""
-        if peer not in self._mine:
-            raise PeerGone("the hole is lost", peer=peer)
-        sock, _ = self._mine[peer]
-        # One connection has one user. The channel before was given up and may still have calls under way on it.
-        if self._taken.get(peer) is sock:
-            self._lose(peer, sock)
-            raise PeerGone("the hole is taken", peer=peer)
-        self._taken[peer] = sock
-        try:
-            async with _over(sock) as end:
-                yield end
-        finally:
-            self._lose(peer, sock)
+    def tunnel(self, peer: PeerId) -> Tunnel:
+        """Through the hole that leads to this peer, which ends with it. Once it is retired, calls under way go on in
+        it and others take a circuit."""
+        mine = self._mine[peer]
+
+        @asynccontextmanager
+        async def way() -> AsyncGenerator[End, None]:
+            # One connection is one stream: gRPC dials a second time only when the first has ended.
+            if mine.taken:
+                raise PeerGone("the hole is lost", peer=peer)
+            mine.taken = True
+            try:
+                async with _over(mine.sock) as end:
+                    yield end
+            finally:
+                self._lose(peer, mine)
+
+        def retire(closed: bool) -> None:
+            mine.retired = True
+            if closed:
+                self._lose(peer, mine)
+
+        return Tunnel(self._doors.path(), way, retire)
 
     def want(self, peer: PeerId) -> None:
         """A circuit leads to this peer: a hole would be better."""
@@ -284,15 +299,16 @@ class Holes:
     def close(self) -> None:
         """Close all."""
         self._tasks.cancel()
-        for peer, (sock, _) in tuple(self._mine.items()):
-            self._lose(peer, sock)
+        for peer, mine in tuple(self._mine.items()):
+            self._lose(peer, mine)
 
     async def _find(self, peer: PeerId) -> None:
         """Try once, and until there is a hole or nothing goes to this peer any more."""
         tried = False
         try:
             while not self.leads_to(peer) and (self._channels(peer).in_use or not tried):
-                if (wait_s := self._punches.wait_s(peer, loop_time())) > 0:
+                # The other peer keeps one of ours: a retired one has calls under way.
+                if (wait_s := BUSY_S if peer in self._mine else self._punches.wait_s(peer, loop_time())) > 0:
                     await asyncio.sleep(wait_s)
                 else:
                     tried = True
@@ -318,19 +334,18 @@ class Holes:
             if asks:
                 self._let_in(peer, sock)
             else:
-                self._mine[peer] = sock, loop_time()
+                self._mine[peer] = _Mine(sock, loop_time())
                 self._say("punched", {"peer": peer, "nat": sight.kind(), "seconds": round(loop_time() - began, 3)})
                 self._on_open(peer)
         finally:
             self._punches.under_way.discard((peer, asks))
 
-    def _lose(self, peer: PeerId, sock: socket.socket) -> None:
-        sock.close()
-        if self._taken.get(peer) is sock:
-            del self._taken[peer]
-        if peer in self._mine and self._mine[peer][0] is sock:
-            _, began = self._mine.pop(peer)
-            self._punches.ended(peer, loop_time(), lasted_s=loop_time() - began)
+    def _lose(self, peer: PeerId, mine: _Mine) -> None:
+        """Idempotent."""
+        mine.sock.close()
+        if self._mine.get(peer) is mine:
+            del self._mine[peer]
+            self._punches.ended(peer, loop_time(), lasted_s=loop_time() - mine.began)
             self._say("hole_lost", {"peer": peer})
 
     def _let_in(self, peer: PeerId, sock: socket.socket) -> None:
@@ -369,7 +384,7 @@ class Holes:
                 if (await _heard(end, Pong)).nonce != ping.nonce:
                     raise BadMessage(RejectCode.MALFORMED, "a pong that answers no ping", peer=peer)
                 round_trip_s = loop_time() - asked_at
-                places = self._places(sight, theirs)
+                places = self._places(sight, theirs, asks=False)
                 await end.write(write_punch_ask(Now()))
                 # When it hears of it.
                 await asyncio.sleep(round_trip_s / 2)
@@ -405,13 +420,13 @@ class Holes:
             ping = await _asked_for(end, Ping)
             await end.write(write_punch_reply(Pong(ping.nonce)))
             await _asked_for(end, Now)
-            places = self._places(sight, theirs)
+            places = self._places(sight, theirs, asks=True)
             return await punch(hole, places, mine=mine.token, theirs=theirs.token, decides=False), sight
 
-    def _places(self, sight: Sight, theirs: Offer) -> list[Endpoint]:
+    def _places(self, sight: Sight, theirs: Offer, *, asks: bool) -> list[Endpoint]:
         """Raises PeerGone if there is nothing to dial."""
         seen = Sight(_endpoint(theirs.inside), tuple(map(_endpoint, theirs.outside)))
-        places = self._punches.take(dialled(sight, seen), loop_time())
+        places = self._punches.take(dialled(sight, seen), loop_time(), asks=asks)
         if not places:
             raise PeerGone("no place to dial", mine=sight.kind(), theirs=seen.kind())
         return places

@@ -21,6 +21,7 @@ from swarmnet.ids import PeerId
 from swarmnet.messages import Accepted, Busy, Rejected
 from swarmnet.net.address import endpoint_of, home_of
 from swarmnet.net.greeting import Greeter
+from swarmnet.net.limits import RELAY_ASKS, RELAY_SUMMONS
 from swarmnet.net.nat.circuits import Answered, Arrivals, hear, splice
 from swarmnet.net.nat.relay_book import RelayBook, RelayCaps
 from swarmnet.net.tls import caller_of
@@ -42,11 +43,6 @@ _FIRST_WORD_S = 5.0
 _AGAIN_S = 2.0
 _LOOK_S = 5.0
 """How often a circuit is looked at: is it idle, is one of its ends banned?"""
-
-_ASKS = Rate(per_s=2.0, burst_s=15.0)
-"""Of one identity, whatever it asks; and of summons to one peer, from one home."""
-_SUMMONS = Rate(per_s=8.0, burst_s=15.0)
-"""To one peer, whoever calls it; and of one peer's arrivals."""
 
 log = telemetry.get(__name__)
 
@@ -70,8 +66,8 @@ class Relay:
         self.book = RelayBook(caps)
         self._summons: dict[PeerId, asyncio.Queue[Reply | None]] = {}
         """What waits to be said to a peer with a place; None ends it."""
-        self._asks, self._arrivals_of = Budgets[PeerId](_ASKS), Budgets[PeerId](_SUMMONS)
-        self._summoned, self._summoned_from = Budgets[PeerId](_SUMMONS), Budgets[tuple[PeerId, str]](_ASKS)
+        self._asks, self._arrivals_of = Budgets[PeerId](RELAY_ASKS), Budgets[PeerId](RELAY_SUMMONS)
+        self._summoned, self._summoned_from = Budgets[PeerId](RELAY_SUMMONS), Budgets[tuple[PeerId, str]](RELAY_ASKS)
         # After a stall many come together.
         self._pings = Budgets[PeerId](Rate(2 / PING_S, burst_s=SILENCE_S))
         self._shares, self._traffic = Shares(bytes_per_s), traffic
