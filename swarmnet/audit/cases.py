@@ -75,10 +75,14 @@ _SPARE_WORDS, _WORDS_OF_AN_INDEX = 32, 2
 _MOST_PLEDGES = 4
 """Of one peer for one aggregate: rounds may differ."""
 
-EVERY = 16
-"""Versions in which one process of a peer is believed to have ended: heartbeats are its own word."""
+APART = 64
+"""Steps between two restarts of one contributor, at least: what a process contributed last ends with it unchecked."""
 
-_MOST_PEERS, _MOST_ENDS = 256, 4
+KEPT_OUT = 256
+"""Steps in which a contributor that restarted twice within `APART` steps counts as late."""
+
+_MOST_PEERS = 256
+"""Contributors whose processes are remembered."""
 
 SHOWN_TO = 8
 """Replicas of a sender's stage that are shown what it has sent: one correct one is enough."""
@@ -162,6 +166,16 @@ class _Open:
     closed: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Process:
+    """The process in which a peer contributed last. since: the step in which it replaced another. late_until: a step;
+    the one that it replaced had ended too soon."""
+
+    incarnation: int
+    since: int = -APART
+    late_until: int = 0
+
+
 class Cases:
     """The audits and cases of one replica.
 
@@ -200,7 +214,8 @@ class Cases:
         self._charges: Counter[tuple[PeerId, int]] = Counter()  # cases about transfers, by sender and step
         self._classes: dict[PeerId, str] = {}
         self._changed: dict[PeerId, int] = {}  # the step in which a peer was first seen in its class
-        self._ends: Recent[PeerId, Recent[int, int]] = Recent(_MOST_PEERS)  # of processes: at which version
+        self._processes: Recent[PeerId, _Process] = Recent(_MOST_PEERS)
+        self._ended: Recent[tuple[PeerId, int], int] = Recent(_MOST_PEERS)  # (peer, incarnation) -> at which version
         self._decided: set[Ban] = set()  # Invariant: of peers that no commit has banned yet
         self.banned: dict[PeerId, Case | None] = {}
         """Banned peers, each with its case, if that is known here."""
@@ -224,10 +239,19 @@ class Cases:
             self._restart = stamp.restart
             self._sums.clear()
             self._open.clear()
+            self._processes.clear()
             # The state that the run goes back to does not know of these bans.
             self._decided = {Ban(peer, -1, bytes(32)) for peer in (*self.banned, *(ban.peer for ban in self._decided))}
             self._host.vouch(frozenset(self._decided))
         owners = {index: peer for peer, _, indexes in finished.contributions for index in indexes}
+        for peer, generation, indexes in finished.contributions:
+            if not indexes:
+                continue
+            process = self._processes.get(peer, _Process(generation.incarnation))
+            if process.incarnation != generation.incarnation:
+                soon = stamp.step - process.since < APART
+                process = _Process(generation.incarnation, stamp.step, stamp.step + KEPT_OUT if soon else 0)
+            self._processes[peer] = process
         shares = shares_of(finished.contributions, finished.voided)
         self._sums[stamp.step] = Aggregate(stamp, finished.digest, shares, owners, contributors_of(finished))
         for pledge in pledges:
@@ -464,15 +488,16 @@ class Cases:
         """Cases that are not decided yet."""
         return [opened for opened in self._open.values() if not opened.closed]
 
-    def is_excused(self, peer: PeerId, life: int, step: int, version: int) -> bool:
-        """May `peer` not show its work of `step`? It names another process than the one, `life`, that contributed.
+    def restart_often(self, version: int) -> list[PeerId]:
+        """The peers whose processes end so often that too much of their work ends unchecked."""
+        return sorted(peer for peer, process in self._processes.items() if version < process.late_until)
+
+    def is_excused(self, peer: PeerId, incarnation: int, step: int, version: int) -> bool:
+        """May `peer` not show its work of `step`? It says that the process that contributed has ended.
 
         version: mine now. A process that has ended contributes to no later step.
         """
-        ends = self._ends[peer] = self._ends.get(peer, Recent(_MOST_ENDS))
-        if life not in ends and all(version - ended >= EVERY for ended in ends.values()):
-            ends[life] = version
-        return step <= ends.get(life, -1)
+        return step <= self._ended.setdefault((peer, incarnation), version)
 
     # ------------------------------------------------------------ inside
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swarmnet.audit.case import claimed, needs_no_recheck, reason_of, suspect_of
-from swarmnet.audit.cases import Cases, Check
+from swarmnet.audit.cases import APART, Cases, Check
 from swarmnet.audit.evidence import Evidence
 from swarmnet.audit.pledge import WHOLE, leaf, proves, vector_seed
 from swarmnet.audit.receipts import Receipt, append
@@ -52,6 +52,9 @@ if TYPE_CHECKING:
 
 _IN_TIME = 2
 """Versions after a step in which who shows nothing of it has no excuse (`pipeline.works.KEPT_STEPS`)."""
+
+_BEFORE_END = 4
+"""Steps before the end of an exclusion in which its cause is reported again."""
 
 _ASK_S = 20.0
 """The longest that one peer is asked for what went into a microbatch."""
@@ -158,6 +161,11 @@ class Auditor:
         # A replica that joins takes over the table with its state.
         for peer in sorted(self._table - self.cases.banned.keys()):
             self._shut_out(Ban(peer, -1, bytes(32)), self.stage)
+        # Named again before an exclusion ends, it contributes nothing in between.
+        until = {row.peer: row.until_step for row in member.membership.exclusions}
+        for peer in self.cases.restart_often(member.version):
+            if until.get(peer, 0) <= member.version + _BEFORE_END:
+                self.suspend(peer, f"restarted twice within {APART} steps, with work that was not audited")
         self._name(member.bans)
         before = stamp.step - 1
         self.cases.received(before, self._replica.execution.works.sents(before), member.chain)
