@@ -50,7 +50,7 @@ from swarmnet.audit.case import (
 from swarmnet.audit.pledge import WHOLE, counted_as, made_alike, proves, shares_of
 from swarmnet.bounds import Recent
 from swarmnet.ids import NO_RESTART, Chain, PeerId, Signer
-from swarmnet.messages import Ban, Case, Finished, Pledge, Sent, Stamp, WorkRecord, contributors_of, first_of
+from swarmnet.messages import Ban, Case, Finished, Pledge, Sent, Stamp, WorkRecord, first_of
 from swarmnet.quorum import quorum
 from swarmnet.statement import statement
 
@@ -140,19 +140,20 @@ class Host(Protocol):
 
 @dataclass(slots=True)
 class Aggregate:
-    """A committed aggregate, and what its contributors pledged."""
+    """A committed aggregate, and what its contributors pledged. owners: of each index.
+
+    compared: transfers of that step that were compared with work, as statements. charges: cases about transfers, by
+    sender.
+    """
 
     stamp: Stamp
-    digest: bytes
+    finished: Finished
     shares: bytes
     owners: dict[int, PeerId]
     contributors: frozenset[PeerId]
     pledges: dict[PeerId, list[Pledge]] = field(default_factory=dict)
-
-    @property
-    def has_auditors(self) -> bool:
-        """Have enough contributed to audit each other?"""
-        return len(self.contributors) > 2
+    compared: Recent[bytes, None] = field(default_factory=lambda: Recent(1 << 10))
+    charges: Counter[PeerId] = field(default_factory=Counter)
 
 
 @dataclass(slots=True)
@@ -206,14 +207,11 @@ class Cases:
         self._sums: dict[int, Aggregate] = {}
         self._live: frozenset[PeerId] = frozenset()
         self._restart = NO_RESTART
-        # Invariant: these and what follows hold nothing of a step before `_forget`'s oldest one.
+        # Invariant: these three hold nothing of a step before `_forget`'s oldest one.
         self._pledged: Recent[tuple[PeerId, Stamp, object, bytes], Pledge] = Recent(1 << 12)
         self._open: dict[bytes, _Open] = {}
         self._told_by: Counter[PeerId] = Counter()  # transfers, since the last step
-        self._compared: Recent[bytes, int] = Recent(1 << 10)  # statement of a transfer -> its step
-        self._charges: Counter[tuple[PeerId, int]] = Counter()  # cases about transfers, by sender and step
-        self._classes: dict[PeerId, str] = {}
-        self._changed: dict[PeerId, int] = {}  # the step in which a peer was first seen in its class
+        self._classes: dict[PeerId, tuple[str, int]] = {}  # and the step in which a peer was first seen in it
         self._processes: Recent[PeerId, _Process] = Recent(_MOST_PEERS)
         self._ended: Recent[tuple[PeerId, int], int] = Recent(_MOST_PEERS)  # (peer, incarnation) -> at which version
         self._decided: set[Ban] = set()  # Invariant: of peers that no commit has banned yet
@@ -253,15 +251,14 @@ class Cases:
                 process = _Process(generation.incarnation, stamp.step, stamp.step + KEPT_OUT if soon else 0)
             self._processes[peer] = process
         shares = shares_of(finished.contributions, finished.voided)
-        self._sums[stamp.step] = Aggregate(stamp, finished.digest, shares, owners, contributors_of(finished))
+        self._sums[stamp.step] = Aggregate(stamp, finished, shares, owners, frozenset(owners.values()))
         for pledge in pledges:
             self.hear_pledge(pledge)
         self._forget(stamp.step + 1 - KEEP_STEPS)
         self._live = frozenset(live)
         for peer in self._live:
-            now = self._numerics(peer)
-            if self._classes.get(peer) != now:
-                self._classes[peer], self._changed[peer] = now, stamp.step
+            if self._classes.get(peer, ("", 0))[0] != self._numerics(peer):
+                self._classes[peer] = self._numerics(peer), stamp.step
         if (before := self._sums.get(stamp.step - 1)) is not None:
             self._sample(before, later)
 
@@ -276,8 +273,8 @@ class Cases:
         if contradict(first, pledge):
             self.hear(Case(first, other=pledge), self.me)
             return
-        known = self._aggregate(pledge.stamp)
-        if known is not None and (pledge.digest, pledge.shares) == (known.digest, known.shares):
+        known = self.aggregate(pledge.stamp)
+        if known is not None and (pledge.digest, pledge.shares) == (known.finished.digest, known.shares):
             pledges = known.pledges.setdefault(pledge.peer, [])
             if pledge.peer in known.contributors and pledge not in pledges and len(pledges) < _MOST_PLEDGES:
                 pledges.append(pledge)
@@ -286,40 +283,29 @@ class Cases:
         seed = seed_of(known.stamp.step, self.stage, later, self._secret)
         # A Byzantine peer that leaves others no work would be alone: then replicas that contributed nothing audit.
         able = (self._live | {self.me}) - self.banned.keys()
-        if known.has_auditors:
+        if len(known.contributors) > 2:
             able &= known.contributors
         if self.me not in able:
             return
-        works = [(peer, index, self._microbatches) for index, peer in known.owners.items()]
-        works += [(peer, WHOLE, self._contributions) for peer in known.contributors]
-        shares = Counter(known.owners.values())
-        # A slow member that checked all that a fast one has computed would hold up the steps of both.
-        weights = {peer: 1 + shares[peer] for peer in able if self._same_class(peer, self.me)}
-        runs = {peer: self._operator(peer) for peer in weights.keys() | known.contributors}
-        parts = {
-            peer: part_of(
-                self.me,
-                {other: weight for other, weight in weights.items() if other != peer},
-                {other for other in weights if runs[other] == runs[peer]},
-            )
-            for peer in known.contributors - {self.me}
-            if self._same_class(self.me, peer)
-        }
-        for peer, index, rate in sorted(works, key=lambda work: (work[1], work[0])):
-            able_to = peer in known.pledges and peer in parts and peer not in self.banned
-            if able_to and is_drawn(seed, peer, index, own_rate(rate, parts[peer])):
-                self._host.check(Check(Case(known.pledges[peer][0]), index))
-        # All others check a replica that is alone in its class, as far as rounding allows.
-        alone = {
-            peer
-            for peer in known.pledges.keys() - parts.keys() - {self.me} - self.banned.keys()
-            if not any(self._same_class(other, peer) for other in able - {peer})
-        }
-        for index, peer in sorted(known.owners.items()):
-            if peer in alone:
-                part = (1 + shares[self.me]) / sum(1 + shares[other] for other in able - {peer})
-                if is_drawn(seed, peer, index, own_rate(self._microbatches, part)):
-                    self._host.check(Check(Case(known.pledges[peer][0]), index, rough=True))
+        done = Counter(known.owners.values())
+        runs = {peer: self._operator(peer) for peer in able | known.contributors}
+        classes = {peer: self._numerics(peer) for peer in able | known.contributors}
+        for peer in sorted(known.pledges.keys() - self.banned.keys() - {self.me}):
+            # A slow member that checked all that a fast one has computed would hold up the steps of both.
+            weights = {other: 1 + done[other] for other in able if other != peer}
+            alike = {other: weight for other, weight in weights.items() if classes[other] == classes[peer] != ""}
+            # All others check a replica that is alone in its class, as far as rounding allows.
+            rough = not alike
+            if rough:
+                part = part_of(self.me, weights, frozenset())
+            elif self.me in alike:
+                part = part_of(self.me, alike, {other for other in alike if runs[other] == runs[peer]})
+            else:
+                continue
+            works = [(index, self._microbatches) for index, owner in known.owners.items() if owner == peer]
+            for index, rate in works if rough else [(WHOLE, self._contributions), *works]:
+                if is_drawn(seed, peer, index, own_rate(rate, part)):
+                    self._host.check(Check(Case(known.pledges[peer][0]), index, rough=rough))
 
     # ------------------------------------------------------------ transfers between stages
 
@@ -341,30 +327,30 @@ class Cases:
 
     def hear_sent(self, sent: Sent, teller: PeerId) -> None:
         """A neighbour stage has received that from a replica of my stage, as `teller` says."""
-        known, transfer = self._aggregate(sent.stamp), statement(sent)
+        known, transfer = self.aggregate(sent.stamp), statement(sent)
         owner = known.owners.get(sent.index) if known is not None else None
         if known is None or owner is None or owner not in known.pledges or sent.stamp.stage != self.stage:
             return
-        if sent.peer == self.me or sent.peer in self.banned or transfer in self._compared:
-            return
         # Identities cost nothing.
-        if sent.peer not in self._live | known.contributors:
+        others = (self._live | known.contributors) - self.banned.keys() - {self.me}
+        if sent.peer not in others or transfer in known.compared:
             return
         # Each costs a signature and a call: a contributor of a whole step has no more to tell.
         self._told_by[teller] += teller != self.me
         if self._told_by[teller] > _SPARE_WORDS + _WORDS_OF_AN_INDEX * len(known.owners):
             return
         if self._signer.verify(sent.peer, transfer, sent.signature):
-            self._compared[transfer] = sent.stamp.step
+            known.compared[transfer] = None
             self._host.ask_work(sent, owner)
 
     def compared(self, sent: Sent, work: WorkRecord, path: bytes) -> bool:
         """The contributor shows that work. False: it is not the work that it pledged."""
-        known = self._aggregate(sent.stamp)
-        owner = known.owners.get(sent.index) if known is not None else None
-        pledges = known.pledges.get(owner, ()) if known is not None and owner is not None else ()
+        known = self.aggregate(sent.stamp)
+        if known is None or sent.index not in known.owners or work.index != sent.index:
+            return False
+        pledges = known.pledges.get(known.owners[sent.index], ())
         pledge = next((pledge for pledge in pledges if proves(path, work, pledge.work_root)), None)
-        if pledge is None or work.index != sent.index:
+        if pledge is None:
             return False
         if counted_as(work, sent.kind) == sent.digest:
             return True
@@ -374,12 +360,11 @@ class Cases:
             return True
         # If it was made of something else, those that signed that are checked instead. Before the sender was of my
         # class, other bits were right.
-        about = sent.peer, sent.stamp.step
-        changed = self._changed.get(sent.peer, sent.stamp.step) >= sent.stamp.step
-        if not made_alike(sent, work) or not self._same_class(self.me, sent.peer) or changed:
+        _, since = self._classes.get(sent.peer, ("", sent.stamp.step))
+        if not made_alike(sent, work) or not self._same_class(self.me, sent.peer) or since >= sent.stamp.step:
             return True
-        if self._charges[about] < _MOST_CHARGES:
-            self._charges[about] += 1
+        if known.charges[sent.peer] < _MOST_CHARGES:
+            known.charges[sent.peer] += 1
             self._host.check(Check(case, work.index))
             if pledge.peer not in (sent.peer, self.me):
                 self._host.check(Check(Case(pledge, work, path), work.index))
@@ -467,7 +452,7 @@ class Cases:
 
     def _is_pledged(self, pledge: Pledge) -> bool:
         """Is it a contributor's to an aggregate that I applied?"""
-        known = self._aggregate(pledge.stamp)
+        known = self.aggregate(pledge.stamp)
         return known is not None and pledge in known.pledges.get(pledge.peer, ())
 
     def _may_open(self, case: Case, teller: PeerId) -> bool:
@@ -501,7 +486,8 @@ class Cases:
 
     # ------------------------------------------------------------ inside
 
-    def _aggregate(self, stamp: Stamp) -> Aggregate | None:
+    def aggregate(self, stamp: Stamp) -> Aggregate | None:
+        """The aggregate with that header, if I applied it lately."""
         known = self._sums.get(stamp.step)
         return known if known is not None and known.stamp == stamp else None
 
@@ -552,10 +538,7 @@ class Cases:
         """Drop what is older. An open case that is dropped is undecided."""
         for step in [step for step in self._sums if step < oldest]:
             del self._sums[step]
-        for about in [about for about in self._charges if about[1] < oldest]:
-            del self._charges[about]
         self._pledged.drop(lambda about, pledge: pledge.stamp.step < oldest)
-        self._compared.drop(lambda transfer, step: step < oldest)
         for subject in [subject for subject, opened in self._open.items() if opened.case.pledge.stamp.step < oldest]:
             opened = self._open.pop(subject)
             if not opened.closed:

@@ -19,6 +19,8 @@ from swarmnet.wire.pb import control_pb2
 
 FORMAT = "swarmnet evidence 5"
 
+_READER = Reader(ANY_RUN)
+
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
@@ -60,35 +62,21 @@ class Evidence:
         """Read a file. No signature is looked at. Raises ValueError, in words."""
         try:
             table = json.loads(text)
-            # Half a character, which JSON may have, is text to nobody: protobuf fails on it with any error.
-            json.dumps(table, ensure_ascii=False).encode()
-        except json.JSONDecodeError as error:
-            raise ValueError(f"it is not JSON (line {error.lineno})") from error
-        except UnicodeError as error:
-            raise ValueError("it has text that is no Unicode") from error
+            json.dumps(table, ensure_ascii=False).encode()  # protobuf fails on half a character with any error
         except (ValueError, RecursionError) as error:
-            raise ValueError("it has a number that is too long, or is nested too deeply") from error
+            raise ValueError("it is not JSON, or has text or numbers that JSON may not have") from error
         if not isinstance(table, dict) or table.pop("format", None) != FORMAT:
             raise ValueError(f"its format is not {FORMAT!r}")
         run = table.pop("run", None)
         if not is_run_id(run):
             raise ValueError("its run is not 64 hex digits")
-        return cls(run, _case(table))
-
-
-_READER = Reader(ANY_RUN)
-
-
-def _case(table: dict[str, Any]) -> Case:
-    if len(table) != 1:
-        raise ValueError("it has not one case, or fields that evidence does not have")
-    try:
-        message = _READER.control(ParseDict(table, control_pb2.Envelope()).SerializeToString())
-    except BadMessage as error:
-        raise ValueError(f"its case is malformed ({str(error).splitlines()[0]})") from error
-    # protobuf fails on what is odd enough with any of these.
-    except (ParseError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-        raise ValueError("its case has fields that are damaged") from error
-    if isinstance(message, Case):
-        return message
-    raise ValueError("it has no case")
+        if len(table) != 1:
+            raise ValueError("it has not one case, or fields that evidence does not have")
+        try:
+            message = _READER.control(ParseDict(table, control_pb2.Envelope()).SerializeToString())
+        # protobuf fails on what is odd enough with any of these.
+        except (BadMessage, ParseError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+            raise ValueError("its case has fields that are damaged") from error
+        if not isinstance(message, Case):
+            raise ValueError("it has no case")
+        return cls(run, message)

@@ -139,7 +139,7 @@ def test_a_receipt_of_no_run_is_refused(tmp_path, capsys, run: object) -> None:
     [
         (evidence_with(case={"voided": 7}), "its case has fields that are damaged"),
         (evidence_with(case=7), "its case has fields that are damaged"),
-        ("9" * 5000, "a number that is too long"),
+        ("9" * 5000, "text or numbers that JSON may not have"),
         (json.dumps(json.loads(GOOD.to_json()) | {"sent": {}}), "not one case"),
         (b"\x80", "it is not text"),
     ],
