@@ -158,13 +158,13 @@ class Aggregate:
 
 @dataclass(slots=True)
 class _Open:
-    """A case of my stage. closed: it is decided, undecidable or harmless; later rechecks of it still count."""
+    """A case of my stage. disputed: no quorum can decide it; later rechecks of it still count."""
 
     case: Case
     told_by: PeerId
     told_at: float = 0.0
     checking: bool = False
-    closed: bool = False
+    disputed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -422,7 +422,6 @@ class Cases:
         opened = self._open.get(ban.case)
         self.banned.setdefault(ban.peer, opened.case if opened is not None else None)
         self._decided = {each for each in self._decided if each.peer != ban.peer}
-        self._close()
         return self.banned[ban.peer]
 
     def _join(self, case: Case, teller: PeerId) -> None:
@@ -471,7 +470,13 @@ class Cases:
     @property
     def open_cases(self) -> list[_Open]:
         """Cases that are not decided yet."""
-        return [opened for opened in self._open.values() if not opened.closed]
+        return [opened for opened in self._open.values() if not self._is_closed(opened)]
+
+    def _is_closed(self, opened: _Open) -> bool:
+        """Is it disputed, or about banned peers alone?"""
+        own, rechecks = claimed(opened.case), opened.case.rechecks
+        differ = any(each.found != own and each.peer not in self.banned for each in rechecks)
+        return opened.disputed or suspect_of(opened.case) in self.banned or not differ
 
     def restart_often(self, version: int) -> list[PeerId]:
         """The peers whose processes end so often that too much of their work ends unchecked."""
@@ -505,8 +510,8 @@ class Cases:
         case, judges = opened.case, verifiers(opened.case, self.voters)
         values = results(case)
         most = max([values[peer] for peer in judges & values.keys()].count(value) for value in values.values())
-        if not opened.closed and most + len(judges - values.keys()) < quorum(judges):
-            opened.closed = True
+        if not self._is_closed(opened) and most + len(judges - values.keys()) < quorum(judges):
+            opened.disputed = True
             self._host.undecided(case)
         self._decide(case, at_fault(case, self.voters) - self.banned.keys())
 
@@ -522,17 +527,9 @@ class Cases:
     def _ban(self, peers: Iterable[PeerId], case: Case) -> None:
         new = [peer for peer in peers if peer not in self.banned]
         self.banned |= dict.fromkeys(new, case)
-        self._close()
         self._decide(case, new)
         for peer in new:
             self._host.ban(peer, case)
-
-    def _close(self) -> None:
-        """A peer is banned: close the cases that are about it alone."""
-        for opened in self._open.values():
-            own, rechecks = claimed(opened.case), opened.case.rechecks
-            differ = any(each.found != own and each.peer not in self.banned for each in rechecks)
-            opened.closed |= suspect_of(opened.case) in self.banned or not differ
 
     def _forget(self, oldest: int) -> None:
         """Drop what is older. An open case that is dropped is undecided."""
@@ -541,7 +538,7 @@ class Cases:
         self._pledged.drop(lambda about, pledge: pledge.stamp.step < oldest)
         for subject in [subject for subject, opened in self._open.items() if opened.case.pledge.stamp.step < oldest]:
             opened = self._open.pop(subject)
-            if not opened.closed:
+            if not self._is_closed(opened):
                 self._host.undecided(opened.case)
 
 
