@@ -156,7 +156,7 @@ class Auditor:
                 self._shut_out(Ban(peer, -1, bytes(32)), self.stage)
         # Named again before an exclusion ends, it contributes nothing in between.
         for peer in self.cases.restart_often(member.version):
-            if until.get(peer, 0) <= member.version + _BEFORE_END:
+            if until.get(peer, 0) <= member.version + _BEFORE_END and len(self.cases.voters) > 2:
                 self.suspend(peer, f"restarted twice within {APART} steps, with work that was not audited")
         self._name(member.bans)
         before = stamp.step - 1
