@@ -223,7 +223,7 @@ class Auditor:
 
     def ask_work(self, sent: Sent, owner: PeerId) -> None:
         """The contributor of that microbatch is asked for its work."""
-        if self._asking < _MOST_WAITING and self._in_time(sent.stamp, owner):
+        if self._asking < _MOST_WAITING and self._answers_for(sent.stamp, owner) is not None:
             self._peer.spawn(self._compare(sent, owner))
 
     def show(self, sent: Sent) -> None:
@@ -314,7 +314,7 @@ class Auditor:
         owners = known.owners if known is not None else {}
         indexes = sorted(at for at in owners if owners[at] == owner) if whole else [check.index]
         shown: list[tuple[AuditData, Sequence[Packed], Sequence[Packed]]] = []
-        began, in_time = self._now(), self._in_time(pledge.stamp, owner)
+        began, process = self._now(), self._answers_for(pledge.stamp, owner)
         for index in indexes:
             one = await self._show(check, index)
             if one is None:
@@ -337,8 +337,10 @@ class Auditor:
         except (BadMessage, Overflow, Refused) as error:
             if isinstance(error, Refused) and error.code is not RejectCode.VOID:
                 # My weights of that step are gone: because I lagged, or because it took so long to show its work.
-                if in_time and shown_s > self._peer.timers.suspect_s:
-                    self._withheld(pledge.stamp, owner, check.index, "it was shown too slowly to be computed again")
+                if shown_s > self._peer.timers.suspect_s:
+                    self._withheld(
+                        process, pledge.stamp, owner, check.index, "it was shown too slowly to be computed again"
+                    )
                 raise
             # Of what was sent that proves nothing: its contributor has chosen what it is made of.
             if sent is not None:
@@ -355,21 +357,21 @@ class Auditor:
         if one is None:
             return
         (again,), _ = await self._replica.compute.recompute(step, [(index, *one[1:])])
-        in_time = self._in_time(pledge.stamp, peer)
+        process = self._answers_for(pledge.stamp, peer)
         request = AuditRequest(step, self.stage, index, peer, made=True)
         shown, why = await self._ask(peer, request, limit_s=_MADE_S)
         off = math.inf if shown is None or shown.work != one[0].work else off_by(shown, again)
         if off < math.inf:
             self._event("weighed", peer, step, index=index, off=off)
             self.cases.weighed(peer, off)
-        elif in_time:
-            self._withheld(pledge.stamp, peer, index, why)
+        else:
+            self._withheld(process, pledge.stamp, peer, index, why)
 
     async def _compare(self, sent: Sent, owner: PeerId) -> None:
         """Ask the contributor of that microbatch for its work, and compare it with what was sent."""
         stamp = sent.stamp
         request = AuditRequest(stamp.step, self.stage, sent.index, owner, bare=True)
-        in_time, why = self._in_time(stamp, owner), ""
+        process, why = self._answers_for(stamp, owner), ""
         self._asking += 1
         try:
             if owner == self._peer.me:
@@ -379,8 +381,8 @@ class Auditor:
         finally:
             self._asking -= 1
         shown = answer is not None and self.cases.compared(sent, answer.work, answer.path)
-        if not shown and in_time and owner != self._peer.me:
-            self._withheld(stamp, owner, sent.index, why)
+        if not shown and owner != self._peer.me:
+            self._withheld(process, stamp, owner, sent.index, why)
 
     async def _ask(self, peer: PeerId, request: AuditRequest, limit_s: float = _ASK_S) -> tuple[AuditData | None, str]:
         """What that peer shows, and what is wrong with that if it is not what was pledged. Of nothing: why; "": it is
@@ -420,20 +422,23 @@ class Auditor:
                 return True
         return False
 
-    def _in_time(self, stamp: Stamp, peer: PeerId) -> bool:
-        # It keeps what it shows for some steps: a late request gets nothing from any peer.
-        seen = self._replica.member.view.get(peer)
-        ahead = seen is not None and seen.version - stamp.step >= KEPT_STEPS
-        return not ahead and self._replica.member.version - stamp.step <= _IN_TIME
-
-    def _withheld(self, stamp: Stamp, peer: PeerId, index: int, why: str) -> None:
-        """The peer has shown nothing, though it was asked in time. Work of a process that has ended is lost."""
+    def _answers_for(self, stamp: Stamp, peer: PeerId) -> int | None:
+        """The process in which the peer contributed to that step, if it must still show that work; else None."""
         known, member = self.cases.aggregate(stamp), self._replica.member
         seen = member.view.get(peer)
-        # No peer answers for what was given up.
-        if not why or known is None or seen is None or stamp.restart != member.restart:
+        # It keeps what it shows for some steps: a late request gets nothing from any peer.
+        ahead = seen is not None and seen.version - stamp.step >= KEPT_STEPS
+        if known is None or ahead or member.version - stamp.step > _IN_TIME:
+            return None
+        return next((of.incarnation for name, of, _ in known.finished.contributions if name == peer), None)
+
+    def _withheld(self, process: int | None, stamp: Stamp, peer: PeerId, index: int, why: str) -> None:
+        """The peer has shown nothing. process: what `_answers_for` returned when it was asked."""
+        member = self._replica.member
+        seen = member.view.get(peer)
+        # No peer answers for what was given up, nor for work that was lost with a process.
+        if not why or process is None or seen is None or stamp.restart != member.restart:
             return
-        process = next(of.incarnation for name, of, _ in known.finished.contributions if name == peer)
         if seen.incarnation == process or not self.cases.is_excused(peer, process, stamp.step, member.version):
             self._event("withheld", peer, stamp.step, index=index, reason=why)
             self.suspend(peer, "does not show work that it pledged")
@@ -443,7 +448,7 @@ class Auditor:
         pledge = check.case.pledge
         peer, execution = pledge.peer, self._replica.execution
         request, reason = AuditRequest(pledge.stamp.step, self.stage, index, peer), ""
-        in_time = self._in_time(pledge.stamp, peer)
+        process = self._answers_for(pledge.stamp, peer)
         kept = execution.shown.get(request)
         if kept is not None and proves(kept.path, kept.work, pledge.work_root):
             with contextlib.suppress(BadMessage):
@@ -461,8 +466,7 @@ class Auditor:
                 except (BadMessage, PeerGone) as error:
                     why = str(error)
             reason = why if holder == peer else reason
-        if in_time:
-            self._withheld(pledge.stamp, peer, index, reason)
+        self._withheld(process, pledge.stamp, peer, index, reason)
         return None
 
     async def _opened(self, request: AuditRequest, data: AuditData) -> tuple[Sequence[Packed], Sequence[Packed]]:
