@@ -50,7 +50,7 @@ from swarmnet.audit.case import (
 from swarmnet.audit.pledge import WHOLE, counted_as, made_alike, proves, shares_of
 from swarmnet.bounds import Recent
 from swarmnet.ids import NO_RESTART, Chain, PeerId, Signer
-from swarmnet.messages import Ban, Case, Finished, Pledge, Sent, Stamp, WorkRecord, contributors_of, first_of
+from swarmnet.messages import Ban, Case, Finished, Pledge, Sent, Stamp, WorkRecord, first_of
 from swarmnet.quorum import quorum
 from swarmnet.statement import statement
 
@@ -75,10 +75,14 @@ _SPARE_WORDS, _WORDS_OF_AN_INDEX = 32, 2
 _MOST_PLEDGES = 4
 """Of one peer for one aggregate: rounds may differ."""
 
-EVERY = 16
-"""Versions in which one process of a peer is believed to have ended: heartbeats are its own word."""
+APART = 64
+"""Steps between two restarts of one contributor, at least: what a process contributed last ends with it unchecked."""
 
-_MOST_PEERS, _MOST_ENDS = 256, 4
+KEPT_OUT = 256
+"""Steps in which a contributor that restarted twice within `APART` steps counts as late."""
+
+_MOST_PEERS = 256
+"""Contributors whose processes are remembered."""
 
 SHOWN_TO = 8
 """Replicas of a sender's stage that are shown what it has sent: one correct one is enough."""
@@ -136,30 +140,41 @@ class Host(Protocol):
 
 @dataclass(slots=True)
 class Aggregate:
-    """A committed aggregate, and what its contributors pledged."""
+    """A committed aggregate, and what its contributors pledged. owners: of each index.
+
+    compared: transfers of that step that were compared with work, as statements. charges: cases about transfers, by
+    sender.
+    """
 
     stamp: Stamp
-    digest: bytes
+    finished: Finished
     shares: bytes
     owners: dict[int, PeerId]
     contributors: frozenset[PeerId]
     pledges: dict[PeerId, list[Pledge]] = field(default_factory=dict)
-
-    @property
-    def has_auditors(self) -> bool:
-        """Have enough contributed to audit each other?"""
-        return len(self.contributors) > 2
+    compared: Recent[bytes, None] = field(default_factory=lambda: Recent(1 << 10))
+    charges: Counter[PeerId] = field(default_factory=Counter)
 
 
 @dataclass(slots=True)
 class _Open:
-    """A case of my stage. closed: it is decided, undecidable or harmless; later rechecks of it still count."""
+    """A case of my stage. disputed: no quorum can decide it; later rechecks of it still count."""
 
     case: Case
     told_by: PeerId
     told_at: float = 0.0
     checking: bool = False
-    closed: bool = False
+    disputed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Process:
+    """The process in which a peer contributed last. since: the step in which it replaced another. late_until: a step;
+    the one that it replaced had ended too soon."""
+
+    incarnation: int
+    since: int = -APART
+    late_until: int = 0
 
 
 class Cases:
@@ -192,15 +207,13 @@ class Cases:
         self._sums: dict[int, Aggregate] = {}
         self._live: frozenset[PeerId] = frozenset()
         self._restart = NO_RESTART
-        # Invariant: these and what follows hold nothing of a step before `_forget`'s oldest one.
+        # Invariant: these three hold nothing of a step before `_forget`'s oldest one.
         self._pledged: Recent[tuple[PeerId, Stamp, object, bytes], Pledge] = Recent(1 << 12)
         self._open: dict[bytes, _Open] = {}
         self._told_by: Counter[PeerId] = Counter()  # transfers, since the last step
-        self._compared: Recent[bytes, int] = Recent(1 << 10)  # statement of a transfer -> its step
-        self._charges: Counter[tuple[PeerId, int]] = Counter()  # cases about transfers, by sender and step
-        self._classes: dict[PeerId, str] = {}
-        self._changed: dict[PeerId, int] = {}  # the step in which a peer was first seen in its class
-        self._ends: Recent[PeerId, Recent[int, int]] = Recent(_MOST_PEERS)  # of processes: at which version
+        self._classes: dict[PeerId, tuple[str, int]] = {}  # and the step in which a peer was first seen in it
+        self._processes: Recent[PeerId, _Process] = Recent(_MOST_PEERS)
+        self._ended: Recent[tuple[PeerId, int], int] = Recent(_MOST_PEERS)  # (peer, incarnation) -> at which version
         self._decided: set[Ban] = set()  # Invariant: of peers that no commit has banned yet
         self.banned: dict[PeerId, Case | None] = {}
         """Banned peers, each with its case, if that is known here."""
@@ -224,20 +237,28 @@ class Cases:
             self._restart = stamp.restart
             self._sums.clear()
             self._open.clear()
+            self._processes.clear()
             # The state that the run goes back to does not know of these bans.
             self._decided = {Ban(peer, -1, bytes(32)) for peer in (*self.banned, *(ban.peer for ban in self._decided))}
             self._host.vouch(frozenset(self._decided))
         owners = {index: peer for peer, _, indexes in finished.contributions for index in indexes}
+        for peer, generation, indexes in finished.contributions:
+            if not indexes:
+                continue
+            process = self._processes.get(peer, _Process(generation.incarnation))
+            if process.incarnation != generation.incarnation:
+                soon = stamp.step - process.since < APART
+                process = _Process(generation.incarnation, stamp.step, stamp.step + KEPT_OUT if soon else 0)
+            self._processes[peer] = process
         shares = shares_of(finished.contributions, finished.voided)
-        self._sums[stamp.step] = Aggregate(stamp, finished.digest, shares, owners, contributors_of(finished))
+        self._sums[stamp.step] = Aggregate(stamp, finished, shares, owners, frozenset(owners.values()))
         for pledge in pledges:
             self.hear_pledge(pledge)
         self._forget(stamp.step + 1 - KEEP_STEPS)
         self._live = frozenset(live)
         for peer in self._live:
-            now = self._numerics(peer)
-            if self._classes.get(peer) != now:
-                self._classes[peer], self._changed[peer] = now, stamp.step
+            if self._classes.get(peer, ("", 0))[0] != self._numerics(peer):
+                self._classes[peer] = self._numerics(peer), stamp.step
         if (before := self._sums.get(stamp.step - 1)) is not None:
             self._sample(before, later)
 
@@ -252,8 +273,8 @@ class Cases:
         if contradict(first, pledge):
             self.hear(Case(first, other=pledge), self.me)
             return
-        known = self._aggregate(pledge.stamp)
-        if known is not None and (pledge.digest, pledge.shares) == (known.digest, known.shares):
+        known = self.aggregate(pledge.stamp)
+        if known is not None and (pledge.digest, pledge.shares) == (known.finished.digest, known.shares):
             pledges = known.pledges.setdefault(pledge.peer, [])
             if pledge.peer in known.contributors and pledge not in pledges and len(pledges) < _MOST_PLEDGES:
                 pledges.append(pledge)
@@ -262,40 +283,29 @@ class Cases:
         seed = seed_of(known.stamp.step, self.stage, later, self._secret)
         # A Byzantine peer that leaves others no work would be alone: then replicas that contributed nothing audit.
         able = (self._live | {self.me}) - self.banned.keys()
-        if known.has_auditors:
+        if len(known.contributors) > 2:
             able &= known.contributors
         if self.me not in able:
             return
-        works = [(peer, index, self._microbatches) for index, peer in known.owners.items()]
-        works += [(peer, WHOLE, self._contributions) for peer in known.contributors]
-        shares = Counter(known.owners.values())
-        # A slow member that checked all that a fast one has computed would hold up the steps of both.
-        weights = {peer: 1 + shares[peer] for peer in able if self._same_class(peer, self.me)}
-        runs = {peer: self._operator(peer) for peer in weights.keys() | known.contributors}
-        parts = {
-            peer: part_of(
-                self.me,
-                {other: weight for other, weight in weights.items() if other != peer},
-                {other for other in weights if runs[other] == runs[peer]},
-            )
-            for peer in known.contributors - {self.me}
-            if self._same_class(self.me, peer)
-        }
-        for peer, index, rate in sorted(works, key=lambda work: (work[1], work[0])):
-            able_to = peer in known.pledges and peer in parts and peer not in self.banned
-            if able_to and is_drawn(seed, peer, index, own_rate(rate, parts[peer])):
-                self._host.check(Check(Case(known.pledges[peer][0]), index))
-        # All others check a replica that is alone in its class, as far as rounding allows.
-        alone = {
-            peer
-            for peer in known.pledges.keys() - parts.keys() - {self.me} - self.banned.keys()
-            if not any(self._same_class(other, peer) for other in able - {peer})
-        }
-        for index, peer in sorted(known.owners.items()):
-            if peer in alone:
-                part = (1 + shares[self.me]) / sum(1 + shares[other] for other in able - {peer})
-                if is_drawn(seed, peer, index, own_rate(self._microbatches, part)):
-                    self._host.check(Check(Case(known.pledges[peer][0]), index, rough=True))
+        done = Counter(known.owners.values())
+        runs = {peer: self._operator(peer) for peer in able | known.contributors}
+        classes = {peer: self._numerics(peer) for peer in able | known.contributors}
+        for peer in sorted(known.pledges.keys() - self.banned.keys() - {self.me}):
+            # A slow member that checked all that a fast one has computed would hold up the steps of both.
+            weights = {other: 1 + done[other] for other in able if other != peer}
+            alike = {other: weight for other, weight in weights.items() if classes[other] == classes[peer] != ""}
+            # All others check a replica that is alone in its class, as far as rounding allows.
+            rough = not alike
+            if rough:
+                part = part_of(self.me, weights, frozenset())
+            elif self.me in alike:
+                part = part_of(self.me, alike, {other for other in alike if runs[other] == runs[peer]})
+            else:
+                continue
+            works = [(index, self._microbatches) for index, owner in known.owners.items() if owner == peer]
+            for index, rate in works if rough else [(WHOLE, self._contributions), *works]:
+                if is_drawn(seed, peer, index, own_rate(rate, part)):
+                    self._host.check(Check(Case(known.pledges[peer][0]), index, rough=rough))
 
     # ------------------------------------------------------------ transfers between stages
 
@@ -317,30 +327,30 @@ class Cases:
 
     def hear_sent(self, sent: Sent, teller: PeerId) -> None:
         """A neighbour stage has received that from a replica of my stage, as `teller` says."""
-        known, transfer = self._aggregate(sent.stamp), statement(sent)
+        known, transfer = self.aggregate(sent.stamp), statement(sent)
         owner = known.owners.get(sent.index) if known is not None else None
         if known is None or owner is None or owner not in known.pledges or sent.stamp.stage != self.stage:
             return
-        if sent.peer == self.me or sent.peer in self.banned or transfer in self._compared:
-            return
         # Identities cost nothing.
-        if sent.peer not in self._live | known.contributors:
+        others = (self._live | known.contributors) - self.banned.keys() - {self.me}
+        if sent.peer not in others or transfer in known.compared:
             return
         # Each costs a signature and a call: a contributor of a whole step has no more to tell.
         self._told_by[teller] += teller != self.me
         if self._told_by[teller] > _SPARE_WORDS + _WORDS_OF_AN_INDEX * len(known.owners):
             return
         if self._signer.verify(sent.peer, transfer, sent.signature):
-            self._compared[transfer] = sent.stamp.step
+            known.compared[transfer] = None
             self._host.ask_work(sent, owner)
 
     def compared(self, sent: Sent, work: WorkRecord, path: bytes) -> bool:
         """The contributor shows that work. False: it is not the work that it pledged."""
-        known = self._aggregate(sent.stamp)
-        owner = known.owners.get(sent.index) if known is not None else None
-        pledges = known.pledges.get(owner, ()) if known is not None and owner is not None else ()
+        known = self.aggregate(sent.stamp)
+        if known is None or sent.index not in known.owners or work.index != sent.index:
+            return False
+        pledges = known.pledges.get(known.owners[sent.index], ())
         pledge = next((pledge for pledge in pledges if proves(path, work, pledge.work_root)), None)
-        if pledge is None or work.index != sent.index:
+        if pledge is None:
             return False
         if counted_as(work, sent.kind) == sent.digest:
             return True
@@ -350,12 +360,11 @@ class Cases:
             return True
         # If it was made of something else, those that signed that are checked instead. Before the sender was of my
         # class, other bits were right.
-        about = sent.peer, sent.stamp.step
-        changed = self._changed.get(sent.peer, sent.stamp.step) >= sent.stamp.step
-        if not made_alike(sent, work) or not self._same_class(self.me, sent.peer) or changed:
+        _, since = self._classes.get(sent.peer, ("", sent.stamp.step))
+        if not made_alike(sent, work) or not self._same_class(self.me, sent.peer) or since >= sent.stamp.step:
             return True
-        if self._charges[about] < _MOST_CHARGES:
-            self._charges[about] += 1
+        if known.charges[sent.peer] < _MOST_CHARGES:
+            known.charges[sent.peer] += 1
             self._host.check(Check(case, work.index))
             if pledge.peer not in (sent.peer, self.me):
                 self._host.check(Check(Case(pledge, work, path), work.index))
@@ -413,7 +422,6 @@ class Cases:
         opened = self._open.get(ban.case)
         self.banned.setdefault(ban.peer, opened.case if opened is not None else None)
         self._decided = {each for each in self._decided if each.peer != ban.peer}
-        self._close()
         return self.banned[ban.peer]
 
     def _join(self, case: Case, teller: PeerId) -> None:
@@ -443,7 +451,7 @@ class Cases:
 
     def _is_pledged(self, pledge: Pledge) -> bool:
         """Is it a contributor's to an aggregate that I applied?"""
-        known = self._aggregate(pledge.stamp)
+        known = self.aggregate(pledge.stamp)
         return known is not None and pledge in known.pledges.get(pledge.peer, ())
 
     def _may_open(self, case: Case, teller: PeerId) -> bool:
@@ -462,21 +470,29 @@ class Cases:
     @property
     def open_cases(self) -> list[_Open]:
         """Cases that are not decided yet."""
-        return [opened for opened in self._open.values() if not opened.closed]
+        return [opened for opened in self._open.values() if not self._is_closed(opened)]
 
-    def is_excused(self, peer: PeerId, life: int, step: int, version: int) -> bool:
-        """May `peer` not show its work of `step`? It names another process than the one, `life`, that contributed.
+    def _is_closed(self, opened: _Open) -> bool:
+        """Is it disputed, or about banned peers alone?"""
+        own, rechecks = claimed(opened.case), opened.case.rechecks
+        differ = any(each.found != own and each.peer not in self.banned for each in rechecks)
+        return opened.disputed or suspect_of(opened.case) in self.banned or not differ
+
+    def restart_often(self, version: int) -> list[PeerId]:
+        """The peers whose processes end so often that too much of their work ends unchecked."""
+        return sorted(peer for peer, process in self._processes.items() if version < process.late_until)
+
+    def is_excused(self, peer: PeerId, incarnation: int, step: int, version: int) -> bool:
+        """May `peer` not show its work of `step`? It says that the process that contributed has ended.
 
         version: mine now. A process that has ended contributes to no later step.
         """
-        ends = self._ends[peer] = self._ends.get(peer, Recent(_MOST_ENDS))
-        if life not in ends and all(version - ended >= EVERY for ended in ends.values()):
-            ends[life] = version
-        return step <= ends.get(life, -1)
+        return step <= self._ended.setdefault((peer, incarnation), version)
 
     # ------------------------------------------------------------ inside
 
-    def _aggregate(self, stamp: Stamp) -> Aggregate | None:
+    def aggregate(self, stamp: Stamp) -> Aggregate | None:
+        """The aggregate with that header, if I applied it lately."""
         known = self._sums.get(stamp.step)
         return known if known is not None and known.stamp == stamp else None
 
@@ -494,8 +510,8 @@ class Cases:
         case, judges = opened.case, verifiers(opened.case, self.voters)
         values = results(case)
         most = max([values[peer] for peer in judges & values.keys()].count(value) for value in values.values())
-        if not opened.closed and most + len(judges - values.keys()) < quorum(judges):
-            opened.closed = True
+        if not self._is_closed(opened) and most + len(judges - values.keys()) < quorum(judges):
+            opened.disputed = True
             self._host.undecided(case)
         self._decide(case, at_fault(case, self.voters) - self.banned.keys())
 
@@ -511,29 +527,18 @@ class Cases:
     def _ban(self, peers: Iterable[PeerId], case: Case) -> None:
         new = [peer for peer in peers if peer not in self.banned]
         self.banned |= dict.fromkeys(new, case)
-        self._close()
         self._decide(case, new)
         for peer in new:
             self._host.ban(peer, case)
-
-    def _close(self) -> None:
-        """A peer is banned: close the cases that are about it alone."""
-        for opened in self._open.values():
-            own, rechecks = claimed(opened.case), opened.case.rechecks
-            differ = any(each.found != own and each.peer not in self.banned for each in rechecks)
-            opened.closed |= suspect_of(opened.case) in self.banned or not differ
 
     def _forget(self, oldest: int) -> None:
         """Drop what is older. An open case that is dropped is undecided."""
         for step in [step for step in self._sums if step < oldest]:
             del self._sums[step]
-        for about in [about for about in self._charges if about[1] < oldest]:
-            del self._charges[about]
         self._pledged.drop(lambda about, pledge: pledge.stamp.step < oldest)
-        self._compared.drop(lambda transfer, step: step < oldest)
         for subject in [subject for subject, opened in self._open.items() if opened.case.pledge.stamp.step < oldest]:
             opened = self._open.pop(subject)
-            if not opened.closed:
+            if not self._is_closed(opened):
                 self._host.undecided(opened.case)
 
 

@@ -18,9 +18,10 @@ Signers sign the chain, which begins with the run: a history without its first s
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from swarmnet.audit.case import Verify, needs_no_recheck
 from swarmnet.audit.evidence import Evidence
@@ -122,9 +123,7 @@ class _Step:
     signers: frozenset[PeerId] = frozenset()
     files: set[str] = field(default_factory=set)
     parent: _Step | None = None
-    """The last one before it."""
-    joined: bool = False
-    """Does its chain prove that?"""
+    """The last one before it; steps between the two are missing if its chain does not prove that."""
     before: Chain = NO_CHAIN
     """Of the version before it."""
     known: frozenset[PeerId] = frozenset()
@@ -135,12 +134,15 @@ class _Step:
     def at(self) -> Stamp:
         return self.receipt.stamp
 
-    def follow(self, parent: _Step | None) -> None:
+    @property
+    def pledged(self) -> object:
+        """What its signers have signed."""
+        return self.at, self.receipt.finished.digest, self.receipt.shares
+
+    def follow(self, parent: _Step) -> None:
         self.parent = parent
-        self.known = self.signers
-        if parent is not None:
-            self.known = parent.known if self.signers <= parent.known else parent.known | self.signers
-            parent.children.append(self)
+        self.known = parent.known if self.signers <= parent.known else parent.known | self.signers
+        parent.children.append(self)
 
     def path(self) -> Iterator[_Step]:
         """From here back to the first one."""
@@ -152,25 +154,28 @@ class _Step:
 
 def account(told: Iterable[tuple[str, Receipt]], verify: Verify, digested: Digested) -> Account:
     """Prove receipts of one run, of any replicas. told: file, and a receipt in it."""
-    found, steps = Account(), {}  # type: ignore[var-annotated]
+    refused: list[str] = []
+    steps: dict[tuple[Any, ...], _Step] = {}
     for file, receipt in told:
-        if why := receipt.refusal(verify):
-            found.refused.append(_refused(file, receipt, why))
-            continue
         at, digest, tokens = receipt.stamp, digested(receipt.commits), tuple(sorted(receipt.tokens.items()))
-        told_alike = digest, receipt.finished.digest, receipt.shares, tokens
-        step = steps.setdefault((at.stage, at.step, at.restart, at.chain, *told_alike), _Step(receipt, digest))
+        if why := receipt.refusal(verify):
+            refused.append(_refused(file, receipt, why))
+            continue
+        key = at.stage, at.step, at.restart, at.chain, digest, receipt.finished.digest, receipt.shares, tokens
+        step = steps.setdefault(key, _Step(receipt, digest))
         step.signers |= receipt.signers
         step.files.add(file)
     # Sorted, so that the order of the files changes nothing.
-    ordered = [steps[key] for key in sorted(steps)]
-    for _, of in itertools.groupby(ordered, key=lambda step: step.at.stage):
-        found.histories += _histories(list(of), found.refused)
-    return found
+    stages = itertools.groupby((steps[key] for key in sorted(steps)), key=lambda step: step.at.stage)
+    return Account([history for _, of in stages for history in _histories(list(of), refused)], refused)
 
 
 def _refused(file: str, receipt: Receipt, why: str) -> str:
     return f"{file}: stage {receipt.stamp.stage} step {receipt.stamp.step}: {why}"
+
+
+def _signers(steps: Iterable[_Step]) -> frozenset[PeerId]:
+    return frozenset().union(*(step.signers for step in steps))
 
 
 # ---------------------------------------------------------------- what follows what
@@ -181,43 +186,42 @@ def _histories(steps: list[_Step], refused: list[str]) -> list[StageHistory]:
     _join(steps)
     steps = _without_changed(steps, refused)
     _bridge(steps)
-    ends = [step for step in steps if not step.children]
-    paths = {end: list(end.path())[::-1] for end in ends}
+    paths = {end: list(end.path())[::-1] for end in steps if not end.children}
     lost = _given_up(paths)
-    stand = [end for end in ends if end not in lost]
-    uses: dict[_Step, int] = defaultdict(int)
-    for end in stand:
-        for step in paths[end]:
-            uses[step] += 1
-    made = []
-    for end in stand:
-        gone: dict[_Step, set[_Step]] = defaultdict(set)
-        for of, to in lost.items():
-            if _last(of, lost) is end:
-                gone[to] |= set(paths[of]) - set(paths[to])
-        made.append(_history(paths[end], [step for step in paths[end] if uses[step] == 1], list(gone.values())))
+    uses = Counter(step for end in paths.keys() - lost.keys() for step in paths[end])
+    # Of each history what its restarts gave up, and what had been given up before that.
+    gone: dict[_Step, dict[_Step, set[_Step]]] = {end: defaultdict(set) for end in paths}
+    for end, to in lost.items():
+        last = to
+        while last in lost:
+            last = lost[last]
+        gone[last][to] |= set(paths[end]) - set(paths[to])
+    made = [
+        _history(path, [step for step in path if uses[step] == 1], gone[end].values())
+        for end, path in paths.items()
+        if end not in lost
+    ]
     return sorted(made, key=lambda history: (-len(history.own.signers), -history.steps))
 
 
 def _join(steps: list[_Step]) -> None:
+    """Find the step before each, by its chain."""
     by_step: dict[int, list[_Step]] = defaultdict(list)
     for step in steps:
         by_step[step.at.step].append(step)
     for step in steps:
-        chains = {later.at.chain for later in by_step.get(step.at.step + 1, ())}
-        step.before, parents = step.at.chain, []
-        for parent in by_step.get(step.at.step - 1, ()):
-            if _is_older(parent.at, step.at) and (before := _joins(parent, step, chains)):
-                parents.append((parent, before))
+        later = {after.at.chain for after in by_step.get(step.at.step + 1, ())}
+        parents = {
+            parent: before
+            for parent in by_step.get(step.at.step - 1, ())
+            if _is_older(parent.at, step.at) and (before := _joins(parent, step, later))
+        }
+        step.before, step.known = step.at.chain, step.signers
         if parents:
-            # Others contributed, as they say, to the same sum: each goes on from what it signed itself.
-            parent, step.before = max(
-                parents, key=lambda of: (len(of[0].known & step.signers), -len(of[0].known), len(of[0].files))
-            )
-            step.joined = True
+            # Others contributed, as they say, to the same aggregate: each goes on from what it signed itself.
+            parent = max(parents, key=lambda of: (len(of.known & step.signers), -len(of.known), len(of.files)))
+            step.before = parents[parent]
             step.follow(parent)
-        else:
-            step.follow(None)
 
 
 def _joins(parent: _Step, step: _Step, later: set[Chain]) -> Chain | None:
@@ -237,31 +241,29 @@ def _is_older(old: Stamp, new: Stamp) -> bool:
 
 
 def _without_changed(steps: list[_Step], refused: list[str]) -> list[_Step]:
-    """Nobody has signed a step's own commits but those who go on from them: its own signers went on from others."""
+    """Drop a step whose own signers went on from other commits: only those who go on from them have signed those."""
     went_on: dict[object, frozenset[PeerId]] = defaultdict(frozenset)
     for step in steps:
-        for child in step.children:
-            went_on[_pledged(step)] |= child.signers
-    changed = {step for step in steps if not step.children and went_on[_pledged(step)] & step.signers}
+        went_on[step.pledged] |= _signers(step.children)
+    changed = {step for step in steps if not step.children and went_on[step.pledged] & step.signers}
     for step in changed:
         if step.parent is not None:
             step.parent.children.remove(step)
-        for file in sorted(step.files):
-            refused.append(_refused(file, step.receipt, "its signers went on from other commits or tokens"))
+        refused += (
+            _refused(file, step.receipt, "its signers went on from other commits or tokens")
+            for file in sorted(step.files)
+        )
     return [step for step in steps if step not in changed]
 
 
-def _pledged(step: _Step) -> object:
-    return step.at, step.receipt.finished.digest, step.receipt.shares
-
-
 def _bridge(steps: list[_Step]) -> None:
-    """Over missing steps no chain leads: whoever has signed on both sides stands for it."""
-    roots, signers = {}, defaultdict(frozenset)  # type: ignore[var-annotated]
+    """Over missing steps no chain leads: a peer that has signed on both sides stands for it."""
+    roots: dict[_Step, _Step] = {}
+    signers: dict[_Step, frozenset[PeerId]] = defaultdict(frozenset)
     for step in steps:
         roots[step] = step if step.parent is None else roots[step.parent]
         signers[roots[step]] |= step.signers
-    for root in [step for step in steps if step.parent is None]:
+    for root in signers:
         before = set()
         for end in [step for step in steps if not step.children]:
             old = next((step for step in end.path() if _is_older(step.at, root.at)), None)
@@ -272,76 +274,47 @@ def _bridge(steps: list[_Step]) -> None:
             root.follow(before.pop())
 
 
-# ---------------------------------------------------------------- what was given up
-
-
 def _given_up(paths: dict[_Step, list[_Step]]) -> dict[_Step, _Step]:
     """Ends of what the run has gone back from -> the end of what it went on with."""
     lost: dict[_Step, _Step] = {}
     for end, path in sorted(paths.items(), key=lambda of: of[0].at.restart):  # what gave it up first
-        places = {step: place for place, step in enumerate(path)}
-        for other in paths:
-            if other is end or other.at.restart >= end.at.restart:
-                continue
-            gone = []
-            for common in other.path():
-                if common in places:
-                    new = path[places[common] + 1 :]
-                    break
-                gone.append(common)
-            else:
-                new = path
-            if _goes_back(gone, new, joined=new is not path):
-                lost.setdefault(other, end)
+        for other in paths.keys() - lost.keys():
+            if other.at.restart < end.at.restart:
+                shared = set(path).intersection(paths[other])
+                gone, new = ([step for step in each if step not in shared] for each in (paths[other], path))
+                if _goes_back(gone, new, joined=bool(shared)):
+                    lost[other] = end
     return lost
 
 
 def _goes_back(gone: Sequence[_Step], new: Sequence[_Step], *, joined: bool) -> bool:
     restart = new[0].at.restart
-    if gone[0].at.restart >= restart or gone[-1].at.step < restart.version:
-        return False
+    before = gone[-1].at.restart < restart and gone[0].at.step >= restart.version
     # At version 0 all histories of a run are one.
-    if not joined and restart.version:
-        return False
-    signed, since = _signers(gone), _signers(new)
-    return blocks(since, signed)
-
-
-def _last(end: _Step, lost: dict[_Step, _Step]) -> _Step:
-    while end in lost:
-        end = lost[end]
-    return end
+    return before and (joined or not restart.version) and blocks(_signers(new), _signers(gone))
 
 
 # ---------------------------------------------------------------- what is counted
 
 
-def _signers(steps: Iterable[_Step]) -> frozenset[PeerId]:
-    return frozenset().union(*(step.signers for step in steps))
-
-
-def _part(steps: Iterable[_Step]) -> Stretch:
-    steps = list(steps)
+def _part(steps: Collection[_Step]) -> Stretch:
     return Stretch(min(step.at.step for step in steps), len(steps), _signers(steps))
 
 
-def _history(path: Sequence[_Step], own: Sequence[_Step], gone: Sequence[set[_Step]]) -> StageHistory:
+def _history(path: Sequence[_Step], own: Sequence[_Step], gone: Iterable[set[_Step]]) -> StageHistory:
     files = sorted(set().union(*(step.files for step in own)))
-    history = StageHistory(path[0].at.stage, _part(own), files, [_part(steps) for steps in gone])
-    for step in path:
-        finished = step.receipt.finished
-        history.steps += 1
-        history.receipts[step.at.step] = step.receipt
-        history.tokens += finished.num_tokens
-        history.linked += step.joined
-        if step.parent is not None:
-            history.missing += step.at.step - step.parent.at.step - 1
-        for peer, _, indexes in finished.contributions:
+    history = StageHistory(path[0].at.stage, _part(own), files, [_part(steps) for steps in gone], steps=len(path))
+    history.receipts = {step.at.step: step.receipt for step in path}
+    gaps = [after.at.step - before.at.step - 1 for before, after in itertools.pairwise(path)]
+    history.linked, history.missing = gaps.count(0), sum(gaps)
+    for receipt in history.receipts.values():
+        history.tokens += receipt.finished.num_tokens
+        for peer, _, indexes in receipt.finished.contributions:
             if indexes:
                 tally = history.tallies.setdefault(peer, MemberTally())
                 tally.steps += 1
                 tally.microbatches += len(indexes)
-                tally.tokens += sum(step.receipt.tokens[index] for index in indexes)
+                tally.tokens += sum(receipt.tokens[index] for index in indexes)
     return history
 
 

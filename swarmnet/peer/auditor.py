@@ -15,12 +15,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swarmnet.audit.case import Verify, claimed, needs_no_recheck, reason_of, suspect_of
-from swarmnet.audit.cases import Cases, Check
+from swarmnet.audit.case import Verify, claimed, index_of, needs_no_recheck, reason_of, suspect_of
+from swarmnet.audit.cases import APART, Cases, Check
 from swarmnet.audit.evidence import PROOF, Evidence, from_line, to_line
 from swarmnet.audit.pledge import WHOLE, leaf, proves, vector_seed
 from swarmnet.audit.receipts import Receipt, append
-from swarmnet.bounds import Recent
 from swarmnet.errors import BadMessage, DeviceFull, Overflow, PeerGone, PeerTimeout, Refused, RejectCode
 from swarmnet.ids import PeerId, Signer
 from swarmnet.messages import (
@@ -53,6 +52,9 @@ if TYPE_CHECKING:
 _IN_TIME = 2
 """Versions after a step in which who shows nothing of it has no excuse (`pipeline.works.KEPT_STEPS`)."""
 
+_BEFORE_END = 4
+"""Steps before the end of an exclusion in which its cause is reported again."""
+
 _ASK_S = 20.0
 """The longest that one peer is asked for what went into a microbatch."""
 
@@ -61,9 +63,6 @@ _MADE_S = 120.0
 
 _MOST_WAITING = 64
 """Checks that wait, and calls for work that are under way."""
-
-_REMEMBERED = 64
-"""Aggregates whose contributors are known: cases are about the last ones."""
 
 _IMPOSSIBLE = bytes(32)
 """What a check finds of work that no correct replica could have contributed: it is not finite, or not an input."""
@@ -135,9 +134,6 @@ class Auditor:
         self._to_name: tuple[Ban, ...] = ()  # as of the last tick
         self._checking = False
         self._asking = 0
-        self._sums: Recent[Stamp, Finished] = Recent(_REMEMBERED)
-        # Works that I asked for. Invariant: of cases that are in time.
-        self._bare: Recent[tuple[Stamp, PeerId, int], AuditData] = Recent(4 * _REMEMBERED)
         self._kept = peer.audit_log.kept(peer.signer.verify)
 
     # ------------------------------------------------------------ events
@@ -145,8 +141,6 @@ class Auditor:
     def applied(self, stamp: Stamp, finished: Finished, commits: Sequence[Commit]) -> None:
         """The replica has applied that aggregate: `commits` are of all stages."""
         member = self._replica.member
-        self._sums[stamp] = finished
-        self._bare.drop(lambda about, data: stamp.step - about[0].step > _IN_TIME)
         live = frozenset(member.view.live(self.stage, now=self._now()))
         pledges = self._replica.exchange.pledges(stamp)
         self._replica.execution.contributed(stamp.step, self._replica.exchange.pledged_root(stamp, finished))
@@ -157,8 +151,14 @@ class Auditor:
                     self._peer.taint(replace(stamp, step=ban.step, stage=commit.stage), ban.peer, applied=True)
                 self._shut_out(ban, commit.stage)
         # A replica that joins takes over the table with its state.
-        for peer in sorted(self._table - self.cases.banned.keys()):
-            self._shut_out(Ban(peer, -1, bytes(32)), self.stage)
+        until = {row.peer: row.until_step for row in member.membership.exclusions}
+        for peer, step in until.items():
+            if step == FOR_EVER and peer not in self.cases.banned:
+                self._shut_out(Ban(peer, -1, bytes(32)), self.stage)
+        # Named again before an exclusion ends, it contributes nothing in between.
+        for peer in self.cases.restart_often(member.version):
+            if until.get(peer, 0) <= member.version + _BEFORE_END and len(self.cases.voters) > 2:
+                self.suspend(peer, f"restarted twice within {APART} steps, with work that was not audited")
         self._name(member.bans)
         before = stamp.step - 1
         self.cases.received(before, self._replica.execution.works.sents(before), member.chain)
@@ -225,7 +225,7 @@ class Auditor:
 
     def ask_work(self, sent: Sent, owner: PeerId) -> None:
         """The contributor of that microbatch is asked for its work."""
-        if self._asking < _MOST_WAITING and self._in_time(sent.stamp, owner):
+        if self._asking < _MOST_WAITING and self._answers_for(sent.stamp, owner) is not None:
             self._peer.spawn(self._compare(sent, owner))
 
     def show(self, sent: Sent) -> None:
@@ -253,29 +253,22 @@ class Auditor:
         """The replica votes for commits that name these bans."""
         self._replica.member.membership.vouched = decided
 
-    @property
-    def _table(self) -> frozenset[PeerId]:
-        """The peers that are banned by commits."""
-        rows = self._replica.member.membership.exclusions
-        return frozenset(row.peer for row in rows if row.until_step == FOR_EVER)
-
     def _shut_out(self, ban: Ban, stage: int) -> None:
         """A stage has decided that ban."""
         member = self._replica.member
         stamp = Stamp(max(ban.step, 0), stage, member.chain, member.restart)
         known, voters = ban.peer in self.cases.banned, self.cases.voters
         case = self.cases.committed(ban)
-        if not known and case is not None:
-            self._convict(ban.peer, case, case.pledge.stamp, reason_of(case, ban.peer, voters))
-        elif not known:
-            what = f"step {ban.step}: false work" if ban.step >= 0 else "a false recheck, or two signatures"
-            self._convict(ban.peer, None, stamp, f"{what}, by votes of stage {stage}")
+        what = f"step {ban.step}: false work" if ban.step >= 0 else "a false recheck, or two signatures"
+        reason = f"{what}, by votes of stage {stage}" if case is None else reason_of(case, ban.peer, voters)
+        if not known:
+            self._convict(ban.peer, case, stamp if case is None else case.pledge.stamp, reason)
 
     def _convict(self, peer: PeerId, case: Case | None, stamp: Stamp, reason: str) -> None:
         """The peer is shut out. What proves that is written to a file, if signatures alone do."""
-        at, finished = "", self._sums.get(stamp)
-        if case is not None and finished is not None and not needs_no_recheck(case):
-            case = replace(case, contributions=finished.contributions, voided=finished.voided)
+        at, known = "", self.cases.aggregate(stamp)
+        if case is not None and known is not None and not needs_no_recheck(case):
+            case = replace(case, contributions=known.finished.contributions, voided=known.finished.voided)
         evidence = Evidence(self._peer.run_id, case) if case is not None else None
         if evidence is not None and not evidence.refusal(self._peer.signer.verify):
             name = f"stage-{stamp.stage}-step-{stamp.step}-{peer}"
@@ -295,8 +288,7 @@ class Auditor:
         self._peer.on_event(self.stage, event, {"peer": peer, "step": step, **fields})
 
     def _case_event(self, event: str, case: Case, **fields: object) -> None:
-        index = WHOLE if case.work is None else case.work.index
-        self._event(event, suspect_of(case), case.pledge.stamp.step, index=index, **fields)
+        self._event(event, suspect_of(case), case.pledge.stamp.step, index=index_of(case), **fields)
 
     # ------------------------------------------------------------ one check
 
@@ -321,9 +313,11 @@ class Auditor:
         case, pledge = check.case, check.case.pledge
         step, owner, sent = pledge.stamp.step, pledge.peer, check.case.sent
         whole = check.index == WHOLE
-        indexes = sorted(self._share(pledge)) if whole else [check.index]
+        known = self.cases.aggregate(pledge.stamp)
+        owners = known.owners if known is not None else {}
+        indexes = sorted(at for at in owners if owners[at] == owner) if whole else [check.index]
         shown: list[tuple[AuditData, Sequence[Packed], Sequence[Packed]]] = []
-        began, in_time = self._now(), self._in_time(pledge.stamp, owner)
+        began, process = self._now(), self._answers_for(pledge.stamp, owner)
         for index in indexes:
             one = await self._show(check, index)
             if one is None:
@@ -346,8 +340,10 @@ class Auditor:
         except (BadMessage, Overflow, Refused) as error:
             if isinstance(error, Refused) and error.code is not RejectCode.VOID:
                 # My weights of that step are gone: because I lagged, or because it took so long to show its work.
-                if in_time and shown_s > self._peer.timers.suspect_s:
-                    self._withheld(pledge.stamp, owner, check.index, "it was shown too slowly to be computed again")
+                if shown_s > self._peer.timers.suspect_s:
+                    self._withheld(
+                        process, pledge.stamp, owner, check.index, "it was shown too slowly to be computed again"
+                    )
                 raise
             # Of what was sent that proves nothing: its contributor has chosen what it is made of.
             if sent is not None:
@@ -364,33 +360,32 @@ class Auditor:
         if one is None:
             return
         (again,), _ = await self._replica.compute.recompute(step, [(index, *one[1:])])
-        in_time = self._in_time(pledge.stamp, peer)
+        process = self._answers_for(pledge.stamp, peer)
         request = AuditRequest(step, self.stage, index, peer, made=True)
         shown, why = await self._ask(peer, request, limit_s=_MADE_S)
         off = math.inf if shown is None or shown.work != one[0].work else off_by(shown, again)
         if off < math.inf:
             self._event("weighed", peer, step, index=index, off=off)
             self.cases.weighed(peer, off)
-        elif in_time:
-            self._withheld(pledge.stamp, peer, index, why)
+        else:
+            self._withheld(process, pledge.stamp, peer, index, why)
 
     async def _compare(self, sent: Sent, owner: PeerId) -> None:
         """Ask the contributor of that microbatch for its work, and compare it with what was sent."""
-        stamp, about = sent.stamp, (sent.stamp, owner, sent.index)
+        stamp = sent.stamp
         request = AuditRequest(stamp.step, self.stage, sent.index, owner, bare=True)
-        in_time, why = self._in_time(stamp, owner), ""
+        process, why = self._answers_for(stamp, owner), ""
         self._asking += 1
         try:
             if owner == self._peer.me:
                 answer, why = self._replica.execution.works.bare(stamp.step, sent.index), "it is not kept here"
-            elif (answer := self._bare.get(about)) is None:
+            else:
                 answer, why = await self._ask(owner, request)
         finally:
             self._asking -= 1
-        if answer is not None and self.cases.compared(sent, answer.work, answer.path):
-            self._bare[about] = answer
-        elif in_time and owner != self._peer.me:
-            self._withheld(stamp, owner, sent.index, why)
+        shown = answer is not None and self.cases.compared(sent, answer.work, answer.path)
+        if not shown and owner != self._peer.me:
+            self._withheld(process, stamp, owner, sent.index, why)
 
     async def _ask(self, peer: PeerId, request: AuditRequest, limit_s: float = _ASK_S) -> tuple[AuditData | None, str]:
         """What that peer shows, and what is wrong with that if it is not what was pledged. Of nothing: why; "": it is
@@ -430,40 +425,33 @@ class Auditor:
                 return True
         return False
 
-    def _in_time(self, stamp: Stamp, peer: PeerId) -> bool:
+    def _answers_for(self, stamp: Stamp, peer: PeerId) -> int | None:
+        """The process in which the peer contributed to that step, if it must still show that work; else None."""
+        known, member = self.cases.aggregate(stamp), self._replica.member
+        seen = member.view.get(peer)
         # It keeps what it shows for some steps: a late request gets nothing from any peer.
-        seen = self._replica.member.view.get(peer)
         ahead = seen is not None and seen.version - stamp.step >= KEPT_STEPS
-        return not ahead and self._replica.member.version - stamp.step <= _IN_TIME
+        if known is None or ahead or member.version - stamp.step > _IN_TIME:
+            return None
+        return next((of.incarnation for name, of, _ in known.finished.contributions if name == peer), None)
 
-    def _withheld(self, stamp: Stamp, peer: PeerId, index: int, why: str) -> None:
-        """The peer has shown nothing, though it was asked in time."""
-        # No peer answers for what was given up.
-        if why and stamp.restart == self._replica.member.restart and self._lives_on(stamp, peer):
+    def _withheld(self, process: int | None, stamp: Stamp, peer: PeerId, index: int, why: str) -> None:
+        """The peer has shown nothing. process: what `_answers_for` returned when it was asked."""
+        member = self._replica.member
+        seen = member.view.get(peer)
+        # No peer answers for what was given up, nor for work that was lost with a process.
+        if not why or process is None or seen is None or stamp.restart != member.restart:
+            return
+        if seen.incarnation == process or not self.cases.is_excused(peer, process, stamp.step, member.version):
             self._event("withheld", peer, stamp.step, index=index, reason=why)
             self.suspend(peer, "does not show work that it pledged")
-
-    def _share(self, pledge: Pledge) -> frozenset[int]:
-        """What the peer has contributed to the aggregate."""
-        finished = self._sums.get(pledge.stamp)
-        contributions = finished.contributions if finished is not None else ()
-        return frozenset().union(*(indexes for peer, _, indexes in contributions if peer == pledge.peer))
-
-    def _lives_on(self, stamp: Stamp, peer: PeerId) -> bool:
-        """Is the peer the process that has contributed? One that was started again has lost what it could show."""
-        finished, member = self._sums.get(stamp), self._replica.member
-        seen = member.view.get(peer)
-        of = [life.incarnation for name, life, _ in finished.contributions if name == peer] if finished else []
-        if seen is None or not of:
-            return False
-        return seen.incarnation in of or not self.cases.is_excused(peer, of[0], stamp.step, member.version)
 
     async def _show(self, check: Check, index: int) -> tuple[AuditData, Sequence[Packed], Sequence[Packed]] | None:
         """What went into a microbatch, as it was pledged. None: no peer shows it."""
         pledge = check.case.pledge
         peer, execution = pledge.peer, self._replica.execution
         request, reason = AuditRequest(pledge.stamp.step, self.stage, index, peer), ""
-        in_time = self._in_time(pledge.stamp, peer)
+        process = self._answers_for(pledge.stamp, peer)
         kept = execution.shown.get(request)
         if kept is not None and proves(kept.path, kept.work, pledge.work_root):
             with contextlib.suppress(BadMessage):
@@ -481,8 +469,7 @@ class Auditor:
                 except (BadMessage, PeerGone) as error:
                     why = str(error)
             reason = why if holder == peer else reason
-        if in_time:
-            self._withheld(pledge.stamp, peer, index, reason)
+        self._withheld(process, pledge.stamp, peer, index, reason)
         return None
 
     async def _opened(self, request: AuditRequest, data: AuditData) -> tuple[Sequence[Packed], Sequence[Packed]]:

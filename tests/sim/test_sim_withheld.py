@@ -157,7 +157,7 @@ def test_who_tells_too_much_of_what_was_sent_is_heard_no_more_until_the_next_ste
         await reached(swarm, 2)
         flooder = swarm.nodes[0]
         replica = flooder.peer.replicas[0]
-        stamp = next(iter(replica.auditor._sums))
+        stamp = next(iter(replica.auditor.cases._sums.values())).stamp
         for number in range(2000):
             words = Sent(stamp, number % 8, "output", number.to_bytes(32, "big"), flooder.peer_id, bytes(32), bytes(32))
             words = replace(words, signature=SimulatedSigner(flooder.peer_id).sign(statement(words)))
@@ -166,7 +166,9 @@ def test_who_tells_too_much_of_what_was_sent_is_heard_no_more_until_the_next_ste
                     mate.peer.on_tell(flooder.peer_id, words)
         for mate in swarm.nodes:
             if mate.stages == (0,) and mate is not flooder:
-                heard[mate.peer_id] = len(mate.peer.replicas[0].auditor.cases._compared)
+                heard[mate.peer_id] = sum(
+                    len(known.compared) for known in mate.peer.replicas[0].auditor.cases._sums.values()
+                )
 
     swarm.run(script=script)
     assert heard and all(0 < count <= 32 + 2 * PLAN.microbatches + 20 for count in heard.values()), heard
@@ -180,13 +182,12 @@ def test_nobody_has_work_computed_again_that_it_can_compute_itself() -> None:
     async def script(swarm: Swarm) -> None:
         await reached(swarm, 3)
         asker, mate = swarm.nodes[:2]
-        stamp, finished = list(asker.peer.replicas[0].auditor._sums.items())[-1]
-        for peer, _, indexes in finished.contributions:
-            for index in indexes:
-                if peer == mate.peer_id:
-                    request = AuditRequest(stamp.step, 0, index, peer, made=True)
-                    call = swarm.network.transport(asker.peer_id).call(peer, request, (), deadline=60.0)
-                    answers.extend([answer async for answer in call])
+        known = list(asker.peer.replicas[0].auditor.cases._sums.values())[-1]
+        for index, peer in known.owners.items():
+            if peer == mate.peer_id:
+                request = AuditRequest(known.stamp.step, 0, index, peer, made=True)
+                call = swarm.network.transport(asker.peer_id).call(peer, request, (), deadline=60.0)
+                answers.extend([answer async for answer in call])
 
     swarm.hooks.append(lambda peer, event, fields: named.add(fields["peer"]) if event == "asks_too_often" else None)
     swarm.run(script=script)
