@@ -32,9 +32,6 @@ OF_PAYLOAD = frozenset({RejectCode.BAD_SHAPE, RejectCode.NON_FINITE, RejectCode.
 _SHARES = 32
 """A replica is reported when the others have given so many results per candidate, and it none."""
 
-_UNHEARD_S = 0.5
-"""Pause before the next call to a replica that does not yet know us as a caller."""
-
 
 class CalledStage(Protocol):
     """The stage that a caller calls, as its peer knows it."""
@@ -175,9 +172,9 @@ class Caller:
                     # It has not heard of us yet, or not for long: our next heartbeat may tell it. Nothing is lost.
                     self._stage.rerouted(request, attempt.peer, answer.code.value)
                     if pick:
-                        self._router.busy(pick, retry_after_s=_UNHEARD_S, now=now)
+                        self._router.busy(pick, retry_after_s=self._router.timers.beat_s, now=now)
                     else:
-                        await asyncio.sleep(_UNHEARD_S)
+                        await asyncio.sleep(self._router.timers.beat_s)
                 case Rejected():
                     self._settle(pick)
                     if answer.code in OF_PAYLOAD:
@@ -220,7 +217,7 @@ class Caller:
             case Gradient():
                 self._done(attempt, answer, now)
             case MovedTo() | Busy() | Rejected():
-                retry_after_s = answer.retry_after_s if isinstance(answer, Busy) else _UNHEARD_S
+                retry_after_s = answer.retry_after_s if isinstance(answer, Busy) else self._router.timers.beat_s
                 self._router.busy(pick, retry_after_s=retry_after_s, now=now)
             case PeerGone() | PeerTimeout() | BadMessage():
                 self._failed(attempt, now, hung=isinstance(answer, PeerTimeout))

@@ -24,17 +24,6 @@ from swarmnet.transport import Transport, ask
 
 Message = TypeVar("Message", bound=Answer)
 
-ASK_S = 10.0
-"""Silence after which a replica that has begun to answer is given up."""
-
-SILENT_S = 1.0
-"""A replica that shows no sign of life for so long is passed over; twice as long in the next attempt, up to `ASK_S`."""
-
-LIMIT_S = 60.0
-"""The longest that one peer is asked, whatever it says meanwhile: another may have the copy."""
-
-_PAUSE_S = 0.2
-
 
 class Recovery:
     """Fetches inputs for and gradients of microbatches of one stage.
@@ -62,7 +51,8 @@ class Recovery:
         Raises Refused(VOID) if half of the stage before computed it, and it is not finite.
         """
         void: set[PeerId] = set()
-        silent_s = SILENT_S
+        # A replica that shows no sign of life for so long is passed over; twice as long in the next attempt.
+        silent_s = self._host.timers.settle_s
         while True:
             if self._stage == 0:
                 own = self._host.tokens(step, index)
@@ -89,14 +79,13 @@ class Recovery:
                         break
             if found is not None:
                 return found
-            silent_s = doubled_s(silent_s, 1, ASK_S)
-            await asyncio.sleep(_PAUSE_S)
+            silent_s = doubled_s(silent_s, 1, self._host.timers.long_silence_s)
+            await asyncio.sleep(self._host.timers.ask_s)
 
     async def gradient(self, step: int, index: int) -> Fetched | None:
         """The answer stage `stage + 1` has memoised, if anybody there has."""
-        found, _ = await self._first(
-            self._host.live(self._stage + 1), Fetch(step, self._stage + 1, index, "gradient", cached=True), SILENT_S
-        )
+        request = Fetch(step, self._stage + 1, index, "gradient", cached=True)
+        found, _ = await self._first(self._host.live(self._stage + 1), request, self._host.timers.settle_s)
         return found
 
     async def _first(
@@ -121,8 +110,14 @@ class Recovery:
         """What this replica answers; None if it has none, or sent what is none. Raises PeerGone, PeerTimeout, and
         Refused(VOID) where it was to recompute."""
         try:
+            # Another peer may have a copy, whatever this one says meanwhile.
             answer = await ask(
-                self._transport, peer, request, first_s=silent_s, patience=lambda: ASK_S, limit_s=LIMIT_S
+                self._transport,
+                peer,
+                request,
+                first_s=silent_s,
+                patience=lambda: self._host.timers.long_silence_s,
+                limit_s=self._host.timers.serve_s,
             )
             match answer:
                 case Fetched():

@@ -125,14 +125,14 @@ class StepTasks:
 
     def __init__(self, step: int, execution: Execution) -> None:
         self.step, self._execution, self._host = step, execution, execution.host
-        self._engine, self._claims, self._limits = execution.engine, execution.claims, execution.limits
-        self.memo = Memo(execution.limits.memo_bytes)
+        self._engine, self._claims, self._timers = execution.engine, execution.claims, execution.host.timers
+        self.memo = Memo(execution.memo_bytes)
         self.by_index: dict[int, MicrobatchTask] = {}
         self.losses: dict[int, tuple[float, int]] = {}
         self.ended = False
         self._running: dict[MicrobatchTask, asyncio.Task[None]] = {}
         self._owners: dict[int, PeerId] = {}
-        self._slots = Slots(execution.limits.slots)
+        self._slots = Slots(execution.slots)
         self._slow: set[MicrobatchTask] = set()  # gave their slot back, as their input does not come
         self._transfers = execution.transfers.open(step) if execution.transfers is not None else None
         self._uncounted = UncountedWork(execution, self.memo, self._transfers)
@@ -206,7 +206,7 @@ class StepTasks:
         """Answer one `Process` call of this step (rule 2)."""
         if request.purpose == "eval":
             # Not of the step's slots: whoever asks for scores would take them from training.
-            if self._execution.leaving or not await self._execution.evals.enter(patience_s=self._limits.running_s):
+            if self._execution.leaving or not await self._execution.evals.enter(patience_s=self._timers.beat_s):
                 yield self._execution.busy()
                 return
             try:
@@ -221,7 +221,7 @@ class StepTasks:
             return
         # A caller told to come back sends its payload again, so with all slots taken it first waits at the door.
         arrived = loop_time()
-        while (admitted := await self._admit(request, arrived)) is None and loop_time() < arrived + self._limits.door_s:
+        while (admitted := await self._admit(request, arrived)) is None and loop_time() < arrived + self._timers.slot_s:
             yield Running()
         if not isinstance(admitted, MicrobatchTask):
             yield admitted or self._execution.busy()
@@ -232,7 +232,7 @@ class StepTasks:
         async with contextlib.aclosing(self._feed(task, caller, request, read)) as signs:
             async for sign in signs:
                 yield sign
-        async for sign in signs_until(task.outcome, self._limits.running_s):
+        async for sign in signs_until(task.outcome, self._timers.beat_s):
             yield sign
         outcome = task.outcome.result()
         if isinstance(outcome, SwarmError):
@@ -261,7 +261,7 @@ class StepTasks:
             return found
         if self._execution.leaving or slots.crowded:
             return self._execution.busy()
-        has_slot = await slots.enter(patience_s=self._limits.running_s)
+        has_slot = await slots.enter(patience_s=self._timers.beat_s)
         found = self._ready_answer(request) or self.by_index.get(request.index)  # the world may have moved on
         if has_slot and found is None and not self._execution.leaving:
             self._span("slot", request.index, arrived)
@@ -302,11 +302,11 @@ class StepTasks:
         try:
             while not task.input.done() and not task.outcome.done():
                 free = self._execution.may_send(caller)
-                if free and task.may_send(caller, now=loop_time(), slow_s=self._limits.door_s):
+                if free and task.may_send(caller, now=loop_time(), slow_s=self._timers.slot_s):
                     await self._upload(task, caller, request, read)
                     return
                 ends: list[asyncio.Future[Any]] = [task.input, task.outcome, task.unsent]
-                await asyncio.wait(ends, timeout=self._limits.running_s, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(ends, timeout=self._timers.beat_s, return_when=asyncio.FIRST_COMPLETED)
                 yield Running()
         finally:
             task.waiting -= 1
@@ -350,13 +350,13 @@ class StepTasks:
 
         Whatever comes first counts: a caller may still attach and send it.
         """
-        while not await set_within(task.fed_or_starved, self._limits.door_s):
+        while not await set_within(task.fed_or_starved, self._timers.slot_s):
             if task.has_slot and self._slots.wanted:
                 # A caller that announces an input and does not send it must not block others: the slot goes back,
                 # and this task gets the next free one when its input is here.
                 self._release(task)
                 self._slow.add(task)
-                if len(self._slow) > self._limits.slots:
+                if len(self._slow) > self._slots.size:
                     task.finish(self._execution.busy())
                     return ()
         self._slow.discard(task)
@@ -382,7 +382,7 @@ class StepTasks:
             await self._run_stages(task)
         except DeviceFull as error:
             self._execution.full(error)
-            self._slots.shrink(self._execution.limits.slots)
+            self._slots.shrink(self._execution.slots)
             self._claims.withdraw(self.step, task.index)
             task.finish(self._execution.busy())
         except SwarmError as error:
@@ -406,7 +406,7 @@ class StepTasks:
         if not task.decided.is_set():
             self._claims.claim(self.step, task.index)  # only now: what is malformed never claims
         if task.patient and not task.hedged:
-            await set_within(task.decided, self._limits.running_s)
+            await set_within(task.decided, self._timers.beat_s)
         # Nothing is lost yet: forward has not begun.
         if task.owner is not None and not task.hedged and self._host.may_live(task.owner):
             task.finish(MovedTo(task.owner))
@@ -469,7 +469,7 @@ class StepTasks:
         grants it later, `granted` finds no task and gives the index back, and the leader orders it at once.
         """
         answered_compute_s, answered = stash.compute_s, loop_time()
-        await set_within(task.decided, self._limits.wait_s)
+        await set_within(task.decided, self._timers.grant_s)
         if task.voids is None or task.index in self.losses:
             return  # undecided, another's, or counted here before (the memo forgot the answer)
         self._span("grant", task.index, answered)
@@ -527,4 +527,4 @@ class StepTasks:
         """A microbatch came through: the first ones say how far the way is."""
         if self._execution.depth is not None and self._execution.depth.counted(held, compute_s):
             self._execution.measure()
-            self._slots.grow(self._execution.limits.slots)
+            self._slots.grow(self._execution.slots)

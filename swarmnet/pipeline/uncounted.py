@@ -63,7 +63,7 @@ class UncountedWork:
             yield answer if isinstance(answer, Running) else replace(answer, compute_s=stash.compute_s, payload=())
 
     def _keep_alive(self, work: Coroutine[Any, Any, Message]) -> AsyncGenerator[Running | Message, None]:
-        return kept_alive(self._execution.host.spawn, work, self._execution.limits.running_s)
+        return kept_alive(self._execution.host.spawn, work, self._execution.host.timers.beat_s)
 
     async def _forward(self, request: Process | Fetch, inputs: Sequence[Packed]) -> Stash:
         try:

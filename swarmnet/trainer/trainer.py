@@ -50,7 +50,7 @@ from swarmnet.net.records import left_out, nobody_serves, unserved
 from swarmnet.net.stop import unless_stopped
 from swarmnet.pipeline.caller import Caller
 from swarmnet.pipeline.inputs import AnswerCheck
-from swarmnet.pipeline.router import AdaptiveTimeout, Router, RoutingRule, least_time
+from swarmnet.pipeline.router import Router, RoutingRule, least_time
 from swarmnet.quorum import reached_by_half, reached_by_most
 from swarmnet.stage.canonical import rate_of
 from swarmnet.state.rollback import MAX_RESTARTS_AHEAD
@@ -63,12 +63,8 @@ Tokens = Callable[[int], tuple[Packed, ...]]
 
 OnEvent = Callable[[str, dict[str, object]], None]
 
-_PUBLISH_S, _LOOK_S, _PROGRESS_S = 2.0, 0.5, 10.0
-_LACKS_S = 3.0
-"""What is not there for so long is worth a word: it is not just this process's first look around."""
-_LAST_WORD_S, _LAST_EVAL_S = 1.0, 20.0
-"""How long to wait for the directory when leaving, and for the held-out loss of the last version: the run is over then,
-and replicas may leave."""
+_PROGRESS_S = 10.0
+"""How often a person is told where the run is."""
 
 
 class Window:
@@ -108,7 +104,7 @@ class FirstStage:
         rule: RoutingRule,
     ) -> None:
         self._me, self._manifest, self._directory, self._on_event = me, manifest, directory, on_event
-        self._router = Router(AdaptiveTimeout.of(manifest.protocol, stages=manifest.cut.stages), rule=rule)
+        self._router = Router(manifest.protocol.timers, stages=manifest.cut.stages, rule=rule)
         self.records: dict[PeerId, Record] = {}
         self.unsent: Counter[int] = Counter()  # step -> microbatches of my share not sent
         self.restart = NO_RESTART
@@ -287,8 +283,8 @@ class Trainer:
         self._delay = manifest.averaging.delay
         self._away: Counter[int] = Counter()  # step -> microbatches sent and not answered
         self._answered = -1  # the newest step of which an answer came
-        timers = manifest.protocol.timers
-        self._shares = FedShares(me, least_s=timers.beat_s, unknown_s=timers.suspect_s)
+        self._timers = manifest.protocol.timers
+        self._shares = FedShares(me, self._timers)
         self._restarted = asyncio.Event()
         self.step = 0
         self._eval_loss: tuple[int, float] | None = None
@@ -324,14 +320,16 @@ class Trainer:
                 if self._to_evaluate(version):
                     self._evaluations.begin(version, group)
             # There is no next time for either.
-            if await self._evaluations.end(_LAST_EVAL_S):
-                await self._publish_last(_LAST_EVAL_S)
+            # Replicas may leave now.
+            limit_s = self._timers.long_silence_s
+            if await self._evaluations.end(limit_s):
+                await self._publish_last(limit_s)
         self.event("done", {"step": total})
 
     async def leave(self) -> None:
         """Say, if that is quick, that others take my share from now on."""
         self._left = True
-        await self._publish_last(_LAST_WORD_S)
+        await self._publish_last(self._timers.settle_s)
 
     # ------------------------------------------------------------ Service
 
@@ -493,7 +491,7 @@ class Trainer:
 
     async def _looking(self) -> None:
         while True:
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(self._timers.beat_s)
             await self._refresh()
             self._tell_news()
             self._say_what_lacks()
@@ -506,7 +504,7 @@ class Trainer:
         if lacks != self._lacks:
             self._lacks, self._lacks_since = lacks, now
         over = self.step >= self._stage.steps
-        if over or lacks == self._lacks_said or (lacks and now - self._lacks_since < _LACKS_S):
+        if over or lacks == self._lacks_said or (lacks and now - self._lacks_since < self._timers.suspect_s):
             return
         self._lacks_said = lacks
         if lacks:
@@ -542,7 +540,7 @@ class Trainer:
     async def _publishing(self) -> None:
         while True:
             await self._publish()
-            await asyncio.sleep(_PUBLISH_S)
+            await asyncio.sleep(2 * self._timers.settle_s)
 
     async def _publish_last(self, limit_s: float) -> None:
         with contextlib.suppress(TimeoutError):
