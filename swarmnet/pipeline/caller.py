@@ -59,7 +59,7 @@ Outcome = Gradient | MovedTo | Busy | Rejected | PeerGone | PeerTimeout | BadMes
 """Of one call to one replica."""
 
 
-class _Call:
+class _Attempt:
     """silence_s: the longest wait for a sign of life."""
 
     def __init__(self, now: float, limit_s: float) -> None:
@@ -219,7 +219,7 @@ class Caller:
 
     async def _call(self, peer: PeerId, pick: Pick | None, request: Process, payload: tuple[Packed, ...]) -> Outcome:
         """One call to one replica, and the router told of its outcome. pick: None when an owner was followed."""
-        call = _Call(loop_time(), self._router.call_s())
+        call = _Attempt(loop_time(), self._router.call_s())
         outcome: Outcome | None = None
         try:
             outcome = await self._answer(call, peer, request, payload)
@@ -228,7 +228,7 @@ class Caller:
             if pick is not None:
                 self._report(call, pick, outcome)
 
-    def _report(self, call: _Call, pick: Pick, outcome: Outcome | None) -> None:
+    def _report(self, call: _Attempt, pick: Pick, outcome: Outcome | None) -> None:
         """outcome: None: the caller lost interest."""
         now, beat_s = loop_time(), self._router.timers.beat_s
         match outcome:
@@ -247,7 +247,7 @@ class Caller:
             case _:
                 self._router.cancelled(pick)
 
-    async def _answer(self, call: _Call, peer: PeerId, request: Process, payload: tuple[Packed, ...]) -> Outcome:
+    async def _answer(self, call: _Attempt, peer: PeerId, request: Process, payload: tuple[Packed, ...]) -> Outcome:
         calls = self._open.setdefault(peer, set())
         calls.add(shut_out := asyncio.timeout(None))
         try:

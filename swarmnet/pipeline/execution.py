@@ -16,22 +16,34 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from swarmnet.errors import BadMessage, DeviceFull, Refused, RejectCode
 from swarmnet.ids import PeerId
-from swarmnet.messages import Answer, AuditData, AuditRequest, Busy, Fetch, Packed, Process, Rejected
+from swarmnet.messages import (
+    Accepted,
+    Answer,
+    AuditData,
+    AuditRequest,
+    Busy,
+    Fetch,
+    Gradient,
+    Packed,
+    Process,
+    Rejected,
+    Running,
+)
 from swarmnet.pipeline.caller import Caller
 from swarmnet.pipeline.depth import Depth
 from swarmnet.pipeline.host import Claims, PipelineHost
 from swarmnet.pipeline.inputs import InputCheck
-from swarmnet.pipeline.recovery import Recovery
+from swarmnet.pipeline.recovery import Recovery, kept_alive
 from swarmnet.pipeline.slots import Slots
 from swarmnet.pipeline.tasks import StepTasks
 from swarmnet.pipeline.transfers import Transfers
 from swarmnet.pipeline.works import ShownWorks, WorkBook, digest, opened
-from swarmnet.stage.seams import Compute
+from swarmnet.stage.seams import Compute, Stash
 from swarmnet.telemetry.spans import SpanBook
 from swarmnet.transport import ReadPayload
 
@@ -221,9 +233,30 @@ class Execution:
         if tasks is None:
             yield self.wrong_step(request.step)
             return
-        async with contextlib.aclosing(tasks.process(caller, request, read)) as answers:
+        answer_it = self._evaluate if request.purpose == "eval" else tasks.process
+        async with contextlib.aclosing(answer_it(caller, request, read)) as answers:
             async for answer in answers:
                 yield answer
+
+    async def _evaluate(self, caller: PeerId, request: Process, read: ReadPayload) -> AsyncGenerator[Answer, None]:
+        """Forward only, here and in all later stages: claims nothing, is not memoised."""
+        # Not of the step's slots: whoever asks for scores would take them from training.
+        if self.leaving or not await self.evals.enter(patience_s=self.host.timers.beat_s):
+            yield self.busy()
+            return
+        try:
+            yield Accepted()
+            payload = await self.receive(caller, request, read)
+            stash = await self.forward_only(request, payload)
+            if self.caller is None:
+                yield Gradient(stash.loss_sum, stash.num_tokens, stash.compute_s)
+                return
+            onward = Process(request.step, self.stage + 1, request.index, purpose="eval", avoid=request.avoid)
+            work = self.caller.process(onward, stash.output)
+            async for answer in kept_alive(self.host.spawn, work, self.host.timers.beat_s):
+                yield answer if isinstance(answer, Running) else replace(answer, compute_s=stash.compute_s, payload=())
+        finally:
+            self.evals.give()
 
     async def fetch(self, request: Fetch) -> AsyncGenerator[Answer, None]:
         """Answer one `Fetch` call (rule 6)."""
@@ -302,6 +335,13 @@ class Execution:
             raise Refused(
                 RejectCode.TOO_LARGE, f"the input of an evaluation did not come within {limit_s:g} s"
             ) from None
+
+    async def forward_only(self, request: Process | Fetch, inputs: Sequence[Packed]) -> Stash:
+        """What is computed and not counted. Raises Refused: the device has no memory for it."""
+        try:
+            return await self.engine.forward(request.step, request.index, inputs, train=False)
+        except DeviceFull as full:
+            raise Refused(RejectCode.NOT_READY, str(full)) from None
 
     def wrong_step(self, step: int) -> Answer:
         """The answer to a call about a step that is not open here."""
