@@ -253,7 +253,7 @@ class Execution:
                 return
             onward = Process(request.step, self.stage + 1, request.index, purpose="eval", avoid=request.avoid)
             work = self.caller.process(onward, stash.output)
-            async for answer in kept_alive(self.host.spawn, work, self.host.timers.beat_s):
+            async for answer in kept_alive(work, self.host.timers.beat_s):
                 yield answer if isinstance(answer, Running) else replace(answer, compute_s=stash.compute_s, payload=())
         finally:
             self.evals.give()

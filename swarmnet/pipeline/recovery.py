@@ -11,12 +11,12 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode, SwarmError
+from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode
 from swarmnet.fetch.driver import first_answers
 from swarmnet.ids import PeerId
 from swarmnet.messages import Answer, Fetch, Fetched, Gradient, Rejected, Running
 from swarmnet.pacing import doubled_s
-from swarmnet.pipeline.host import PipelineHost, Spawn
+from swarmnet.pipeline.host import PipelineHost
 from swarmnet.pipeline.inputs import AnswerCheck, InputCheck
 from swarmnet.pipeline.transfers import Transfers
 from swarmnet.quorum import blocks
@@ -194,34 +194,14 @@ async def signs_until(outcome: asyncio.Future[Any], every_s: float) -> AsyncGene
             yield Running()
 
 
-async def kept_alive(
-    spawn: Spawn, work: Coroutine[Any, Any, Message], every_s: float
-) -> AsyncGenerator[Running | Message, None]:
-    """Do the work in a task of its own: `Running` every `every_s` seconds, then what it returns.
-
-    Raises the SwarmError that it raises.
-    """
-    outcome: asyncio.Future[Message | SwarmError] = asyncio.get_running_loop().create_future()
-    task = spawn(_settle(outcome, work))
+async def kept_alive(work: Coroutine[Any, Any, Message], every_s: float) -> AsyncGenerator[Running | Message, None]:
+    """Do the work: `Running` every `every_s` seconds, then what it returns. Raises what it raises."""
+    task = asyncio.ensure_future(work)
+    # It may fail in the moment in which the caller leaves: then nothing reads its error.
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
     try:
-        async for sign in signs_until(outcome, every_s):
+        async for sign in signs_until(task, every_s):
             yield sign
-        found = outcome.result()
-        if isinstance(found, SwarmError):
-            raise found
-        yield found
+        yield task.result()
     finally:
         task.cancel()
-
-
-async def _settle(outcome: asyncio.Future[Message | SwarmError], work: Coroutine[Any, Any, Message]) -> None:
-    found: Message | SwarmError
-    try:
-        found = await work
-    except SwarmError as error:
-        found = error
-    except asyncio.CancelledError:
-        outcome.cancel()
-        raise
-    if not outcome.done():
-        outcome.set_result(found)

@@ -242,7 +242,7 @@ class StepTasks:
         if kept is not None:
             yield kept
             return
-        async for answer in kept_alive(self._host.spawn, self._recompute(request), self._timers.beat_s):
+        async for answer in kept_alive(self._recompute(request), self._timers.beat_s):
             yield answer
 
     def _kept(self, request: Fetch) -> Fetched | None:

@@ -644,7 +644,7 @@ async def test_the_end_of_a_step_ends_its_calls() -> None:
 
 def test_a_caller_sees_signs_of_life_until_the_work_is_done() -> None:
     async def act() -> None:
-        kept = kept_alive(asyncio.get_running_loop().create_task, asyncio.sleep(1.0, Gradient(1.0, 2)), 0.3)
+        kept = kept_alive(asyncio.sleep(1.0, Gradient(1.0, 2)), 0.3)
         assert [answer async for answer in kept] == [Running()] * 3 + [Gradient(1.0, 2)]
 
     VirtualLoop().run_until_complete(act())
