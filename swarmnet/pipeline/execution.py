@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
 
 from swarmnet.errors import BadMessage, DeviceFull, Refused, RejectCode
@@ -80,7 +80,7 @@ class Execution:
     shown: ShownWorks = field(default_factory=lambda: ShownWorks(0))
     """What suspects have shown here."""
     steps: dict[int, StepTasks] = field(default_factory=dict)
-    """The open steps by number, the oldest first."""
+    """The open steps by number, the oldest first. The step machine tells each what becomes of its indexes."""
     version: int = -1
     """Of the weights; -1: none."""
     leaving: bool = False
@@ -185,30 +185,6 @@ class Execution:
             self.end(step)
         if self.transfers is not None:
             self.transfers.replaced()
-
-    def granted(self, step: int, index: int, voids: int) -> None:
-        """This replica counts (step, index)."""
-        if step in self.steps:
-            self.steps[step].granted(index, voids)
-
-    def owned_elsewhere(self, step: int, index: int, owner: PeerId) -> None:
-        """Another replica counts (step, index): before forward its callers are sent there, later it is not summed."""
-        if step in self.steps:
-            self.steps[step].owned_elsewhere(index, owner)
-
-    def voided(self, step: int) -> None:
-        """The step's accumulator is empty again: what has not been added yet claims once more."""
-        if step in self.steps:
-            self.steps[step].voided()
-
-    def order(self, step: int, index: int) -> None:
-        """The leader wants (step, index) executed here (rule 8)."""
-        if step in self.steps:
-            self.steps[step].order(index)
-
-    def losses(self, step: int) -> Mapping[int, tuple[float, int]]:
-        """index -> (loss_sum, num_tokens) of what is in the step's accumulator."""
-        return self.steps[step].losses
 
     # ------------------------------------------------------------ what other peers ask
 

@@ -21,7 +21,7 @@ class Claims(Protocol):
     """What the step machine does for the pipeline."""
 
     def claim(self, step: int, index: int) -> None:
-        """Ask to contribute (step, index). `Execution.granted` or `Execution.owned_elsewhere` has the answer."""
+        """Ask to contribute (step, index). `StepTasks.granted` or `StepTasks.owned_elsewhere` has the answer."""
 
     def withdraw(self, step: int, index: int) -> None:
         """The work on (step, index) was dropped."""

@@ -133,7 +133,7 @@ class Scene:
 
     def claim(self, step: int, index: int) -> None:
         self.said.append(("claim", index))
-        asyncio.get_running_loop().call_soon(self.execution.granted, step, index, self.engine.voids(step))
+        asyncio.get_running_loop().call_soon(self.execution.steps[step].granted, index, self.engine.voids(step))
 
     def withdraw(self, step: int, index: int) -> None:
         self.said.append(("withdraw", index))
@@ -390,7 +390,7 @@ async def test_a_caller_uploads_as_much_at_once_as_there_are_slots() -> None:
     """Also where the leader's orders have begun tasks that hold no slot."""
     async with scene(1) as here:
         for index in range(9):
-            here.execution.order(0, index)
+            here.execution.steps[0].order(index)
         sending = [asyncio.ensure_future(here.ask(index, payload(1), after_s=500.0)) for index in range(SLOTS)]
         await asyncio.sleep(0.01)
         assert isinstance(await here.ask(8, payload(1)), Busy)
@@ -441,7 +441,7 @@ async def test_work_that_no_leader_grants_for_long_is_given_back_once_it_is_gran
         assert isinstance(await here.ask(0, payload(1)), Gradient)
         await asyncio.sleep(TIMERS.grant_s)
         assert here.said == [("claim", 0)] and not here.execution.num_tasks
-        here.execution.granted(0, 0, here.engine.voids(0))
+        here.execution.steps[0].granted(0, here.engine.voids(0))
         assert here.said[-1] == ("withdraw", 0)
 
 
@@ -705,7 +705,7 @@ async def test_what_was_voided_is_answered_for_until_the_contribution_is_known()
         await asyncio.sleep(1.0)
         assert here.execution.works.root(0) != empty
         here.engine.void(0)
-        here.execution.voided(0)
+        here.execution.steps[0].voided()
         assert here.execution.works.root(0) == empty
         assert shown(here, 3).work.index == 3, "its shards may have been sent"
         here.execution.contributed(0, empty)
