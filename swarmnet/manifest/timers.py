@@ -22,6 +22,11 @@ DERIVED: Mapping[str, tuple[Fraction, str, str]] = {
     "idle_s": (Fraction(1, 3), "long_silence_s", "for a claim, before the leader orders free indexes, at first"),
     "lease_s": (Fraction(2), "long_silence_s", "for peers that could still help"),
     "forget_s": (Fraction(10), "long_silence_s", "until what a silent replica said is forgotten"),
+    "slot_s": (Fraction(1, 2), "suspect_s", "for a free slot, or for an input that was announced"),
+    "grant_s": (Fraction(2), "suspect_s", "for the grant of a computed microbatch, before its stash is dropped"),
+    "ban_s": (Fraction(1, 4), "long_silence_s", "before a replica that failed is called again, at first"),
+    "serve_s": (Fraction(2), "lease_s", "for one peer to hand over one payload, while others may have it"),
+    "probe_s": (Fraction(4), "forget_s", "at most before a replica that never answers, or is always late, is tried"),
 }
 """Timer -> (so many times, which timer of the manifest or above, what is waited for)."""
 
@@ -40,6 +45,11 @@ class Timers:
     idle_s: float = field(init=False)
     lease_s: float = field(init=False)
     forget_s: float = field(init=False)
+    slot_s: float = field(init=False)
+    grant_s: float = field(init=False)
+    ban_s: float = field(init=False)
+    serve_s: float = field(init=False)
+    probe_s: float = field(init=False)
 
     def __post_init__(self) -> None:
         for name, (times, of, _) in DERIVED.items():

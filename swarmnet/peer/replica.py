@@ -28,10 +28,9 @@ from swarmnet.peer.showing import Beside
 from swarmnet.pipeline.caller import Caller
 from swarmnet.pipeline.depth import Depth
 from swarmnet.pipeline.execution import Execution
-from swarmnet.pipeline.host import PipelineLimits
 from swarmnet.pipeline.inputs import AnswerCheck, InputCheck, Known, TurnedAway, Windows, may_feed
 from swarmnet.pipeline.recovery import Recovery
-from swarmnet.pipeline.router import AdaptiveTimeout, Router
+from swarmnet.pipeline.router import Router
 from swarmnet.pipeline.transfers import Transfers
 from swarmnet.pipeline.works import KEPT_MEMOS, LEAST_BYTES, ShownWorks, WorkBook
 from swarmnet.plan.cost import BYTES
@@ -106,7 +105,7 @@ class Replica:
     def __init__(self, stage: int, engine: Engine, peer: Peer) -> None:
         manifest, training, averaging = peer.manifest, peer.manifest.training, peer.manifest.averaging
         num_stages, timers, limits = manifest.cut.stages, peer.timers, peer.limits
-        self.stage, self.compute, self._peer = stage, engine.compute, peer
+        self.stage, self.compute, self._peer, self.timers = stage, engine.compute, peer, timers
         self._named_at, self._named = -1, set[tuple[str, PeerId]]()
         shape = Shape(
             num_stages,
@@ -174,7 +173,7 @@ class Replica:
         self.caller = (
             Caller(
                 peer.transport,
-                Router(AdaptiveTimeout.of(manifest.protocol, stages=stages_ahead), rule=peer.routing()),
+                Router(timers, stages=stages_ahead, rule=peer.routing()),
                 NextStage(self),
                 answer_check,
                 transfers,
@@ -196,7 +195,8 @@ class Replica:
                 peer.transport, stage, self, check=input_check, answers=answer_check, transfers=transfers
             ),
             check=input_check,
-            limits=PipelineLimits(limits.slots, timers.beat_s, 2 * timers.suspect_s, limits.memo_bytes),
+            slots=limits.slots,
+            memo_bytes=limits.memo_bytes,
             depth=None if limits.fixed_slots else Depth(stage, num_stages - stage, most=limits.slots),
             spans=peer.spans,
             transfers=transfers,

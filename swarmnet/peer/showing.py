@@ -108,7 +108,7 @@ async def answered(peer: Peer, replica: Replica, caller: PeerId, request: AuditR
             raise Refused(RejectCode.TOO_OFTEN, "computing again is for mates of another class, one work at a time")
         auditor.made_for.add(caller)
         try:
-            async for answer in kept_alive(peer.spawn, _made(replica, request, shown), peer.timers.beat_s):
+            async for answer in kept_alive(_made(replica, request, shown), peer.timers.beat_s):
                 yield answer
         finally:
             auditor.made_for.discard(caller)

@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Mapping, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 from swarmnet.clock import loop_time
-from swarmnet.errors import BadMessage, NoReplica, PeerGone, PeerTimeout, Refused, RejectCode
+from swarmnet.errors import BadMessage, NoReplica, PeerGone, PeerTimeout, Refused, RejectCode, SwarmError
 from swarmnet.ids import PeerId
 from swarmnet.messages import Busy, Gradient, MovedTo, Packed, Process, Rejected
 from swarmnet.pipeline.inputs import AnswerCheck
@@ -31,9 +31,6 @@ OF_PAYLOAD = frozenset({RejectCode.BAD_SHAPE, RejectCode.NON_FINITE, RejectCode.
 
 _SHARES = 32
 """A replica is reported when the others have given so many results per candidate, and it none."""
-
-_UNHEARD_S = 0.5
-"""Pause before the next call to a replica that does not yet know us as a caller."""
 
 
 class CalledStage(Protocol):
@@ -58,20 +55,20 @@ class CalledStage(Protocol):
         """A microbatch has left that replica, or it never does work itself."""
 
 
-@dataclass(slots=True)
+Outcome = Gradient | MovedTo | Busy | Rejected | PeerGone | PeerTimeout | BadMessage
+"""Of one call to one replica."""
+
+
 class _Attempt:
-    """One call to one replica. pick is None when an owner was followed."""
+    """silence_s: the longest wait for a sign of life."""
 
-    peer: PeerId
-    pick: Pick | None
-    began_at: float
-    heard_at: float
-    limit_s: float
-    silence_s: float = 0.0
+    def __init__(self, now: float, limit_s: float) -> None:
+        self.began_at = self.heard_at = now
+        self.limit_s, self.silence_s = limit_s, 0.0
 
-    def sign_of_life(self, now: float) -> None:
-        self.silence_s = max(self.silence_s, now - self.heard_at)
-        self.heard_at = now
+    def sign_of_life(self) -> None:
+        now = loop_time()
+        self.silence_s, self.heard_at = max(self.silence_s, now - self.heard_at), now
 
 
 class Caller:
@@ -141,65 +138,51 @@ class Caller:
                 if request.purpose == "train":
                     self._start_trial(request, payload, num_bytes, avoid)
                 peer = pick.peer
-            attempt = self._begin(peer, pick)
-            try:
-                answer = await self._attempt(attempt, request, payload)
-            except asyncio.CancelledError:
-                self._settle(pick)
-                raise
-            now = loop_time()
+            answer = await self._call(peer, pick, request, payload)
             match answer:
                 case Gradient():
-                    self._note_result(request, attempt.peer)
-                    self._done(attempt, answer, now)
+                    self._note_result(request, peer)
                     # Who computed it its caller says: nobody can name another for itself.
                     evaluates = request.purpose == "eval"
-                    return replace(answer, route=(attempt.peer, *answer.route)) if evaluates else answer
+                    return replace(answer, route=(peer, *answer.route)) if evaluates else answer
                 case MovedTo():
-                    self._settle(pick)
-                    self._idle.setdefault(attempt.peer, 0)
+                    self._idle.setdefault(peer, 0)
                     # To follow would lead back to a replica that gave nothing, or to a stranger.
                     if answer.owner in avoid or answer.owner not in self._stage.candidates():
                         # So another replica computes it, uncounted.
                         request = replace(request, hedge=True)
-                        avoid.discard(attempt.peer)
+                        avoid.discard(peer)
                     else:
                         owner = answer.owner
                 case Busy():
-                    self._idle.setdefault(attempt.peer, 0)
-                    if pick:
-                        self._router.busy(pick, retry_after_s=answer.retry_after_s, now=now)
-                    else:
+                    self._idle.setdefault(peer, 0)
+                    # The router knows when to call one that it chose again.
+                    if not pick:
                         await asyncio.sleep(self._router.pause_s(answer.retry_after_s))
                 case Rejected(RejectCode.NOT_A_FEEDER):
                     # It has not heard of us yet, or not for long: our next heartbeat may tell it. Nothing is lost.
-                    self._stage.rerouted(request, attempt.peer, answer.code.value)
-                    if pick:
-                        self._router.busy(pick, retry_after_s=_UNHEARD_S, now=now)
-                    else:
-                        await asyncio.sleep(_UNHEARD_S)
+                    self._stage.rerouted(request, peer, answer.code.value)
+                    if not pick:
+                        await asyncio.sleep(self._router.timers.beat_s)
                 case Rejected():
-                    self._settle(pick)
                     if answer.code in OF_PAYLOAD:
-                        refused_by.add(attempt.peer)
+                        refused_by.add(peer)
                     agreeing = ended_by.get(answer.code, set())
-                    agreeing.add(attempt.peer)
+                    agreeing.add(peer)
                     # Free identities must not outvote the replicas that answer.
                     live = self._stage.candidates().keys()
                     replicas = self._router.proven() & live or live
                     ended = answer.code in _FINAL and blocks(agreeing, replicas | agreeing)
                     # Where no replica is left, one refusal is no agreement of all.
                     if ended or (replicas and refused_by >= replicas):
-                        raise Refused(answer.code, answer.reason, peer=attempt.peer, version=answer.version)
-                    avoid.add(attempt.peer)
-                    self._stage.rerouted(request, attempt.peer, answer.code.value)
-                case PeerGone() | PeerTimeout() | BadMessage():
-                    hung = isinstance(answer, PeerTimeout)
-                    self._failed(attempt, now, hung=hung)
-                    avoid.add(attempt.peer)
+                        raise Refused(answer.code, answer.reason, peer=peer, version=answer.version)
+                    avoid.add(peer)
+                    self._stage.rerouted(request, peer, answer.code.value)
+                case _:
+                    avoid.add(peer)
                     # The microbatch may have got far there, so the next replica asks who owns it before it computes.
-                    request = replace(request, repair=True, hedge=request.hedge or hung)
-                    self._stage.rerouted(request, attempt.peer, type(answer).__name__)
+                    request = replace(request, repair=True, hedge=request.hedge or isinstance(answer, PeerTimeout))
+                    self._stage.rerouted(request, peer, type(answer).__name__)
 
     def _start_trial(self, request: Process, payload: tuple[Packed, ...], num_bytes: int, avoid: Set[PeerId]) -> None:
         """Give a copy of a microbatch to a replica that is not proven. Nothing waits for its answer."""
@@ -209,41 +192,9 @@ class Caller:
             self._trial = asyncio.create_task(self._try(pick, replace(request, hedge=True), payload))
 
     async def _try(self, pick: Pick, request: Process, payload: tuple[Packed, ...]) -> None:
-        attempt = self._begin(pick.peer, pick)
-        try:
-            answer = await self._attempt(attempt, request, payload)
-        except asyncio.CancelledError:
-            self._settle(pick)
-            raise
-        now = loop_time()
-        match answer:
-            case Gradient():
-                self._done(attempt, answer, now)
-            case MovedTo() | Busy() | Rejected():
-                retry_after_s = answer.retry_after_s if isinstance(answer, Busy) else _UNHEARD_S
-                self._router.busy(pick, retry_after_s=retry_after_s, now=now)
-            case PeerGone() | PeerTimeout() | BadMessage():
-                self._failed(attempt, now, hung=isinstance(answer, PeerTimeout))
-                self._stage.rerouted(request, pick.peer, type(answer).__name__)
-
-    def _begin(self, peer: PeerId, pick: Pick | None) -> _Attempt:
-        now = loop_time()
-        return _Attempt(peer, pick, now, now, self._router.call_s())
-
-    def _done(self, attempt: _Attempt, answer: Gradient, now: float) -> None:
-        if attempt.pick:
-            self._router.done(
-                attempt.pick,
-                seconds=now - attempt.began_at,
-                compute_s=answer.compute_s,
-                silence_s=attempt.silence_s,
-                now=now,
-            )
-
-    def _failed(self, attempt: _Attempt, now: float, *, hung: bool) -> None:
-        if attempt.pick:
-            over = hung and now >= attempt.began_at + attempt.limit_s
-            self._router.failed(attempt.pick, now=now, hung=hung, over=over)
+        answer = await self._call(pick.peer, pick, request, payload)
+        if isinstance(answer, SwarmError):
+            self._stage.rerouted(request, pick.peer, type(answer).__name__)
 
     def _note_result(self, request: Process, peer: PeerId) -> None:
         candidates = self._stage.candidates()
@@ -266,44 +217,62 @@ class Caller:
             num_bytes=num_bytes, now=now, exclude=frozenset(avoid), left=left, opens=not request.index
         )
 
-    async def _attempt(
-        self, attempt: _Attempt, request: Process, payload: tuple[Packed, ...]
-    ) -> Gradient | MovedTo | Busy | Rejected | PeerGone | PeerTimeout | BadMessage:
-        calls = self._open.setdefault(attempt.peer, set())
-        calls.add(call := asyncio.timeout(None))
+    async def _call(self, peer: PeerId, pick: Pick | None, request: Process, payload: tuple[Packed, ...]) -> Outcome:
+        """One call to one replica, and the router told of its outcome. pick: None when an owner was followed."""
+        call = _Attempt(loop_time(), self._router.call_s())
+        outcome: Outcome | None = None
         try:
-            async with call:
+            outcome = await self._answer(call, peer, request, payload)
+            return outcome
+        finally:
+            if pick is not None:
+                self._report(call, pick, outcome)
+
+    def _report(self, call: _Attempt, pick: Pick, outcome: Outcome | None) -> None:
+        """outcome: None: the caller lost interest."""
+        now, beat_s = loop_time(), self._router.timers.beat_s
+        match outcome:
+            case Gradient(compute_s=compute_s):
+                seconds = now - call.began_at
+                self._router.done(pick, seconds=seconds, compute_s=compute_s, silence_s=call.silence_s, now=now)
+            case Busy():
+                self._router.busy(pick, retry_after_s=outcome.retry_after_s, now=now)
+            case Rejected(RejectCode.NOT_A_FEEDER):
+                self._router.busy(pick, retry_after_s=beat_s, now=now)
+            case MovedTo() | Rejected() if pick.trial:
+                self._router.busy(pick, retry_after_s=beat_s, now=now)
+            case SwarmError():
+                hung = isinstance(outcome, PeerTimeout)
+                self._router.failed(pick, now=now, hung=hung, over=hung and now >= call.began_at + call.limit_s)
+            case _:
+                self._router.cancelled(pick)
+
+    async def _answer(self, call: _Attempt, peer: PeerId, request: Process, payload: tuple[Packed, ...]) -> Outcome:
+        calls = self._open.setdefault(peer, set())
+        calls.add(shut_out := asyncio.timeout(None))
+        try:
+            async with shut_out:
                 answer = await ask(
                     self._transport,
-                    attempt.peer,
+                    peer,
                     request,
                     payload,
                     patience=self._router.patience_s,
-                    heard=lambda: attempt.sign_of_life(loop_time()),
-                    limit_s=attempt.limit_s,
+                    heard=call.sign_of_life,
+                    limit_s=call.limit_s,
                 )
+            if isinstance(answer, Gradient):
+                self._check(request, answer)
+                if self._transfers is not None:
+                    await self._transfers.answered(peer, request, answer)
         except TimeoutError:
-            return PeerGone("it is shut out", peer=attempt.peer)
+            return PeerGone("it is shut out", peer=peer)
         except (PeerGone, PeerTimeout, BadMessage) as error:
             return error
         finally:
-            calls.remove(call)
+            calls.remove(shut_out)
             if not calls:
-                self._open.pop(attempt.peer, None)
-        match answer:
-            case Gradient():
-                try:
-                    self._check(request, answer)
-                    if self._transfers is not None:
-                        await self._transfers.answered(attempt.peer, request, answer)
-                except (BadMessage, PeerGone) as error:
-                    return error
-                return answer
-            case MovedTo() | Busy() | Rejected():
-                return answer
-            case _:
-                return BadMessage(RejectCode.MALFORMED, "not an answer to Process", peer=attempt.peer)
-
-    def _settle(self, pick: Pick | None) -> None:
-        if pick is not None:
-            self._router.cancelled(pick)
+                self._open.pop(peer, None)
+        if isinstance(answer, Gradient | MovedTo | Busy | Rejected):
+            return answer
+        return BadMessage(RejectCode.MALFORMED, "not an answer to Process", peer=peer)

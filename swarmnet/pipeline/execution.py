@@ -16,36 +16,39 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
 
 from swarmnet.errors import BadMessage, DeviceFull, Refused, RejectCode
 from swarmnet.ids import PeerId
-from swarmnet.messages import Answer, AuditData, AuditRequest, Busy, Fetch, Packed, Process, Rejected
+from swarmnet.messages import (
+    Accepted,
+    Answer,
+    AuditData,
+    AuditRequest,
+    Busy,
+    Fetch,
+    Gradient,
+    Packed,
+    Process,
+    Rejected,
+    Running,
+)
 from swarmnet.pipeline.caller import Caller
 from swarmnet.pipeline.depth import Depth
-from swarmnet.pipeline.host import Claims, PipelineHost, PipelineLimits
+from swarmnet.pipeline.host import Claims, PipelineHost
 from swarmnet.pipeline.inputs import InputCheck
-from swarmnet.pipeline.recovery import Recovery
+from swarmnet.pipeline.recovery import Recovery, kept_alive
 from swarmnet.pipeline.slots import Slots
 from swarmnet.pipeline.tasks import StepTasks
 from swarmnet.pipeline.transfers import Transfers
 from swarmnet.pipeline.works import ShownWorks, WorkBook, digest, opened
-from swarmnet.stage.seams import Compute
+from swarmnet.stage.seams import Compute, Stash
 from swarmnet.telemetry.spans import SpanBook
 from swarmnet.transport import ReadPayload
 
-_UNSURE_S = 0.25
-"""A known caller that was not heard for a while may try again after this time."""
-
-_AFTER_LEAVING_S = 1.0
-"""A caller asks a leaving replica again after this time: it may be the last one then, and serve on."""
-
 _HOPELESS = 3
 """So often in a row a microbatch may find the device full where there is one slot."""
-
-_EVAL_UPLOAD_S = 30.0
-"""How long an evaluation's input may take: anybody may ask for one, and it holds the only slot of its kind."""
 
 
 @dataclass(slots=True, eq=False)
@@ -62,9 +65,12 @@ class Execution:
     """Calls the next stage; None: this is the last one."""
     recovery: Recovery
     check: InputCheck
-    limits: PipelineLimits
+    slots: int
+    """Microbatches in flight at most, in a step that is opened now; `depth` changes it."""
+    memo_bytes: int
+    """Of outputs and answers that are remembered, for each open step."""
     depth: Depth | None = None
-    """How many slots there are; None: as many as `limits` says."""
+    """How many slots there are; None: as many as `slots`."""
     spans: SpanBook = field(default_factory=SpanBook)
     """Told how long each thing took."""
     transfers: Transfers | None = None
@@ -74,7 +80,7 @@ class Execution:
     shown: ShownWorks = field(default_factory=lambda: ShownWorks(0))
     """What suspects have shown here."""
     steps: dict[int, StepTasks] = field(default_factory=dict)
-    """The open steps by number, the oldest first."""
+    """The open steps by number, the oldest first. The step machine tells each what becomes of its indexes."""
     version: int = -1
     """Of the weights; -1: none."""
     leaving: bool = False
@@ -116,17 +122,12 @@ class Execution:
         """Microbatches of `step` and of older ones that this replica has yet to pass on, as far as it can tell."""
         return sum(tasks.left(self._share) for tasks in self.steps.values() if tasks.step <= step)
 
-    @property
-    def slots(self) -> int:
-        """Microbatches in flight at most, in a step that is opened now."""
-        return self.limits.slots
-
     # ------------------------------------------------------------ how much it holds
 
     def limit(self, slots: int) -> None:
         """So many microbatches in flight at most, in steps that are opened from now on."""
         if self.depth is None:
-            self.limits = replace(self.limits, slots=slots)
+            self.slots = slots
         else:
             self.depth.most = slots
             self.measure()
@@ -134,7 +135,7 @@ class Execution:
     def measure(self) -> None:
         """As many slots as what was measured asks for."""
         if self.depth is not None:
-            self.limits = replace(self.limits, slots=self.depth.slots(self.host.share()))
+            self.slots = self.depth.slots(self.host.share())
 
     def full(self, error: DeviceFull) -> None:
         """The device had no memory for a microbatch: one slot less. Raises `error` if one slot is too many.
@@ -142,15 +143,15 @@ class Execution:
         Not at the first time: the memory of microbatches that were dropped for it comes back a moment later.
         """
         self.full_in_a_row += 1
-        if self.limits.slots == 1 and self.full_in_a_row > _HOPELESS:
+        if self.slots == 1 and self.full_in_a_row > _HOPELESS:
             raise error
-        most = max(self.limits.slots - 1, 1)
+        most = max(self.slots - 1, 1)
         self.limit(most)
         self.host.device_full(most, str(error))
 
     def may_send(self, caller: PeerId) -> bool:
         """May this caller upload one more input? Uploads take memory: at most as many at once as slots."""
-        return self.sending[caller] < self.limits.slots * (1 + self.engine.delay.most)
+        return self.sending[caller] < self.slots * (1 + self.engine.delay.most)
 
     # ------------------------------------------------------------ what the step machine says
 
@@ -185,30 +186,6 @@ class Execution:
         if self.transfers is not None:
             self.transfers.replaced()
 
-    def granted(self, step: int, index: int, voids: int) -> None:
-        """This replica counts (step, index)."""
-        if step in self.steps:
-            self.steps[step].granted(index, voids)
-
-    def owned_elsewhere(self, step: int, index: int, owner: PeerId) -> None:
-        """Another replica counts (step, index): before forward its callers are sent there, later it is not summed."""
-        if step in self.steps:
-            self.steps[step].owned_elsewhere(index, owner)
-
-    def voided(self, step: int) -> None:
-        """The step's accumulator is empty again: what has not been added yet claims once more."""
-        if step in self.steps:
-            self.steps[step].voided()
-
-    def order(self, step: int, index: int) -> None:
-        """The leader wants (step, index) executed here (rule 8)."""
-        if step in self.steps:
-            self.steps[step].order(index)
-
-    def losses(self, step: int) -> Mapping[int, tuple[float, int]]:
-        """index -> (loss_sum, num_tokens) of what is in the step's accumulator."""
-        return self.steps[step].losses
-
     # ------------------------------------------------------------ what other peers ask
 
     async def process(self, caller: PeerId, request: Process, read: ReadPayload) -> AsyncGenerator[Answer, None]:
@@ -216,7 +193,11 @@ class Execution:
         away = self.host.may_feed(caller, request)
         if away is not None:
             version = self.version
-            yield Busy(_UNSURE_S, version) if away.soon else Rejected(RejectCode.NOT_A_FEEDER, away.reason, version)
+            yield (
+                Busy(self.host.timers.ask_s, version)
+                if away.soon
+                else Rejected(RejectCode.NOT_A_FEEDER, away.reason, version)
+            )
             return
         try:
             self.check.declared(request, read.declared)
@@ -228,9 +209,30 @@ class Execution:
         if tasks is None:
             yield self.wrong_step(request.step)
             return
-        async with contextlib.aclosing(tasks.process(caller, request, read)) as answers:
+        answer_it = self._evaluate if request.purpose == "eval" else tasks.process
+        async with contextlib.aclosing(answer_it(caller, request, read)) as answers:
             async for answer in answers:
                 yield answer
+
+    async def _evaluate(self, caller: PeerId, request: Process, read: ReadPayload) -> AsyncGenerator[Answer, None]:
+        """Forward only, here and in all later stages: claims nothing, is not memoised."""
+        # Not of the step's slots: whoever asks for scores would take them from training.
+        if self.leaving or not await self.evals.enter(patience_s=self.host.timers.beat_s):
+            yield self.busy()
+            return
+        try:
+            yield Accepted()
+            payload = await self.receive(caller, request, read)
+            stash = await self.forward_only(request, payload)
+            if self.caller is None:
+                yield Gradient(stash.loss_sum, stash.num_tokens, stash.compute_s)
+                return
+            onward = Process(request.step, self.stage + 1, request.index, purpose="eval", avoid=request.avoid)
+            work = self.caller.process(onward, stash.output)
+            async for answer in kept_alive(work, self.host.timers.beat_s):
+                yield answer if isinstance(answer, Running) else replace(answer, compute_s=stash.compute_s, payload=())
+        finally:
+            self.evals.give()
 
     async def fetch(self, request: Fetch) -> AsyncGenerator[Answer, None]:
         """Answer one `Fetch` call (rule 6)."""
@@ -269,11 +271,11 @@ class Execution:
 
     async def _wait_for(self, step: int) -> None:
         """Hold a call that is ahead of us for a moment: it takes no slot and its payload is not read (rule 1)."""
-        if not self._ahead(step) or self._waiting >= 4 * self.limits.slots:
+        if not self._ahead(step) or self._waiting >= 4 * self.slots:
             return
         self._waiting += 1
         try:
-            async with asyncio.timeout(self.limits.running_s):
+            async with asyncio.timeout(self.host.timers.beat_s):
                 while self._ahead(step):
                     await self._begun.wait()
         except TimeoutError:
@@ -298,16 +300,24 @@ class Execution:
             raise
         return payload
 
-    @staticmethod
-    async def _read(request: Process, read: ReadPayload) -> tuple[Packed, ...]:
+    async def _read(self, request: Process, read: ReadPayload) -> tuple[Packed, ...]:
+        # Anybody may ask for an evaluation, and it holds the only slot of its kind.
+        limit_s = self.host.timers.lease_s if request.purpose == "eval" else None
         try:
-            async with asyncio.timeout(_EVAL_UPLOAD_S if request.purpose == "eval" else None):
+            async with asyncio.timeout(limit_s):
                 return await read()
         except TimeoutError:
             # A slow line is no invalid input, so its peer is not logged for one.
             raise Refused(
-                RejectCode.TOO_LARGE, f"the input of an evaluation did not come within {_EVAL_UPLOAD_S:.0f} s"
+                RejectCode.TOO_LARGE, f"the input of an evaluation did not come within {limit_s:g} s"
             ) from None
+
+    async def forward_only(self, request: Process | Fetch, inputs: Sequence[Packed]) -> Stash:
+        """What is computed and not counted. Raises Refused: the device has no memory for it."""
+        try:
+            return await self.engine.forward(request.step, request.index, inputs, train=False)
+        except DeviceFull as full:
+            raise Refused(RejectCode.NOT_READY, str(full)) from None
 
     def wrong_step(self, step: int) -> Answer:
         """The answer to a call about a step that is not open here."""
@@ -318,5 +328,5 @@ class Execution:
     def busy(self) -> Busy:
         """Come back later."""
         if self.leaving:
-            return Busy(_AFTER_LEAVING_S, self.version)
+            return Busy(self.host.timers.settle_s, self.version)  # it may be the last one then, and serve on
         return Busy(0.05 if self.version >= 0 else 0.1, self.version)

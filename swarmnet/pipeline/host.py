@@ -1,14 +1,14 @@
-"""What the pipeline of one replica asks of others: of the step machine, and of the replica itself; and its limits."""
+"""What the pipeline of one replica asks of others: of the step machine, and of the replica itself."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from swarmnet.errors import BadMessage
 from swarmnet.ids import PeerId
+from swarmnet.manifest.timers import Timers
 from swarmnet.messages import Packed, Process
 from swarmnet.pipeline.inputs import TurnedAway
 from swarmnet.stage.seams import Stash
@@ -21,7 +21,7 @@ class Claims(Protocol):
     """What the step machine does for the pipeline."""
 
     def claim(self, step: int, index: int) -> None:
-        """Ask to contribute (step, index). `Execution.granted` or `Execution.owned_elsewhere` has the answer."""
+        """Ask to contribute (step, index). `StepTasks.granted` or `StepTasks.owned_elsewhere` has the answer."""
 
     def withdraw(self, step: int, index: int) -> None:
         """The work on (step, index) was dropped."""
@@ -35,6 +35,8 @@ class Claims(Protocol):
 
 class PipelineHost(Protocol):
     """What the replica does for its pipeline."""
+
+    timers: Timers
 
     def spawn(self, work: Coroutine[Any, Any, None], /) -> asyncio.Task[None]:
         """Start a task that the peer owns."""
@@ -63,24 +65,3 @@ class PipelineHost(Protocol):
 
     def tokens(self, step: int, index: int) -> tuple[Packed, ...] | None:
         """Tokens of a microbatch from this peer's own data; None: it has none."""
-
-
-@dataclass(frozen=True, slots=True)
-class PipelineLimits:
-    """Limits of one replica's pipeline.
-
-    slots: microbatches in flight, for each open step; `Execution.depth` may change it. running_s: pause between
-    signs of life to callers, and the wait of a call for a later step. wait_s: how long finished work waits for the
-    leader's word before its stash is dropped. memo_bytes: of the memo, for each open step.
-    """
-
-    slots: int
-    running_s: float
-    wait_s: float
-    memo_bytes: int
-
-    @property
-    def door_s(self) -> float:
-        """How long a call waits for a slot before it must come back. With a longer wait, callers would leave a replica
-        behind a hung neighbour too late."""
-        return self.wait_s / 4

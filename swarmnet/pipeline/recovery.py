@@ -11,29 +11,18 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode, SwarmError
+from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode
 from swarmnet.fetch.driver import first_answers
 from swarmnet.ids import PeerId
 from swarmnet.messages import Answer, Fetch, Fetched, Gradient, Rejected, Running
 from swarmnet.pacing import doubled_s
-from swarmnet.pipeline.host import PipelineHost, Spawn
+from swarmnet.pipeline.host import PipelineHost
 from swarmnet.pipeline.inputs import AnswerCheck, InputCheck
 from swarmnet.pipeline.transfers import Transfers
 from swarmnet.quorum import blocks
 from swarmnet.transport import Transport, ask
 
 Message = TypeVar("Message", bound=Answer)
-
-ASK_S = 10.0
-"""Silence after which a replica that has begun to answer is given up."""
-
-SILENT_S = 1.0
-"""A replica that shows no sign of life for so long is passed over; twice as long in the next attempt, up to `ASK_S`."""
-
-LIMIT_S = 60.0
-"""The longest that one peer is asked, whatever it says meanwhile: another may have the copy."""
-
-_PAUSE_S = 0.2
 
 
 class Recovery:
@@ -62,7 +51,8 @@ class Recovery:
         Raises Refused(VOID) if half of the stage before computed it, and it is not finite.
         """
         void: set[PeerId] = set()
-        silent_s = SILENT_S
+        # A replica that shows no sign of life for so long is passed over; twice as long in the next attempt.
+        silent_s = self._host.timers.settle_s
         while True:
             if self._stage == 0:
                 own = self._host.tokens(step, index)
@@ -89,14 +79,13 @@ class Recovery:
                         break
             if found is not None:
                 return found
-            silent_s = doubled_s(silent_s, 1, ASK_S)
-            await asyncio.sleep(_PAUSE_S)
+            silent_s = doubled_s(silent_s, 1, self._host.timers.long_silence_s)
+            await asyncio.sleep(self._host.timers.ask_s)
 
     async def gradient(self, step: int, index: int) -> Fetched | None:
         """The answer stage `stage + 1` has memoised, if anybody there has."""
-        found, _ = await self._first(
-            self._host.live(self._stage + 1), Fetch(step, self._stage + 1, index, "gradient", cached=True), SILENT_S
-        )
+        request = Fetch(step, self._stage + 1, index, "gradient", cached=True)
+        found, _ = await self._first(self._host.live(self._stage + 1), request, self._host.timers.settle_s)
         return found
 
     async def _first(
@@ -121,8 +110,14 @@ class Recovery:
         """What this replica answers; None if it has none, or sent what is none. Raises PeerGone, PeerTimeout, and
         Refused(VOID) where it was to recompute."""
         try:
+            # Another peer may have a copy, whatever this one says meanwhile.
             answer = await ask(
-                self._transport, peer, request, first_s=silent_s, patience=lambda: ASK_S, limit_s=LIMIT_S
+                self._transport,
+                peer,
+                request,
+                first_s=silent_s,
+                patience=lambda: self._host.timers.long_silence_s,
+                limit_s=self._host.timers.serve_s,
             )
             match answer:
                 case Fetched():
@@ -199,34 +194,14 @@ async def signs_until(outcome: asyncio.Future[Any], every_s: float) -> AsyncGene
             yield Running()
 
 
-async def kept_alive(
-    spawn: Spawn, work: Coroutine[Any, Any, Message], every_s: float
-) -> AsyncGenerator[Running | Message, None]:
-    """Do the work in a task of its own: `Running` every `every_s` seconds, then what it returns.
-
-    Raises the SwarmError that it raises.
-    """
-    outcome: asyncio.Future[Message | SwarmError] = asyncio.get_running_loop().create_future()
-    task = spawn(_settle(outcome, work))
+async def kept_alive(work: Coroutine[Any, Any, Message], every_s: float) -> AsyncGenerator[Running | Message, None]:
+    """Do the work: `Running` every `every_s` seconds, then what it returns. Raises what it raises."""
+    task = asyncio.ensure_future(work)
+    # It may fail in the moment in which the caller leaves: then nothing reads its error.
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
     try:
-        async for sign in signs_until(outcome, every_s):
+        async for sign in signs_until(task, every_s):
             yield sign
-        found = outcome.result()
-        if isinstance(found, SwarmError):
-            raise found
-        yield found
+        yield task.result()
     finally:
         task.cancel()
-
-
-async def _settle(outcome: asyncio.Future[Message | SwarmError], work: Coroutine[Any, Any, Message]) -> None:
-    found: Message | SwarmError
-    try:
-        found = await work
-    except SwarmError as error:
-        found = error
-    except asyncio.CancelledError:
-        outcome.cancel()
-        raise
-    if not outcome.done():
-        outcome.set_result(found)

@@ -20,17 +20,16 @@ from dataclasses import dataclass, field
 from swarmnet.config import plug_in
 from swarmnet.errors import NoReplica
 from swarmnet.ids import PeerId
-from swarmnet.manifest.schema import Protocol
+from swarmnet.manifest.timers import Timers
 
 _NEVER = -math.inf
 _TRIES_OVER = 16.0
 """A replica whose call showed life and was never answered is banned for so many times the length of the call."""
-_LOOK_AGAIN, _LONGEST_LOOK_S = 16.0, 600.0
-"""A replica that is always late is asked again after so many times its compute, then after twice as long; seconds."""
+_LOOK_AGAIN = 16.0
+"""A replica that is always late is asked again after so many times its compute, then after twice as long."""
 _SLOW, _MARGIN = 1.5, 1.25
 """At the end of a step a replica may be late if it computes for so many times what the cheapest costs; it is expected
 to be done after so many times what its compute says, which knows neither the weight pass nor the optimizer step."""
-_LONGEST_WAIT_S = 1.0  # ask again after this long at the latest: `update` may bring somebody new
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,20 +154,16 @@ class _Replica:
 
 
 class Router:
-    """Shares microbatches among the replicas of one stage in proportion to their speed."""
+    """Shares microbatches among the replicas of one stage in proportion to their speed.
 
-    def __init__(
-        self,
-        timeout: AdaptiveTimeout,
-        *,
-        rule: RoutingRule = least_time,
-        first_ban_s: float = 4.0,
-        longest_ban_s: float = 30.0,
-        longest_ban_over_s: float = 600.0,
-    ) -> None:
-        self._timeout, self._rule = timeout, rule
-        self._first_ban_s, self._longest_ban_s = first_ban_s, longest_ban_s
-        self._longest_ban_over_s = longest_ban_over_s
+    stages: how many stages a call goes through. A caller with more of them ahead waits longer, so the caller next to a
+    replica that never answers is the first to leave it.
+    """
+
+    def __init__(self, timers: Timers, *, stages: int = 1, rule: RoutingRule = least_time) -> None:
+        self.timers, self._rule = timers, rule
+        self.silence = TailLimit(4.0, floor_s=timers.suspect_s, ceiling_s=timers.lease_s)
+        self.call = TailLimit(8.0, floor_s=min(stages * timers.grant_s, _LONGEST_CALL_S), ceiling_s=_LONGEST_CALL_S)
         self._replicas: dict[PeerId, _Replica] = {}
         self._numbers = itertools.count()
         self._in_vain = False  # a call to a replica that is not proven
@@ -241,9 +236,8 @@ class Router:
             if each.peer in late:
                 each.time_ns = max(each.time_ns, best.time_ns)
         if best.peer in overdue:
-            best.look_s = min(
-                max(2 * best.look_s, _LOOK_AGAIN * best.compute.value * max(num_bytes, 1)), _LONGEST_LOOK_S
-            )
+            look_s = max(2 * best.look_s, _LOOK_AGAIN * best.compute.value * max(num_bytes, 1))
+            best.look_s = min(look_s, self.timers.probe_s)
             best.compute.renew()
             best.rest.renew()
         else:
@@ -265,21 +259,21 @@ class Router:
         return self._charge(chosen, self._costs_ns(num_bytes)[chosen.peer], num_bytes, now, trial=True)
 
     def next_chance(self, now: float) -> float:
-        """When to ask again after NoReplica: the end of the next ban or busy time, within a second from `now`."""
+        """When to ask again after NoReplica: the end of a ban or busy time, or soon: `update` may bring others."""
         ends = (replica.skipped_until for replica in self._replicas.values())
-        return min([now + _LONGEST_WAIT_S, *(end for end in ends if end > now)])
+        return min([now + self.timers.settle_s, *(end for end in ends if end > now)])
 
     def patience_s(self) -> float:
         """Silence since the last sign of life after which a call counts as hung."""
-        return self._timeout.silence.seconds
+        return self.silence.seconds
 
     def call_s(self) -> float:
         """Seconds after which a whole call counts as hung, whatever the callee says meanwhile."""
-        return self._timeout.call.seconds
+        return self.call.seconds
 
     def pause_s(self, retry_after_s: float) -> float:
         """How long to leave a busy peer alone: as it wishes, but at most as long as the longest ban."""
-        return min(max(retry_after_s, 0.0), self._longest_ban_s)
+        return min(max(retry_after_s, 0.0), self.timers.lease_s)
 
     # ------------------------------------------------------------ outcomes
 
@@ -289,8 +283,8 @@ class Router:
         seconds: the whole call. compute_s: the callee's own part, by its word (never believed above `seconds`).
         silence_s: the longest wait for a sign of life (Accepted, Running, the answer) within this call.
         """
-        self._timeout.silence.add(silence_s)
-        self._timeout.call.add(seconds)
+        self.silence.add(silence_s)
+        self.call.add(seconds)
         replica, charged_ns = self._close(pick)
         if replica is None:
             return
@@ -301,7 +295,7 @@ class Router:
         replica.measured, replica.busy_since = True, math.inf
         cost_ns = self._costs_ns(pick.num_bytes)[pick.peer]
         replica.time_ns += cost_ns - charged_ns
-        replica.look_at = now + max(replica.look_s, min(_LOOK_AGAIN * compute_s, _LONGEST_LOOK_S))
+        replica.look_at = now + max(replica.look_s, min(_LOOK_AGAIN * compute_s, self.timers.probe_s))
         if replica.ban_s:
             replica.banned_until, replica.ban_s = now, 0.0  # readmitted by the next pick
 
@@ -339,13 +333,13 @@ class Router:
         replica.incident = next(self._numbers)
         others = any(other.measured and not other.ban_s for other in self._replicas.values() if other is not replica)
         odd = over and others  # not all have become slower
-        longest_s = self._longest_ban_over_s if odd else self._longest_ban_s
-        least_s = max(_TRIES_OVER * (now - pick.at) if odd else 0.0, self._first_ban_s)
+        longest_s = self.timers.probe_s if odd else self.timers.lease_s
+        least_s = max(_TRIES_OVER * (now - pick.at) if odd else 0.0, self.timers.ban_s)
         replica.ban_s = min(max(2.0 * replica.ban_s, least_s), longest_s)
         replica.banned_until = now + replica.ban_s
         # A trial tells nothing of the others' silences.
         if hung and not odd and not pick.trial:
-            (self._timeout.call if over else self._timeout.silence).expired()
+            (self.call if over else self.silence).expired()
 
     # ------------------------------------------------------------ inside
 
@@ -454,27 +448,25 @@ class Router:
 # timer (RFC 6298).
 
 _QUANTILE, _WINDOW = 0.95, 128
+_UNOBSERVED = 5.0
 _LONGEST_CALL_S = 3600.0
 
 
 class TailLimit:
     """A multiple of the 95th percentile of the last 128 samples, within [floor_s, ceiling_s], in seconds.
 
-    unobserved: the multiple of floor_s before anything was observed.
+    Five times floor_s before anything was observed.
     """
 
-    def __init__(self, multiple: float, unobserved: float, *, floor_s: float, ceiling_s: float) -> None:
-        if not 0.0 < floor_s <= ceiling_s < math.inf:
-            raise ValueError(f"patience needs 0 < floor_s <= ceiling_s, got {floor_s} and {ceiling_s}")
-        self._multiple, self._unobserved = multiple, unobserved
-        self._floor_s, self._ceiling_s = floor_s, ceiling_s
+    def __init__(self, multiple: float, *, floor_s: float, ceiling_s: float) -> None:
+        self._multiple, self._floor_s, self._ceiling_s = multiple, floor_s, ceiling_s
         self._samples: collections.deque[float] = collections.deque(maxlen=_WINDOW)
         self._doubled = 1.0
 
     @property
     def seconds(self) -> float:
         """To wait now."""
-        tail_s = self._unobserved * self._floor_s
+        tail_s = _UNOBSERVED * self._floor_s
         if self._samples:
             tail_s = self._multiple * sorted(self._samples)[math.ceil(_QUANTILE * len(self._samples)) - 1]
         return min(max(tail_s, self._floor_s) * self._doubled, self._ceiling_s)
@@ -487,22 +479,3 @@ class TailLimit:
     def expired(self) -> None:
         """It ran out. It doubles until anybody answers: if everybody became slower, somebody still will."""
         self._doubled = min(2.0 * self._doubled, self._ceiling_s / self._floor_s)
-
-
-class AdaptiveTimeout:
-    """How long a caller waits. Silences: floor_s to ceiling_s. Whole calls: at least call_floor_s, an hour at most."""
-
-    def __init__(self, *, floor_s: float = 2.0, ceiling_s: float = 30.0, call_floor_s: float = 60.0) -> None:
-        self.silence = TailLimit(4.0, 5.0, floor_s=floor_s, ceiling_s=ceiling_s)
-        call_floor_s = min(call_floor_s, _LONGEST_CALL_S)
-        self.call = TailLimit(8.0, 5.0, floor_s=call_floor_s, ceiling_s=_LONGEST_CALL_S)
-
-    @classmethod
-    def of(cls, protocol: Protocol, *, stages: int) -> AdaptiveTimeout:
-        """The limits for a run's timers: silence from the suspicion limit up to twice the long silence.
-
-        stages: how many stages the call goes through. A caller with more of them ahead waits longer, so the caller next
-        to a replica that never answers is the first to leave it.
-        """
-        suspect_s = protocol.suspect_s
-        return cls(floor_s=suspect_s, ceiling_s=2 * protocol.long_silence_s, call_floor_s=2 * stages * suspect_s)

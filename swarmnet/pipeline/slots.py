@@ -57,13 +57,9 @@ class Slots:
             self.taken -= 1
             assert self.taken >= 0
 
-    def shrink(self, size: int) -> None:
-        """There are no more than so many slots from now on. Those taken beyond are not given to others."""
-        self.size = min(self.size, size)
-
-    def grow(self, size: int) -> None:
-        """There are so many slots from now on; never fewer than before."""
-        self.size = max(self.size, size)
+    def resize(self, size: int) -> None:
+        """There are so many slots from now on. Those taken beyond are not given to others."""
+        self.size = size
         while self.taken < self.size and self._hand():
             self.taken += 1
 

@@ -27,15 +27,15 @@ from swarmnet.messages import (
     MovedTo,
     Packed,
     Process,
+    Rejected,
     Running,
     Sent,
     WorkRecord,
 )
 from swarmnet.pipeline.caller import OF_PAYLOAD
-from swarmnet.pipeline.recovery import Memo, signs_until
+from swarmnet.pipeline.recovery import Memo, kept_alive, signs_until
 from swarmnet.pipeline.slots import Slots
 from swarmnet.pipeline.transfers import Signed
-from swarmnet.pipeline.uncounted import UncountedWork
 from swarmnet.stage.seams import Stash
 from swarmnet.telemetry.spans import SpanKind
 from swarmnet.transport import ReadPayload
@@ -62,13 +62,15 @@ class MicrobatchTask:
     patient: ask who owns it before computing (a repair's call). hedged: compute it whoever owns it, because a caller
     found the owner hung. waiting: callers attached while the input is missing, the sender among them. sending: caller
     -> when its upload began; unsent: done once that has failed. starved: nobody uploads the input, so it is fetched.
-    passed_on: the next stage was asked. slot_at: when it was begun with a slot, answered_s: how long it then
-    took to its answer; None: it had none. received, passed: what was signed of its input and output.
+    slow: it gave its slot back, as its input does not come. passed_on: the next stage was asked. slot_at: when it was
+    begun with a slot, answered_s: how long it then took to its answer; None: it had none. received, passed: what was
+    signed of its input and output.
     """
 
     index: int
     patient: bool
     hedged: bool
+    running: asyncio.Task[None] = field(init=False)
     input: asyncio.Future[tuple[Packed, ...]] = field(default_factory=_future)
     outcome: asyncio.Future[Outcome] = field(default_factory=_future)
     received: tuple[Sent, ...] = ()
@@ -77,6 +79,7 @@ class MicrobatchTask:
     sending: dict[PeerId, float] = field(default_factory=dict)
     unsent: asyncio.Future[None] = field(default_factory=_future)
     has_slot: bool = False
+    slow: bool = False
     slot_at: float | None = None
     answered_s: float | None = None
     computing: bool = False
@@ -125,17 +128,15 @@ class StepTasks:
 
     def __init__(self, step: int, execution: Execution) -> None:
         self.step, self._execution, self._host = step, execution, execution.host
-        self._engine, self._claims, self._limits = execution.engine, execution.claims, execution.limits
-        self.memo = Memo(execution.limits.memo_bytes)
+        self._engine, self._claims, self._timers = execution.engine, execution.claims, execution.host.timers
+        self.memo = Memo(execution.memo_bytes)
         self.by_index: dict[int, MicrobatchTask] = {}
         self.losses: dict[int, tuple[float, int]] = {}
         self.ended = False
-        self._running: dict[MicrobatchTask, asyncio.Task[None]] = {}
         self._owners: dict[int, PeerId] = {}
-        self._slots = Slots(execution.limits.slots)
-        self._slow: set[MicrobatchTask] = set()  # gave their slot back, as their input does not come
+        self._slots = Slots(execution.slots)
         self._transfers = execution.transfers.open(step) if execution.transfers is not None else None
-        self._uncounted = UncountedWork(execution, self.memo, self._transfers)
+        self._reserved = asyncio.Lock()  # for what is computed again for others, and not counted
         self._seen = 0  # indexes below it were brought, here or to mates: callers begin with the lowest
         self.begun = 0  # tasks
 
@@ -149,11 +150,10 @@ class StepTasks:
         self.ended = True
         if self._transfers is not None:
             self._transfers.ended = True
-        for running in self._running.values():
-            running.cancel()
         for task in self.by_index.values():
+            task.running.cancel()
             task.finish(Refused(RejectCode.STALE, "the step was applied"))
-        self.by_index, self._running, self._owners = {}, {}, {}
+        self.by_index, self._owners = {}, {}
         self.memo.clear()
 
     # ------------------------------------------------------------ what the step machine says
@@ -204,24 +204,13 @@ class StepTasks:
 
     async def process(self, caller: PeerId, request: Process, read: ReadPayload) -> AsyncGenerator[Answer, None]:
         """Answer one `Process` call of this step (rule 2)."""
-        if request.purpose == "eval":
-            # Not of the step's slots: whoever asks for scores would take them from training.
-            if self._execution.leaving or not await self._execution.evals.enter(patience_s=self._limits.running_s):
-                yield self._execution.busy()
-                return
-            try:
-                async for answer in self._uncounted.evaluate(caller, request, read):
-                    yield answer
-            finally:
-                self._execution.evals.give()
-            return
         # Before the payload is read: what a caller uploads takes memory.
         if not self._execution.may_send(caller):
             yield self._execution.busy()
             return
         # A caller told to come back sends its payload again, so with all slots taken it first waits at the door.
         arrived = loop_time()
-        while (admitted := await self._admit(request, arrived)) is None and loop_time() < arrived + self._limits.door_s:
+        while (admitted := await self._admit(request, arrived)) is None and loop_time() < arrived + self._timers.slot_s:
             yield Running()
         if not isinstance(admitted, MicrobatchTask):
             yield admitted or self._execution.busy()
@@ -232,7 +221,7 @@ class StepTasks:
         async with contextlib.aclosing(self._feed(task, caller, request, read)) as signs:
             async for sign in signs:
                 yield sign
-        async for sign in signs_until(task.outcome, self._limits.running_s):
+        async for sign in signs_until(task.outcome, self._timers.beat_s):
             yield sign
         outcome = task.outcome.result()
         if isinstance(outcome, SwarmError):
@@ -242,9 +231,43 @@ class StepTasks:
         # The transport comes back for more once it has written all of it.
         self._span("send", request.index, ready)
 
-    def fetch(self, request: Fetch) -> AsyncGenerator[Answer, None]:
-        """Answer one `Fetch` call of this step (rule 6)."""
-        return self._uncounted.fetch(request)
+    async def fetch(self, request: Fetch) -> AsyncGenerator[Answer, None]:
+        """Answer one `Fetch` call of this step (rule 6): hand out what is remembered; recompute a missing input of the
+        next stage unless only a copy is wanted."""
+        kept, recompute = self._kept(request), request.kind == "input" and request.stage >= 0 and not request.cached
+        if kept is None and not recompute:
+            yield Rejected(RejectCode.NOT_FOUND, "no data here" if request.stage == -1 else "not memoised")
+            return
+        yield Accepted()  # a sign of life, because the payload may take long on a slow line
+        if kept is not None:
+            yield kept
+            return
+        async for answer in kept_alive(self._recompute(request), self._timers.beat_s):
+            yield answer
+
+    def _kept(self, request: Fetch) -> Fetched | None:
+        if request.kind == "gradient":
+            answer = self.memo.answer(request.index)
+            if answer is None:
+                return None
+            return Fetched(answer.payload, answer.loss_sum, answer.num_tokens, answer.sents)
+        if request.stage == -1:
+            tokens = self._host.tokens(request.step, request.index)
+            return None if tokens is None else Fetched(tokens)
+        return self.memo.output(request.index)
+
+    async def _recompute(self, request: Fetch) -> Fetched:
+        """Forward only, in a slot of its own so that a full replica can still repair others (rule 7)."""
+        async with self._reserved:
+            given = await self._execution.recovery.input(request.step, request.index)
+            *inputs, proof = given.payload
+            stash = await self._execution.forward_only(request, inputs)
+            sents: tuple[Sent, ...] = ()
+            if self._transfers is not None:
+                sents = await self._transfers.sign(request.index, "output", stash.output, Signed(inputs, given.sents))
+            output = Fetched((*stash.output, proof), sents=sents)
+            self.memo.keep(request.index, output)
+            return output
 
     # ------------------------------------------------------------ inside
 
@@ -261,7 +284,7 @@ class StepTasks:
             return found
         if self._execution.leaving or slots.crowded:
             return self._execution.busy()
-        has_slot = await slots.enter(patience_s=self._limits.running_s)
+        has_slot = await slots.enter(patience_s=self._timers.beat_s)
         found = self._ready_answer(request) or self.by_index.get(request.index)  # the world may have moved on
         if has_slot and found is None and not self._execution.leaving:
             self._span("slot", request.index, arrived)
@@ -291,7 +314,7 @@ class StepTasks:
             task.starve()
         self.by_index[index] = task
         self._seen, self.begun = max(self._seen, index + 1), self.begun + 1
-        self._running[task] = self._host.spawn(self._run(task))
+        task.running = self._host.spawn(self._run(task))
         return task
 
     async def _feed(
@@ -302,11 +325,11 @@ class StepTasks:
         try:
             while not task.input.done() and not task.outcome.done():
                 free = self._execution.may_send(caller)
-                if free and task.may_send(caller, now=loop_time(), slow_s=self._limits.door_s):
+                if free and task.may_send(caller, now=loop_time(), slow_s=self._timers.slot_s):
                     await self._upload(task, caller, request, read)
                     return
                 ends: list[asyncio.Future[Any]] = [task.input, task.outcome, task.unsent]
-                await asyncio.wait(ends, timeout=self._limits.running_s, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(ends, timeout=self._timers.beat_s, return_when=asyncio.FIRST_COMPLETED)
                 yield Running()
         finally:
             task.waiting -= 1
@@ -334,7 +357,7 @@ class StepTasks:
 
     def _drop(self, task: MicrobatchTask) -> None:
         """Forget a task that has no input and no honest caller."""
-        self._running.pop(task).cancel()
+        task.running.cancel()
         self._release(task)  # a task that has not begun will not do it
         self._claims.withdraw(self.step, task.index)
         del self.by_index[task.index]
@@ -350,16 +373,16 @@ class StepTasks:
 
         Whatever comes first counts: a caller may still attach and send it.
         """
-        while not await set_within(task.fed_or_starved, self._limits.door_s):
+        while not await set_within(task.fed_or_starved, self._timers.slot_s):
             if task.has_slot and self._slots.wanted:
                 # A caller that announces an input and does not send it must not block others: the slot goes back,
                 # and this task gets the next free one when its input is here.
                 self._release(task)
-                self._slow.add(task)
-                if len(self._slow) > self._limits.slots:
+                task.slow = True
+                if sum(each.slow for each in self.by_index.values()) > self._slots.size:
                     task.finish(self._execution.busy())
                     return ()
-        self._slow.discard(task)
+        task.slow = False
         if not task.input.done():
             self._release(task)
             fetching = self._host.spawn(self._fetch_input(task))
@@ -382,7 +405,7 @@ class StepTasks:
             await self._run_stages(task)
         except DeviceFull as error:
             self._execution.full(error)
-            self._slots.shrink(self._execution.limits.slots)
+            self._slots.resize(min(self._slots.size, self._execution.slots))
             self._claims.withdraw(self.step, task.index)
             task.finish(self._execution.busy())
         except SwarmError as error:
@@ -392,8 +415,6 @@ class StepTasks:
             task.finish(error)
         finally:
             self._release(task)
-            self._slow.discard(task)
-            self._running.pop(task, None)
             if self.by_index.get(task.index) is task:
                 del self.by_index[task.index]
 
@@ -406,7 +427,7 @@ class StepTasks:
         if not task.decided.is_set():
             self._claims.claim(self.step, task.index)  # only now: what is malformed never claims
         if task.patient and not task.hedged:
-            await set_within(task.decided, self._limits.running_s)
+            await set_within(task.decided, self._timers.beat_s)
         # Nothing is lost yet: forward has not begun.
         if task.owner is not None and not task.hedged and self._host.may_live(task.owner):
             task.finish(MovedTo(task.owner))
@@ -469,7 +490,7 @@ class StepTasks:
         grants it later, `granted` finds no task and gives the index back, and the leader orders it at once.
         """
         answered_compute_s, answered = stash.compute_s, loop_time()
-        await set_within(task.decided, self._limits.wait_s)
+        await set_within(task.decided, self._timers.grant_s)
         if task.voids is None or task.index in self.losses:
             return  # undecided, another's, or counted here before (the memo forgot the answer)
         self._span("grant", task.index, answered)
@@ -527,4 +548,4 @@ class StepTasks:
         """A microbatch came through: the first ones say how far the way is."""
         if self._execution.depth is not None and self._execution.depth.counted(held, compute_s):
             self._execution.measure()
-            self._slots.grow(self._execution.limits.slots)
+            self._slots.resize(max(self._slots.size, self._execution.slots))

@@ -73,6 +73,15 @@ def proven_tokens_of(number: int) -> tuple[Packed, ...]:
     return *tokens_of(number), Packed("uint8", (1, 1, 32), proof)
 
 
+class SimulatedTokens:
+    """Implements `trainer.trainer.TokenSource`."""
+
+    training = staticmethod(proven_tokens_of)
+
+    def evaluation(self, number: int) -> tuple[Packed, ...]:
+        return tokens_of(10_000 + number)
+
+
 @dataclass(frozen=True, slots=True)
 class SimulatedWindows:
     """Implements Windows (`pipeline.inputs`): it knows all tokens, which is cheaper than a tree."""

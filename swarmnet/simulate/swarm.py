@@ -38,9 +38,9 @@ from swarmnet.simulate.engine import (
     NUM_ELEMENTS,
     Arithmetic,
     SimulatedEngine,
+    SimulatedTokens,
     SimulatedWindows,
     proven_tokens_of,
-    tokens_of,
 )
 from swarmnet.simulate.meeting import RoundMeeting
 from swarmnet.simulate.oracle import Oracle
@@ -355,22 +355,17 @@ class Swarm:
         peer_id = PeerId(name or self.trainer_names.get(len(self.trainers), f"trainer.{len(self.trainers)}"))
         process = SimulatedProcess(peer_id)
         self._processes.append(process)
-        incarnation = self.rng.getrandbits(62)
         admissions, shown = self._admit(peer_id, "trainer", invited)
+        record = Record(self.plan.run, peer_id, self.rng.getrandbits(62), ("memory",), (), invitation=shown)
+        directory = self._directory_at(peer_id, [0], admissions)
         trainer = Trainer(
-            peer_id,
+            SimulatedHost(record, directory, admissions, Notices(self.plan.steps), self.loop),
             self.manifest,
             transport=self.network.transport(peer_id),
-            directory=self._directory_at(peer_id, [0], admissions),
-            record=lambda: Record(self.plan.run, peer_id, incarnation, ("memory",), (), invitation=shown),
-            tokens=proven_tokens_of,
-            eval_tokens=lambda number: tokens_of(10_000 + number),
+            tokens=SimulatedTokens(),
             on_event=lambda event, fields: self._on_event(peer_id, event, fields),
-            admissions=admissions,
-            wall=self.loop.time,
             rule=routing_rule(self.plan.routing),
             lots=random.Random(f"{self.seed} {peer_id}"),
-            verify=SimulatedSigner(peer_id).verify,
         )
         self.trainers[peer_id] = process
         self.network.attach(peer_id, process, trainer)

@@ -226,14 +226,17 @@ class StepDriver:
         self.send(member.me, committed)
 
     def contribute(self, step: int, index: int) -> None:
-        self._pipeline.granted(step, index, self._engine.voids(step))
+        if tasks := self._pipeline.steps.get(step):
+            tasks.granted(index, self._engine.voids(step))
 
     def redirect(self, step: int, index: int, assignee: PeerId) -> None:
-        self._pipeline.owned_elsewhere(step, index, assignee)
+        if tasks := self._pipeline.steps.get(step):
+            tasks.owned_elsewhere(index, assignee)
 
     def discard(self, step: int) -> None:
         self._engine.void(step)
-        self._pipeline.voided(step)
+        if tasks := self._pipeline.steps.get(step):
+            tasks.voided()
 
     def aggregate(self, attempt: Round) -> None:
         self._round = self._spawn(self._whole("averaging", attempt, self._take_part))
@@ -248,7 +251,8 @@ class StepDriver:
         self._exchange.close()
 
     def execute(self, step: int, index: int) -> None:
-        self._pipeline.order(step, index)
+        if tasks := self._pipeline.steps.get(step):
+            tasks.order(index)
 
     def apply(self, commits: tuple[Commit, ...]) -> None:
         self._settled.clear()
@@ -294,7 +298,9 @@ class StepDriver:
     async def _take_part(self, current: Round) -> Finished:
         step, began, event = current.stamp.step, self._now(), "sum_left"  # unless it comes to its end
         try:
-            finished = await self._exchange.sum(current, self._pipeline.losses(step), self._pipeline.works.root(step))
+            finished = await self._exchange.sum(
+                current, self._pipeline.steps[step].losses, self._pipeline.works.root(step)
+            )
             event = "averaged"
         finally:
             self.log(event, step=step, seconds=self._now() - began)

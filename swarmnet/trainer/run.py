@@ -12,7 +12,7 @@ from swarmnet.clock import loop_time, run_loop
 from swarmnet.config.peer import PeerConfig
 from swarmnet.data.source import load_tokens
 from swarmnet.manifest.codec_names import named_by
-from swarmnet.manifest.file import run_id, to_toml
+from swarmnet.manifest.file import run_id
 from swarmnet.manifest.schema import Manifest
 from swarmnet.manifest.terms import RunTerms
 from swarmnet.net.away import remember, until_somebody_answers, was_in
@@ -70,20 +70,7 @@ async def _feed(
             return 0
         remember(config.dir, run_id(manifest))
         trainer = Trainer(
-            endpoint.me,
-            manifest,
-            transport=wrap.transport(endpoint.transport),
-            directory=endpoint.directory,
-            record=endpoint.record,
-            tokens=own.training,
-            eval_tokens=own.evaluation,
-            on_event=on_event,
-            admissions=endpoint.admissions,
-            rule=rule,
-            hide=endpoint.hide,
-            proofs=endpoint.transport.proofs,
-            manifest_toml=to_toml(manifest),
-            notices=endpoint.notices,
+            endpoint, manifest, transport=wrap.transport(endpoint.transport), tokens=own, on_event=on_event, rule=rule
         )
         async with endpoint.serve(wrap.service(trainer)), asyncio.TaskGroup() as group:
             on_event("listening", endpoint.whereabouts())

@@ -14,11 +14,11 @@ from collections.abc import Collection, Iterable
 
 from swarmnet.bounds import Recent
 from swarmnet.ids import PeerId
+from swarmnet.manifest.timers import Timers
 from swarmnet.pacing import Backoff
 
-_KEPT_STEPS, _MISSES = 9, 2
+_KEPT_STEPS, _MISSES, _LONGEST = 9, 2, 32
 _MOST_TRAINERS = 256
-_ALONE_S, _LONGEST_ALONE_S = 60.0, 1920.0
 
 
 def feeder(trainers: Iterable[PeerId], step: int, index: int) -> PeerId:
@@ -31,14 +31,10 @@ def feeder(trainers: Iterable[PeerId], step: int, index: int) -> PeerId:
 
 
 class FedShares:
-    """One trainer's. Times are seconds of one clock.
+    """One trainer's. Times are seconds of one clock."""
 
-    least_s: a step is never late before; less than it takes until a leader orders what nobody brings, or such steps
-    would be usual. unknown_s: as long as no step is known.
-    """
-
-    def __init__(self, me: PeerId, *, least_s: float, unknown_s: float) -> None:
-        self._me, self._least_s, self._unknown_s = me, least_s, unknown_s
+    def __init__(self, me: PeerId, timers: Timers) -> None:
+        self._me, self._timers = me, timers
         self._steps_s: deque[float] = deque(maxlen=_KEPT_STEPS)  # of those in which everybody brought its share
         # Identities cost nothing.
         self._misses: Recent[PeerId, int] = Recent(_MOST_TRAINERS)  # steps in a row
@@ -57,7 +53,10 @@ class FedShares:
 
     def patience_s(self) -> float:
         """How long after its beginning a step is late."""
-        return max(2 * statistics.median_low(self._steps_s), self._least_s) if self._steps_s else self._unknown_s
+        if not self._steps_s:
+            return self._timers.suspect_s
+        # Less than it takes until a leader orders what nobody brings, or such steps would be usual.
+        return max(2 * statistics.median_low(self._steps_s), self._timers.beat_s)
 
     def brought(self, others: Iterable[PeerId], *, took_s: float) -> None:
         """A step is over, and they have brought their shares."""
@@ -75,7 +74,9 @@ class FedShares:
                 continue  # of a step that was begun before
             self._misses[peer] = self._misses.get(peer, 0) + 1
             if self._misses[peer] >= _MISSES:
-                self._left_out.setdefault(peer, Backoff(_ALONE_S, _LONGEST_ALONE_S)).failed(now)
+                self._left_out.setdefault(peer, Backoff(self._timers.serve_s, _LONGEST * self._timers.serve_s)).failed(
+                    now
+                )
                 found.append(peer)
         return found
 

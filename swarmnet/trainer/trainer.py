@@ -15,14 +15,15 @@ import statistics
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from dataclasses import replace
-from functools import partial
+from typing import Protocol
 
 from swarmnet.audit.case import Verify, needs_no_recheck, refusal, suspect_of
-from swarmnet.clock import loop_time, wall_time
+from swarmnet.clock import loop_time
 from swarmnet.directory import Directory, Record
 from swarmnet.errors import Refused, RejectCode
-from swarmnet.ids import NO_RESTART, PeerId, Restart
+from swarmnet.ids import NO_RESTART, PeerId, Restart, Signer
 from swarmnet.manifest.extension import Horizon, Notices
+from swarmnet.manifest.file import to_toml
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import (
     Accepted,
@@ -44,13 +45,13 @@ from swarmnet.messages import (
 from swarmnet.net.admission import Admissions
 from swarmnet.net.background import beside
 from swarmnet.net.history import HistoryBook
-from swarmnet.net.identity import verify
-from swarmnet.net.nat.dial_back import Asking, Hide, Proofs
+from swarmnet.net.nat.dial_back import Asking, Proofs, Say
 from swarmnet.net.records import left_out, nobody_serves, unserved
 from swarmnet.net.stop import unless_stopped
 from swarmnet.pipeline.caller import Caller
 from swarmnet.pipeline.inputs import AnswerCheck
-from swarmnet.pipeline.router import AdaptiveTimeout, Router, RoutingRule, least_time
+from swarmnet.pipeline.router import Router, RoutingRule, least_time
+from swarmnet.pipeline.slots import Slots
 from swarmnet.quorum import reached_by_half, reached_by_most
 from swarmnet.stage.canonical import rate_of
 from swarmnet.state.rollback import MAX_RESTARTS_AHEAD
@@ -58,38 +59,45 @@ from swarmnet.trainer.evaluations import Evaluations
 from swarmnet.trainer.shares import FedShares, feeder
 from swarmnet.transport import ReadPayload, Transport
 
-Tokens = Callable[[int], tuple[Packed, ...]]
-"""Number of a microbatch in its stream -> its tokens: (tokens,) int32 [B, T + 1], in training (tokens, proof)."""
-
 OnEvent = Callable[[str, dict[str, object]], None]
 
-_PUBLISH_S, _LOOK_S, _PROGRESS_S = 2.0, 0.5, 10.0
-_LACKS_S = 3.0
-"""What is not there for so long is worth a word: it is not just this process's first look around."""
-_LAST_WORD_S, _LAST_EVAL_S = 1.0, 20.0
-"""How long to wait for the directory when leaving, and for the held-out loss of the last version: the run is over then,
-and replicas may leave."""
+
+class TokenSource(Protocol):
+    """The run's data, by the number of a microbatch in its stream (`pipeline.windows.OwnTokens`)."""
+
+    def training(self, number: int) -> tuple[Packed, ...]:
+        """(tokens, proof) of training microbatch `number` = step * M + index; tokens are int32 [B, T + 1]."""
+        ...
+
+    def evaluation(self, number: int) -> tuple[Packed, ...]:
+        """(tokens,) of a held-out microbatch."""
+        ...
 
 
-class Window:
-    """A semaphore whose size may change: `size()` is asked whenever a place is wanted."""
+class TrainerHost(Protocol):
+    """What a trainer needs of its process: a part of `peer.peer.PeerHost`, which has the same members."""
 
-    def __init__(self, size: Callable[[], int]) -> None:
-        self._size = size
-        self._taken = 0
-        self._given = asyncio.Event()
+    @property
+    def me(self) -> PeerId: ...
+    @property
+    def signer(self) -> Signer: ...
+    @property
+    def directory(self) -> Directory: ...
+    @property
+    def admissions(self) -> Admissions: ...
+    @property
+    def notices(self) -> Notices: ...
+    @property
+    def proofs(self) -> Proofs: ...
+    @property
+    def hides(self) -> bool: ...
+    def wall(self) -> float: ...
+    def record(self) -> Record: ...
+    async def hide(self, say: Say) -> dict[str, object] | None: ...
 
-    async def take(self) -> None:
-        """Wait for a place."""
-        while self._taken >= self._size():
-            self._given.clear()
-            await self._given.wait()
-        self._taken += 1
 
-    def give(self) -> None:
-        """Give a place back."""
-        self._taken -= 1
-        self._given.set()
+_PROGRESS_S = 10.0
+"""How often a person is told where the run is."""
 
 
 class FirstStage:
@@ -108,7 +116,7 @@ class FirstStage:
         rule: RoutingRule,
     ) -> None:
         self._me, self._manifest, self._directory, self._on_event = me, manifest, directory, on_event
-        self._router = Router(AdaptiveTimeout.of(manifest.protocol, stages=manifest.cut.stages), rule=rule)
+        self._router = Router(manifest.protocol.timers, stages=manifest.cut.stages, rule=rule)
         self.records: dict[PeerId, Record] = {}
         self.unsent: Counter[int] = Counter()  # step -> microbatches of my share not sent
         self.restart = NO_RESTART
@@ -246,49 +254,35 @@ class FirstStage:
 class Trainer:
     """One trainer. Implements Service: it hands out tokens to peers that have no data, and the run's manifest.
 
-    tokens(number) of training microbatch `step * M + index`; eval_tokens(number) of held-out microbatch `number`.
-    admissions: who takes part; None: anyone. hide, proofs: as in `peer.Peer`. wall(): Unix seconds, by which
-    invitations end.
-    rule: which replica of stage 0 gets a microbatch. notices: what the run's owner has signed, to be passed on.
-    lots: draws which microbatches of an evaluation are looked at twice. verify: of signatures.
+    rule: which replica of stage 0 gets a microbatch. lots: draws which microbatches of an evaluation are looked at
+    twice.
     """
 
     def __init__(
         self,
-        me: PeerId,
+        host: TrainerHost,
         manifest: Manifest,
         *,
         transport: Transport,
-        directory: Directory,
-        record: Callable[[], Record],
-        tokens: Tokens,
-        eval_tokens: Tokens,
+        tokens: TokenSource,
         on_event: OnEvent,
-        admissions: Admissions | None = None,
-        wall: Callable[[], float] = wall_time,
         rule: RoutingRule = least_time,
-        hide: Hide | None = None,
-        proofs: Proofs = Proofs(),  # noqa: B008
-        manifest_toml: str = "",
-        notices: Notices | None = None,
         lots: random.Random = random.SystemRandom(),  # noqa: B008
-        verify: Verify = verify,
     ) -> None:
-        self._verify = verify
-        self.me, self._manifest, self._directory = me, manifest, directory
-        self._toml, self._notices = manifest_toml, notices
-        self._record = record
-        self._admissions, self._wall = admissions, wall
-        self._tokens, self._eval_tokens, self.event = tokens, eval_tokens, on_event
-        self._stage = FirstStage(me, manifest, transport, directory, on_event, rule)
-        asking = partial(Asking, record, transport, lambda: self._stage.records, on_event, proofs=proofs)
-        self._dialled_back = asking(hide) if hide else None
+        self._host, self._manifest, self._tokens, self.event = host, manifest, tokens, on_event
+        self.me = me = host.me
+        self._stage = FirstStage(me, manifest, transport, host.directory, on_event, rule)
+        self._dialled_back = (
+            Asking(host.record, transport, lambda: self._stage.records, on_event, host.hide, host.proofs)
+            if host.hides
+            else None
+        )
         self._news = asyncio.Event()  # somebody's record was read, or an answer came
         self._delay = manifest.averaging.delay
         self._away: Counter[int] = Counter()  # step -> microbatches sent and not answered
         self._answered = -1  # the newest step of which an answer came
-        timers = manifest.protocol.timers
-        self._shares = FedShares(me, least_s=timers.beat_s, unknown_s=timers.suspect_s)
+        self._timers = manifest.protocol.timers
+        self._shares = FedShares(me, self._timers)
         self._restarted = asyncio.Event()
         self.step = 0
         self._eval_loss: tuple[int, float] | None = None
@@ -324,27 +318,29 @@ class Trainer:
                 if self._to_evaluate(version):
                     self._evaluations.begin(version, group)
             # There is no next time for either.
-            if await self._evaluations.end(_LAST_EVAL_S):
-                await self._publish_last(_LAST_EVAL_S)
+            # Replicas may leave now.
+            limit_s = self._timers.long_silence_s
+            if await self._evaluations.end(limit_s):
+                await self._publish_last(limit_s)
         self.event("done", {"step": total})
 
     async def leave(self) -> None:
         """Say, if that is quick, that others take my share from now on."""
         self._left = True
-        await self._publish_last(_LAST_WORD_S)
+        await self._publish_last(self._timers.settle_s)
 
     # ------------------------------------------------------------ Service
 
     def on_tell(self, caller: PeerId, message: Control) -> None:
         """Trainers take no part in the step protocol, and call nobody who is convicted."""
         if isinstance(message, Case):
-            self._stage.hear(message, self._verify)
+            self._stage.hear(message, self._host.signer.verify)
 
     async def on_call(self, caller: PeerId, request: Request, payload: ReadPayload) -> AsyncGenerator[Answer, None]:
         """Hand out the tokens of a microbatch, and the manifest; everything else is not served here."""
         # Those who serve stages may all be hidden, and a newcomer cannot speak to them yet.
-        if isinstance(request, ManifestRequest) and self._toml:
-            yield ManifestData(self._toml, self._notices.known if self._notices else ())
+        if isinstance(request, ManifestRequest):
+            yield ManifestData(to_toml(self._manifest), self._host.notices.known)
             return
         # Whoever looks on is no member.
         if isinstance(request, HistoryRequest):
@@ -352,15 +348,14 @@ class Trainer:
                 yield answer
             return
         training = self._manifest.training
-        if self._admissions is not None:
-            self._admissions.check(caller, request, now=self._wall())
+        self._host.admissions.check(caller, request, now=self._host.wall())
         if not isinstance(request, Fetch) or request.kind != "input" or request.stage != -1:
             yield Rejected(RejectCode.NOT_SERVED, "a trainer serves tokens only")
         elif not (0 <= request.step < self._stage.steps and 0 <= request.index < training.microbatches):
             yield Rejected(RejectCode.MALFORMED, "no such microbatch")
         else:
             yield Accepted()
-            yield Fetched(self._tokens(request.step * training.microbatches + request.index))
+            yield Fetched(self._tokens.training(request.step * training.microbatches + request.index))
 
     def on_reached(self, peer: PeerId) -> None:
         """Trainers tell nobody anything."""
@@ -375,7 +370,7 @@ class Trainer:
         """Send my share of step after step, from `step` on, until all are over."""
         training = self._manifest.training
         self._away, self._stage.unsent, self._answered = Counter(), Counter(), -1
-        window, alone_since = Window(self._stage.room), None  # when a step began that I feed alone
+        window, alone_since = Slots(self._stage.room()), None  # when a step began that I feed alone
         async with asyncio.TaskGroup() as group:
             while True:
                 while not self._may_begin(self.step) and self._stage.newest_version() < self._stage.steps:
@@ -402,6 +397,7 @@ class Trainer:
                     group.create_task(self._make_up(step, rest, others, group))
                 self._stage.unsent[step] = len(mine)
                 for index in mine:
+                    window.resize(self._stage.room())
                     await window.take()
                     # With the last one the step can end, and the weights that are measured are gone.
                     if index == mine[-1]:
@@ -437,10 +433,10 @@ class Trainer:
             self._away[step] += 1
             group.create_task(self._send(step, index))
 
-    async def _send(self, step: int, index: int, window: Window | None = None) -> None:
+    async def _send(self, step: int, index: int, window: Slots | None = None) -> None:
         """One microbatch; it ends on its loss or on STALE."""
         self._stage.unsent[step] -= 1
-        tokens = self._tokens(step * self._manifest.training.microbatches + index)
+        tokens = self._tokens.training(step * self._manifest.training.microbatches + index)
         try:
             await self._stage.caller.process(Process(step, 0, index), tokens)
         except Refused as refused:
@@ -479,7 +475,7 @@ class Trainer:
         """
         step, index = version + self._delay.ahead(version), number % self._manifest.training.eval_microbatches
         request = Process(step, 0, index, purpose="eval", avoid=avoid)
-        return await self._stage.caller.process(request, self._eval_tokens(number))
+        return await self._stage.caller.process(request, self._tokens.evaluation(number))
 
     def numerics(self, peer: PeerId) -> str:
         record = self._stage.records.get(peer)
@@ -493,7 +489,7 @@ class Trainer:
 
     async def _looking(self) -> None:
         while True:
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(self._timers.beat_s)
             await self._refresh()
             self._tell_news()
             self._say_what_lacks()
@@ -506,7 +502,7 @@ class Trainer:
         if lacks != self._lacks:
             self._lacks, self._lacks_since = lacks, now
         over = self.step >= self._stage.steps
-        if over or lacks == self._lacks_said or (lacks and now - self._lacks_since < _LACKS_S):
+        if over or lacks == self._lacks_said or (lacks and now - self._lacks_since < self._timers.suspect_s):
             return
         self._lacks_said = lacks
         if lacks:
@@ -523,7 +519,7 @@ class Trainer:
             return
         self._progress = step, now
         total = self._manifest.training.total_steps
-        horizon = self._notices.foreseen(0, Horizon(total)) if self._notices else Horizon(total)
+        horizon = self._host.notices.foreseen(0, Horizon(total))
         step_s = statistics.median([record.step_s for record in records if record.step_s] or [0.0])
         pace = statistics.median([record.tokens_per_second for record in records if record.tokens_per_second] or [0.0])
         fields: dict[str, object] = {"step": step, "steps": steps, "loss": loss}
@@ -542,7 +538,7 @@ class Trainer:
     async def _publishing(self) -> None:
         while True:
             await self._publish()
-            await asyncio.sleep(_PUBLISH_S)
+            await asyncio.sleep(2 * self._timers.settle_s)
 
     async def _publish_last(self, limit_s: float) -> None:
         with contextlib.suppress(TimeoutError):
@@ -551,6 +547,6 @@ class Trainer:
 
     async def _publish(self) -> None:
         """Network trouble is the directory's to bear; a record nobody would accept (UsageError) ends the trainer."""
-        await self._directory.publish(
-            replace(self._record(), trainer=True, eval_loss=self._eval_loss, finished=self._left)
+        await self._host.directory.publish(
+            replace(self._host.record(), trainer=True, eval_loss=self._eval_loss, finished=self._left)
         )

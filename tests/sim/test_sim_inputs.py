@@ -40,6 +40,7 @@ def proven(plan: Plan, monkeypatch: pytest.MonkeyPatch, seed: int = 0) -> OwnTok
     data = Data(num_tokens=200, tokens_sha256=tokens.sha256, tokens_root=root, tokenizer_sha256="e" * 64)
     own = OwnTokens(tokens, data, shape.training)
     monkeypatch.setattr(swarm, "proven_tokens_of", own.training)
+    monkeypatch.setattr(swarm.SimulatedTokens, "training", staticmethod(own.training))
     monkeypatch.setattr(swarm, "SimulatedWindows", lambda microbatches: ProvenWindows.of(data, shape.training))
     monkeypatch.setattr(oracle, "tokens_of", lambda number: own.training(number)[:1])
     return own

@@ -90,7 +90,7 @@ def test_without_the_reserved_slot_repairs_wait_for_each_other(monkeypatch: pyte
 
     def crowded(tasks: StepTasks, step: int, execution: Execution) -> None:
         begin(tasks, step, execution)
-        tasks._uncounted._reserved = SlotOfAll(tasks._slots)  # type: ignore[assignment]
+        tasks._reserved = SlotOfAll(tasks._slots)  # type: ignore[assignment]
 
     seeds = range(6)
     for seed in seeds:

@@ -16,12 +16,15 @@ from swarmnet.config.peer import PeerConfig
 from swarmnet.errors import UsageError
 from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Manifest
+from swarmnet.manifest.timers import Timers
 from swarmnet.peer.placement import Choice, placement_rule
 from swarmnet.peer.run import run_peer
-from swarmnet.pipeline.router import AdaptiveTimeout, Candidate, Router
+from swarmnet.pipeline.router import Candidate, Router
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Swarm
 from swarmnet.trainer.run import run_trainer
+
+TIMERS = Timers(suspect_s=2.0)
 
 
 @pytest.fixture
@@ -82,7 +85,7 @@ def test_a_rule_that_is_not_there_or_chooses_what_it_may_not_is_named(monkeypatc
     monkeypatch.setattr(plug_in, "load", lambda kind, name, field: (lambda *_, **__: Choice(3, "why not"), name))
     with pytest.raises(UsageError, match=r"^placement: acme\.odd chose stage 3: of the run these fit here: 0, 1, 2"):
         placement_rule("acme.odd")(PeerId("me"), range(3), ())
-    router = Router(AdaptiveTimeout(), rule=lambda candidates: PeerId("nobody"))
+    router = Router(TIMERS, rule=lambda candidates: PeerId("nobody"))
     router.update({PeerId("a"): 0})
     with pytest.raises(ValueError, match="chose 'nobody', which is none of its candidates"):
         router.pick(num_bytes=1, now=0.0)
@@ -95,7 +98,7 @@ def test_a_rule_sees_what_the_router_knows() -> None:
         seen.append(list(candidates))
         return candidates[-1].peer
 
-    router = Router(AdaptiveTimeout(), rule=rule)
+    router = Router(TIMERS, rule=rule)
     a, b = PeerId("a"), PeerId("b")
     router.update({a: 0, b: 3})
     first = router.pick(num_bytes=100, now=0.0)

@@ -12,11 +12,14 @@ import pytest
 
 from swarmnet.errors import NoReplica, PeerGone, Refused, RejectCode
 from swarmnet.ids import PeerId
+from swarmnet.manifest.timers import Timers
 from swarmnet.messages import Busy, Gradient, MovedTo, Packed, Process, Rejected, Request, Running
 from swarmnet.pipeline.caller import OF_PAYLOAD, Caller
 from swarmnet.pipeline.inputs import AnswerCheck
-from swarmnet.pipeline.router import AdaptiveTimeout, Router
+from swarmnet.pipeline.router import Router
 from swarmnet.testing.doubles import FakeTransport, run_virtual
+
+TIMERS = Timers()
 
 pytestmark = pytest.mark.virtual_time
 
@@ -57,7 +60,7 @@ class Scene:
     """A caller in front of scripted replicas; left: whom a microbatch had to leave, and why."""
 
     def __init__(self, **peers) -> None:
-        self.transport, self.router = FakeTransport(**peers), Router(AdaptiveTimeout())
+        self.transport, self.router = FakeTransport(**peers), Router(TIMERS)
         stage = NextReplicas(dict.fromkeys(map(PeerId, peers), 0))
         self.peers, self.left = stage.queues, stage.rerouted_from
         self.caller = Caller(self.transport, self.router, stage, CHECK)

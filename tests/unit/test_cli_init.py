@@ -1,6 +1,7 @@
 """`swarmnet init`: a complete file, the data's digests in it, nothing overwritten."""
 
 import json
+import re
 import shlex
 import sys
 import tomllib
@@ -268,3 +269,14 @@ def test_what_is_said_beside_a_line_is_kept(asked, capsys) -> None:
 def test_a_line_that_makes_no_sense_is_refused(asked, capsys, line: str, message: str) -> None:
     assert typed(f"init {line}") == 2 and not Path("run.toml").exists()
     assert message in capsys.readouterr().err
+
+
+def test_the_plan_page_prints_the_table_that_its_command_prints(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "plan.md").read_text(encoding="utf-8")
+    found = re.search(r"^\$ swarmnet (init .*?)^\.\.\.\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    assert found is not None
+    monkeypatch.chdir(tmp_path)
+    assert typed(found[1].replace("\\\n", " ")) == 0
+    assert found[2] in capsys.readouterr().out

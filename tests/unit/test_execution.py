@@ -14,6 +14,7 @@ from test_caller import NextReplicas
 from swarmnet.audit.pledge import proves, whole_of
 from swarmnet.errors import BadMessage, DeviceFull, Overflow, Refused, RejectCode
 from swarmnet.ids import Ballot, Chain, PeerId, RoundId
+from swarmnet.manifest.timers import Timers
 from swarmnet.messages import (
     Accepted,
     Answer,
@@ -32,10 +33,9 @@ from swarmnet.messages import (
 )
 from swarmnet.pipeline.caller import OF_PAYLOAD, Caller
 from swarmnet.pipeline.execution import Execution
-from swarmnet.pipeline.host import PipelineLimits
 from swarmnet.pipeline.inputs import AnswerCheck, InputCheck, TurnedAway
 from swarmnet.pipeline.recovery import Recovery, kept_alive
-from swarmnet.pipeline.router import AdaptiveTimeout, Router
+from swarmnet.pipeline.router import Router
 from swarmnet.pipeline.works import MOST_ASKS, ShownWorks, WorkBook, digest, show
 from swarmnet.simulate.device import Device
 from swarmnet.simulate.engine import SimulatedEngine, product
@@ -44,6 +44,8 @@ from swarmnet.stage.seams import Stash
 from swarmnet.testing.clock import VirtualLoop
 from swarmnet.testing.doubles import FakeTransport, Script
 from swarmnet.transport import ReadPayload, layout_of
+
+TIMERS = Timers()
 
 pytestmark = pytest.mark.virtual_time
 
@@ -88,13 +90,13 @@ class Scene:
         rest: Callable[[Process], Script] = lambda request: None,
         poison: frozenset[tuple[int, int, int]] = frozenset(),
     ) -> None:
-        self.stage, self.said, self.named = stage, [], []
+        self.stage, self.said, self.named, self.timers = stage, [], [], TIMERS
         self.away: TurnedAway | None = None
         self.full: list[tuple[int, str]] = []
         self.transport = transport = FakeTransport(rest=rest)
         check = InputCheck((TOKENS, HIDDEN) if stage else (TOKENS,), 8, OneProof())
         answer_check = AnswerCheck((HIDDEN,), 1)
-        caller = Caller(transport, Router(AdaptiveTimeout()), NextReplicas({PeerId("rest"): 0}), answer_check)
+        caller = Caller(transport, Router(TIMERS), NextReplicas({PeerId("rest"): 0}), answer_check)
         self.engine = SimulatedEngine(stage, Plan(poison=poison), Device(0.02))
         self.spawn = group.create_task
         self.execution = Execution(
@@ -107,7 +109,8 @@ class Scene:
             caller=None if stage else caller,
             recovery=Recovery(transport, stage, self, check=check, answers=answer_check),
             check=check,
-            limits=PipelineLimits(SLOTS, running_s=0.5, wait_s=4.0, memo_bytes=1 << 16),
+            slots=SLOTS,
+            memo_bytes=1 << 16,
             works=WorkBook(1 << 16),
             shown=ShownWorks(1 << 16),
         )
@@ -130,7 +133,7 @@ class Scene:
 
     def claim(self, step: int, index: int) -> None:
         self.said.append(("claim", index))
-        asyncio.get_running_loop().call_soon(self.execution.granted, step, index, self.engine.voids(step))
+        asyncio.get_running_loop().call_soon(self.execution.steps[step].granted, index, self.engine.voids(step))
 
     def withdraw(self, step: int, index: int) -> None:
         self.said.append(("withdraw", index))
@@ -387,7 +390,7 @@ async def test_a_caller_uploads_as_much_at_once_as_there_are_slots() -> None:
     """Also where the leader's orders have begun tasks that hold no slot."""
     async with scene(1) as here:
         for index in range(9):
-            here.execution.order(0, index)
+            here.execution.steps[0].order(index)
         sending = [asyncio.ensure_future(here.ask(index, payload(1), after_s=500.0)) for index in range(SLOTS)]
         await asyncio.sleep(0.01)
         assert isinstance(await here.ask(8, payload(1)), Busy)
@@ -436,9 +439,9 @@ async def test_work_that_no_leader_grants_for_long_is_given_back_once_it_is_gran
     async with scene(1) as here:
         here.claim = lambda step, index: here.said.append(("claim", index))  # type: ignore[method-assign]
         assert isinstance(await here.ask(0, payload(1)), Gradient)
-        await asyncio.sleep(5.0)
+        await asyncio.sleep(TIMERS.grant_s)
         assert here.said == [("claim", 0)] and not here.execution.num_tasks
-        here.execution.granted(0, 0, here.engine.voids(0))
+        here.execution.steps[0].granted(0, here.engine.voids(0))
         assert here.said[-1] == ("withdraw", 0)
 
 
@@ -641,7 +644,7 @@ async def test_the_end_of_a_step_ends_its_calls() -> None:
 
 def test_a_caller_sees_signs_of_life_until_the_work_is_done() -> None:
     async def act() -> None:
-        kept = kept_alive(asyncio.get_running_loop().create_task, asyncio.sleep(1.0, Gradient(1.0, 2)), 0.3)
+        kept = kept_alive(asyncio.sleep(1.0, Gradient(1.0, 2)), 0.3)
         assert [answer async for answer in kept] == [Running()] * 3 + [Gradient(1.0, 2)]
 
     VirtualLoop().run_until_complete(act())
@@ -702,7 +705,7 @@ async def test_what_was_voided_is_answered_for_until_the_contribution_is_known()
         await asyncio.sleep(1.0)
         assert here.execution.works.root(0) != empty
         here.engine.void(0)
-        here.execution.voided(0)
+        here.execution.steps[0].voided()
         assert here.execution.works.root(0) == empty
         assert shown(here, 3).work.index == 3, "its shards may have been sent"
         here.execution.contributed(0, empty)

@@ -9,11 +9,14 @@ from test_caller import CHECK, PAYLOAD, REQUEST, NextReplicas, gradient
 from test_execution import inputs, payload, scene
 
 from swarmnet.ids import PeerId
+from swarmnet.manifest.timers import Timers
 from swarmnet.messages import Busy, Fetch, Fetched, Gradient, MovedTo, Process
 from swarmnet.pipeline.caller import Caller
-from swarmnet.pipeline.router import AdaptiveTimeout, Router
+from swarmnet.pipeline.router import Router
 from swarmnet.testing.doubles import FakeTransport, run_virtual
 from swarmnet.transport import ReadPayload, layout_of
+
+TIMERS = Timers()
 
 pytestmark = pytest.mark.virtual_time
 
@@ -24,7 +27,7 @@ def call(leaving: set[str], **peers) -> tuple[list[str], list[str]]:
     stage = NextReplicas(dict.fromkeys(map(PeerId, peers), 0), frozenset(map(PeerId, leaving)))
 
     async def main() -> None:
-        caller = Caller(transport, Router(AdaptiveTimeout()), stage, CHECK)
+        caller = Caller(transport, Router(TIMERS), stage, CHECK)
         assert await caller.process(REQUEST, PAYLOAD) == gradient()
 
     run_virtual(main())

@@ -10,6 +10,7 @@ from test_execution import PROOF, OneProof
 
 from swarmnet.errors import BadMessage, PeerGone, Refused, RejectCode
 from swarmnet.ids import PeerId
+from swarmnet.manifest.timers import Timers
 from swarmnet.messages import Accepted, Fetch, Fetched, Packed, Rejected, Request
 from swarmnet.pipeline.inputs import AnswerCheck, InputCheck
 from swarmnet.pipeline.recovery import Recovery
@@ -36,7 +37,7 @@ class Host:
     """Implements what Recovery needs of PipelineHost."""
 
     def __init__(self, peers: tuple[str, ...], named: Named) -> None:
-        self._peers, self._named = peers, named
+        self._peers, self._named, self.timers = peers, named, Timers()
 
     def live(self, stage: int) -> tuple[str, ...]:
         return self._peers

@@ -13,7 +13,10 @@ from hypothesis import strategies as st
 
 from swarmnet.errors import NoReplica
 from swarmnet.ids import PeerId
-from swarmnet.pipeline.router import AdaptiveTimeout, Pick, Router
+from swarmnet.manifest.timers import Timers
+from swarmnet.pipeline.router import Pick, Router
+
+TIMERS = Timers()
 
 SIZE = 1 << 20
 speeds = st.lists(st.floats(0.01, 1.0), min_size=2, max_size=6)  # seconds of compute per microbatch
@@ -24,7 +27,7 @@ def names(count: int) -> list[PeerId]:
 
 
 def router_over(count: int) -> Router:
-    router = Router(AdaptiveTimeout())
+    router = Router(TIMERS)
     router.update(dict.fromkeys(names(count), 0))
     return router
 

@@ -12,14 +12,17 @@ import pytest
 
 from swarmnet.errors import NoReplica
 from swarmnet.ids import PeerId
-from swarmnet.pipeline.router import AdaptiveTimeout, Pick, Router
+from swarmnet.manifest.timers import Timers
+from swarmnet.pipeline.router import Pick, Router
+
+TIMERS = Timers(suspect_s=2.0)
 
 PEERS = [PeerId(f"peer{i}") for i in range(4)]
 HUNG = PEERS[2]
 
 
 def warm_router() -> Router:
-    router = Router(AdaptiveTimeout())
+    router = Router(TIMERS)
     router.update(dict.fromkeys(PEERS, 0))
     for _ in range(40):
         finish(router, router.pick(num_bytes=1, now=0.0), now=0.0)
@@ -40,11 +43,11 @@ def test_one_failure_takes_its_share_and_one_probe_returns_it() -> None:
     router = warm_router()
     hang(router, now=0.0)
     taken = []
-    for i in range(390):
+    for i in range(375):
         pick = router.pick(num_bytes=1, now=i / 100)
         taken.append(pick.peer)
         finish(router, pick, now=i / 100)
-    assert HUNG not in taken  # for the 4 seconds of the first ban
+    assert HUNG not in taken  # while the first ban lasts
     window = [router.pick(num_bytes=1, now=4.0) for _ in range(40)]
     probes = [pick for pick in window if pick.peer == HUNG]
     assert len(probes) == 1
@@ -87,16 +90,16 @@ def test_bans_double_up_to_a_cap_and_success_resets() -> None:
         hang(router, now=now)
         lengths.append(ban_length(router, now))
         now += lengths[-1]
-    assert lengths == [4.0, 8.0, 16.0, 30.0, 30.0]
+    assert lengths == [3.75, 7.5, 15.0, 30.0, 30.0]
     finish(router, router.pick(num_bytes=1, now=now, exclude=frozenset(PEERS) - {HUNG}), now=now)
     hang(router, now=now)
-    assert ban_length(router, now) == 4.0
+    assert ban_length(router, now) == TIMERS.ban_s
 
 
 def test_calls_that_hang_together_are_one_incident() -> None:
     router = warm_router()
     hang(router, now=0.0, calls=8)
-    assert ban_length(router, 0.0) == 4.0
+    assert ban_length(router, 0.0) == TIMERS.ban_s
     assert router.patience_s() == 4.0  # doubled once, from the floor
     finish(router, router.pick(num_bytes=1, now=5.0), now=5.0)
     assert router.patience_s() == 2.0
@@ -121,7 +124,7 @@ class Swarm:
     """
 
     def __init__(self, seed: int, *, window: int, hang_at: float, slots: int = 8) -> None:
-        self.router = Router(AdaptiveTimeout())
+        self.router = Router(TIMERS)
         self.router.update(dict.fromkeys(PEERS, 0))
         self.rng, self.hang_at, self.slots = random.Random(seed), hang_at, slots
         self.serve_s = dict.fromkeys(PEERS, 0.2)
@@ -206,7 +209,11 @@ def test_uneven_replicas_are_used_in_full() -> None:
 
 @pytest.mark.parametrize(
     ("over", "alone", "first_s", "longest_s"),
-    [(False, False, 4.0, 30.0), (True, False, 16 * 15.0, 600.0), (True, True, 4.0, 30.0)],
+    [
+        (False, False, TIMERS.ban_s, TIMERS.lease_s),
+        (True, False, 16 * 15.0, TIMERS.probe_s),
+        (True, True, TIMERS.ban_s, TIMERS.lease_s),
+    ],
 )
 def test_a_probe_that_costs_a_whole_call_comes_ever_more_rarely(
     over: bool, alone: bool, first_s: float, longest_s: float
@@ -215,7 +222,7 @@ def test_a_probe_that_costs_a_whole_call_comes_ever_more_rarely(
 
     If nobody else gives results it may just be slow, and is asked again soon.
     """
-    router, now = Router(AdaptiveTimeout()), 0.0
+    router, now = Router(TIMERS), 0.0
     others = frozenset() if alone else frozenset(PEERS) - {HUNG}
     router.update(dict.fromkeys({HUNG, *others}, 0))
     for _ in {HUNG, *others}:
@@ -239,7 +246,7 @@ def test_a_probe_that_costs_a_whole_call_comes_ever_more_rarely(
 def test_records_of_nobody_cost_a_tenth_of_the_time() -> None:
     """Two replicas that answer within a second, and a hundred names: each call to one hangs for fifteen seconds."""
     honest, bogus = PEERS[:2], [PeerId(f"bogus{number}") for number in range(100)]
-    router, now, lost, answered = Router(AdaptiveTimeout()), 0.0, 0.0, 0
+    router, now, lost, answered = Router(TIMERS), 0.0, 0.0, 0
     router.update(dict.fromkeys(honest, 0))
     finish(router, router.pick(num_bytes=1, now=now), now=now)
     router.update(dict.fromkeys([*honest, *bogus], 0))
@@ -258,7 +265,7 @@ def test_records_of_nobody_cost_a_tenth_of_the_time() -> None:
 
 
 def test_of_two_that_begin_together_neither_gets_all_the_work() -> None:
-    router = Router(AdaptiveTimeout())
+    router = Router(TIMERS)
     router.update(dict.fromkeys(PEERS[:2], 0))
     finish(router, router.pick(num_bytes=1, now=0.0), now=1.0)
     picks = Counter(router.pick(num_bytes=1, now=1.0).peer for _ in range(8))

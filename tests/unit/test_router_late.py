@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 
 from swarmnet.errors import NoReplica
 from swarmnet.ids import PeerId
-from swarmnet.pipeline.router import AdaptiveTimeout, Pick, Router
+from swarmnet.manifest.timers import Timers
+from swarmnet.pipeline.router import Pick, Router
+
+TIMERS = Timers(suspect_s=2.0)
 
 SIZE = 1 << 20
 FAST, OTHER, SLOW = PeerId("fast"), PeerId("other"), PeerId("slow")
@@ -20,7 +23,7 @@ SECONDS = {FAST: 1.0, OTHER: 1.0, SLOW: 8.0}
 
 def known(seconds: dict[PeerId, float] = SECONDS) -> Router:
     """All have shared a long stream, which ended at time 0."""
-    router = Router(AdaptiveTimeout())
+    router = Router(TIMERS)
     router.update(dict.fromkeys(seconds, 0))
     for _ in range(170):
         answer(router, router.pick(num_bytes=SIZE, now=0.0), seconds, now=0.0)
@@ -101,7 +104,7 @@ def test_one_that_has_become_fast_is_found_out_by_one_call() -> None:
 
 
 def test_who_claims_to_compute_nothing_makes_nobody_else_late() -> None:
-    router = Router(AdaptiveTimeout())
+    router = Router(TIMERS)
     router.update({FAST: 0, SLOW: 0})
     for _ in range(20):
         pick = router.pick(num_bytes=SIZE, now=0.0)
@@ -123,7 +126,7 @@ def test_asking_again_when_told_to_ends_with_somebody(
 ) -> None:
     """Whatever has happened, and whether all are late or not: every wait is for a later time, and there are few."""
     peers = {PeerId(f"peer{number}"): cost for number, cost in enumerate(seconds)}
-    router, now, opened = Router(AdaptiveTimeout()), 0.0, list[Pick]()
+    router, now, opened = Router(TIMERS), 0.0, list[Pick]()
     router.update(dict.fromkeys(peers, 0))
     for word, number in story:
         pick = opened.pop(number % len(opened)) if opened and word not in ("pick", "later") else None

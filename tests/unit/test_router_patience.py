@@ -6,20 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnet.manifest.schema import Protocol
-from swarmnet.pipeline.router import AdaptiveTimeout, TailLimit
+from swarmnet.manifest.timers import Timers
+from swarmnet.pipeline.router import Router, TailLimit
 
 
 def after(silences: list[float]) -> TailLimit:
-    limit = AdaptiveTimeout(floor_s=1.0, ceiling_s=60.0).silence
+    limit = TailLimit(4.0, floor_s=1.0, ceiling_s=60.0)
     for silence_s in silences:
         limit.add(silence_s)
     return limit
 
 
 def test_before_any_observation_it_is_generous() -> None:
-    assert AdaptiveTimeout(floor_s=1.0, ceiling_s=60.0).silence.seconds == 5.0
-    assert AdaptiveTimeout(floor_s=1.0, ceiling_s=3.0).silence.seconds == 3.0
+    assert TailLimit(4.0, floor_s=1.0, ceiling_s=60.0).seconds == 5.0
+    assert TailLimit(4.0, floor_s=1.0, ceiling_s=3.0).seconds == 3.0
 
 
 @given(st.lists(st.floats(0.0, 1000.0), max_size=300), st.integers(0, 2000))
@@ -54,7 +54,7 @@ def test_it_doubles_until_somebody_answers() -> None:
 
 
 def test_a_call_may_take_eight_times_the_tail_and_never_less_than_its_floor() -> None:
-    limit = AdaptiveTimeout(call_floor_s=15.0).call
+    limit = TailLimit(8.0, floor_s=15.0, ceiling_s=3600.0)
     assert limit.seconds == 75.0
     for call_s in [4.0] * 122 + [500.0] * 6:
         limit.add(call_s)
@@ -65,21 +65,15 @@ def test_a_call_may_take_eight_times_the_tail_and_never_less_than_its_floor() ->
 
 
 def test_silences_and_calls_double_apart() -> None:
-    timeout = AdaptiveTimeout(floor_s=1.0, call_floor_s=15.0)
-    timeout.silence.add(0.5)
-    timeout.call.add(1.0)
-    timeout.call.expired()
-    assert (timeout.silence.seconds, timeout.call.seconds) == (2.0, 30.0)
-    timeout.silence.expired()
-    assert (timeout.silence.seconds, timeout.call.seconds) == (4.0, 30.0)
+    router = Router(Timers(suspect_s=1.0), stages=8)
+    router.silence.add(0.5)
+    router.call.add(1.0)
+    router.call.expired()
+    assert (router.patience_s(), router.call_s()) == (2.0, 32.0)
+    router.silence.expired()
+    assert (router.patience_s(), router.call_s()) == (4.0, 32.0)
 
 
 def test_who_calls_the_last_stage_leaves_it_first() -> None:
-    limits = [AdaptiveTimeout.of(Protocol(), stages=stages).call.seconds for stages in (1, 2, 3)]
-    assert limits == sorted(set(limits)) and limits[0] >= Protocol().long_silence_s, "before anything was observed"
-
-
-@pytest.mark.parametrize(("floor_s", "ceiling_s"), [(0.0, 1.0), (2.0, 1.0), (1.0, float("inf"))])
-def test_senseless_bounds_are_refused(floor_s: float, ceiling_s: float) -> None:
-    with pytest.raises(ValueError, match="floor_s"):
-        AdaptiveTimeout(floor_s=floor_s, ceiling_s=ceiling_s)
+    limits = [Router(Timers(), stages=stages).call_s() for stages in (1, 2, 3)]
+    assert limits == sorted(set(limits)) and limits[0] >= Timers().long_silence_s, "before anything was observed"

@@ -26,8 +26,7 @@ async def test_a_call_at_the_door_enters_when_a_slot_is_given_back() -> None:
 async def test_a_slot_that_is_one_too_many_goes_to_nobody() -> None:
     slots = Slots(2)
     assert slots.try_take() and slots.try_take()
-    slots.shrink(1)
-    slots.shrink(3)
+    slots.resize(1)
     async with asyncio.TaskGroup() as group:
         entering = group.create_task(slots.enter(patience_s=1.0))
         await asyncio.sleep(0.5)

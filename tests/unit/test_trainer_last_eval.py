@@ -84,7 +84,7 @@ def test_what_a_second_look_contradicts_is_not_published() -> None:
 def test_nobody_left_to_ask_ends_the_wait() -> None:
     swarm = run(lambda request: PeerGone("refused", definite=True))
     assert [event for event in swarm.names if event != "rerouted"] == ["not_evaluated", "done"]
-    assert swarm.took_s == pytest.approx(20, abs=1)
+    assert swarm.took_s == pytest.approx(15, abs=1)
 
 
 @pytest.mark.parametrize("left", [False, True])

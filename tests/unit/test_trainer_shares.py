@@ -6,14 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.ids import PeerId
+from swarmnet.manifest.timers import Timers
 from swarmnet.trainer.shares import FedShares
 
 ALL = [PeerId(f"trainer{number}") for number in range(4)]
 ME, OTHER, PHANTOM = ALL[:3]
+TIMERS = Timers()
 
 
 def shares(me: PeerId = ME) -> FedShares:
-    return FedShares(me, least_s=3.0, unknown_s=15.0)
+    return FedShares(me, TIMERS)
 
 
 @given(st.integers(1, 4), st.integers(0, 1000), st.integers(1, 40))
@@ -25,13 +27,13 @@ def test_shares_cover_a_step_once(count: int, step: int, size: int) -> None:
 
 def test_a_step_is_late_after_twice_its_usual_time() -> None:
     mine = shares()
-    assert mine.patience_s() == 15.0
+    assert mine.patience_s() == TIMERS.suspect_s
     for took_s in (10.0, 2.0, 4.0):
         mine.brought([OTHER], took_s=took_s)
     assert mine.patience_s() == 8.0
     for _ in range(9):
-        mine.brought([OTHER], took_s=0.2)
-    assert mine.patience_s() == 3.0
+        mine.brought([OTHER], took_s=0.1)
+    assert mine.patience_s() == TIMERS.beat_s
 
 
 def test_who_leaves_two_steps_undone_has_no_share_for_a_minute_and_then_for_two() -> None:

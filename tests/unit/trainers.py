@@ -9,13 +9,44 @@ from typing import Any, NamedTuple
 
 from swarmnet.directory import Record, StageStatus
 from swarmnet.ids import PeerId, RunId, first_chain
+from swarmnet.manifest.extension import Notices
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import Packed
+from swarmnet.net.admission import Admissions
+from swarmnet.net.nat.dial_back import Proofs, Say
+from swarmnet.simulate.swarm import SimulatedSigner
 from swarmnet.testing.doubles import FakeDirectory, FakeTransport, Script, run_virtual
 from swarmnet.trainer.trainer import Trainer
 
 RUN, ME, REPLICA = RunId("00" * 32), PeerId("trainer"), PeerId("replica")
 TOKENS = (Packed("int32", (1,), b"\0" * 4),)
+
+
+class SameTokens:
+    """Implements TokenSource."""
+
+    def training(self, number: int) -> tuple[Packed, ...]:
+        return TOKENS
+
+    evaluation = training
+
+
+class Host:
+    """Implements TrainerHost: of an open run, and reached by everybody."""
+
+    me, signer, hides, proofs = ME, SimulatedSigner(ME), False, Proofs()
+
+    def __init__(self, directory: FakeDirectory) -> None:
+        self.directory, self.admissions, self.notices = directory, Admissions(RUN), Notices()
+
+    def wall(self) -> float:
+        return 0.0
+
+    def record(self) -> Record:
+        return Record(RUN, ME, 2, (), ())
+
+    async def hide(self, say: Say) -> None:
+        return None
 
 
 class Feeding(NamedTuple):
@@ -53,13 +84,10 @@ def fed(
     async def story() -> Feeding:
         clock = asyncio.get_running_loop().time
         trainer = Trainer(
-            ME,
+            Host(directory),
             manifest,
             transport=transport,
-            directory=directory,
-            record=lambda: Record(RUN, ME, 2, (), ()),
-            tokens=lambda number: TOKENS,
-            eval_tokens=lambda number: TOKENS,
+            tokens=SameTokens(),
             on_event=lambda event, fields: events.append((clock(), event, fields)),
         )
         with contextlib.suppress(TimeoutError):
