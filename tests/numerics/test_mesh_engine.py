@@ -519,33 +519,29 @@ async def test_a_lost_sum_is_refused_until_it_is_voided() -> None:
         assert not any(await the_sum(engine))
 
 
-def test_ranks_that_finish_nothing_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ranks_that_finish_nothing_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mesh_backend, "PROGRAM", dying_rank.PROGRAM)
-
-    async def scenario() -> None:
-        async with compute_thread() as compute:
-            manifest = tiny(1)
-            backoff = RestartBackoff(restarts=1, pause_s=0.01)
-            engine = torch_engine(manifest, 0, compute, MeshBackend(manifest.of_stage(0), TP2, backoff=backoff))
-            body = engine._backend
-            assert isinstance(body, MeshBackend)
-            order = body._group.order
-            body._group.order = lambda name, **fields: order(name, die=[1, "after"], **fields)  # type: ignore
-            heard = Heard()
-            engine.subscribe(heard)
-            try:
-                with pytest.raises(MeshFailed, match=r"tp2.*finished nothing.*SIGKILL"):
-                    await engine.supervise()
-                assert len(heard.of("rank_lost")) == 2 and not heard.of("mesh_started")
-                with pytest.raises(Refused) as refused:
-                    await StageChain(manifest, compute).forward([engine], 0)
-                assert refused.value.code is RejectCode.NOT_READY
-                assert len(await engine.snapshot()) > 0  # the state is still here
-            finally:
-                engine.close()
-                engine.close()
-
-    asyncio.run(scenario())
+    async with compute_thread() as compute:
+        manifest = tiny(1)
+        backoff = RestartBackoff(restarts=1, pause_s=0.01)
+        engine = torch_engine(manifest, 0, compute, MeshBackend(manifest.of_stage(0), TP2, backoff=backoff))
+        body = engine._backend
+        assert isinstance(body, MeshBackend)
+        order = body._group.order
+        body._group.order = lambda name, **fields: order(name, die=[1, "after"], **fields)  # type: ignore
+        heard = Heard()
+        engine.subscribe(heard)
+        try:
+            with pytest.raises(MeshFailed, match=r"tp2.*finished nothing.*SIGKILL"):
+                await engine.supervise()
+            assert len(heard.of("rank_lost")) == 2 and not heard.of("mesh_started")
+            with pytest.raises(Refused) as refused:
+                await StageChain(manifest, compute).forward([engine], 0)
+            assert refused.value.code is RejectCode.NOT_READY
+            assert len(await engine.snapshot()) > 0  # the state is still here
+        finally:
+            engine.close()
+            engine.close()
 
 
 async def test_ranks_that_evaluate_are_good_for_something() -> None:

@@ -101,18 +101,14 @@ async def test_deterministic_mode_has_the_oracles_bits(
     assert_same_bits(await trained(manifest, replicas=replicas, parts=parts, ahead=ahead), expected)
 
 
-def test_replicas_that_spend_memory_in_different_ways_have_the_same_bits() -> None:
+async def test_replicas_that_spend_memory_in_different_ways_have_the_same_bits() -> None:
     manifest = overlapping(2, lead=2.5)
     policies = [MemoryPolicy(activations=policy) for policy in ("stash", "recompute", "recompute_layers", "selective")]
     result = OracleResult()
-
-    async def scenario() -> None:
-        async with compute_thread() as compute:
-            chain = StageChain(manifest, compute, memory=policies)
-            result.losses = await train(chain, random.Random(4), stop=STEPS, parts=3)
-            result.weights = await chain.weights(3)
-
-    asyncio.run(scenario())
+    async with compute_thread() as compute:
+        chain = StageChain(manifest, compute, memory=policies)
+        result.losses = await train(chain, random.Random(4), stop=STEPS, parts=3)
+        result.weights = await chain.weights(3)
     assert_same_bits(result, one_process(manifest))
 
 
