@@ -6,13 +6,15 @@ compute, the longest first. Whoever has done its own helps the other. Tests that
 """
 
 import asyncio
+import contextlib
 import gc
 import inspect
 import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -144,6 +146,15 @@ def nothing_left_in_memory() -> Iterator[None]:
     yield
     gc.collect()
     gc.freeze()  # what is left by now stays, too: the next one need not go through it
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Starts `swarmnet ...`, a `Running`, in a directory of its own name. Nothing outlives the test."""
+    from running import Running
+
+    with contextlib.ExitStack() as running:
+        yield lambda name, *words, **how: running.enter_context(Running(tmp_path / name, *words, **how))
 
 
 @pytest.fixture

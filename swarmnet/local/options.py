@@ -164,5 +164,6 @@ class LocalOptions:
         flagged = (
             *fault.flagged(Kill, self.kill, stages=stages, steps=steps),
             *fault.flagged(KillRank, self.kill_rank, stages=stages, steps=steps),
+            *fault.kill_every(self.kill_every),
         )
         return f"{seed}/churn", (*flagged, *everything)

@@ -41,16 +41,14 @@ class SwarmProgress:
     figures: dict[int, tuple[float, float]] = field(default_factory=dict)  # learning rate and gradient norm, by step
     training_at: float | None = None  # when every stage first had a synced replica
     moved_at: float = 0.0  # the last sign that training goes on
-    reroutes: int = 0
     kills: list[tuple[str, int, float]] = field(default_factory=list)  # (name, step, seconds)
     faults: Counter[str] = field(default_factory=Counter)  # by kind; kills, too
     on_disk: dict[int, set[int]] = field(default_factory=dict)  # versions ever written, by stage
     unwritten: dict[int, str] = field(default_factory=dict)  # by stage: who could not write its last weights, and why
     postponed: list[str] = field(default_factory=list)
-    outer: Counter[bool] = field(default_factory=Counter)  # outer steps; False: missed
     strays: set[tuple[int, int, str]] = field(default_factory=set)  # (stage, version, peer) whose weights were off
     names: dict[str, str] = field(default_factory=dict)  # of processes, by peer id
-    lies: Counter[str] = field(default_factory=Counter)  # counted microbatches, or reduced parts, that were false
+    events: Counter[tuple[str, str]] = field(default_factory=Counter)  # how many, by process and kind
     convictions: dict[str, Conviction] = field(default_factory=dict)  # by name
     out: set[str] = field(default_factory=set)  # who is convicted: nobody in the run hears it any more
     starts: Counter[str] = field(default_factory=Counter)  # of processes, by name
@@ -86,6 +84,10 @@ class SwarmProgress:
         """The sum of a figure of `StageState` over all processes, also those that have ended."""
         return sum(getattr(each, figure) for each in (*self.past, *self.replicas.values()))
 
+    def count(self, event: str) -> int:
+        """How many events of this kind all processes wrote."""
+        return sum(number for (_, kind), number in self.events.items() if kind == event)
+
     def started(self, name: str, *, now: float) -> None:
         """The process of `name` has been started (again)."""
         self.starts[name] += 1
@@ -113,14 +115,13 @@ class SwarmProgress:
         kind = KINDS[event["event"]]
         if name in self.liars and "self" not in kind.marks:
             return
+        self.events[name, kind.name] += 1
         if name not in self.processes:
             self.processes[name] = RunState(stages={} if replica is None else {replica.stage: replica})
         self.processes[name].on(kind.name, event, now=now)
         match kind.name:
             case "listening":
                 self.names[event["peer"]] = name
-            case "lied":
-                self.lies[name] += 1
             case _ if "accuses" in kind.marks:
                 whom, reason = self.names.get(event["peer"], event["peer"]), event.get("reason", event.get("why", ""))
                 found = self.convictions.setdefault(whom, Conviction(len(self.points), reason))
@@ -134,10 +135,6 @@ class SwarmProgress:
                     self.training_at = now
             case "committed":
                 self._committed(event, now)
-            case "outer_step" | "outer_missed":
-                self.outer[kind.name == "outer_step"] += 1
-            case "rerouted":
-                self.reroutes += 1
             case "evaluated":
                 self.evaluations[event["step"]] = float(event["loss"])
             case "figures":

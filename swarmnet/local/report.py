@@ -105,7 +105,7 @@ def summary(outcome: RunOutcome) -> dict[str, Any]:
         "resumed": outcome.resumed,
         "repeated_steps": invariants.repeated,
         "renewed_at": list(invariants.renewed),
-        "reroutes": progress.reroutes,
+        "reroutes": progress.count("rerouted"),
         "drifted": len(progress.strays),
         "lost": invariants.lost,
         "doubled": invariants.doubled,
@@ -115,8 +115,8 @@ def summary(outcome: RunOutcome) -> dict[str, Any]:
         "executions_per_index": round(executions_per_index(outcome), 4),
         "averaging_bytes": progress.total("sent_bytes"),
         "averaging_bytes_per_replica_and_step": averaging_bytes_each(outcome),
-        "outer_steps": progress.outer[True],
-        "outer_missed": progress.outer[False],
+        "outer_steps": progress.count("outer_step"),
+        "outer_missed": progress.count("outer_missed"),
         "crashes": list(outcome.crashes),
         "suspended": list(invariants.suspended),
     }
@@ -130,7 +130,8 @@ def _liar(progress: SwarmProgress, name: str) -> dict[str, Any]:
     """How it lied, how often, and who has named it when."""
     found = progress.convictions.get(name)
     named = {} if found is None else {"named_at": found.step, "named_by": sorted(found.by), "reason": found.reason}
-    return {"kind": progress.liars[name], "lies": progress.lies[name], "named_at": None, "named_by": [], **named}
+    lied = {"kind": progress.liars[name], "lies": progress.events[name, "lied"]}
+    return {**lied, "named_at": None, "named_by": [], **named}
 
 
 def _compared(outcome: RunOutcome) -> dict[str, Any]:
@@ -257,19 +258,20 @@ def _told(outcome: RunOutcome) -> Iterator[str]:
     yield (
         f"{', '.join([f'kills {len(progress.kills)}', *faults])}{waited}, "
         # Who was killed, or joined from outside, has not told of all.
-        f"{session}reroutes {progress.reroutes}, "
+        f"{session}reroutes {progress.count('rerouted')}, "
         f"executions per index {'at least ' * (executed < 1)}{executed:.3f}"
     )
     yield f"lost {invariants.lost}, doubled {invariants.doubled}, voided {invariants.voided}"
-    missed = f", {progress.outer[False]} missed" if progress.outer[False] else ""
-    outer = f"; {progress.outer[True]} outer steps taken together{missed}" if progress.outer else ""
+    taken, missed = progress.count("outer_step"), progress.count("outer_missed")
+    outer = f"; {taken} outer steps taken together" if taken or missed else ""
+    outer += f", {missed} missed" if missed else ""
     yield f"averaging: {averaging_bytes_each(outcome):,} bytes sent per replica and step{outer}"
     for name, kind in sorted(progress.liars.items()):
         liar = progress.convictions.get(name)
         named = (
             "not named" if liar is None else f"named at step {liar.step} by {', '.join(sorted(liar.by))}: {liar.reason}"
         )
-        yield f"liar {name} ({kind}, {progress.lies[name]} lies): {named}"
+        yield f"liar {name} ({kind}, {progress.events[name, 'lied']} lies): {named}"
     yield from (f"warning: {line}" for line in invariants.suspended)
     if outcome.ranks:
         yield (

@@ -64,7 +64,7 @@ class SwarmScreen(Screen):
             replicas = " ".join(f"{progress.in_sync(stage)}" for stage in range(progress.stages))
             self.note(
                 f"step {point.step:>4}  loss {point.loss:.4f}  {progress.recent_tokens_per_second():>9,.0f} tokens/s"
-                f"  replicas {replicas}  reroutes {progress.reroutes}  kills {len(progress.kills)}"
+                f"  replicas {replicas}  reroutes {progress.count('rerouted')}  kills {len(progress.kills)}"
                 f"  {duration(point.time)}"
             )
         self._shown = len(progress.points)
@@ -78,7 +78,7 @@ def headline(progress: SwarmProgress, *, now: float) -> str:
         f"step {len(progress.points)}/{progress.steps}",
         f"loss {progress.points[-1].loss:.4f}",
         f"{progress.recent_tokens_per_second():,.0f} tokens/s",
-        f"reroutes {progress.reroutes}",
+        f"reroutes {progress.count('rerouted')}",
         f"kills {len(progress.kills)}",
         f"elapsed {duration(now - progress.started_at)}",
         f"ETA {duration(progress.eta_s())}",

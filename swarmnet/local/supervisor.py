@@ -184,7 +184,6 @@ class Supervisor:
             replicas=swarm.replicas,
             steps=self.progress.steps,
             rng=random.Random(seed),
-            every_s=swarm.options.kill_every,
             restart_s=self.timing.restart_s,
             meshed=meshed(swarm.meshes, swarm.replicas),
         )

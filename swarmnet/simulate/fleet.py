@@ -132,8 +132,6 @@ class Fleet:
     latencies_s: tuple[tuple[float, ...], ...]
     """One way, without jitter; by region."""
     faults: tuple[Fault, ...]
-    kill_every_s: float
-    back_s: float
     seconds: float
     seed: int
     scale: float
@@ -203,8 +201,6 @@ def drawn(said: FleetFile, here: str) -> Fleet:
         names,
         _latencies(said.regions, random.Random(f"{run.seed}/regions")),
         faults,
-        said.churn.kill_every,
-        said.churn.back_s,
         run.seconds,
         run.seed,
         scale,
@@ -258,7 +254,7 @@ def _latencies(regions: FleetRegions, rng: random.Random) -> tuple[tuple[float, 
 
 
 def _faults(said: FleetFile, placed: dict[str, Machine], here: str) -> tuple[Fault, ...]:
-    """The trace's, and kills by the peers' lives."""
+    """The trace's, kills every so often, and kills by the peers' lives."""
     run, churn = said.run, said.churn
     found: list[Fault] = []
     if churn.chaos is not None:
@@ -268,6 +264,7 @@ def _faults(said: FleetFile, placed: dict[str, Machine], here: str) -> tuple[Fau
         if one.phase is not None or isinstance(one, KillRank):
             what = "a phase" if one.phase is not None else "a rank"
             raise UsageError(f"{churn.chaos}: fault number {number} ({one}): {what} needs `swarmnet local --chaos`")
+    found += fault.kill_every(churn.kill_every, churn.back_s)
     rng = random.Random(f"{run.seed}/churn")
     for name in placed if churn.life_s else ():
         at = rng.expovariate(1 / churn.life_s)
@@ -296,4 +293,4 @@ def shape(fleet: Fleet) -> dict[str, Any]:
 
 def calm(fleet: Fleet) -> Fleet:
     """The same fleet without its faults."""
-    return replace(fleet, faults=(), kill_every_s=0.0)
+    return replace(fleet, faults=())

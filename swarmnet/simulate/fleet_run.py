@@ -118,14 +118,12 @@ class FleetSimulation:
         swarm.detailed = False
         self._rng = random.Random(f"{fleet.seed}/whom")
         self._faults: FaultSchedule | None = None
-        if fleet.faults or fleet.kill_every_s:
+        if fleet.faults:
             self._faults = FaultSchedule(
                 fleet.faults,
                 replicas={name: stage_of(name) or 0 for name in fleet.machines},
                 steps=fleet.plan.steps,
                 rng=self._rng,
-                every_s=fleet.kill_every_s or None,
-                restart_s=fleet.back_s,
             )
         self._machines = dict(fleet.machines)
         self._ids = {name: peer_id_of(name) for name in fleet.machines}

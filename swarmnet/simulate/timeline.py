@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from swarmnet.ids import PeerId
-from swarmnet.messages import Process, Request
+from swarmnet.messages import Process
 from swarmnet.simulate.swarm import Swarm
+from swarmnet.testing.network import Message
 
 Span = tuple[float, float]
 
@@ -39,14 +40,7 @@ class Timeline:
         self._held: list[Bar] = []
         self._waiting: dict[tuple[PeerId, int, int], float] = {}
         swarm.hooks.append(self._on_event)
-        opened = swarm.network.open
-
-        def watched(caller: PeerId, callee: PeerId, request: Request, *payload: Any) -> Any:
-            if isinstance(request, Process):
-                self._on_call(callee, request)
-            return opened(caller, callee, request, *payload)
-
-        swarm.network.open = watched  # type: ignore[method-assign, assignment]
+        swarm.network.intercepts.append(self._on_message)
 
     def bars(self) -> list[Bar]:
         """Everything, in order of its start."""
@@ -87,8 +81,10 @@ class Timeline:
     def _ahead(self, version: int) -> int:
         return self._swarm.plan.delay.ahead(version)
 
-    def _on_call(self, callee: PeerId, request: Process) -> None:
-        """A call was opened: is it of a step that is not open there?"""
+    def _on_message(self, caller: PeerId, callee: PeerId, request: Message) -> None:
+        """If a call was opened: is it of a step that is not open there?"""
+        if not isinstance(request, Process):
+            return
         node = next((node for node in self._swarm.nodes if node.up and node.peer_id == callee), None)
         replica = node.peer.replicas.get(request.stage) if node is not None else None
         # A call of a step beyond what is open now waits for weights, and not for a device.

@@ -101,6 +101,7 @@ class Kill(Fault):
 
     back_s: Duration = says(1.0, "it returns after so long; 1 if not said")
     back: bool = says(True, "false: it never returns")
+    every_s: Annotated[float, Field(ge=0)] = says(0.0, "again so long after it was done, and so on; 0: once")
 
     kind, event, takes_away, strikes_one = "kill", "killed", True, True
     told = "{name} was killed ({fault}, step {step})"
@@ -263,6 +264,13 @@ def flagged(kind: type[Fault], texts: Iterable[str], *, stages: int, steps: int)
         fault = kind(stage=int(match[1]), step=int(match[2]))
         _check_exists(fault, here, stages=stages, steps=steps)
         yield fault.named(f"{kind.kind} {fault.stage}@{fault.step}")
+
+
+def kill_every(every_s: float | None, back_s: float = 1.0) -> tuple[Fault, ...]:
+    """Kill some replica of some stage every `every_s` seconds; nothing for None and 0."""
+    if not every_s:
+        return ()
+    return (Kill(at_s=every_s, every_s=every_s, back_s=back_s).named(f"kill every {every_s:g} s"),)
 
 
 def kill_all(step: int | None, *, steps: int) -> tuple[Fault, ...]:

@@ -11,7 +11,6 @@ supervisor kills, starts and tells what happened. Names are those of processes: 
 
 from __future__ import annotations
 
-import math
 import random
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -127,6 +126,10 @@ class Lasting:
     joiner: str = ""
 
 
+def _again_s(fault: Fault) -> float:
+    return fault.every_s if isinstance(fault, Kill) else 0.0
+
+
 class FaultSchedule:
     """One swarm's troubles.
 
@@ -137,7 +140,6 @@ class FaultSchedule:
         replicas: stage by name.
         steps: of the whole run.
         rng: chooses replicas where a fault names only a stage, and moments inside a step.
-        every_s: some replica is killed that often.
         restart_s: who died by itself returns then.
         meshed: who has ranks that can be killed.
     """
@@ -149,7 +151,6 @@ class FaultSchedule:
         replicas: Mapping[str, int],
         steps: int,
         rng: random.Random,
-        every_s: float | None = None,
         restart_s: float = 1.0,
         meshed: Collection[str] = (),
     ) -> None:
@@ -157,11 +158,9 @@ class FaultSchedule:
         self._replicas = {name: ReplicaStanding(stage) for name, stage in sorted(replicas.items())}
         self._stages = {stage: Stage() for stage in sorted(set(replicas.values()))}
         self._orders = [Order(fault, self._stage_for(fault)) for fault in faults]
-        self._steps, self._every_s, self._restart_s = steps, every_s or math.inf, restart_s
-        self._next_timed = math.inf
-        self._timed: Order | None = None
+        self._steps, self._restart_s = steps, restart_s
         self._training_at: float | None = None
-        self._num_timed = self._num_holds = 0
+        self._num_holds = 0
         self._returns: dict[str, float] = {}
         self._back_s: dict[str, float | None] = {}  # what was ordered for those that are about to go
         self._lasting: list[Lasting] = []
@@ -169,8 +168,8 @@ class FaultSchedule:
 
     @property
     def pending(self) -> tuple[str, ...]:
-        """Labels of what was ordered and has not happened (yet)."""
-        return tuple(str(order.fault) for order in self._orders)
+        """Labels of what was ordered and has not happened (yet). A repeated fault counts once it was postponed."""
+        return tuple(str(order.fault) for order in self._orders if order.reported or not _again_s(order.fault))
 
     @property
     def rules(self) -> tuple[Fault, ...]:
@@ -258,7 +257,8 @@ class FaultSchedule:
     def _next(self, actions: Iterable[Action], now: float) -> list[Action]:
         """`actions`, and whatever else is due."""
         found = list(actions)
-        self._clock(now)
+        if self._training_at is None and all(self._versions(stage) for stage in self._stages):
+            self._training_at = now
         found += self._end([lasting for lasting in self._lasting if now >= lasting.until])
         for name in sorted(name for name, at in self._returns.items() if now >= at):
             del self._returns[name]
@@ -279,22 +279,6 @@ class FaultSchedule:
         if fault.phase is not None or fault.takes_away:
             return self._rng.choice(sorted(self._stages))
         return None
-
-    def _clock(self, now: float) -> None:
-        """What time alone brings: the first moment with a replica in every stage, and kills every so often."""
-        if self._training_at is None and all(self._versions(stage) for stage in self._stages):
-            # The first timed kill, too, waits its time.
-            self._training_at, self._next_timed = now, now + self._every_s
-        if now < self._next_timed:
-            return
-        self._next_timed = now + self._every_s
-        if self._timed in self._orders:
-            return  # the one before is still waiting: do not pile up
-        self._num_timed += 1
-        stage = self._rng.choice(sorted(self._stages))
-        kill = Kill(stage=stage, step=max(self._stages[stage].seen, 0), back_s=self._restart_s)
-        self._timed = Order(kill.named(f"kill every-{self._num_timed}"), stage, fire_at=now)
-        self._orders.append(self._timed)
 
     def _versions(self, stage: int) -> list[int]:
         """Of the replicas that hold the stage's weights."""
@@ -457,6 +441,10 @@ class FaultSchedule:
         if replica is not None and fault.strikes_one:
             act = act._replace(name=name, stage=replica.stage)
         self._orders.remove(order)
+        if (again_s := _again_s(fault)) and self._training_at is not None:
+            # Ordered when this one is done, so that those that have to wait do not pile up.
+            again = fault.model_copy(update={"step": None, "at_s": now - self._training_at + again_s})
+            self._orders.append(Order(again, self._stage_for(again)))
         match fault:
             case Kill() if replica is not None:
                 replica.version, replica.up = None, False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from pathlib import Path
 
@@ -55,18 +54,14 @@ def distance(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
     return float((apart / sum(each.square().sum() for each in expected.values())).sqrt())
 
 
-def test_deterministic_mode_has_the_oracles_bits_whatever_is_kept() -> None:
+async def test_deterministic_mode_has_the_oracles_bits_whatever_is_kept() -> None:
     manifest = in_bf16(tiny(2))
     found = OracleResult()
-
-    async def train() -> None:
-        async with compute_thread() as compute:
-            policies = "stash", "recompute", "recompute_layers", "selective"
-            chain = StageChain(manifest, compute, memory=[MemoryPolicy(activations=policy) for policy in policies])
-            found.losses = [await chain.step(random.Random(step)) for step in range(8)]
-            found.weights = await chain.weights(1)
-
-    asyncio.run(train())
+    async with compute_thread() as compute:
+        policies = "stash", "recompute", "recompute_layers", "selective"
+        chain = StageChain(manifest, compute, memory=[MemoryPolicy(activations=policy) for policy in policies])
+        found.losses = [await chain.step(random.Random(step)) for step in range(8)]
+        found.weights = await chain.weights(1)
     expected = run_oracle(manifest, text(), steps=8)
     assert found.losses == expected.losses != run_oracle(tiny(2), text(), steps=8).losses
     assert all(torch.equal(found.weights[name], weight) for name, weight in expected.weights.items())

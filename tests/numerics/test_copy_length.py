@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import AsyncGenerator, Sequence
 from types import SimpleNamespace
@@ -92,35 +91,28 @@ async def gathered(chain: StageChain, mate: Mate) -> memoryview:
 
 
 @pytest.mark.parametrize("manifest", SYNCS.values(), ids=SYNCS)
-def test_a_mate_is_believed_to_the_byte(manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_mate_is_believed_to_the_byte(manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshot_fetch, "_PATIENCE_S", 0.0)  # a mate that is refused is the only one: no use in waiting
-
-    async def story() -> None:
-        async with compute_thread() as compute:
-            chain = StageChain(manifest, compute)
-            for step in range(STEPS):
-                await chain.step(random.Random(step))
-            donor = chain.engines[STAGE][0]
-            joiner = torch_engine(chain.manifest, STAGE, compute, DeviceBackend(chain.manifest.of_stage(STAGE)))
-            await restored(joiner, Mate(donor))
-            assert await joiner.snapshot() == await donor.snapshot() == await gathered(chain, Mate(donor))
-            with pytest.raises(NoReplica, match="more bytes than this can have"):
-                await restored(joiner, Mate(donor, longer=1))
-            with pytest.raises(UsageError, match="more bytes than this can have"):
-                await gathered(chain, Mate(donor, longer=1))
-
-    asyncio.run(story())
+    async with compute_thread() as compute:
+        chain = StageChain(manifest, compute)
+        for step in range(STEPS):
+            await chain.step(random.Random(step))
+        donor = chain.engines[STAGE][0]
+        joiner = torch_engine(chain.manifest, STAGE, compute, DeviceBackend(chain.manifest.of_stage(STAGE)))
+        await restored(joiner, Mate(donor))
+        assert await joiner.snapshot() == await donor.snapshot() == await gathered(chain, Mate(donor))
+        with pytest.raises(NoReplica, match="more bytes than this can have"):
+            await restored(joiner, Mate(donor, longer=1))
+        with pytest.raises(UsageError, match="more bytes than this can have"):
+            await gathered(chain, Mate(donor, longer=1))
 
 
 @pytest.mark.parametrize("manifest", SYNCS.values(), ids=SYNCS)
-def test_every_stage_knows_how_long_those_of_its_neighbours_are(manifest: Manifest) -> None:
-    async def story() -> None:
-        async with compute_thread() as compute:
-            cut = manifest.cut.model_copy(update={"layers": (1, 2, 1)})
-            chain = StageChain(manifest.model_copy(update={"cut": cut}), compute)
-            await chain.step(random.Random(1))
-            copies: Sequence[memoryview] = [await replicas[0].snapshot() for replicas in chain.engines]
-            for (engine,) in chain.engines:
-                assert [engine.snapshot_bytes(stage) for stage in (0, 1, 2)] == [*map(len, copies)]
-
-    asyncio.run(story())
+async def test_every_stage_knows_how_long_those_of_its_neighbours_are(manifest: Manifest) -> None:
+    async with compute_thread() as compute:
+        cut = manifest.cut.model_copy(update={"layers": (1, 2, 1)})
+        chain = StageChain(manifest.model_copy(update={"cut": cut}), compute)
+        await chain.step(random.Random(1))
+        copies: Sequence[memoryview] = [await replicas[0].snapshot() for replicas in chain.engines]
+        for (engine,) in chain.engines:
+            assert [engine.snapshot_bytes(stage) for stage in (0, 1, 2)] == [*map(len, copies)]

@@ -61,35 +61,32 @@ def weights(engine: TorchEngine) -> torch.Tensor:
 
 @pytest.mark.parametrize("sync", ["exact", "overlap"])
 @pytest.mark.parametrize("kind", ["one bit", "noise", "not a number"])
-def test_perturbed_weights_are_found_and_repaired(kind: str, sync: str) -> None:
-    async def story() -> None:
-        async with compute_thread() as compute:
-            manifest = tiny(1, averaging=Averaging(sync=sync))
-            chain, rng = StageChain(manifest, compute, replicas=3), random.Random(0)
-            (engines,) = chain.engines
-            await chain.step(rng)
-            calm = await judge(engines)
-            assert not calm.verdict.strays
+async def test_perturbed_weights_are_found_and_repaired(kind: str, sync: str) -> None:
+    async with compute_thread() as compute:
+        manifest = tiny(1, averaging=Averaging(sync=sync))
+        chain, rng = StageChain(manifest, compute, replicas=3), random.Random(0)
+        (engines,) = chain.engines
+        await chain.step(rng)
+        calm = await judge(engines)
+        assert not calm.verdict.strays
 
-            odd = engines[1]
-            with torch.no_grad():
-                matrix = odd._state.newest[3]
-                if kind == "one bit":
-                    matrix.view(torch.int32)[0, 0] ^= 1
-                elif kind == "noise":
-                    matrix.add_(1e-3 * torch.randn(matrix.shape, generator=torch.Generator().manual_seed(1)))
-                else:
-                    matrix[0, 0] = torch.nan
-            found = await judge(engines)
-            assert found.verdict.strays == {"b"} and found.donors.keys() == {"b"}
-            donor = engines[PEERS.index(found.donors[PeerId("b")][0])]
-            await odd.restore(bytes(await donor.snapshot()), version=odd.version)
-            healed = await judge(engines)
-            assert not healed.verdict.strays and torch.equal(weights(odd), weights(engines[2]))
-            await chain.step(rng)
-            assert not (await judge(engines)).verdict.strays
-
-    asyncio.run(story())
+        odd = engines[1]
+        with torch.no_grad():
+            matrix = odd._state.newest[3]
+            if kind == "one bit":
+                matrix.view(torch.int32)[0, 0] ^= 1
+            elif kind == "noise":
+                matrix.add_(1e-3 * torch.randn(matrix.shape, generator=torch.Generator().manual_seed(1)))
+            else:
+                matrix[0, 0] = torch.nan
+        found = await judge(engines)
+        assert found.verdict.strays == {"b"} and found.donors.keys() == {"b"}
+        donor = engines[PEERS.index(found.donors[PeerId("b")][0])]
+        await odd.restore(bytes(await donor.snapshot()), version=odd.version)
+        healed = await judge(engines)
+        assert not healed.verdict.strays and torch.equal(weights(odd), weights(engines[2]))
+        await chain.step(rng)
+        assert not (await judge(engines)).verdict.strays
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -102,7 +99,7 @@ def test_one_bit_changes_the_digest_and_nothing_else_does(device: str) -> None:
     assert digest([flipped, y]) != digest([x, y]) != digest([y, x])
 
 
-def test_weights_are_measured_beside_compute_and_no_update_overtakes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_weights_are_measured_beside_compute_and_no_update_overtakes(monkeypatch: pytest.MonkeyPatch) -> None:
     reading, read_on, wanted = (threading.Event() for _ in range(3))
 
     class Watched:
@@ -126,21 +123,18 @@ def test_weights_are_measured_beside_compute_and_no_update_overtakes(monkeypatch
         assert digest(tensors) == first, "the weights changed while they were read"
         return first
 
-    async def story() -> None:
-        async with compute_thread() as compute:
-            chain, rng = StageChain(tiny(1), compute), random.Random(0)
-            ((engine,),) = chain.engines
-            expected = digest(engine._state.newest)
-            monkeypatch.setattr(snapshot, "digest", slow)
-            monkeypatch.setattr(engine, "_weights_stay", Watched())
-            measuring = asyncio.ensure_future(engine.measure())
-            await asyncio.to_thread(reading.wait)
-            loss, tokens = await chain.compute(rng, 0)  # microbatches are computed meanwhile
-            step = asyncio.ensure_future(chain.finish(loss, tokens))
-            assert await asyncio.to_thread(wanted.wait, 30) and not step.done(), "the update waits"
-            read_on.set()
-            assert await measuring == (0, expected)
-            await step
-            assert engine.version == 1
-
-    asyncio.run(story())
+    async with compute_thread() as compute:
+        chain, rng = StageChain(tiny(1), compute), random.Random(0)
+        ((engine,),) = chain.engines
+        expected = digest(engine._state.newest)
+        monkeypatch.setattr(snapshot, "digest", slow)
+        monkeypatch.setattr(engine, "_weights_stay", Watched())
+        measuring = asyncio.ensure_future(engine.measure())
+        await asyncio.to_thread(reading.wait)
+        loss, tokens = await chain.compute(rng, 0)  # microbatches are computed meanwhile
+        step = asyncio.ensure_future(chain.finish(loss, tokens))
+        assert await asyncio.to_thread(wanted.wait, 30) and not step.done(), "the update waits"
+        read_on.set()
+        assert await measuring == (0, expected)
+        await step
+        assert engine.version == 1

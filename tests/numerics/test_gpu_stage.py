@@ -283,18 +283,15 @@ def test_a_contribution_is_encoded_where_the_accumulator_is(
 
 
 @pytest.mark.gpu
-def test_a_full_gpu_is_said_and_serves_on() -> None:
-    async def story() -> None:
-        async with compute_thread() as compute:
-            chain = StageChain(tiny(1), compute, device="cuda")
-            ((engine,),) = chain.engines
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(engine._backend, "forward", lambda *_, **__: torch.empty(1 << 50, device="cuda"))
-                with pytest.raises(DeviceFull):
-                    await chain.forward([engine], 0)
-            assert math.isfinite(await chain.step(random.Random(0)))
-
-    asyncio.run(story())
+async def test_a_full_gpu_is_said_and_serves_on() -> None:
+    async with compute_thread() as compute:
+        chain = StageChain(tiny(1), compute, device="cuda")
+        ((engine,),) = chain.engines
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(engine._backend, "forward", lambda *_, **__: torch.empty(1 << 50, device="cuda"))
+            with pytest.raises(DeviceFull):
+                await chain.forward([engine], 0)
+        assert math.isfinite(await chain.step(random.Random(0)))
 
 
 @pytest.mark.parametrize("device", DEVICES)

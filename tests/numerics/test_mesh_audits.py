@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, cast
 
 import dying_rank
@@ -62,26 +62,23 @@ def launchers() -> Iterator[None]:
         yield
 
 
-def run(manifest: Manifest, stage: int, layouts: tuple[str, str], scenario: Scenario) -> None:
+@contextlib.asynccontextmanager
+async def chain_of(manifest: Manifest, stage: int, layouts: tuple[str, str]) -> AsyncIterator[StageChain]:
     """The two replicas of that stage have these layouts, all others are one rank each."""
-
-    async def whole() -> None:
-        async with compute_thread() as thread:
-            chain, bodies = StageChain(manifest, thread, replicas=2), list[MeshBackend]()
-            for replica, name in enumerate(layouts):
-                if LAYOUTS[name].ranks > 1:
-                    bodies.append(MeshBackend(manifest.of_stage(stage), LAYOUTS[name]))
-                    chain.engines[stage][replica] = torch_engine(manifest, stage, thread, bodies[-1])
-            for replicas in chain.engines:
-                for engine in replicas:
-                    engine._backend.past.keep(KEPT)
-            try:
-                await scenario(chain)
-            finally:
-                for body in bodies:
-                    body.close()
-
-    asyncio.run(whole())
+    async with compute_thread() as thread:
+        chain, bodies = StageChain(manifest, thread, replicas=2), list[MeshBackend]()
+        for replica, name in enumerate(layouts):
+            if LAYOUTS[name].ranks > 1:
+                bodies.append(MeshBackend(manifest.of_stage(stage), LAYOUTS[name]))
+                chain.engines[stage][replica] = torch_engine(manifest, stage, thread, bodies[-1])
+        for replicas in chain.engines:
+            for engine in replicas:
+                engine._backend.past.keep(KEPT)
+        try:
+            yield chain
+        finally:
+            for body in bodies:
+                body.close()
 
 
 def asked(share: list[Counted]) -> list[Any]:
@@ -105,10 +102,10 @@ async def again(engine: TorchEngine, work: Counted) -> Recomputed:
     ("layout", "stage"),
     [("tp2", 2), pytest.param("dp", 1, marks=pytest.mark.long), ("zero1", 0), ("zero2", 1), ("zero3", 1)],
 )
-def test_a_backend_computes_again_what_another_of_its_class_has_sent_and_summed(
+async def test_a_backend_computes_again_what_another_of_its_class_has_sent_and_summed(
     layout: str, stage: int, sync: str
 ) -> None:
-    async def scenario(chain: StageChain) -> None:
+    async with chain_of(tiny(3, averaging=EXACT if sync == "exact" else OVERLAP), stage, (layout, layout)) as chain:
         works, found = await train(chain)
         seen = 0
         for (step, place, replica), share in shares(works).items():
@@ -139,12 +136,10 @@ def test_a_backend_computes_again_what_another_of_its_class_has_sent_and_summed(
         with pytest.raises(Refused):
             await again(mate, work)
 
-    run(tiny(3, averaging=EXACT if sync == "exact" else OVERLAP), stage, (layout, layout), scenario)
-
 
 @pytest.mark.parametrize("layout", ["tp2", "zero2"])
-def test_ranks_and_one_rank_are_as_near_as_rounding_and_a_lie_of_either_is_not(layout: str) -> None:
-    async def scenario(chain: StageChain) -> None:
+async def test_ranks_and_one_rank_are_as_near_as_rounding_and_a_lie_of_either_is_not(layout: str) -> None:
+    async with chain_of(tiny(3), 1, (layout, "one rank")) as chain:
         works, _ = await train(chain)
         off, lies = list[float](), list[float]()
         for work in (work for work in works if work.stage == 1 and work.step >= STEPS - KEPT):
@@ -153,14 +148,11 @@ def test_ranks_and_one_rank_are_as_near_as_rounding_and_a_lie_of_either_is_not(l
             lies += [off_by(times(factor, work), made) for factor in (-1.0, 0.0, 10.0)]
         assert max(off) < TOLERANCE / 64 and min(lies) > 2 * TOLERANCE, (max(off), min(lies))
 
-    run(tiny(3), 1, (layout, "one rank"), scenario)
-
 
 @pytest.mark.parametrize("kind", ["sign-flip", "lazy"])
-def test_false_work_of_ranks_is_seen_by_ranks_and_by_one_rank(kind: str) -> None:
+async def test_false_work_of_ranks_is_seen_by_ranks_and_by_one_rank(kind: str) -> None:
     """Its class sees other bytes; a replica of another class sees more than rounding."""
-
-    async def scenario(chain: StageChain) -> None:
+    async with chain_of(tiny(3), 1, ("tp2", "one rank")) as chain:
         false, replicas = list[int](), chain.engines[1]
         deceit = Deceit(kind, "seed", lambda event, **fields: false.append(fields["index"]))
         replicas[0]._backend = cast(Any, LyingBackend(replicas[0]._backend, deceit))
@@ -175,14 +167,11 @@ def test_false_work_of_ranks_is_seen_by_ranks_and_by_one_rank(kind: str) -> None
                     assert same(each.answer, work.answer) == (work.index not in false)
                 assert (off_by(shown(work), each) > 2 * TOLERANCE) == (work.index in false)
 
-    run(tiny(3), 1, ("tp2", "one rank"), scenario)
 
-
-def test_ranks_that_die_in_an_audit_cost_the_share_and_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ranks_that_die_in_an_audit_cost_the_share_and_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """What one work was made of is shown all the same: a replica that shows nothing is suspended."""
     monkeypatch.setattr(mesh_backend, "PROGRAM", dying_rank.PROGRAM)
-
-    async def scenario(chain: StageChain) -> None:
+    async with chain_of(tiny(2), 1, ("tp2", "one rank")) as chain:
         engine = chain.engines[1][0]
         killing = Killing(engine)
         works, found = await train(chain)
@@ -208,11 +197,11 @@ def test_ranks_that_die_in_an_audit_cost_the_share_and_no_answer(monkeypatch: py
         with pytest.raises(Refused):
             await asyncio.to_thread(body.read_share, begun)
 
-    run(tiny(2), 1, ("tp2", "one rank"), scenario)
 
-
-def test_ranks_that_die_in_every_audit_are_spared_further_ones_and_train_on(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario(chain: StageChain) -> None:
+async def test_ranks_that_die_in_every_audit_are_spared_further_ones_and_train_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with chain_of(tiny(2), 1, ("tp2", "one rank")) as chain:
         works, _ = await train(chain)
         work, engine = next(work for work in works if (work.step, work.stage) == (STEPS - 1, 1)), chain.engines[1][0]
         body, asked_for = cast(MeshBackend, engine._backend), list[str]()
@@ -236,13 +225,10 @@ def test_ranks_that_die_in_every_audit_are_spared_further_ones_and_train_on(capl
             other.void()
         assert await compute(chain, STEPS)
 
-    run(tiny(2), 1, ("tp2", "one rank"), scenario)
 
-
-def test_an_engine_is_ready_once_its_ranks_are_up() -> None:
+async def test_an_engine_is_ready_once_its_ranks_are_up() -> None:
     """A peer announces its state then: until then a step would wait for it, and suspend it."""
-
-    async def scenario(chain: StageChain) -> None:
+    async with chain_of(tiny(1), 0, ("tp2", "one rank")) as chain:
         ranks, one = chain.engines[0]
         await one.ready()
         waiting = asyncio.ensure_future(ranks.ready())
@@ -252,5 +238,3 @@ def test_an_engine_is_ready_once_its_ranks_are_up() -> None:
         await waiting
         assert len(cast(MeshBackend, ranks._backend)._group.pids) == 2
         supervising.cancel()
-
-    run(tiny(1), 0, ("tp2", "one rank"), scenario)

@@ -8,7 +8,7 @@ import os
 import random
 import select
 import signal
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -99,7 +99,7 @@ class Chains:
 
 @contextlib.asynccontextmanager
 async def chains(
-    manifest: Manifest, stage: int, layout: MeshLayout, backoff: RestartBackoff | None
+    manifest: Manifest, stage: int = 1, layout: MeshLayout = TP2, backoff: RestartBackoff | None = None
 ) -> AsyncIterator[Chains]:
     async with compute_thread() as compute:
         both = Chains(manifest, compute, stage, layout, backoff)
@@ -107,20 +107,6 @@ async def chains(
             yield both
         finally:
             both.engine.close()
-
-
-def run(
-    scenario: Callable[[Chains], Coroutine[Any, Any, None]],
-    manifest: Manifest,
-    stage: int = 1,
-    layout: MeshLayout = TP2,
-    backoff: RestartBackoff | None = None,
-) -> None:
-    async def whole() -> None:
-        async with chains(manifest, stage, layout, backoff) as both:
-            await scenario(both)
-
-    asyncio.run(whole())
 
 
 async def kill(both: Chains, rank: int) -> None:
@@ -178,11 +164,10 @@ def on_gpus(layout: MeshLayout) -> MeshLayout:
 @pytest.mark.gpu
 @pytest.mark.parametrize("mode", ["fast", "deterministic"])
 @pytest.mark.parametrize("mesh", ["one", *LAYOUTS])
-def test_ranks_on_gpus_take_the_steps_of_one_process_over_nccl(mesh: str, mode: str) -> None:
+async def test_ranks_on_gpus_take_the_steps_of_one_process_over_nccl(mesh: str, mode: str) -> None:
     """State passes to the CPU's replica and back; a rank that is killed is replaced, and the step is made again."""
     layout = on_gpus(MeshLayout() if mesh == "one" else LAYOUTS[mesh])
-
-    async def scenario(both: Chains) -> None:
+    async with chains(tiny(3, mode=mode), 1, layout) as both:
         await both.step()
         version, state = both.engine.version, bytes(await both.engine.snapshot())
         await both.one_rank.restore(state, version=version)
@@ -195,8 +180,6 @@ def test_ranks_on_gpus_take_the_steps_of_one_process_over_nccl(mesh: str, mode: 
         await both.step()
         assert both.heard.lost == (layout.ranks > 1)
 
-    run(scenario, tiny(3, mode=mode), 1, layout)
-
 
 @pytest.mark.parametrize(
     ("mesh", "stage", "mode"),
@@ -207,8 +190,8 @@ def test_ranks_on_gpus_take_the_steps_of_one_process_over_nccl(mesh: str, mode: 
         pytest.param("zero1", 1, "deterministic", marks=pytest.mark.long),
     ],
 )
-def test_steps_are_those_of_one_process_and_state_passes_between_meshes(mesh: str, stage: int, mode: str) -> None:
-    async def scenario(both: Chains) -> None:
+async def test_steps_are_those_of_one_process_and_state_passes_between_meshes(mesh: str, stage: int, mode: str) -> None:
+    async with chains(tiny(3, mode=mode), stage, LAYOUTS[mesh]) as both:
         for _ in range(2):
             await both.step()
         version, state = both.engine.version, bytes(await both.engine.snapshot())
@@ -224,13 +207,10 @@ def test_steps_are_those_of_one_process_and_state_passes_between_meshes(mesh: st
         await both.check_weights()
         assert not both.heard.lost and len(both.heard.of("mesh_started")) == 1
 
-    run(scenario, tiny(3, mode=mode), stage, LAYOUTS[mesh])
 
-
-def test_the_same_sum_leads_to_the_same_bits_on_any_mesh() -> None:
+async def test_the_same_sum_leads_to_the_same_bits_on_any_mesh() -> None:
     """In deterministic mode, where a sum is made on one replica and fetched by another."""
-
-    async def scenario(both: Chains) -> None:
+    async with chains(tiny(2)) as both:
         for _ in range(STEPS):
             chain = both.own
             rng = random.Random(chain.step_number)
@@ -252,18 +232,9 @@ def test_the_same_sum_leads_to_the_same_bits_on_any_mesh() -> None:
             assert await mesh.measure() == await one.measure()
         assert await mesh.snapshot() == await one.snapshot()
 
-    run(scenario, tiny(2))
-
 
 @pytest.mark.parametrize("after", [pytest.param(0, marks=pytest.mark.long), 2])
-def test_where_steps_overlap(after: int) -> None:
-    async def scenario(both: Chains) -> None:
-        for chain in (both.own, both.mixed):
-            await train(chain)
-        await both.check_weights()
-        for _ in range(2):
-            assert len(await both.engine.snapshot()) == len(await both.one_rank.snapshot())
-
+async def test_where_steps_overlap(after: int) -> None:
     async def train(chain: StageChain) -> None:
         """Each step is computed while the one before is averaged."""
         rng, delay = random.Random(1), chain.manifest.averaging.delay
@@ -276,13 +247,17 @@ def test_where_steps_overlap(after: int) -> None:
                     following = group.create_task(chain.compute(rng, step + 1))
             begun = following.result() if following is not None else await chain.compute(rng, step + 1)
 
-    run(scenario, tiny(2, averaging=Averaging(sync="overlap", overlap_after=after, codec="int64")))
+    async with chains(tiny(2, averaging=Averaging(sync="overlap", overlap_after=after, codec="int64"))) as both:
+        for chain in (both.own, both.mixed):
+            await train(chain)
+        await both.check_weights()
+        for _ in range(2):
+            assert len(await both.engine.snapshot()) == len(await both.one_rank.snapshot())
 
 
-def test_replicas_that_train_on_their_own() -> None:
+async def test_replicas_that_train_on_their_own() -> None:
     averaging = Averaging(sync="local", codec="fp32", inner_steps=2, outer_warmup_steps=0)
-
-    async def scenario(both: Chains) -> None:
+    async with chains(tiny(2, mode="fp32", averaging=averaging)) as both:
         loads = orders(both.engine, "load")
         for _ in range(STEPS):
             await both.step()
@@ -296,8 +271,6 @@ def test_replicas_that_train_on_their_own() -> None:
         await both.step()
         await both.check_weights()
 
-    run(scenario, tiny(2, mode="fp32", averaging=averaging))
-
 
 def test_ranks_that_cannot_share_the_stage_are_refused_before_any_is_started() -> None:
     with pytest.raises(UsageError, match="Ranks that can: 1, 2, 4"):
@@ -307,12 +280,11 @@ def test_ranks_that_cannot_share_the_stage_are_refused_before_any_is_started() -
 # ---------------------------------------------------------------- what may be counted
 
 
-def test_a_void_empties_the_sum_and_work_that_is_given_up_leaves_nothing_on_ranks(
+async def test_a_void_empties_the_sum_and_work_that_is_given_up_leaves_nothing_on_ranks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(mesh_backend, "PROGRAM", dying_rank.PROGRAM)
-
-    async def scenario(both: Chains) -> None:
+    async with chains(tiny(2)) as both:
         chain, engine = both.mixed, both.engine
         route = [replicas[0] for replicas in chain.engines]
         stashes = await chain.travel(route, 0)
@@ -341,8 +313,6 @@ def test_a_void_empties_the_sum_and_work_that_is_given_up_leaves_nothing_on_rank
         with pytest.raises(Refused, match=r"other weights|have changed"):
             await engine.backward(stale, ())
         await both.check_weights()
-
-    run(scenario, tiny(2))
 
 
 # ---------------------------------------------------------------- ranks that die
@@ -384,11 +354,10 @@ class Killing:
 
 
 @pytest.mark.parametrize("sync", ["exact", "overlap"])
-def test_a_rank_dies_in_an_order_of_any_kind(sync: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_rank_dies_in_an_order_of_any_kind(sync: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mesh_backend, "PROGRAM", dying_rank.PROGRAM)
     faults = FAULTS if sync == "exact" else FAULTS[3:]
-
-    async def scenario(both: Chains) -> None:
+    async with chains(tiny(2, averaging=Averaging(sync=sync, codec="int64"))) as both:
         killing = Killing(both.engine)
         for number, fault in enumerate(faults):
             killing.arm(*fault)
@@ -408,14 +377,11 @@ def test_a_rank_dies_in_an_order_of_any_kind(sync: str, monkeypatch: pytest.Monk
         await both.step()
         await both.check_weights()
 
-    run(scenario, tiny(2, averaging=Averaging(sync=sync, codec="int64")))
 
-
-def test_a_rank_that_hangs_is_lost_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_rank_that_hangs_is_lost_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is stopped, and answers nothing: no process of its epoch outlives that."""
     monkeypatch.setattr(mesh_backend, "PROGRAM", dying_rank.PROGRAM)
-
-    async def scenario(both: Chains) -> None:
+    async with chains(tiny(1), 0, backoff=RestartBackoff(order_s=8.0, pause_s=0.0)) as both:
         killing, body = Killing(both.engine), both.engine._backend
         assert isinstance(body, MeshBackend)
         await both.step()
@@ -432,15 +398,12 @@ def test_a_rank_that_hangs_is_lost_at_the_deadline(monkeypatch: pytest.MonkeyPat
             os.close(handle)
         await both.check_weights()
 
-    run(scenario, tiny(1), 0, backoff=RestartBackoff(order_s=8.0, pause_s=0.0))
-
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_rank_dies_as_it_reads_a_state(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_rank_dies_as_it_reads_a_state(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the order of a restore, and in that of the start that follows."""
     monkeypatch.setattr(mesh_backend, "PROGRAM", dying_rank.PROGRAM)
-
-    async def scenario(both: Chains) -> None:
+    async with chains(tiny(1), 0) as both:
         killing, states = Killing(both.engine), []
         for _ in range(2):
             await both.own.step(random.Random(1))
@@ -462,15 +425,13 @@ def test_a_rank_dies_as_it_reads_a_state(when: str, monkeypatch: pytest.MonkeyPa
         await both.step()
         await both.check_weights()
 
-    run(scenario, tiny(1), 0)
-
 
 @pytest.mark.parametrize("sync", ["exact", "overlap"])
-def test_a_rank_dies_as_the_state_is_written(sync: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_rank_dies_as_the_state_is_written(sync: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next ones make the update again, of the version before and the sum, which are still there."""
     monkeypatch.setattr(mesh_backend, "PROGRAM", dying_rank.PROGRAM)
-
-    async def scenario(both: Chains) -> None:
+    averaging = Averaging(sync=sync, codec="small", **({"overlap_after": 1} if sync != "exact" else {}))
+    async with chains(tiny(2, averaging=averaging)) as both:
         for _ in range(2):
             await both.step()
         killing = Killing(both.engine)
@@ -479,9 +440,6 @@ def test_a_rank_dies_as_the_state_is_written(sync: str, monkeypatch: pytest.Monk
         assert killing.armed is None and len(both.heard.of("rank_lost")) == 1
         await both.step()
         await both.check_weights()
-
-    averaging = Averaging(sync=sync, codec="small", **({"overlap_after": 1} if sync != "exact" else {}))
-    run(scenario, tiny(2, averaging=averaging))
 
 
 async def until_done(both: Chains, seed: int) -> float:
@@ -500,12 +458,15 @@ async def until_done(both: Chains, seed: int) -> float:
 
 @pytest.mark.long
 @pytest.mark.parametrize("sync", ["exact", "overlap"])
-def test_ranks_die_at_any_moment(sync: str) -> None:
+async def test_ranks_die_at_any_moment(sync: str) -> None:
     """Fifty lives of them; every step is one process's, and no process or descriptor is left."""
     rng = random.Random(7)
     pids: set[int] = set()
-
-    async def scenario(both: Chains) -> None:
+    manifest = tiny(2, averaging=Averaging(sync=sync, codec="int64"))
+    endless = manifest.training.model_copy(update={"total_steps": 10_000})
+    async with chains(
+        manifest.model_copy(update={"training": endless}), backoff=RestartBackoff(restarts=1000, pause_s=0.0)
+    ) as both:
         body = both.engine._backend
         assert isinstance(body, MeshBackend)
 
@@ -532,15 +493,11 @@ def test_ranks_die_at_any_moment(sync: str) -> None:
         assert len(os.listdir("/proc/self/fd")) <= descriptors
         await both.one_rank.restore(await both.engine.snapshot(), version=both.engine.version)
         assert await both.one_rank.measure() == seen
-
-    manifest = tiny(2, averaging=Averaging(sync=sync, codec="int64"))
-    endless = manifest.training.model_copy(update={"total_steps": 10_000})
-    run(scenario, manifest.model_copy(update={"training": endless}), backoff=RestartBackoff(restarts=1000, pause_s=0.0))
-    assert len(pids) >= 50 and not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
+    assert len(pids) >= 50 and not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]  # noqa: ASYNC240
 
 
-def test_a_lost_sum_is_refused_until_it_is_voided() -> None:
-    async def scenario(both: Chains) -> None:
+async def test_a_lost_sum_is_refused_until_it_is_voided() -> None:
+    async with chains(tiny(2)) as both:
         chain, engine = both.mixed, both.engine
         route = [replicas[0] for replicas in chain.engines]
         kept, counted = [(await chain.travel(route, index))[1] for index in range(2)]
@@ -561,43 +518,35 @@ def test_a_lost_sum_is_refused_until_it_is_voided() -> None:
         await engine.sums.open_round(RoundId(ROUND.ballot, 1))
         assert not any(await the_sum(engine))
 
-    run(scenario, tiny(2))
 
-
-def test_ranks_that_finish_nothing_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ranks_that_finish_nothing_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mesh_backend, "PROGRAM", dying_rank.PROGRAM)
-
-    async def scenario() -> None:
-        async with compute_thread() as compute:
-            manifest = tiny(1)
-            backoff = RestartBackoff(restarts=1, pause_s=0.01)
-            engine = torch_engine(manifest, 0, compute, MeshBackend(manifest.of_stage(0), TP2, backoff=backoff))
-            body = engine._backend
-            assert isinstance(body, MeshBackend)
-            order = body._group.order
-            body._group.order = lambda name, **fields: order(name, die=[1, "after"], **fields)  # type: ignore
-            heard = Heard()
-            engine.subscribe(heard)
-            try:
-                with pytest.raises(MeshFailed, match=r"tp2.*finished nothing.*SIGKILL"):
-                    await engine.supervise()
-                assert len(heard.of("rank_lost")) == 2 and not heard.of("mesh_started")
-                with pytest.raises(Refused) as refused:
-                    await StageChain(manifest, compute).forward([engine], 0)
-                assert refused.value.code is RejectCode.NOT_READY
-                assert len(await engine.snapshot()) > 0  # the state is still here
-            finally:
-                engine.close()
-                engine.close()
-
-    asyncio.run(scenario())
+    async with compute_thread() as compute:
+        manifest = tiny(1)
+        backoff = RestartBackoff(restarts=1, pause_s=0.01)
+        engine = torch_engine(manifest, 0, compute, MeshBackend(manifest.of_stage(0), TP2, backoff=backoff))
+        body = engine._backend
+        assert isinstance(body, MeshBackend)
+        order = body._group.order
+        body._group.order = lambda name, **fields: order(name, die=[1, "after"], **fields)  # type: ignore
+        heard = Heard()
+        engine.subscribe(heard)
+        try:
+            with pytest.raises(MeshFailed, match=r"tp2.*finished nothing.*SIGKILL"):
+                await engine.supervise()
+            assert len(heard.of("rank_lost")) == 2 and not heard.of("mesh_started")
+            with pytest.raises(Refused) as refused:
+                await StageChain(manifest, compute).forward([engine], 0)
+            assert refused.value.code is RejectCode.NOT_READY
+            assert len(await engine.snapshot()) > 0  # the state is still here
+        finally:
+            engine.close()
+            engine.close()
 
 
-def test_ranks_that_evaluate_are_good_for_something() -> None:
-    async def scenario(both: Chains) -> None:
+async def test_ranks_that_evaluate_are_good_for_something() -> None:
+    async with chains(tiny(1), 0, backoff=RestartBackoff(restarts=1, pause_s=0.0)) as both:
         for _ in range(3):
             await both.mixed.forward([replicas[0] for replicas in both.mixed.engines], 0, train=False)
             await kill(both, 0)
         assert len(both.heard.of("mesh_started")) == 4
-
-    run(scenario, tiny(1), 0, backoff=RestartBackoff(restarts=1, pause_s=0.0))

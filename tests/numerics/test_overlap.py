@@ -12,7 +12,7 @@ import pytest
 import torch
 from further import further
 from safetensors.torch import load
-from stage_chain import StageChain, batch_of, compute_thread, text, tiny, weights_of
+from stage_chain import StageChain, batch_of, chain_of, compute_thread, text, tiny, weights_of
 
 from swarmnet.engine.torch_engine import TorchEngine
 from swarmnet.errors import Refused, RejectCode
@@ -39,14 +39,6 @@ def one_process(manifest: Manifest, steps: int = STEPS) -> OracleResult:
     return run_oracle(manifest, text(), steps=steps)
 
 
-def run(scenario: Scenario, manifest: Manifest | None = None, *, replicas: int = 1) -> None:
-    async def whole() -> None:
-        async with compute_thread() as compute:
-            await scenario(StageChain(manifest or overlapping(), compute, replicas=replicas))
-
-    asyncio.run(whole())
-
-
 async def train(chain: StageChain, rng: random.Random, *, stop: int, parts: int = 1, ahead: bool = True) -> list[float]:
     """The mean losses of the steps up to `stop`. ahead: each step is computed while the one before is averaged."""
     first, delay = chain.step_number, chain.manifest.averaging.delay
@@ -63,17 +55,14 @@ async def train(chain: StageChain, rng: random.Random, *, stop: int, parts: int 
     return [loss / tokens for loss, tokens in sums]
 
 
-def trained(manifest: Manifest, *, replicas: int = 1, parts: int = 1, ahead: bool = True) -> OracleResult:
+async def trained(manifest: Manifest, *, replicas: int = 1, parts: int = 1, ahead: bool = True) -> OracleResult:
     result = OracleResult()
-
-    async def scenario(chain: StageChain) -> None:
+    async with chain_of(manifest, replicas=replicas) as chain:
         result.losses = await train(chain, random.Random(replicas), stop=STEPS, parts=parts, ahead=ahead)
         result.weights = await chain.weights()
         for replica in range(1, replicas):
             for name, weight in (await chain.weights(replica)).items():
                 assert torch.equal(weight, result.weights[name]), name
-
-    run(scenario, manifest, replicas=replicas)
     return result
 
 
@@ -100,7 +89,7 @@ async def the_sum(engine: TorchEngine) -> torch.Tensor:
         *further((3, 2, 1, True, 2.5, 3, "int64"), (1, 1, 1, True, 0.0, 5, "int64"), (2, 2, 3, True, 0.0, 0, "small")),
     ],
 )
-def test_deterministic_mode_has_the_oracles_bits(
+async def test_deterministic_mode_has_the_oracles_bits(
     stages: int, replicas: int, parts: int, ahead: bool, lead: float, after: int, codec: str
 ) -> None:
     manifest = overlapping(stages, codec=codec, lead=lead, after=after)
@@ -109,27 +98,23 @@ def test_deterministic_mode_has_the_oracles_bits(
     assert expected.losses[-1] < expected.losses[0] - 0.3, "the oracle does not learn; equality would say little"
     first = max(after, 1)
     assert expected.losses[:first] == exact.losses[:first] and expected.losses[first] != exact.losses[first], "no delay"
-    assert_same_bits(trained(manifest, replicas=replicas, parts=parts, ahead=ahead), expected)
+    assert_same_bits(await trained(manifest, replicas=replicas, parts=parts, ahead=ahead), expected)
 
 
-def test_replicas_that_spend_memory_in_different_ways_have_the_same_bits() -> None:
+async def test_replicas_that_spend_memory_in_different_ways_have_the_same_bits() -> None:
     manifest = overlapping(2, lead=2.5)
     policies = [MemoryPolicy(activations=policy) for policy in ("stash", "recompute", "recompute_layers", "selective")]
     result = OracleResult()
-
-    async def scenario() -> None:
-        async with compute_thread() as compute:
-            chain = StageChain(manifest, compute, memory=policies)
-            result.losses = await train(chain, random.Random(4), stop=STEPS, parts=3)
-            result.weights = await chain.weights(3)
-
-    asyncio.run(scenario())
+    async with compute_thread() as compute:
+        chain = StageChain(manifest, compute, memory=policies)
+        result.losses = await train(chain, random.Random(4), stop=STEPS, parts=3)
+        result.weights = await chain.weights(3)
     assert_same_bits(result, one_process(manifest))
 
 
-def test_fast_kernels_stay_within_rounding_of_the_reference() -> None:
+async def test_fast_kernels_stay_within_rounding_of_the_reference() -> None:
     manifest = overlapping(2, mode="fast", lead=2.5)
-    expected, found = one_process(manifest), trained(manifest, replicas=2)
+    expected, found = one_process(manifest), await trained(manifest, replicas=2)
     assert max(abs(a - b) for a, b in zip(found.losses, expected.losses, strict=True)) <= 1e-5
 
 
@@ -142,8 +127,8 @@ async def stash_of(chain: StageChain, index: int, step: int) -> tuple[TorchEngin
     return route[0], (await chain.travel(route, index, step=step))[0]
 
 
-def test_a_stash_of_the_newest_step_outlives_the_apply_of_the_oldest() -> None:
-    async def scenario(chain: StageChain) -> None:
+async def test_a_stash_of_the_newest_step_outlives_the_apply_of_the_oldest() -> None:
+    async with chain_of(overlapping()) as chain:
         rng = random.Random(0)
         for _ in range(3):
             await chain.step(rng)
@@ -163,11 +148,9 @@ def test_a_stash_of_the_newest_step_outlives_the_apply_of_the_oldest() -> None:
             assert await route[0].accumulate(stash)
         assert bool(before.any()) and torch.equal(await the_sum(route[0]), before)
 
-    run(scenario)
 
-
-def test_what_is_left_of_an_applied_step_is_refused() -> None:
-    async def scenario(chain: StageChain) -> None:
+async def test_what_is_left_of_an_applied_step_is_refused() -> None:
+    async with chain_of(overlapping()) as chain:
         route = [replicas[0] for replicas in chain.engines]
         owed = (await chain.travel(route, 0))[0]
         only_forward = (await chain.forward(route, 1))[0]
@@ -184,11 +167,9 @@ def test_what_is_left_of_an_applied_step_is_refused() -> None:
         assert not await route[0].accumulate(owed)
         assert not bool((await the_sum(route[0])).any())
 
-    run(scenario)
 
-
-def test_a_void_of_one_step_leaves_the_other() -> None:
-    async def scenario(chain: StageChain) -> None:
+async def test_a_void_of_one_step_leaves_the_other() -> None:
+    async with chain_of(overlapping()) as chain:
         engine, old = await stash_of(chain, 0, 0)
         _, new = await stash_of(chain, 0, 1)
         _, waiting = await stash_of(chain, 1, 1)
@@ -207,15 +188,13 @@ def test_a_void_of_one_step_leaves_the_other() -> None:
         engine.void(0)
         assert engine.voids(2) == again, "of an applied step nothing is left to void"
 
-    run(scenario)
-
 
 # ---------------------------------------------------------------- snapshots
 
 
 @pytest.mark.parametrize("version", [3, 4])
-def test_a_restored_engine_continues_with_the_same_bits(version: int) -> None:
-    async def scenario(chain: StageChain) -> None:
+async def test_a_restored_engine_continues_with_the_same_bits(version: int) -> None:
+    async with chain_of(overlapping(), replicas=2) as chain:
         rng = random.Random(0)
         await train(chain, rng, stop=version)
         copies = [await replicas[0].snapshot() for replicas in chain.engines]
@@ -231,13 +210,10 @@ def test_a_restored_engine_continues_with_the_same_bits(version: int) -> None:
         first, second = await chain.weights(0), await chain.weights(1)
         assert all(torch.equal(first[name], second[name]) for name in first)
 
-    run(scenario, replicas=2)
 
-
-def test_a_snapshot_becomes_a_version_of_other_parity() -> None:
+async def test_a_snapshot_becomes_a_version_of_other_parity() -> None:
     """As a run that goes on from an older state: weights and those before them keep their meaning."""
-
-    async def scenario(chain: StageChain) -> None:
+    async with chain_of(overlapping()) as chain:
         for _ in range(3):
             await chain.step(random.Random(0))
         engine = chain.engines[0][0]
@@ -251,11 +227,9 @@ def test_a_snapshot_becomes_a_version_of_other_parity() -> None:
         after = [bytes((await engine.forward(step, 0, payload, train=False)).output[1].data) for step in (6, 7)]
         assert after == before
 
-    run(scenario)
 
-
-def test_version_0_has_the_seeds_weights_for_both_open_steps() -> None:
-    async def scenario(chain: StageChain) -> None:
+async def test_version_0_has_the_seeds_weights_for_both_open_steps() -> None:
+    async with chain_of(overlapping()) as chain:
         engine = chain.engines[0][0]
         begin = await engine.snapshot()
         await chain.step(random.Random(0))
@@ -263,5 +237,3 @@ def test_version_0_has_the_seeds_weights_for_both_open_steps() -> None:
         assert await engine.snapshot() == begin
         tensors = load(bytes(begin))
         assert all(torch.equal(tensors[f"previous.{name}"], tensors[name]) for name in await weights_of(engine))
-
-    run(scenario)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
@@ -116,12 +117,10 @@ async def train(
     return works, found
 
 
-def run(manifest: Manifest, scenario: Callable[[StageChain], Coroutine[Any, Any, None]], **options: Any) -> None:
-    async def whole() -> None:
-        async with compute_thread() as thread:
-            await scenario(chain_of(manifest, thread, **options))
-
-    asyncio.run(whole())
+@contextlib.asynccontextmanager
+async def chained(manifest: Manifest, **options: Any) -> AsyncIterator[StageChain]:
+    async with compute_thread() as thread:
+        yield chain_of(manifest, thread, **options)
 
 
 def chain_of(manifest: Manifest, thread: ComputeThread, **options: Any) -> StageChain:
@@ -178,8 +177,8 @@ async def once(
 
 
 @pytest.mark.parametrize(("name", "device"), [*((name, "cpu") for name in RUNS), *ON_A_GPU])
-def test_what_a_mate_computes_again_are_the_bytes_that_were_sent_then(name: str, device: str) -> None:
-    async def scenario(chain: StageChain) -> None:
+async def test_what_a_mate_computes_again_are_the_bytes_that_were_sent_then(name: str, device: str) -> None:
+    async with chained(RUNS[name], device=device) as chain:
         works, found = await train(chain)
         seen = 0
         for (step, stage, replica), share in shares(works).items():
@@ -201,18 +200,16 @@ def test_what_a_mate_computes_again_are_the_bytes_that_were_sent_then(name: str,
             seen += 1
         assert seen == KEPT * len(chain.engines) * REPLICAS
 
-    run(RUNS[name], scenario, device=device)
-
 
 @pytest.mark.parametrize("name", ["int64", "overlap, small", "bf16"])
-def test_training_is_the_same_whoever_computes_again_meanwhile(name: str) -> None:
+async def test_training_is_the_same_whoever_computes_again_meanwhile(name: str) -> None:
     weights = []
 
-    async def plain(chain: StageChain) -> None:
+    async with chained(RUNS[name]) as chain:
         await train(chain)
         weights.append(await chain.weights())
+    async with chained(RUNS[name]) as chain:
 
-    async def audited(chain: StageChain) -> None:
         async def look(works: list[Counted]) -> None:
             # Two steps and several audits at a time, which take turns in one spare module.
             drawn = [work for work in works if work.step >= chain.step_number - 2][::3]
@@ -226,16 +223,12 @@ def test_training_is_the_same_whoever_computes_again_meanwhile(name: str) -> Non
 
         await train(chain, look)
         weights.append(await chain.weights())
-
-    run(RUNS[name], plain)
-    run(RUNS[name], audited)
     assert all(torch.equal(weights[1][name], weight) for name, weight in weights[0].items())
 
 
-def test_every_memory_policy_gives_the_same_bytes() -> None:
+async def test_every_memory_policy_gives_the_same_bytes() -> None:
     policies = [MemoryPolicy(), MemoryPolicy(activations="recompute"), MemoryPolicy(activations="selective")]
-
-    async def scenario(chain: StageChain) -> None:
+    async with chained(RUNS["small"], memory=policies) as chain:
         works, found = await train(chain)
         for (step, stage, replica), share in shares(works).items():
             if step == STEPS - 1:
@@ -245,11 +238,9 @@ def test_every_memory_policy_gives_the_same_bytes() -> None:
                         assert_as_then(each, work)
                     assert root == found[step, stage, replica]
 
-    run(RUNS["small"], scenario, memory=policies)
 
-
-def test_a_wrong_input_is_refused_and_other_weights_make_kept_ones_worthless() -> None:
-    async def scenario(chain: StageChain) -> None:
+async def test_a_wrong_input_is_refused_and_other_weights_make_kept_ones_worthless() -> None:
+    async with chained(RUNS["int64"]) as chain:
         works, _ = await train(chain)
         work = next(work for work in works if work.step == STEPS - 1 and work.stage == 1)
         mate = other_than(chain, work)
@@ -264,11 +255,9 @@ def test_a_wrong_input_is_refused_and_other_weights_make_kept_ones_worthless() -
         with pytest.raises(Refused):
             await once(mate, work.step, work.index, work.inputs, work.gradient)
 
-    run(RUNS["int64"], scenario)
 
-
-def test_memory_is_taken_once_and_given_back_when_nobody_computes_again() -> None:
-    async def scenario(chain: StageChain) -> None:
+async def test_memory_is_taken_once_and_given_back_when_nobody_computes_again() -> None:
+    async with chained(RUNS["int64"]) as chain:
         works, _ = await train(chain)
         for replicas in chain.engines:
             backend = replicas[0]._backend
@@ -281,14 +270,11 @@ def test_memory_is_taken_once_and_given_back_when_nobody_computes_again() -> Non
         await once(mate, work.step, work.index, work.inputs, work.gradient)
         assert isinstance(mate._backend, DeviceBackend) and mate._backend._past is None
 
-    run(RUNS["int64"], scenario)
 
-
-def test_rounding_of_another_class_is_far_below_what_is_borne_and_every_gross_lie_above() -> None:
+async def test_rounding_of_another_class_is_far_below_what_is_borne_and_every_gross_lie_above() -> None:
     """Float32 beside bf16: on one device nothing is further apart."""
     manifest, off, lies = tiny(3, averaging=small()), list[float](), list[float]()
-
-    async def coarse(chain: StageChain) -> None:
+    async with chained(manifest.model_copy(update={"numerics": Numerics(compute="bf16")})) as chain:
         works = await compute(chain, 0)
 
         async def fine(other: StageChain) -> None:
@@ -307,8 +293,6 @@ def test_rounding_of_another_class_is_far_below_what_is_borne_and_every_gross_li
 
         async with compute_thread() as thread:
             await fine(chain_of(manifest, thread))
-
-    run(manifest.model_copy(update={"numerics": Numerics(compute="bf16")}), coarse)
     assert 0.0 < max(off) < TOLERANCE / 4 and min(lies) > 2 * TOLERANCE, (max(off), min(lies))
 
 

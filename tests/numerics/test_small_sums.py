@@ -1,7 +1,5 @@
 """`averaging.codec = "small"`: state, meshes and overlapping steps."""
 
-import asyncio
-
 import pytest
 import torch
 from mesh_training import CPU, MICROBATCHES, Rank, layout_of, run_of, train_alone
@@ -60,29 +58,23 @@ def test_after_the_first_step_sums_are_small_and_stand_for_the_gradients_sum():
 
 
 @pytest.mark.parametrize("mode", ["small", "deterministic"])
-def test_the_sum_of_one_contribution_is_made_without_decoding_it_and_has_its_bits(mode, monkeypatch):
-    async def scenario() -> None:
-        async with compute_thread() as compute:
-            manifest = run_of(mode)
-            sums = torch_engine(manifest, 0, compute, DeviceBackend(manifest.of_stage(0), device=CPU)).sums
-            size = sums.num_elements
-            held = sums._accumulator.read(0)
-            held.copy_(torch.arange(size) * 37 % 4001 - 2000)
-            mine = await sums.contribution(0, size)
-            # The same bytes from elsewhere are decoded, checked and summed.
-            others = Packed(mine.codec, mine.shape, bytes(mine.data))
-            expected = await sums.reduce([Contribution(PeerId("other"), 1, others)], 0, size)
-            # And so are mine beside somebody else's.
-            both = await sums.reduce([Contribution(PeerId(name), 1, mine) for name in ("me", "other")], 0, size)
-            assert torch.equal(codecs.decode(both.packed), 2 * held)
-            monkeypatch.setattr(step_sum, "integer_sum", None)
-            found = await sums.reduce([Contribution(PeerId("me"), 1, mine)], 0, size)
-            assert (found.packed.codec, bytes(found.packed.data)) == (
-                expected.packed.codec,
-                bytes(expected.packed.data),
-            )
-
-    asyncio.run(scenario())
+async def test_the_sum_of_one_contribution_is_made_without_decoding_it_and_has_its_bits(mode, monkeypatch):
+    async with compute_thread() as compute:
+        manifest = run_of(mode)
+        sums = torch_engine(manifest, 0, compute, DeviceBackend(manifest.of_stage(0), device=CPU)).sums
+        size = sums.num_elements
+        held = sums._accumulator.read(0)
+        held.copy_(torch.arange(size) * 37 % 4001 - 2000)
+        mine = await sums.contribution(0, size)
+        # The same bytes from elsewhere are decoded, checked and summed.
+        others = Packed(mine.codec, mine.shape, bytes(mine.data))
+        expected = await sums.reduce([Contribution(PeerId("other"), 1, others)], 0, size)
+        # And so are mine beside somebody else's.
+        both = await sums.reduce([Contribution(PeerId(name), 1, mine) for name in ("me", "other")], 0, size)
+        assert torch.equal(codecs.decode(both.packed), 2 * held)
+        monkeypatch.setattr(step_sum, "integer_sum", None)
+        found = await sums.reduce([Contribution(PeerId("me"), 1, mine)], 0, size)
+        assert (found.packed.codec, bytes(found.packed.data)) == (expected.packed.codec, bytes(expected.packed.data))
 
 
 MESHES = [(1, 2, "dp"), (1, 4, "zero1"), (1, 2, "zero2"), (2, 1, "none"), (2, 2, "dp"), (4, 2, "zero2")]

@@ -1,10 +1,10 @@
 """Random faults for a simulated swarm, all from one seed: a schedule that can be printed, replayed and shrunk.
 
 Crashes with restarts, stops, cuts between groups of peers or one way, trainers that come and go, newcomers; ranks of a
-mesh that die under a peer, which hears of it later; all
-replicas of a stage at once, or everybody, who come back with their disks or without, as long as all that was on them is
-on another disk too. Whom a fault strikes is a number in the schedule, resolved among those it may strike when its time
-comes, so that a schedule from which faults were dropped still means something.
+mesh that die under a peer, which hears of it later; all replicas of a stage at once, or everybody, who come back with
+their disks or without, as long as all that was on them is on another disk too. Whom a fault strikes is a number in the
+schedule, resolved among those it may strike when its time comes, so that a schedule from which faults were dropped
+still means something.
 """
 
 from __future__ import annotations
@@ -14,20 +14,58 @@ import itertools
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
+
+from going_back import GoingBack
+from strike import watched
 
 from swarmnet.ids import PeerId
+from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Node, Swarm
 from swarmnet.state.rollback import Holding, newest_on_disk
+from swarmnet.testing.fault import Duration, Fault, Join, Kill, KillRank, Stop
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """One fault. pick: whom, in [0, 1). for_s: how long it lasts. variant: of the kind, in [0, 1)."""
+class KillTogether(Fault):
+    """SIGKILL to all replicas of a stage, or to every process. They return one after the other."""
 
-    at_s: float
-    kind: str
+    everybody: bool
+    back_s: Duration
+    kind = "kill_together"
+
+
+class LoseRanks(KillRank):
+    """A peer's ranks die and come back at once; it hears of it a little later. No state is lost."""
+
+    told_after_s: float
+
+
+class KillTrainer(Fault):
+    """SIGKILL to a trainer. It returns, or another one comes."""
+
+    back_s: Duration
+    kind = "kill_trainer"
+
+
+class Cut(Fault):
+    """Two groups of the peers that run then do not hear of each other."""
+
+    for_s: Duration
+    kind = "cut"
+
+
+class Deafen(Fault):
+    """What one peer sends does not reach another one."""
+
+    for_s: Duration
+    kind = "deafen"
+
+
+class Drawn(NamedTuple):
+    """A fault, and what is drawn for its time. pick: whom it strikes. variant: of the kind. Both in [0, 1)."""
+
+    fault: Fault
     pick: float
-    for_s: float
     variant: float
 
 
@@ -52,39 +90,50 @@ class Chaos:
     new_name: float = 0.2  # share of restarts under a new identity
     new_disk: float = 0.4  # share of those killed together who come back with an empty disk
 
-    def schedule(self, seed: int) -> tuple[Fault, ...]:
+    def schedule(self, seed: int) -> tuple[Drawn, ...]:
         """What happens when, in order."""
         rng = random.Random(seed)
-        lasting: dict[str, tuple[float, Callable[[], float]]] = {
-            "crash": (self.crash_s, lambda: rng.expovariate(1.0)),
-            "stop": (self.stop_s, lambda: rng.uniform(0.5, self.longest_stop_s)),
-            "trainer": (self.trainer_s, lambda: rng.expovariate(0.5)),
-            "cut": (self.cut_s, lambda: rng.uniform(0.5, self.longest_cut_s)),
-            "deafen": (self.deafen_s, lambda: rng.uniform(0.5, self.longest_cut_s)),
-            "join": (self.join_s, lambda: 0.0),
-            "kill_stage": (self.kill_stage_s, lambda: rng.uniform(0.0, self.longest_away_s)),
-            "kill_all": (self.kill_all_s, lambda: rng.uniform(0.0, self.longest_away_s)),
-            "ranks": (self.ranks_s, lambda: rng.choice((0.0, rng.uniform(0.0, 0.3)))),
-        }
-        faults: list[Fault] = []
-        for kind, (mean_s, length_s) in lasting.items():
+
+        def draw(kind: str, at_s: float) -> Fault:
+            match kind:
+                case "crash":
+                    return Kill(at_s=at_s, back_s=_long(rng.expovariate(1.0)))
+                case "stop":
+                    return Stop(at_s=at_s, for_s=_long(rng.uniform(0.5, self.longest_stop_s)))
+                case "trainer":
+                    return KillTrainer(at_s=at_s, back_s=_long(rng.expovariate(0.5)))
+                case "cut":
+                    return Cut(at_s=at_s, for_s=_long(rng.uniform(0.5, self.longest_cut_s)))
+                case "deafen":
+                    return Deafen(at_s=at_s, for_s=_long(rng.uniform(0.5, self.longest_cut_s)))
+                case "join":
+                    return Join(at_s=at_s)
+                case "ranks":
+                    return LoseRanks(at_s=at_s, told_after_s=round(rng.choice((0.0, rng.uniform(0.0, 0.3))), 3))
+            back_s = _long(rng.uniform(0.0, self.longest_away_s))
+            return KillTogether(at_s=at_s, everybody=kind == "kill_all", back_s=back_s)
+
+        drawn: list[Drawn] = []
+        for kind in ("crash", "stop", "trainer", "cut", "deafen", "join", "kill_stage", "kill_all", "ranks"):
+            mean_s = getattr(self, f"{kind}_s")
             at = rng.expovariate(1 / mean_s) if mean_s else self.until_s
             while at < self.until_s:
-                faults.append(Fault(round(at, 3), kind, rng.random(), round(length_s(), 3), rng.random()))
+                pick = rng.random()
+                drawn.append(Drawn(draw(kind, round(at, 3)), pick, rng.random()))
                 at += rng.expovariate(1 / mean_s)
-        return tuple(sorted(faults, key=lambda fault: fault.at_s))
+        return tuple(sorted(drawn, key=_at_s))
 
-    def script(self, faults: Sequence[Fault]) -> Callable[[Swarm], Awaitable[None]]:
+    def script(self, faults: Sequence[Drawn]) -> Callable[[Swarm], Awaitable[None]]:
         """What `Swarm.run` runs beside the swarm."""
 
         async def act(swarm: Swarm) -> None:
             away = _Away(swarm)
             async with asyncio.TaskGroup() as group:
-                for fault in faults:
-                    await asyncio.sleep(max(fault.at_s - swarm.loop.time(), 0.0))
+                for drawn in faults:
+                    await asyncio.sleep(max(_at_s(drawn) - swarm.loop.time(), 0.0))
                     if swarm.done and not away.peers:
                         return
-                    group.create_task(_STRIKES[fault.kind](swarm, fault, self, away))
+                    group.create_task(_strike(swarm, drawn, self, away))
 
         return act
 
@@ -127,40 +176,62 @@ class _Away:
         return self.peers | {node.peer_id for node in self._swarm.nodes if node.up}
 
 
-async def _crash(swarm: Swarm, fault: Fault, chaos: Chaos, away: _Away) -> None:
-    node = _victim(swarm, fault)
-    if node is not None:
-        away.kill(node)
-        await asyncio.sleep(fault.for_s)
-        renamed = fault.variant < chaos.new_name and away.may_lose_disk(node)
-        away.back(node, None if renamed else node.peer_id)
+async def _strike(swarm: Swarm, drawn: Drawn, chaos: Chaos, away: _Away) -> None:
+    """Carry out one fault, to its end."""
+    fault, pick, variant = drawn
+    up = [node for node in swarm.nodes if node.up]
+    match fault:
+        case Kill(back_s=back_s) if node := _victim(swarm, drawn):
+            away.kill(node)
+            await asyncio.sleep(back_s)
+            renamed = variant < chaos.new_name and away.may_lose_disk(node)
+            away.back(node, None if renamed else node.peer_id)
+        case Stop(for_s=for_s) if node := _victim(swarm, drawn):
+            swarm.stop(node)
+            await asyncio.sleep(for_s)
+            if node.up:
+                swarm.resume(node)
+        case Join():
+            stage = int(pick * swarm.plan.stages)
+            if len(swarm.replicas(stage)) < chaos.most_replicas:
+                swarm.add((stage,))
+        case LoseRanks(told_after_s=told_after_s):
+            if able := [node for node in up if not node.process.stopped]:
+                node = _pick(able, pick)
+                swarm.counts["ranks"] += 1
+                node.engines[_pick(node.stages, variant)].lose_ranks(told_after_s=told_after_s)
+        case KillTrainer(back_s=back_s) if swarm.trainers:
+            trainer = _pick(sorted(swarm.trainers), pick)
+            swarm.kill_trainer(trainer)
+            await asyncio.sleep(back_s)
+            swarm.add_trainer(trainer if variant < 0.5 else f"trainer.{int(variant * 1e9)}")
+        case KillTogether(everybody=everybody, back_s=back_s) if away.may_lose_memory():
+            trainers = sorted(swarm.trainers) if everybody else []
+            for trainer in trainers:
+                swarm.kill_trainer(trainer)
+            stage = int(pick * swarm.plan.stages)
+            victims = [node for node in up if everybody or stage in node.stages]
+            await _kill_together(swarm, victims, back_s, random.Random(variant), chaos, away)
+            for trainer in trainers:
+                swarm.add_trainer(trainer)
+        case Cut(for_s=for_s):
+            _cut(swarm, up, variant, random.Random(pick))
+            await asyncio.sleep(for_s)
+            swarm.heal()
+        case Deafen(for_s=for_s) if len(up) > 1:
+            swarm.deafen(*_pick([(one.peer_id, two.peer_id) for one, two in itertools.permutations(up, 2)], pick))
+            await asyncio.sleep(for_s)
+            swarm.heal()
 
 
-async def _kill_stage(swarm: Swarm, fault: Fault, chaos: Chaos, away: _Away) -> None:
-    stage = int(fault.pick * swarm.plan.stages)
-    await _kill_together(swarm, [node for node in swarm.nodes if node.up and stage in node.stages], fault, chaos, away)
-
-
-async def _kill_all(swarm: Swarm, fault: Fault, chaos: Chaos, away: _Away) -> None:
-    trainers = sorted(swarm.trainers)
-    if not away.may_lose_memory():
-        return
-    for trainer in trainers:
-        swarm.kill_trainer(trainer)
-    await _kill_together(swarm, [node for node in swarm.nodes if node.up], fault, chaos, away)
-    for trainer in trainers:
-        swarm.add_trainer(trainer)
-
-
-async def _kill_together(swarm: Swarm, victims: list[Node], fault: Fault, chaos: Chaos, away: _Away) -> None:
+async def _kill_together(
+    swarm: Swarm, victims: list[Node], back_s: float, rng: random.Random, chaos: Chaos, away: _Away
+) -> None:
     """They come back one after the other."""
-    if not away.may_lose_memory():
-        return
-    rng = random.Random(fault.variant)
-    swarm.counts[fault.kind] += 1
+    swarm.counts["kill_together"] += 1
     for node in victims:
         away.kill(node)
-    await asyncio.sleep(fault.for_s)
+    await asyncio.sleep(back_s)
     rng.shuffle(victims)
     for node in victims:
         if rng.random() < chaos.new_disk and away.may_lose_disk(node):
@@ -169,94 +240,45 @@ async def _kill_together(swarm: Swarm, victims: list[Node], fault: Fault, chaos:
         await asyncio.sleep(rng.choice((0.0, rng.expovariate(1.0))))
 
 
-async def _join(swarm: Swarm, fault: Fault, chaos: Chaos, away: _Away) -> None:
-    stage = int(fault.pick * swarm.plan.stages)
-    if len(swarm.replicas(stage)) < chaos.most_replicas:
-        swarm.add((stage,))
-
-
-async def _stop(swarm: Swarm, fault: Fault, chaos: Chaos, away: _Away) -> None:
-    node = _victim(swarm, fault)
-    if node is not None:
-        swarm.stop(node)
-        await asyncio.sleep(fault.for_s)
-        if node.up:
-            swarm.resume(node)
-
-
-async def _trainer(swarm: Swarm, fault: Fault, chaos: Chaos, away: _Away) -> None:
-    if swarm.trainers:
-        trainer = _pick(sorted(swarm.trainers), fault.pick)
-        swarm.kill_trainer(trainer)
-        await asyncio.sleep(fault.for_s)
-        swarm.add_trainer(trainer if fault.variant < 0.5 else f"trainer.{int(fault.variant * 1e9)}")
-
-
-async def _cut(swarm: Swarm, fault: Fault, chaos: Chaos, away: _Away) -> None:
+def _cut(swarm: Swarm, up: list[Node], variant: float, rng: random.Random) -> None:
     """Any two groups; a third of the cuts run inside one stage, a third through all of them, the rest anywhere."""
-    rng = random.Random(fault.pick)
-    up = [node for node in swarm.nodes if node.up]
-    if fault.variant < 1 / 3:
+    if variant < 1 / 3:
         stage = rng.randrange(swarm.plan.stages)
         up = [node for node in up if stage in node.stages]
     rng.shuffle(up)
-    if fault.variant < 2 / 3:
+    if variant < 2 / 3:
         sides = up[::2], up[1::2]
     else:
         place = rng.randrange(len(up) + 1)
         sides = up[:place], up[place:]
     swarm.partition(*sides, directory=rng.random() < 0.3)
-    await asyncio.sleep(fault.for_s)
-    swarm.heal()
 
 
-async def _deafen(swarm: Swarm, fault: Fault, chaos: Chaos, away: _Away) -> None:
-    up = [node.peer_id for node in swarm.nodes if node.up]
-    pairs = list(itertools.permutations(up, 2))
-    if pairs:
-        swarm.deafen(*_pick(pairs, fault.pick))
-        await asyncio.sleep(fault.for_s)
-        swarm.heal()
-
-
-async def _ranks(swarm: Swarm, fault: Fault, chaos: Chaos, away: _Away) -> None:
-    """A peer's ranks die and come back at once; it hears of it a little later. No state is lost."""
-    up = [node for node in swarm.nodes if node.up and not node.process.stopped]
-    if up:
-        node = _pick(up, fault.pick)
-        swarm.counts["ranks"] += 1
-        node.engines[_pick(node.stages, fault.variant)].lose_ranks(told_after_s=fault.for_s)
-
-
-_STRIKES = {
-    "crash": _crash,
-    "stop": _stop,
-    "trainer": _trainer,
-    "cut": _cut,
-    "deafen": _deafen,
-    "join": _join,
-    "kill_stage": _kill_stage,
-    "kill_all": _kill_all,
-    "ranks": _ranks,
-}
-
-
-def _victim(swarm: Swarm, fault: Fault) -> Node | None:
-    """A running replica without which every stage keeps its state; of a third of the faults, one that keeps."""
+def _victim(swarm: Swarm, drawn: Drawn) -> Node | None:
+    """A running replica without which every stage keeps its state; of a third of the faults, one that leads."""
     mortal = [node for node in swarm.nodes if node.up and not node.process.stopped and swarm.may_die(node)]
-    if fault.variant > 2 / 3:
+    if drawn.variant > 2 / 3:
         leaders = [
             node for node in mortal if any(r.member.oldest.leader is not None for r in node.peer.replicas.values())
         ]
         mortal = leaders or mortal
-    return _pick(mortal, fault.pick) if mortal else None
+    return _pick(mortal, drawn.pick) if mortal else None
 
 
 def _pick(among: Sequence, number: float):
     return among[int(number * len(among))]
 
 
-def shrink(faults: Sequence[Fault], fails: Callable[[Sequence[Fault]], bool]) -> list[Fault]:
+def _at_s(drawn: Drawn) -> float:
+    assert drawn.fault.at_s is not None
+    return drawn.fault.at_s
+
+
+def _long(seconds: float) -> float:
+    return max(round(seconds, 3), 0.001)
+
+
+def shrink(faults: Sequence[Drawn], fails: Callable[[Sequence[Drawn]], bool]) -> list[Drawn]:
     """The smallest schedule found that still fails: drop halves, then quarters, then single faults, as long as any can
     be spared (delta debugging, Zeller 2002)."""
     left = list(faults)
@@ -273,3 +295,33 @@ def shrink(faults: Sequence[Fault], fails: Callable[[Sequence[Fault]], bool]) ->
                 break
             size //= 2
     return left
+
+
+def play(plan: Plan, chaos: Chaos, seed: int, faults: Sequence[Drawn], *, end_s: float) -> Swarm:
+    """One run under a schedule. It goes back at most twice for each time that many are killed or cut off."""
+    swarm = watched(plan, seed)
+    back = GoingBack(swarm)
+    swarm.run(until_s=end_s, script=chaos.script(faults))
+    struck = swarm.counts["kill_together"] + swarm.counts["partitions"]
+    assert len(back.restarts) <= 2 * struck, (struck, sorted(back.restarts))
+    return swarm
+
+
+def run_seed(plan: Plan, chaos: Chaos, seed: int, *, end_s: float = 600.0) -> Swarm:
+    """One run under the seed's schedule. A failure names the fewest of its faults that still break it."""
+    faults = chaos.schedule(seed)
+
+    def fails(fewer: Sequence[Drawn]) -> bool:
+        try:
+            play(plan, chaos, seed, fewer, end_s=end_s)
+        except Exception:  # whatever it is, it is what we look for
+            return True
+        return False
+
+    try:
+        return play(plan, chaos, seed, faults, end_s=end_s)
+    except Exception as error:
+        error.add_note(f"seed {seed}, shrunk from {len(faults)} faults to:")
+        for fault, pick, variant in shrink(faults, fails):
+            error.add_note(f"    {fault.kind} {fault.model_dump(exclude_defaults=True)} {pick} {variant}")
+        raise

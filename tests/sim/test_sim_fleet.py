@@ -17,6 +17,7 @@ from swarmnet.cli.simulate import _until_interrupted, text_of
 from swarmnet.config.check import layer
 from swarmnet.simulate.fleet import Fleet, calm, read
 from swarmnet.simulate.fleet_run import FleetSimulation
+from swarmnet.testing.fault import kill_every
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["--peers", "9", "--stages", "3", "--microbatches", "18", "--steps", "4"]
@@ -84,7 +85,7 @@ def test_abstract_or_not_a_run_has_the_losses_of_one_process(capsys: pytest.Capt
 
 
 def test_an_abstract_fleet_loses_nothing_to_kills() -> None:
-    simulation = FleetSimulation(replace(small(steps=4, abstract="on"), kill_every_s=4.0))
+    simulation = FleetSimulation(replace(small(steps=4, abstract="on"), faults=kill_every(4.0)))
     assert simulation.run() and simulation.done["kill"] > 1
 
 

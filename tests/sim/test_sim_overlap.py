@@ -15,7 +15,7 @@ import pytest
 from further import further
 from strike import check_always, kill_and_restart, leader_of, watched
 from test_sim_drain import Farewells, executions, indexes
-from test_sim_random import KINDS, LONG, SEEDS, play
+from test_sim_random import KINDS, LONG, SEEDS, run
 from test_sim_scenarios import POINTS, STEP, Trap, held, state
 
 from swarmnet.manifest.schema import Audits
@@ -287,7 +287,7 @@ def overlapping(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("overlapping")
 @pytest.mark.parametrize("kind", [*FEW, *further("crashes_3x2", "one_slot_no_memo_3x2", "cuts_2x2")])
 def test_random_faults(kind: str) -> None:
-    swarm = play(kind, SEED, KINDS[kind][1].schedule(SEED))
+    swarm = run(kind, SEED)
     assert swarm.plan.sync == "overlap"
 
 
@@ -296,4 +296,4 @@ def test_random_faults(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_seeds(kind: str) -> None:
     for seed in range(4000, 4000 + LONG * SEEDS[kind]):
-        play(kind, seed, KINDS[kind][1].schedule(seed))
+        run(kind, seed)

@@ -10,12 +10,11 @@ strikes finds one step being averaged and the other half counted.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from chaos import Chaos, Fault, shrink
-from going_back import GoingBack
+from chaos import Chaos, run_seed
 from strike import check_always, kill_and_restart, leader_of, watched
 
 from swarmnet.errors import Refused, RejectCode
@@ -238,35 +237,8 @@ ALWAYS = ("long_rounds_2x3", "ranks_2x3", "peers_of_two_stages", "forks_1x4_in_g
 """One seed of these in every run of the suite; twenty-five of each kind under --long."""
 
 
-def play(kind: str, seed: int, faults: Sequence[Fault]) -> Swarm:
-    """One run under a schedule. It goes back at most twice per blow."""
-    plan, chaos = KINDS[kind]
-    swarm = watched(plan, seed)
-    back = GoingBack(swarm)
-    swarm.run(until_s=900.0, script=chaos.script(faults))
-    struck = swarm.counts["kill_stage"] + swarm.counts["kill_all"] + swarm.counts["partitions"]
-    assert len(back.restarts) <= 2 * struck, (struck, sorted(back.restarts))
-    return swarm
-
-
 def run(kind: str, seed: int) -> None:
-    """Run one seed. A failure names it and the fewest of its faults that still break it."""
-    faults = KINDS[kind][1].schedule(seed)
-
-    def fails(fewer: Sequence[Fault]) -> bool:
-        try:
-            play(kind, seed, fewer)
-        except Exception:  # whatever it is, it is what we look for
-            return True
-        return False
-
-    try:
-        play(kind, seed, faults)
-    except Exception as error:
-        error.add_note(f"{kind}, seed {seed}, shrunk from {len(faults)} faults to:")
-        for fault in shrink(faults, fails):
-            error.add_note(f"    {fault!r}")
-        raise
+    run_seed(*KINDS[kind], seed, end_s=900.0)
 
 
 @pytest.mark.parametrize("kind", ALWAYS)

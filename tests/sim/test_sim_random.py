@@ -11,13 +11,9 @@ and named below.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
-from chaos import Chaos, Fault, shrink
+from chaos import Chaos, KillTogether, run_seed, shrink
 from further import further
-from going_back import GoingBack
-from strike import watched
 
 from swarmnet import messages
 from swarmnet.simulate.plan import Plan
@@ -150,11 +146,8 @@ SEEDS = {
 LONG = 20
 """Times as many again under --long, from 2000 on."""
 
-END_S = 600.0
 
-
-def play(kind: str, seed: int, faults: Sequence[Fault]) -> Swarm:
-    """One run under a schedule."""
+def run(kind: str, seed: int) -> Swarm:
     plan, chaos = KINDS[kind]
     with pytest.MonkeyPatch.context() as patch:
         if kind in SPARSE:
@@ -162,37 +155,7 @@ def play(kind: str, seed: int, faults: Sequence[Fault]) -> Swarm:
             patch.setattr(graph, "_EACH_WAY", 1)
             patch.setattr(messages, "MAX_COUNTING", 5)
             patch.setattr(membership, "_PRESUMED", 3)
-        return _played(plan, chaos, seed, faults)
-
-
-def _played(plan: Plan, chaos: Chaos, seed: int, faults: Sequence[Fault]) -> Swarm:
-    swarm = watched(plan, seed)
-    back = GoingBack(swarm)
-    swarm.run(until_s=END_S, script=chaos.script(faults))
-    struck = swarm.counts["kill_stage"] + swarm.counts["kill_all"] + swarm.counts["partitions"]
-    assert len(back.restarts) <= 2 * struck, (struck, sorted(back.restarts))
-    return swarm
-
-
-def fails(kind: str, seed: int, faults: Sequence[Fault]) -> bool:
-    """Does a run break?"""
-    try:
-        play(kind, seed, faults)
-    except Exception:  # whatever it is, it is what we look for
-        return True
-    return False
-
-
-def run(kind: str, seed: int) -> Swarm:
-    """Run one seed. A failure names it and the fewest of its faults that still break it."""
-    faults = KINDS[kind][1].schedule(seed)
-    try:
-        return play(kind, seed, faults)
-    except Exception as error:
-        error.add_note(f"test_one_seed[{kind}-{seed}], shrunk from {len(faults)} faults to:")
-        for fault in shrink(faults, lambda fewer: fails(kind, seed, fewer)):
-            error.add_note(f"    {fault!r}")
-        raise
+        return run_seed(plan, chaos, seed)
 
 
 THIRDS = [(kind, third) for kind in KINDS for third in range(min(3, SEEDS[kind]))]
@@ -214,11 +177,12 @@ def counted(seeds: dict[str, int]) -> int:
 def test_the_sets_are_large_enough() -> None:
     assert sum(SEEDS.values()) >= 60
     assert counted(SEEDS) >= 5_000 and LONG * counted(SEEDS) >= 100_000
-    assert {"cut", "stop", "crash", "deafen", "trainer", "join", "kill_stage", "kill_all", "ranks"} <= {
-        fault.kind
+    each = {"cut", "stop", "kill", "deafen", "kill_trainer", "join", "kill_rank"}
+    assert {*each, "kill_together False", "kill_together True"} <= {
+        f"{fault.kind} {fault.everybody}" if isinstance(fault, KillTogether) else fault.kind
         for kind, number in SEEDS.items()
         for seed in range(number)
-        for fault in KINDS[kind][1].schedule(1000 + seed)
+        for fault, _, _ in KINDS[kind][1].schedule(1000 + seed)
     }
 
 

@@ -6,22 +6,32 @@ Importing torch takes seconds of computing, so all that is started here is forke
 from __future__ import annotations
 
 import contextlib
+import csv
 import functools
 import io
+import json
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from safetensors.torch import load_file
+from torch import Tensor
+
 import swarmnet.local
 from swarmnet.cli.frame import INTERRUPTED, run
+from swarmnet.data.source import load_tokens
+from swarmnet.local.oracle import OracleResult, run_oracle
 from swarmnet.local.processes import START_S, child_launcher
 from swarmnet.local.supervisor import Kit
+from swarmnet.manifest.file import load
+from swarmnet.manifest.schema import Manifest
 from swarmnet.ranks.launcher import ChildCall, ChildProcess, Launcher
 from swarmnet.telemetry.events import EventReader
+from swarmnet.testing.invariants import InvariantChecker
 
 PATIENCE_S = 240.0
 
@@ -66,6 +76,68 @@ def train_locally(*words: str, settings: tuple[str, ...] = ()) -> tuple[int, str
     if code == INTERRUPTED:
         raise KeyboardInterrupt  # Ctrl+C ended the swarm, and is meant for all tests
     return code, printed.getvalue()
+
+
+class LocalRun:
+    """What a local swarm left in its directory, on the small corpus. printed: on the terminal."""
+
+    def __init__(self, directory: Path, printed: str = "") -> None:
+        self.directory, self.printed = directory, printed
+
+    @functools.cached_property
+    def manifest(self) -> Manifest:
+        return load(self.directory / "run.toml")
+
+    @functools.cached_property
+    def summary(self) -> dict[str, Any]:
+        return json.loads((self.directory / "summary.json").read_text())
+
+    @functools.cached_property
+    def rows(self) -> list[tuple[int, float]]:
+        """(step, loss), as loss.csv has them."""
+        with (self.directory / "loss.csv").open() as file:
+            return [(int(row["step"]), float(row["loss"])) for row in csv.DictReader(file)]
+
+    @property
+    def losses(self) -> list[float]:
+        return [loss for _, loss in self.rows]
+
+    @functools.cached_property
+    def events(self) -> list[dict[str, Any]]:
+        return EventReader(self.directory / "events.jsonl").read()
+
+    def of(self, *names: str) -> list[dict[str, Any]]:
+        """The events of these names."""
+        return [event for event in self.events if event["event"] in names]
+
+    @functools.cached_property
+    def oracle(self) -> OracleResult:
+        return run_oracle(self.manifest, load_tokens("corpus:small"))
+
+    def last_weights(self) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """Of each tensor of each replica's last checkpoint: where it is, its value, and one process's."""
+        last = self.manifest.training.total_steps
+        for path in sorted(self.directory.glob(f"peers/*/snapshots/*/*-step-{last}.safetensors")):
+            for name, value in load_file(path).items():
+                if name in self.oracle.weights:
+                    yield f"{path} {name}", value, self.oracle.weights[name]
+
+    def check_invariants(self) -> None:
+        """From the members' own contributions: each index counts once, and replicas of a stage agree."""
+        training = self.manifest.training
+        checker = InvariantChecker(self.manifest.cut.stages, training.total_steps, training.microbatches)
+        for event in self.events:
+            checker.on(event)
+        report = checker.report()
+        assert not report.problems and not report.voided, report
+        assert self.summary["lost"] == self.summary["doubled"] == self.summary["voided"] == 0
+
+
+def run_swarm(out: Path, *words: str, settings: tuple[str, ...] = ()) -> LocalRun:
+    """`swarmnet local WORDS` on the small corpus, which ends well."""
+    code, printed = train_locally("--data", "corpus:small", "--out", str(out), *words, settings=settings)
+    assert code == 0, printed
+    return LocalRun(out, printed)
 
 
 class Forked:

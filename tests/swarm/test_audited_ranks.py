@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-from running import train_locally
+from running import run_swarm
 
 SMALL = (
     "audit.microbatches=0.5",
@@ -21,12 +20,10 @@ SMALL = (
 
 
 def test_nobody_suspects_ranks_that_do_nothing_wrong(tmp_path: Path) -> None:
-    out = tmp_path / "out"
     size = ("--stages", "1", "--replicas", "2", "--steps", "16", "--ranks", "0.0=2", "--slots", "1")
     # A correct peer that is suspended fails the run.
-    code, printed = train_locally(*size, "--data", "corpus:small", "--oracle", "--out", str(out), settings=SMALL)
-    assert code == 0 and "warning" not in printed, printed
-    events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
-    assert {event["name"] for event in events if event["event"] == "weighed"} == {"s0-r0", "s0-r1"}, printed
-    assert not [event for event in events if event["event"] in ("withheld", "untried", "disputed", "late")]
-    assert json.loads((out / "summary.json").read_text())["suspended"] == []
+    swarm = run_swarm(tmp_path / "out", *size, "--oracle", settings=SMALL)
+    assert "warning" not in swarm.printed, swarm.printed
+    assert {event["name"] for event in swarm.of("weighed")} == {"s0-r0", "s0-r1"}, swarm.printed
+    assert not swarm.of("withheld", "untried", "disputed", "late")
+    assert swarm.summary["suspended"] == []

@@ -10,23 +10,16 @@ oracle; the tests below look again, from the files.
 
 from __future__ import annotations
 
-import csv
 import itertools
 import json
 import random
-from dataclasses import dataclass
+import tomllib
 from pathlib import Path
 
 import pytest
 import torch
-from running import train_locally
+from running import LocalRun, run_swarm
 from safetensors.torch import load_file
-
-from swarmnet.data.source import load_tokens
-from swarmnet.local.oracle import OracleResult, run_oracle
-from swarmnet.manifest.file import load
-from swarmnet.manifest.schema import Manifest
-from swarmnet.testing.invariants import InvariantChecker
 
 STAGES, REPLICAS = 3, 3
 KINDS = ("kill", "stop", "join")
@@ -46,19 +39,23 @@ SCHEDULE_STEPS = 9  # one strike every three steps
 TAIL_STEPS = 12  # on a slow machine strikes come late, and processes back later
 
 
+Entries = list[tuple[str, dict[str, object]]]
+"""Faults of a chaos file: kind and keys."""
+
+
 def row(seed: int) -> list[tuple[str, str]]:
     """(kind, phase): row `seed` modulo 6 of the square."""
     return [(kind, PHASES[(seed + 2 * number) % len(PHASES)]) for number, kind in enumerate(KINDS)]
 
 
-def schedule(seed: int, first: int) -> list[tuple[str, dict[str, object]]]:
+def schedule(seed: int, first: int) -> Entries:
     """The row of that seed. What strikes a transfer of state follows a kill that causes one, and comes first: a process
     is back after some steps only."""
     rng = random.Random(seed)
     strikes = row(seed)
     rng.shuffle(strikes)
     strikes.sort(key=lambda strike: strike[1] not in ("snapshot", "fetch"))
-    entries: list[tuple[str, dict[str, object]]] = []
+    entries: Entries = []
     turn = rng.randrange(STAGES)
     for number, (kind, phase) in enumerate(strikes):
         step, stage = first + 3 * number, (turn + number) % STAGES  # its stage has recovered from the one before
@@ -71,7 +68,7 @@ def schedule(seed: int, first: int) -> list[tuple[str, dict[str, object]]]:
     return entries
 
 
-def links_and_leaving(first: int) -> list[tuple[str, dict[str, object]]]:
+def links_and_leaving(first: int) -> Entries:
     """A replica is cut off from everybody, another is slow, a third leaves and comes back."""
     rest = ["s0-r1", "s0-r2", "s1", "s2", "trainer-0"]
     return [
@@ -81,7 +78,7 @@ def links_and_leaving(first: int) -> list[tuple[str, dict[str, object]]]:
     ]
 
 
-def plan(numerics: str, seeds: list[int]) -> tuple[list[tuple[str, dict[str, object]]], int]:
+def plan(numerics: str, seeds: list[int]) -> tuple[Entries, int]:
     """The schedules one after the other, and the number of steps they need."""
     entries = [entry for number, seed in enumerate(seeds) for entry in schedule(seed, 1 + number * SCHEDULE_STEPS)]
     after = 1 + len(seeds) * SCHEDULE_STEPS
@@ -90,48 +87,11 @@ def plan(numerics: str, seeds: list[int]) -> tuple[list[tuple[str, dict[str, obj
     return entries, after + TAIL_STEPS
 
 
-def write_chaos(path: Path, seed: int, entries: list[tuple[str, dict[str, object]]]) -> None:
+def write_chaos(path: Path, seed: int, entries: Entries) -> None:
     lines = [f"seed = {seed}"]
     for kind, entry in entries:
         lines += [f"[[{kind}]]", *(f"{key} = {json.dumps(value)}" for key, value in entry.items())]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-@dataclass(frozen=True)
-class Swarm:
-    """What a swarm under chaos left behind."""
-
-    directory: Path
-    manifest: Manifest
-    summary: dict
-    losses: list[float]
-    events: list[dict]
-    entries: list[tuple[str, dict[str, object]]]
-    oracle: OracleResult
-
-
-def run_swarm(directory: Path, *, numerics: str, seeds: list[int]) -> Swarm:
-    directory.mkdir(parents=True)
-    entries, steps = plan(numerics, seeds)
-    write_chaos(directory / "chaos.toml", seeds[0], entries)
-    chaos, out = directory / "chaos.toml", directory / "out"
-    size = ("--stages", str(STAGES), "--replicas", str(REPLICAS), "--steps", str(steps))
-    rest = ("--data", "corpus:small", "--numerics", numerics, "--out", str(out), "--chaos", str(chaos))
-    fine = ("averaging.codec=int64",) if numerics == "fast" else ()  # in which rounding of kernels does not grow
-    code, printed = train_locally(*size, *rest, settings=(*SETTINGS, *fine))
-    assert code == 0, chaos.read_text() + printed
-    manifest = load(out / "run.toml")
-    with (out / "loss.csv").open() as file:
-        losses = [float(row["loss"]) for row in csv.DictReader(file)]
-    return Swarm(
-        out,
-        manifest,
-        json.loads((out / "summary.json").read_text()),
-        losses,
-        [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()],
-        entries,
-        run_oracle(manifest, load_tokens("corpus:small")),
-    )
 
 
 CI = [("deterministic", [0, 1])]
@@ -148,9 +108,22 @@ LONG = [
     params=[*CI, *(pytest.param(case, marks=pytest.mark.long) for case in (*REST, *LONG))],
     ids=lambda case: f"{case[0]}-{'-'.join(map(str, case[1]))}",
 )
-def swarm(request, tmp_path_factory) -> Swarm:
+def swarm(request, tmp_path_factory) -> LocalRun:
     numerics, seeds = request.param
-    return run_swarm(tmp_path_factory.mktemp("chaos") / "run", numerics=numerics, seeds=seeds)
+    entries, steps = plan(numerics, seeds)
+    directory = tmp_path_factory.mktemp("chaos")
+    write_chaos(directory / "chaos.toml", seeds[0], entries)
+    size = ("--stages", str(STAGES), "--replicas", str(REPLICAS), "--steps", str(steps), "--numerics", numerics)
+    fine = ("averaging.codec=int64",) if numerics == "fast" else ()  # in which rounding of kernels does not grow
+    chaos = ("--chaos", str(directory / "chaos.toml"))
+    return run_swarm(directory / "out", *size, *chaos, settings=(*SETTINGS, *fine))
+
+
+@pytest.fixture(scope="module")
+def entries(swarm: LocalRun) -> Entries:
+    """What was ordered."""
+    ordered = tomllib.loads((swarm.directory.parent / "chaos.toml").read_text())
+    return [(kind, entry) for kind in ordered.keys() - {"seed"} for entry in ordered[kind]]
 
 
 def test_six_schedules_strike_in_every_way_in_every_phase() -> None:
@@ -160,22 +133,22 @@ def test_six_schedules_strike_in_every_way_in_every_phase() -> None:
         assert sorted(ordered) == sorted(itertools.product(KINDS, PHASES))
 
 
-def test_everything_that_was_ordered_happened(swarm: Swarm) -> None:
+def test_everything_that_was_ordered_happened(swarm: LocalRun, entries: Entries) -> None:
     assert swarm.summary["kills_not_done"] == []
-    assert sum(swarm.summary["faults"].values()) == len(swarm.entries)
+    assert sum(swarm.summary["faults"].values()) == len(entries)
     assert swarm.summary["crashes"] == []
 
 
-def test_every_strike_hit_its_phase(swarm: Swarm) -> None:
+def test_every_strike_hit_its_phase(swarm: LocalRun, entries: Entries) -> None:
     """A replica that holds in the phase says so before it is struck."""
-    reached = [event["hold"] for event in swarm.events if event["event"] == "reached"]
-    for kind, entry in swarm.entries:
+    reached = [event["hold"] for event in swarm.of("reached")]
+    for kind, entry in entries:
         if "phase" in entry:
             when = f"{kind} s{entry['stage']}@{entry['step']} {entry['phase']}"
             assert any(hold.startswith(when) for hold in reached), when
 
 
-def test_the_curve_is_the_oracle_s(swarm: Swarm) -> None:
+def test_the_curve_is_the_oracle_s(swarm: LocalRun) -> None:
     oracle = swarm.oracle.losses
     assert len(swarm.losses) == len(oracle)
     if swarm.manifest.numerics.mode == "deterministic":
@@ -186,16 +159,11 @@ def test_the_curve_is_the_oracle_s(swarm: Swarm) -> None:
         assert max(abs(a - b) for a, b in zip(swarm.losses, oracle, strict=True)) <= 1e-3
 
 
-def test_every_index_was_contributed_once(swarm: Swarm) -> None:
-    """From the members' own contributions."""
-    training = swarm.manifest.training
-    checker = InvariantChecker(STAGES, training.total_steps, training.microbatches)
-    for event in swarm.events:
-        checker.on(event)
-    assert not checker.report().problems and not checker.report().voided
+def test_every_index_was_contributed_once(swarm: LocalRun) -> None:
+    swarm.check_invariants()
 
 
-def test_all_replicas_end_with_one_process_s_weights(swarm: Swarm) -> None:
+def test_all_replicas_end_with_one_process_s_weights(swarm: LocalRun) -> None:
     """Also those that were killed, stopped, or had not been there at the start."""
     finals = {event["name"]: Path(event["path"]) for event in swarm.events if event["event"] == "finished"}
     assert len(finals) >= STAGES * REPLICAS

@@ -6,7 +6,6 @@ itself, whose children die with it.
 
 from __future__ import annotations
 
-import csv
 import json
 import signal
 import time
@@ -14,12 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from running import PATIENCE_S, Forked, train_locally
-from safetensors.torch import load_file
-
-from swarmnet.data.source import load_tokens
-from swarmnet.local.oracle import run_oracle
-from swarmnet.manifest.file import load
+from running import PATIENCE_S, Forked, LocalRun, run_swarm, train_locally
 
 STEPS, EVERY, KILL_ALL, KILL_LOCAL = 18, 3, 5, 11
 SETTINGS = (
@@ -34,11 +28,6 @@ SETTINGS = (
 )
 
 
-def rows(out: Path) -> list[tuple[int, float]]:
-    with (out / "loss.csv").open() as file:
-        return [(int(row["step"]), float(row["loss"])) for row in csv.DictReader(file)]
-
-
 def versions(out: Path) -> list[int]:
     """The newest version that each replica's events mention."""
     found = []
@@ -49,17 +38,16 @@ def versions(out: Path) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def out(tmp_path_factory) -> Path:
+def swarm(tmp_path_factory) -> LocalRun:
     """A run in three lives."""
     out = tmp_path_factory.mktemp("dark") / "out"
-    size = ("--stages", "2", "--replicas", "2", "--steps", str(STEPS), "--data", "corpus:small", "--out", str(out))
+    size = ("--stages", "2", "--replicas", "2", "--steps", str(STEPS))
     lives = ("--checkpoint-every", str(EVERY), "--kill-all", str(KILL_ALL))
-    code, printed = train_locally(*size, *lives, settings=SETTINGS)
-    assert code == 0, printed
-    assert f"swarmnet local --resume --out {out}" in printed
-    killed = json.loads((out / "summary.json").read_text())["killed_all"]
+    first = run_swarm(out, *size, *lives, settings=SETTINGS)
+    assert f"swarmnet local --resume --out {out}" in first.printed
+    killed = first.summary["killed_all"]
     assert KILL_ALL <= killed <= KILL_ALL + 2  # on a busy machine one hears of several steps at once
-    assert [step for step, _ in rows(out)][-1] in (killed - 1, killed)
+    assert first.rows[-1][0] in (killed - 1, killed)
 
     # A process of its own, which forks its peers from a process of its own.
     second = Forked("-m", "swarmnet", "local", "--resume", "--out", str(out), log=out / "second.txt")
@@ -75,30 +63,24 @@ def out(tmp_path_factory) -> Path:
 
     code, printed = train_locally("--resume", "--out", str(out), "--oracle")
     assert code == 0, printed
-    return out
+    return LocalRun(out, printed)
 
 
-def test_the_curve_has_every_step_once_and_is_the_oracle_s(out: Path) -> None:
-    found = rows(out)
-    assert [step for step, _ in found] == list(range(STEPS))
-    oracle = run_oracle(load(out / "run.toml"), load_tokens("corpus:small"))
-    assert [loss for _, loss in found] == oracle.losses
+def test_the_curve_has_every_step_once_and_is_the_oracle_s(swarm: LocalRun) -> None:
+    assert [step for step, _ in swarm.rows] == list(range(STEPS))
+    assert swarm.losses == swarm.oracle.losses
     checked = 0
-    for path in sorted(out.glob(f"peers/*/snapshots/*/*-step-{STEPS}.safetensors")):
-        for name, value in load_file(path).items():
-            weight = oracle.weights.get(name.removeprefix("weights."))
-            if weight is not None:
-                assert torch.equal(value, weight), (path, name)
-                checked += 1
-    assert checked == 2 * len(oracle.weights)
+    for where, value, weight in swarm.last_weights():
+        assert torch.equal(value, weight), where
+        checked += 1
+    assert checked == 2 * len(swarm.oracle.weights)
 
 
-def test_what_was_done_again_was_done_from_the_newest_common_checkpoint(out: Path) -> None:
-    summary = json.loads((out / "summary.json").read_text())
+def test_what_was_done_again_was_done_from_the_newest_common_checkpoint(swarm: LocalRun) -> None:
+    summary, events = swarm.summary, swarm.events
     assert summary["ok"] and summary["resumed"] == 2
     assert summary["oracle_bit_equal"] and summary["oracle_weights_equal"]
     assert 1 <= summary["repeated_steps"] <= 2 * (EVERY + 2)
-    events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
     began = [number for number, event in enumerate(events) if event["event"] == "began"]
     assert len(began) == 3
     for start in began[1:]:
@@ -107,9 +89,9 @@ def test_what_was_done_again_was_done_from_the_newest_common_checkpoint(out: Pat
         assert all(event["version"] > 0 for event in synced)  # nobody began anew from the seed
 
 
-def test_identities_are_kept(out: Path) -> None:
+def test_identities_are_kept(swarm: LocalRun) -> None:
     peers: dict[str, set[str]] = {}
-    for path in sorted(out.glob("peers/*/events.jsonl")):
+    for path in sorted(swarm.directory.glob("peers/*/events.jsonl")):
         for line in path.read_text().splitlines():
             if '"listening"' in line:
                 peers.setdefault(path.parent.name, set()).add(json.loads(line)["peer"])

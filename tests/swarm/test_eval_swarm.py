@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,19 +14,8 @@ from swarmnet.cli.frame import run
 STEPS = 3
 
 
-@pytest.fixture
-def processes() -> Iterator[list[Running]]:
-    """Nothing outlives the test."""
-    started: list[Running] = []
-    yield started
-    for each in started:
-        each.process.kill()
-    for each in started:
-        each.process.wait()
-
-
 def test_a_version_of_the_swarm_scores_what_its_trainer_and_its_checkpoints_do(
-    tmp_path: Path, processes: list[Running], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert (
@@ -59,10 +48,6 @@ def test_a_version_of_the_swarm_scores_what_its_trainer_and_its_checkpoints_do(
         )
         == 0
     )
-
-    def start(name: str, *words: str) -> Running:
-        processes.append(Running(tmp_path / name, *words))
-        return processes[-1]
 
     def evaluated(*words: str) -> dict:
         capsys.readouterr()

@@ -6,7 +6,7 @@ The losses are those of a single process that follows the same notices.
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,23 +25,6 @@ Start = Callable[..., Running]
 
 STEPS, LONGER, LONGEST = 60, 90, 94
 PAUSE_S = 0.03  # before each microbatch: it makes no more steps than extend it, while peers start
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts `swarmnet ...` with a directory of its own name; nothing outlives the test."""
-    started: list[Running] = []
-
-    def begin(name: str, *words: str) -> Running:
-        module = ("fed_slowly", str(PAUSE_S)) if words[0] == "trainer" else ("swarmnet",)
-        started.append(Running(tmp_path / name, *words, module=module, again=True))
-        return started[-1]
-
-    yield begin
-    for each in started:
-        each.process.kill()
-    for each in started:
-        each.process.wait()
 
 
 def owned_run(folder: Path) -> Path:
@@ -67,10 +50,12 @@ def test_it_is_extended_under_kills_and_after_its_end(
 
     def serve(name: str, bootstrap: str = "") -> Running:
         stage = ("--stage", name[1], *(("--bootstrap", bootstrap) if bootstrap else ()))
-        return start(name, "peer", *words, *stage)
+        return start(name, "peer", *words, *stage, again=True)
 
     def feed(bootstrap: str) -> Running:
-        return start("trainer", "trainer", "--manifest", str(path), "--bootstrap", bootstrap)
+        module = ("fed_slowly", str(PAUSE_S))
+        words = ("trainer", "--manifest", str(path), "--bootstrap", bootstrap)
+        return start("trainer", *words, module=module, again=True)
 
     first = serve("s0a")
     (address, *_) = first.says("listening")["dht"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -62,16 +61,13 @@ def test_trainers_do_so_too() -> None:
 
 
 @pytest.mark.usefixtures("acme")
-def test_a_joiner_takes_the_stage_that_the_rule_chooses(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with peers(tmp_path, 1, 1, 2) as found:
-            told: list[tuple[str, str]] = []
-            config = newcomer(tmp_path / "me").model_copy(update={"placement": "acme.no_data"})
-            place = await placed(config, link(found[0]), lambda name, text: told.append((name, text)))
-            assert place.config.stages == (2,)
-            assert told[-1] == ("stage", "2: stage 2 has the fewest replicas, 1")
-
-    asyncio.run(story())
+async def test_a_joiner_takes_the_stage_that_the_rule_chooses(tmp_path: Path) -> None:
+    async with peers(tmp_path, 1, 1, 2) as found:
+        told: list[tuple[str, str]] = []
+        config = newcomer(tmp_path / "me").model_copy(update={"placement": "acme.no_data"})
+        place = await placed(config, link(found[0]), lambda name, text: told.append((name, text)))
+        assert place.config.stages == (2,)
+        assert told[-1] == ("stage", "2: stage 2 has the fewest replicas, 1")
 
 
 @pytest.mark.usefixtures("acme")

@@ -74,32 +74,29 @@ def link(end: Endpoint, digits: int = 64) -> SwarmLink:
     return SwarmLink(end.run[:digits], end.directory.maddrs[0])
 
 
-def test_a_link_leads_to_the_neediest_stage_and_the_manifest_stays(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with peers(tmp_path, 0, 0, 1, 2, 2) as found:
-            told: list[tuple[str, str]] = []
-            place = await placed(
-                newcomer(tmp_path / "me"), link(found[0], digits=12), lambda name, text: told.append((name, text))
-            )
-            kept = tmp_path / "me" / f"run-{RUN[:12]}.toml"
-            assert place.manifest == MANIFEST == load(kept) and place.config.manifest == kept
-            assert place.config.stages == (1,) and place.config.bootstrap == (found[0].directory.maddrs[0],)
-            assert [name for name, _ in told] == ["identity", "asking", "swarm", "manifest", "stage"]
-            assert told[2][1].startswith(f"run {RUN[:12]}: ") and "its hash is the run's id" in told[3][1]
-            assert told[4][1] == "1: stage 1 has the fewest replicas, 1"
+async def test_a_link_leads_to_the_neediest_stage_and_the_manifest_stays(tmp_path: Path) -> None:
+    async with peers(tmp_path, 0, 0, 1, 2, 2) as found:
+        told: list[tuple[str, str]] = []
+        place = await placed(
+            newcomer(tmp_path / "me"), link(found[0], digits=12), lambda name, text: told.append((name, text))
+        )
+        kept = tmp_path / "me" / f"run-{RUN[:12]}.toml"
+        assert place.manifest == MANIFEST == load(kept) and place.config.manifest == kept
+        assert place.config.stages == (1,) and place.config.bootstrap == (found[0].directory.maddrs[0],)
+        assert [name for name, _ in told] == ["identity", "asking", "swarm", "manifest", "stage"]
+        assert told[2][1].startswith(f"run {RUN[:12]}: ") and "its hash is the run's id" in told[3][1]
+        assert told[4][1] == "1: stage 1 has the fewest replicas, 1"
 
-            again: list[str] = []
-            named = newcomer(tmp_path / "me", stages=(2,))
-            place = await placed(named, link(found[1]), lambda name, text: again.append(text))
-            assert place.config.stages == (2,) and f"kept in {kept}" in again[3] and again[4] == "2, as you said"
-            with pytest.raises(UsageError, match="--stage 3: there is no such stage: the run has stages 0 to 2"):
-                await placed(newcomer(tmp_path / "me", stages=(3,)), link(found[1]), lambda name, text: None)
-
-    asyncio.run(story())
+        again: list[str] = []
+        named = newcomer(tmp_path / "me", stages=(2,))
+        place = await placed(named, link(found[1]), lambda name, text: again.append(text))
+        assert place.config.stages == (2,) and f"kept in {kept}" in again[3] and again[4] == "2, as you said"
+        with pytest.raises(UsageError, match="--stage 3: there is no such stage: the run has stages 0 to 2"):
+            await placed(newcomer(tmp_path / "me", stages=(3,)), link(found[1]), lambda name, text: None)
 
 
 @pytest.mark.parametrize("silent", [False, True])
-def test_what_finds_the_place_serves_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silent: bool) -> None:
+async def test_what_finds_the_place_serves_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silent: bool) -> None:
     """silent: its daemon does not answer in time when it is to rest; then another one takes its place."""
     started: list[Listen] = []
     start = Daemon.start
@@ -111,61 +108,50 @@ def test_what_finds_the_place_serves_it(tmp_path: Path, monkeypatch: pytest.Monk
         started.append(listen)
         return await start(identity, listen)
 
-    async def story() -> None:
-        async with peers(tmp_path, 0, 1, 2) as found:
-            monkeypatch.setattr(Daemon, "start", counted)
-            asked = link(found[0], digits=12)
-            async with find_place(newcomer(tmp_path / "me"), asked, lambda *_: None) as place:
-                me, directory = place.joined.identity.peer, place.joined.directory
-                assert not directory.maddrs and me not in found[0].directory.neighbours, "so far it only asks"
-                end = place.joined.endpoint("cpu")
-                async with end.serve(gives(HONEST)):
-                    assert directory.maddrs and all(me in other.directory.neighbours for other in found)
-                    await directory.publish(replace(end.record(), trainer=True))
-                    assert me in {record.peer for record in await found[2].directory.records()}
-                if silent:
-                    monkeypatch.setattr(DHTProtocol, "remove_p2p_handlers", never)
-                await directory.rest()
-                assert directory._mine is None, "it is announced no more"
-                async with place.joined.anew().endpoint("cpu").serve(gives(HONEST)):
-                    assert directory.maddrs and directory.neighbours
-            assert len(started) == 1 + silent
-
-    asyncio.run(story())
+    async with peers(tmp_path, 0, 1, 2) as found:
+        monkeypatch.setattr(Daemon, "start", counted)
+        asked = link(found[0], digits=12)
+        async with find_place(newcomer(tmp_path / "me"), asked, lambda *_: None) as place:
+            me, directory = place.joined.identity.peer, place.joined.directory
+            assert not directory.maddrs and me not in found[0].directory.neighbours, "so far it only asks"
+            end = place.joined.endpoint("cpu")
+            async with end.serve(gives(HONEST)):
+                assert directory.maddrs and all(me in other.directory.neighbours for other in found)
+                await directory.publish(replace(end.record(), trainer=True))
+                assert me in {record.peer for record in await found[2].directory.records()}
+            if silent:
+                monkeypatch.setattr(DHTProtocol, "remove_p2p_handlers", never)
+            await directory.rest()
+            assert directory._mine is None, "it is announced no more"
+            async with place.joined.anew().endpoint("cpu").serve(gives(HONEST)):
+                assert directory.maddrs and directory.neighbours
+        assert len(started) == 1 + silent
 
 
-def test_a_liar_is_named_and_another_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story() -> None:
-        async with peers(tmp_path, 0, toml=LIE) as (liar,):
-            told: list[str] = []
-            with pytest.raises(UsageError, match=r"none of 1 peer gave the .* sent no genuine manifest") as error:
-                await placed(newcomer(tmp_path / "me"), link(liar), lambda name, text: told.append(text))
-            assert liar.me in str(error.value) and not list((tmp_path / "me").glob("*.toml"))
+async def test_a_liar_is_named_and_another_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with peers(tmp_path, 0, toml=LIE) as (liar,):
+        told: list[str] = []
+        with pytest.raises(UsageError, match=r"none of 1 peer gave the .* sent no genuine manifest") as error:
+            await placed(newcomer(tmp_path / "me"), link(liar), lambda name, text: told.append(text))
+        assert liar.me in str(error.value) and not list((tmp_path / "me").glob("*.toml"))
 
-            async with peers(tmp_path, 1, bootstrap=liar.directory.maddrs) as (honest,):
-                monkeypatch.setattr(
-                    joining.random, "shuffle", lambda asked: asked.sort(key=lambda peer: peer != liar.me)
-                )
-                place = await placed(newcomer(tmp_path / "me"), link(honest), lambda name, text: told.append(text))
-                assert place.manifest == MANIFEST
-                assert any(liar.me in text and "asking another" in text for text in told)
-
-    asyncio.run(story())
+        async with peers(tmp_path, 1, bootstrap=liar.directory.maddrs) as (honest,):
+            monkeypatch.setattr(joining.random, "shuffle", lambda asked: asked.sort(key=lambda peer: peer != liar.me))
+            place = await placed(newcomer(tmp_path / "me"), link(honest), lambda name, text: told.append(text))
+            assert place.manifest == MANIFEST
+            assert any(liar.me in text and "asking another" in text for text in told)
 
 
-def test_after_the_end_nobody_joins_but_one_peer_alone_cannot_say_so(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with peers(tmp_path, 0, 1, 1) as found:
-            for number, end in enumerate(found):
-                record = await own_record(end)
-                await end.directory.publish(replace(record, finished=True))
-                if number == len(found) - 2:
-                    place = await placed(newcomer(tmp_path / "me"), link(found[0]), lambda *_: None)
-                    assert place.config.stages == (2,)
-            with pytest.raises(UsageError, match="has finished, nothing is left to compute"):
-                await placed(newcomer(tmp_path / "me"), link(found[0]), lambda *_: None)
-
-    asyncio.run(story())
+async def test_after_the_end_nobody_joins_but_one_peer_alone_cannot_say_so(tmp_path: Path) -> None:
+    async with peers(tmp_path, 0, 1, 1) as found:
+        for number, end in enumerate(found):
+            record = await own_record(end)
+            await end.directory.publish(replace(record, finished=True))
+            if number == len(found) - 2:
+                place = await placed(newcomer(tmp_path / "me"), link(found[0]), lambda *_: None)
+                assert place.config.stages == (2,)
+        with pytest.raises(UsageError, match="has finished, nothing is left to compute"):
+            await placed(newcomer(tmp_path / "me"), link(found[0]), lambda *_: None)
 
 
 async def own_record(end: Endpoint) -> Record:
@@ -173,62 +159,48 @@ async def own_record(end: Endpoint) -> Record:
     return record
 
 
-def test_newcomers_at_once_spread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_newcomers_at_once_spread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two replicas of two stages and none of the last: five newcomers who see each other make it three each."""
     monkeypatch.setattr(joining, "SETTLE_S", 4.0)  # until the last of five has started its node
+    async with peers(tmp_path, 0, 0, 1, 1) as found:
+        places: list[Place] = []
 
-    async def story() -> None:
-        async with peers(tmp_path, 0, 0, 1, 1) as found:
-            places: list[Place] = []
+        async def come(number: int) -> None:
+            places.append(await placed(newcomer(tmp_path / f"me-{number}"), link(found[0]), lambda *_: None))
 
-            async def come(number: int) -> None:
-                places.append(await placed(newcomer(tmp_path / f"me-{number}"), link(found[0]), lambda *_: None))
-
-            async with asyncio.TaskGroup() as tasks:
-                for number in range(5):
-                    tasks.create_task(come(number))
-            taken = sorted(place.config.stages[0] for place in places)
-            assert taken == [0, 1, 2, 2, 2]
-
-    asyncio.run(story())
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(5):
+                tasks.create_task(come(number))
+        taken = sorted(place.config.stages[0] for place in places)
+        assert taken == [0, 1, 2, 2, 2]
 
 
-def test_a_checkpoint_in_the_directory_draws_its_owner_back(tmp_path: Path) -> None:
+async def test_a_checkpoint_in_the_directory_draws_its_owner_back(tmp_path: Path) -> None:
     """At equal need to the stage it has; away from it only where another one is needed more."""
-
-    async def story() -> None:
-        async with peers(tmp_path, 0, 1, 2) as found:
-            store = CheckpointStore(tmp_path / "me", RUN)
-            info = store.describe(1, StateHeader(2, Chain("0b" * 32), Chain("0a" * 32), Chain("0c" * 32)), b"weights")
-            store.write(info, b"weights")
-            told: list[str] = []
-            place = await placed(newcomer(tmp_path / "me"), link(found[0]), lambda name, text: told.append(text))
-            assert place.config.stages == (1,)
-            assert told[-1] == "1: its checkpoint lies here, and no stage has fewer replicas than its 1"
-
-    asyncio.run(story())
+    async with peers(tmp_path, 0, 1, 2) as found:
+        store = CheckpointStore(tmp_path / "me", RUN)
+        info = store.describe(1, StateHeader(2, Chain("0b" * 32), Chain("0a" * 32), Chain("0c" * 32)), b"weights")
+        store.write(info, b"weights")
+        told: list[str] = []
+        place = await placed(newcomer(tmp_path / "me"), link(found[0]), lambda name, text: told.append(text))
+        assert place.config.stages == (1,)
+        assert told[-1] == "1: its checkpoint lies here, and no stage has fewer replicas than its 1"
 
 
-def test_a_newcomer_takes_a_stage_that_fits_its_memory_however_much_another_is_missed(tmp_path: Path) -> None:
+async def test_a_newcomer_takes_a_stage_that_fits_its_memory_however_much_another_is_missed(tmp_path: Path) -> None:
     large = override(MANIFEST, ["model.vocab_size=200000"])  # a matrix each in the first and the last stage
     needs = needed_by_stage(large)
     assert needs[1] < min(needs[0], needs[2])
-
-    async def story() -> None:
-        async with peers(tmp_path, 1, 1, toml=to_toml(large), manifest=large) as found:
-            told: list[tuple[str, str]] = []
-            lent = Caps(host_gib=(needs[1] + min(needs[0], needs[2])) / 2 / 2**30)
-            config = newcomer(tmp_path / "me").model_copy(update={"caps": lent})
-            place = await placed(config, link(found[0]), lambda name, text: told.append((name, text)))
-            assert place.config.stages == (1,)
-            assert told[-1][1].endswith("; 2 of 3 stages do not fit here"), told[-1]
-            config = config.model_copy(update={"caps": Caps(host_gib=needs[1] / 2 / 2**30)})
-            with pytest.raises(
-                UsageError, match=r"^no stage of the run fits this machine; stage 1 does not fit: it needs"
-            ):
-                await placed(config, link(found[0]), lambda name, text: None)
-
-    asyncio.run(story())
+    async with peers(tmp_path, 1, 1, toml=to_toml(large), manifest=large) as found:
+        told: list[tuple[str, str]] = []
+        lent = Caps(host_gib=(needs[1] + min(needs[0], needs[2])) / 2 / 2**30)
+        config = newcomer(tmp_path / "me").model_copy(update={"caps": lent})
+        place = await placed(config, link(found[0]), lambda name, text: told.append((name, text)))
+        assert place.config.stages == (1,)
+        assert told[-1][1].endswith("; 2 of 3 stages do not fit here"), told[-1]
+        config = config.model_copy(update={"caps": Caps(host_gib=needs[1] / 2 / 2**30)})
+        with pytest.raises(UsageError, match=r"^no stage of the run fits this machine; stage 1 does not fit: it needs"):
+            await placed(config, link(found[0]), lambda name, text: None)
 
 
 def needed_by_stage(manifest: Manifest) -> list[int]:
@@ -237,61 +209,51 @@ def needed_by_stage(manifest: Manifest) -> list[int]:
     return [judge(setup, [stage], None).need for stage in range(manifest.cut.stages)]
 
 
-def test_a_link_that_leads_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_link_that_leads_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joining, "LOOK_S", 0.5)
-
-    async def story() -> None:
-        async with peers(tmp_path, 0) as (end,):
-            for wanted, words in (
-                (SwarmLink("cd" * 32, end.directory.maddrs[0]), "nobody who serves a stage of run cdcdcdcdcdcd"),
-                (SwarmLink("cd" * 8, end.directory.maddrs[0]), "nobody announces a run whose id begins with cdcdcd"),
-                (SwarmLink(RUN, f"/ip4/127.0.0.1/tcp/1/p2p/{end.me}"), "nobody answers at /ip4/127.0.0.1/tcp/1"),
-            ):
-                with pytest.raises(UsageError, match=words):
-                    await placed(newcomer(tmp_path / "me"), wanted, lambda name, text: None)
-            (tmp_path / "me" / f"run-{RUN[:12]}.toml").write_text(HONEST)  # it has been in the run before
-            with pytest.raises(UsageError, match="be the first one back with `swarmnet peer --manifest"):
+    async with peers(tmp_path, 0) as (end,):
+        for wanted, words in (
+            (SwarmLink("cd" * 32, end.directory.maddrs[0]), "nobody who serves a stage of run cdcdcdcdcdcd"),
+            (SwarmLink("cd" * 8, end.directory.maddrs[0]), "nobody announces a run whose id begins with cdcdcd"),
+            (SwarmLink(RUN, f"/ip4/127.0.0.1/tcp/1/p2p/{end.me}"), "nobody answers at /ip4/127.0.0.1/tcp/1"),
+        ):
+            with pytest.raises(UsageError, match=words):
                 await placed(newcomer(tmp_path / "me"), wanted, lambda name, text: None)
+        (tmp_path / "me" / f"run-{RUN[:12]}.toml").write_text(HONEST)  # it has been in the run before
+        with pytest.raises(UsageError, match="be the first one back with `swarmnet peer --manifest"):
+            await placed(newcomer(tmp_path / "me"), wanted, lambda name, text: None)
 
-    asyncio.run(story())
 
-
-def test_a_dead_address_is_named_where_remembered_peers_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_dead_address_is_named_where_remembered_peers_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its --dir was in a run that is up: its peers answer, of another run they know nothing."""
     monkeypatch.setattr(joining, "LOOK_S", 3.0)  # longer than one look takes at most
     monkeypatch.setattr(joining, "SILENT_S", 0.2)
-
-    async def story() -> None:
-        async with peers(tmp_path, 0) as (end,):
-            await placed(newcomer(tmp_path / "me"), link(end), lambda name, text: None)
-            dead = f"/ip4/127.0.0.1/tcp/1/p2p/{end.me}"
-            told: list[tuple[str, str]] = []
-            for wanted in (SwarmLink("cd" * 6, dead), SwarmLink("cd" * 32, dead)):
-                told.clear()
-                with pytest.raises(
-                    UsageError,
-                    match=f"(?s)cdcdcdcdcdcd.*nobody answers at {dead}; peers that were met before.*ask for a link",
-                ):
-                    await placed(newcomer(tmp_path / "me"), wanted, lambda *words: told.append(words))
-                assert [name for name, _ in told][:4] == ["identity", "asking", "asking", "swarm"]
-                assert told[2][1].startswith(f"nobody answers at {dead}; peers that were met before, in this run or")
-                assert told[3][1].startswith("nobody announces the run so far; looking for ")
-            place = await placed(newcomer(tmp_path / "me"), SwarmLink(RUN[:12], dead), lambda *words: None)
-            assert place.manifest == MANIFEST  # into the run that it remembers it finds its way
-
-    asyncio.run(story())
+    async with peers(tmp_path, 0) as (end,):
+        await placed(newcomer(tmp_path / "me"), link(end), lambda name, text: None)
+        dead = f"/ip4/127.0.0.1/tcp/1/p2p/{end.me}"
+        told: list[tuple[str, str]] = []
+        for wanted in (SwarmLink("cd" * 6, dead), SwarmLink("cd" * 32, dead)):
+            told.clear()
+            with pytest.raises(
+                UsageError,
+                match=f"(?s)cdcdcdcdcdcd.*nobody answers at {dead}; peers that were met before.*ask for a link",
+            ):
+                await placed(newcomer(tmp_path / "me"), wanted, lambda *words: told.append(words))
+            assert [name for name, _ in told][:4] == ["identity", "asking", "asking", "swarm"]
+            assert told[2][1].startswith(f"nobody answers at {dead}; peers that were met before, in this run or")
+            assert told[3][1].startswith("nobody announces the run so far; looking for ")
+        place = await placed(newcomer(tmp_path / "me"), SwarmLink(RUN[:12], dead), lambda *words: None)
+        assert place.manifest == MANIFEST  # into the run that it remembers it finds its way
 
 
-def test_a_manifest_file_is_an_invitation_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_manifest_file_is_an_invitation_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joining, "LOOK_S", 0.5)
-
-    async def story() -> None:
-        async with peers(tmp_path, 0, 1) as found:
-            config = newcomer(tmp_path / "me", *found[0].directory.maddrs)
-            place = await placed(config, MANIFEST, lambda name, text: None)
-            assert place.config.stages == (2,) and place.manifest == MANIFEST
-            other = override(MANIFEST, ["cut.stages=1"])  # nobody is in that run yet: whoever comes first begins
-            place = await placed(config, other, lambda name, text: None)
-            assert place.config.stages == (0,) and place.manifest == other
-
-    asyncio.run(story())
+    async with peers(tmp_path, 0, 1) as found:
+        config = newcomer(tmp_path / "me", *found[0].directory.maddrs)
+        place = await placed(config, MANIFEST, lambda name, text: None)
+        assert place.config.stages == (2,) and place.manifest == MANIFEST
+        other = override(MANIFEST, ["cut.stages=1"])  # nobody is in that run yet: whoever comes first begins
+        place = await placed(config, other, lambda name, text: None)
+        assert place.config.stages == (0,) and place.manifest == other

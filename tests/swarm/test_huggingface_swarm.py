@@ -6,7 +6,7 @@ What it has trained is fetched from it while it is up. tests/numerics has transf
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,19 +26,8 @@ from swarmnet.peer import collect_remote
 STEPS = 4
 
 
-@pytest.fixture
-def processes(tmp_path: Path) -> Iterator[list[Running]]:
-    """Nothing outlives the test."""
-    started: list[Running] = []
-    yield started
-    for each in started:
-        each.process.kill()
-    for each in started:
-        each.process.wait()
-
-
 def test_one_peer_has_the_files_and_everybody_trains(
-    tmp_path: Path, processes: list[Running], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     model = Model(hidden_size=32, intermediate_size=48, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8)
@@ -72,10 +61,6 @@ def test_one_peer_has_the_files_and_everybody_trains(
         )
         == 0
     )  # nothing moves before the trainer comes
-
-    def start(name: str, *words: str) -> Running:
-        processes.append(Running(tmp_path / name, *words))
-        return processes[-1]
 
     alone = ("--device", "cpu", "--no-restart")
     having = start("having", "peer", "--manifest", str(tmp_path / "run.toml"), "--stage", "0,1", *alone)

@@ -12,10 +12,9 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 import torch
 from running import PATIENCE_S, Running
 from safetensors.torch import load_file
@@ -38,22 +37,6 @@ SMALL = (
     "model.head_dim=16",
     "protocol.long_silence_s=1800",
 )
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
-    """Starts `swarmnet ...` with a directory of its own name; nothing outlives the test."""
-    started: list[Running] = []
-
-    def begin(name: str, *words: str) -> Running:
-        started.append(Running(tmp_path / name, *words))
-        return started[-1]
-
-    yield begin
-    for each in started:
-        each.process.kill()
-    for each in started:
-        each.process.wait()
 
 
 def test_a_stranger_with_a_link_takes_part_and_changes_nothing(start: Callable[..., Running], tmp_path: Path) -> None:

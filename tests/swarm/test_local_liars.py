@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-from running import train_locally
+from running import run_swarm
 
 SMALL = (
     "training.sequence_length=32",
@@ -20,10 +19,9 @@ SMALL = (
 def test_liars_change_the_curve_and_the_report_names_them(tmp_path: Path) -> None:
     # One slot each, so that every replica gets work.
     size = ("--stages", "2", "--replicas", "3", "--steps", "16", "--slots", "1")
-    words = (*size, "--data", "corpus:small", "--out", str(tmp_path / "out"))
-    code, printed = train_locally(*words, "--liars", "sign-flip:1,lazy:1", settings=(*SMALL, "audit.contributions=1.0"))
-    assert code == 0, printed
-    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    liars = ("--liars", "sign-flip:1,lazy:1")
+    swarm = run_swarm(tmp_path / "out", *size, *liars, settings=(*SMALL, "audit.contributions=1.0"))
+    summary, printed = swarm.summary, swarm.printed
     lies = {liar["kind"]: liar["lies"] for liar in summary["liars"].values()}
     assert lies.keys() == {"sign-flip", "lazy"} and sum(lies.values()) > 0, printed
     assert all(liar["named_at"] is not None for liar in summary["liars"].values()), printed
@@ -33,9 +31,8 @@ def test_liars_change_the_curve_and_the_report_names_them(tmp_path: Path) -> Non
     assert summary["oracle_max_difference"] > 0 and summary["oracle_bit_equal"] is False
     assert all(f"liar {name} (" in printed for name in summary["liars"])
     # It hears the proof, says so in one line, and ends; nobody starts it again.
-    events = [json.loads(line) for line in (tmp_path / "out" / "events.jsonl").read_text().splitlines()]
-    assert {each["child"] for each in events if each["event"] == "shut_out"} <= summary["liars"].keys()
-    out = [name for name in summary["liars"] if any(e["event"] == "shut_out" and e["child"] == name for e in events)]
+    out = {event["child"] for event in swarm.of("shut_out")}
+    assert out <= summary["liars"].keys()
     assert out and not summary["crashes"], printed
     for name in out:
         last = (tmp_path / "out" / "peers" / name / "log.txt").read_text().splitlines()[-1]

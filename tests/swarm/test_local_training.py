@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from running import train_locally
+from running import LocalRun, run_swarm
 
 STAGES, REPLICAS, STEPS, INNER = 2, 3, 10, 4
 SMALL = (
@@ -29,58 +27,39 @@ LOCAL = (
 )
 
 
-@dataclass(frozen=True)
-class Finished:
-    """What a local swarm left behind."""
-
-    summary: dict
-    events: list[dict]
-    printed: str
-
-
-def train(out: Path, *settings: str, stages: int, replicas: int, kill: str) -> Finished:
+def train(out: Path, *settings: str, stages: int, replicas: int, kill: str) -> LocalRun:
     size = ("--stages", str(stages), "--replicas", str(replicas), "--steps", str(STEPS))
-    rest = ("--data", "corpus:small", "--kill", kill, "--out", str(out))
-    code, printed = train_locally(*size, *rest, settings=(*SMALL, *settings))
-    assert code == 0, printed
-    return Finished(
-        json.loads((out / "summary.json").read_text()),
-        [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()],
-        printed,
-    )
+    return run_swarm(out, *size, "--kill", kill, settings=(*SMALL, *settings))
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> LocalRun:
     return train(tmp_path_factory.mktemp("swarm") / "out", *LOCAL, stages=STAGES, replicas=REPLICAS, kill="1@3")
 
 
-def test_every_microbatch_is_counted_once_although_a_replica_was_killed(finished: Finished) -> None:
+def test_every_microbatch_is_counted_once_although_a_replica_was_killed(finished: LocalRun) -> None:
     summary = finished.summary
     assert (summary["steps"], summary["kills"]) == (STEPS, 1)
     assert (summary["lost"], summary["doubled"], summary["unaudited"], summary["digest_conflicts"]) == (0, 0, [], [])
     assert summary["final_loss"] < summary["first_loss"]
 
 
-def test_fragments_take_outer_steps_by_turns_and_everything_in_the_last_step(finished: Finished) -> None:
-    outer = {event["step"] for event in finished.events if event["event"] in ("outer_step", "outer_missed")}
+def test_fragments_take_outer_steps_by_turns_and_everything_in_the_last_step(finished: LocalRun) -> None:
+    outer = {event["step"] for event in finished.of("outer_step", "outer_missed")}
     assert outer == {2, 4, 6, 8, STEPS - 1}
-    last = [event for event in finished.events if event["event"] == "outer_step" and event["step"] == STEPS - 1]
-    half = [event for event in finished.events if event["event"] == "outer_step" and event["step"] == 2]
+    last = [event for event in finished.of("outer_step") if event["step"] == STEPS - 1]
+    half = [event for event in finished.of("outer_step") if event["step"] == 2]
     assert {event["stage"] for event in last} == {0, 1} and half
     assert all(
-        ("reason" in event) == (event["event"] == "outer_missed")
-        for event in finished.events
-        if event["event"] in ("outer_step", "outer_missed")
+        ("reason" in event) == (event["event"] == "outer_missed") for event in finished.of("outer_step", "outer_missed")
     )
     assert min(event["elements"] for event in last) > 1.9 * max(event["elements"] for event in half)
 
 
-def test_a_step_without_an_outer_step_sends_a_number(finished: Finished) -> None:
+def test_a_step_without_an_outer_step_sends_a_number(finished: LocalRun) -> None:
     sent: dict[int, list[int]] = {}
-    for event in finished.events:
-        if event["event"] == "applied":
-            sent.setdefault(event["step"], []).append(event["averaging_bytes"])
+    for event in finished.of("applied"):
+        sent.setdefault(event["step"], []).append(event["averaging_bytes"])
     assert max(sent[1] + sent[5]) <= 4 * 2 * (REPLICAS - 1)
     assert max(sent[4]) > 1000
     each = finished.summary["averaging_bytes_per_replica_and_step"]
@@ -92,6 +71,6 @@ def test_partners_take_outer_steps_in_pairs_and_everything_is_still_counted_once
     pairs = ("averaging.sync=local", f"averaging.inner_steps={INNER}", "averaging.partners=pairs")
     swarm = train(tmp_path / "out", *pairs, stages=1, replicas=4, kill="0@6")
     assert (swarm.summary["lost"], swarm.summary["doubled"], swarm.summary["unaudited"]) == (0, 0, [])
-    outer = {event["step"] for event in swarm.events if event["event"] == "outer_step"}
+    outer = {event["step"] for event in swarm.of("outer_step")}
     assert outer == {4, 8, STEPS - 1}
     assert swarm.summary["outer_steps"] >= 3 * 2

@@ -4,23 +4,14 @@ Ranks are killed by SIGKILL while their peer holds in a phase of a step. Peers s
 in host memory.
 """
 
-import csv
-import json
 import math
 from collections import Counter
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import torch
-from running import train_locally
-from safetensors.torch import load_file
+from running import LocalRun, run_swarm
 
 from swarmnet.audit.cases import TOLERANCE
-from swarmnet.data.source import load_tokens
-from swarmnet.local.oracle import OracleResult, run_oracle
-from swarmnet.manifest.file import load
-from swarmnet.testing.invariants import InvariantChecker
 
 STEPS = 20
 KILLS = (  # peer, step, phase, moment
@@ -50,22 +41,8 @@ SMALL = (
 )
 
 
-@dataclass(frozen=True)
-class Finished:
-    """What the swarm left behind, and one process on the same manifest."""
-
-    directory: Path
-    summary: dict
-    losses: list[float]
-    events: list[dict]
-    oracle: OracleResult
-
-    def of(self, event: str) -> list[dict]:
-        return [each for each in self.events if each["event"] == event]
-
-
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory) -> Finished:
+def finished(tmp_path_factory) -> LocalRun:
     directory, chaos = tmp_path_factory.mktemp("mixed") / "out", tmp_path_factory.mktemp("chaos") / "chaos.toml"
     chaos.write_text(
         "".join(
@@ -74,42 +51,25 @@ def finished(tmp_path_factory) -> Finished:
         )
     )
     size = ("--stages", "3", "--replicas", "2", "--steps", str(STEPS), "--ranks", "1=2,2.0=2")
-    rest = ("--data", "corpus:small", "--numerics", "deterministic", "--out", str(directory), "--chaos", str(chaos))
-    code, printed = train_locally(*size, *rest, settings=SMALL)
-    assert code == 0, printed
-    with (directory / "loss.csv").open() as file:
-        losses = [float(row["loss"]) for row in csv.DictReader(file)]
-    return Finished(
-        directory,
-        json.loads((directory / "summary.json").read_text()),
-        losses,
-        [json.loads(line) for line in (directory / "events.jsonl").read_text().splitlines()],
-        run_oracle(load(directory / "run.toml"), load_tokens("corpus:small")),
-    )
+    words = (*size, "--numerics", "deterministic", "--chaos", str(chaos))
+    return run_swarm(directory, *words, settings=SMALL)
 
 
-def test_losses_and_weights_are_those_of_one_process(finished: Finished) -> None:
+def test_losses_and_weights_are_those_of_one_process(finished: LocalRun) -> None:
     assert finished.losses == pytest.approx(finished.oracle.losses, abs=1e-5) and len(finished.losses) == STEPS
     assert finished.losses[-1] < finished.losses[0] - 0.3
     checked = 0
-    for path in sorted(finished.directory.glob(f"peers/*/snapshots/*/*-step-{STEPS}.safetensors")):
-        for name, value in load_file(path).items():
-            if name in finished.oracle.weights:
-                checked += 1
-                torch.testing.assert_close(value, finished.oracle.weights[name], rtol=1e-4, atol=2e-5, msg=name)
+    for where, value, weight in finished.last_weights():
+        checked += 1
+        torch.testing.assert_close(value, weight, rtol=1e-4, atol=2e-5, msg=where)
     assert checked == 2 * len(finished.oracle.weights)
 
 
-def test_every_index_is_counted_once_and_replicas_of_a_stage_have_the_same_bits_on_any_mesh(finished: Finished) -> None:
-    training = load(finished.directory / "run.toml").training
-    checker = InvariantChecker(3, training.total_steps, training.microbatches)
-    for event in finished.events:
-        checker.on(event)
-    assert not checker.report().problems and not checker.report().voided
-    assert finished.summary["lost"] == finished.summary["doubled"] == 0
+def test_every_index_is_counted_once_and_replicas_of_a_stage_have_the_same_bits_on_any_mesh(finished: LocalRun) -> None:
+    finished.check_invariants()
 
 
-def test_ranks_die_and_others_start(finished: Finished) -> None:
+def test_ranks_die_and_others_start(finished: LocalRun) -> None:
     struck = [event["order"] for event in finished.of("kill_rank")]
     assert {f"kill_rank {peer}@{step} {phase}" for peer, step, phase, _ in KILLS if phase == "apply"} <= set(struck)
     assert any(order.endswith("backward") for order in struck) and len(set(struck)) == len(struck)
@@ -123,7 +83,7 @@ def test_ranks_die_and_others_start(finished: Finished) -> None:
                 assert life.count("sum_lost") == 1, (order, life)
 
 
-def lives_of(peer: str, finished: Finished) -> list[list[str]]:
+def lives_of(peer: str, finished: LocalRun) -> list[list[str]]:
     """What befell the ranks of `peer`, in each epoch of theirs."""
     lives: list[list[str]] = []
     for event in finished.events:
@@ -134,7 +94,7 @@ def lives_of(peer: str, finished: Finished) -> list[list[str]]:
     return lives
 
 
-def test_ranks_are_audited_and_audit_though_they_die(finished: Finished) -> None:
+def test_ranks_are_audited_and_audit_though_they_die(finished: LocalRun) -> None:
     """Bit by bit in stage 1, whose replicas are of one numerics class; up to rounding in stage 2."""
     assert {event["name"] for event in finished.of("audited") if event["ok"]} >= {"s1-r0", "s1-r1"}
     assert all(event["ok"] for event in finished.of("audited"))
@@ -153,7 +113,7 @@ def test_ranks_are_audited_and_audit_though_they_die(finished: Finished) -> None
     assert [*finished.of("withheld"), *finished.of("disputed")] == []
 
 
-def test_a_killed_rank_costs_one_absence_at_most(finished: Finished) -> None:
+def test_a_killed_rank_costs_one_absence_at_most(finished: LocalRun) -> None:
     names = {event["peer"]: event["name"] for event in finished.of("listening")}
     for peer in ("s1-r0", "s1-r1", "s2-r0"):
         times = [event["t"] for event in finished.of("kill_rank") if event["child"] == peer]

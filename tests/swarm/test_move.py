@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,23 +22,6 @@ from swarmnet.local.oracle import run_oracle
 from swarmnet.manifest.file import load
 
 STEPS, AFTER_MOVE = 4000, 5
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
-    """Starts `swarmnet ...` with a directory of its own name; nothing outlives the test."""
-    started: list[Running] = []
-
-    def begin(name: str, *words: str) -> Running:
-        module = SLOWLY if words[0] == "trainer" else ("swarmnet",)
-        started.append(Running(tmp_path / name, *words, module=module))
-        return started[-1]
-
-    yield begin
-    for each in started:
-        each.process.kill()
-    for each in started:
-        each.process.wait()
 
 
 def test_a_joiner_moves_in_where_all_but_one_were_killed(
@@ -59,7 +42,7 @@ def test_a_joiner_moves_in_where_all_but_one_were_killed(
     for name in ("a", "b", "c"):
         joiners.append(start(name, "join", link, *alone, "--rebalance-s", "5"))
         assert joiners[-1].says("synced")["stage"] == 0
-    start("trainer", "trainer", *known)
+    start("trainer", "trainer", *known, module=SLOWLY)
     survivor.until(lambda event: event["event"] == "applied" and event["version"] >= 5)
     for each in joiners:
         assert run(["control", "limits", "--slots", "3", "--dir", str(each.directory)]) == 0

@@ -115,49 +115,43 @@ async def found(endpoint: Endpoint, peer: PeerId) -> None:
             pass  # every look is a round of the network
 
 
-def test_each_bad_call_is_refused_with_its_own_code(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with peer_and_caller(tmp_path) as (ask, applied):
+async def test_each_bad_call_is_refused_with_its_own_code(tmp_path: Path) -> None:
+    async with peer_and_caller(tmp_path) as (ask, applied):
 
-            async def code(request: Request, *payload: Packed) -> RejectCode:
-                answer = await ask(request, *payload)
-                assert isinstance(answer, Rejected), answer
-                return answer.code
+        async def code(request: Request, *payload: Packed) -> RejectCode:
+            answer = await ask(request, *payload)
+            assert isinstance(answer, Rejected), answer
+            return answer.code
 
-            for last in (Process(0, 1, 0), Process(0, 1, 0, purpose="eval")):
-                assert await code(last, TOKENS, hidden(), PROOF) is RejectCode.NOT_A_FEEDER
-            assert await code(Process(0, 0, 0), TOKENS, hidden(), PROOF) is RejectCode.BAD_SHAPE
-            assert await code(Process(0, 0, 0), tokens(shape=(B, T)), PROOF) is RejectCode.BAD_SHAPE
-            assert await code(Process(0, 0, 0), TOKENS) is RejectCode.BAD_SHAPE
-            assert await code(Process(0, 0, 0), tokens(V), PROOF) is RejectCode.MALFORMED
-            assert await code(Process(0, 0, 0), tokens(), PROOF) is RejectCode.MALFORMED
-            assert await code(Process(0, 0, 1), TOKENS, PROOF) is RejectCode.MALFORMED
-            assert await code(Process(2, 0, 0), tokens()) is RejectCode.FINISHED
-            assert await code(Process(0, 7, 0), tokens()) is RejectCode.NOT_SERVED
-            assert await code(SnapshotRequest(7)) is RejectCode.NOT_SERVED
-            assert await code(Fetch(0, 0, 0, "input", cached=True)) is RejectCode.NOT_FOUND
-            assert await code(Fetch(0, 0, 9, "input", cached=True)) is RejectCode.MALFORMED
+        for last in (Process(0, 1, 0), Process(0, 1, 0, purpose="eval")):
+            assert await code(last, TOKENS, hidden(), PROOF) is RejectCode.NOT_A_FEEDER
+        assert await code(Process(0, 0, 0), TOKENS, hidden(), PROOF) is RejectCode.BAD_SHAPE
+        assert await code(Process(0, 0, 0), tokens(shape=(B, T)), PROOF) is RejectCode.BAD_SHAPE
+        assert await code(Process(0, 0, 0), TOKENS) is RejectCode.BAD_SHAPE
+        assert await code(Process(0, 0, 0), tokens(V), PROOF) is RejectCode.MALFORMED
+        assert await code(Process(0, 0, 0), tokens(), PROOF) is RejectCode.MALFORMED
+        assert await code(Process(0, 0, 1), TOKENS, PROOF) is RejectCode.MALFORMED
+        assert await code(Process(2, 0, 0), tokens()) is RejectCode.FINISHED
+        assert await code(Process(0, 7, 0), tokens()) is RejectCode.NOT_SERVED
+        assert await code(SnapshotRequest(7)) is RejectCode.NOT_SERVED
+        assert await code(Fetch(0, 0, 0, "input", cached=True)) is RejectCode.NOT_FOUND
+        assert await code(Fetch(0, 0, 9, "input", cached=True)) is RejectCode.MALFORMED
 
-            # Unharmed: the same peer takes a good microbatch through both stages and applies the step ...
-            answer = await ask(Process(0, 0, 0), TOKENS, PROOF)
-            assert isinstance(answer, Gradient) and answer.num_tokens == B * T
-            async with asyncio.timeout(20):
-                await applied.wait()
-            # ... after which the step is stale.
-            assert await code(Process(0, 0, 0), TOKENS, PROOF) is RejectCode.STALE
-            evaluated = await ask(Process(1, 0, 0, purpose="eval"), tokens())
-            assert isinstance(evaluated, Gradient) and evaluated.payload == ()
-
-    asyncio.run(main())
+        # Unharmed: the same peer takes a good microbatch through both stages and applies the step ...
+        answer = await ask(Process(0, 0, 0), TOKENS, PROOF)
+        assert isinstance(answer, Gradient) and answer.num_tokens == B * T
+        async with asyncio.timeout(20):
+            await applied.wait()
+        # ... after which the step is stale.
+        assert await code(Process(0, 0, 0), TOKENS, PROOF) is RejectCode.STALE
+        evaluated = await ask(Process(1, 0, 0, purpose="eval"), tokens())
+        assert isinstance(evaluated, Gradient) and evaluated.payload == ()
 
 
 @pytest.mark.parametrize("start,stop", [(0, 1 << 40), (5, 4)])
-def test_parts_outside_the_gradient_are_refused(tmp_path: Path, start: int, stop: int) -> None:
-    async def main() -> None:
-        async with peer_and_caller(tmp_path) as (ask, _):
-            ballot = Ballot(0, Identity.generate().peer)
-            answer = await ask(Part(Stamp(0, 1, Chain("0" * 64)), RoundId(ballot, 0), "sum", start, stop))
-            assert isinstance(answer, Rejected)
-            assert answer.code in (RejectCode.BAD_SHAPE, RejectCode.MALFORMED, RejectCode.NOT_FOUND)
-
-    asyncio.run(main())
+async def test_parts_outside_the_gradient_are_refused(tmp_path: Path, start: int, stop: int) -> None:
+    async with peer_and_caller(tmp_path) as (ask, _):
+        ballot = Ballot(0, Identity.generate().peer)
+        answer = await ask(Part(Stamp(0, 1, Chain("0" * 64)), RoundId(ballot, 0), "sum", start, stop))
+        assert isinstance(answer, Rejected)
+        assert answer.code in (RejectCode.BAD_SHAPE, RejectCode.MALFORMED, RejectCode.NOT_FOUND)

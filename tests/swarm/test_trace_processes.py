@@ -7,7 +7,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from running import train_locally
+from running import run_swarm, train_locally
 
 STEPS, MICROBATCHES = 6, 8
 SMALL = (
@@ -26,12 +26,10 @@ Where = tuple[str, int]
 
 def train(tmp_path: Path, *words: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The events of the trace, and those of the peers."""
-    size = ("--stages", "2", "--replicas", "2", "--steps", str(STEPS), "--data", "corpus:small")
+    size = ("--stages", "2", "--replicas", "2", "--steps", str(STEPS))
     trace = tmp_path / "trace.json"
-    code, printed = train_locally(*size, "--out", str(tmp_path / "out"), "--trace", str(trace), *words, settings=SMALL)
-    assert code == 0, printed
-    said = [json.loads(line) for line in (tmp_path / "out" / "events.jsonl").read_text().splitlines()]
-    return json.loads(trace.read_bytes()), said
+    swarm = run_swarm(tmp_path / "out", *size, "--trace", str(trace), *words, settings=SMALL)
+    return json.loads(trace.read_bytes()), swarm.events
 
 
 def traced(trace: list[dict[str, Any]], kind: str) -> dict[Where, list[int]]:

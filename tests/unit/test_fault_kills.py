@@ -20,9 +20,9 @@ def kill_order(stage: int, step: int) -> Fault:
     return Kill(stage=stage, step=step).named(f"kill {stage}@{step}")
 
 
-def machine(*kills: Fault, replicas: int = 2, every_s: float | None = None, seed: int = 0) -> FaultSchedule:
+def machine(*kills: Fault, replicas: int = 2, seed: int = 0) -> FaultSchedule:
     names = {f"s{stage}-r{number}": stage for stage in range(2) for number in range(replicas)}
-    return FaultSchedule(kills, replicas=names, steps=STEPS, rng=random.Random(seed), every_s=every_s, restart_s=1.0)
+    return FaultSchedule(kills, replicas=names, steps=STEPS, rng=random.Random(seed), restart_s=1.0)
 
 
 def bring(churn: FaultSchedule, version: int, *names: str, now: float) -> list[Action]:
@@ -88,7 +88,7 @@ def test_one_that_crashed_for_good_is_not_started_again() -> None:
 
 
 def test_timed_kills_begin_when_every_stage_has_a_replica_and_do_not_pile_up() -> None:
-    churn = machine(every_s=5.0)
+    churn = machine(*fault.kill_every(5.0))
     bring(churn, 0, "s0-r0", now=0.0)
     assert churn.tick(now=50.0) == []
     bring(churn, 0, "s1-r0", now=60.0)
@@ -96,7 +96,25 @@ def test_timed_kills_begin_when_every_stage_has_a_replica_and_do_not_pile_up() -
     assert [type(a) for a in churn.tick(now=65.0)] == [FaultPostponed]
     for now in (70.0, 75.0, 80.0):
         assert churn.tick(now=now) == []
-    assert len(churn.pending) == 1
+    assert churn.pending == ("kill every 5 s",)
+
+
+def test_a_timed_kill_is_ordered_again_when_it_is_done() -> None:
+    churn = machine(*fault.kill_every(5.0))
+    for stage in range(2):
+        bring(churn, 0, f"s{stage}-r0", f"s{stage}-r1", now=0.0)
+    killed = []
+    for now in (5.0, 9.9, 10.0, 14.9, 15.0):
+        for action in churn.tick(now=now):
+            if isinstance(action, FaultAction):
+                killed.append(now)
+                assert (action.fault.place, str(action.fault)) == (None, "kill every 5 s")
+                # Its process ends, and the next one has it in sync again.
+                churn.gone(action.name, now=now)
+                churn.tick(now=now + 1.0)
+                churn.started(action.name, now=now + 1.0)
+                at(churn, action.name, 0, now=now + 2.0)
+    assert killed == [5.0, 10.0, 15.0] and churn.pending == ()
 
 
 def test_nobody_is_killed_after_the_last_step() -> None:

@@ -19,6 +19,7 @@ from swarmnet.testing.fault import (
     Partition,
     Slow,
     Stop,
+    kill_every,
     links_of,
     member_of,
     names,
@@ -306,7 +307,8 @@ def test_whatever_takes_a_replica_away_leaves_a_good_one(
     """The law, from outside: at each kill, stop and drain of a replica with state another one of its stage is up, is
     not stopped or leaving, and holds the newest version ever shown. Whoever is stopped goes on; whoever holds is
     let go, or dies."""
-    faults = FaultSchedule(orders, replicas=NAMES, steps=STEPS, rng=random.Random(seed), every_s=every_s)
+    orders += kill_every(every_s, back_s=0.5)
+    faults = FaultSchedule(orders, replicas=NAMES, steps=STEPS, rng=random.Random(seed))
     version: dict[str, int | None] = dict.fromkeys(NAMES)
     up, away, holding = dict.fromkeys(NAMES, True), set(), {}
     newest, stopped, now = {0: -1, 1: -1}, set(), 0.0

@@ -170,7 +170,7 @@ def test_who_lied_and_was_named_before_is_known_after_a_resume(tmp_path: Path) -
     progress = SwarmProgress(steps=5, replicas={name: StageState(0) for name in ("s0-r0", "s0-r1")}, liars=lying)
     judge = InvariantChecker(stages=1, steps=1, microbatches=2)
     replay(tmp_path, lives(tmp_path), progress, judge)
-    assert progress.lies["s0-r1"] == 1 and progress.convictions.keys() == {"s0-r1"}
+    assert progress.events["s0-r1", "lied"] == 1 and progress.convictions.keys() == {"s0-r1"}
     assert progress.convictions["s0-r1"].step == 1 and not progress.dht, "nobody listens there now"
     assert judge.report().problems == () and [point.loss for point in progress.points] == [3.0]
 

@@ -52,6 +52,17 @@ def test_the_curve_is_the_last_stages_first_word_in_step_order() -> None:
     assert [(point.step, point.loss, point.time) for point in progress.points] == [(0, 5.0, 4.5), (1, 4.0, 4.0)]
 
 
+def test_events_are_counted_by_process_and_over_all_that_ever_ran() -> None:
+    progress = fresh()
+    for name in ("s0-r0", "s0-r0", "s1-r0"):
+        progress.on(name, event("rerouted", stage=0, step=0, index=0), now=1.0)
+    progress.ended("s0-r0")
+    progress.started("s0-r0", now=2.0)
+    progress.on("s0-r0", event("outer_missed", stage=0, step=1), now=3.0)
+    assert progress.events["s0-r0", "rerouted"] == 2
+    assert (progress.count("rerouted"), progress.count("outer_missed"), progress.count("outer_step")) == (3, 1, 0)
+
+
 def test_throughput_counts_from_when_every_stage_was_there() -> None:
     progress = fresh(steps=30)
     sync(progress, now=10.0)
