@@ -24,9 +24,10 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Protocol
 
 from swarmnet.audit.case import (
@@ -76,10 +77,11 @@ _MOST_PLEDGES = 4
 """Of one peer for one aggregate: rounds may differ."""
 
 APART = 64
-"""Steps between two restarts of one contributor, at least: what a process contributed last ends with it unchecked."""
+"""Of two ends of a peer's processes with drawn work that it does not show: steps between them, at least, if all
+contributions are audited. If one of ten is, ten times as many: then ten times as few ends have drawn work."""
 
 KEPT_OUT = 256
-"""Steps in which a contributor that restarted twice within `APART` steps counts as late."""
+"""Steps in which a peer counts as late that has ended its processes more often."""
 
 _MOST_PEERS = 256
 """Contributors whose processes are remembered."""
@@ -167,16 +169,6 @@ class _Open:
     disputed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Process:
-    """The process in which a peer contributed last. since: the step in which it replaced another. late_until: a step;
-    the one that it replaced had ended too soon."""
-
-    incarnation: int
-    since: int = -APART
-    late_until: int = 0
-
-
 class Cases:
     """The audits and cases of one replica.
 
@@ -212,8 +204,11 @@ class Cases:
         self._open: dict[bytes, _Open] = {}
         self._told_by: Counter[PeerId] = Counter()  # transfers, since the last step
         self._classes: dict[PeerId, tuple[str, int]] = {}  # and the step in which a peer was first seen in it
-        self._processes: Recent[PeerId, _Process] = Recent(_MOST_PEERS)
+        self._apart = APART / max(microbatches, contributions, 1e-9)
+        self._processes: Recent[PeerId, int] = Recent(_MOST_PEERS)  # incarnation in which a peer contributed last
         self._ended: Recent[tuple[PeerId, int], int] = Recent(_MOST_PEERS)  # (peer, incarnation) -> at which version
+        # Processes that have not shown drawn work: (peer, incarnation) -> my version when I first found that.
+        self._unshown: Recent[tuple[PeerId, int], int] = Recent(_MOST_PEERS)
         self._decided: set[Ban] = set()  # Invariant: of peers that no commit has banned yet
         self.banned: dict[PeerId, Case | None] = {}
         """Banned peers, each with its case, if that is known here."""
@@ -237,19 +232,14 @@ class Cases:
             self._restart = stamp.restart
             self._sums.clear()
             self._open.clear()
-            self._processes.clear()
+            self._unshown.clear()
             # The state that the run goes back to does not know of these bans.
             self._decided = {Ban(peer, -1, bytes(32)) for peer in (*self.banned, *(ban.peer for ban in self._decided))}
             self._host.vouch(frozenset(self._decided))
         owners = {index: peer for peer, _, indexes in finished.contributions for index in indexes}
         for peer, generation, indexes in finished.contributions:
-            if not indexes:
-                continue
-            process = self._processes.get(peer, _Process(generation.incarnation))
-            if process.incarnation != generation.incarnation:
-                soon = stamp.step - process.since < APART
-                process = _Process(generation.incarnation, stamp.step, stamp.step + KEPT_OUT if soon else 0)
-            self._processes[peer] = process
+            if indexes:
+                self._processes[peer] = generation.incarnation
         shares = shares_of(finished.contributions, finished.voided)
         self._sums[stamp.step] = Aggregate(stamp, finished, shares, owners, frozenset(owners.values()))
         for pledge in pledges:
@@ -478,15 +468,28 @@ class Cases:
         differ = any(each.found != own and each.peer not in self.banned for each in rechecks)
         return opened.disputed or suspect_of(opened.case) in self.banned or not differ
 
+    def unshown(self, peer: PeerId, incarnation: int, version: int) -> None:
+        """That process of the peer has not shown work that was drawn: it is away, or says that the process ended."""
+        self._unshown.setdefault((peer, incarnation), version)
+
     def restart_often(self, version: int) -> list[PeerId]:
-        """The peers whose processes end so often that too much of their work ends unchecked."""
-        return sorted(peer for peer, process in self._processes.items() if version < process.late_until)
+        """The peers whose processes end so often without showing drawn work that too much of it ends unchecked."""
+        ends: defaultdict[PeerId, list[int]] = defaultdict(list)
+        for (peer, incarnation), at in self._unshown.items():
+            if self._processes.get(peer, incarnation) != incarnation:
+                ends[peer].append(at)
+        return sorted(
+            peer
+            for peer, found in ends.items()
+            if any(b - a < self._apart and version < b + KEPT_OUT for a, b in pairwise(sorted(found)))
+        )
 
     def is_excused(self, peer: PeerId, incarnation: int, step: int, version: int) -> bool:
         """May `peer` not show its work of `step`? It says that the process that contributed has ended.
 
         version: mine now. A process that has ended contributes to no later step.
         """
+        self.unshown(peer, incarnation, version)
         return step <= self._ended.setdefault((peer, incarnation), version)
 
     # ------------------------------------------------------------ inside

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swarmnet.audit.case import Verify, claimed, index_of, needs_no_recheck, reason_of, suspect_of
-from swarmnet.audit.cases import APART, Cases, Check
+from swarmnet.audit.cases import Cases, Check
 from swarmnet.audit.evidence import PROOF, Evidence, from_line, to_line
 from swarmnet.audit.pledge import WHOLE, leaf, proves, vector_seed
 from swarmnet.audit.receipts import Receipt, append
@@ -158,7 +158,7 @@ class Auditor:
         # Named again before an exclusion ends, it contributes nothing in between.
         for peer in self.cases.restart_often(member.version):
             if until.get(peer, 0) <= member.version + _BEFORE_END and len(self.cases.voters) > 2:
-                self.suspend(peer, f"restarted twice within {APART} steps, with work that was not audited")
+                self.suspend(peer, "restarts too often before it shows its work")
         self._name(member.bans)
         before = stamp.step - 1
         self.cases.received(before, self._replica.execution.works.sents(before), member.chain)
@@ -440,7 +440,10 @@ class Auditor:
         member = self._replica.member
         seen = member.view.get(peer)
         # No peer answers for what was given up, nor for work that was lost with a process.
-        if not why or process is None or seen is None or stamp.restart != member.restart:
+        if process is None or stamp.restart != member.restart:
+            return
+        if not why or seen is None:
+            self.cases.unshown(peer, process, member.version)
             return
         if seen.incarnation == process or not self.cases.is_excused(peer, process, stamp.step, member.version):
             self._event("withheld", peer, stamp.step, index=index, reason=why)

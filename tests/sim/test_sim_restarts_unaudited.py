@@ -20,6 +20,9 @@ strangers = load("strangers")
 
 import strangers_lies  # noqa: E402  # beside it
 
+MOST = 3
+"""Steps with false work: each of three replicas audits a third of what it contributes, and two ends must be its own."""
+
 EVERYTHING = Audits(microbatches=0.0, contributions=1.0)
 RARELY = Audits(microbatches=0.0, contributions=0.05)
 
@@ -55,12 +58,12 @@ class RestartsAfterFalseWork(strangers_lies.Lie):
                 self.node = self.swarm.add((self.stage,), self.me)
 
 
-def test_false_work_that_no_process_is_left_to_show_is_applied_twice_at_most() -> None:
-    trial = strangers.Trial(3, 75.0, 1, strangers_lies.STAGE, 20.0, EVERYTHING)
+def test_who_has_no_process_left_to_show_its_false_work_is_excluded() -> None:
+    trial = strangers.Trial(3, 150.0, 1, strangers_lies.STAGE, 20.0, EVERYTHING)
     liar = RestartsAfterFalseWork(trial.swarm, PeerId("liar.0"))
     trial.run([liar])
-    assert len(trial.judge([liar.me])) == 2 and trial.named(liar.me)["excluded"], trial.tainted
-    assert not trial.wronged and not trial.broken and trial.steps > 80
+    assert len(trial.judge([liar.me])) <= MOST and trial.named(liar.me)["excluded"], trial.tainted
+    assert not trial.wronged and not trial.broken and trial.steps > 160
 
 
 def test_a_peer_that_crashes_now_and_then_is_not_excluded() -> None:

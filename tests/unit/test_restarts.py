@@ -20,14 +20,14 @@ class Host:
         pass
 
 
-def cases() -> Cases:
+def cases(rate: float = 1.0) -> Cases:
     return Cases(
         PeerId("me"),
         STAGE,
         Identity.generate(),
         cast(Any, Host()),
-        microbatches=0.1,
-        contributions=0.1,
+        microbatches=0.0,
+        contributions=rate,
         numerics=str,
         operator=str,
         voters=lambda stage: frozenset(),
@@ -48,28 +48,44 @@ def test_work_that_a_process_contributed_before_its_end_is_excused_and_later_wor
     assert not mine.is_excused(PEER, 1, 13, 15), "it has contributed since it ended"
 
 
-def test_a_peer_that_restarts_twice_within_some_steps_is_late_for_a_while() -> None:
+def test_a_peer_whose_processes_end_twice_with_drawn_work_is_late_for_a_while() -> None:
+    """The fewer contributions are audited, the fewer ends have drawn work, and the longer each is remembered."""
+    for rate in (1.0, 0.25):
+        for between, late in ((int(APART / rate) - 1, True), (int(APART / rate), False)):
+            mine = cases(rate)
+            apply(mine, 9, {PEER: 1, OTHER: 1})
+            mine.unshown(PEER, 1, 10)
+            mine.unshown(PEER, 1, 12)
+            apply(mine, 12, {PEER: 2, OTHER: 1})
+            assert not mine.restart_often(13), "once"
+            mine.unshown(PEER, 2, 10 + between)
+            assert not mine.restart_often(10 + between), "it may only be away"
+            apply(mine, 11 + between, {PEER: 3, OTHER: 1})
+            assert mine.restart_often(11 + between) == [PEER] * late
+            assert mine.restart_often(9 + between + KEPT_OUT) == [PEER] * late
+            assert not mine.restart_often(10 + between + KEPT_OUT)
+
+
+def test_a_peer_that_shows_its_work_may_restart_as_often_as_it_does() -> None:
     mine = cases()
-    apply(mine, 0, {PEER: 1, OTHER: 1})
-    apply(mine, 20, {PEER: 2, OTHER: 1})
+    for process in range(20):
+        apply(mine, process, {PEER: process, OTHER: 1})
+        assert not mine.restart_often(process + 1)
+
+
+def test_who_was_away_and_is_back_in_the_same_process_has_not_restarted() -> None:
+    mine = cases()
+    for step in (3, 9, 20):
+        apply(mine, step, {PEER: 1})
+        mine.unshown(PEER, 1, step + 1)
     assert not mine.restart_often(21)
-    apply(mine, 19 + APART, {PEER: 3, OTHER: 2})
-    assert mine.restart_often(19 + APART + KEPT_OUT - 1) == [PEER]
-    assert not mine.restart_often(19 + APART + KEPT_OUT)
-
-
-def test_a_peer_that_restarts_less_often_is_never_late() -> None:
-    mine = cases()
-    for process in range(6):
-        for step in (process * APART, process * APART + 1, (process + 1) * APART - 1):
-            apply(mine, step, {PEER: process, OTHER: 1})
-            assert not mine.restart_often(step + 1)
 
 
 def test_a_rollback_forgets_restarts() -> None:
     mine = cases()
     for process in (1, 2, 3):
         apply(mine, 10 * process, {PEER: process})
+        mine.unshown(PEER, process, 10 * process + 1)
     assert mine.restart_often(31) == [PEER]
     apply(mine, 5, {PEER: 4}, rollback=1)
     assert not mine.restart_often(6)
