@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -49,7 +49,7 @@ from swarmnet.audit.case import (
     verifiers,
 )
 from swarmnet.audit.pledge import WHOLE, counted_as, made_alike, proves, shares_of
-from swarmnet.bounds import Recent
+from swarmnet.bounds import MAX_MEMBERS, Recent
 from swarmnet.ids import NO_RESTART, Chain, PeerId, Signer
 from swarmnet.messages import Ban, Case, Finished, Pledge, Sent, Stamp, WorkRecord, first_of
 from swarmnet.quorum import quorum
@@ -77,11 +77,14 @@ _MOST_PLEDGES = 4
 """Of one peer for one aggregate: rounds may differ."""
 
 APART = 64
-"""Of two ends of a peer's processes with drawn work that it does not show: steps between them, at least, if all
-contributions are audited. If one of ten is, ten times as many: then ten times as few ends have drawn work."""
+"""Steps between two times that a peer does not show drawn work because it is away or was restarted, at least, if all
+contributions are audited. If one of ten is, ten times as many: then ten times as few absences have drawn work."""
 
 KEPT_OUT = 256
-"""Steps in which a peer counts as late that has ended its processes more often."""
+"""Steps in which a peer counts as late that has not shown drawn work more often."""
+
+_ONE_ABSENCE, _MOST_ABSENCES = 16, 4
+"""Steps whose drawn works count as one, if they are not shown; and how many such are remembered of a peer."""
 
 _MOST_PEERS = 256
 """Contributors whose processes are remembered."""
@@ -205,10 +208,8 @@ class Cases:
         self._told_by: Counter[PeerId] = Counter()  # transfers, since the last step
         self._classes: dict[PeerId, tuple[str, int]] = {}  # and the step in which a peer was first seen in it
         self._apart = APART / max(microbatches, contributions, 1e-9)
-        self._processes: Recent[PeerId, int] = Recent(_MOST_PEERS)  # incarnation in which a peer contributed last
         self._ended: Recent[tuple[PeerId, int], int] = Recent(_MOST_PEERS)  # (peer, incarnation) -> at which version
-        # Processes that have not shown drawn work: (peer, incarnation) -> my version when I first found that.
-        self._unshown: Recent[tuple[PeerId, int], int] = Recent(_MOST_PEERS)
+        self._unshown: Recent[PeerId, tuple[int, ...]] = Recent(MAX_MEMBERS)  # the last steps whose drawn work was not
         self._decided: set[Ban] = set()  # Invariant: of peers that no commit has banned yet
         self.banned: dict[PeerId, Case | None] = {}
         """Banned peers, each with its case, if that is known here."""
@@ -233,13 +234,11 @@ class Cases:
             self._sums.clear()
             self._open.clear()
             self._unshown.clear()
+            self._ended.clear()
             # The state that the run goes back to does not know of these bans.
             self._decided = {Ban(peer, -1, bytes(32)) for peer in (*self.banned, *(ban.peer for ban in self._decided))}
             self._host.vouch(frozenset(self._decided))
         owners = {index: peer for peer, _, indexes in finished.contributions for index in indexes}
-        for peer, generation, indexes in finished.contributions:
-            if indexes:
-                self._processes[peer] = generation.incarnation
         shares = shares_of(finished.contributions, finished.voided)
         self._sums[stamp.step] = Aggregate(stamp, finished, shares, owners, frozenset(owners.values()))
         for pledge in pledges:
@@ -468,20 +467,18 @@ class Cases:
         differ = any(each.found != own and each.peer not in self.banned for each in rechecks)
         return opened.disputed or suspect_of(opened.case) in self.banned or not differ
 
-    def unshown(self, peer: PeerId, incarnation: int, version: int) -> None:
-        """That process of the peer has not shown work that was drawn: it is away, or says that the process ended."""
-        self._unshown.setdefault((peer, incarnation), version)
+    def unshown(self, peer: PeerId, step: int) -> None:
+        """The peer has not shown drawn work of that step: it is away, or the process that made it has ended."""
+        known = self._unshown.get(peer, ())
+        if all(abs(step - other) >= _ONE_ABSENCE for other in known):
+            self._unshown[peer] = tuple(sorted((*known, step))[-_MOST_ABSENCES:])
 
-    def restart_often(self, version: int) -> list[PeerId]:
-        """The peers whose processes end so often without showing drawn work that too much of it ends unchecked."""
-        ends: defaultdict[PeerId, list[int]] = defaultdict(list)
-        for (peer, incarnation), at in self._unshown.items():
-            if self._processes.get(peer, incarnation) != incarnation:
-                ends[peer].append(at)
+    def away_often(self, version: int) -> list[PeerId]:
+        """The peers that are away or restarted so often that too much of their drawn work is never shown."""
         return sorted(
             peer
-            for peer, found in ends.items()
-            if any(b - a < self._apart and version < b + KEPT_OUT for a, b in pairwise(sorted(found)))
+            for peer, steps in self._unshown.items()
+            if any(b - a < self._apart and version < b + KEPT_OUT for a, b in pairwise(steps))
         )
 
     def is_excused(self, peer: PeerId, incarnation: int, step: int, version: int) -> bool:
@@ -489,7 +486,7 @@ class Cases:
 
         version: mine now. A process that has ended contributes to no later step.
         """
-        self.unshown(peer, incarnation, version)
+        self.unshown(peer, step)
         return step <= self._ended.setdefault((peer, incarnation), version)
 
     # ------------------------------------------------------------ inside

@@ -76,7 +76,8 @@ def verify(places: tuple[Path, ...]) -> int:
 
 def _evidence_in(place: Path) -> Iterable[Path]:
     # Earlier versions wrote JSON there, which is refused in words.
-    return [*place.rglob("*.proof"), *place.rglob("evidence/*.json")]
+    old = [*place.rglob("evidence/*.json"), *(place.glob("*.json") if place.name == "evidence" else ())]
+    return [*place.rglob("*.proof"), *old]
 
 
 def _proven(path: Path) -> Evidence:

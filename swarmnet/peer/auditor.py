@@ -156,9 +156,9 @@ class Auditor:
             if step == FOR_EVER and peer not in self.cases.banned:
                 self._shut_out(Ban(peer, -1, bytes(32)), self.stage)
         # Named again before an exclusion ends, it contributes nothing in between.
-        for peer in self.cases.restart_often(member.version):
+        for peer in self.cases.away_often(member.version):
             if until.get(peer, 0) <= member.version + _BEFORE_END and len(self.cases.voters) > 2:
-                self.suspend(peer, "restarts too often before it shows its work")
+                self.suspend(peer, "is away or restarted too often before it shows its work")
         self._name(member.bans)
         before = stamp.step - 1
         self.cases.received(before, self._replica.execution.works.sents(before), member.chain)
@@ -443,7 +443,7 @@ class Auditor:
         if process is None or stamp.restart != member.restart:
             return
         if not why or seen is None:
-            self.cases.unshown(peer, process, member.version)
+            self.cases.unshown(peer, stamp.step)
             return
         if seen.incarnation == process or not self.cases.is_excused(peer, process, stamp.step, member.version):
             self._event("withheld", peer, stamp.step, index=index, reason=why)

@@ -2,6 +2,16 @@
 
 An observation excludes nobody: a leader proposes what it has observed with its round (`Round.late`), and the commit
 excludes (`step.exclusion`). Until then the observer does not wait for the peer, and does not follow it as leader.
+
+| a step waits for | charged is | what cancels it |
+|---|---|---|
+| a member's state or signature, or its stream | the latest member | a voter left: that one, `unproven_s` at most |
+| its leader: nobody computes or exchanges | the leader, `unproven_s` at most | a contributor was lost |
+| those whom the leader names | nobody, up to three debts; then the leader | a commit names one |
+| a member that waits for one holder's stream | the end of more broken lines | kept apart: the member |
+
+How much each is charged its function says. A debt above 1.5 x `suspect_s`, or a third of it while an exclusion of the
+peer is remembered, is lateness; it falls by one second in 16.
 """
 
 from __future__ import annotations
@@ -64,7 +74,7 @@ class Lateness:
         costs the whole debt again after each exclusion.
         """
         debt_s = _added(self._debts.pop(peer, (0.0, now)), cost_s, now)
-        if debt_s > (self._worth_s / 3 if peer in self._remembered else self._worth_s):
+        if debt_s > self._limit_s(peer):
             self.observe(peer, reason, now=now)
         else:
             self._debts[peer] = debt_s, now
@@ -78,14 +88,16 @@ class Lateness:
         said_s = _added(self._excuses.pop(leader, (0.0, now)), waits_s, now)
         most_s = _EXCUSED * self._worth_s
         self._excuses[leader] = min(said_s, most_s), now
-        cost_s = min(over_s, rest_s + max(said_s - most_s, 0.0) - self._beat_s, self.unproven_s)
+        cost_s = min(over_s, rest_s + max(said_s - most_s, 0.0) - self._beat_s, self.unproven_s(leader))
         if cost_s > 0.0:
             self.charge(leader, "leads, and steps are slow", cost_s=cost_s, now=now)
 
-    @property
-    def unproven_s(self) -> float:
+    def unproven_s(self, peer: PeerId) -> float:
         """The most that one step costs a peer which others may have kept: less than what makes it late."""
-        return self._worth_s * 3 / 4
+        return self._limit_s(peer) * 3 / 4
+
+    def _limit_s(self, peer: PeerId) -> float:
+        return self._worth_s / 3 if peer in self._remembered else self._worth_s
 
     def agree(self, peers: Collection[PeerId], *, now: float) -> None:
         """Most replicas have observed these to be late."""
@@ -100,16 +112,17 @@ class Lateness:
         """
         self._remembered = table
         self._named_by.drop(lambda peer, _: peer not in table)
-        self._in_step.clear()
         if late:
             self._excuses.pop(leader, None)
         for peer in late:
             agreed_at = self._agreed.pop(peer, None)
             found = self.is_late(peer, now=now) or (agreed_at is not None and now - agreed_at <= self._lasts_s)
             self._until.pop(peer, None)
+            self._in_step.pop(peer, None)
             if not found and self._named_by.get(peer) == leader:
                 self.observe(leader, "names the same peer late again", now=now)
             self._named_by[peer] = leader
+        self._in_step.clear()
 
     def may_name(self, peer: PeerId, me: PeerId) -> bool:
         """May I name this excluded peer again, although I alone have observed it?"""
@@ -144,7 +157,7 @@ class Delays:
 
     def __init__(self, timers: Timers, now: float) -> None:
         self._timers, self._began_at = timers, now
-        self._late, self._unsigned, self._led = WaitTimes(now), WaitTimes(now), WaitTimes(now)
+        self._late, self._unsigned = WaitTimes(now), WaitTimes(now)
         self._voters: Set[PeerId] = frozenset()  # in the last attempt
         self._gone: Set[PeerId] = frozenset()  # voters without which the step has gone on
 
@@ -153,20 +166,6 @@ class Delays:
         waits_for = waits_for if len(waits_for) < quorum(members) else frozenset()
         self._late.note(waits_for, now=now)
         self._unsigned.note(waits_for if signatures else (), now=now)
-
-    def note_leader(self, waits_for: Collection[PeerId], *, now: float) -> None:
-        """The step waits for its leader, or as the leader says for these."""
-        self._led.note(waits_for, now=now)
-
-    def forgive_leader(self) -> None:
-        """Somebody is lost, and the leader has to find out and to have work done again."""
-        self._led.seconds.clear()
-
-    def led_s(self, leader: PeerId, *, now: float) -> tuple[float, float]:
-        """How long the step has waited for its leader, and for the one that it says it waited for longest."""
-        self._led.note((), now=now)
-        others = [seconds for peer, seconds in self._led.seconds.items() if peer != leader]
-        return self._led.seconds.get(leader, 0.0), max(others, default=0.0)
 
     def opened(self, voters: Set[PeerId], *, now: float) -> None:
         """An attempt with these voters. Those that the step goes on without since the last one have kept the others
@@ -189,9 +188,36 @@ class Delays:
         cost_s = max(late_s - alone_s / 2 - self._timers.settle_s, unsigned_s - alone_s / 4)
         # Why the step went on without a member its leader knows: another one may have kept it.
         if peer in self._gone:
-            cost_s = min(cost_s, lateness.unproven_s)
+            cost_s = min(cost_s, lateness.unproven_s(peer))
         if peer != me and cost_s > 0.0:
             lateness.charge(peer, "slows the steps down", cost_s=cost_s, now=now)
+
+
+class LeaderWaits:
+    """How long one step has waited for its leader alone, and for others as that one says. Of one leader: another ballot
+    of it changes nothing."""
+
+    def __init__(self, leader: PeerId | None, now: float) -> None:
+        self.leader, self._waits = leader, WaitTimes(now)
+        self._lost: Set[object] | None = None  # peers out of touch, as of the last beat
+
+    def note(self, waits_for: Collection[PeerId], *, now: float) -> None:
+        """The step waits for its leader, or as the leader says for these."""
+        self._waits.note(waits_for, now=now)
+
+    def lost(self, peers: Set[object]) -> None:
+        """These are out of touch. The leader has to find out about those that were not yet, and to have work done
+        again: it owes nothing for the time before."""
+        if self._lost is not None and peers - self._lost:
+            self._waits.seconds.clear()
+        self._lost = peers
+
+    def seconds(self, *, now: float) -> tuple[float, float]:
+        """For the leader; and for the one that it says it waited for longest."""
+        self._waits.note((), now=now)
+        others = [seconds for peer, seconds in self._waits.seconds.items() if peer != self.leader]
+        mine = self._waits.seconds.get(self.leader, 0.0) if self.leader is not None else 0.0
+        return mine, max(others, default=0.0)
 
 
 class Waits:

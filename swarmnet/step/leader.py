@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
+from swarmnet.averaging.parts import shares
 from swarmnet.ids import Ballot, Generation, PeerId, RoundId
 from swarmnet.messages import (
     MAX_BANS,
@@ -29,7 +30,7 @@ from swarmnet.messages import (
 )
 from swarmnet.quorum import blocks, has_quorum, minority
 from swarmnet.step.commits import counting
-from swarmnet.step.exclusion import passed_over, remembered
+from swarmnet.step.exclusion import passed_over
 from swarmnet.step.followers import AtStep, Follower, Plans
 from swarmnet.step.idle import IdleWork, NonFinite
 from swarmnet.step.lateness import Waits
@@ -645,18 +646,18 @@ class Leader:
 
         The line between the two may be broken, which is nobody's fault the first time.
         """
-        culprit: PeerId | None = peer
-        if others:
-            culprit = self._member.lines.broken(peer, others, step=self.stamp.step)
-            before = {each.peer for each in remembered(self._member.membership.exclusions, self.stamp.step)}
-            if culprit is None and len(found := before & {peer, *others}) == 1:
-                culprit = found.pop()
+        culprit = self._member.lines.broken(peer, others, step=self.stamp.step) if others else peer
         if culprit is not None:
             self._member.lateness.observe(culprit, reason, now=now)
 
     def _kept_by(self, peer: PeerId) -> frozenset[PeerId]:
         """The members with the aggregate whose streams this one waits for, as it says: the line may be at fault."""
-        return self._follower(peer).awaits & self.acks.keys()
+        found, attempt = self._follower(peer).awaits & self.acks.keys(), self.round
+        if attempt is None or attempt.rows or not attempt.bandwidths:
+            return found
+        # Two that reduce nothing are kept apart already: nothing flows between them.
+        cut = dict(zip(attempt.receivers, shares(attempt.bandwidths), strict=True))
+        return frozenset(other for other in found if cut.get(peer) or cut.get(other))
 
     def _log_evicted(self, peer: PeerId, reason: str) -> None:
         self._member.host.log("evicted", peer=peer, reason=reason, step=self.stamp.step)

@@ -96,6 +96,10 @@ class BrokenLines:
         """The latest first."""
         return [pair for pair, broken in reversed(self._broken.items()) if 0 <= step - broken.step <= broken.steps]
 
+    def broken_to(self, peer: PeerId, *, step: int) -> frozenset[PeerId]:
+        """The other ends of the member's broken lines that are remembered."""
+        return frozenset[PeerId]().union(*(pair for pair in self._remembered(step) if peer in pair)) - {peer}
+
     def broken_with(self, peer: PeerId, *, step: int) -> frozenset[PeerId]:
         """The other ends of the member's lines that broke in that step."""
         pairs = [pair for pair, broken in self._broken.items() if broken.step == step and peer in pair]

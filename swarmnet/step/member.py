@@ -331,7 +331,7 @@ class Member:
         leader = self.kept_last.peer if self.kept_last is not None else None
         over_s = self.pace.applied(leader, now=now)
         if leader is not None and leader != self.me:
-            rest_s, waits_s = ended.led_s(leader, now=now)
+            rest_s, waits_s = ended.led_s(now=now)
             self.lateness.charge_leader(leader, over_s=over_s, rest_s=rest_s, waits_s=waits_s, now=now)
 
     def _exclude(self, commit: Commit, now: float) -> None:

@@ -8,7 +8,7 @@ collects sums and has idle indexes executed. What outlives a step is the member'
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
@@ -18,7 +18,7 @@ from swarmnet.quorum import minority
 from swarmnet.step.commits import Barrier, commit_of
 from swarmnet.step.election import Election
 from swarmnet.step.host import StepHost
-from swarmnet.step.lateness import Delays
+from swarmnet.step.lateness import Delays, LeaderWaits
 from swarmnet.step.leader import Leader
 from swarmnet.step.ledger import ClaimBook
 from swarmnet.step.lines import MOST_NAMED
@@ -192,7 +192,12 @@ class OpenStep:
         self._unheld_since = math.inf  # since when no live replica is known to hold the committed aggregate
         self._refused: set[PeerId] = set()  # peers whose ballot I did not promise
         self._told_mine: set[PeerId] = set()  # peers that told me of a ballot of mine of before
-        self._led: tuple[float, tuple[PeerId, ...]] = (-math.inf, ())  # when my leader said whom it waits for, and whom
+        self._led = LeaderWaits(None, now)
+        self._said: tuple[float, tuple[PeerId, ...]] = (
+            -math.inf,
+            (),
+        )  # when my leader said whom it waits for, and whom
+        self._out = False  # the others have begun again without me
         self._fed = False  # has work of this step come here?
         self._revision = 0
         self._reported: MemberState | None = None  # the last whole report to the promised leader
@@ -341,6 +346,7 @@ class OpenStep:
         if finished is not None and finished.id == commit.id and not commit.says(finished):
             self.part.finished = None  # the same round, other bits than my stage's: fetch them from a holder
             self._member.membership.give_up(commit_of(self.stamp, finished))
+        self._lose_line()
         self.part.decide(commit)
         return True
 
@@ -393,17 +399,19 @@ class OpenStep:
             if plan.ballot != self.promised:
                 return
         if plan.awaits:
-            self._led = now, plan.awaits
+            self._said = now, plan.awaits
         self.election.given |= plan.given  # while I am among those that would lead next
         if plan.generation == self.claims.generation:
             if plan.evicted:
-                self._delays.forgive_leader()  # the others begin again without me
+                self._out = True
+                self._lose_line()
                 self._end_accumulator("evicted_me", void=plan.evicted == "void")
             else:
                 self._on_answers(plan)
         for index in sorted(plan.execute):
             self._host.execute(self.stamp.step, index)
         if plan.attempt is not None:
+            self._out = self._member.me not in plan.attempt.receivers
             self.election.opened(plan.attempt, now=now)
             # A key that has contributed nothing could come and go in each step, and the others would owe nothing.
             voters, members = self._member.membership.roster(self.stamp.stage), frozenset(plan.attempt.receivers)
@@ -444,6 +452,7 @@ class OpenStep:
             return
         self._lock_again(now)
         self._delays = Delays(self._member.view.timers, now)  # what the last leader has caused is no member's fault
+        self._led_by(ballot.peer, now)
         self.part.drop()
         if self.leader is not None and self.leader.ballot != ballot:
             self.leader = None
@@ -624,6 +633,7 @@ class OpenStep:
         self.election.promise(ballot, now=now)
         self._lock_again(now)
         self._delays = Delays(member.view.timers, now)
+        self._led_by(member.me, now)
         self.part.drop()
         given, order = self.election.given, self.election.order
         self.leader = Leader(self.stamp, ballot, member, order, oldest=self.oldest, given=given, now=now)
@@ -641,9 +651,19 @@ class OpenStep:
             self._delays.note(late, len(self.leader.members.keys() | late), signatures=signatures, now=now)
         else:
             self._delays.note(frozenset(), 0, now=now)
-        self._delays.note_leader(self._waits_for_leader(now), now=now)
-        if resend and self._lost(now):
-            self._delays.forgive_leader()
+        self._led.note(self._waits_for_leader(now), now=now)
+        if resend:
+            self._led.lost(self._lost(now))
+
+    def _lose_line(self) -> None:
+        """The others go on without me, while I wait for one or two of them: the lines to these may be broken, and no
+        leader should have to find that out for itself."""
+        if self.phase == "exchanging" and (awaited := self._awaits):
+            self._member.lines.broken(self._member.me, awaited, step=self.stamp.step)
+
+    def _led_by(self, leader: PeerId, now: float) -> None:
+        if self._led.leader != leader:
+            self._led, self._out = LeaderWaits(leader, now), False
 
     def _computes(self, leader: PeerId, now: float) -> bool:
         """Does any replica compute, as far as I know? The leader's word is no excuse of its own."""
@@ -653,11 +673,11 @@ class OpenStep:
         queues = ((peer, seen.queue) for peer, seen in view.mates() if peer != leader)
         return any(queue and view.in_touch(peer, now=now) for peer, queue in queues)
 
-    def _lost(self, now: float) -> bool:
-        """Is a peer out of touch that has contributed lately, to any stage?"""
+    def _lost(self, now: float) -> Set[object]:
+        """The peers out of touch that have contributed lately, to any stage."""
         view, stages = self._member.view, range(self._member.shape.num_stages)
         known = ((stage, peer) for stage in stages for peer in view.contributors(stage) if peer != view.me)
-        return any(not view.may_live(peer, now=now, stage=stage) for stage, peer in known)
+        return {(stage, peer) for stage, peer in known if not view.may_live(peer, now=now, stage=stage)}
 
     def applied(self, now: float) -> None:
         """The step is over: charge the members that slowed it down."""
@@ -665,20 +685,21 @@ class OpenStep:
         named = commit.late if commit is not None else ()
         self._delays.charge(self._member.lateness, self._member.me, named, now=now)
 
-    def led_s(self, leader: PeerId, *, now: float) -> tuple[float, float]:
+    def led_s(self, *, now: float) -> tuple[float, float]:
         """How long this step, which is over, waited for its leader; and as that one says for others."""
-        return self._delays.led_s(leader, now=now)
+        return self._led.seconds(now=now)
 
     def _waits_for_leader(self, now: float) -> Collection[PeerId]:
         """My leader, if there is work to be counted and nobody works, computes or exchanges; or whom it waits for, as
         it has said since the last beat but one."""
         me, view, leader = self._member.me, self._member.view, self.promised
-        if leader is None or leader.peer == me or not self.oldest or self.phase not in ("counting", "holding"):
+        waits = self.oldest and not self._out and self.phase in ("counting", "holding")
+        if leader is None or leader.peer == me or not waits:
             return ()
         # Whoever holds the aggregate has nothing more to compute in this step.
         if self.phase == "counting" and (self._computes(leader.peer, now) or not self._is_fed(now)):
             return ()
-        said_at, awaits = self._led
+        said_at, awaits = self._said
         return awaits if awaits and me not in awaits and now - said_at <= view.timers.settle_s else (leader.peer,)
 
     def _collect(self, commit: Commit) -> None:

@@ -317,8 +317,7 @@ class Trainer:
             for version in range(total - self._delay.ahead(total - 1), total + 1):
                 if self._to_evaluate(version):
                     self._evaluations.begin(version, group)
-            # There is no next time for either.
-            # Replicas may leave now.
+            # Replicas may leave now, and there is no next time for either.
             limit_s = self._timers.long_silence_s
             if await self._evaluations.end(limit_s):
                 await self._publish_last(limit_s)

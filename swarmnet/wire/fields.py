@@ -206,7 +206,9 @@ class Struct:
     def unpacked(self, name: str, message: Message) -> Any:
         """What the message holds, which is in another one as `name`. Raises Wrong."""
         try:
-            return self.take(message) if self.known is None else self.known[0](message.SerializeToString())
+            # Fields of a later version would be kept with it, and there is no bound to them.
+            small = self.known is not None and message.ByteSize() <= _SMALL_BYTES
+            return self.known[0](message.SerializeToString()) if small and self.known else self.take(message)
         except Wrong as wrong:
             raise wrong.inside(name) from None
 

@@ -23,6 +23,7 @@ from swarmnet.net.bulk.pool import BulkPool
 from swarmnet.net.bulk.records import AROUND
 from swarmnet.net.greeting import Greeter
 from swarmnet.net.grpc_options import GrpcConfig
+from swarmnet.net.limits import BULK_JUNK
 from swarmnet.transport import ReadPayload
 from tests.contracts.transport_contract import CHECKS, FETCH, LIMIT_S, PROCESS, Pair, packed, same
 
@@ -590,7 +591,7 @@ def test_junk_dials_cost_their_line_its_next_ones_and_no_other(monkeypatch: pyte
         for _ in range(100):
             await junk()
         took_s = asyncio.get_running_loop().time() - began
-        each = pools._JUNK
+        each = BULK_JUNK
         assert len(proving) <= each.per_s * (each.burst_s + took_s), "the rest is closed unread"
         assert same(await answered(pair), UP), "who is inside feels nothing"
         # To the listener this dial comes from another line.

@@ -103,6 +103,7 @@ def test_a_leader_that_alone_names_the_same_peer_late_again_is_late_itself():
         if between == "most, long ago":
             lateness.agree((B,), now=1.0 - TIMERS.lease_s)
             lateness.observe(B, "does not report", now=1.0 - TIMERS.lease_s)
+            lateness.committed((), {B}, D, now=1.0)
         if between == "I":
             lateness.observe(B, "does not report", now=1.0)
         if between == "forgotten":

@@ -350,7 +350,7 @@ async def test_a_slow_upload_is_overtaken_by_another_caller() -> None:
         slow = asyncio.ensure_future(here.ask(0, payload(1), after_s=500.0, caller=LIAR))
         again = asyncio.ensure_future(here.ask(0, payload(1), caller=LIAR))
         await asyncio.sleep(0.01)
-        async with asyncio.timeout(2.0):  # door_s is one second
+        async with asyncio.timeout(2.0):
             assert isinstance(await here.ask(0, payload(1)), Gradient)
         assert isinstance(await again, Gradient)
         slow.cancel()

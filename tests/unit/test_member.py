@@ -1112,7 +1112,21 @@ def test_what_a_committed_stage_waits_for_another_one_is_not_its_leaders_fault()
     follower = table.members["A" if table.leader == "K" else "K"]
     table.tick(10.0)
     assert follower.oldest.phase == "committed"
-    assert follower.oldest.led_s(PeerId(table.leader), now=table.now) == (0.0, 0.0)
+    assert follower.oldest.led_s(now=table.now) == (0.0, 0.0)
+
+
+def test_who_is_left_out_while_it_waits_for_one_member_says_that_their_line_may_be_broken():
+    """No other leader has to find that out again."""
+    for awaited, said in (("", ""), ("B", "B"), ("BC", "BC"), ("BCD", "")):
+        table = Table("A", "K", microbatches=2)
+        table.execute("A", 0)
+        table.execute("K", 1)
+        mine = table.members["A" if table.leader == "K" else "K"]
+        mine.awaited = frozenset(map(PeerId, awaited))
+        plan = StagePlan(mine.oldest.stamp, mine.oldest.promised, mine.oldest.claims.generation, evicted="closed")
+        assert mine.oldest.phase == "exchanging" and mine.heartbeat().unreached == ()
+        mine.receive(PeerId(table.leader), plan, now=table.now)
+        assert mine.heartbeat().unreached == tuple(map(PeerId, said))
 
 
 def test_a_step_in_which_nobody_works_waits_for_its_leader_or_for_whom_that_one_names():
@@ -1122,9 +1136,15 @@ def test_a_step_in_which_nobody_works_waits_for_its_leader_or_for_whom_that_one_
         other = next(PeerId(name) for name in "ABK" if name not in (table.leader, mine.me))
         table.execute(mine.me, 0)
         leader = PeerId(table.leader)
-        assert mine.oldest.led_s(leader, now=table.now) == (0.0, 0.0)
+        assert mine.oldest.led_s(now=table.now) == (0.0, 0.0)
         told = {"mate": (other,), "me": (mine.me,)}.get(said, ())
         for _ in range(6):
             mine.receive(leader, StagePlan(mine.oldest.stamp, mine.oldest.promised, awaits=told), now=table.now)
             table.tick(0.5)
-        assert mine.oldest.led_s(leader, now=table.now) == pytest.approx(expected, abs=0.6), said
+        assert mine.oldest.led_s(now=table.now) == pytest.approx(expected, abs=0.6), said
+        again = StagePlan(mine.oldest.stamp, Ballot(mine.oldest.promised.number + 1, leader))
+        mine.receive(leader, again, now=table.now)
+        assert mine.oldest.promised == again.ballot
+        assert mine.oldest.led_s(now=table.now) == pytest.approx(expected, abs=0.6), (
+            "another ballot makes up for nothing"
+        )

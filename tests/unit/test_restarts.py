@@ -48,44 +48,29 @@ def test_work_that_a_process_contributed_before_its_end_is_excused_and_later_wor
     assert not mine.is_excused(PEER, 1, 13, 15), "it has contributed since it ended"
 
 
-def test_a_peer_whose_processes_end_twice_with_drawn_work_is_late_for_a_while() -> None:
-    """The fewer contributions are audited, the fewer ends have drawn work, and the longer each is remembered."""
+def test_a_peer_that_twice_does_not_show_drawn_work_is_late_for_a_while() -> None:
+    """The fewer contributions are audited, the fewer absences have drawn work, and the longer each is remembered."""
     for rate in (1.0, 0.25):
         for between, late in ((int(APART / rate) - 1, True), (int(APART / rate), False)):
             mine = cases(rate)
-            apply(mine, 9, {PEER: 1, OTHER: 1})
-            mine.unshown(PEER, 1, 10)
-            mine.unshown(PEER, 1, 12)
-            apply(mine, 12, {PEER: 2, OTHER: 1})
-            assert not mine.restart_often(13), "once"
-            mine.unshown(PEER, 2, 10 + between)
-            assert not mine.restart_often(10 + between), "it may only be away"
-            apply(mine, 11 + between, {PEER: 3, OTHER: 1})
-            assert mine.restart_often(11 + between) == [PEER] * late
-            assert mine.restart_often(9 + between + KEPT_OUT) == [PEER] * late
-            assert not mine.restart_often(10 + between + KEPT_OUT)
+            for step in (10, 12, 25):
+                mine.unshown(PEER, step)
+            assert not mine.away_often(26), "once"
+            mine.unshown(PEER, 10 + between)
+            assert mine.away_often(11 + between) == mine.away_often(9 + between + KEPT_OUT) == [PEER] * late
+            assert not mine.away_often(10 + between + KEPT_OUT)
 
 
-def test_a_peer_that_shows_its_work_may_restart_as_often_as_it_does() -> None:
+def test_a_process_that_has_ended_is_excused_and_counted() -> None:
     mine = cases()
-    for process in range(20):
-        apply(mine, process, {PEER: process, OTHER: 1})
-        assert not mine.restart_often(process + 1)
+    assert mine.is_excused(PEER, 1, 10, 12) and mine.is_excused(PEER, 2, 40, 44)
+    assert mine.away_often(45) == [PEER]
 
 
-def test_who_was_away_and_is_back_in_the_same_process_has_not_restarted() -> None:
-    mine = cases()
-    for step in (3, 9, 20):
-        apply(mine, step, {PEER: 1})
-        mine.unshown(PEER, 1, step + 1)
-    assert not mine.restart_often(21)
-
-
-def test_a_rollback_forgets_restarts() -> None:
+def test_a_rollback_forgets_who_was_away_and_whose_process_had_ended() -> None:
     mine = cases()
     for process in (1, 2, 3):
-        apply(mine, 10 * process, {PEER: process})
-        mine.unshown(PEER, process, 10 * process + 1)
-    assert mine.restart_often(31) == [PEER]
-    apply(mine, 5, {PEER: 4}, rollback=1)
-    assert not mine.restart_often(6)
+        assert mine.is_excused(PEER, process, 20 * process, 20 * process + 1)
+    assert mine.away_often(61) == [PEER]
+    apply(mine, 5, {PEER: 1}, rollback=1)
+    assert not mine.away_often(6) and mine.is_excused(PEER, 1, 7, 9) and not mine.is_excused(PEER, 1, 10, 11)
