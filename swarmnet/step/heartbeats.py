@@ -190,6 +190,6 @@ class Heartbeats:
 
     @property
     def _unreached(self) -> tuple[PeerId, ...]:
-        """The replicas that I am out of touch with, or to which my line is broken, voters first."""
-        unreached = {*self._of.view.out_of_touch, *self._of.lines.broken_to(self._of.me, step=self._of.version)}
-        return tuple(sorted(unreached, key=lambda peer: (peer not in self._of.view.voters, peer)))[:MAX_UNREACHED]
+        """The replicas that I am out of touch with, voters first."""
+        out_of_touch = self._of.view.out_of_touch
+        return tuple(sorted(out_of_touch, key=lambda peer: peer not in self._of.view.voters))[:MAX_UNREACHED]

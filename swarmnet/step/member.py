@@ -356,7 +356,7 @@ class Member:
     def tick(self, *, now: float) -> None:
         """Every heartbeat interval: say again whatever state asks for."""
         self.view.voters = self.membership.contributors(self.stage)
-        self.view.review(now=now)
+        self.view.review(broken=self.lines.broken_to(self.me, step=self.version), now=now)
         self.view.late = tuple(sorted(self.lateness.late(now=now)[:MAX_LATE]))
         self.lateness.agree(self.view.observed_late(now=now), now=now)
         if not self.synced:

@@ -656,10 +656,15 @@ class OpenStep:
             self._led.lost(self._lost(now))
 
     def _lose_line(self) -> None:
-        """The others go on without me, while I wait for one or two of them: the lines to these may be broken, and no
-        leader should have to find that out for itself."""
-        if self.phase == "exchanging" and (awaited := self._awaits):
-            self._member.lines.broken(self._member.me, awaited, step=self.stamp.step)
+        """The others go on without me, and the streams of one or two of them have stood still for so long that I have
+        reported them: the lines to these may be broken, and no leader should have to find that out for itself."""
+        trouble = self._member.trouble
+        # That the leader leaves me out says nothing by itself; and whose chunks are refused has sent them.
+        if self.phase != "exchanging" or trouble is None or trouble.refused:
+            return
+        late = [each.peer for each in trouble.late]
+        if len(late) <= MOST_NAMED:
+            self._member.lines.broken(self._member.me, late, step=self.stamp.step)
 
     def _led_by(self, leader: PeerId, now: float) -> None:
         if self._led.leader != leader:

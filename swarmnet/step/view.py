@@ -71,7 +71,8 @@ class View:
         self.me, self.stage, self.timers = me, stage, timers
         self.draining = False  # am I about to leave?
         self.out_of_touch: Mapping[PeerId, float] = {}
-        """The replicas of my stage that I call and am out of touch with, and since when; as of the last tick."""
+        """The replicas of my stage that I call and am out of touch with, or to which my line is broken, and since when;
+        as of the last tick."""
         self.late: tuple[PeerId, ...] = ()  # those that I have observed to be late, as my heartbeats say it
         self._neighbours: frozenset[PeerId] = frozenset()  # whom I send heartbeats
         self.contributors: Callable[[int], Set[PeerId]] = lambda stage: frozenset()
@@ -152,8 +153,11 @@ class View:
         """Forget all that others said; what I know of connections stays."""
         self._seen.clear()
 
-    def review(self, *, now: float) -> None:
-        """A heartbeat's time has passed. Replicas that were silent for ten long silences are forgotten."""
+    def review(self, *, broken: Set[PeerId] = frozenset(), now: float) -> None:
+        """A heartbeat's time has passed. Replicas that were silent for ten long silences are forgotten.
+
+        broken: the replicas to which my line was broken in a recent step.
+        """
         # My process was stopped, and has asked for no answer in that time.
         if now - self._reviewed_at > self.timers.suspect_s:
             for _, seen in self.mates():
@@ -168,7 +172,7 @@ class View:
         out = (
             peer
             for peer, seen in self.mates()
-            if seen.synced and not (self.refused(peer) or self.in_touch(peer, now=now))
+            if seen.synced and not self.refused(peer) and (peer in broken or not self.in_touch(peer, now=now))
             if called is None or peer in called
         )
         self.out_of_touch = {peer: self.out_of_touch.get(peer, now) for peer in out}

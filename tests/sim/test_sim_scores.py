@@ -121,6 +121,11 @@ def test_a_replica_that_never_ends_an_evaluation_costs_the_scores_that_it_was_as
     told = [fields["step"] for _, _, name, fields in swarm.events if name in ("evaluated", "not_evaluated")]
     assert told == sorted(told), "in their order"
     scores = said(swarm, "evaluated")
-    assert set(range(20)) - scores.keys() <= liar.asked
-    assert len(scores) >= 5 and max(scores) > min(liar.asked), "the run has not waited for the first"
+    # While one hangs the weights of some that come after it move on; those that are in time are scored.
+    missed = {fields["step"] for fields in said(swarm, "not_evaluated").values()}
+    assert {fields["reason"] for fields in said(swarm, "not_evaluated").values()} == {
+        "the weights moved on before all was measured"
+    }
+    assert not missed & scores.keys() and min(missed) in liar.asked
+    assert len(scores) >= 5 and max(scores) > max(missed), "the run has not waited, and the last is scored"
     assert all(score["loss"] == honest(swarm, version) for version, score in scores.items())

@@ -11,6 +11,7 @@ import ssl
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -27,7 +28,7 @@ from swarmnet.net.grpc_link import LINK
 from swarmnet.net.grpc_options import GrpcConfig
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import Identity
-from swarmnet.pacing import Rate
+from swarmnet.pacing import Backoff, Rate
 from swarmnet.testing.doubles import FakeService
 from swarmnet.transport import ReadPayload
 from swarmnet.wire.convert import read_answer, write_control, write_request
@@ -225,6 +226,13 @@ async def third_party() -> AsyncIterator[tuple[str, list[None]]]:
         yield f"/ip4/127.0.0.1/tcp/{listener.sockets[0].getsockname()[1]}", got
 
 
+def long_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is dialled again within a test."""
+    for again in ("DIAL_AGAIN", "DIAL_OF_ALL_AGAIN"):
+        monkeypatch.setattr(dials, again, partial(Backoff, 30.0, 30.0))
+    monkeypatch.setattr(dials, "DIAL_FIRST_S", 30.0)
+
+
 async def in_vain(transport: GrpcTransport, peer: PeerId) -> PeerGone:
     with pytest.raises(PeerGone) as caught:
         async for _ in transport.call(peer, FETCH, deadline=in_s(10)):
@@ -233,8 +241,7 @@ async def in_vain(transport: GrpcTransport, peer: PeerId) -> PeerGone:
 
 
 def test_a_third_party_is_not_dialled_for_everybody_who_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dials, "FIRST_PAUSE_S", 30.0)
-    monkeypatch.setattr(dials, "LONGEST_OF_ALL_S", 30.0)
+    long_pauses(monkeypatch)
 
     async def main() -> None:
         book: dict[PeerId, tuple[str, ...]] = {}
@@ -254,8 +261,7 @@ def test_a_third_party_is_not_dialled_for_everybody_who_names_it(monkeypatch: py
 
 
 def test_a_peer_whose_address_others_name_is_reached_when_it_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dials, "FIRST_PAUSE_S", 30.0)
-    monkeypatch.setattr(dials, "LONGEST_OF_ALL_S", 30.0)
+    long_pauses(monkeypatch)
 
     async def main() -> None:
         book: dict[PeerId, tuple[str, ...]] = {}
@@ -275,8 +281,7 @@ def test_a_peer_whose_address_others_name_is_reached_when_it_calls(monkeypatch: 
 
 def test_a_peer_that_answered_cannot_send_us_elsewhere_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
     """It answers at its own address, and then names a third party's."""
-    monkeypatch.setattr(dials, "FIRST_PAUSE_S", 30.0)
-    monkeypatch.setattr(dials, "LONGEST_OF_ALL_S", 30.0)
+    long_pauses(monkeypatch)
 
     async def main() -> None:
         book: dict[PeerId, tuple[str, ...]] = {}
