@@ -22,6 +22,9 @@ PROOF = ".proof"
 MAX_LINE_BYTES = 1 << 20
 """Of what is signed: of a stage of thousands of replicas, all that contributed."""
 
+MOST_READ = 2 * MAX_LINE_BYTES
+"""Characters of a line that are read: more than its text may have."""
+
 
 def to_line(proof: Any, writer: PeerId, signer: Callable[[bytes], bytes]) -> str:
     """A proof or a receipt as one line, with its end. signer: signs by the key of `writer`."""

@@ -15,11 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 from swarmnet.audit.case import Verify
-from swarmnet.audit.evidence import from_line
+from swarmnet.audit.evidence import MOST_READ, from_line
 from swarmnet.audit.pledge import shares_of
 from swarmnet.bounds import MAX_MEMBERS, Entries, Proto
 from swarmnet.ids import PeerId, RunId, first_chain
@@ -104,7 +105,10 @@ def read(path: Path, damaged: list[str], verify: Verify) -> Iterator[Receipt]:
         damaged: hears which other lines are no receipts, in words.
     """
     with path.open(encoding="ascii", errors="replace") as file:
-        for number, line in enumerate(file, 1):
+        for number, line in enumerate(iter(partial(file.readline, MOST_READ), ""), 1):
+            if len(line) == MOST_READ:
+                damaged.append(f"line {number} is longer than any receipt, and ends the file here")
+                return
             if line.endswith("\n"):
                 try:
                     receipt = from_line(line, Receipt, verify)

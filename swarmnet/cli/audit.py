@@ -82,13 +82,15 @@ def _evidence_in(place: Path) -> Iterable[Path]:
 
 def _proven(path: Path) -> Evidence:
     """Raises ValueError, in words: why it proves nothing."""
-    from swarmnet.audit.evidence import Evidence, from_line
+    from swarmnet.audit.evidence import MOST_READ, Evidence, from_line
     from swarmnet.net.identity import verify as signed
 
     if not path.is_file():
         raise ValueError(_NOT_REGULAR)
     try:
-        evidence = from_line(path.read_text(encoding="ascii", errors="replace"), Evidence, signed)
+        with path.open(encoding="ascii", errors="replace") as file:
+            text = file.read(MOST_READ)
+        evidence = from_line(text, Evidence, signed)
     except OSError as error:
         raise ValueError(f"it cannot be read ({error.strerror or error})") from error
     except ValueError as error:

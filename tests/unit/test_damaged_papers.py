@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from test_receipts import line_of, receipts_of
 
 from swarmnet.audit.evidence import Evidence, from_line, to_line
 from swarmnet.audit.histories import account
-from swarmnet.audit.receipts import Receipt
+from swarmnet.audit.receipts import Receipt, read
 from swarmnet.bounds import ANY_RUN
 from swarmnet.cli.frame import run as swarmnet
 from swarmnet.net.identity import verify
@@ -124,6 +125,19 @@ def test_verify_takes_directories(tmp_path, capsys) -> None:
     (tmp_path / "empty").mkdir()
     assert swarmnet(["audit", "verify", str(tmp_path / "empty")]) == 0
     assert capsys.readouterr().out == f"no evidence in {tmp_path}/empty\n"
+
+
+def test_no_more_is_read_of_a_file_than_a_line_may_have(tmp_path, capsys) -> None:
+    for name in ("huge.proof", "receipts-huge.txt"):
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(1 << 33)
+    tracemalloc.start()
+    assert swarmnet(["audit", "verify", str(tmp_path / "huge.proof")]) == 1
+    assert "no evidence, or a damaged one" in capsys.readouterr().out
+    damaged: list[str] = []
+    assert not list(read(tmp_path / "receipts-huge.txt", damaged, verify)) and "longer than any receipt" in damaged[0]
+    assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    tracemalloc.stop()
 
 
 @pytest.mark.parametrize("command", ["verify", "receipts"])
