@@ -475,7 +475,7 @@ def test_a_caller_that_can_be_dialled_hears_at_once_that_the_peer_does_not_come(
 
 
 def test_a_relay_that_summons_without_end_loses_the_peer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hidden, "_SUMMONS", Rate(1.0, burst_s=5.0))
+    monkeypatch.setattr(hidden, "SUMMONS_OF_RELAY", Rate(1.0, burst_s=5.0))
 
     async def scenario(world: World) -> None:
         via, stranger = await world.member(), await no_relay(world)
@@ -558,7 +558,7 @@ def test_pings_that_come_together_after_a_stall_cost_no_place_and_a_flood_does()
 
 
 def test_arrivals_that_nobody_waits_for_are_soon_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay, "_SUMMONS", Rate(0.01, burst_s=200.0))
+    monkeypatch.setattr(relay, "RELAY_SUMMONS", Rate(0.01, burst_s=200.0))
 
     async def scenario(world: World) -> None:
         via, stranger = await world.member(), await world.member()
