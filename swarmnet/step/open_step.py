@@ -193,10 +193,8 @@ class OpenStep:
         self._refused: set[PeerId] = set()  # peers whose ballot I did not promise
         self._told_mine: set[PeerId] = set()  # peers that told me of a ballot of mine of before
         self._led = LeaderWaits(None, now)
-        self._said: tuple[float, tuple[PeerId, ...]] = (
-            -math.inf,
-            (),
-        )  # when my leader said whom it waits for, and whom
+        # When my leader last said whom it waits for, and whom.
+        self._said: tuple[float, tuple[PeerId, ...]] = (-math.inf, ())
         self._out = False  # the others have begun again without me
         self._fed = False  # has work of this step come here?
         self._revision = 0
