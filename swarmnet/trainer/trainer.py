@@ -283,7 +283,7 @@ class Trainer:
         self._answered = -1  # the newest step of which an answer came
         self._timers = manifest.protocol.timers
         self._shares = FedShares(me, self._timers)
-        self._restarted = asyncio.Event()
+        self._void = asyncio.Event()  # what is in flight: the run is complete, or goes on from another version
         self.step = 0
         self._eval_loss: tuple[int, float] | None = None
         self._history = HistoryBook()
@@ -307,8 +307,9 @@ class Trainer:
             self.step = self._stage.newest_version()
             while self.step < self._stage.steps:
                 restart = self._stage.restart
-                await unless_stopped(self._restarted, self._feed(group))
-                self._restarted.clear()
+                await unless_stopped(self._void, self._feed(group))
+                self._void.clear()
+                self.step = max(self.step, self._stage.newest_version())
                 # The run goes on from another version: what was fed of this one is void.
                 if restart != self._stage.restart:
                     self._evaluations.cancel()
@@ -531,8 +532,9 @@ class Trainer:
         self.event("progress", fields)
 
     async def _refresh(self) -> None:
-        if await self._stage.refresh():
-            self._restarted.set()
+        # Replicas that have failed are asked again after a while only, and nobody needs their answer any more.
+        if await self._stage.refresh() or self._stage.newest_version() >= self._stage.steps:
+            self._void.set()
 
     async def _publishing(self) -> None:
         while True:

@@ -1,4 +1,5 @@
-"""A run that lacks a stage: the trainer says so as peers do, when it lasts, and is reminded of it."""
+"""A run that lacks a stage: the trainer says so as peers do, when it lasts, and is reminded of it. One that is
+complete: it waits for nobody."""
 
 from __future__ import annotations
 
@@ -57,6 +58,20 @@ def test_what_lacks_is_said_when_it_lasts_and_when_it_changes() -> None:
 
 def test_a_run_in_which_all_is_there_is_worth_no_word() -> None:
     assert said((0.0, ALL), (20.0, NOBODY), (21.0, ALL), until=40.0) == []
+
+
+def test_a_run_that_ends_without_it_is_done_although_nobody_may_be_called() -> None:
+    """It was suspended, say, and all that it called are given up for minutes."""
+    timers = {"long_silence_s": 1800.0}
+    manifest = MANIFEST.model_copy(update={"protocol": MANIFEST.protocol.model_copy(update=timers)})
+    steps = manifest.training.total_steps
+
+    def records() -> list[Record]:
+        return [replica(stage, version=steps if now() >= 60.0 else 0, name=f"p{stage}") for stage in (0, 1)]
+
+    ended = fed(manifest, records)
+    assert ended.names[-1] == "done" and ended.took_s == pytest.approx(60.0, abs=manifest.protocol.timers.beat_s)
+    assert {name for name in ended.names if name != "done"} == {"rerouted"}
 
 
 def test_the_advice_can_be_typed() -> None:
