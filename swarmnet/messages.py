@@ -399,6 +399,8 @@ class Heartbeat:
     """The stages whose commits of step `stamp.step` I lack and ask the receiver for; bits as in `known`."""
     notices: Annotated[bytes, Size(MARK_BYTES), Proto(18)] = b""
     """Stands for the notices that I know; another one than yours: ask me for them (`ManifestRequest`)."""
+    away: Annotated[bool, Proto(20)] = False
+    """What I have yet to accumulate is with the next stage: nothing is left to do here."""
 
 
 MAX_UNREACHED = 16

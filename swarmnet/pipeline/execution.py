@@ -114,6 +114,11 @@ class Execution:
         return sum(tasks.queue for tasks in self.steps.values())
 
     @property
+    def away(self) -> bool:
+        """Is all that is left of the oldest open step with the next stage?"""
+        return next((tasks.away for tasks in self.steps.values()), False)
+
+    @property
     def num_tasks(self) -> int:
         """Microbatches begun and not ended, those that wait for their input included."""
         return sum(len(tasks.by_index) for tasks in self.steps.values())

@@ -196,6 +196,12 @@ class StepTasks:
             self._claims.claim(self.step, index)
 
     @property
+    def away(self) -> bool:
+        """Is all that I count and have not accumulated yet with the next stage, so that nothing is left to do here?"""
+        counted = [task for task in self.by_index.values() if task.voids is not None]
+        return bool(counted) and all(task.passed_on and not task.outcome.done() for task in counted)
+
+    @property
     def queue(self) -> int:
         """Microbatches in flight."""
         return self._slots.taken

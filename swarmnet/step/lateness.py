@@ -6,6 +6,7 @@ excludes (`step.exclusion`). Until then the observer does not wait for the peer,
 | a step waits for | charged is | what cancels it |
 |---|---|---|
 | a member's state or signature, or its stream | the latest member | a voter left: that one, `unproven_s` at most |
+| a member that waits for the next stage | nobody, up to three debts; then the member | |
 | its leader: nobody computes or exchanges | the leader, `unproven_s` at most | a contributor was lost |
 | those whom the leader names | nobody, up to three debts; then the leader | a commit names one |
 | a member that waits for one holder's stream | the end of more broken lines | kept apart: the member |
@@ -30,7 +31,7 @@ _SHARE = 16.0
 """A peer may be late for one of so many seconds."""
 
 _EXCUSED = 3
-"""So many times the debt that excludes a peer a leader may wait for others without having one of them excluded."""
+"""So many times the debt that excludes a peer it may wait for others, by its own word."""
 
 
 def _added(debt: tuple[float, float], cost_s: float, now: float) -> float:
@@ -49,7 +50,7 @@ class Lateness:
         self._debts = Recent[PeerId, tuple[float, float]](_MOST_PEERS)  # seconds, when they were added up
         self._until = Recent[PeerId, float](_MOST_PEERS)
         self._in_step = Recent[PeerId, None](_MOST_PEERS)  # observed in the step that is applied next: lasts for it
-        self._excuses = Recent[PeerId, tuple[float, float]](_MOST_PEERS)  # of leaders, as debts
+        self._excuses = Recent[PeerId, tuple[float, float]](_MOST_PEERS)  # who has waited for others, as debts
         self._pardoned: set[PeerId] = set()
         self._agreed = Recent[PeerId, float](_MOST_PEERS)  # when most had last observed it; forgotten once it is named
         self._named_by = Recent[PeerId, PeerId](_MOST_PEERS)  # the leader of the last commit that named a peer
@@ -85,12 +86,16 @@ class Lateness:
         rest_s: while nothing kept the leader from leading on, as far as is known here. waits_s: while it said that it
         waits for others; that is no excuse for longer than what it takes to have them excluded.
         """
-        said_s = _added(self._excuses.pop(leader, (0.0, now)), waits_s, now)
-        most_s = _EXCUSED * self._worth_s
-        self._excuses[leader] = min(said_s, most_s), now
-        cost_s = min(over_s, rest_s + max(said_s - most_s, 0.0) - self._beat_s, self.unproven_s(leader))
+        rest_s += self.unexcused_s(leader, waits_s, now=now)
+        cost_s = min(over_s, rest_s - self._beat_s, self.unproven_s(leader))
         if cost_s > 0.0:
             self.charge(leader, "leads, and steps are slow", cost_s=cost_s, now=now)
+
+    def unexcused_s(self, peer: PeerId, waits_s: float, *, now: float) -> float:
+        """The peer has waited for others so long, by its own word: how much of that is no excuse any more?"""
+        said_s, most_s = _added(self._excuses.pop(peer, (0.0, now)), waits_s, now), _EXCUSED * self._worth_s
+        self._excuses[peer] = min(said_s, most_s), now
+        return max(said_s - most_s, 0.0)
 
     def unproven_s(self, peer: PeerId) -> float:
         """The most that one step costs a peer which others may have kept: less than what makes it late."""
@@ -157,14 +162,26 @@ class Delays:
 
     def __init__(self, timers: Timers, now: float) -> None:
         self._timers, self._began_at = timers, now
-        self._late, self._unsigned = WaitTimes(now), WaitTimes(now)
+        self._late, self._away, self._unsigned = WaitTimes(now), WaitTimes(now), WaitTimes(now)
         self._voters: Set[PeerId] = frozenset()  # in the last attempt
         self._gone: Set[PeerId] = frozenset()  # voters without which the step has gone on
 
-    def note(self, waits_for: Set[PeerId], members: int, *, signatures: bool = False, now: float) -> None:
-        """The members that the step waits for from now on. Nobody is to blame unless most members are ready."""
+    def note(
+        self,
+        waits_for: Set[PeerId],
+        members: int,
+        *,
+        away: Set[PeerId] = frozenset(),
+        signatures: bool = False,
+        now: float,
+    ) -> None:
+        """The members that the step waits for from now on. Nobody is to blame unless most members are ready.
+
+        away: those that wait for the next stage, as they say.
+        """
         waits_for = waits_for if len(waits_for) < quorum(members) else frozenset()
-        self._late.note(waits_for, now=now)
+        self._late.note(waits_for - away, now=now)
+        self._away.note(waits_for & away, now=now)
         self._unsigned.note(waits_for if signatures else (), now=now)
 
     def opened(self, voters: Set[PeerId], *, now: float) -> None:
@@ -172,7 +189,7 @@ class Delays:
         waiting: these owe nothing for that time."""
         gone, self._voters = self._voters - voters, voters
         self._gone |= gone
-        for waits in (self._late, self._unsigned) if gone else ():
+        for waits in (self._late, self._away, self._unsigned) if gone else ():
             waits.note((), now=now)
             waits.seconds = {peer: seconds for peer, seconds in waits.seconds.items() if peer in gone}
 
@@ -181,6 +198,9 @@ class Delays:
         the others may have waited for it themselves; or its signature beyond a quarter: what it signs is at hand, and
         nobody computes any more. named: the peers that the step's commit names as late."""
         self.note(frozenset(), 0, now=now)
+        for peer, waits_s in self._away.seconds.items():
+            late_s = self._late.seconds.get(peer, 0.0) + lateness.unexcused_s(peer, waits_s, now=now)
+            self._late.seconds[peer] = late_s
         found = [(late_s, peer) for peer, late_s in self._late.seconds.items() if peer not in named]
         late_s, peer = max(found, default=(0.0, me))
         alone_s = max(now - self._began_at - max(self._late.seconds.values(), default=0.0), 0.0)

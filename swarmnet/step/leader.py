@@ -598,7 +598,10 @@ class Leader:
                 self._bring_back(peer, now)
                 self._go_without(peer, reason, now)
                 self._observe_end(peer, others, f"holds up the round ({reason})", now)
-            case CutAgain():
+            case CutAgain(peer, others):
+                # Else who refuses what another one sends in each step costs each step a cut, and nothing itself.
+                if peer is not None:
+                    self._observe_end(peer, others, "holds up the round (refuses or is refused)", now)
                 self._rounds.builder.turn()
                 self._cut_again()
 

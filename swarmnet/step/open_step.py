@@ -642,7 +642,9 @@ class OpenStep:
     def _note_delays(self, now: float, resend: bool) -> None:
         """Note the members that hold up my exchange; while there is none, those that hold me up as the leader."""
         if self.part.exchange is not None and self.part.round is not None:
-            self._delays.note(self._member.awaited, len(self.part.round.receivers), now=now)
+            awaited, view = self._member.awaited, self._member.view
+            away = {peer for peer in awaited if (seen := view.get(peer)) is not None and seen.away}
+            self._delays.note(awaited, len(self.part.round.receivers), away=away, now=now)
         elif self.leader is not None:
             late = self.leader.late(now)
             signatures = bool(self.leader.acks)
@@ -666,7 +668,7 @@ class OpenStep:
 
     def _led_by(self, leader: PeerId, now: float) -> None:
         if self._led.leader != leader:
-            self._led, self._out = LeaderWaits(leader, now), False
+            self._led, self._out, self._said = LeaderWaits(leader, now), False, (-math.inf, ())
 
     def _computes(self, leader: PeerId, now: float) -> bool:
         """Does any replica compute, as far as I know? The leader's word is no excuse of its own."""

@@ -8,7 +8,7 @@ Members report the peers whose stream stands still for too long, and the peers w
 | a member refuses its own contribution | leaves it out |
 | all others, two at least, refuse what a member sends | leaves it out at once |
 | edges, for the length of the patience | leaves out the member of most edges |
-| two members tie, and one of the edges is a refusal | cuts the round in other parts first, while that adds an edge |
+| two members tie, and one of the edges is a refusal | first cuts the round in other parts, while that adds an edge; one edge alone is a broken line |
 
 A tie falls on the member of most earlier ties, then on the one that most members wait for, never on the leader if it
 can fall on another. Of members with one edge each it falls on one that reports: so no member alone has another one left
@@ -41,7 +41,13 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class CutAgain:
-    """Cut the round in other parts: other members then reduce what the suspects send."""
+    """Cut the round in other parts: other members then reduce what the suspects send.
+
+    peer, others: as of `Leave`, if the suspect has one edge only; else None.
+    """
+
+    peer: PeerId | None = None
+    others: frozenset[PeerId] = frozenset()
 
 
 class SuspectGraph:
@@ -111,10 +117,6 @@ class SuspectGraph:
         degree = Counter(peer for edge in edges for peer in edge)
         most = max(degree.values())
         tied = [peer for peer in degree if degree[peer] == most]
-        # Which end is at fault shows once other members reduce what both send.
-        if len(tied) > 1 and len(members) > 2 and self._refusals and self._cut_for != edges:
-            self._cut_for = edges
-            return CutAgain()
         ties = self._links.ends(step)
         # Of three or more, no member but its reporter has anything against a suspect of one edge.
         alone = most == 1 and len(members) > 2
@@ -123,8 +125,13 @@ class SuspectGraph:
         all_edges = {frozenset((peer, each.peer)) for peer, each in waits} if not alone else set()
         waited_for = Counter(peer for edge in all_edges for peer in edge)
         worst = max(sorted(tied), key=lambda p: (ties[p], waited_for[p], by * reported[p], p != self._me))
+        others = frozenset(peer for edge in edges if alone and worst in edge for peer in edge - {worst})
+        # Which end is at fault shows once other members reduce what both send.
+        if len(tied) > 1 and len(members) > 2 and self._refusals and self._cut_for != edges:
+            self._cut_for = edges
+            return CutAgain(worst if alone else None, others)
         if alone:
-            return Leave(worst, "alone", frozenset(peer for edge in edges if worst in edge for peer in edge - {worst}))
+            return Leave(worst, "alone", others)
         return Leave(worst, "refused" if worst in refused_by else "late")
 
     def _is_late(self, peer: PeerId, allowed_s: float, now: float) -> bool:

@@ -149,8 +149,9 @@ def test_a_leader_that_names_correct_peers_late_again_and_again_is_excluded_itse
     assert row.weights_equal and row.ratio >= 0.9 and row.named_in["late"] and row.named_in["excluded"], row
 
 
-def test_s2_a_callee_that_answers_running_for_ever_makes_no_caller_late() -> None:
-    trial, liar = strangers.Trial(3, 2 * SHORT_S, 2, strangers.STAGE, QUIET_S), PeerId("liar.0")
+@pytest.mark.parametrize("seed", [1, 2, 3, 4])
+def test_s2_a_callee_that_answers_running_for_ever_makes_no_caller_late(seed: int) -> None:
+    trial, liar = strangers.Trial(3, 2 * SHORT_S, seed, strangers.STAGE, QUIET_S), PeerId("liar.0")
     trial.run([strangers.LIES["accepts-never-finishes"](trial.swarm, liar)])
     assert not trial.broken and trial.weights_equal and trial.steps >= SHORT_S
     late = {fields["peer"] for _, _, event, fields in trial.swarm.events if event in ("late", "excluded")}

@@ -194,6 +194,16 @@ def test_a_step_that_waits_for_one_member_charges_that_one_and_never_the_observe
     assert not lateness.late(now=12.0), "most are waited for: that is no fault of one"
 
 
+def test_a_member_that_waits_for_the_next_stage_owes_nothing_until_it_has_done_so_for_long():
+    lateness, late = Lateness(TIMERS, Deferred()), list[bool]()
+    for number in range(5):
+        delays = Delays(TIMERS, 10.0 * number)
+        delays.note({B}, 3, away={B, C}, now=10.0 * number + 2.0)
+        delays.charge(lateness, A, (), now=10.0 * number + 10.0)
+        late.append(lateness.is_late(B, now=10.0 * number + 10.0))
+    assert late == [False, False, True, True, True], "13.5 s of waiting, and then the debt of 4.5 s"
+
+
 def test_who_signs_each_sum_a_second_late_in_steps_of_half_a_second_is_late_after_some_steps():
     """A stream may be as late: its sender may still compute."""
     late_after: dict[bool, int | None] = {}

@@ -90,7 +90,7 @@ def test_a_member_that_owes_its_own_contribution_is_named_before_those_that_wait
 def test_one_refusal_has_the_round_cut_again_before_one_end_is_left_out() -> None:
     stage = Stage(A, B, C)
     stage.says(B, refused=(C,), now=1.0)
-    assert stage.decision(1.0) is None and stage.decision(4.5) == CutAgain()
+    assert stage.decision(1.0) is None and stage.decision(4.5) == CutAgain(B, frozenset({C}))
     stage.open(4.5)
     assert stage.decision(20.0) is None, "no member reports anything of the second round"
     stage.says(B, refused=(C,), now=21.0)
@@ -102,7 +102,7 @@ def test_refusals_of_different_rounds_are_edges_of_one_graph() -> None:
     stage = Stage(*EIGHT)
     first, second, *_, spoiled = EIGHT
     stage.says(first, refused=(spoiled,), now=0.0)
-    assert stage.decision(0.0) is None and stage.decision(4.0) == CutAgain()
+    assert stage.decision(0.0) is None and stage.decision(4.0) == CutAgain(first, frozenset({spoiled}))
     stage.open(4.0)
     stage.says(second, refused=(spoiled,), now=4.0)
     assert stage.decision(4.0) is None and stage.decision(8.0) == Leave(spoiled, "refused")
@@ -217,7 +217,8 @@ def end_of(stage: Stage, reporter: PeerId, *suspects: PeerId, refusal: bool = Fa
             case Leave() as left:
                 stage.lines.broken(left.peer, left.others, step=stage.step)
                 return left
-            case CutAgain():
+            case CutAgain() as cut:
+                stage.lines.broken(cut.peer, cut.others, step=stage.step)
                 stage.open(float(now))
     raise AssertionError("the round never ends")
 
