@@ -164,6 +164,7 @@ class Delays:
         self._timers, self._began_at = timers, now
         self._late, self._away, self._unsigned = WaitTimes(now), WaitTimes(now), WaitTimes(now)
         self._voters: Set[PeerId] = frozenset()  # in the last attempt
+        self._newcomers: Set[PeerId] = frozenset()  # in the last attempt; Invariant: none of them is a voter
         self._gone: Set[PeerId] = frozenset()  # voters without which the step has gone on
 
     def note(
@@ -184,11 +185,19 @@ class Delays:
         self._away.note(waits_for & away, now=now)
         self._unsigned.note(waits_for if signatures else (), now=now)
 
-    def opened(self, voters: Set[PeerId], *, now: float) -> None:
-        """An attempt with these voters. Those that the step goes on without since the last one have kept the others
-        waiting: these owe nothing for that time."""
+    def opened(self, voters: Set[PeerId], newcomers: Set[PeerId] = frozenset(), *, now: float) -> None:
+        """An attempt with these voters, and members that have no vote yet. Voters that the step goes on without since the
+        last one have kept the others waiting: these owe nothing for that time. So may a newcomer have; but a key that
+        has contributed nothing could come and go in each step, so for that time they are excused as by their word."""
         gone, self._voters = self._voters - voters, voters
+        left, self._newcomers = self._newcomers - newcomers - voters, newcomers
         self._gone |= gone
+        if left:
+            for waits in (self._late, self._unsigned):
+                waits.note((), now=now)
+            for peer, seconds in self._late.seconds.items():
+                self._away.seconds[peer] = self._away.seconds.get(peer, 0.0) + seconds
+            self._late.seconds, self._unsigned.seconds = {}, {}
         for waits in (self._late, self._away, self._unsigned) if gone else ():
             waits.note((), now=now)
             waits.seconds = {peer: seconds for peer, seconds in waits.seconds.items() if peer in gone}

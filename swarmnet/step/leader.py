@@ -463,9 +463,10 @@ class Leader:
             return named  # else its members refuse what they have signed under me with other names
         # A peer that was excluded and has contributed nothing since is no voter any more; neighbours bring it work.
         table = {each.peer for each in membership.exclusions}
-        late = [
-            peer for peer in self._observed(now) if peer in voters | table and peer not in (*excluded, self.view.me)
-        ]
+        # Nor is a newcomer, which may have held up this step: the next leader should not have to find that out.
+        known = voters | table
+        late = [p for p in self._observed(now) if p in known | self._left_out and p not in (*excluded, self.view.me)]
+        late.sort(key=lambda peer: peer not in known)
         most, room = self.view.observed_late(now=now), minority(voters) - len(voters.intersection(excluded))
         lateness = self._member.lateness
         late = [p for p in late if p in most or p not in table or lateness.may_name(p, self.view.me)]

@@ -411,9 +411,9 @@ class OpenStep:
         if plan.attempt is not None:
             self._out = self._member.me not in plan.attempt.receivers
             self.election.opened(plan.attempt, now=now)
-            # A key that has contributed nothing could come and go in each step, and the others would owe nothing.
             voters, members = self._member.membership.roster(self.stamp.stage), frozenset(plan.attempt.receivers)
-            self._delays.opened(members & voters if voters else members, now=now)
+            with_vote = members & voters if voters else members
+            self._delays.opened(with_vote, members - with_vote, now=now)
             self.part.hear(plan.attempt)
             self._join_round()
         if plan.whole:

@@ -204,6 +204,16 @@ def test_a_member_that_waits_for_the_next_stage_owes_nothing_until_it_has_done_s
     assert late == [False, False, True, True, True], "13.5 s of waiting, and then the debt of 4.5 s"
 
 
+def test_members_that_waited_for_a_newcomer_that_is_left_out_are_excused_for_that_time():
+    for newcomers, late in (({D}, []), (set(), [B])):
+        lateness, delays = Lateness(TIMERS, Deferred()), Delays(TIMERS, 0.0)
+        delays.opened({A, B, C}, newcomers, now=0.5)
+        delays.note({B}, 4, now=1.0)
+        delays.opened({A, B, C}, now=10.0)
+        delays.charge(lateness, A, (), now=10.5)
+        assert lateness.late(now=10.5) == late
+
+
 def test_who_signs_each_sum_a_second_late_in_steps_of_half_a_second_is_late_after_some_steps():
     """A stream may be as late: its sender may still compute."""
     late_after: dict[bool, int | None] = {}
