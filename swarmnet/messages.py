@@ -361,6 +361,11 @@ class Measure:
     # Number 4 was a sketch of the weights: a field that is added has another one.
 
 
+Waits = Literal["", "stage", "leader"]
+"""Nothing is left to do in a replica: all that it has yet to accumulate is with the next stage, or all is computed and
+waits for the leader's word on what it counts."""
+
+
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
     """To replicas of my stage and of the neighbour stages: where I stand, and commits that the receiver asked for."""
@@ -399,8 +404,7 @@ class Heartbeat:
     """The stages whose commits of step `stamp.step` I lack and ask the receiver for; bits as in `known`."""
     notices: Annotated[bytes, Size(MARK_BYTES), Proto(18)] = b""
     """Stands for the notices that I know; another one than yours: ask me for them (`ManifestRequest`)."""
-    away: Annotated[bool, Proto(20)] = False
-    """What I have yet to accumulate is with the next stage: nothing is left to do here."""
+    waits: Annotated[Waits, Proto(20)] = ""
 
 
 MAX_UNREACHED = 16

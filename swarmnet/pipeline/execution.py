@@ -33,6 +33,7 @@ from swarmnet.messages import (
     Process,
     Rejected,
     Running,
+    Waits,
 )
 from swarmnet.pipeline.caller import Caller
 from swarmnet.pipeline.depth import Depth
@@ -114,9 +115,9 @@ class Execution:
         return sum(tasks.queue for tasks in self.steps.values())
 
     @property
-    def away(self) -> bool:
-        """Is all that is left of the oldest open step with the next stage?"""
-        return next((tasks.away for tasks in self.steps.values()), False)
+    def waits(self) -> Waits:
+        """For whom all that is left of the oldest open step waits."""
+        return next((tasks.waits for tasks in self.steps.values()), "")
 
     @property
     def num_tasks(self) -> int:

@@ -30,6 +30,7 @@ from swarmnet.messages import (
     Rejected,
     Running,
     Sent,
+    Waits,
     WorkRecord,
 )
 from swarmnet.pipeline.caller import OF_PAYLOAD
@@ -196,10 +197,12 @@ class StepTasks:
             self._claims.claim(self.step, index)
 
     @property
-    def away(self) -> bool:
-        """Is all that I count and have not accumulated yet with the next stage, so that nothing is left to do here?"""
-        counted = [task for task in self.by_index.values() if task.voids is not None]
-        return bool(counted) and all(task.passed_on and not task.outcome.done() for task in counted)
+    def waits(self) -> Waits:
+        """For whom all that is here waits, so that nothing is left to do."""
+        tasks = self.by_index.values()
+        if counted := [task for task in tasks if task.voids is not None]:
+            return "stage" if all(task.passed_on and not task.outcome.done() for task in counted) else ""
+        return "leader" if tasks and all(task.outcome.done() and not task.decided.is_set() for task in tasks) else ""
 
     @property
     def queue(self) -> int:

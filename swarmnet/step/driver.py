@@ -102,7 +102,7 @@ class StepDriver:
 
     def tick(self) -> None:
         """One heartbeat interval has passed."""
-        self.member.queue, self.member.away = self._pipeline.queue, self._pipeline.away
+        self.member.queue, self.member.waits = self._pipeline.queue, self._pipeline.waits
         watch, now = self._exchange.watch, self._now()
         relayed = any(self._transport.relayed(peer) for peer, _ in self.member.view.mates())
         line = replace(self._exchange.meter.line, relayed=relayed)

@@ -175,7 +175,7 @@ class Heartbeats:
             synced=self._of.synced,
             leader=self._of.oldest.promised or self._of.kept_last,
             queue=self._of.queue,
-            away=self._of.away,
+            waits=self._of.waits,
             draining=self._of.view.draining,
             numerics=self._of.drift.numerics,
             measure=self._of.drift.mine if of_my_stage else None,

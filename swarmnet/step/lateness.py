@@ -186,9 +186,10 @@ class Delays:
         self._unsigned.note(waits_for if signatures else (), now=now)
 
     def opened(self, voters: Set[PeerId], newcomers: Set[PeerId] = frozenset(), *, now: float) -> None:
-        """An attempt with these voters, and members that have no vote yet. Voters that the step goes on without since the
-        last one have kept the others waiting: these owe nothing for that time. So may a newcomer have; but a key that
-        has contributed nothing could come and go in each step, so for that time they are excused as by their word."""
+        """An attempt with these voters, and members that have no vote yet. Voters that the step goes on without since
+        the last one have kept the others waiting: these owe nothing for that time. So may a newcomer have; but a key
+        that has contributed nothing could come and go in each step, so for that time they are excused as by their word.
+        """
         gone, self._voters = self._voters - voters, voters
         left, self._newcomers = self._newcomers - newcomers - voters, newcomers
         self._gone |= gone

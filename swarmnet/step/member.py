@@ -30,6 +30,7 @@ from swarmnet.messages import (
     StateHeader,
     StepControl,
     Trouble,
+    Waits,
 )
 from swarmnet.quorum import quorum
 from swarmnet.step.commits import evidence
@@ -91,8 +92,7 @@ class Member:
         """Members whose streams are later than their measured lines explain."""
         self._waits: Mapping[PeerId, bool] = {}
         self.queue = 0
-        self.away = False
-        """Is all that I have yet to accumulate with the next stage?"""
+        self.waits: Waits = ""
         self.last_commits: tuple[Commit, ...] = ()
         self.evidence: tuple[bytes, ...] = ()
         """Of the last two steps, the one before this version last."""

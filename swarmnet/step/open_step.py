@@ -643,7 +643,7 @@ class OpenStep:
         """Note the members that hold up my exchange; while there is none, those that hold me up as the leader."""
         if self.part.exchange is not None and self.part.round is not None:
             awaited, view = self._member.awaited, self._member.view
-            away = {peer for peer in awaited if (seen := view.get(peer)) is not None and seen.away}
+            away = {peer for peer in awaited if (seen := view.get(peer)) is not None and seen.waits == "stage"}
             self._delays.note(awaited, len(self.part.round.receivers), away=away, now=now)
         elif self.leader is not None:
             late = self.leader.late(now)
@@ -673,10 +673,11 @@ class OpenStep:
     def _computes(self, leader: PeerId, now: float) -> bool:
         """Does any replica compute, as far as I know? The leader's word is no excuse of its own."""
         view = self._member.view
-        if self._member.queue or self.claims.assigned != self.claims.accumulated:
+        # What is computed, and not assigned to anybody yet, is in a queue as well.
+        if (self._member.queue and self._member.waits != "leader") or self.claims.assigned != self.claims.accumulated:
             return True
-        queues = ((peer, seen.queue) for peer, seen in view.mates() if peer != leader)
-        return any(queue and view.in_touch(peer, now=now) for peer, queue in queues)
+        works = (peer for peer, seen in view.mates() if peer != leader and seen.queue and seen.waits != "leader")
+        return any(view.in_touch(peer, now=now) for peer in works)
 
     def _lost(self, now: float) -> Set[object]:
         """The peers out of touch that have contributed lately, to any stage."""

@@ -8,12 +8,12 @@ Members report the peers whose stream stands still for too long, and the peers w
 | a member refuses its own contribution | leaves it out |
 | all others, two at least, refuse what a member sends | leaves it out at once |
 | edges, for the length of the patience | leaves out the member of most edges |
-| two members tie, and one of the edges is a refusal | first cuts the round in other parts, while that adds an edge; one edge alone is a broken line |
+| two members tie, and one of the edges is a refusal | cuts the round in other parts first, while that adds an edge |
 
 A tie falls on the member of most earlier ties, then on the one that most members wait for, never on the leader if it
 can fall on another. Of members with one edge each it falls on one that reports: so no member alone has another one left
 out, and a member that sends nothing to one member at a time loses the second tie. What a member has counted that is
-left out is executed again.
+left out is executed again. A round that is cut again for one edge alone counts as a broken line between its ends.
 """
 
 from __future__ import annotations

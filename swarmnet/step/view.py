@@ -54,7 +54,7 @@ class Seen:
     unreached: Mapping[PeerId, float] = field(default_factory=dict)
     new: bool = False
     queue: int = 0
-    away: bool = False
+    waits: str = ""
     draining: bool = False
     numerics: str = ""
     measure: Measure | None = None
@@ -115,7 +115,7 @@ class View:
         seen.known = stages_in(beat.known)
         seen.committed = beat.stamp.stage in seen.known or any(c.stage == beat.stamp.stage for c in beat.commits)
         seen.queue, seen.draining, seen.leader = beat.queue, beat.draining, beat.leader
-        seen.away = beat.away
+        seen.waits = beat.waits
         seen.unreached = {mate: seen.unreached.get(mate, now) for mate in beat.unreached}
         seen.late, seen.new, seen.numerics, seen.measure = beat.late, beat.new, beat.numerics, beat.measure
         return fresh
