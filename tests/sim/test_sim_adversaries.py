@@ -24,7 +24,7 @@ SLOWER = dict.fromkeys(
         *("fresh-every-ten-seconds", "fresh-key-every-4-s"),
     ),
     (30.0, 10.0),
-) | {"moves-on": (120.0, 10.0), "acks-a-little-late": (60.0, 10.0), "reports-late": (60.0, 20.0)}
+) | {"moves-on": (120.0, 10.0), "acks-a-little-late": (60.0, 10.0), "reports-late": (90.0, 20.0)}
 """Seconds of lying, and before it, where less would show less: a liar joins in its own time, keeps when it is its turn,
 or is borne with for long."""
 
