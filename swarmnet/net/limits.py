@@ -27,7 +27,6 @@ BULK_JUNK = Rate(4.0, burst_s=4.0)
 
 BULK_SESSIONS = Rate(1.0, burst_s=8.0)
 """Each takes the place of the caller's last one."""
-LINE_TESTS = Rate.every(60.0)
 HISTORIES = Rate(20.0, burst_s=2.0)
 """By all callers together. The longest answer takes 2 ms of computing."""
 DHT_CALLS = Rate(50.0, burst_s=4.0)
