@@ -749,15 +749,7 @@ class HistoryRequest:
 
 
 Request = (
-    Process
-    | Fetch
-    | AuditRequest
-    | Part
-    | SnapshotRequest
-    | TrailRequest
-    | ManifestRequest
-    | DialBack
-    | HistoryRequest
+    Process | Fetch | AuditRequest | Part | SnapshotRequest | TrailRequest | ManifestRequest | DialBack | HistoryRequest
 )
 
 STRANGERS_ASK = (ManifestRequest, HistoryRequest)

@@ -49,6 +49,8 @@ SUMMONS_OF_RELAY = Rate(8.0, burst_s=30.0)
 
 LOOK_UPS = Rate.every(5.0)
 """Of one peer's record."""
+IN_VAIN = Rate.every(60.0)
+"""Summons of one peer that did not come directly, through one relay."""
 REPEATS = Rate.every(600.0)
 """Of one line in the log, while what it says lasts."""
 REFUSALS_TOLD = Rate.every(60.0)

@@ -284,7 +284,7 @@ async def _nat(endpoint: Endpoint, mine: PeerId | None, how: str, found: Callabl
         serving = [record for record in records if record.stages and record.peer not in (endpoint.me, mine)]
         members = [record.peer for record in serving if not record.hidden]
         with contextlib.suppress(SwarmError, TimeoutError):  # nobody can tell
-            sight = await endpoint.transport.network.sight(members)
+            sight = await endpoint.transport.network.holes.sight(members)
         if sight.kind() != "unknown":
             break
     found(checkup.nat(sight.kind(), how=how, ports=(endpoint.transport.port, endpoint.directory.port)))
