@@ -35,7 +35,7 @@ from swarmnet.ids import PeerId, RunId
 from swarmnet.messages import Answer, Control, Gradient, Packed, Process, Request
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import Identity
-from swarmnet.net.tls import Leaf, open_authority
+from swarmnet.net.tls import Leaf
 from swarmnet.transport import ReadPayload
 
 RUN = RunId("00" * 32)
@@ -138,7 +138,7 @@ def _take_tcp(link: socket.socket, context: ssl.SSLContext | None) -> None:
 
 def _tls_context() -> ssl.SSLContext:
     identity = Identity.generate()
-    leaf = Leaf(identity, open_authority().admit(identity.peer))
+    leaf = Leaf(identity)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     with tempfile.NamedTemporaryFile() as file:
         file.write(leaf.key + leaf.chain)

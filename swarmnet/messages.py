@@ -741,18 +741,6 @@ class DialBack:
     """Open a new connection to me at the address in my record, and say whether that worked."""
 
 
-MAX_LINE_TEST = 2 << 20
-"""Bytes of a line test, each way."""
-
-
-@dataclass(frozen=True, slots=True)
-class LineTest:
-    """What does the line between us carry? Payload: up to MAX_LINE_TEST bytes, or nothing; they are thrown away."""
-
-    num_bytes: Annotated[int, Between(0, MAX_LINE_TEST)] = 0
-    """To send back."""
-
-
 @dataclass(frozen=True, slots=True)
 class ManifestRequest:
     """The run's manifest, as canonical bytes, and what its owner has signed since."""
@@ -767,16 +755,7 @@ class HistoryRequest:
 
 
 Request = (
-    Process
-    | Fetch
-    | AuditRequest
-    | Part
-    | SnapshotRequest
-    | TrailRequest
-    | ManifestRequest
-    | DialBack
-    | LineTest
-    | HistoryRequest
+    Process | Fetch | AuditRequest | Part | SnapshotRequest | TrailRequest | ManifestRequest | DialBack | HistoryRequest
 )
 
 STRANGERS_ASK = (ManifestRequest, HistoryRequest)
@@ -784,8 +763,8 @@ STRANGERS_ASK = (ManifestRequest, HistoryRequest)
 
 
 def gives_way(request: Request) -> bool:
-    """Is it state for a joiner that is asked for, or a test? It waits for what steps need."""
-    return isinstance(request, SnapshotRequest | LineTest) or (isinstance(request, Part) and request.kind == "replay")
+    """Is it state for a joiner that is asked for? It waits for what steps need."""
+    return isinstance(request, SnapshotRequest) or (isinstance(request, Part) and request.kind == "replay")
 
 
 @dataclass(frozen=True, slots=True)
@@ -1020,13 +999,6 @@ class DialledBack:
     """What stood in the way, in words for a person."""
 
 
-@dataclass(frozen=True, slots=True)
-class LineTested:
-    """The answer to `LineTest`, once its payload has come."""
-
-    payload: Payload = ()
-
-
 Answer = (
     Accepted
     | Running
@@ -1042,6 +1014,5 @@ Answer = (
     | TrailStep
     | ManifestData
     | DialledBack
-    | LineTested
     | History
 )

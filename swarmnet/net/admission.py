@@ -221,22 +221,20 @@ class Admissions:
         """The members of its stage have proven that `peer` works wrongly (`audit.cases`): out, for the whole run."""
         self._convicts.add(peer)
 
+    @property
+    def known(self) -> tuple[SignedMessage[Bans], ...]:
+        """The list that counts, if there is one."""
+        return (self.bans,) if self.bans is not None else ()
+
     def learn(self, bans: SignedMessage[Bans]) -> bool:
         """Take in a list. Returns whether it is this run's owner's, and newer than the one known."""
         # An older list, sent again, must not lift what a newer one bans.
-        if not self.accepts(bans) or (self.bans is not None and bans.value.number <= self.bans.value.number):
+        newer = self.bans is None or bans.value.number > self.bans.value.number
+        ours = newer and bans.key == self.owner and bans.value.run == self.run
+        if not (ours and bans.is_genuine(self._verify)):
             return False
         self.bans, self._banned = bans, frozenset(bans.value.peers)
         return True
-
-    def accepts(self, bans: SignedMessage[Bans]) -> bool:
-        """Is it this run's owner's, and not older than the one known?"""
-        # It is renewed all the time, and was verified once.
-        if bans == self.bans:
-            return True
-        old = self.bans is not None and bans.value.number < self.bans.value.number
-        ours = bans.key == self.owner and bans.value.run == self.run
-        return ours and not old and bans.is_genuine(self._verify)
 
 
 def in_words(moment: float) -> str:

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from swarmnet.clock import wall_time
 from swarmnet.directory import BearerPass, Invitation, Pass, Role
@@ -23,6 +23,7 @@ from swarmnet.manifest.extension import MAX_NOTICE_CHARS, MAX_NOTICES, Extension
 from swarmnet.manifest.terms import RunTerms
 from swarmnet.net.admission import MAX_BANNED, ROLES, Admissions, Bans, advised, in_words, invitation_in
 from swarmnet.net.identity import Identity, verify, write_whole
+from swarmnet.net.records import bans_key, notice_key
 from swarmnet.statement import SignedMessage
 from swarmnet.telemetry.text import typed
 from swarmnet.wire.signed import MAX_SIGNED_BYTES, from_text, sign, to_text
@@ -317,33 +318,50 @@ def given_invitation(given: str) -> Token:
     return Token.parse(text)
 
 
-class OwnersFiles(Generic[T]):
-    """What the run's owner has signed, as it is on this machine: in this peer's directory, and beside the manifest."""
+class OwnerStatements:
+    """One kind of what the run's owner signs, bans or extensions: what is known of it, and its files.
 
-    def __init__(self, kind: type[T], run: RunId | None, directory: Path | None, manifest: Path | None) -> None:
-        suffix = ".bans" if kind is Bans else ".notices"
-        self._kind = kind
-        self._own = directory / f"run-{run[:12]}{suffix}" if directory and run else None
+    They are in this peer's directory and beside the manifest. known: holds what is known, the newest last."""
+
+    def __init__(self, known: Admissions | Notices, directory: Path | None, manifest: Path | None) -> None:
+        bans = isinstance(known, Admissions)
+        self._kind, suffix, run = Bans if bans else Extension, ".bans" if bans else ".notices", known.run or RunId("")
+        self._known, self.owner, self.key = known, known.owner, bans_key(run) if bans else notice_key(run)
+        self._own = directory / f"run-{run[:12]}{suffix}" if directory else None
         self._beside = manifest.with_suffix(suffix) if manifest else None
         self._refused: set[str] = set()
+        self._kept: tuple[SignedMessage[Any], ...] = ()
 
-    def read(self, learn: Callable[[SignedMessage[T]], object]) -> list[str]:
-        """Hand what they hold to `learn`, which may raise ValueError. Returns what is wrong, each once."""
+    @property
+    def newest(self) -> SignedMessage[Any] | None:
+        """The one that counts."""
+        return next(reversed(self._known.known), None)
+
+    def learn(self, signed: SignedMessage[Any]) -> None:
+        """Take one in, if it is the owner's. Raises ValueError."""
+        self._known.learn(signed)
+
+    def read(self) -> list[str]:
+        """Take in what the files hold. Returns what is wrong, each once."""
         refused = []
         for path in (self._own, self._beside):
             for line in _read(path, _MAX_FILE_CHARS).splitlines() if path is not None else ():
                 try:
-                    learn(from_text(line, self._kind))
+                    self.learn(from_text(line, self._kind))
                 except ValueError as error:
                     refused.append(f"{path}: {error}")
         fresh = [words for words in refused if words not in self._refused]
         self._refused.update(fresh)
         return fresh
 
-    def keep(self, signed: Iterable[SignedMessage[T]]) -> None:
-        """Write these in place of what this peer had heard of. Raises OSError."""
-        if self._own is not None:
-            _write_signed(self._own, signed)
+    def keep(self) -> bool:
+        """Write down what is known in this peer's directory, unless that is done. Raises OSError."""
+        known = self._known.known
+        if changed := known != self._kept:
+            self._kept = known
+            if self._own is not None:
+                _write_signed(self._own, known)
+        return changed
 
 
 # ---------------------------------------------------------------- files

@@ -7,6 +7,7 @@ re-join; how a node works and what it believes is `dht_node`, what a record is `
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -21,7 +22,7 @@ from swarmnet.ids import PeerId, RunId, mark_of
 from swarmnet.manifest.extension import Extension, Notices
 from swarmnet.net.address import Address, bootstrap_address, peer_in
 from swarmnet.net.admission import Admissions, Bans, admits
-from swarmnet.net.admission_files import OwnersFiles
+from swarmnet.net.admission_files import OwnerStatements
 from swarmnet.net.dht_daemon import Listen
 from swarmnet.net.dht_node import DhtNode, Entry, NobodyAnswered, OwnersWord, RecordGate, word_key
 from swarmnet.net.identity import Identity, write_whole
@@ -170,9 +171,8 @@ class DhtDirectory:
         self._clock = clock
         self._gate = RecordGate(self._hear, clock=clock.time, heard_word=self._hear_word, welcome=self._welcome)
         self._admissions, self._notices = admissions, notices
-        self._owners_files(manifest)
-        self._word_until: dict[str, float] = {}  # key -> Unix seconds: how long the DHT keeps the owner's newest word
-        self._kept = b""  # stands for the notices that are in the file
+        self._follow_owner(manifest)
+        self._word_until: dict[OwnersWord, float] = {}  # Unix seconds: how long the DHT keeps it
         self._mine: Record | None = None
         self.elsewhere: Announcement | None = None
         """The newest that another process has signed under my identity: perhaps one of mine that ended."""
@@ -245,12 +245,13 @@ class DhtDirectory:
     def learn(self, num_stages: int, admissions: Admissions) -> None:
         """The manifest has come: from now on it says how many stages there are, and who takes part."""
         self._num_stages, self._admissions = num_stages, admissions
+        self._follow_owner(None)
         self._node.own(self._own_keys())
 
     async def take_part(self, notices: Notices, manifest: Path | None) -> None:
         """Hear from now on what the run's owner says, and keep it. manifest: see the constructor. After `learn`."""
         self._notices = notices
-        self._owners_files(manifest)
+        self._follow_owner(manifest)
         await self._look_for_words()
 
     async def serve(self, between_reads_s: float) -> None:
@@ -274,9 +275,11 @@ class DhtDirectory:
         if not self._listen.client:
             await self._node.rest()
 
-    def _owners_files(self, manifest: Path | None) -> None:
-        self._ban_files = OwnersFiles(Bans, self._run, self._state_dir, manifest)
-        self._notice_files = OwnersFiles(Extension, self._run, self._state_dir, manifest)
+    def _follow_owner(self, manifest: Path | None) -> None:
+        books = {Bans: self._admissions, Extension: self._notices}
+        self._statements: dict[type, OwnerStatements] = {
+            kind: OwnerStatements(book, self._state_dir, manifest) for kind, book in books.items() if book is not None
+        }
 
     @property
     def neighbours(self) -> frozenset[PeerId]:
@@ -474,12 +477,9 @@ class DhtDirectory:
     def _welcome(self, found: Announcement | OwnersWord) -> bool:
         """Of other runs nobody here knows who is admitted."""
         if isinstance(found, SignedMessage):
-            if found.value.run != self._run:
-                return True
-            if isinstance(found.value, Bans):
-                return self._admissions is None or self._admissions.accepts(found)
+            statements = self._statements.get(type(found.value))
             # An older one, renewed, would take the place of a newer one.
-            return self._notices is None or found == self._notices.newest
+            return found.value.run != self._run or statements is None or found == statements.newest
         if found.record.run != self._run:
             return True
         # Of a run with so many stages there is nothing to know here.
@@ -506,74 +506,42 @@ class DhtDirectory:
         expiry, deadline = self._clock.time() + WORD_TTL_S, loop_time() + PUBLISH_DEADLINE_S
         entry = Entry(word_key(word), word.key, to_bytes(word), expiry)
         kept = await self._node.store([entry], deadline=deadline)
-        self._word_until[entry.key] = expiry if kept else 0.0
+        self._word_until[word] = expiry if kept else 0.0
         return kept > 0
 
     def _hear_word(self, word: OwnersWord, expiry: float) -> None:
         # What owners of other runs say is only passed on.
-        if word.value.run != self._run:
+        if word.value.run != self._run or (statements := self._statements.get(type(word.value))) is None:
             return
-        key = word_key(word)
-        if isinstance(word.value, Bans):
-            if self._admissions is None:
-                return
-            if self._admissions.learn(word):
-                self._keep_bans(word)
-                self._word_until[key] = 0.0
-            newest: OwnersWord | None = self._admissions.bans
-        else:
-            if self._notices is None or self._notices.learn_all([word]):
-                return
-            newest = self._notices.newest
-        if word == newest:
-            self._word_until[key] = max(self._word_until.get(key, 0.0), expiry)
+        with contextlib.suppress(ValueError):
+            statements.learn(word)
+        self._keep(statements)
+        if word == statements.newest:
+            self._word_until[word] = max(self._word_until.get(word, 0.0), expiry)
 
     async def _look_for_words(self) -> None:
         """Hear of new ones, on disk and in the DHT, and see to it that the newest stay in the DHT."""
-        if self._run is None:
-            return
-        keys = []
-        if self._admissions is not None and self._admissions.owner is not None:
-            before = self._admissions.bans
-            for reason in self._ban_files.read(self._admissions.learn):
-                log.warning("bans_refused", reason=reason)
-            if self._admissions.bans is not None and self._admissions.bans is not before:
-                self._keep_bans(self._admissions.bans)
-                self._word_until[bans_key(self._run)] = 0.0
-            keys.append(bans_key(self._run))
-        if self._notices is not None and self._notices.owner is not None:
-            for reason in self._notice_files.read(self._notices.learn):
-                log.warning("notice_refused", reason=reason)
-            keys.append(notice_key(self._run))
-        if not keys:
-            return
-        await self._node.lookup(tuple(keys), deadline=loop_time() + READ_DEADLINE_S)
-        self._keep_notices()
-        # Nobody keeps them for long: those who know them renew them in turn.
-        for word in (
-            self._admissions.bans if self._admissions else None,
-            self._notices.newest if self._notices else None,
-        ):
-            soon = word is not None and self._word_until.get(word_key(word), 0.0) < self._clock.time() + WORD_TTL_S / 2
+        signed = [statements for statements in self._statements.values() if statements.owner is not None]
+        for statements in signed:
+            for reason in statements.read():
+                log.warning("owner_statement_refused", reason=reason)
+            self._keep(statements)
+        if signed:
+            await self._node.lookup([statements.key for statements in signed], deadline=loop_time() + READ_DEADLINE_S)
+        for statements in signed:
+            self._keep(statements)  # other peers tell them, too
+            word = statements.newest
+            # Nobody keeps them for long: those who know them renew them in turn.
+            soon = word is not None and self._word_until.get(word, 0.0) < self._clock.time() + WORD_TTL_S / 2
             if word is not None and soon and not self._listen.client:
                 await self.publish_word(word)
 
-    def _keep_bans(self, bans: SignedMessage[Bans]) -> None:
-        log.info("bans", number=bans.value.number, banned=len(bans.value.peers))
+    def _keep(self, statements: OwnerStatements) -> None:
         try:
-            self._ban_files.keep([bans])
+            if statements.keep():
+                log.info("owner_statement", key=statements.key)
         except OSError as error:
-            log.warning("bans_not_kept", error=str(error))
-
-    def _keep_notices(self) -> None:
-        """All that are known, from wherever: mates tell them, too."""
-        if self._notices is None or self._notices.mark == self._kept:
-            return
-        self._kept = self._notices.mark
-        try:
-            self._notice_files.keep(self._notices.known)
-        except OSError as error:
-            log.warning("notices_not_kept", error=str(error))
+            log.warning("owner_statement_not_kept", error=str(error))
 
     # ---------------------------------------------------------------- staying in the swarm
 

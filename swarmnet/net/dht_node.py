@@ -20,7 +20,6 @@ import math
 import random
 import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Sized
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,7 +42,6 @@ _SPEC = None if "hivemind" in sys.modules else importlib.util.find_spec("hivemin
 if _SPEC is not None:
     sys.modules["hivemind"] = importlib.util.module_from_spec(_SPEC)
 
-from hivemind.dht import traverse  # noqa: E402
 from hivemind.dht.crypto import DHTRecord, RecordValidatorBase  # noqa: E402
 from hivemind.dht.node import DHTNode  # noqa: E402
 from hivemind.dht.routing import DHTID  # noqa: E402
@@ -567,11 +565,10 @@ class DhtNode:
     async def _nearest(self, ids: list[DHTID], *, deadline: float) -> dict[DHTID, dict[DHTID, PeerID]] | None:
         try:
             async with asyncio.timeout_at(deadline):
-                with _nobody_left_waiting():
-                    found: dict[DHTID, dict[DHTID, PeerID]] = await self._dht.find_nearest_nodes(ids)
-                    for key_id, near in found.items():
-                        self._near[key_id] = loop_time(), near
-                    return found
+                found: dict[DHTID, dict[DHTID, PeerID]] = await self._dht.find_nearest_nodes(ids)
+                for key_id, near in found.items():
+                    self._near[key_id] = loop_time(), near
+                return found
         except (TimeoutError, AssertionError):  # the traversal asserts when an answer made one of its tasks fail
             return None
 
@@ -614,46 +611,9 @@ class PacedP2P(P2P):  # type: ignore[misc]
         await super().add_protobuf_handler(name, paced, *of, **how)
 
 
-_EVENTS: ContextVar[list[asyncio.Event] | None] = ContextVar("events of the traversal under way", default=None)
-
-
-class _AsyncioOfATraversal:
-    """What hivemind's traversal of the DHT knows as `asyncio`: remembers the events that it makes.
-
-    For each request the traversal starts a task that waits for its end, and forgets it. Cut short, it never says that
-    it has ended: the tasks would wait until the garbage collector finds them, and asyncio complains of each.
-    """
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(asyncio, name)
-
-    @staticmethod
-    def Event() -> asyncio.Event:
-        """A new one, remembered by whoever traverses."""
-        event = asyncio.Event()
-        if (events := _EVENTS.get()) is not None:
-            events.append(event)
-        return event
-
-
-traverse.asyncio = _AsyncioOfATraversal()
-
-
-@contextlib.contextmanager
-def _nobody_left_waiting() -> Iterator[None]:
-    """Whatever becomes of the traversal within: in the end, the tasks that wait for its end have heard of it."""
-    events: list[asyncio.Event] = []
-    token = _EVENTS.set(events)
-    try:
-        yield
-    finally:
-        _EVENTS.reset(token)
-        for event in events:
-            event.set()
-
-
 class _NotOurs(logging.Filter):
-    """Drops asyncio's complaints about hivemind's unowned tasks (a stranger's crafted packet can cause them)."""
+    """Drops asyncio's complaints about hivemind's unowned tasks: a stranger's crafted packet can make one fail, and a
+    lookup that is cut short leaves some to the garbage collector."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return "/hivemind/" not in record.getMessage()

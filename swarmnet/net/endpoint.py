@@ -37,7 +37,7 @@ from swarmnet.net.nat.kinds import at_home
 from swarmnet.net.nat.port_mapping import Outside, mapped_ports
 from swarmnet.net.nat.relay_book import RelayCaps
 from swarmnet.net.ports import LastPorts
-from swarmnet.net.records import MAX_AHEAD_S, Announcement
+from swarmnet.net.records import Announcement
 from swarmnet.net.swarm_link import SwarmLink
 from swarmnet.net.twins import ASK_S, Twins, new_boot_id
 from swarmnet.telemetry.journal import loopback_last
@@ -65,10 +65,6 @@ BETWEEN_READS_S = 2.0
 
 LOOK_S = 5.0
 """How often a peer looks whether it is still admitted, and alone under its identity."""
-
-
-_RECORD_S = MAX_AHEAD_S + 60.0
-"""A record with more time than this from my start on was signed after my start, whatever its author's clock shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,8 +274,6 @@ async def ask_twin(
         if answer is not None:
             where = at.removesuffix(f"/p2p/{transport.peer}")
             twins.met(answer[0], where, clocks_agree=answer[1], starting=starting)
-    if not any(answers):
-        twins.announced(addresses[0], expires_s=found.expiry_ms / 1000, within_s=_RECORD_S)
 
 
 @contextlib.asynccontextmanager

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import math
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
 import grpc
 
@@ -29,6 +29,7 @@ from swarmnet.net.grpc_caller import METHODS
 from swarmnet.net.grpc_channels import BULK, SERVICE_FAILED, Dialling
 from swarmnet.net.grpc_link import LINK, Outbox
 from swarmnet.net.grpc_options import GrpcConfig
+from swarmnet.net.nat.circuits import Handler
 from swarmnet.net.nat.dial_back import public_home
 from swarmnet.net.tls import caller_of
 from swarmnet.net.traffic import Flow, Traffic
@@ -71,9 +72,6 @@ _MOST_GREETED = 1 << 14
 """Callers whose greeting is remembered: half a kilobyte each."""
 _COMPLAIN_EVERY_S, _MOST_COMPLAINTS = 60.0, 32
 """One caller is named so often for one thing, and no more than so many within that time."""
-
-
-Handler = Callable[[object, grpc.aio.ServicerContext], Awaitable[None]]
 
 
 class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]

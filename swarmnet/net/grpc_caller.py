@@ -20,7 +20,6 @@ from swarmnet.messages import (
     DialBack,
     Fetch,
     HistoryRequest,
-    LineTest,
     ManifestRequest,
     MovedTo,
     Packed,
@@ -46,7 +45,6 @@ METHODS: dict[type, str] = {
     SnapshotRequest: "/swarmnet.v1.State/Snapshot",
     TrailRequest: "/swarmnet.v1.Averaging/Trail",
     DialBack: "/swarmnet.v1.Run/DialBack",
-    LineTest: "/swarmnet.v1.Run/LineTest",
     ManifestRequest: "/swarmnet.v1.Run/Manifest",
     HistoryRequest: "/swarmnet.v1.Run/History",
 }

@@ -31,7 +31,7 @@ from swarmnet.net.dials import Dials
 from swarmnet.net.greeting import HELLO, Greeter
 from swarmnet.net.grpc_options import CHANNEL_OPTIONS, GrpcConfig
 from swarmnet.net.limits import DIAL_FIRST_S
-from swarmnet.net.nat.circuits import Called, Stream, we_are_cancelled
+from swarmnet.net.nat.circuits import CallEnd, Stream, we_are_cancelled
 from swarmnet.net.tls import Leaf
 from swarmnet.net.twins import TWIN_REFUSED, Lives
 from swarmnet.wire.convert import (
@@ -220,6 +220,12 @@ class PeerChannels:
             if known and channel.address not in known:
                 self.retire(channel)
 
+    def leave_relays(self) -> None:
+        """There is a shorter way: what begins from now on takes it, and what is under way ends where it is."""
+        for channel in self._open_channels():
+            if channel.address.relay not in (None, self.peer):
+                self.retire(channel)
+
     async def _close_idle(self) -> None:
         """Close the retired channels that nobody uses any more."""
         idle = [channel for channel in self._retired if channel.users == 0]
@@ -373,7 +379,7 @@ class PeerChannels:
     @asynccontextmanager
     async def asked(
         self, method: str, ask: bytes, *, limit_s: float, calls: bool = True
-    ) -> AsyncGenerator[Called, None]:
+    ) -> AsyncGenerator[CallEnd, None]:
         """A stream that begins with this question, once the peer has been greeted. Raises SwarmError, TimeoutError."""
         deadline = loop_time() + limit_s
         async with AsyncExitStack() as stack:
@@ -383,7 +389,7 @@ class PeerChannels:
                 channel = await stack.enter_async_context(self.channel(calls=calls))
                 stream: grpc.aio.StreamStreamCall = channel.aio.stream_stream(method)()
                 stack.callback(stream.cancel)
-                end = Called(stream)
+                end = CallEnd(stream)
                 # A refusal may have come first: whoever reads hears it.
                 with contextlib.suppress(PeerGone):
                     await end.write(ask)

@@ -14,7 +14,7 @@ from typing import Any
 from swarmnet.bounds import Bounds
 from swarmnet.data.windows import HASH_BYTES
 from swarmnet.manifest.terms import RunTerms
-from swarmnet.messages import MAX_LINE_TEST, AuditRequest, Fetch, Heartbeat, LineTest, MemberState, Process, StagePlan
+from swarmnet.messages import AuditRequest, Fetch, Heartbeat, MemberState, Process, StagePlan
 from swarmnet.net.descriptors import raise_limit
 from swarmnet.net.limits import MESSAGE_BYTES, MESSAGES
 from swarmnet.net.tls import TLS_NAME
@@ -78,8 +78,6 @@ class GrpcConfig:
 
     def max_bytes(self, request: type) -> int:
         """The largest payload of a call of this type, either way."""
-        if request is LineTest:
-            return MAX_LINE_TEST
         # Who is audited shows what went in and the gradient that came back.
         microbatches = {Process: 1, Fetch: 1, AuditRequest: 2}.get(request)
         if microbatches is None:

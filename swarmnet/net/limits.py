@@ -27,7 +27,6 @@ BULK_JUNK = Rate(4.0, burst_s=4.0)
 
 BULK_SESSIONS = Rate(1.0, burst_s=8.0)
 """Each takes the place of the caller's last one."""
-LINE_TESTS = Rate.every(60.0)
 HISTORIES = Rate(20.0, burst_s=2.0)
 """By all callers together. The longest answer takes 2 ms of computing."""
 DHT_CALLS = Rate(50.0, burst_s=4.0)
@@ -50,6 +49,8 @@ SUMMONS_OF_RELAY = Rate(8.0, burst_s=30.0)
 
 LOOK_UPS = Rate.every(5.0)
 """Of one peer's record."""
+IN_VAIN = Rate.every(60.0)
+"""Summons of one peer that did not come directly, through one relay."""
 REPEATS = Rate.every(600.0)
 """Of one line in the log, while what it says lasts."""
 REFUSALS_TOLD = Rate.every(60.0)

@@ -12,7 +12,6 @@ import secrets
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from weakref import WeakKeyDictionary
 
 from swarmnet import telemetry
 from swarmnet.bounds import Recent
@@ -23,15 +22,16 @@ from swarmnet.net.address import Address
 from swarmnet.net.dials import Dials
 from swarmnet.net.greeting import Greeter
 from swarmnet.net.grpc_channels import PeerChannels
+from swarmnet.net.limits import IN_VAIN
 from swarmnet.net.nat.circuits import Arrivals, Doors, End, Stream, Tunnel
 from swarmnet.net.nat.dial_back import Say
 from swarmnet.net.nat.hidden import ChannelsTo, Places, answer_of
-from swarmnet.net.nat.kinds import Sight
 from swarmnet.net.nat.punch import Holes
 from swarmnet.net.nat.relay import COME_S, CONNECT, Relay
 from swarmnet.net.nat.relay_book import RelayCaps
 from swarmnet.net.tls import Leaf
 from swarmnet.net.traffic import Traffic
+from swarmnet.pacing import Budgets
 from swarmnet.wire.relay import ID_BYTES, Connect, write_ask
 
 FIND_RELAY_S = 20.0
@@ -39,9 +39,6 @@ FIND_RELAY_S = 20.0
 
 REVERSE_S = 3.0
 """A caller that can be dialled waits so long for the peer to come to it directly."""
-
-_REVERSE_AGAIN_S = 60.0
-"""And after it was in vain so long before it tries again."""
 
 log = telemetry.get(__name__)
 
@@ -88,13 +85,12 @@ class Network:
         self.relay = Relay(
             leaf.peer, caps, self._arrivals, greeter, welcome, traffic, lambda: traffic.relays(relay_bytes_per_s)
         )
-        self.holes = Holes(leaf, channels, self._doors, welcome, self.leave_circuits)
+        self.holes = Holes(leaf, channels, self._doors, welcome, lambda peer: channels(peer).leave_relays())
         self.places: Places | None = None
         """Where this peer is reached, if it cannot be dialled."""
         self.methods = {**self.relay.methods, **self.holes.methods}
-        self._tunnels: WeakKeyDictionary[Tunnel, Address] = WeakKeyDictionary()
-        self._in_vain: Recent[tuple[PeerId, PeerId], float] = Recent(4096)
-        """Peers that did not come to us directly when a relay summoned them, and when."""
+        self._in_vain: Budgets[tuple[PeerId, PeerId]] = Budgets(IN_VAIN)
+        """Of peers that did not come to us directly when a relay summoned them."""
         self._by_relay: Recent[PeerId, None] = Recent(4096)
         """Peers whose last stream goes through a relay."""
 
@@ -144,10 +140,6 @@ class Network:
         self.holes.begin(self._door, observers, say)
         return True
 
-    async def sight(self, members: Sequence[PeerId]) -> Sight:
-        """From where my calls come, as these members see it, whom I have called before. Raises PeerGone."""
-        return await self.holes.sight(members)
-
     # ------------------------------------------------------------ how others are reached
 
     def addresses(self, peer: PeerId) -> list[Address]:
@@ -162,9 +154,7 @@ class Network:
             return Stream(address.target)
         if address.relay == peer:
             return self.holes.tunnel(peer)
-        tunnel = Tunnel(self._doors.path(), partial(self.open, peer, PeerId(address.host)))
-        self._tunnels[tunnel] = address
-        return tunnel
+        return Tunnel(self._doors.path(), partial(self.open, peer, PeerId(address.host)))
 
     def verified_hosts(self, peer: PeerId) -> list[str]:
         """Hosts in the peer's record where it has answered, or from which it has called."""
@@ -177,18 +167,10 @@ class Network:
             return False
         return self.hidden or peer in self._by_relay
 
-    def leave_circuits(self, peer: PeerId) -> None:
-        """There is a shorter way: what begins from now on takes it, and what is under way ends where it is."""
-        for tunnel, address in tuple(self._tunnels.items()):
-            if address.peer == peer != address.relay:
-                tunnel.on_end()
-
     def _may_come(self, peer: PeerId, relay: PeerId) -> bool:
         """Is it worth while to have the relay send the peer to us?"""
-        now = loop_time()
         # A twin cannot be sent to me: it would dial itself.
-        since_s = now - self._in_vain.get((peer, relay), -_REVERSE_AGAIN_S)
-        return not self.hidden and peer != self._me and since_s >= _REVERSE_AGAIN_S
+        return not (self.hidden or peer == self._me or self._in_vain.of((peer, relay)).wait_s(loop_time()))
 
     @asynccontextmanager
     async def open(self, peer: PeerId, relay: PeerId) -> AsyncGenerator[End, None]:
@@ -209,7 +191,7 @@ class Network:
         if self._may_come(peer, relay):
             if (came := await self._expect(stack, peer, partial(self._reverse, channels))) is not None:
                 return came
-            self._in_vain[peer, relay] = loop_time()
+            self._in_vain.of((peer, relay)).take(loop_time())
             log.debug("does_not_come", peer=peer, relay=relay)
         connect = Connect(peer, secrets.token_bytes(ID_BYTES))
         end = await stack.enter_async_context(channels.asked(CONNECT, write_ask(connect), limit_s=COME_S))
@@ -235,7 +217,7 @@ class Network:
             return None
         if peer in self._by_relay:
             del self._by_relay[peer]
-            self.leave_circuits(peer)
+            self._channels(peer).leave_relays()
         return came
 
     async def _summon(self, peer: PeerId, ident: bytes) -> None:

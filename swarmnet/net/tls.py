@@ -18,7 +18,6 @@ import datetime
 import functools
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import grpc
 from cryptography import x509
@@ -48,51 +47,38 @@ IssuerKey = ec.EllipticCurvePrivateKey | Ed25519PrivateKey
 SubjectKey = ec.EllipticCurvePublicKey | Ed25519PublicKey
 
 
-@dataclass(frozen=True, slots=True)
-class AdmissionCertificates:
-    """One peer's permission to take part: the CA the whole run accepts, and my intermediate from it (PEM)."""
-
-    anchor: bytes
-    intermediate: bytes
-
-
-class Authority:
-    """An admission CA that can admit peers: whoever holds its key decides who takes part."""
-
-    def __init__(self, name: str, key: ec.EllipticCurvePrivateKey) -> None:
-        self._name, self._key = name, key
-        self.anchor = _pem(_certificate(name, key.public_key(), issuer=name, key=key, is_ca=True, valid=_CENTURY))
-
-    def admit(self, peer: PeerId, *, now: float | None = None) -> AdmissionCertificates:
-        """Issue the intermediate that lets `peer` take part for a year. Raises ValueError for a malformed peer id."""
-        valid = _window(wall_time() if now is None else now, _INTERMEDIATE_LIFE_S)
-        intermediate = _certificate(
-            peer, public_key(peer), issuer=self._name, key=self._key, is_ca=True, valid=valid, path_length=0
-        )
-        return AdmissionCertificates(anchor=self.anchor, intermediate=_pem(intermediate))
+_ADMISSION = "swarmnet open admission"
 
 
 @functools.cache
-def open_authority() -> Authority:
-    """The authority of open runs: its key is derived from a published sentence, so everybody admits themselves."""
+def _admission_key() -> ec.EllipticCurvePrivateKey:
     scalar = int.from_bytes(hashlib.sha256(b"swarmnet open admission: this key is public on purpose").digest())
-    return Authority("swarmnet open admission", ec.derive_private_key(scalar, ec.SECP256R1()))
+    return ec.derive_private_key(scalar, ec.SECP256R1())
+
+
+@functools.cache
+def _admission_anchor() -> bytes:
+    key = _admission_key()
+    return _pem(_certificate(_ADMISSION, key.public_key(), issuer=_ADMISSION, key=key, is_ca=True, valid=_CENTURY))
+
+
+def admit(peer: PeerId) -> bytes:
+    """The intermediate (PEM) with which a peer admits itself for a year. Raises ValueError for a malformed peer id."""
+    valid = _window(wall_time(), _INTERMEDIATE_LIFE_S)
+    return _pem(
+        _certificate(
+            peer, public_key(peer), issuer=_ADMISSION, key=_admission_key(), is_ca=True, valid=valid, path_length=0
+        )
+    )
 
 
 class Leaf:
     """This process's TLS key and its certificate, reissued by the identity key before half of its life has passed."""
 
-    def __init__(
-        self,
-        identity: Identity,
-        admission: AdmissionCertificates | None = None,
-        *,
-        clock: Callable[[], float] = wall_time,
-    ) -> None:
-        """admission: None for everybody's own, as in every run."""
+    def __init__(self, identity: Identity, *, clock: Callable[[], float] = wall_time) -> None:
         self._identity, self._clock = identity, clock
         self.peer = identity.peer
-        self._admission = admission or open_authority().admit(identity.peer)
+        self._intermediate = admit(identity.peer)
         self._session = ec.generate_private_key(ec.SECP256R1())
         self.key = self._session.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         self._issued, self._chain = self._issue()
@@ -118,7 +104,7 @@ class Leaf:
         """
 
         def configuration(chain: bytes) -> grpc.ServerCertificateConfiguration:
-            return grpc.ssl_server_certificate_configuration([(self.key, chain)], self._admission.anchor)
+            return grpc.ssl_server_certificate_configuration([(self.key, chain)], _admission_anchor())
 
         in_use = self.chain
 
@@ -142,7 +128,7 @@ class Leaf:
             valid=_window(now, LEAF_LIFE_S),
             dns_name=TLS_NAME,
         )
-        return now, _pem(leaf) + self._admission.intermediate
+        return now, _pem(leaf) + self._intermediate
 
 
 _MOST_CHAIN_BYTES = 16 << 10

@@ -77,13 +77,6 @@ class Twins:
         else:
             self._say(at, "a second process runs with this identity and has to stop")
 
-    def announced(self, at: str, *, expires_s: float, within_s: float) -> None:
-        """No process answers at the address of a record under my identity. It expires at `expires_s` (Unix seconds),
-        and its process is alive if it was signed after my start. within_s: the longest life of a record, and by how
-        much clocks may differ."""
-        if expires_s - within_s > (self.boot_id >> _RANDOM_BITS) / 4:
-            self._say(at, "a second process announces this identity, and cannot be reached from here")
-
     def check(self) -> None:
         """Raises UsageError if this process has to end."""
         if self._ends:

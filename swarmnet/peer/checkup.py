@@ -193,14 +193,13 @@ def clock(offsets: Mapping[PeerId, float], limit_s: float) -> Row:
     return finding("clock", words, "clock" * off, severity, offset_s=round(offset, 3))
 
 
-def line(peer: str, round_trip_s: float, up: float, down: float) -> Row:
-    """To one member; bytes per second, 0 if it was busy."""
+def line(peer: str, round_trip_s: float, down: float) -> Row:
+    """To one member; down: bytes per second from there, 0 if they were not measured."""
     words = f"to {short(peer)}: {1000 * round_trip_s:.0f} ms"
-    if up and down:
-        words += f", {up * 8e-6:,.0f} Mbit/s up, {down * 8e-6:,.0f} down"
-    facts: dict[str, Any] = {"peer": peer, "round_trip_s": round(round_trip_s, 4), "up_bytes_per_s": round(up)}
-    slow = 0 < min(up, down) < SLOW_BYTES_PER_S
-    return finding("line", words, "slow_line" * slow, "note", **facts, down_bytes_per_s=round(down))
+    if down:
+        words += f", {down * 8e-6:,.0f} Mbit/s down"
+    facts: dict[str, Any] = {"peer": peer, "round_trip_s": round(round_trip_s, 4), "down_bytes_per_s": round(down)}
+    return finding("line", words, "slow_line" * (0 < down < SLOW_BYTES_PER_S), "note", **facts)
 
 
 def no_line(peer: str, reason: str) -> Row:

@@ -20,20 +20,20 @@ from dataclasses import astuple, replace
 from pathlib import Path
 
 from swarmnet import __version__, host
-from swarmnet.clock import CLOCK, run_loop
+from swarmnet.clock import CLOCK, loop_time, run_loop
 from swarmnet.config.peer import PeerConfig
 from swarmnet.directory import Record
-from swarmnet.errors import Refused, RejectCode, SwarmError, UsageError, leaves
+from swarmnet.errors import PeerTimeout, Refused, RejectCode, SwarmError, UsageError, leaves
+from swarmnet.fetch.plan import address
 from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Manifest
 from swarmnet.manifest.terms import RunTerms
-from swarmnet.messages import Answer, Control, Request
+from swarmnet.messages import Answer, Control, HistoryRequest, Rejected, Request, Snapshot, SnapshotRequest
 from swarmnet.net.address import announced_at, peer_in
 from swarmnet.net.descriptors import raise_limit
 from swarmnet.net.endpoint import Endpoint, listen_as
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import holder_of, own_identity
-from swarmnet.net.line_test import measure
 from swarmnet.net.nat.dial_back import Asking
 from swarmnet.net.nat.kinds import Sight
 from swarmnet.net.ports import LastPorts, check_free
@@ -42,12 +42,18 @@ from swarmnet.peer import checkup
 from swarmnet.peer.checkup import Row
 from swarmnet.peer.joining import reach
 from swarmnet.peer.memory_fit import free_on_gpus
-from swarmnet.transport import ReadPayload
+from swarmnet.transport import ReadPayload, Transport, ask
 from swarmnet.wire import kernel_build
 
 PACKAGES = ("torch", "grpcio", "hivemind")
 MEMBERS = 3
-"""To so many the line is measured."""
+"""To so many the network link is measured."""
+
+_PINGS, _PING_S, _FETCH_S = 3, 20.0, 20.0
+_NO_STEP = 1 << 53
+"""No run is so long: a member has next to nothing to answer."""
+_LEAST_BYTES = 1 << 18
+"""Less state crosses within a round trip or two, and says nothing of the bandwidth."""
 
 _PROBE_S = 0.5
 _BULK_S = 5.0
@@ -216,15 +222,47 @@ async def _beside(endpoint: Endpoint, terms: RunTerms, found: Callable[[Row], No
     for record in sorted(serving, key=lambda record: record.hidden)[:MEMBERS]:
         peer = record.peer
         try:
-            line = await measure(transport, peer)
+            round_trip_s = await _round_trip(transport, peer)
+            down = await _fetch_rate(transport, peer, record.stages[0].stage, round_trip_s)
         except SwarmError as error:
             found(checkup.no_line(peer, error.message or type(error).__name__))
         else:
-            found(checkup.line(peer, line.round_trip_s, line.up_bytes_per_s, line.down_bytes_per_s))
+            found(checkup.line(peer, round_trip_s, down))
         if (offset := transport.clock_offset_s(peer)) is not None:
             offsets[peer] = offset + CLOCK.ahead_s()  # the system's clock is what its owner can set
     await _nat(endpoint, mine, how, found)
     found(checkup.clock(offsets, terms.max_clock_offset_s))
+
+
+async def _round_trip(transport: Transport, peer: PeerId) -> float:
+    """The shortest of a few calls that ask for next to nothing. Raises PeerGone, PeerTimeout, BadMessage."""
+    round_trips = []
+    for _ in range(_PINGS):  # the first one opens the connection
+        began = loop_time()
+        await ask(transport, peer, HistoryRequest(_NO_STEP), limit_s=_PING_S)
+        round_trips.append(loop_time() - began)
+    return min(round_trips)
+
+
+async def _fetch_rate(transport: GrpcTransport, peer: PeerId, stage: int, round_trip_s: float) -> float:
+    """Bytes per second at which one piece of the peer's state arrives, fetched as by a joining replica; 0.0: it has no
+    state, little of it, or other replicas to serve. Raises PeerGone, BadMessage, Refused."""
+    flow = transport.traffic.flow(peer, SnapshotRequest)
+    with contextlib.suppress(PeerTimeout):
+        answer = await ask(transport, peer, SnapshotRequest(stage), limit_s=_FETCH_S)
+        if isinstance(answer, Rejected) and answer.code is not RejectCode.NOT_READY:
+            raise Refused(answer.code, answer.reason, peer=peer)
+        if not isinstance(answer, Snapshot) or answer.content.num_bytes < _LEAST_BYTES:
+            return 0.0
+        began, before = loop_time(), flow.received
+        piece = SnapshotRequest(stage, answer.header.version, address(answer.content), 0)
+        # Of a large stage a piece is large: what has arrived within the limit is enough to tell.
+        with contextlib.suppress(PeerTimeout):
+            await ask(transport, peer, piece, limit_s=_FETCH_S)
+        seconds = loop_time() - began
+        # The round trip was another one, and on a busy machine it may take as long as all of this one.
+        return (flow.received - before) / max(seconds - round_trip_s, seconds / 4, 1e-6)
+    return 0.0
 
 
 async def _bulk_callers(transport: GrpcTransport, how: str) -> frozenset[PeerId]:
@@ -246,7 +284,7 @@ async def _nat(endpoint: Endpoint, mine: PeerId | None, how: str, found: Callabl
         serving = [record for record in records if record.stages and record.peer not in (endpoint.me, mine)]
         members = [record.peer for record in serving if not record.hidden]
         with contextlib.suppress(SwarmError, TimeoutError):  # nobody can tell
-            sight = await endpoint.transport.network.sight(members)
+            sight = await endpoint.transport.network.holes.sight(members)
         if sight.kind() != "unknown":
             break
     found(checkup.nat(sight.kind(), how=how, ports=(endpoint.transport.port, endpoint.directory.port)))

@@ -33,7 +33,6 @@ from swarmnet.messages import (
     Fetch,
     Heartbeat,
     HistoryRequest,
-    LineTest,
     ManifestData,
     ManifestRequest,
     Packed,
@@ -49,7 +48,6 @@ from swarmnet.messages import (
 from swarmnet.net.address import operator_of
 from swarmnet.net.admission import Admissions
 from swarmnet.net.history import HistoryBook
-from swarmnet.net.line_test import LineTests
 from swarmnet.net.nat.dial_back import Asking, DialBacks, Proofs, Say
 from swarmnet.net.records import nobody_serves, unserved
 from swarmnet.peer import showing
@@ -246,7 +244,7 @@ class Peer:
         self._strangers: dict[PeerId, set[int]] = {}
         self._looked = asyncio.Event()  # the next time that records were read
         self.spans = SpanBook()
-        self._line_tests, self._history = LineTests(), HistoryBook(self.spans)
+        self._history = HistoryBook(self.spans)
         self._dial_backs = DialBacks(transport, lambda: self.records, self._look.set)
         self.dialled_back = Asking(
             host.record, transport, lambda: self.records, self._say_reach, hide=host.hide, proofs=host.proofs
@@ -409,8 +407,6 @@ class Peer:
                 return self._serving(request.stamp.stage).state.replay(request)
             case DialBack():
                 return self._dial_backs.serve(caller)
-            case LineTest():
-                return self._line_tests.serve(caller, request, payload)
             case _:
                 raise Refused(RejectCode.MALFORMED, "not a request")
 

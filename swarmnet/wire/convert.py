@@ -36,8 +36,6 @@ from swarmnet.messages import (
     Heartbeat,
     History,
     HistoryRequest,
-    LineTest,
-    LineTested,
     ManifestData,
     ManifestRequest,
     MemberState,
@@ -193,7 +191,7 @@ class Done:
 Signal = GreetFirst | Pulse | Done | Pong | Told
 """What stands where an answer would, for the caller's transport alone."""
 
-PAYLOAD_ANSWERS = (Gradient, Fetched, PartData, AuditData, SnapshotPiece, LineTested)
+PAYLOAD_ANSWERS = (Gradient, Fetched, PartData, AuditData, SnapshotPiece)
 """The answers that carry tensors, in `payload`."""
 
 
@@ -311,7 +309,7 @@ _REQUEST_KINDS = {
     5: ManifestRequest,
     6: TrailRequest,
     7: DialBack,
-    8: LineTest,
+    # Number 8 was a test of a network link.
     9: HistoryRequest,
     10: AuditRequest,
 }
@@ -334,7 +332,7 @@ _ANSWER_KINDS = {
     17: Pong,
     18: DialledBack,
     19: Told,
-    20: LineTested,
+    # Number 20 was its answer.
     21: History,
     23: AuditData,
 }
@@ -412,7 +410,7 @@ class Reader:
         """The inverse of `write_request`. Raises BadMessage."""
         request, declared, lane = self._requests.read_header(data, self._most_request)
         # Payloads cost memory: only the call that has one may declare one.
-        if declared and not isinstance(request, Process | LineTest):
+        if declared and not isinstance(request, Process):
             raise malformed("a call that has no payload declares one", request=type(request).__name__)
         return request, declared, lane
 

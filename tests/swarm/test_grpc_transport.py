@@ -44,7 +44,7 @@ from swarmnet.net.grpc_link import LINK
 from swarmnet.net.grpc_options import CHANNEL_OPTIONS, GrpcConfig
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import Identity
-from swarmnet.net.tls import Authority, Leaf, open_authority, trust_anchor
+from swarmnet.net.tls import Leaf, trust_anchor
 from swarmnet.testing.doubles import FakeService
 from swarmnet.transport import ReadPayload
 from swarmnet.wire.convert import (
@@ -335,7 +335,7 @@ async def raw_channel(target: GrpcTransport, key: bytes, chain: bytes) -> AsyncI
 def hostile(identity: Identity | None = None) -> Leaf:
     """TLS material of an admitted peer."""
     identity = identity or Identity.generate()
-    return Leaf(identity, open_authority().admit(identity.peer))
+    return Leaf(identity)
 
 
 async def say_hello(channel: grpc.aio.Channel) -> None:
@@ -667,7 +667,7 @@ def test_impostors_and_outsiders_do_not_get_in() -> None:
         alice, mallory = Identity.generate(), Identity.generate()
         leaf = hostile(mallory)
         valid = tls._window(time.time(), 3600.0)
-        alices_pass = open_authority().admit(alice.peer).intermediate
+        alices_pass = tls.admit(alice.peer)
         session = leaf._session
         forged = _certificate(
             subject=tls.TLS_NAME,
@@ -678,12 +678,20 @@ def test_impostors_and_outsiders_do_not_get_in() -> None:
             valid=valid,
             dns_name=tls.TLS_NAME,
         )
-        outsider_authority = Authority("somebody else", session)
-        outsider = Leaf(mallory, outsider_authority.admit(mallory.peer))
-        expired = Leaf(mallory, open_authority().admit(mallory.peer), clock=lambda: time.time() - 30 * 24 * 3600)
+        outsiders_pass = _certificate(
+            subject=mallory.peer,
+            subject_key=mallory.key.public_key(),
+            issuer="somebody else",
+            key=session,
+            is_ca=True,
+            valid=valid,
+            path_length=0,
+        )
+        own_leaf = leaf.chain.removesuffix(leaf._intermediate)
+        expired = Leaf(mallory, clock=lambda: time.time() - 30 * 24 * 3600)
         assert not await refused(leaf.key, leaf.chain)
         assert await refused(leaf.key, forged + alices_pass), "a leaf the identity key did not sign"
-        assert await refused(outsider.key, outsider.chain), "another admission authority"
+        assert await refused(leaf.key, own_leaf + outsiders_pass), "another admission authority"
         assert await refused(expired.key, expired.chain), "an expired leaf"
         async with grpc.aio.secure_channel(
             Address.parse(victim.addresses[0]).target,
@@ -710,7 +718,7 @@ def test_a_stuffed_chain_names_the_attacker_or_nobody() -> None:
         own_leaf, own_pass = (
             part + b"-----END CERTIFICATE-----\n" for part in leaf.chain.split(b"-----END CERTIFICATE-----\n")[:2]
         )
-        alices_pass = open_authority().admit(alice.peer).intermediate
+        alices_pass = tls.admit(alice.peer)
         async with raw_channel(victim, leaf.key, own_leaf + alices_pass + own_pass) as channel:
             await say_hello(channel)
             assert await first_answer(channel, write_request(FETCH), method=METHODS[type(FETCH)]) == Fetched()
@@ -723,8 +731,8 @@ def test_a_stuffed_chain_names_the_attacker_or_nobody() -> None:
         evil_pass = _certificate(
             subject=alice.peer,
             subject_key=mallory.key.public_key(),
-            issuer=open_authority()._name,
-            key=open_authority()._key,
+            issuer=tls._ADMISSION,
+            key=tls._admission_key(),
             is_ca=True,
             valid=valid,
             path_length=0,

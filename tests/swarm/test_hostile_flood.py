@@ -45,7 +45,7 @@ from swarmnet.net.grpc_options import CHANNEL_OPTIONS
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import Identity
 from swarmnet.net.records import TRAINERS, Announcement, dht_key, seal
-from swarmnet.net.tls import Leaf, open_authority, trust_anchor
+from swarmnet.net.tls import Leaf, trust_anchor
 from swarmnet.testing.doubles import FakeService
 from swarmnet.wire.codecs import encode
 from swarmnet.wire.convert import write_control, write_hello, write_request
@@ -250,7 +250,7 @@ class Flood:
     async def run(self, said: Sequence[tuple[str, bytes]]) -> None:
         """Say it all; returns when the last stream has ended."""
         identity = Identity.generate()
-        leaf = Leaf(identity, open_authority().admit(identity.peer))
+        leaf = Leaf(identity)
         credentials = grpc.ssl_channel_credentials(trust_anchor(self._of.peer), leaf.key, leaf.chain)
         where = Address.parse(self._of.addresses[0]).target
         loop, room = asyncio.get_running_loop(), asyncio.Semaphore(OPEN_AT_ONCE)

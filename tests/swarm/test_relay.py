@@ -21,7 +21,7 @@ from swarmnet.net.grpc_options import CHANNEL_OPTIONS, GrpcConfig
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import Identity
 from swarmnet.net.nat import circuits, hidden, relay, relay_book
-from swarmnet.net.nat.circuits import Answered, Called, splice
+from swarmnet.net.nat.circuits import CallEnd, splice
 from swarmnet.net.nat.relay import ARRIVE, CONNECT, RESERVE
 from swarmnet.net.nat.relay_book import RelayCaps
 from swarmnet.net.tls import Leaf
@@ -312,7 +312,7 @@ def asks(who: End, relay: End, method: str, ask: Ask):
     )
 
 
-async def reply(end: Called) -> Reply | None:
+async def reply(end: CallEnd) -> Reply | None:
     return read_reply(data) if (data := await end.read()) else None
 
 
@@ -352,7 +352,7 @@ def test_what_is_not_asked_for_is_refused() -> None:
             Leaf(Identity.generate()).channel_credentials(relay.peer),
             options=CHANNEL_OPTIONS,
         )
-        ungreeted = Called(channel.stream_stream(RESERVE)())
+        ungreeted = CallEnd(channel.stream_stream(RESERVE)())
         assert isinstance(await reply(ungreeted), GreetFirst)
         await channel.close()
         assert await answers(caller, hidden)
@@ -594,7 +594,7 @@ async def a_cheat_and_others(world: World, *, callers: int = 1) -> tuple[GrpcTra
 class Garbling:
     """An end whose bytes come out wrong, one in each message."""
 
-    def __init__(self, end: Answered) -> None:
+    def __init__(self, end: CallEnd) -> None:
         self._end, self.times = end, 0
 
     async def read(self) -> bytes:
@@ -611,7 +611,7 @@ def test_a_relay_that_garbles_costs_that_connection_and_another_is_taken() -> No
         cheat, peer, (caller,) = await a_cheat_and_others(world)
         ends: list[Garbling] = []
 
-        async def join(who: PeerId, ask: Connect, home: str, near: Answered, far: Answered) -> None:
+        async def join(who: PeerId, ask: Connect, home: str, near: CallEnd, far: CallEnd) -> None:
             ends.append(Garbling(far))
             await splice(near, ends[-1])
 
@@ -633,7 +633,7 @@ def test_a_relay_that_garbles_in_the_middle_breaks_a_call_and_no_answer_is_wrong
             async def read(self) -> bytes:
                 return await (super().read() if wrong.is_set() else self._end.read())
 
-        async def join(who: PeerId, ask: Connect, home: str, near: Answered, far: Answered) -> None:
+        async def join(who: PeerId, ask: Connect, home: str, near: CallEnd, far: CallEnd) -> None:
             await splice(near, Later(far))
 
         cheat.network.relay._join = join
@@ -657,7 +657,7 @@ def test_a_relay_that_accepts_and_passes_nothing_on_is_left_by_callers_and_by_th
         cheat, peer, (caller,) = await a_cheat_and_others(world)
         tried: list[PeerId] = []
 
-        async def join(who: PeerId, ask: Connect, home: str, near: Answered, far: Answered) -> None:
+        async def join(who: PeerId, ask: Connect, home: str, near: CallEnd, far: CallEnd) -> None:
             tried.append(who)
             await asyncio.gather(near.over.wait(), far.over.wait())
 
@@ -682,7 +682,7 @@ def test_a_relay_that_answers_the_peers_probes_itself_is_left(monkeypatch: pytes
 
         async def answer(_: PeerId, ask: Connect, context: grpc.aio.ServicerContext) -> None:
             await context.write(write_reply(Accepted()))
-            await Answered(context).write(ask.id)
+            await CallEnd(context).write(ask.id)
 
         cheat.network.relay._connect = answer
         (lost,) = await said(world, "relay_lost", 1)
@@ -727,7 +727,7 @@ def test_a_relay_that_does_not_answer_is_no_word_about_the_peer(monkeypatch: pyt
 
 def test_a_peer_counts_as_relayed_until_it_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network, "REVERSE_S", 0.0)
-    monkeypatch.setattr(network, "_REVERSE_AGAIN_S", 0.0)
+    monkeypatch.setattr(network, "IN_VAIN", Rate.every(1e-3))
 
     async def scenario(world: World) -> None:
         via, caller, peer = await world.member(relay_bytes_per_s=1e10), await no_relay(world), await world.hidden()
@@ -737,7 +737,7 @@ def test_a_peer_counts_as_relayed_until_it_has_come(monkeypatch: pytest.MonkeyPa
             and len(via.transport.network.relay.book)
         )
         monkeypatch.setattr(network, "REVERSE_S", LIMIT_S)
-        caller.transport.network.leave_circuits(peer.peer)
+        caller.transport._channels_to(peer.peer).leave_relays()
         assert caller.transport.relayed(peer.peer), "nothing has come yet"
         assert await answers(caller, peer) and not caller.transport.relayed(peer.peer)
         assert await answers(caller, peer)

@@ -16,10 +16,10 @@ from swarmnet.manifest.extension import Extension, Horizon
 from swarmnet.manifest.file import load, run_id, to_toml
 from swarmnet.manifest.schema import Admission, Manifest
 from swarmnet.manifest.terms import RunTerms
-from swarmnet.net.admission import MAX_BANNED, Bans
+from swarmnet.net.admission import MAX_BANNED
 from swarmnet.net.admission_files import (
     Owner,
-    OwnersFiles,
+    OwnerStatements,
     OwnPass,
     Token,
     admissions_of,
@@ -170,22 +170,22 @@ def test_the_owner_extends_an_open_run_too(tmp_path: Path, capsys) -> None:
     assert run(["owner", "extend", str(path), "--steps", "250", "--from", "150"]) == 0
     assert "it takes the place of notice 2, unless step 150 is over by then" in capsys.readouterr().out
     known = notices_of(RunTerms.of(load(path)))
-    files = OwnersFiles(Extension, known.run, tmp_path / "peer", path)
-    assert files.read(known.learn) == []
+    files = OwnerStatements(known, tmp_path / "peer", path)
+    assert files.read() == []
     assert known.foreseen(0, Horizon(100)).last == 250 and len(known.known) == 3
 
     (tmp_path / "peer").mkdir()
-    files.keep(known.known)
+    assert files.keep() and not files.keep()
     again = notices_of(RunTerms.of(load(path)))
-    theirs = OwnersFiles(Extension, again.run, tmp_path / "peer", None)
-    assert theirs.read(again.learn) == [] and again.mark == known.mark
+    theirs = OwnerStatements(again, tmp_path / "peer", None)
+    assert theirs.read() == [] and again.mark == known.mark
     # What somebody has changed there is named once.
     forged = replace(
         known.known[0], payload=sign(Extension(known.run, 9, 150, 900), PEER, Identity.generate().sign).payload
     )
     notices_beside(path).write_text(to_text(forged), encoding="utf-8")
-    (words,) = files.read(known.learn)
-    assert "run.notices: a notice that is not signed by the run's owner" in words and files.read(known.learn) == []
+    (words,) = files.read()
+    assert "run.notices: a notice that is not signed by the run's owner" in words and files.read() == []
     assert run(["owner", "extend", str(path), "--steps", "500"]) == 2 and "take that line out" in last_line(capsys)
 
 
@@ -200,8 +200,8 @@ def test_an_owners_file_of_an_earlier_version_is_not_lost_silently(owned: Path, 
     assert run(["owner", *words]) == 2
     line = last_line(capsys)
     assert str(file) in line and "signed for an earlier version" in line and "move the file away and sign again" in line
-    kind = Bans if name == "bans" else Extension
-    (refused,) = OwnersFiles(kind, terms.run, None, owned).read(lambda signed: None)
+    known = admissions_of(terms) if name == "bans" else notices_of(terms)
+    (refused,) = OwnerStatements(known, None, owned).read()
     assert "signed for an earlier version" in refused
 
 
@@ -359,8 +359,8 @@ def test_bans_add_up_and_are_lifted(owned: Path, capsys) -> None:
     one, two = Identity.generate().peer, Identity.generate().peer
     manifest = load(owned)
     doors = admissions_of(RunTerms.of(manifest))
-    files = OwnersFiles(Bans, doors.run, owned.parent, owned)
-    assert files.read(doors.learn) == [] and doors.bans is None
+    files = OwnerStatements(doors, owned.parent, owned)
+    assert files.read() == [] and doors.bans is None
     numbers = []
     for words, banned in (
         (["owner", "ban", str(owned), one, two], {one, two}),
@@ -368,16 +368,16 @@ def test_bans_add_up_and_are_lifted(owned: Path, capsys) -> None:
     ):
         assert run(words) == 0
         assert "nobody has been told" in capsys.readouterr().out
-        assert files.read(doors.learn) == [] and set(doors.bans.value.peers) == banned
+        assert files.read() == [] and set(doors.bans.value.peers) == banned
         numbers.append(doors.bans.value.number)
     assert numbers[0] < numbers[1]
-    files.keep([doors.bans])
+    assert files.keep()
     again = admissions_of(RunTerms.of(manifest))
-    theirs = OwnersFiles(Bans, doors.run, owned.parent, None)
-    assert theirs.read(again.learn) == [] and again.bans == doors.bans  # a peer remembers
+    theirs = OwnerStatements(again, owned.parent, None)
+    assert theirs.read() == [] and again.bans == doors.bans  # a peer remembers
     (owned.parent / f"run-{doors.run[:12]}.bans").write_text("rubbish")
-    (words,) = theirs.read(again.learn)
-    assert words.endswith(".bans: does not begin with bans:") and theirs.read(again.learn) == []
+    (words,) = theirs.read()
+    assert words.endswith(".bans: does not begin with bans:") and theirs.read() == []
 
 
 def test_a_full_list_says_so(owned: Path) -> None:

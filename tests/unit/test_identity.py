@@ -14,7 +14,7 @@ from swarmnet.errors import UsageError
 from swarmnet.ids import PeerId
 from swarmnet.net.address import Address, announced_at, operator_of, peer_in
 from swarmnet.net.identity import Identity, verify
-from swarmnet.net.tls import CLOCK_SLACK_S, LEAF_LIFE_S, TLS_NAME, Leaf, caller_of, open_authority, trust_anchor
+from swarmnet.net.tls import CLOCK_SLACK_S, LEAF_LIFE_S, TLS_NAME, Leaf, caller_of, trust_anchor
 from swarmnet.wire.peer_ids import is_peer_id, peer_id_from_public_bytes, public_bytes_of
 
 
@@ -94,7 +94,7 @@ def test_only_the_signer_verifies() -> None:
 
 def _leaf(clock: list[float]) -> tuple[Identity, Leaf]:
     identity = Identity.generate()
-    return identity, Leaf(identity, open_authority().admit(identity.peer), clock=lambda: clock[0])
+    return identity, Leaf(identity, clock=lambda: clock[0])
 
 
 def _split(chain: bytes) -> tuple[bytes, bytes]:

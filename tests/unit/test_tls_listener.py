@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from swarmnet.net.identity import Identity
-from swarmnet.net.tls import LEAF_LIFE_S, Leaf, open_authority
+from swarmnet.net.tls import LEAF_LIFE_S, Leaf
 
 
 def test_a_listener_is_given_a_certificate_once_and_again_only_when_it_was_reissued(
@@ -23,7 +23,7 @@ def test_a_listener_is_given_a_certificate_once_and_again_only_when_it_was_reiss
 
     monkeypatch.setattr(grpc, "dynamic_ssl_server_credentials", capture)
     identity = Identity.load_or_create(tmp_path / "identity.key")
-    leaf = Leaf(identity, open_authority().admit(identity.peer), clock=lambda: now)
+    leaf = Leaf(identity, clock=lambda: now)
     leaf.listener_credentials()
     assert given["initial"] is not None and given["require_client_authentication"]
     assert [given["fetch"]() for _ in range(3)] == [None, None, None]

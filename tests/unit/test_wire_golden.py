@@ -36,8 +36,6 @@ from swarmnet.messages import (
     HistoryRequest,
     Late,
     LineQuality,
-    LineTest,
-    LineTested,
     ManifestData,
     ManifestRequest,
     Measure,
@@ -129,7 +127,6 @@ REQUESTS = (
     TrailRequest(STAMP),
     ManifestRequest(),
     DialBack(),
-    LineTest(1 << 20),
     HistoryRequest(7),
 )
 ANSWERS = (
@@ -151,7 +148,6 @@ ANSWERS = (
     TrailStep(FINISHED, (COMMIT,), (COMMIT, COMMIT)),
     ManifestData('[model]\nname = "é"\n'),
     DialledBack(True, "no way there"),
-    LineTested((TENSOR,)),
     History(
         (StepFigures(7, 12.5, 64, 0.75, 1e-3, 2.5), StepFigures(8, 12.25, 64, 0.5, 1e-3, 0.5)),
         (Evaluation(8, 0.25),),

@@ -15,7 +15,6 @@ from swarmnet.errors import BadMessage, RejectCode
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, Restart, RoundId, RunId
 from swarmnet.messages import (
     MAX_COUNTING,
-    MAX_LINE_TEST,
     MAX_PATH,
     MAX_PIECES,
     MAX_VOTES,
@@ -42,8 +41,6 @@ from swarmnet.messages import (
     HistoryRequest,
     Late,
     LineQuality,
-    LineTest,
-    LineTested,
     ManifestData,
     ManifestRequest,
     Measure,
@@ -220,7 +217,6 @@ requests: dict[type, st.SearchStrategy] = {
     TrailRequest: st.builds(TrailRequest, stamps),
     ManifestRequest: st.builds(ManifestRequest),
     DialBack: st.builds(DialBack),
-    LineTest: st.builds(LineTest, st.integers(0, MAX_LINE_TEST)),
     HistoryRequest: st.builds(HistoryRequest, steps),
 }  # fmt: skip
 versions = st.integers(-1, 1 << 53)
@@ -244,7 +240,6 @@ answers: dict[type, st.SearchStrategy] = {
     TrailStep: st.builds(TrailStep, st.none() | finished, several),
     SnapshotPiece: st.builds(SnapshotPiece),
     DialledBack: st.builds(DialledBack, st.booleans(), words),
-    LineTested: st.builds(LineTested),
     History: st.builds(
         History,
         st.lists(
@@ -305,7 +300,7 @@ def test_control_survives_the_wire(message: Any) -> None:
 
 @given(st.one_of(*requests.values()), tensors)
 def test_requests_survive_the_wire(request: Any, payload: tuple[TensorHeader, ...]) -> None:
-    if isinstance(request, Process | LineTest) or not payload:
+    if isinstance(request, Process) or not payload:
         assert convert.read_request(convert.write_request(request, payload)) == (request, payload, None)
     else:
         with pytest.raises(BadMessage, match="no payload"):

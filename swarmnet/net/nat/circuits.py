@@ -25,6 +25,8 @@ from swarmnet.errors import PeerGone, Refused, RejectCode, SwarmError
 from swarmnet.ids import PeerId
 from swarmnet.net.background import BackgroundTasks
 from swarmnet.net.identity import FileLock, own_directory, sweep
+from swarmnet.net.tls import caller_of
+from swarmnet.wire.convert import GreetFirst
 from swarmnet.wire.relay import MAX_BYTES, checked
 
 log = telemetry.get(__name__)
@@ -54,36 +56,21 @@ class End(Protocol):
         ...
 
 
-class Called:
-    """The end of a call that we placed."""
+class CallEnd:
+    """The end of a gRPC call that this peer places or answers; `over` once it has been let go, or its caller has
+    left."""
 
-    def __init__(self, stream: grpc.aio.StreamStreamCall) -> None:
-        self._stream = stream
+    def __init__(self, call: grpc.aio.StreamStreamCall | grpc.aio.ServicerContext) -> None:
+        self._call, self.over = call, asyncio.Event()
 
     async def read(self) -> bytes:
         with _gone_if_broken():
-            data = await self._stream.read()
+            data = await self._call.read()
         return b"" if data is grpc.aio.EOF else checked(data)
 
     async def write(self, data: bytes) -> None:
         with _gone_if_broken():
-            await self._stream.write(data)
-
-
-class Answered:
-    """The end of a call that we answer; `over` once it has been let go, or its caller has left."""
-
-    def __init__(self, context: grpc.aio.ServicerContext) -> None:
-        self._context, self.over = context, asyncio.Event()
-
-    async def read(self) -> bytes:
-        with _gone_if_broken():
-            data = await self._context.read()
-        return b"" if data is grpc.aio.EOF else checked(data)
-
-    async def write(self, data: bytes) -> None:
-        with _gone_if_broken():
-            await self._context.write(data)
+            await self._call.write(data)
 
 
 class Connection:
@@ -152,13 +139,49 @@ async def splice(one: End, other: End, *, turn: Callable[[int], Awaitable[None]]
                     await sink.write(data)
 
     ways = [asyncio.create_task(pass_on(one, other)), asyncio.create_task(pass_on(other, one))]
-    over = [asyncio.create_task(end.over.wait()) for end in (one, other) if isinstance(end, Answered)]
+    over = [asyncio.create_task(end.over.wait()) for end in (one, other) if isinstance(end, CallEnd)]
     try:
         await asyncio.wait((*ways, *over), return_when=asyncio.FIRST_COMPLETED)
     finally:
         for task in (*ways, *over):
             task.cancel()
         await asyncio.gather(*ways, *over, return_exceptions=True)
+
+
+async def enter(far: End, door: str, first: bytes = b"") -> None:
+    """Pass a stream that leads to this peer on to its own port, at the local socket `door`. TLS finds out whose it is.
+
+    first: what was read of it already. Raises PeerGone, OSError."""
+    near = Connection(*await asyncio.open_unix_connection(door))
+    try:
+        await near.write(first)
+        await splice(far, near)
+    finally:
+        near.close()
+
+
+Handler = Callable[[object, grpc.aio.ServicerContext], Awaitable[None]]
+"""How gRPC has a stream answered."""
+
+
+def for_members(
+    welcome: Callable[[PeerId], bool],
+    write: Callable[[GreetFirst], bytes],
+    answer: Callable[[PeerId, CallEnd, grpc.aio.ServicerContext], Awaitable[None]],
+) -> Handler:
+    """Have a stream answered whose caller has greeted and is admitted; another caller is told to greet."""
+
+    async def handle(_: object, context: grpc.aio.ServicerContext) -> None:
+        if (caller := caller_of(context.auth_context())) is None:
+            return
+        end = CallEnd(context)
+        with contextlib.suppress(SwarmError, TimeoutError):
+            if welcome(caller):
+                await answer(caller, end, context)
+            else:
+                await end.write(write(GreetFirst()))
+
+    return handle
 
 
 # ---------------------------------------------------------------- who waits for whom
@@ -168,12 +191,12 @@ class Arrivals:
     """Who is expected here, under which id."""
 
     def __init__(self) -> None:
-        self._expected: dict[tuple[PeerId, bytes], asyncio.Future[Answered]] = {}
+        self._expected: dict[tuple[PeerId, bytes], asyncio.Future[CallEnd]] = {}
 
     @contextlib.contextmanager
-    def expect(self, peer: PeerId, ident: bytes) -> Iterator[asyncio.Future[Answered]]:
+    def expect(self, peer: PeerId, ident: bytes) -> Iterator[asyncio.Future[CallEnd]]:
         """The peer's end of a stream, once it has come, or Refused; leaving the block lets it go."""
-        coming: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
+        coming: asyncio.Future[CallEnd] = asyncio.get_running_loop().create_future()
         self._expected[peer, ident] = coming
         try:
             yield coming
@@ -182,7 +205,7 @@ class Arrivals:
             if coming.done() and not coming.cancelled() and not coming.exception():
                 coming.result().over.set()
 
-    def come(self, peer: PeerId, ident: bytes, end: Answered) -> bool:
+    def come(self, peer: PeerId, ident: bytes, end: CallEnd) -> bool:
         """The peer is here. False: it is not expected under that id, or has come already."""
         coming = self._expected.get((peer, ident))
         if coming is None or coming.done():

@@ -23,7 +23,7 @@ from swarmnet.net.address import home_of
 from swarmnet.net.background import BackgroundTasks, beside
 from swarmnet.net.grpc_channels import PeerChannels
 from swarmnet.net.limits import REFUSALS_TOLD, SUMMONS_OF_RELAY
-from swarmnet.net.nat.circuits import Called, Connection, hear, splice
+from swarmnet.net.nat.circuits import CallEnd, enter, hear
 from swarmnet.net.nat.dial_back import Say
 from swarmnet.net.nat.relay import ARRIVE, COME_S, CONNECT, PING_S, RESERVE, SILENCE_S
 from swarmnet.net.nat.relay_book import too_many
@@ -45,7 +45,7 @@ ChannelsTo = Callable[[PeerId], PeerChannels]
 log = telemetry.get(__name__)
 
 
-async def answer_of(end: Called, channels: PeerChannels) -> object:
+async def answer_of(end: CallEnd, channels: PeerChannels) -> object:
     """The callee's first word, if it is a good one. Raises SwarmError, TimeoutError."""
     reply = await hear(end, read_reply, COME_S + SILENCE_S / 2)
     if isinstance(reply, GreetFirst):
@@ -145,7 +145,7 @@ class Places:
                 self.refused[relay] = reason
                 log.debug("no_place", relay=relay, reason=reason)
 
-    async def _listen(self, relay: PeerId, end: Called) -> None:
+    async def _listen(self, relay: PeerId, end: CallEnd) -> None:
         while True:
             match await hear(end, read_reply, SILENCE_S, gone="the relay gave the place away"):
                 case Summon() as summon:
@@ -195,12 +195,7 @@ class Places:
                     return
                 if (task := asyncio.current_task()) in self._coming and summon.reverse:
                     self._coming[task] = self._home(channels.peer), summon.caller
-                near = Connection(*await asyncio.open_unix_connection(self._door))
-                try:
-                    await near.write(first)
-                    await splice(far, near)
-                finally:
-                    near.close()
+                await enter(far, self._door, first)
         except (SwarmError, TimeoutError, OSError) as error:
             log.debug("did_not_come", caller=summon.caller, at=channels.peer, reverse=summon.reverse, error=error)
 
@@ -234,7 +229,7 @@ class Places:
         raise PeerGone("it leads nowhere", peer=relay)
 
 
-async def _ping(end: Called) -> None:
+async def _ping(end: CallEnd) -> None:
     with contextlib.suppress(SwarmError):
         while True:
             await asyncio.sleep(PING_S)

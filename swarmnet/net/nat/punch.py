@@ -29,18 +29,17 @@ from swarmnet.net.background import BackgroundTasks
 from swarmnet.net.descriptors import set_options
 from swarmnet.net.grpc_channels import PeerChannels
 from swarmnet.net.grpc_options import CHANNEL_OPTIONS
-from swarmnet.net.nat.circuits import Answered, Called, Connection, Doors, End, Tunnel, hear, splice
+from swarmnet.net.nat.circuits import CallEnd, Connection, Doors, End, Handler, Tunnel, enter, for_members, hear
 from swarmnet.net.nat.dial_back import Say
 from swarmnet.net.nat.kinds import BUSY_S, Endpoint, Punches, Sight, dialled
-from swarmnet.net.tls import Leaf, caller_of
-from swarmnet.wire.convert import NONCE_BYTES, GreetFirst, Ping, Pong
+from swarmnet.net.tls import Leaf
+from swarmnet.wire.convert import NONCE_BYTES, Ping, Pong
 from swarmnet.wire.punch import (
     MOST_OUTSIDE,
     TOKEN_BYTES,
     Now,
     Observe,
     Offer,
-    PunchReply,
     SeenPort,
     read_punch_ask,
     read_punch_reply,
@@ -140,24 +139,19 @@ async def punch(
         while True:
             came, _ = await loop.sock_accept(hole.listener)
             came.setblocking(False)
-            spawn(try_out(came))
+            tasks.spawn(try_out(came))
 
-    tasks: set[asyncio.Task[None]] = set()
-
-    def spawn(work: object) -> None:
-        tasks.add(loop.create_task(work))  # type: ignore[arg-type]
-
+    tasks = BackgroundTasks()
     for place in places:
-        spawn(dial(place))
-    spawn(listen())
+        tasks.spawn(dial(place))
+    tasks.spawn(listen())
     try:
         async with asyncio.timeout(limit_s):
             return await found
     except TimeoutError as error:
         raise PeerGone("no hole was found", places=list(places)) from error
     finally:
-        for task in tasks:
-            task.cancel()
+        tasks.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
@@ -238,7 +232,7 @@ class Holes:
         on_open: Callable[[PeerId], None],
     ) -> None:
         self._leaf, self._channels, self._doors, self._door = leaf, channels, doors, ""
-        self._welcome, self._on_open = welcome, on_open
+        self._on_open = on_open
         self._hidden = False
         self._observers: Callable[[], Sequence[PeerId]] = tuple
         self._say: Say = lambda event, fields: None
@@ -248,9 +242,9 @@ class Holes:
         self._theirs: dict[PeerId, asyncio.Task[None]] = {}
         self._wanted: set[PeerId] = set()
         self._tasks = BackgroundTasks()
-        self.methods: dict[str, Callable[[object, grpc.aio.ServicerContext], Awaitable[None]]] = {
-            PUNCH: self._answer,
-            OBSERVE: self._observe,
+        self.methods: dict[str, Handler] = {
+            PUNCH: for_members(welcome, write_punch_reply, self._answer),
+            OBSERVE: for_members(welcome, write_punch_reply, self._observe),
         }
 
     def begin(self, door: str, observers: Callable[[], Sequence[PeerId]], say: Say) -> None:
@@ -352,13 +346,9 @@ class Holes:
         """What comes through the peer's hole goes to my own port: TLS finds out whose it is."""
 
         async def splice_to_door() -> None:
-            with sock, contextlib.suppress(OSError):
+            with sock, contextlib.suppress(SwarmError, OSError):
                 async with _over(sock) as far:
-                    near = Connection(*await asyncio.open_unix_connection(self._door))
-                    try:
-                        await splice(far, near)
-                    finally:
-                        near.close()
+                    await enter(far, self._door)
 
         def over(task: asyncio.Task[None]) -> None:
             if self._theirs.get(peer) is task:
@@ -395,22 +385,15 @@ class Holes:
                         await end.read()
                 return sock, sight
 
-    async def _answer(self, _: object, context: grpc.aio.ServicerContext) -> None:
-        caller = caller_of(context.auth_context())
-        if caller is None:
-            return
-        end = Answered(context)
-        with contextlib.suppress(SwarmError, TimeoutError):
-            if not self._welcome(caller):
-                await end.write(write_punch_reply(GreetFirst()))
-            elif not self._hidden:
-                await end.write(write_punch_reply(Rejected(RejectCode.NOT_SERVED, "this peer can be dialled")))
-            elif (wait_s := self._punches.wait_s(caller, loop_time(), asks=True)) > 0:
-                await end.write(write_punch_reply(Busy(wait_s, -1)))
-            else:
-                await self._try(caller, self._take_part(end), asks=True)
+    async def _answer(self, caller: PeerId, end: CallEnd, context: grpc.aio.ServicerContext) -> None:
+        if not self._hidden:
+            await end.write(write_punch_reply(Rejected(RejectCode.NOT_SERVED, "this peer can be dialled")))
+        elif (wait_s := self._punches.wait_s(caller, loop_time(), asks=True)) > 0:
+            await end.write(write_punch_reply(Busy(wait_s, -1)))
+        else:
+            await self._try(caller, self._take_part(end), asks=True)
 
-    async def _take_part(self, end: Answered) -> tuple[socket.socket, Sight]:
+    async def _take_part(self, end: CallEnd) -> tuple[socket.socket, Sight]:
         """Raises SwarmError, OSError, TimeoutError."""
         async with AsyncExitStack() as stack:
             theirs = await _asked_for(end, Offer)
@@ -470,21 +453,15 @@ class Holes:
             credentials = self._leaf.channel_credentials(peer)
             channel = grpc.aio.secure_channel(f"unix:{tunnel.path}", credentials, options=CHANNEL_OPTIONS)
             stack.push_async_callback(channel.close)
-            end = Called(channel.stream_stream(OBSERVE)())
+            end = CallEnd(channel.stream_stream(OBSERVE)())
             await end.write(write_punch_ask(Observe()))
             return (host, port), _endpoint(await _heard(end, SeenPort))
 
-    async def _observe(self, _: object, context: grpc.aio.ServicerContext) -> None:
-        with contextlib.suppress(SwarmError, TimeoutError):
-            await Answered(context).write(write_punch_reply(self._seen(context)))
-
-    def _seen(self, context: grpc.aio.ServicerContext) -> PunchReply:
-        caller = caller_of(context.auth_context())
-        if caller is None or not self._welcome(caller):
-            return GreetFirst()
+    async def _observe(self, caller: PeerId, end: CallEnd, context: grpc.aio.ServicerContext) -> None:
         host, port = endpoint_of(context.peer())
         # Through a relay it comes from nowhere.
-        return SeenPort(host, port) if port else Rejected(RejectCode.NOT_SERVED, "that came through a relay")
+        reply = SeenPort(host, port) if port else Rejected(RejectCode.NOT_SERVED, "that came through a relay")
+        await end.write(write_punch_reply(reply))
 
 
 @asynccontextmanager

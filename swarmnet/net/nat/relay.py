@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 import grpc
 
@@ -22,12 +22,11 @@ from swarmnet.messages import Accepted, Busy, Rejected
 from swarmnet.net.address import endpoint_of, home_of
 from swarmnet.net.greeting import Greeter
 from swarmnet.net.limits import RELAY_ASKS, RELAY_SUMMONS
-from swarmnet.net.nat.circuits import Answered, Arrivals, hear, splice
+from swarmnet.net.nat.circuits import Arrivals, CallEnd, Handler, for_members, hear, splice
 from swarmnet.net.nat.relay_book import RelayBook, RelayCaps
-from swarmnet.net.tls import caller_of
 from swarmnet.net.traffic import Shares, Traffic
 from swarmnet.pacing import Budgets, Rate
-from swarmnet.wire.convert import GreetFirst, Ping, Pong
+from swarmnet.wire.convert import Ping, Pong
 from swarmnet.wire.relay import Arrive, Connect, Reply, Reserve, Reserved, Summon, read_ask, write_reply
 
 RESERVE, CONNECT, ARRIVE = (f"/swarmnet.v1.Relay/{name}" for name in ("Reserve", "Connect", "Arrive"))
@@ -61,7 +60,7 @@ class Relay:
         traffic: Traffic,
         bytes_per_s: Callable[[], float],
     ) -> None:
-        self.me, self._arrivals, self._welcome, self._bytes_per_s = me, arrivals, welcome, bytes_per_s
+        self.me, self._arrivals, self._bytes_per_s = me, arrivals, bytes_per_s
         self._unwelcome = greeter.unwelcome
         self.book = RelayBook(caps)
         self._summons: dict[PeerId, asyncio.Queue[Reply | None]] = {}
@@ -72,10 +71,9 @@ class Relay:
         self._pings = Budgets[PeerId](Rate(2 / PING_S, burst_s=SILENCE_S))
         self._shares, self._traffic = Shares(bytes_per_s), traffic
         self.open = True
-        self.methods: dict[str, Callable[[object, grpc.aio.ServicerContext], Awaitable[None]]] = {
-            RESERVE: functools.partial(self._answer, Reserve),
-            CONNECT: functools.partial(self._answer, Connect),
-            ARRIVE: functools.partial(self._answer, Arrive),
+        self.methods: dict[str, Handler] = {
+            method: for_members(welcome, write_reply, functools.partial(self._answer, kind))
+            for method, kind in {RESERVE: Reserve, CONNECT: Connect, ARRIVE: Arrive}.items()
         }
 
     def close(self) -> None:
@@ -86,38 +84,30 @@ class Relay:
 
     # ------------------------------------------------------------ answering
 
-    async def _answer(self, expected: type, _: object, context: grpc.aio.ServicerContext) -> None:
-        caller, now = caller_of(context.auth_context()), loop_time()
-        if caller is None:
-            return
+    async def _answer(self, expected: type, caller: PeerId, end: CallEnd, context: grpc.aio.ServicerContext) -> None:
+        home = home_of(endpoint_of(context.peer())[0])
         try:
-            if not self._welcome(caller):
-                await _say(context, GreetFirst())
-                return
             # Others have asked for an arrival.
             budgets = self._arrivals_of if expected is Arrive else self._asks
-            if (pause_s := budgets.of(caller).ask(now)) > 0:
-                await _say(context, Busy(pause_s, -1))
+            if (pause_s := budgets.of(caller).ask(loop_time())) > 0:
+                await _say(end, Busy(pause_s, -1))
                 return
-            match ask := await hear(Answered(context), read_ask, _FIRST_WORD_S):
+            match ask := await hear(end, read_ask, _FIRST_WORD_S):
                 case Reserve() if expected is Reserve:
-                    await self._reserve(caller, context)
+                    await self._reserve(caller, end, home)
                 case Connect() if expected is Connect:
-                    await self._connect(caller, ask, context)
+                    await self._connect(caller, ask, end, home)
                 case Arrive() if expected is Arrive:
-                    await self._arrive(caller, ask, context)
+                    await self._arrive(caller, ask, end)
                 case _:
                     raise BadMessage(RejectCode.MALFORMED, "the request belongs to another method")
         except Coded as error:
-            with contextlib.suppress(SwarmError, TimeoutError):
-                await _say(context, Rejected(error.code, error.reason))
-        except (SwarmError, TimeoutError) as error:
-            log.debug("relay_call_ended", peer=caller, error=error)
+            await _say(end, Rejected(error.code, error.reason))
 
-    async def _reserve(self, peer: PeerId, context: grpc.aio.ServicerContext) -> None:
-        reason = self.book.reserve(peer, _home(context)) if self.open else "nobody can dial this peer itself"
+    async def _reserve(self, peer: PeerId, end: CallEnd, home: str) -> None:
+        reason = self.book.reserve(peer, home) if self.open else "nobody can dial this peer itself"
         if reason:
-            await _say(context, Rejected(RejectCode.NOT_SERVED, reason))
+            await _say(end, Rejected(RejectCode.NOT_SERVED, reason))
             return
         # It has come again: the line of its last reservation is dead.
         if (before := self._summons.get(peer)) is not None:
@@ -125,10 +115,10 @@ class Relay:
         self._summons[peer] = saying = asyncio.Queue[Reply | None]()
         log.info("relays_for", peer=peer, places=len(self.book.places))
         saying.put_nowait(Reserved(round(self._bytes_per_s()), SILENCE_S))
-        hearing = asyncio.create_task(self._hear(peer, context, saying))
+        hearing = asyncio.create_task(self._hear(peer, end, saying))
         try:
             while (reply := await saying.get()) is not None:
-                await _say(context, reply)
+                await _say(end, reply)
         finally:
             hearing.cancel()
             await asyncio.gather(hearing, return_exceptions=True)
@@ -137,11 +127,11 @@ class Relay:
                 self.book.leave(peer)
                 log.info("relays_no_more_for", peer=peer, places=len(self.book.places))
 
-    async def _hear(self, peer: PeerId, context: grpc.aio.ServicerContext, saying: asyncio.Queue[Reply | None]) -> None:
+    async def _hear(self, peer: PeerId, end: CallEnd, saying: asyncio.Queue[Reply | None]) -> None:
         """Answer pings; whatever else comes, or silence, ends the reservation, and so does a ban."""
         with contextlib.suppress(SwarmError, TimeoutError):
             while True:
-                ask = await hear(Answered(context), read_ask, SILENCE_S)
+                ask = await hear(end, read_ask, SILENCE_S)
                 # It says more than that it is there.
                 if not isinstance(ask, Ping) or self._pings.of(peer).ask(loop_time()) > 0:
                     break
@@ -150,27 +140,25 @@ class Relay:
                 saying.put_nowait(Pong(ask.nonce))
         saying.put_nowait(None)
 
-    async def _connect(self, caller: PeerId, ask: Connect, context: grpc.aio.ServicerContext) -> None:
-        now = loop_time()
-        home = _home(context)
-        reason = self.book.call(caller, ask.peer, ask.id, now, home=home)
+    async def _connect(self, caller: PeerId, ask: Connect, end: CallEnd, home: str) -> None:
+        reason = self.book.call(caller, ask.peer, ask.id, loop_time(), home=home)
         if reason:
-            await _say(context, Rejected(RejectCode.NOT_SERVED, reason))
+            await _say(end, Rejected(RejectCode.NOT_SERVED, reason))
             return
         try:
             if (pause_s := self.summon(caller, ask.peer, ask.id, reverse=ask.reverse, home=home)) > 0:
-                await _say(context, Busy(pause_s, -1))
+                await _say(end, Busy(pause_s, -1))
                 return
             # The rest is between the two of them.
             if ask.reverse:
-                await _say(context, Accepted())
+                await _say(end, Accepted())
                 return
             with self._arrivals.expect(ask.peer, ask.id) as coming:
                 async with asyncio.timeout(COME_S):
                     far = await coming
                 if self.book.arrive(ask.peer, ask.id, loop_time()):
-                    await _say(context, Accepted())
-                    await self._join(caller, ask, home, Answered(context), far)
+                    await _say(end, Accepted())
+                    await self._join(caller, ask, home, end, far)
         finally:
             self.book.end(ask.peer, ask.id)
 
@@ -188,14 +176,13 @@ class Relay:
         self._summons[peer].put_nowait(Summon(caller, ident, reverse))
         return 0.0
 
-    async def _arrive(self, peer: PeerId, ask: Arrive, context: grpc.aio.ServicerContext) -> None:
+    async def _arrive(self, peer: PeerId, ask: Arrive, end: CallEnd) -> None:
         if ask.full:
             self._arrivals.refuse(peer, ask.id)
-            await _say(context, Accepted())
+            await _say(end, Accepted())
             return
-        end = Answered(context)
         # Said before anything is passed on: the first byte must not overtake it.
-        await _say(context, Accepted())
+        await _say(end, Accepted())
         if not self._arrivals.come(peer, ask.id, end):
             return
         try:
@@ -203,7 +190,7 @@ class Relay:
         finally:
             end.over.set()
 
-    async def _join(self, caller: PeerId, ask: Connect, home: str, near: Answered, far: Answered) -> None:
+    async def _join(self, caller: PeerId, ask: Connect, home: str, near: CallEnd, far: CallEnd) -> None:
         async def watch() -> None:
             while not (self._unwelcome(caller) or self._unwelcome(ask.peer)):
                 await asyncio.sleep(_LOOK_S)
@@ -225,10 +212,6 @@ class Relay:
             watching.cancel()
 
 
-def _home(context: grpc.aio.ServicerContext) -> str:
-    return home_of(endpoint_of(context.peer())[0])
-
-
-async def _say(context: grpc.aio.ServicerContext, reply: Reply) -> None:
+async def _say(end: CallEnd, reply: Reply) -> None:
     async with asyncio.timeout(SILENCE_S):
-        await Answered(context).write(write_reply(reply))
+        await end.write(write_reply(reply))
