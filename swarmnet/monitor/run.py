@@ -20,10 +20,10 @@ from rich.console import Console
 from swarmnet.clock import run_loop, wall_time
 from swarmnet.config.check import check_installed
 from swarmnet.directory import Record
-from swarmnet.errors import SwarmError, UsageError
+from swarmnet.errors import SwarmError
 from swarmnet.ids import PeerId
-from swarmnet.messages import Busy, History, HistoryRequest
-from swarmnet.monitor.curve import Curve
+from swarmnet.messages import MAX_FIGURES, Busy, History, HistoryRequest, StepFigures
+from swarmnet.monitor.curve import Curve, told
 from swarmnet.monitor.files import CsvFile, CurveFile, CurvePicture, TensorBoard, WeightsAndBiases
 from swarmnet.monitor.presence import Observation, Presence, fairly, went_back
 from swarmnet.monitor.view import JsonLines, WatchScreen, WatchView
@@ -99,11 +99,8 @@ def run_watch(named: Path | str, bootstrap: tuple[str, ...], options: WatchOptio
             check_installed(flag, extra)
     # Refuses early what cannot be written, and reads what an earlier watch has.
     csv = CsvFile(options.csv) if options.csv else None
-    with contextlib.ExitStack() as stack:
-        if csv is not None:
-            stack.callback(csv.close)
-        view = JsonLines() if options.as_json else WatchScreen(Console())
-        return until_stopped("watch", lambda waiting: look_on(named, bootstrap, options, csv, waiting, view))
+    view = JsonLines() if options.as_json else WatchScreen(Console())
+    return until_stopped("watch", lambda waiting: look_on(named, bootstrap, options, csv, waiting, view))
 
 
 def until_stopped(command: str, looking: Callable[[Waiting], Coroutine[None, None, int]]) -> int:
@@ -164,7 +161,8 @@ class Watcher:
         self._steps = 0  # of the run, as last heard
         self._disputed: int | None = None
         self._csv = csv
-        self._checked = self._curve.compared  # is the file of this run?
+        if csv is not None:
+            csv.check(observer.run)
         self._looked = False
         self._presence, self._marks = Presence(), list[Mark]()
         self._bars: dict[PeerId, list[StepBar]] = {}  # how members have spent their last step, of this look
@@ -173,13 +171,12 @@ class Watcher:
         self._evaluated: dict[PeerId, int] = {}  # trainer -> the version after its last
         self._order = random.random()
         self._files: list[CurveFile] = []  # opened once the run is found
-        self._unwritten: set[int] = set()  # versions
 
     def _opened(self) -> Iterable[CurveFile]:
         run, options = self._observer.run, self._options
         # First, for it may refuse.
         if options.tensorboard:
-            yield TensorBoard(options.tensorboard)
+            yield TensorBoard(options.tensorboard, run)
         if self._csv:
             yield self._csv
         if options.png:
@@ -228,18 +225,11 @@ class Watcher:
         changes = list(self._presence.look(found))
         if self._curve.went_back(found.restart):
             self._evaluated.clear()
-        answering, versions = await self._ask_all(found, records)
+        answers, versions = await self._ask_all(found, records)
         busy = sum(each.peer in self._busy for each in records if each.stages)
         live_s = self._options.every_s + ASK_S
-        steps, against = self._curve.settle(
-            answering, now=wall_time(), replicas=Observation(found, self._curve).synced, live_s=live_s, busy=busy
-        )
-        if against and not self._checked:
-            raise UsageError(
-                f"--csv {self._options.csv}: step {against[0]} is another one in this run: the file is of another run, "
-                "name another file"
-            )
-        self._checked = self._curve.compared
+        replicas = Observation(found, self._curve).synced
+        steps = self._curve.settle(answers, now=wall_time(), replicas=replicas, live_s=live_s, busy=busy)
         if not self._looked and self._csv and self._csv.points and self._curve.points[-1] != self._curve.newest:
             changes.append(went_back(found.restart))  # while nobody watched
         self._looked = True
@@ -255,22 +245,20 @@ class Watcher:
         self._disputed = self._curve.disputed
 
     def _write(self, steps: Collection[int], versions: Collection[int]) -> None:
-        self._unwritten.update(versions)
-        if not self._checked:
-            return
-        opened, versions = bool(self._files), sorted(self._unwritten)
+        opened = bool(self._files)
         self._files = self._files or list(self._opened())
         for file in self._files:
             if opened or file is self._csv:
                 file.write(self._curve, steps, versions)
             else:  # what the CSV file has, too
                 file.write(self._curve, [point.step for point in self._curve.points], list(self._curve.evaluations))
-        self._unwritten.clear()
 
     # ------------------------------------------------------------ asking
 
-    async def _ask_all(self, found: Assessment, records: Sequence[Record]) -> tuple[list[PeerId], list[int]]:
-        """Who answered about steps, and the versions whose held-out loss is new."""
+    async def _ask_all(
+        self, found: Assessment, records: Sequence[Record]
+    ) -> tuple[dict[PeerId, dict[int, StepFigures]], list[int]]:
+        """What those who answered say of steps, and the versions whose held-out loss is new."""
         now = asyncio.get_running_loop().time()
         # Through a relay only peers of the run speak to each other.
         able = [each for each in records if each.addresses and not each.hidden]
@@ -299,11 +287,11 @@ class Watcher:
             asyncio.gather(*(self._evaluations_of(each.peer) for each in trainers[:MOST_TRAINERS])),
             asyncio.gather(*map(times_of, fairly(stages.values())[: MOST_TIMED - len(asked)])),
         )
-        told = {found.eval_loss.step: found.eval_loss.value} if found.eval_loss else {}
+        held_out = {found.eval_loss.step: found.eval_loss.value} if found.eval_loss else {}
         for losses in reversed(evaluations):
-            told |= losses
-        versions = self._curve.evaluated(told, steps=found.steps)
-        return [each.peer for each, answered in zip(asked, heard, strict=True) if answered], versions
+            held_out |= losses
+        versions = self._curve.evaluated(held_out, steps=found.steps)
+        return {each.peer: steps for each, steps in zip(asked, heard, strict=True) if steps is not None}, versions
 
     async def _admitted(self, ready: list[Record]) -> list[Record]:
         """Those of them that the run's manifest admits, once somebody has given it: its hash is the run's id."""
@@ -326,15 +314,19 @@ class Watcher:
         """The same order for as long as this process lives, another one in each."""
         return hash((self._order, peer))
 
-    async def _steps_of(self, peer: PeerId, steps: int) -> bool:
-        """Has it answered?"""
+    async def _steps_of(self, peer: PeerId, steps: int) -> dict[int, StepFigures] | None:
+        """What it says, by step; None: it has not answered."""
+        since, found = self._curve.wanted, dict[int, StepFigures]()
         for _ in range(_MOST_ANSWERS):
-            answer = await self._history(peer, self._curve.wanted(peer))
+            answer = await self._history(peer, since)
             if answer is None:
-                return False
-            if not self._curve.hear(peer, answer, steps=steps):
+                return None
+            some = told(answer, since, steps)
+            found |= some
+            if len(some) < MAX_FIGURES:
                 break
-        return True
+            since = max(some) + 1
+        return found
 
     async def _evaluations_of(self, peer: PeerId) -> dict[int, float]:
         answer = await self._history(peer, self._evaluated.get(peer, 0))

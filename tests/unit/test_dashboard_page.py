@@ -9,7 +9,7 @@ from typing import Any
 
 from swarmnet.directory import Complaint, Record, StageStatus
 from swarmnet.ids import Chain, PeerId, Restart, RunId
-from swarmnet.messages import History, StepFigures
+from swarmnet.messages import StepFigures
 from swarmnet.monitor.curve import Curve
 from swarmnet.monitor.page import MOST_COMPLAINTS, MOST_PEERS, MOST_POINTS, MOST_STAYS, RunPage, columns
 from swarmnet.monitor.presence import Observation, Presence
@@ -55,9 +55,8 @@ def test_there_is_nothing_before_the_first_look() -> None:
 
 def test_a_step_about_which_members_disagree_is_not_on_the_page() -> None:
     looks = Looks()
-    for name, loss in (("a", 8.0), ("l", 1.0)):
-        looks.curve.hear(PeerId(name), History((StepFigures(0, loss, 8, 0.5, 1e-3, 1.0),)), steps=9)
-    looks.curve.settle(["a", "l"], now=1000.0, replicas="2", live_s=5.0)
+    said = {PeerId(name): {0: StepFigures(0, loss, 8, 0.5, 1e-3, 1.0)} for name, loss in (("a", 8.0), ("l", 1.0))}
+    looks.curve.settle(said, now=1000.0, replicas="2", live_s=5.0)
     data = looks.look(record("a"), record("l", loss=(0, 0.125)))
     assert data["disputed"] == 0 and data["curve"]["x"] == [] and data["loss"] is None
 

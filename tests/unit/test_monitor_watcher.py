@@ -272,31 +272,15 @@ def test_members_that_are_not_asked_about_steps_are_asked_for_their_times_alone(
     assert [since for peer, since in members.asked if peer != "last"] == [monitor_run._NO_STEP] * 2
 
 
-def test_a_file_of_another_run_is_refused_in_a_line(tmp_path: Path) -> None:
-    path = tmp_path / "run.csv"
-    options = WatchOptions(csv=path, as_json=True, once=True)
-    watch(Members({"a": lying}, THREE[:1]), options, CsvFile(path))
-    before = path.read_bytes()
-    with pytest.raises(UsageError, match=r"run.csv: step 0 is another one in this run: the file is of another run"):
-        watch(Members({"a": honest}, THREE[:1]), options, CsvFile(path))
-    assert path.read_bytes() == before
-
-
-def test_a_file_that_is_ahead_is_compared_too_and_nothing_is_written_before(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_of_another_run_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     path, board = tmp_path / "run.csv", tmp_path / "tb"
-    six = WatchOptions(csv=path, as_json=True, once=True)
-    watch(Members({"a": lying}, THREE[:1]), six, CsvFile(path))
+    options = WatchOptions(csv=path, as_json=True, once=True)
+    watch(Members({"a": honest}, THREE[:1]), options, CsvFile(path))
     before = path.read_bytes()
-    early: dict[str, Answering] = {"a": lambda request: honest(request, 3), "t": evaluating}
-    looks = [record("a", 0, 3), record("t", None, 3)]
-    options = replace(six, tensorboard=board, png=tmp_path / "run.png")
-    with pytest.raises(UsageError, match=r"run.csv: step 0 is another one in this run"):
-        watch(Members(early, looks), options, CsvFile(path))
+    options = replace(options, tensorboard=board, png=tmp_path / "run.png")
+    with pytest.raises(UsageError, match=r"run.csv: the file is of another run"):
+        watch(Members({"a": honest}, THREE[:1]), options, CsvFile(path), run=RunId("cd" * 32))
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
-    assert watch(Members({"t": evaluating}, looks), options, CsvFile(path)) == 0
-    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path], "nobody has told a step"
 
 
 def test_a_file_that_is_ahead_because_the_run_went_back_is_gone_on_with_and_that_is_said(
