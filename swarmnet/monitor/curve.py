@@ -71,6 +71,11 @@ class Curve:
         return next((self._points[step] for step in reversed(self._steps) if step not in self._undone), None)
 
     @property
+    def ahead(self) -> bool:
+        """Is the last step that is known one that the run went back to before, and has not done again?"""
+        return bool(self._steps) and self._steps[-1] in self._undone
+
+    @property
     def newest_held_out(self) -> int | None:
         """The last version of the run's present past whose held-out loss is known."""
         return max((version for version in self._evaluations if version - 1 not in self._undone), default=None)

@@ -19,6 +19,7 @@ from swarmnet.clock import boot_time, wall_time
 from swarmnet.errors import UsageError
 from swarmnet.ids import RunId
 from swarmnet.monitor.curve import Curve
+from swarmnet.monitor.state import WatchedRun
 from swarmnet.telemetry.plot import Mark, draw_curve
 from swarmnet.telemetry.run_state import StepPoint
 
@@ -31,6 +32,16 @@ RUN_DIGITS = 12
 """Of a run's id, in files."""
 
 DRAW_EVERY_S = 10.0
+
+
+_COLORS = {
+    "joined": "tab:green",
+    "left": "tab:red",
+    "gone": "tab:red",
+    "restarted": "tab:red",
+    "went_back": "tab:orange",
+}
+"""Of what the picture marks."""
 
 
 class CurveFile(Protocol):
@@ -165,9 +176,8 @@ def _point(cells: Mapping[str, str]) -> StepPoint:
 class CurvePicture:
     """A PNG, drawn anew now and then, and at the end."""
 
-    def __init__(self, path: Path, run: RunId, marks: Sequence[Mark], say: Callable[[str], None]) -> None:
-        """marks: grows while the run is watched."""
-        self._path, self._run, self._marks, self._say = path, run, marks, say
+    def __init__(self, path: Path, run: RunId, seen: WatchedRun, say: Callable[[str], None]) -> None:
+        self._path, self._run, self._seen, self._say = path, run, seen, say
         self._drawn_at = -math.inf
         self._last: Curve | None = None
 
@@ -182,11 +192,11 @@ class CurvePicture:
             self._draw(self._last)
 
     def _draw(self, curve: Curve) -> None:
-        losses = [(point.step, point.loss) for point in curve.points]
+        losses, title = [(point.step, point.loss) for point in curve.points], f"run {self._run[:RUN_DIGITS]}"
+        changes = self._seen.history
+        marks = [Mark(each.step, each.kind.replace("_", " "), each.text, _COLORS[each.kind]) for each in changes]
         try:
-            note = draw_curve(
-                self._path, losses, title=f"run {self._run[:RUN_DIGITS]}", held_out=curve.evaluations, marks=self._marks
-            )
+            note = draw_curve(self._path, losses, title=title, held_out=curve.evaluations, marks=marks)
         except OSError as error:
             raise UsageError(f"--png {self._path}: {error.strerror}") from error
         if note and losses:

@@ -25,13 +25,14 @@ from swarmnet.ids import PeerId
 from swarmnet.messages import MAX_FIGURES, Busy, History, HistoryRequest, StepFigures
 from swarmnet.monitor.curve import Curve, told
 from swarmnet.monitor.files import CsvFile, CurveFile, CurvePicture, TensorBoard, WeightsAndBiases
-from swarmnet.monitor.presence import Observation, Presence, fairly, went_back
+from swarmnet.monitor.page import fairly
+from swarmnet.monitor.state import WatchedRun, synced
 from swarmnet.monitor.view import JsonLines, WatchScreen, WatchView
 from swarmnet.monitor.waterfall import StepBar, bars_of
 from swarmnet.net.stop import stopped_by_signal, unless_stopped
 from swarmnet.peer.status import Observer, Waiting, exit_code, looking_on
 from swarmnet.peer.swarm_health import Assessment
-from swarmnet.telemetry.plot import Mark, check_ending
+from swarmnet.telemetry.plot import check_ending
 from swarmnet.transport import Transport, ask
 
 MOST_ASKED, MOST_TRAINERS = 7, 3
@@ -57,14 +58,6 @@ GONE_S = 60.0
 
 LAST_HELD_OUT_S = 20.0
 """After the last step, how long the held-out loss of the last version is waited for."""
-
-_COLORS = {
-    "joined": "tab:green",
-    "left": "tab:red",
-    "gone": "tab:red",
-    "restarted": "tab:red",
-    "went_back": "tab:orange",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,13 +151,12 @@ class Watcher:
         self._view = view
         self._observer, self._transport, self._addresses, self._options = observer, transport, addresses, options
         self._curve = Curve(csv.points if csv else ())
+        self._seen = WatchedRun(self._curve, now=wall_time())
         self._steps = 0  # of the run, as last heard
         self._disputed: int | None = None
         self._csv = csv
         if csv is not None:
             csv.check(observer.run)
-        self._looked = False
-        self._presence, self._marks = Presence(), list[Mark]()
         self._bars: dict[PeerId, list[StepBar]] = {}  # how members have spent their last step, of this look
         self._silent: dict[PeerId, float] = {}  # whom to ask again only then
         self._busy: set[PeerId] = set()  # of them those that said so
@@ -180,7 +172,7 @@ class Watcher:
         if self._csv:
             yield self._csv
         if options.png:
-            yield CurvePicture(options.png, run, self._marks, self._view.note)
+            yield CurvePicture(options.png, run, self._seen, self._view.note)
         if options.wandb:
             yield WeightsAndBiases(options.wandb, run)
 
@@ -222,24 +214,16 @@ class Watcher:
     async def _look(self, found: Assessment, records: Sequence[Record]) -> None:
         convicts = {each.peer for each in found.convicts}
         records = [each for each in records if each.peer not in convicts]
-        changes = list(self._presence.look(found))
         if self._curve.went_back(found.restart):
             self._evaluated.clear()
         answers, versions = await self._ask_all(found, records)
         busy = sum(each.peer in self._busy for each in records if each.stages)
         live_s = self._options.every_s + ASK_S
-        replicas = Observation(found, self._curve).synced
-        steps = self._curve.settle(answers, now=wall_time(), replicas=replicas, live_s=live_s, busy=busy)
-        if not self._looked and self._csv and self._csv.points and self._curve.points[-1] != self._curve.newest:
-            changes.append(went_back(found.restart))  # while nobody watched
-        self._looked = True
-        at = newest.step if (newest := self._curve.newest) else 0
-        for change in changes:
-            if change.kind in _COLORS:
-                self._marks.append(Mark(at, change.kind.replace("_", " "), change.text, _COLORS[change.kind]))
+        steps = self._curve.settle(answers, now=wall_time(), replicas=synced(found), live_s=live_s, busy=busy)
         bars = [bar for of_peer in self._bars.values() for bar in of_peer] if self._options.timed else []
+        self._seen.look(found, now=wall_time(), steps=steps, versions=versions, bars=bars)
         self._write(steps, versions)
-        self._view.look(Observation(found, self._curve, changes, steps, versions, bars))
+        self._view.look(self._seen)
         if (step := self._curve.disputed) is not None and step != self._disputed:
             self._view.note(f"members say different things of step {step}, and none can be believed: it is left out")
         self._disputed = self._curve.disputed

@@ -17,7 +17,8 @@ from swarmnet.ids import PeerId, Restart, RunId
 from swarmnet.messages import StepFigures
 from swarmnet.monitor.curve import Curve
 from swarmnet.monitor.files import COLUMNS, CsvFile, CurvePicture, TensorBoard, WeightsAndBiases
-from swarmnet.telemetry.plot import PICTURES, Mark, check_ending
+from swarmnet.monitor.state import Change, WatchedRun
+from swarmnet.telemetry.plot import PICTURES, check_ending
 from swarmnet.telemetry.run_state import StepPoint
 
 RUN = RunId("ab" * 32)
@@ -150,9 +151,10 @@ def test_nothing_is_made_or_changed_before_the_first_write(tmp_path: Path) -> No
 def test_the_picture_shows_who_came(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     said: list[str] = []
-    marks = [Mark(1, "joined", "...$x$ joined stage 1", "tab:green")]
-    picture = CurvePicture(tmp_path / "run.png", RUN, marks, said.append)
     curve = Curve(map(point, range(3)))
+    seen = WatchedRun(curve, now=0.0)
+    seen.history.append(Change("joined", "...$x$ joined stage 1", step=1))
+    picture = CurvePicture(tmp_path / "run.png", RUN, seen, said.append)
     picture.write(curve, (0, 1, 2), ())
     picture.close()
     assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG") and not said
