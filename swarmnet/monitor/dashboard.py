@@ -36,7 +36,7 @@ def run_dashboard(named: Path | str, bootstrap: tuple[str, ...], host: str, port
     Raises UsageError, what `looking_on` raises, and KeyboardInterrupt if Ctrl+C came before the run was found.
     """
     view = ServedPage((host, socket.gethostname()))
-    options = WatchOptions(every_s=EVERY_S, stays=True, timed=True)
+    options = WatchOptions(every_s=EVERY_S, page=True)
 
     async def looking(waiting: Waiting) -> int:
         with listening("dashboard", host, port, view.respond) as at:

@@ -111,9 +111,9 @@ class CsvFile:
 
     def write(self, curve: Curve, steps: Collection[int], versions: Collection[int]) -> None:
         changed = {*steps, *(version - 1 for version in versions if version - 1 in curve)}
-        if not changed:
+        if not changed and self._path.exists():
             return
-        appends = self._last is not None and min(changed) > self._last
+        appends = self._last is not None and min(changed, default=-1) > self._last
         points = curve.since(min(changed)) if appends else curve.points
         lines = b"".join(_line(_cells(each, curve.tokens_per_second(each.step), self.run)) for each in points)
         try:
@@ -128,7 +128,7 @@ class CsvFile:
                 os.replace(draft, place)
         except OSError as error:
             raise UsageError(f"--csv {self._path}: {error.strerror}") from error
-        self._last = points[-1].step
+        self._last = points[-1].step if points else None
 
     def close(self) -> None:
         """Each write is whole."""

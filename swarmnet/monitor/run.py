@@ -71,10 +71,9 @@ class WatchOptions:
     once: bool = False
     as_json: bool = False
     every_s: float = 2.0
-    stays: bool = False
-    """Look on when the run has finished, or nobody announces it."""
-    timed: bool = False
-    """Ask members how they have spent their last step."""
+    page: bool = False
+    """For the dashboard: look on when the run has finished, or nobody announces it, and ask more members how they have
+    spent their last step."""
 
 
 def run_watch(named: Path | str, bootstrap: tuple[str, ...], options: WatchOptions) -> int:
@@ -158,8 +157,7 @@ class Watcher:
         if csv is not None:
             csv.check(observer.run)
         self._bars: dict[PeerId, list[StepBar]] = {}  # how members have spent their last step, of this look
-        self._silent: dict[PeerId, float] = {}  # whom to ask again only then
-        self._busy: set[PeerId] = set()  # of them those that said so
+        self._silent: dict[PeerId, tuple[float, bool]] = {}  # whom to ask again only then; was it busy?
         self._evaluated: dict[PeerId, int] = {}  # trainer -> the version after its last
         self._order = random.random()
         self._files: list[CurveFile] = []  # opened once the run is found
@@ -193,7 +191,7 @@ class Watcher:
                 found = self._observer.assess(records)
                 heard_at = began if found.seen else heard_at
                 self._steps = found.steps or self._steps
-                gone, stays = began - heard_at > GONE_S, self._options.stays
+                gone, stays = began - heard_at > GONE_S, self._options.page
                 # A DHT that is silent for a moment does not mean that all have left.
                 if found.seen or (gone and stays):
                     await self._look(found, records)
@@ -217,10 +215,10 @@ class Watcher:
         if self._curve.went_back(found.restart):
             self._evaluated.clear()
         answers, versions = await self._ask_all(found, records)
-        busy = sum(each.peer in self._busy for each in records if each.stages)
+        busy = sum(self._silent.get(each.peer, (0.0, False))[1] for each in records if each.stages)
         live_s = self._options.every_s + ASK_S
         steps = self._curve.settle(answers, now=wall_time(), replicas=synced(found), live_s=live_s, busy=busy)
-        bars = [bar for of_peer in self._bars.values() for bar in of_peer] if self._options.timed else []
+        bars = [bar for of_peer in self._bars.values() for bar in of_peer]
         self._seen.look(found, now=wall_time(), steps=steps, versions=versions, bars=bars)
         self._write(steps, versions)
         self._view.look(self._seen)
@@ -248,7 +246,7 @@ class Watcher:
         able = [each for each in records if each.addresses and not each.hidden]
         self._addresses.clear()
         self._addresses |= {each.peer: each.addresses for each in able}
-        ready = [each for each in able if self._silent.get(each.peer, now) <= now]
+        ready = [each for each in able if self._silent.get(each.peer, (now, False))[0] <= now]
         if self._observer.admissions is None:
             ready = await self._admitted(ready)
         serving = [each for each in ready if each.stages]
@@ -258,7 +256,7 @@ class Watcher:
         # The answer about steps has the times of the last one, too. Others are asked for their times alone: the first
         # of each stage, then the second, and so on.
         asked, stages = serving[:MOST_ASKED], dict[int, list[PeerId]]()
-        for each in serving[MOST_ASKED:] if self._options.timed else ():
+        for each in serving[MOST_ASKED:] if self._options.page else ():
             stages.setdefault(each.stages[0].stage, []).append(each.peer)
         places, self._bars = asyncio.Semaphore(AT_ONCE), {}
 
@@ -324,13 +322,12 @@ class Watcher:
             answer = await ask(self._transport, peer, HistoryRequest(since), limit_s=ASK_S)
         except SwarmError:
             answer = None
-        self._busy.discard(peer)
         if isinstance(answer, History):
+            self._silent.pop(peer, None)
             self._bars[peer] = bars_of(peer, answer, now=wall_time(), num_stages=self._observer.directory.num_stages)
             return answer
-        # That of who is asked for times alone would be no vote on a step.
-        if isinstance(answer, Busy) and since != _NO_STEP:
-            self._busy.add(peer)
-        # It is gone, busy, or of an earlier version that does not know the question.
-        self._silent[peer] = asyncio.get_running_loop().time() + AGAIN_S
+        # It is gone, busy, or of an earlier version that does not know the question. Busy counts as a vote that may
+        # come; that of who is asked for times alone would be none.
+        again = asyncio.get_running_loop().time() + AGAIN_S
+        self._silent[peer] = again, isinstance(answer, Busy) and since != _NO_STEP
         return None

@@ -146,6 +146,8 @@ def test_nothing_is_made_or_changed_before_the_first_write(tmp_path: Path) -> No
     cut.write_bytes(before := cut.read_bytes()[:-5])
     CsvFile(cut).close()
     assert list(tmp_path.iterdir()) == [cut] and cut.read_bytes() == before
+    CsvFile(path).write(Curve(), (), ())
+    assert path.read_text() == ",".join(COLUMNS) + "\n", "the run is found, and no step is known"
 
 
 def test_the_picture_shows_who_came(tmp_path: Path) -> None:
