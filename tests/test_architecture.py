@@ -65,7 +65,7 @@ PURE = (
     "peer/devices.py",
     "monitor/curve.py",
     "monitor/page.py",
-    "monitor/presence.py",
+    "monitor/state.py",
     "monitor/waterfall.py",
     "peer/audit_health.py",
     "peer/swarm_health.py",

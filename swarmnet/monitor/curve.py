@@ -10,49 +10,48 @@ from __future__ import annotations
 import bisect
 import itertools
 import statistics
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from swarmnet.ids import NO_RESTART, PeerId, Restart
 from swarmnet.messages import LARGEST_TOKEN_LOSS, MAX_FIGURES, History, StepFigures, is_loss
 from swarmnet.quorum import quorum
 from swarmnet.telemetry.run_state import PACE_STEPS, StepPoint, step_s, tokens_per_second
 
-_MOST_OPEN = 4096
-"""Steps of which one member's word is kept until they are taken."""
-
-_MOST_WITNESSES = 64
-
 MOST_SAID = 1e9
 """No run is as old, in seconds, and no gradient as long."""
 
+_PATIENCE = 10
+"""Looks in which a gap is asked for."""
 
-@dataclass(slots=True)
-class _Witness:
-    """What one member has said of steps that are not taken yet."""
 
-    next: int = 0
-    """It is asked for steps from here on."""
-    spoke: bool = False
-    """Has it said anything yet?"""
-    said: dict[int, StepFigures] = field(default_factory=dict)
+def told(answer: History, since: int, steps: int) -> dict[int, StepFigures]:
+    """What an answer to `HistoryRequest(since)` says, by step; {} if it cannot be. steps: of the run, 0: unknown."""
+    known = [each.step for each in answer.figures]
+    sound = known == sorted(set(known)) and all(
+        since <= each.step < (steps or each.step + 1)
+        and is_loss(each.loss_sum, each.num_tokens)
+        and max(each.ago_s, each.grad_norm, each.learning_rate) < MOST_SAID
+        for each in answer.figures
+    )
+    return {each.step: each for each in answer.figures} if sound else {}
 
 
 class Curve:
-    """Tell it what members answer (`hear`), then let it decide (`settle`)."""
+    """Ask members for steps from `wanted` on, then let it decide (`settle`)."""
 
     def __init__(self, points: Iterable[StepPoint] = ()) -> None:
-        """points: what is in the files already."""
+        """points: what is in the files of this run already."""
         points = list(points)
         self._points = {point.step: point for point in points}
         self._steps = sorted(self._points)
-        self._first = 0
-        self._unknown = set(self._points)  # of the files, not yet heard from anybody
-        self._witnesses: dict[PeerId, _Witness] = {}
         self._evaluations = {point.step + 1: point.held_out for point in points if point.held_out is not None}
         self._restart: Restart = NO_RESTART
-        self._again_from: int | None = None  # steps from here on may have been done again
-        self._done_again: set[int] = set()  # those that were taken since
+        self._undone: set[int] = set()  # the run went back to before them, and most have not told them since
+        self._spoke: set[PeerId] = set()
+        self.wanted = next(step for step in itertools.count() if step not in self._points)
+        """Members are asked for steps from here on."""
+        self._looks = 0  # in which `wanted` stayed
         self.disputed: int | None = None
         """The first step about which members disagree so that none can be believed."""
 
@@ -68,26 +67,18 @@ class Curve:
 
     @property
     def newest(self) -> StepPoint | None:
-        """The last step that is known, of those that stand."""
-        return next((self._points[step] for step in reversed(self._steps) if self.stands(step)), None)
+        """The last step that is known, of the run's present past."""
+        return next((self._points[step] for step in reversed(self._steps) if step not in self._undone), None)
+
+    @property
+    def ahead(self) -> bool:
+        """Is the last step that is known one that the run went back to before, and has not done again?"""
+        return bool(self._steps) and self._steps[-1] in self._undone
 
     @property
     def newest_held_out(self) -> int | None:
-        """The last version, of those that stand, whose held-out loss is known."""
-        return max((version for version in self._evaluations if self.stands(version - 1)), default=None)
-
-    def stands(self, step: int) -> bool:
-        """It is of the run's present past: the run has not gone back to before it, or most have told it since."""
-        return not self.may_differ(step) or step in self._done_again
-
-    def may_differ(self, step: int) -> bool:
-        """From what a file says: the run has gone back to before it."""
-        return self._again_from is not None and step >= self._again_from
-
-    @property
-    def compared(self) -> bool:
-        """Whether members have told a step that is in the files, or there is none."""
-        return not self._points or len(self._unknown) < len(self._points)
+        """The last version of the run's present past whose held-out loss is known."""
+        return max((version for version in self._evaluations if version - 1 not in self._undone), default=None)
 
     @property
     def evaluations(self) -> Mapping[int, float]:
@@ -113,89 +104,73 @@ class Curve:
 
     # ------------------------------------------------------------ what members say
 
-    def wanted(self, peer: PeerId) -> int:
-        """From which step on this member is to be asked."""
-        return self._witness(peer).next
-
-    def hear(self, peer: PeerId, answer: History, *, steps: int) -> bool:
-        """Take in an answer to `HistoryRequest(wanted(peer))`. steps: how many the run has, 0: unknown.
-
-        Returns whether there may be more: then ask again at once. What cannot be is not heard.
-        """
-        witness = self._witness(peer)
-        known = [each.step for each in answer.figures]
-        sound = known == sorted(set(known)) and all(
-            witness.next <= each.step < (steps or each.step + 1)
-            and is_loss(each.loss_sum, each.num_tokens)
-            and max(each.ago_s, each.grad_norm, each.learning_rate) < MOST_SAID
-            for each in answer.figures
-        )
-        if not sound or not known:
-            return False
-        witness.next, witness.spoke = known[-1] + 1, True
-        witness.said |= {each.step: each for each in answer.figures}
-        for step in sorted(witness.said)[:-_MOST_OPEN]:
-            del witness.said[step]
-        return len(known) == MAX_FIGURES
-
     def went_back(self, restart: Restart) -> bool:
         """The newest restart that half of those who serve follow: what came of the steps after it is asked for anew.
         Returns whether it is a new one."""
         if restart <= self._restart:
             return False
-        self._restart = restart
-        self._again_from = min(restart.version, restart.version if self._again_from is None else self._again_from)
-        self._witnesses.clear()
-        self._done_again.clear()
+        self._restart, self._spoke = restart, set()
+        known = {*self._steps, *(version - 1 for version in self._evaluations)}
+        self._undone |= {step for step in known if step >= restart.version}
+        self.wanted = min(self.wanted, restart.version)
         return True
 
     def settle(
-        self, answering: Collection[PeerId], *, now: float, replicas: str, live_s: float, busy: int = 0
-    ) -> tuple[list[int], list[int]]:
-        """Take what most say. answering: who has answered this time; nobody else has a say. busy: how many were too
-        busy to: whoever keeps them so must not leave the word to few. now: Unix seconds. replicas: as of a point that
-        is not older than live_s.
+        self,
+        answers: Mapping[PeerId, Mapping[int, StepFigures]],
+        *,
+        now: float,
+        replicas: str,
+        live_s: float,
+        busy: int = 0,
+    ) -> list[int]:
+        """Take what most say. answers: of those who were asked this time, by step, from `wanted` on. busy: how many
+        were too busy to: whoever keeps them so must not leave the word to few. now: Unix seconds. replicas: as of a
+        point that is not older than live_s.
 
-        Returns the steps that are new or changed, and steps of which other things are said than are known here.
+        Returns the steps that are new or changed.
         """
-        here = [witness for peer in answering if (witness := self._witnesses.get(peer))]
-        steps = sorted(set(itertools.chain.from_iterable(each.said for each in here)))
+        self._spoke = {peer for peer, steps in answers.items() if steps or peer in self._spoke}
+        speaking = [answers[peer] for peer in self._spoke]
+        reached = [max(steps, default=self.wanted - 1) for steps in speaking]
         changed: list[int] = []
-        against: list[int] = []
         self.disputed = None
-        speaking = [each for each in here if each.spoke]
-        for step in steps:
-            told = [each.said[step] for each in speaking if step in each.said]
+        for step in sorted({*itertools.chain.from_iterable(speaking)}):
+            if step in self._points and step not in self._undone:
+                continue
+            said = [steps[step] for steps in speaking if step in steps]
             # Who has told later steps alone was not there: it came later, or skipped the step. Who has not come so far
             # may yet say something else.
-            behind = sum(each.next <= step for each in speaking) + busy
-            agreed, known = _most_say(told), self._points.get(step)
-            fixed = known is not None and self.stands(step)
+            behind = sum(last < step for last in reached) + busy
+            agreed = _most_say(said)
             # One alone is believed only where there are not enough to outvote it.
-            enough = len(agreed) >= max(quorum(len(told) + behind), 2 if len(speaking) + busy > 2 else 1)
-            if not enough and not fixed:
-                if len(told) > len(agreed) and not behind and self.disputed is None:
-                    self.disputed = step
-                continue
-            for each in here:
-                each.said.pop(step, None)
-            if not enough:
-                continue
-            if self._again_from is not None:
-                self._done_again.add(step)
-            found = self._point(agreed, now=now, replicas=replicas, live_s=live_s)
-            if known is not None and (known.loss, known.tokens) == (found.loss, found.tokens):
-                self._unknown.discard(step)
-                continue
-            if fixed:
-                against.append(step)
-                continue
-            self._unknown.discard(step)
-            if known is None:
-                bisect.insort(self._steps, step)
-            self._points[step] = found
-            changed.append(step)
-        return changed, against
+            if len(agreed) >= max(quorum(len(said) + behind), 2 if len(speaking) + busy > 2 else 1):
+                if self._take(self._point(agreed, now=now, replicas=replicas, live_s=live_s)):
+                    changed.append(step)
+            elif len(said) > len(agreed) and not behind and self.disputed is None:
+                self.disputed = step
+        self._advance(-1 if busy else min(reached, default=-1))
+        return changed
+
+    def _take(self, point: StepPoint) -> bool:
+        """Is it new, or another one than before?"""
+        known = self._points.get(point.step)
+        self._undone.discard(point.step)
+        if known is not None and (known.loss, known.tokens) == (point.loss, point.tokens):
+            return False
+        if known is None:
+            bisect.insort(self._steps, point.step)
+        self._points[point.step] = point
+        return True
+
+    def _advance(self, all_told: int) -> None:
+        """Ask for later steps from now on. all_told: of those who answer each has told that step, or later ones."""
+        self._looks += 1
+        # Members that were silent may fill a gap; but one that stays may not make all repeat what came after it.
+        if self._looks >= _PATIENCE and (newest := self.newest) is not None:
+            self.wanted = max(self.wanted, all_told + 1, newest.step - MAX_FIGURES)
+        while self.wanted in self._points and self.wanted not in self._undone:
+            self.wanted, self._looks = self.wanted + 1, 0
 
     def evaluated(self, found: Mapping[int, float], *, steps: int) -> list[int]:
         """Held-out losses by version, of trainers. Returns the versions that are new or changed."""
@@ -210,17 +185,6 @@ class Curve:
             if (point := self._points.get(version - 1)) is not None and point.held_out != loss:
                 self._points[version - 1] = replace(point, held_out=loss)
         return changed
-
-    def _witness(self, peer: PeerId) -> _Witness:
-        if peer not in self._witnesses:
-            # All that it remembers, until it is known whether the files are of this run.
-            while self.compared and self._first in self._points:
-                self._first += 1
-            since = self._first if self._again_from is None else min(self._first, self._again_from)
-            self._witnesses[peer] = _Witness(next=since)
-            for other in list(self._witnesses)[:-_MOST_WITNESSES]:
-                del self._witnesses[other]
-        return self._witnesses[peer]
 
     def _point(self, agreed: Sequence[StepFigures], *, now: float, replicas: str, live_s: float) -> StepPoint:
         first = agreed[0]

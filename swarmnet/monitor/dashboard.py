@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from swarmnet.clock import boot_time, wall_time
-from swarmnet.monitor.page import RunPage
-from swarmnet.monitor.presence import Observation
+from swarmnet.monitor.page import page
 from swarmnet.monitor.run import WatchOptions, look_on, until_stopped
+from swarmnet.monitor.state import WatchedRun
 from swarmnet.monitor.view import WatchView
 from swarmnet.peer.status import Waiting
 from swarmnet.telemetry.log import plain
@@ -35,13 +35,13 @@ def run_dashboard(named: Path | str, bootstrap: tuple[str, ...], host: str, port
 
     Raises UsageError, what `looking_on` raises, and KeyboardInterrupt if Ctrl+C came before the run was found.
     """
-    page = ServedPage((host, socket.gethostname()))
-    options = WatchOptions(every_s=EVERY_S, stays=True, timed=True)
+    view = ServedPage((host, socket.gethostname()))
+    options = WatchOptions(every_s=EVERY_S, page=True)
 
     async def looking(waiting: Waiting) -> int:
-        with listening("dashboard", host, port, page.respond) as at:
-            page.greeting = f"swarmnet dashboard: {at}/"
-            return await look_on(named, bootstrap, options, None, waiting, page)
+        with listening("dashboard", host, port, view.respond) as at:
+            view.greeting = f"swarmnet dashboard: {at}/"
+            return await look_on(named, bootstrap, options, None, waiting, view)
 
     return until_stopped("dashboard", looking)
 
@@ -53,7 +53,7 @@ class ServedPage(WatchView):
         self._names = names
         self.greeting = ""
         """Is printed once the run is found."""
-        self._page = RunPage(now=wall_time())
+        self._seen: WatchedRun | None = None
         self._looked_at = boot_time()
         self._body: bytes | None = None
 
@@ -61,10 +61,9 @@ class ServedPage(WatchView):
         print(self.greeting, flush=True)
         return self
 
-    def look(self, seen: Observation) -> None:
+    def look(self, seen: WatchedRun) -> None:
         """A look has been taken."""
-        self._page.look(seen, now=wall_time())
-        self._looked_at, self._body = boot_time(), None
+        self._seen, self._looked_at, self._body = seen, boot_time(), None
 
     def respond(self, path: str, headers: Message) -> Response:
         """The page's own files, and `data.json`, which is made once for a look, if a page asks."""
@@ -72,7 +71,7 @@ class ServedPage(WatchView):
             return refused
         if path == "/data.json":
             if self._body is None:
-                data = plain(_shown(self._page.data(now=wall_time())))
+                data = plain(_shown(page(self._seen, now=wall_time()) if self._seen else {}))
                 self._body = json.dumps(data, separators=(",", ":")).encode()
             age = {"Age": f"{boot_time() - self._looked_at:.0f}"}
             return Response(200, self._body, "application/json", age)

@@ -1,32 +1,47 @@
 """Where a watched curve is kept: a CSV file, a picture, TensorBoard, Weights & Biases.
 
 Whatever was written before is read first, so a watch that is started again goes on where the last one ended: no step
-stands twice. Lines of the CSV file are by step; one that comes late, or changes, is put where it belongs.
+stands twice. Files name their run. Lines of the CSV file are by step: where one comes late, or changes, all are written
+anew.
 """
 
 from __future__ import annotations
 
-import bisect
 import csv
 import io
 import math
 import os
-import struct
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 
 from swarmnet.clock import boot_time, wall_time
 from swarmnet.errors import UsageError
 from swarmnet.ids import RunId
 from swarmnet.monitor.curve import Curve
+from swarmnet.monitor.state import WatchedRun
 from swarmnet.telemetry.plot import Mark, draw_curve
 from swarmnet.telemetry.run_state import StepPoint
 
-COLUMNS = ("step", "loss", "tokens", "time", "tokens_per_second", "learning_rate", "grad_norm", "held_out", "replicas")
+COLUMNS = (
+    "step", "loss", "tokens", "time", "tokens_per_second", "learning_rate", "grad_norm", "held_out", "replicas", "run",
+)  # fmt: skip
 """Of the CSV file; the first three are as in the loss.csv of `swarmnet local`."""
 
+RUN_DIGITS = 12
+"""Of a run's id, in files."""
+
 DRAW_EVERY_S = 10.0
+
+
+_COLORS = {
+    "joined": "tab:green",
+    "left": "tab:red",
+    "gone": "tab:red",
+    "restarted": "tab:red",
+    "went_back": "tab:orange",
+}
+"""Of what the picture marks."""
 
 
 class CurveFile(Protocol):
@@ -52,19 +67,19 @@ class CsvFile:
         else, or cannot be written."""
         self._path = path
         self.points: list[StepPoint] = []
-        self._steps: list[int] = []
-        self._lines: list[bytes] = []
-        self._file: IO[bytes] | None = None
+        self.run = ""
+        """First digits of the run that the file is of; "": of none yet."""
+        self._last: int | None = None  # lines of later steps can be appended; None: no line can be
         try:
             if str(path) == "-" or (path.exists() and not path.is_file()):
                 raise UsageError(
                     f"--csv {path}: it is no regular file, and lines are put in between: name another file"
                 )
             if path.exists():
-                self._file = path.open("r+b")
-                self._read(self._file.read())
+                path.open("ab").close()
+                self._read(path.read_bytes())
             above = next(each for each in path.absolute().parents if each.exists())
-            if self._file is None and not (above.is_dir() and os.access(above, os.W_OK)):
+            if not (above.is_dir() and os.access(above, os.W_OK)):
                 raise UsageError(f"--csv {path}: {above} is no directory that can be written: name another file")
         except OSError as error:
             raise UsageError(f"--csv {path}: {error.strerror}") from error
@@ -74,45 +89,49 @@ class CsvFile:
         whole = data[: data.rfind(b"\n") + 1]
         if whole and not whole.startswith(_HEAD):
             raise UsageError(f"--csv {self._path}: it has other columns than watch writes: name another file")
-        for number, line in enumerate(whole[len(_HEAD) :].splitlines(keepends=True), 2):
+        for number, line in enumerate(whole[len(_HEAD) :].splitlines(), 2):
             try:
                 (cells,) = csv.reader([line.decode()])
-                point = _point(dict(zip(COLUMNS, cells, strict=True)))
+                named = dict(zip(COLUMNS, cells, strict=True))
+                point, self.run = _point(named), named["run"]
             except (ValueError, KeyError) as error:
                 raise UsageError(
                     f"--csv {self._path}: line {number} is none that watch wrote: name another file"
                 ) from error
-            if self._steps and point.step <= self._steps[-1]:
+            if self.points and point.step <= self.points[-1].step:
                 raise UsageError(f"--csv {self._path}: line {number}: step {point.step} stands twice or out of order")
             self.points.append(point)
-            self._steps.append(point.step)
-            self._lines.append(line)
+        self._last = self.points[-1].step if self.points and whole == data else None
+
+    def check(self, run: RunId) -> None:
+        """Go on with the file for that run. Raises UsageError if it is of another one."""
+        if self.run not in ("", run[:RUN_DIGITS]):
+            raise UsageError(f"--csv {self._path}: the file is of another run ({self.run}): name another file")
+        self.run = run[:RUN_DIGITS]
 
     def write(self, curve: Curve, steps: Collection[int], versions: Collection[int]) -> None:
         changed = {*steps, *(version - 1 for version in versions if version - 1 in curve)}
-        points = curve.since(min(changed)) if changed else []
-        first = bisect.bisect_left(self._steps, min(changed, default=math.inf))
-        self._steps[first:] = [point.step for point in points] or self._steps[first:]
-        lines = [_line(_cells(point, curve.tokens_per_second(point.step))) for point in points]
-        self._lines[first:] = lines or self._lines[first:]
+        if not changed and self._path.exists():
+            return
+        appends = self._last is not None and min(changed, default=-1) > self._last
+        points = curve.since(min(changed)) if appends else curve.points
+        lines = b"".join(_line(_cells(each, curve.tokens_per_second(each.step), self.run)) for each in points)
         try:
-            if self._file is None:
+            if appends:
+                with self._path.open("ab") as file:
+                    file.write(lines)
+            else:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
-                self._file = self._path.open("w+b")
-            # The head may be torn, too.
-            if not first:
-                self._file.seek(0)
-                self._file.write(_HEAD)
-            self._file.seek(sum(map(len, (_HEAD, *self._lines[:first]))))
-            self._file.write(b"".join(lines))
-            self._file.truncate()
-            self._file.flush()
+                place = self._path.resolve()
+                draft = place.with_name(f".{place.name}.draft")
+                draft.write_bytes(_HEAD + lines)
+                os.replace(draft, place)
         except OSError as error:
             raise UsageError(f"--csv {self._path}: {error.strerror}") from error
+        self._last = points[-1].step if points else None
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
+        """Each write is whole."""
 
 
 def _line(cells: Iterable[object]) -> bytes:
@@ -124,7 +143,7 @@ def _line(cells: Iterable[object]) -> bytes:
 _HEAD = _line(COLUMNS)
 
 
-def _cells(point: StepPoint, pace: float | None) -> Sequence[object]:
+def _cells(point: StepPoint, pace: float | None, run: str) -> Sequence[object]:
     """By column. `repr` of a number reads back as the same bits."""
     held_out = "" if point.held_out is None else repr(point.held_out)
     return (
@@ -137,6 +156,7 @@ def _cells(point: StepPoint, pace: float | None) -> Sequence[object]:
         repr(point.grad_norm),
         held_out,
         point.replicas,
+        run,
     )
 
 
@@ -156,9 +176,8 @@ def _point(cells: Mapping[str, str]) -> StepPoint:
 class CurvePicture:
     """A PNG, drawn anew now and then, and at the end."""
 
-    def __init__(self, path: Path, run: RunId, marks: Sequence[Mark], say: Callable[[str], None]) -> None:
-        """marks: grows while the run is watched."""
-        self._path, self._run, self._marks, self._say = path, run, marks, say
+    def __init__(self, path: Path, run: RunId, seen: WatchedRun, say: Callable[[str], None]) -> None:
+        self._path, self._run, self._seen, self._say = path, run, seen, say
         self._drawn_at = -math.inf
         self._last: Curve | None = None
 
@@ -173,11 +192,11 @@ class CurvePicture:
             self._draw(self._last)
 
     def _draw(self, curve: Curve) -> None:
-        losses = [(point.step, point.loss) for point in curve.points]
+        losses, title = [(point.step, point.loss) for point in curve.points], f"run {self._run[:RUN_DIGITS]}"
+        changes = self._seen.history
+        marks = [Mark(each.step, each.kind.replace("_", " "), each.text, _COLORS[each.kind]) for each in changes]
         try:
-            note = draw_curve(
-                self._path, losses, title=f"run {self._run[:12]}", held_out=curve.evaluations, marks=self._marks
-            )
+            note = draw_curve(self._path, losses, title=title, held_out=curve.evaluations, marks=marks)
         except OSError as error:
             raise UsageError(f"--png {self._path}: {error.strerror}") from error
         if note and losses:
@@ -201,17 +220,21 @@ def values_of(curve: Curve, step: int) -> dict[str, float]:
 class TensorBoard:
     """Event files in a directory. A step that an earlier watch has written is not written again."""
 
-    def __init__(self, directory: Path) -> None:
-        """Read what is there; nothing is made before the first `write`. Raises UsageError."""
+    def __init__(self, directory: Path, run: RunId) -> None:
+        """Read what is there; nothing is made before the first `write`. Raises UsageError if it is of another run."""
         from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
         from tensorboard.compat.proto import event_pb2, summary_pb2
 
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
-        self._directory = directory
+        self._directory, self._ending = directory, f".{run[:RUN_DIGITS]}"
         self._writer: Any = None
-        self._there: dict[tuple[str, int], float] = {}  # what an earlier watch has written and this one has not met
+        self._there: dict[tuple[str, int], float] = {}
         try:
             for path in sorted(directory.glob("*tfevents*")):
+                if path.suffix != self._ending:
+                    raise UsageError(
+                        f"--tensorboard {directory}: {path.name} is of another run: name another directory"
+                    )
                 for event in EventFileLoader(str(path)).Load():
                     for value in event.summary.value:
                         self._there[value.tag, event.step] = next(iter(value.tensor.float_val), math.nan)
@@ -219,36 +242,23 @@ class TensorBoard:
             raise UsageError(f"--tensorboard {directory}: {error.strerror}") from error
 
     def write(self, curve: Curve, steps: Collection[int], versions: Collection[int]) -> None:
-        # All are compared before one is written.
-        points = [curve.before(step, 1)[0] for step in sorted(steps)]
-        rows = [(each.step, each.time, self._new(curve, each.step, values_of(curve, each.step))) for each in points]
+        for step in sorted(steps):
+            self._add("loss", step, curve.before(step, 1)[0].time, values_of(curve, step))
         for version in sorted(versions):
-            rows.append((version, wall_time(), self._new(curve, version, {"held_out": curve.evaluations[version]})))
-        for step, time, values in rows:
-            if values:
-                self._add(step, time, values)
+            self._add("held_out", version, wall_time(), {"held_out": curve.evaluations[version]})
         if self._writer is not None:
             self._writer.flush()
 
-    def _new(self, curve: Curve, step: int, values: Mapping[str, float]) -> dict[str, float]:
-        """Those that an earlier watch has not written. Raises UsageError if that was of another run."""
-        # If a value comes once more, it has changed.
-        there = {tag: self._there.pop((tag, step)) for tag in values if (tag, step) in self._there}
-        # Event files hold 32 bits of a number.
-        if "loss" in there and struct.pack("f", there["loss"]) != struct.pack("f", values["loss"]):
-            if not curve.may_differ(step):
-                raise UsageError(
-                    f"--tensorboard {self._directory}: step {step} is another one in this run: the event files are of "
-                    "another run, name another directory"
-                )
-            there = {}
-        return {tag: each for tag, each in values.items() if tag not in there}
-
-    def _add(self, step: int, time: float, values: Mapping[str, float]) -> None:
+    def _add(self, key: str, step: int, time: float, values: Mapping[str, float]) -> None:
+        """Unless it is there. key: the value by which that is seen."""
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
+        # Event files hold 32 bits of a number.
+        if math.isclose(self._there.get((key, step), math.nan), values[key], rel_tol=1e-6):
+            return
+        self._there[key, step] = values[key]
         try:
-            self._writer = self._writer or EventFileWriter(str(self._directory))
+            self._writer = self._writer or EventFileWriter(str(self._directory), filename_suffix=self._ending)
         except OSError as error:
             raise UsageError(f"--tensorboard {self._directory}: {error.strerror}") from error
         summary = self._summary(value=[self._summary.Value(tag=tag, simple_value=each) for tag, each in values.items()])
@@ -270,8 +280,8 @@ class WeightsAndBiases:
         try:
             self._run: Any = wandb.init(
                 project=project,
-                id=f"swarmnet-{run[:12]}",
-                name=f"swarmnet {run[:12]}",
+                id=f"swarmnet-{run[:RUN_DIGITS]}",
+                name=f"swarmnet {run[:RUN_DIGITS]}",
                 resume="allow",
                 settings=wandb.Settings(console="off"),  # the terminal is the screen's
             )

@@ -20,18 +20,19 @@ from rich.console import Console
 from swarmnet.clock import run_loop, wall_time
 from swarmnet.config.check import check_installed
 from swarmnet.directory import Record
-from swarmnet.errors import SwarmError, UsageError
+from swarmnet.errors import SwarmError
 from swarmnet.ids import PeerId
-from swarmnet.messages import Busy, History, HistoryRequest
-from swarmnet.monitor.curve import Curve
+from swarmnet.messages import MAX_FIGURES, Busy, History, HistoryRequest, StepFigures
+from swarmnet.monitor.curve import Curve, told
 from swarmnet.monitor.files import CsvFile, CurveFile, CurvePicture, TensorBoard, WeightsAndBiases
-from swarmnet.monitor.presence import Observation, Presence, fairly, went_back
+from swarmnet.monitor.page import fairly
+from swarmnet.monitor.state import WatchedRun, synced
 from swarmnet.monitor.view import JsonLines, WatchScreen, WatchView
 from swarmnet.monitor.waterfall import StepBar, bars_of
 from swarmnet.net.stop import stopped_by_signal, unless_stopped
 from swarmnet.peer.status import Observer, Waiting, exit_code, looking_on
 from swarmnet.peer.swarm_health import Assessment
-from swarmnet.telemetry.plot import Mark, check_ending
+from swarmnet.telemetry.plot import check_ending
 from swarmnet.transport import Transport, ask
 
 MOST_ASKED, MOST_TRAINERS = 7, 3
@@ -58,14 +59,6 @@ GONE_S = 60.0
 LAST_HELD_OUT_S = 20.0
 """After the last step, how long the held-out loss of the last version is waited for."""
 
-_COLORS = {
-    "joined": "tab:green",
-    "left": "tab:red",
-    "gone": "tab:red",
-    "restarted": "tab:red",
-    "went_back": "tab:orange",
-}
-
 
 @dataclass(frozen=True, slots=True)
 class WatchOptions:
@@ -78,10 +71,9 @@ class WatchOptions:
     once: bool = False
     as_json: bool = False
     every_s: float = 2.0
-    stays: bool = False
-    """Look on when the run has finished, or nobody announces it."""
-    timed: bool = False
-    """Ask members how they have spent their last step."""
+    page: bool = False
+    """For the dashboard: look on when the run has finished, or nobody announces it, and ask more members how they have
+    spent their last step."""
 
 
 def run_watch(named: Path | str, bootstrap: tuple[str, ...], options: WatchOptions) -> int:
@@ -99,11 +91,8 @@ def run_watch(named: Path | str, bootstrap: tuple[str, ...], options: WatchOptio
             check_installed(flag, extra)
     # Refuses early what cannot be written, and reads what an earlier watch has.
     csv = CsvFile(options.csv) if options.csv else None
-    with contextlib.ExitStack() as stack:
-        if csv is not None:
-            stack.callback(csv.close)
-        view = JsonLines() if options.as_json else WatchScreen(Console())
-        return until_stopped("watch", lambda waiting: look_on(named, bootstrap, options, csv, waiting, view))
+    view = JsonLines() if options.as_json else WatchScreen(Console())
+    return until_stopped("watch", lambda waiting: look_on(named, bootstrap, options, csv, waiting, view))
 
 
 def until_stopped(command: str, looking: Callable[[Waiting], Coroutine[None, None, int]]) -> int:
@@ -161,29 +150,27 @@ class Watcher:
         self._view = view
         self._observer, self._transport, self._addresses, self._options = observer, transport, addresses, options
         self._curve = Curve(csv.points if csv else ())
+        self._seen = WatchedRun(self._curve, now=wall_time())
         self._steps = 0  # of the run, as last heard
         self._disputed: int | None = None
         self._csv = csv
-        self._checked = self._curve.compared  # is the file of this run?
-        self._looked = False
-        self._presence, self._marks = Presence(), list[Mark]()
+        if csv is not None:
+            csv.check(observer.run)
         self._bars: dict[PeerId, list[StepBar]] = {}  # how members have spent their last step, of this look
-        self._silent: dict[PeerId, float] = {}  # whom to ask again only then
-        self._busy: set[PeerId] = set()  # of them those that said so
+        self._silent: dict[PeerId, tuple[float, bool]] = {}  # whom to ask again only then; was it busy?
         self._evaluated: dict[PeerId, int] = {}  # trainer -> the version after its last
         self._order = random.random()
         self._files: list[CurveFile] = []  # opened once the run is found
-        self._unwritten: set[int] = set()  # versions
 
     def _opened(self) -> Iterable[CurveFile]:
         run, options = self._observer.run, self._options
         # First, for it may refuse.
         if options.tensorboard:
-            yield TensorBoard(options.tensorboard)
+            yield TensorBoard(options.tensorboard, run)
         if self._csv:
             yield self._csv
         if options.png:
-            yield CurvePicture(options.png, run, self._marks, self._view.note)
+            yield CurvePicture(options.png, run, self._seen, self._view.note)
         if options.wandb:
             yield WeightsAndBiases(options.wandb, run)
 
@@ -204,7 +191,7 @@ class Watcher:
                 found = self._observer.assess(records)
                 heard_at = began if found.seen else heard_at
                 self._steps = found.steps or self._steps
-                gone, stays = began - heard_at > GONE_S, self._options.stays
+                gone, stays = began - heard_at > GONE_S, self._options.page
                 # A DHT that is silent for a moment does not mean that all have left.
                 if found.seen or (gone and stays):
                     await self._look(found, records)
@@ -225,58 +212,41 @@ class Watcher:
     async def _look(self, found: Assessment, records: Sequence[Record]) -> None:
         convicts = {each.peer for each in found.convicts}
         records = [each for each in records if each.peer not in convicts]
-        changes = list(self._presence.look(found))
         if self._curve.went_back(found.restart):
             self._evaluated.clear()
-        answering, versions = await self._ask_all(found, records)
-        busy = sum(each.peer in self._busy for each in records if each.stages)
+        answers, versions = await self._ask_all(found, records)
+        busy = sum(self._silent.get(each.peer, (0.0, False))[1] for each in records if each.stages)
         live_s = self._options.every_s + ASK_S
-        steps, against = self._curve.settle(
-            answering, now=wall_time(), replicas=Observation(found, self._curve).synced, live_s=live_s, busy=busy
-        )
-        if against and not self._checked:
-            raise UsageError(
-                f"--csv {self._options.csv}: step {against[0]} is another one in this run: the file is of another run, "
-                "name another file"
-            )
-        self._checked = self._curve.compared
-        if not self._looked and self._csv and self._csv.points and self._curve.points[-1] != self._curve.newest:
-            changes.append(went_back(found.restart))  # while nobody watched
-        self._looked = True
-        at = newest.step if (newest := self._curve.newest) else 0
-        for change in changes:
-            if change.kind in _COLORS:
-                self._marks.append(Mark(at, change.kind.replace("_", " "), change.text, _COLORS[change.kind]))
-        bars = [bar for of_peer in self._bars.values() for bar in of_peer] if self._options.timed else []
+        steps = self._curve.settle(answers, now=wall_time(), replicas=synced(found), live_s=live_s, busy=busy)
+        bars = [bar for of_peer in self._bars.values() for bar in of_peer]
+        self._seen.look(found, now=wall_time(), steps=steps, versions=versions, bars=bars)
         self._write(steps, versions)
-        self._view.look(Observation(found, self._curve, changes, steps, versions, bars))
+        self._view.look(self._seen)
         if (step := self._curve.disputed) is not None and step != self._disputed:
             self._view.note(f"members say different things of step {step}, and none can be believed: it is left out")
         self._disputed = self._curve.disputed
 
     def _write(self, steps: Collection[int], versions: Collection[int]) -> None:
-        self._unwritten.update(versions)
-        if not self._checked:
-            return
-        opened, versions = bool(self._files), sorted(self._unwritten)
+        opened = bool(self._files)
         self._files = self._files or list(self._opened())
         for file in self._files:
             if opened or file is self._csv:
                 file.write(self._curve, steps, versions)
             else:  # what the CSV file has, too
                 file.write(self._curve, [point.step for point in self._curve.points], list(self._curve.evaluations))
-        self._unwritten.clear()
 
     # ------------------------------------------------------------ asking
 
-    async def _ask_all(self, found: Assessment, records: Sequence[Record]) -> tuple[list[PeerId], list[int]]:
-        """Who answered about steps, and the versions whose held-out loss is new."""
+    async def _ask_all(
+        self, found: Assessment, records: Sequence[Record]
+    ) -> tuple[dict[PeerId, dict[int, StepFigures]], list[int]]:
+        """What those who answered say of steps, and the versions whose held-out loss is new."""
         now = asyncio.get_running_loop().time()
         # Through a relay only peers of the run speak to each other.
         able = [each for each in records if each.addresses and not each.hidden]
         self._addresses.clear()
         self._addresses |= {each.peer: each.addresses for each in able}
-        ready = [each for each in able if self._silent.get(each.peer, now) <= now]
+        ready = [each for each in able if self._silent.get(each.peer, (now, False))[0] <= now]
         if self._observer.admissions is None:
             ready = await self._admitted(ready)
         serving = [each for each in ready if each.stages]
@@ -286,7 +256,7 @@ class Watcher:
         # The answer about steps has the times of the last one, too. Others are asked for their times alone: the first
         # of each stage, then the second, and so on.
         asked, stages = serving[:MOST_ASKED], dict[int, list[PeerId]]()
-        for each in serving[MOST_ASKED:] if self._options.timed else ():
+        for each in serving[MOST_ASKED:] if self._options.page else ():
             stages.setdefault(each.stages[0].stage, []).append(each.peer)
         places, self._bars = asyncio.Semaphore(AT_ONCE), {}
 
@@ -299,11 +269,11 @@ class Watcher:
             asyncio.gather(*(self._evaluations_of(each.peer) for each in trainers[:MOST_TRAINERS])),
             asyncio.gather(*map(times_of, fairly(stages.values())[: MOST_TIMED - len(asked)])),
         )
-        told = {found.eval_loss.step: found.eval_loss.value} if found.eval_loss else {}
+        held_out = {found.eval_loss.step: found.eval_loss.value} if found.eval_loss else {}
         for losses in reversed(evaluations):
-            told |= losses
-        versions = self._curve.evaluated(told, steps=found.steps)
-        return [each.peer for each, answered in zip(asked, heard, strict=True) if answered], versions
+            held_out |= losses
+        versions = self._curve.evaluated(held_out, steps=found.steps)
+        return {each.peer: steps for each, steps in zip(asked, heard, strict=True) if steps is not None}, versions
 
     async def _admitted(self, ready: list[Record]) -> list[Record]:
         """Those of them that the run's manifest admits, once somebody has given it: its hash is the run's id."""
@@ -326,15 +296,19 @@ class Watcher:
         """The same order for as long as this process lives, another one in each."""
         return hash((self._order, peer))
 
-    async def _steps_of(self, peer: PeerId, steps: int) -> bool:
-        """Has it answered?"""
+    async def _steps_of(self, peer: PeerId, steps: int) -> dict[int, StepFigures] | None:
+        """What it says, by step; None: it has not answered."""
+        since, found = self._curve.wanted, dict[int, StepFigures]()
         for _ in range(_MOST_ANSWERS):
-            answer = await self._history(peer, self._curve.wanted(peer))
+            answer = await self._history(peer, since)
             if answer is None:
-                return False
-            if not self._curve.hear(peer, answer, steps=steps):
+                return None
+            some = told(answer, since, steps)
+            found |= some
+            if len(some) < MAX_FIGURES:
                 break
-        return True
+            since = max(some) + 1
+        return found
 
     async def _evaluations_of(self, peer: PeerId) -> dict[int, float]:
         answer = await self._history(peer, self._evaluated.get(peer, 0))
@@ -348,13 +322,12 @@ class Watcher:
             answer = await ask(self._transport, peer, HistoryRequest(since), limit_s=ASK_S)
         except SwarmError:
             answer = None
-        self._busy.discard(peer)
         if isinstance(answer, History):
+            self._silent.pop(peer, None)
             self._bars[peer] = bars_of(peer, answer, now=wall_time(), num_stages=self._observer.directory.num_stages)
             return answer
-        # That of who is asked for times alone would be no vote on a step.
-        if isinstance(answer, Busy) and since != _NO_STEP:
-            self._busy.add(peer)
-        # It is gone, busy, or of an earlier version that does not know the question.
-        self._silent[peer] = asyncio.get_running_loop().time() + AGAIN_S
+        # It is gone, busy, or of an earlier version that does not know the question. Busy counts as a vote that may
+        # come; that of who is asked for times alone would be none.
+        again = asyncio.get_running_loop().time() + AGAIN_S
+        self._silent[peer] = again, isinstance(answer, Busy) and since != _NO_STEP
         return None

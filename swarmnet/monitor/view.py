@@ -8,7 +8,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from swarmnet.monitor.presence import Observation
+from swarmnet.monitor.state import WatchedRun, synced
 from swarmnet.peer.swarm_health import Assessment, ReplicaLine
 from swarmnet.telemetry.log import encode
 from swarmnet.telemetry.screen import Screen, duration, stage_table
@@ -24,7 +24,7 @@ class WatchView:
     def __exit__(self, *_: object) -> None:
         """The watch is over."""
 
-    def look(self, seen: Observation) -> None:
+    def look(self, seen: WatchedRun) -> None:
         """What is known now."""
 
     def note(self, text: str) -> None:
@@ -34,20 +34,20 @@ class WatchView:
         """The last word."""
 
 
-def headline(seen: Observation) -> str:
+def headline(seen: WatchedRun) -> str:
     """Step, losses, rate, pace, replicas, and how long it takes."""
     found, curve, newest = seen.found, seen.curve, seen.curve.newest
     of = f"/{found.steps}" if found.steps else ""
     if newest is None:
         loss = f"  loss {found.loss.value:.4f} (step {found.loss.step})" if found.loss else ""
-        return f"version {'?' if found.version is None else found.version}{of}{loss}  replicas {seen.synced}"
+        return f"version {'?' if found.version is None else found.version}{of}{loss}  replicas {synced(found)}"
     parts = [f"step {newest.step + 1}{of}", f"loss {newest.loss:.4f}"]
     if (version := curve.newest_held_out) is not None:
         parts.append(f"held-out {curve.evaluations[version]:.4f} (version {version})")
     parts.append(f"lr {newest.learning_rate:.3g}")
     if (pace := curve.tokens_per_second(newest.step)) is not None:
         parts.append(f"{pace:,.0f} tokens/s")
-    parts.append(f"replicas {seen.synced}")
+    parts.append(f"replicas {synced(found)}")
     parts.append("finished" if found.finished else f"ETA {duration(seen.eta_s)}")
     if found.still_s and not found.finished:
         parts.append(f"no step for {duration(found.still_s)}")
@@ -83,7 +83,7 @@ class WatchScreen(Screen, WatchView):
         super().__init__(console)
         self._said = ""
 
-    def look(self, seen: Observation) -> None:
+    def look(self, seen: WatchedRun) -> None:
         """Print what is new."""
         for change in seen.changes:
             self.note(printable(change.text))
@@ -107,7 +107,7 @@ class JsonLines(WatchView):
     def __init__(self) -> None:
         self._said: dict[str, Any] = {}
 
-    def look(self, seen: Observation) -> None:
+    def look(self, seen: WatchedRun) -> None:
         """Print what is new."""
         curve = seen.curve
         for change in seen.changes:

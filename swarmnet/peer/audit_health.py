@@ -4,13 +4,12 @@ false work. Pure; `peer.swarm_health` shows it."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
-from swarmnet.directory import MAX_TAINTED, DisputedWork, Record
+from swarmnet.directory import DisputedWork, Record
 from swarmnet.ids import PeerId
 from swarmnet.quorum import quorum, reached_by_half
-from swarmnet.telemetry.text import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +60,6 @@ def convicts_of(records: Sequence[Record]) -> tuple[ConvictLine, ...]:
     return tuple(found)
 
 
-def convicted(convicts: Sequence[ConvictLine], members: int) -> Iterator[tuple[PeerId, str]]:
-    """Of each a line. members: replicas that serve."""
-    for each in convicts:
-        of = f" of stage {', '.join(map(str, each.stages))}" if each.stages else ""
-        yield each.peer, f"{each.peer}{of} ({each.reason}), as {each.by} of {counted(members, 'replica')} say"
-
-
 def convicted_here(stage: int, reason: str, at: str) -> str:
     """For the operator of a convict: of what, and what to do. at: the file of evidence; "": there is none."""
     where = (
@@ -98,40 +90,8 @@ def disputes_of(members: Sequence[Record], out: Set[PeerId]) -> tuple[DisputeLin
     return tuple(found)
 
 
-def disputed(disputes: Sequence[DisputeLine], members: int) -> Iterator[tuple[int, PeerId, str]]:
-    """Of each dispute the stage, the last suspect, and a line. members: replicas that serve."""
-    why = "it takes more than half of the replicas that contributed lately, of one numerics class and of three or more"
-    for each in disputes:
-        text = (
-            f"in {counted(each.number, 'case')} of stage {each.last.stage} somebody lies, and nobody can be named, as "
-            f"{each.by} of {counted(members, 'replica')} say; the last: work of {each.last.peer} in step "
-            f"{each.last.step}: {why}"
-        )
-        yield each.last.stage, each.last.peer, text
-
-
 def tainted_of(members: Sequence[Record]) -> tuple[TaintedLine, ...]:
     """The last such steps, those that most name first. members: the records of those who serve."""
     said = Counter((each.stage, each.step) for record in members for each in dict.fromkeys(record.tainted))
     lines = [TaintedLine(stage, step, by) for (stage, step), by in said.items()]
     return tuple(sorted(lines, key=lambda line: (-line.by, -line.step, line.stage)))
-
-
-def tainted(number: int, last: Sequence[TaintedLine], members: int, *, goes_back: bool) -> Iterator[str]:
-    """A line, if there are any. members: replicas that serve. goes_back: as most of those say who know of any."""
-    if number and last:
-        named = ", ".join(
-            f"step {line.step} of stage {line.stage} (say {line.by} of {counted(members, 'replica')})"
-            for line in last[:MAX_TAINTED]
-        )
-        it, they = ("it", "it stays") if number == 1 else ("them", "they stay")
-        then = (
-            f'{they} in the weights (audit.on_late = "record"); a new run with "rollback" goes back before such steps'
-        )
-        if goes_back:
-            by = f'the run goes back before {it} by itself (audit.on_late = "rollback")'
-            then = f"{by}, if every stage has a version that old on disk"
-        yield (
-            f"{counted(number, 'step')} {'holds' if number == 1 else 'hold'} work that is proven false; the last: "
-            f"{named}; {then}"
-        )

@@ -12,20 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, fields
 from typing import Any, Literal, cast
 
-from swarmnet.directory import Complaint, Record
+from swarmnet.directory import MAX_TAINTED, Complaint, Record
 from swarmnet.ids import NO_RESTART, Chain, Incarnation, PeerId, Restart, RunId
 from swarmnet.net.admission import Admissions
-from swarmnet.peer.audit_health import (
-    ConvictLine,
-    DisputeLine,
-    TaintedLine,
-    convicted,
-    convicts_of,
-    disputed,
-    disputes_of,
-    tainted,
-    tainted_of,
-)
+from swarmnet.peer.audit_health import ConvictLine, DisputeLine, TaintedLine, convicts_of, disputes_of, tainted_of
 from swarmnet.peer.checkup import advice
 from swarmnet.peer.devices import NumericsClass
 from swarmnet.peer.rates import measured
@@ -98,7 +88,14 @@ class ReplicaLine:
         return "leaving" if self.draining else "synced" if self.synced else "joining"
 
 
-_SAME = frozenset(each.name for each in fields(ReplicaLine)) - {"disk", "restart", "going", "numerics", "convicted"}
+_SAME = frozenset(each.name for each in fields(ReplicaLine)) - {
+    "disk",
+    "restart",
+    "going",
+    "numerics",
+    "convicted",
+    "speed",
+}
 """What a line repeats of a record and of its announcement of the stage."""
 
 
@@ -241,17 +238,12 @@ def assess(run: RunId, records: Sequence[Record], num_stages: int, admissions: A
     )
     standing_by = {replica.peer for replicas in serving.values() for replica in replicas}
     members = [record for record in records if record.peer in standing_by]
-    num_tainted, steps_tainted = (
-        reached_by_half([r.num_tainted for r in members if r.num_tainted] or [0]),
-        tainted_of(members),
-    )
-    disputes = disputes_of(members, out)
+    num_tainted = reached_by_half([r.num_tainted for r in members if r.num_tainted] or [0])
     goes_back = statistics.median_low([record.goes_back for record in members if record.num_tainted] or [False])
-    taints = tainted(num_tainted, steps_tainted, len(members), goes_back=goes_back)
+    steps_tainted, disputes = tainted_of(members), disputes_of(members, out)
     problems += [
-        *(_problem("convicted", None, peer, words=text) for peer, text in convicted(convicts, len(members))),
-        *(_problem("disputed", of, peer, words=text) for of, peer, text in disputed(disputes, len(members))),
-        *(_problem("tainted", words=text) for text in taints),
+        *_audited(convicts, disputes, counted(len(members), "replica")),
+        *_tainted(num_tainted, steps_tainted, counted(len(members), "replica"), goes_back=goes_back),
         *_complained(complaints, {stage: {r.peer for r in serving[stage]} for stage in serving}, out, still_s),
     ]
     version = min(map(max, synced)) if stages and all(synced) else None
@@ -363,11 +355,17 @@ _PROBLEMS = {
     "standstill blamed": "error: no step for {still_s} s{why} {whom}",
     "standstill": "warning: no step for {still_s} s, and nobody says whom it waits for",
     "convicted": "warning: convicted: {words}",
+    "convicted by most": "warning: convicted: {peer}{of} ({reason}), {says}",
     "unreached": "warning: {verb}: {words}; {advice}",
     "sits_out": "note: sitting out for another {seconds} s: {words}",
     "left_out": "note: left out: {words}",
-    "disputed": "warning: {words}",
-    "tainted": "warning: {words}",
+    "disputed": "warning: in {cases} of stage {stage} somebody lies, and nobody can be named, as {by} of {members} "
+    "say; the last: work of {peer} in step {step}: it takes more than half of the replicas that contributed lately, of "
+    "one numerics class and of three or more",
+    "tainted": "warning: {steps} work that is proven false; the last: {named}; {they} in the weights (audit.on_late "
+    '= "record"); a new run with "rollback" goes back before such steps',
+    "tainted undone": "warning: {steps} work that is proven false; the last: {named}; the run goes back before {them} "
+    'by itself (audit.on_late = "rollback"), if every stage has a version that old on disk',
     "stage_not_synced waits": "error: no replica of stage {stage} has the weights yet: wait for one to be ready",
     "stage_empty waits": "error: nobody serves stage {stage}, so no step can finish: start one with `swarmnet peer "
     "--stage {stage}`, with the --dir of the one that served it, if one has",
@@ -464,6 +462,27 @@ def _without_checkpoints(stages: Sequence[StageLine]) -> Iterator[Problem]:
             yield _problem("no_checkpoint", line.stage, newest=has)
 
 
+def _audited(convicts: Sequence[ConvictLine], disputes: Sequence[DisputeLine], members: str) -> Iterator[Problem]:
+    """members: how many replicas serve."""
+    for each in convicts:
+        of = f" of stage {', '.join(map(str, each.stages))}" if each.stages else ""
+        says = f"as {each.by} of {members} say"
+        yield _problem("convicted by most", None, each.peer, of=of, reason=each.reason, says=says)
+    for line in disputes:
+        last, cases = line.last, counted(line.number, "case")
+        yield _problem("disputed", last.stage, last.peer, cases=cases, step=last.step, by=line.by, members=members)
+
+
+def _tainted(number: int, last: Sequence[TaintedLine], members: str, *, goes_back: bool) -> Iterator[Problem]:
+    """A line, if there are such steps. goes_back: as most of those say who know of any."""
+    if number and last:
+        some = (f"step {line.step} of stage {line.stage} (say {line.by} of {members})" for line in last[:MAX_TAINTED])
+        steps = f"{counted(number, 'step')} {'holds' if number == 1 else 'hold'}"
+        them, they = ("it", "it stays") if number == 1 else ("them", "they stay")
+        name = "tainted undone" if goes_back else "tainted"
+        yield _problem(name, steps=steps, named=", ".join(some), them=them, they=they)
+
+
 def _complained(
     complaints: Sequence[ComplaintLine], serving: Mapping[int, Set[PeerId]], out: Set[PeerId], still_s: int
 ) -> Iterator[Problem]:
@@ -474,17 +493,13 @@ def _complained(
         about.setdefault((line.of.stage, line.of.peer), []).append(line)
     most = sorted(about, key=lambda key: (-len({line.by for line in about[key]}), key))
     words = {key: _words(*key, about[key], serving[key[0]]) for key in most}
-    unreached = [key for key in most if any(line.of.how == "unreached" for line in about[key])] if still_s else []
-    cannot = {(line.of.stage, line.by, line.of.peer) for line in complaints if line.of.how == "unreached"}
-    waited = (
-        [  # whoever cannot connect to the one that waits for it is not to blame
-            key
-            for key in most
-            if any(line.of.how == "waited_for" and (*key, line.by) not in cannot for line in about[key])
-        ]
-        if still_s
-        else []
+    waits, cannot = (
+        {(line.of.stage, line.of.peer, line.by) for line in complaints if still_s and line.of.how == how}
+        for how in ("waited_for", "unreached")
     )
+    # Whoever cannot connect to the one that waits for it is not to blame.
+    waits -= {(stage, by, peer) for stage, peer, by in cannot}
+    waited, unreached = ([key for key in most if key in {each[:2] for each in some}] for some in (waits, cannot))
     if blamed := (waited or unreached)[:_MOST_NAMED]:
         why = ": waiting for" if waited else ", perhaps because of"
         whom = "; ".join(words[key] for key in blamed)
@@ -580,12 +595,7 @@ def _replicas(stage: int, records: Sequence[Record], convicts: Set[PeerId]) -> I
     for record in sorted(records, key=lambda record: record.peer):
         for status in record.stages:
             if status.stage == stage:
-                same = {
-                    each.name: getattr(source, each.name)
-                    for source in (record, status)
-                    for each in fields(source)
-                    if each.name in _SAME
-                }
+                same = {name: getattr(status if hasattr(status, name) else record, name) for name in _SAME}
                 yield ReplicaLine(
                     **same,
                     numerics=NumericsClass.parse(record.numerics),

@@ -21,7 +21,7 @@ from swarmnet.ids import Chain, PeerId, RunId
 from swarmnet.monitor import dashboard
 from swarmnet.monitor.curve import Curve
 from swarmnet.monitor.dashboard import ASSETS, ServedPage
-from swarmnet.monitor.presence import Observation
+from swarmnet.monitor.state import WatchedRun
 from swarmnet.peer.control import Control
 from swarmnet.peer.swarm_health import assess
 from swarmnet.telemetry.web import listening, trusted
@@ -35,7 +35,9 @@ def page(**hostile: Any) -> ServedPage:
     status = StageStatus(0, 5, Chain("c"), synced=True)
     record = Record(RunId("ab" * 32), PeerId("a"), 1, ("/ip4/192.0.2.1/tcp/1",), (status,), **hostile)
     served = ServedPage(["box"])
-    served.look(Observation(assess(record.run, [record], 1), Curve()))
+    seen = WatchedRun(Curve(), now=0.0)
+    seen.look(assess(record.run, [record], 1), now=0.0)
+    served.look(seen)
     return served
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from swarmnet.directory import Complaint, Record, StageStatus
 from swarmnet.ids import Chain, PeerId, Restart, RunId
-from swarmnet.messages import History, StepFigures
+from swarmnet.messages import StepFigures
 from swarmnet.monitor.curve import Curve
-from swarmnet.monitor.page import MOST_COMPLAINTS, MOST_PEERS, MOST_POINTS, MOST_STAYS, RunPage, columns
-from swarmnet.monitor.presence import Observation, Presence
+from swarmnet.monitor.page import MOST_COMPLAINTS, MOST_PEERS, MOST_POINTS, columns, page
+from swarmnet.monitor.state import MOST_STAYS, WatchedRun
 from swarmnet.peer.swarm_health import assess
 from swarmnet.telemetry.run_state import StepPoint
 
@@ -34,13 +34,13 @@ class Looks:
     """A page that is told one look after the other, two seconds apart."""
 
     def __init__(self, curve: Curve | None = None) -> None:
-        self.now, self.curve, self.presence, self.page = 1000.0, curve or Curve(), Presence(), RunPage(now=1000.0)
+        self.now, self.curve = 1000.0, curve or Curve()
+        self.seen = WatchedRun(self.curve, now=1000.0)
 
     def look(self, *records: Record, num_stages: int = 1) -> dict[str, Any]:
         self.now += 2
-        found = assess(RUN, records, num_stages)
-        self.page.look(Observation(found, self.curve, list(self.presence.look(found)), steps=[0]), now=self.now)
-        data = self.page.data(now=self.now)
+        self.seen.look(assess(RUN, records, num_stages), now=self.now)
+        data = page(self.seen, now=self.now)
         json.dumps(data, allow_nan=False)
         return data
 
@@ -49,15 +49,10 @@ class Looks:
         return [(each["peer"], each["began"] is not None, each["how"]) for each in self.look(*records)["stays"]]
 
 
-def test_there_is_nothing_before_the_first_look() -> None:
-    assert RunPage(now=0.0).data(now=1.0) == {}
-
-
 def test_a_step_about_which_members_disagree_is_not_on_the_page() -> None:
     looks = Looks()
-    for name, loss in (("a", 8.0), ("l", 1.0)):
-        looks.curve.hear(PeerId(name), History((StepFigures(0, loss, 8, 0.5, 1e-3, 1.0),)), steps=9)
-    looks.curve.settle(["a", "l"], now=1000.0, replicas="2", live_s=5.0)
+    said = {PeerId(name): {0: StepFigures(0, loss, 8, 0.5, 1e-3, 1.0)} for name, loss in (("a", 8.0), ("l", 1.0))}
+    looks.curve.settle(said, now=1000.0, replicas="2", live_s=5.0)
     data = looks.look(record("a"), record("l", loss=(0, 0.125)))
     assert data["disputed"] == 0 and data["curve"]["x"] == [] and data["loss"] is None
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import pytest
+
 from swarmnet.ids import PeerId, Restart
-from swarmnet.messages import MAX_FIGURES, History, StepFigures
-from swarmnet.monitor.curve import Curve
+from swarmnet.messages import History, StepFigures
+from swarmnet.monitor.curve import _PATIENCE, Curve, told
 from swarmnet.telemetry.run_state import StepPoint
 
 
@@ -19,11 +21,9 @@ def said(*steps: int, loss: float = 8.0) -> History:
     return History(tuple(figures(step, loss) for step in steps))
 
 
-def look(curve: Curve, *answers: History, steps: int = 100) -> tuple[list[int], list[int]]:
-    peers = [PeerId(str(number)) for number in range(len(answers))]
-    for peer, answer in zip(peers, answers, strict=True):
-        curve.hear(peer, answer, steps=steps)
-    return curve.settle(peers, now=1000.0, replicas="1/1", live_s=5.0)
+def look(curve: Curve, *answers: History, steps: int = 100) -> list[int]:
+    heard = {PeerId(str(number)): told(each, curve.wanted, steps) for number, each in enumerate(answers)}
+    return curve.settle(heard, now=1000.0, replicas="1/1", live_s=5.0)
 
 
 def point(step: int, loss: float = 1.0, tokens: int = 8, **changes: object) -> StepPoint:
@@ -36,9 +36,9 @@ def losses(curve: Curve) -> Sequence[tuple[int, float]]:
 
 def test_what_all_say_is_taken_once_and_the_next_question_is_for_what_follows() -> None:
     curve = Curve()
-    assert look(curve, said(0, 1), said(0, 1)) == ([0, 1], [])
-    assert look(curve, History(), History()) == ([], [])
-    assert losses(curve) == [(0, 1.0), (1, 1.0)] and curve.wanted(PeerId("0")) == 2
+    assert look(curve, said(0, 1), said(0, 1)) == [0, 1]
+    assert look(curve, History(), History()) == []
+    assert losses(curve) == [(0, 1.0), (1, 1.0)] and curve.wanted == 2
     assert curve.points[0].time == 999.0 and curve.points[0].replicas == "1/1"
 
 
@@ -51,20 +51,20 @@ def test_a_liar_among_three_is_outvoted_whatever_it_says() -> None:
 
 def test_of_two_that_disagree_neither_is_believed_and_that_is_said() -> None:
     curve = Curve()
-    assert look(curve, said(0, 1), said(0, loss=80.0)) == ([], [])
+    assert look(curve, said(0, 1), said(0, loss=80.0)) == []
     assert curve.disputed == 0
 
 
 def test_a_step_waits_until_most_have_it() -> None:
     curve = Curve()
-    assert look(curve, said(0, 1), said(0), said(0)) == ([0], [])
-    assert curve.disputed is None
-    assert look(curve, History(), said(1), History()) == ([1], [])
+    assert look(curve, said(0, 1), said(0), said(0)) == [0]
+    assert curve.disputed is None and curve.wanted == 1
+    assert look(curve, said(1), said(1), History()) == [1]
 
 
 def test_who_skipped_a_step_has_no_say_in_it() -> None:
     curve = Curve()
-    assert look(curve, said(0, 1, 2), said(0, 2), said(0, 1, 2), said(2)) == ([0, 1, 2], [])
+    assert look(curve, said(0, 1, 2), said(0, 2), said(0, 1, 2), said(2)) == [0, 1, 2]
 
 
 def test_one_alone_fills_a_gap_only_if_nobody_could_outvote_it() -> None:
@@ -78,78 +78,68 @@ def test_one_alone_fills_a_gap_only_if_nobody_could_outvote_it() -> None:
 
 def test_one_alone_is_not_believed_while_others_are_kept_busy() -> None:
     curve = Curve()
-    liar = PeerId("liar")
-    curve.hear(liar, said(0, 1, loss=80.0), steps=100)
+    liar, honest = {PeerId("liar"): told(said(0, 1, loss=80.0), 0, 100)}, told(said(0, 1), 0, 100)
     for busy in (3, 1):
-        assert curve.settle([liar], now=1000.0, replicas="", live_s=5.0, busy=busy) == ([], [])
-    honest = [PeerId("a"), PeerId("b"), PeerId("c")]
-    for each in honest:
-        curve.hear(each, said(0, 1), steps=100)
-    assert curve.settle([liar, *honest], now=1000.0, replicas="", live_s=5.0) == ([0, 1], [])
+        assert curve.settle(liar, now=1000.0, replicas="", live_s=5.0, busy=busy) == []
+    answers = liar | {PeerId(name): honest for name in "abc"}
+    assert curve.settle(answers, now=1000.0, replicas="", live_s=5.0) == [0, 1]
     assert losses(curve) == [(0, 1.0), (1, 1.0)]
 
 
 def test_figures_that_cannot_be_are_not_heard() -> None:
     for lie in ({"ago_s": 1e308}, {"learning_rate": 1e300}, {"grad_norm": 1e300}):
-        curve = Curve()
-        assert look(curve, History((replace(figures(0), **lie),))) == ([], [])
+        assert look(Curve(), History((replace(figures(0), **lie),))) == []
 
 
-def test_a_curve_from_a_file_asks_for_all_then_for_its_first_gap_and_fills_it() -> None:
+def test_a_curve_from_a_file_asks_for_its_first_gap_and_fills_it() -> None:
     curve = Curve([point(0), point(1), point(4)])
-    assert curve.wanted(PeerId("0")) == 0 and not curve.compared
-    assert look(curve, said(1)) == ([], []) and curve.compared
-    assert curve.wanted(PeerId("1")) == 2
-    assert look(curve, said(2, 3, 4, 5)) == ([2, 3, 5], [])
-    assert [each.step for each in curve.points] == [0, 1, 2, 3, 4, 5]
+    assert curve.wanted == 2
+    assert look(curve, said(2, 3, 4, 5, loss=16.0)) == [2, 3, 5]
+    assert [(each.step, each.loss) for each in curve.points] == [
+        (0, 1.0),
+        (1, 1.0),
+        (2, 2.0),
+        (3, 2.0),
+        (4, 1.0),
+        (5, 2.0),
+    ]
 
 
-def test_a_file_of_another_run_is_noticed_at_any_step_also_when_it_is_ahead() -> None:
-    curve = Curve([point(0), point(1)])
-    assert look(curve, said(1, 2, loss=16.0)) == ([2], [1])
-    assert look(Curve(map(point, range(9))), said(0), said(0)) == ([], [])
-    assert look(Curve(map(point, range(9))), said(2, 3, loss=16.0)) == ([], [2, 3])
+@pytest.mark.parametrize("mute", [False, True])
+def test_a_gap_that_no_member_fills_is_asked_for_some_looks_and_no_longer(mute: bool) -> None:
+    curve = Curve([point(0)])
+    others = [said(1)] if mute else []
+    assert look(curve, said(*range(3, 10)), said(*range(3, 10)), *others, steps=0) == [*range(3, 10)]
+    for _ in range(_PATIENCE - 1):
+        assert curve.wanted == 1
+        look(curve, said(*range(3, 400)), said(*range(3, 400)), *(History() for _ in others), steps=0)
+    assert curve.wanted == 400
 
 
 def test_a_file_that_is_ahead_of_a_run_that_went_back_does_not_say_where_the_run_is() -> None:
     curve = Curve(point(step, held_out=4.0) for step in range(9))
     curve.went_back(Restart(1, 4))
-    assert look(curve, said(2, 3)) == ([], [])
+    assert look(curve, History()) == [] and curve.wanted == 4
     assert curve.newest == point(3, held_out=4.0) and curve.newest_held_out == 4
-    assert look(curve, History(), said(4, loss=16.0)) == ([], []), "the first one may yet tell it"
-    assert look(curve, said(4, loss=16.0)) == ([4], [])
+    assert look(curve, said(4, loss=16.0)) == [4]
     assert curve.newest is not None and curve.newest.step == 4 and curve.newest_held_out == 5
 
 
 def test_a_run_that_goes_back_does_its_steps_again() -> None:
     curve = Curve()
     look(curve, said(0, 1, 2, 3), said(0, 1, 2, 3))
-    assert look(curve, said(4, loss=16.0), said(4, loss=16.0)) == ([4], [])
-    curve.went_back(Restart(1, 2))
-    assert curve.wanted(PeerId("0")) == 2
-    assert look(curve, said(2, 3, loss=24.0), said(2, 3, loss=24.0)) == ([2, 3], [])
+    assert look(curve, said(4, loss=16.0), said(4, loss=16.0)) == [4]
+    assert curve.went_back(Restart(1, 2)) and curve.wanted == 2
+    assert look(curve, said(2, 3, loss=24.0), said(2, 3, loss=24.0)) == [2, 3]
     assert losses(curve) == [(0, 1.0), (1, 1.0), (2, 3.0), (3, 3.0), (4, 2.0)]
-    curve.went_back(Restart(1, 2))
-    assert curve.wanted(PeerId("0")) == 4, "the same one: nothing is asked again"
-    look(curve, History(), said(4, loss=32.0), said(2, 3, 4, loss=32.0))
-    assert losses(curve)[2:] == [(2, 3.0), (3, 3.0), (4, 4.0)], (
-        "of a step that is taken again, one alone changes nothing"
-    )
-
-
-def test_a_full_answer_is_asked_on_and_the_words_of_one_are_bounded() -> None:
-    curve, peer = Curve(), PeerId("0")
-    assert curve.hear(peer, said(*range(MAX_FIGURES)), steps=0)
-    assert curve.wanted(peer) == MAX_FIGURES
-    for first in range(MAX_FIGURES, 40 * MAX_FIGURES, MAX_FIGURES):
-        curve.hear(peer, said(*range(first, first + MAX_FIGURES)), steps=0)
-    assert len(curve._witnesses[peer].said) == 4096
+    assert not curve.went_back(Restart(1, 2)) and curve.wanted == 4, "the same one: nothing is asked again"
+    look(curve, said(4, loss=32.0), said(4, loss=32.0), said(4, loss=8.0))
+    assert losses(curve)[2:] == [(2, 3.0), (3, 3.0), (4, 4.0)]
 
 
 def test_steps_beyond_the_run_and_losses_that_cannot_be_are_not_heard() -> None:
-    curve = Curve()
-    assert look(curve, said(0, 7), steps=5) == ([], [])
-    assert look(curve, History((StepFigures(0, -1.0, 8, 0.0, 0.0, 0.0),))) == ([], [])
+    assert look(Curve(), said(0, 7), steps=5) == []
+    assert look(Curve(), History((StepFigures(0, -1.0, 8, 0.0, 0.0, 0.0),))) == []
 
 
 def test_pace_is_that_of_the_last_steps() -> None:
@@ -164,13 +154,13 @@ def test_a_held_out_loss_stands_at_the_step_that_made_those_weights() -> None:
     assert [each.held_out for each in curve.points] == [None, 5.0]
     assert curve.evaluated({2: 5.0}, steps=100) == []
     curve.evaluated({3: 4.0}, steps=100)
-    look(curve, said(1, 2))
+    look(curve, said(2))
     assert curve.points[2].held_out == 4.0
 
 
 def test_steps_that_different_members_have_timed_are_in_order() -> None:
     curve = Curve()
     for peer, step, ago_s in (("a", 0, 50.0), ("a", 1, 60.0), ("a", 4, 20.0), ("b", 2, 10.0)):
-        curve.hear(PeerId(peer), History((StepFigures(step, 8.0, 8, 0.5, 1e-3, ago_s),)), steps=0)
-        curve.settle([PeerId(peer)], now=1000.0, replicas="", live_s=0.0)
+        heard = {PeerId(peer): {step: StepFigures(step, 8.0, 8, 0.5, 1e-3, ago_s)}}
+        curve.settle(heard, now=1000.0, replicas="", live_s=0.0)
     assert [(each.step, each.time) for each in curve.points] == [(0, 950.0), (1, 950.0), (2, 980.0), (4, 980.0)]

@@ -14,10 +14,11 @@ import pytest
 from swarmnet.config.check import check_installed
 from swarmnet.errors import UsageError
 from swarmnet.ids import PeerId, Restart, RunId
-from swarmnet.messages import History, StepFigures
+from swarmnet.messages import StepFigures
 from swarmnet.monitor.curve import Curve
 from swarmnet.monitor.files import COLUMNS, CsvFile, CurvePicture, TensorBoard, WeightsAndBiases
-from swarmnet.telemetry.plot import PICTURES, Mark, check_ending
+from swarmnet.monitor.state import Change, WatchedRun
+from swarmnet.telemetry.plot import PICTURES, check_ending
 from swarmnet.telemetry.run_state import StepPoint
 
 RUN = RunId("ab" * 32)
@@ -28,9 +29,8 @@ def point(step: int, loss: float = 1.0 / 3) -> StepPoint:
 
 
 def heard(curve: Curve, *steps: int, loss_sum: float = 8.0) -> list[int]:
-    figures = tuple(StepFigures(step, loss_sum, 8, 0.5, 1e-3, 100.0 - step) for step in steps)
-    curve.hear(PeerId("a"), History(figures), steps=0)
-    return curve.settle([PeerId("a")], now=1100.0, replicas="1/1", live_s=1000.0)[0]
+    figures = {step: StepFigures(step, loss_sum, 8, 0.5, 1e-3, 100.0 - step) for step in steps}
+    return curve.settle({PeerId("a"): figures}, now=1100.0, replicas="1/1", live_s=1000.0)
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -41,9 +41,9 @@ def rows(path: Path) -> list[dict[str, str]]:
 def kept(path: Path, *steps: int) -> Curve:
     """A file with these steps, closed again."""
     file = CsvFile(path)
+    file.check(RUN)
     curve = Curve(point(step) for step in steps)
     file.write(curve, steps, ())
-    file.close()
     return curve
 
 
@@ -53,7 +53,6 @@ def test_a_line_reads_back_as_the_same_bits(tmp_path: Path) -> None:
     curve.evaluated({3: 0.1 + 0.2}, steps=0)
     file = CsvFile(path)
     file.write(curve, (), (3,))
-    file.close()
     assert CsvFile(path).points == curve.points
     assert path.read_text().startswith("step,loss,tokens,") and rows(path)[2]["held_out"] == repr(0.1 + 0.2)
 
@@ -67,6 +66,14 @@ def test_a_watch_that_goes_on_appends_and_doubles_nothing(tmp_path: Path) -> Non
     file.write(curve, heard(curve, 1, 2, 3, loss_sum=8 / 3), ())
     assert path.read_bytes().startswith(before)
     assert [row["step"] for row in rows(path)] == ["0", "1", "2", "3"]
+
+
+def test_a_file_is_gone_on_with_for_its_own_run_alone(tmp_path: Path) -> None:
+    path = tmp_path / "run.csv"
+    kept(path, 0)
+    CsvFile(path).check(RUN)
+    with pytest.raises(UsageError, match=r"--csv .*run.csv: the file is of another run \(abababababab\)"):
+        CsvFile(path).check(RunId("cd" * 32))
 
 
 def test_what_fills_a_gap_is_put_where_it_belongs(tmp_path: Path) -> None:
@@ -105,9 +112,9 @@ def test_a_line_that_was_cut_off_is_written_anew(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("step,loss\n1,2\n", "other columns"),
-        (",".join(COLUMNS) + "\n1,nan,8,1.0,,1e-3,0.5,,\n", "line 2 is none that watch wrote"),
+        (",".join(COLUMNS) + "\n1,nan,8,1.0,,1e-3,0.5,,,ab\n", "line 2 is none that watch wrote"),
         (",".join(COLUMNS) + "\n1,2\n", "line 2 is none that watch wrote"),
-        (",".join(COLUMNS) + "\n" + "1,2.0,8,1.0,,1e-3,0.5,,\n" * 2, "line 3: step 1 stands twice"),
+        (",".join(COLUMNS) + "\n" + "1,2.0,8,1.0,,1e-3,0.5,,,ab\n" * 2, "line 3: step 1 stands twice"),
     ],
 )
 def test_somebody_elses_file_is_left_as_it_is(tmp_path: Path, text: str, words: str) -> None:
@@ -139,14 +146,17 @@ def test_nothing_is_made_or_changed_before_the_first_write(tmp_path: Path) -> No
     cut.write_bytes(before := cut.read_bytes()[:-5])
     CsvFile(cut).close()
     assert list(tmp_path.iterdir()) == [cut] and cut.read_bytes() == before
+    CsvFile(path).write(Curve(), (), ())
+    assert path.read_text() == ",".join(COLUMNS) + "\n", "the run is found, and no step is known"
 
 
 def test_the_picture_shows_who_came(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     said: list[str] = []
-    marks = [Mark(1, "joined", "...$x$ joined stage 1", "tab:green")]
-    picture = CurvePicture(tmp_path / "run.png", RUN, marks, said.append)
     curve = Curve(map(point, range(3)))
+    seen = WatchedRun(curve, now=0.0)
+    seen.history.append(Change("joined", "...$x$ joined stage 1", step=1))
+    picture = CurvePicture(tmp_path / "run.png", RUN, seen, said.append)
     picture.write(curve, (0, 1, 2), ())
     picture.close()
     assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG") and not said
@@ -165,7 +175,7 @@ def test_tensorboard_gets_each_step_once(tmp_path: Path) -> None:
     curve = Curve(map(point, range(3)))
     curve.evaluated({3: 0.25}, steps=0)
     for steps in ((0, 1), (0, 1, 2)):  # the second watch knows nothing of the first but what is in the directory
-        board = TensorBoard(tmp_path)
+        board = TensorBoard(tmp_path, RUN)
         board.write(curve, steps, (3,))
         board.close()
     found = [
@@ -178,22 +188,18 @@ def test_tensorboard_gets_each_step_once(tmp_path: Path) -> None:
     assert [each for each in found if each[0] == "held_out"] == [("held_out", 3, 0.25)]
 
 
-def test_event_files_of_another_run_are_refused_unless_the_run_went_back(tmp_path: Path) -> None:
+def test_event_files_of_another_run_are_refused_and_a_run_that_went_back_writes_again(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
-    board = TensorBoard(tmp_path / "tb")
+    board = TensorBoard(tmp_path / "tb", RUN)
     assert not (tmp_path / "tb").exists(), "nothing is made before there is something to write"
     board.write(Curve(map(point, range(3))), (0, 1, 2), ())
     board.close()
-    before = {path: path.read_bytes() for path in (tmp_path / "tb").iterdir()}
-    other = Curve([point(0), point(1, 2.0)])
-    with pytest.raises(UsageError, match=r"--tensorboard .*tb: step 1 is another one in this run"):
-        TensorBoard(tmp_path / "tb").write(other, (0, 1), ())
-    assert {path: path.read_bytes() for path in (tmp_path / "tb").iterdir()} == before
-    other.went_back(Restart(1, 1))
-    board = TensorBoard(tmp_path / "tb")
-    board.write(other, (0, 1), ())
+    with pytest.raises(UsageError, match=r"--tensorboard .*tb: .*\.abababababab is of another run: name another"):
+        TensorBoard(tmp_path / "tb", RunId("cd" * 32))
+    board = TensorBoard(tmp_path / "tb", RUN)
+    board.write(Curve([point(0), point(1, 2.0)]), (0, 1), ())
     board.close()
-    losses = {step: each for (tag, step), each in TensorBoard(tmp_path / "tb")._there.items() if tag == "loss"}
+    losses = {step: each for (tag, step), each in TensorBoard(tmp_path / "tb", RUN)._there.items() if tag == "loss"}
     assert losses == pytest.approx({0: 1 / 3, 1: 2.0, 2: 1 / 3})
 
 
@@ -245,14 +251,3 @@ def test_weights_and_biases_that_refuse_are_one_line(monkeypatch: pytest.MonkeyP
 def test_an_extra_that_is_missing_is_named() -> None:
     with pytest.raises(UsageError, match=r"--x needs the package wandb: pip install 'swarmnet-train\[wandb\]'"):
         check_installed("--x", "wandb")
-
-
-def test_of_another_run_no_step_is_written_before_it_is_refused(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
-    board = TensorBoard(tmp_path)
-    board.write(Curve(map(point, range(3))), (2,), ())
-    board.close()
-    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    with pytest.raises(UsageError, match="step 2 is another one in this run"):
-        TensorBoard(tmp_path).write(Curve([point(0), point(2, 2.0)]), (0, 2), ())
-    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before

@@ -31,11 +31,11 @@ from swarmnet.messages import (
     StepFigures,
 )
 from swarmnet.monitor import run as monitor_run
+from swarmnet.monitor.curve import Curve
 from swarmnet.monitor.files import CsvFile
-from swarmnet.monitor.presence import Observation, Presence
 from swarmnet.monitor.run import GONE_S, Watcher, WatchOptions
+from swarmnet.monitor.state import Change, WatchedRun
 from swarmnet.monitor.view import JsonLines, WatchScreen, WatchView
-from swarmnet.monitor.waterfall import StepBar
 from swarmnet.net.admission import Admissions
 from swarmnet.net.identity import Identity
 from swarmnet.peer.status import Observer, Waiting
@@ -220,7 +220,7 @@ def test_who_looks_on_for_a_page_stays_after_the_end_and_sees_all_go(capsys: pyt
 
     began = 0.0
     with pytest.raises(Enough):
-        watch(Until({"a": honest}, THREE[:1], THREE[:1], []), WatchOptions(as_json=True, stays=True, every_s=5.0))
+        watch(Until({"a": honest}, THREE[:1], THREE[:1], []), WatchOptions(as_json=True, page=True, every_s=5.0))
     events = [each for each in said(capsys) if each["event"] != "step"]
     assert [each["event"] for each in events if each["event"] in ("gone", "ended")] == ["gone"]
 
@@ -230,10 +230,10 @@ class Looks(JsonLines):
 
     def __init__(self) -> None:
         super().__init__()
-        self.bars: list[StepBar] = []
+        self.bars: list[dict[str, Any]] = []
 
-    def look(self, seen: Observation) -> None:
-        self.bars += seen.bars
+    def look(self, seen: WatchedRun) -> None:
+        self.bars += seen.waterfall["bars"] if seen.waterfall else []
 
 
 def test_members_of_each_stage_are_asked_how_they_spent_a_step_only_if_the_view_shows_it() -> None:
@@ -248,11 +248,11 @@ def test_members_of_each_stage_are_asked_how_they_spent_a_step_only_if_the_view_
     answers |= {name: lambda request, answer=answer: answer for name, answer in without.items()}  # type: ignore[misc]
     members = Members(answers, [record(name, int(name not in "ab")) for name in (*answers, "mute")])
     members.num_stages = 2
-    assert watch(members, WatchOptions(once=True, timed=True), view=looks) == 0
-    assert sorted((bar.peer, bar.stage) for bar in looks.bars) == [("a", 0), ("b", 0), ("c", 1)]
+    assert watch(members, WatchOptions(once=True, page=True), view=looks) == 0
+    assert sorted((bar["peer"], bar["stage"]) for bar in looks.bars) == [("a", 0), ("b", 0), ("c", 1)]
     assert len(members.asked) == 6, "each once: who is asked of steps says its times, too"
     watch(members, WatchOptions(once=True), view=looks)
-    assert len(members.asked) == 6 + 6 and len(looks.bars) == 3, "of steps alone"
+    assert len(members.asked) == 6 + 6
 
 
 def test_members_that_are_not_asked_about_steps_are_asked_for_their_times_alone(
@@ -267,36 +267,20 @@ def test_members_that_are_not_asked_about_steps_are_asked_for_their_times_alone(
     }
     members = Members(answers, [record(name, int(name == "last")) for name in answers])
     members.num_stages = 2
-    assert watch(members, WatchOptions(once=True, timed=True), view=looks) == 0
+    assert watch(members, WatchOptions(once=True, page=True), view=looks) == 0
     assert len(looks.bars) == 3 and [since for peer, since in members.asked if peer == "last"] == [0]
     assert [since for peer, since in members.asked if peer != "last"] == [monitor_run._NO_STEP] * 2
 
 
-def test_a_file_of_another_run_is_refused_in_a_line(tmp_path: Path) -> None:
-    path = tmp_path / "run.csv"
-    options = WatchOptions(csv=path, as_json=True, once=True)
-    watch(Members({"a": lying}, THREE[:1]), options, CsvFile(path))
-    before = path.read_bytes()
-    with pytest.raises(UsageError, match=r"run.csv: step 0 is another one in this run: the file is of another run"):
-        watch(Members({"a": honest}, THREE[:1]), options, CsvFile(path))
-    assert path.read_bytes() == before
-
-
-def test_a_file_that_is_ahead_is_compared_too_and_nothing_is_written_before(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_of_another_run_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     path, board = tmp_path / "run.csv", tmp_path / "tb"
-    six = WatchOptions(csv=path, as_json=True, once=True)
-    watch(Members({"a": lying}, THREE[:1]), six, CsvFile(path))
+    options = WatchOptions(csv=path, as_json=True, once=True)
+    watch(Members({"a": honest}, THREE[:1]), options, CsvFile(path))
     before = path.read_bytes()
-    early: dict[str, Answering] = {"a": lambda request: honest(request, 3), "t": evaluating}
-    looks = [record("a", 0, 3), record("t", None, 3)]
-    options = replace(six, tensorboard=board, png=tmp_path / "run.png")
-    with pytest.raises(UsageError, match=r"run.csv: step 0 is another one in this run"):
-        watch(Members(early, looks), options, CsvFile(path))
+    options = replace(options, tensorboard=board, png=tmp_path / "run.png")
+    with pytest.raises(UsageError, match=r"run.csv: the file is of another run"):
+        watch(Members({"a": honest}, THREE[:1]), options, CsvFile(path), run=RunId("cd" * 32))
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
-    assert watch(Members({"t": evaluating}, looks), options, CsvFile(path)) == 0
-    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path], "nobody has told a step"
 
 
 def test_a_file_that_is_ahead_because_the_run_went_back_is_gone_on_with_and_that_is_said(
@@ -324,38 +308,45 @@ def test_a_watch_that_finds_nobody_leaves_nothing_behind(tmp_path: Path) -> None
     assert not list(tmp_path.iterdir())
 
 
+def changes(*looks: list[Record]) -> list[list[Change]]:
+    """Of each look."""
+    seen, found = WatchedRun(Curve(), now=0.0), []
+    for records in looks:
+        seen.look(assess(RUN, records, 1), now=0.0)
+        found.append(list(seen.changes))
+    return found
+
+
 def test_who_is_started_again_between_two_looks_is_said_once() -> None:
-    presence = Presence()
     trainer = record("t", None)
     looks = [[record("a", 0, incarnation=number), trainer] for number in (1, 1, 2, 2)]
-    said = [[change.text for change in presence.look(assess(RUN, each, 1))] for each in looks]
-    assert said == [[], [], ["...a was started again, stage 0"], []]
+    assert [[each.text for each in some] for some in changes(*looks)] == [
+        [],
+        [],
+        ["...a was started again, stage 0"],
+        [],
+    ]
 
 
 def test_going_back_and_problems_are_said_once() -> None:
-    presence = Presence()
-    first = assess(RUN, [record("a", 0)], 1)
-    assert [change.kind for change in presence.look(first)] == ["problem"], "no trainer"
-    assert not list(presence.look(first))
-    back = assess(RUN, [record("a", 0, restart=Restart(1, 3))], 1)
-    assert [change.text for change in presence.look(back)] == ["the run was restarted from version 3"]
+    first, back = [record("a", 0)], [record("a", 0, restart=Restart(1, 3))]
+    of_first, again, of_back = changes(first, first, back)
+    assert [each.kind for each in of_first] == ["problem"], "no trainer"
+    assert not again and [each.text for each in of_back] == ["the run was restarted from version 3"]
 
 
 def test_a_kill_and_a_farewell_have_words_of_their_own() -> None:
-    presence, a, b, c = Presence(), record("a", 0), record("b", 0), record("c", 0)
+    a, b, c = (record(name, 0) for name in "abc")
     gone = replace(b, stages=tuple(replace(each, draining=True, synced=False) for each in b.stages))
-    list(presence.look(assess(RUN, [a, b, c], 1)))
-    texts = [change.text for change in presence.look(assess(RUN, [a, gone], 1)) if change.kind != "problem"]
+    texts = [each.text for each in changes([a, b, c], [a, gone])[1] if each.kind != "problem"]
     assert texts == ["...b left stage 0", "...c is gone without a word, stage 0"]
 
 
 def test_who_is_shut_out_is_no_farewell_either() -> None:
-    presence, out = Presence(), Complaint(0, PeerId("c"), "convicted", "step 3: false", 9)
+    out = Complaint(0, PeerId("c"), "convicted", "step 3: false", 9)
     all_three = [record(name, 0) for name in "abc"]
-    list(presence.look(assess(RUN, all_three, 1)))
     after = [*(replace(each, complaints=(out,)) for each in all_three[:2]), all_three[2]]
-    changes = [(change.kind, change.text) for change in presence.look(assess(RUN, after, 1))]
-    assert ("gone", "...c was shut out, stage 0") in changes
+    assert ("gone", "...c was shut out, stage 0") in [(each.kind, each.text) for each in changes(all_three, after)[1]]
 
 
 def test_a_convict_and_disputes_are_lines_and_nobody_asks_the_convict(capsys: pytest.CaptureFixture[str]) -> None:
