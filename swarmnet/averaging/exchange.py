@@ -95,14 +95,12 @@ class Exchange:
         self._said: Recent[Stamp, Said] = Recent(_CHECKS_OF_STEPS)
         self._ended: Recent[Stamp, dict[RoundId, Finished]] = Recent(_CHECKS_OF_STEPS)  # what came of checked rounds
         self._refuted: tuple[Stamp, RoundId] | None = None  # the round whose check has failed here
-        self._held: tuple[Stamp, Finished] | None = None
         self._open: tuple[Butterfly, ...] = ()
         self._opened = asyncio.Event()
         self._holders = Holders()
-        self._held_span = 0, 0  # the positions of the sum in the buffer
         self._sent_bytes = 0
         self.collected_bytes = self._last_bytes = 0  # of sums that were fetched: of all, and of the last one
-        self.replay_log = ReplayLog(self._sums, lambda: pieces(*self._held_span, piece_elements))
+        self.replay_log = ReplayLog(self._sums)
 
     # ------------------------------------------------------------ my part in a round
 
@@ -119,7 +117,7 @@ class Exchange:
             raise Refused(RejectCode.MALFORMED, "the sum of this round was refuted")
         self.close()
         if self._meeting is not None:
-            await self._leave(current.stamp)
+            await self.replay_log.leave(current.stamp)
             await self._sums.open_sum()
             met = await self._meeting.sum(self.me, self._sums, current, losses)
             return self._hold(current, _describe(current, *await self._sums.seal(), met))
@@ -141,7 +139,7 @@ class Exchange:
             self._opened.set()
             self._opened = asyncio.Event()
             if not phase:
-                await self._leave(current.stamp)
+                await self.replay_log.leave(current.stamp)
                 await self._sums.open_sum()
             told = await self._run(mine)
             if not private:
@@ -202,14 +200,13 @@ class Exchange:
         Raises:
             Refused: it is not here, and there is nobody to ask.
         """
-        here = self._whole(current.stamp, current.id)
+        here = self.replay_log.held(current.stamp, current.id)
         # Another round was about to take the buffer, and was called off before it did.
         if here is not None and here.digest == digest:
             return here
         mine = self.replay_log.aside(current.stamp, current.id)
         if mine is not None and mine[0].digest == digest:
             await self._install(current, mine[1])
-            self.replay_log.drop_aside(current.stamp, current.id)
             return self._hold(current, mine[0])
         if not current.holders:
             raise Refused(RejectCode.NOT_FOUND, "nobody has that sum")
@@ -227,7 +224,6 @@ class Exchange:
                     pass
                 else:
                     self._holders.answered(holder)
-                    self.replay_log.drop_aside(current.stamp, current.id)
                     return finished
             patience_s *= 2
             await asyncio.sleep(PAUSE_S)
@@ -275,10 +271,7 @@ class Exchange:
 
     def holds(self, stamp: Stamp, round_id: RoundId) -> bool:
         """Is the sum buffer's content, whole and checked, the sum of that round?"""
-        return self._whole(stamp, round_id) is not None
-
-    def _whole(self, stamp: Stamp, round_id: RoundId) -> Finished | None:
-        return self._held[1] if self._held and (self._held[0], self._held[1].id) == (stamp, round_id) else None
+        return self.replay_log.held(stamp, round_id) is not None
 
     @property
     def sum_bytes(self) -> float:
@@ -291,9 +284,9 @@ class Exchange:
         sent, self._sent_bytes = self._sent_bytes, 0
         return sent
 
-    def applied(self, stamp: Stamp, finished: Finished, commits: tuple[Commit, ...]) -> None:
+    def applied(self, commits: tuple[Commit, ...]) -> None:
         """The sum in the buffer has been applied: keep it in the replay log, for joiners."""
-        self.replay_log.applied(stamp, finished, commits)
+        self.replay_log.applied(commits)
         self.watch.forget()
 
     def forget(self) -> None:
@@ -301,7 +294,6 @@ class Exchange:
         self.close()
         self.replay_log.forget()
         self.watch.forget()
-        self._held = None
         self._checks, self._refuted = {}, None
 
     def close(self) -> None:
@@ -334,7 +326,7 @@ class Exchange:
             if kept is not None:
                 yield kept
                 return
-            finished = self._whole(request.stamp, request.id)
+            finished = self.replay_log.held(request.stamp, request.id)
             if finished is None:
                 yield Rejected(RejectCode.NOT_FOUND, "that sum is not here")
                 return
@@ -427,12 +419,12 @@ class Exchange:
 
     def _hold(self, current: Round, finished: Finished) -> Finished:
         """The sum of that round is in the buffer, whole."""
-        self._held, self._held_span = (current.stamp, finished), self._finished_span
+        self.replay_log.hold(current.stamp, finished, pieces(*self._finished_span, self._piece_elements))
         return finished
 
     async def _install(self, current: Round, parts: Sequence[Packed]) -> tuple[bytes, float]:
         """Put a collected sum into the buffer. parts: in order."""
-        await self._leave(current.stamp)
+        await self.replay_log.leave(current.stamp)
         start, _ = self._finished_span
         await self._sums.open_sum()
         for packed in parts:
@@ -445,18 +437,6 @@ class Exchange:
         """The positions of what all members hold in the end."""
         phases = self._sums.phases
         return sum(phases[: self._sums.private_phases]), sum(phases)
-
-    async def _leave(self, stamp: Stamp) -> None:
-        """Another sum of that step comes into the buffer; what was there goes to the trail."""
-        # What is in the buffer may be all that is left of a sum that others need.
-        if self._held is not None:
-            of, finished = self._held
-            # A sum of this step may still become the commit; one of a step before helps joiners.
-            if of == stamp:
-                await self.replay_log.set_aside(of, finished)
-            else:
-                await self.replay_log.save(of, finished.id)
-        self._held = None
 
     def _waits_before(self, request: Part) -> bool:
         """Am I still at an earlier phase of that round?"""
