@@ -14,6 +14,7 @@ import contextlib
 import itertools
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from swarmnet.averaging.butterfly import Butterfly, ExchangeContext, Losses, butterflies, check_losses
@@ -57,8 +58,8 @@ PIECE_ELEMENTS = 1 << 22
 _MOST_ELEMENT_BYTES = 8
 """Bytes of the largest element that travels: int64 sums."""
 
-_CHECKS_OF_STEPS = 4
-"""Of the last steps pledges are remembered."""
+_CHECKED_STEPS = 4
+"""So many of the last steps pledges are remembered of."""
 
 SILENT_S = 1.0
 """A holder of a finished sum that shows no sign of life for so long is passed over; twice as long in the next turn."""
@@ -78,6 +79,19 @@ class Meeting(Protocol):
         ...
 
 
+@dataclass(slots=True)
+class CheckedStep:
+    """The checks of reducers in one step. said: what I have pledged in it."""
+
+    said: Said = field(default_factory=dict)
+    checks: dict[RoundId, RoundCheck] = field(default_factory=dict)
+    """Of the open round, and those that have passed: they are served."""
+    ended: dict[RoundId, Finished] = field(default_factory=dict)
+    """What came of rounds: I have signed it, and a peer that signs two of one round has lied."""
+    refuted: set[RoundId] = field(default_factory=set)
+    """The rounds whose check has failed here."""
+
+
 class Exchange:
     """Takes part in rounds of one (peer, stage) and serves its parts to the others.
 
@@ -91,10 +105,7 @@ class Exchange:
         self._context, self._meeting, self._piece_elements = context, meeting, piece_elements
         self.meter, self.watch = context.meter, context.watch
         self.me, self._sums = context.me, context.sums
-        self._checks: dict[tuple[Stamp, RoundId], RoundCheck] = {}
-        self._said: Recent[Stamp, Said] = Recent(_CHECKS_OF_STEPS)
-        self._ended: Recent[Stamp, dict[RoundId, Finished]] = Recent(_CHECKS_OF_STEPS)  # what came of checked rounds
-        self._refuted: tuple[Stamp, RoundId] | None = None  # the round whose check has failed here
+        self._checked: Recent[Stamp, CheckedStep] = Recent(_CHECKED_STEPS)
         self._open: tuple[Butterfly, ...] = ()
         self._opened = asyncio.Event()
         self._holders = Holders()
@@ -113,7 +124,8 @@ class Exchange:
         pledged.
         """
         # Its leader knows who lied. Others look at what I contributed until it opens another round.
-        if self._refuted == (current.stamp, current.id):
+        checked = self._checked.get(current.stamp) or CheckedStep()
+        if current.id in checked.refuted:
             raise Refused(RejectCode.MALFORMED, "the sum of this round was refuted")
         self.close()
         if self._meeting is not None:
@@ -133,9 +145,8 @@ class Exchange:
                 await self._sums.open_round(current.id)
             self._open = (*self._open, *mine)  # others may still be at the phase before
             if (signer := self._context.signer) is not None:
-                said = self._said[current.stamp] = self._said.get(current.stamp, {})
-                check = RoundCheck(self._context, signer, current, mine, work_root, said)
-                self._checks[current.stamp, current.id] = check
+                check = RoundCheck(self._context, signer, current, mine, work_root, checked.said)
+                checked.checks[current.id], self._checked[current.stamp] = check, checked
             self._opened.set()
             self._opened = asyncio.Event()
             if not phase:
@@ -150,14 +161,12 @@ class Exchange:
         digest, sq_norm = await self._sums.seal()
         finished = _describe(current, digest, sq_norm, all_losses)
         if check is not None:
-            await self._check_sum(check, digest)
-            ended = self._ended[current.stamp] = self._ended.get(current.stamp, {})
-            # I have signed that sum, and who signs two of one round has lied.
-            if ended.setdefault(current.id, finished) != finished:
+            await self._check_sum(check, digest, checked)
+            if checked.ended.setdefault(current.id, finished) != finished:
                 raise Refused(RejectCode.NOT_READY, "another sum of that round was held before")
         return self._hold(current, finished)
 
-    async def _check_sum(self, check: RoundCheck, digest: bytes) -> None:
+    async def _check_sum(self, check: RoundCheck, digest: bytes, checked: CheckedStep) -> None:
         loop, current = asyncio.get_running_loop(), check.round
         began = loop.time()
         try:
@@ -167,28 +176,19 @@ class Exchange:
         except Refused as error:
             # Somebody lied, and stays a liar however often I look.
             if error.code is RejectCode.MALFORMED:
-                self._refuted = current.stamp, current.id
+                checked.refuted.add(current.id)
             raise
-        finally:
-            self._forget_checks(check)
         self._context.on_event("sum_checked", {"step": current.stamp.step, "seconds": loop.time() - began})
-
-    def _forget_checks(self, newest: RoundCheck) -> None:
-        """Of rounds before, those that have passed are served and remembered for some steps."""
-        # An exchange that was called off ends when the next one is already open.
-        kept = [at for at, check in self._checks.items() if check.passed or not check.closed or check is newest]
-        steps = sorted({at[0].step for at in kept})[-_CHECKS_OF_STEPS:]
-        self._checks = {at: self._checks[at] for at in kept if at[0].step in steps}
 
     def pledges(self, stamp: Stamp) -> tuple[Pledge, ...]:
         """Of all contributors to the sum of that step which I have checked last; () of one that I have fetched, and of
         one more than four steps ago."""
-        found = [check.pledges for (of, _), check in self._checks.items() if of == stamp and check.passed]
-        return found[-1] if found else ()
+        checks = self._checked.get(stamp, CheckedStep()).checks.values()
+        return next((check.pledges for check in reversed(checks) if check.passed), ())
 
     def pledged_root(self, stamp: Stamp, finished: Finished) -> bytes | None:
         """What this process has pledged of its works for that aggregate; None: nothing."""
-        pledge = self._said.get(stamp, {}).get((finished.id, finished.digest))
+        pledge = self._checked.get(stamp, CheckedStep()).said.get((finished.id, finished.digest))
         return None if pledge is None else pledge.work_root
 
     async def collect(self, current: Round, digest: bytes) -> Finished:
@@ -294,14 +294,17 @@ class Exchange:
         self.close()
         self.replay_log.forget()
         self.watch.forget()
-        self._checks, self._refuted = {}, None
+        for checked in self._checked.values():
+            checked.checks = {}
 
     def close(self) -> None:
         """The round is over or abandoned: serve its contribution no more."""
         self.meter.end()
         self.watch.end()
-        for check in self._checks.values():
-            check.close()
+        for checked in self._checked.values():
+            for check in checked.checks.values():
+                check.close()
+            checked.checks = {number: check for number, check in checked.checks.items() if check.passed}
         for phase in self._open:
             phase.close()
         self._open = ()
@@ -359,8 +362,7 @@ class Exchange:
         """What answers it; None if that round is not open here."""
         if request.kind != "pledges":
             return next((hop for hop in self._open if hop.is_of(request)), None)
-        check = self._checks.get((request.stamp, request.id))
-        return None if check is None or (check.closed and not check.passed) else check
+        return self._checked.get(request.stamp, CheckedStep()).checks.get(request.id)
 
     def follow(self, request: TrailRequest, here: Stamp | None, open_step: TrailStep) -> Answer:
         """Answer one `TrailRequest`. here, open_step: where I stand and what is known of that step; None: nowhere."""

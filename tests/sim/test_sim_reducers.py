@@ -158,7 +158,7 @@ def test_members_that_are_honest_have_everybodys_pledges_of_each_step() -> None:
     trial.run([honest])
     for node in trial.swarm.honest:
         for stage, replica in node.peer.replicas.items():
-            stamps = {stamp for stamp, _ in replica.exchange._checks}
+            stamps = replica.exchange._checked.keys()
             told = {stamp: replica.exchange.pledges(stamp) for stamp in stamps}
             assert 3 <= len([stamp for stamp, pledges in told.items() if pledges]) <= 4, stage
             for stamp, pledges in told.items():
