@@ -222,7 +222,7 @@ class Butterfly:
 
     def _signed(self, signer: Signer, peer: PeerId, data: PartData, digests: Sequence[bytes]) -> Pledge:
         """What that contributor signs of its part for me, with the last chunk. Raises BadMessage: something else."""
-        pledge = signed_part(signer, data.pledges, self.round.stamp, peer, part_key(self.group, self.me))
+        pledge = signed_part(signer, data.pledges, self.round.stamp, peer, part_key(self.round, self.group, self.me))
         with self.noted(peer):
             if pledge is None or not says(pledge, digests):
                 raise BadMessage(RejectCode.MALFORMED, "a part that its sender has not signed", peer=peer)
@@ -365,7 +365,7 @@ class Butterfly:
         digests = [self._digests[each] for each in cut if each in self._digests]
         if chunk != cut[-1] or len(digests) < len(cut):
             return ()
-        return (part_pledge(signer, self.me, self.round, part_key(self.group, reducer), digests),)
+        return (part_pledge(signer, self.me, self.round, part_key(self.round, self.group, reducer), digests),)
 
 
 def _within(request: Part, cut: Iterable[Range]) -> list[Range]:

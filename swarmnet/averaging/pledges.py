@@ -89,12 +89,9 @@ def chunk_digest(packed: Packed) -> bytes:
     return blake3(packed.data).digest()
 
 
-def part_key(group: Group, reducer: PeerId) -> bytes:
+def part_key(current: Round, group: Group, reducer: PeerId) -> bytes:
     """32 bytes: which part of which group's sum a `part_pledge` is about."""
-    said = [
-        (speaker.peer, [(peer, of.incarnation, of.number, sorted(indexes)) for peer, of, indexes in speaker.counted])
-        for speaker in group.speakers
-    ]
+    said = [(peer, of.incarnation, of.number, sorted(indexes)) for peer, of, indexes in current.contributions]
     words = repr((group.hop, group.span, said, reducer, dict(group.chunks)[reducer]))
     return hashlib.sha256(b"swarmnet part 2\0" + words.encode()).digest()
 
@@ -430,7 +427,7 @@ class RoundCheck:
         else:
             told = await self._told(reducer, self._request(cut[0][0], cut[-1][1]))
         guilty: set[PeerId] = set()
-        key = part_key(hop.group, reducer)
+        key = part_key(self.round, hop.group, reducer)
         for peer in self._contributors - {reducer}:
             signed = signed_part(self._signer, told, self.round.stamp, peer, key)
             if signed is None:
