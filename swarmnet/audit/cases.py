@@ -156,7 +156,7 @@ class Aggregate:
     shares: bytes
     owners: dict[int, PeerId]
     contributors: frozenset[PeerId]
-    pledges: dict[PeerId, list[Pledge]] = field(default_factory=dict)
+    pledges: dict[PeerId, tuple[Pledge, ...]] = field(default_factory=dict)
     compared: Recent[bytes, None] = field(default_factory=lambda: Recent(1 << 10))
     charges: Counter[PeerId] = field(default_factory=Counter)
 
@@ -202,9 +202,7 @@ class Cases:
         self._sums: dict[int, Aggregate] = {}
         self._live: frozenset[PeerId] = frozenset()
         self._restart = NO_RESTART
-        # Invariant: these three hold nothing of a step before `_forget`'s oldest one.
-        self._pledged: Recent[tuple[PeerId, Stamp, object, bytes], Pledge] = Recent(1 << 12)
-        self._open: dict[bytes, _Open] = {}
+        self._open: dict[bytes, _Open] = {}  # Invariant: of no step before `_forget`'s oldest one
         self._told_by: Counter[PeerId] = Counter()  # transfers, since the last step
         self._classes: dict[PeerId, tuple[str, int]] = {}  # and the step in which a peer was first seen in it
         self._apart = APART / max(microbatches, contributions, 1e-9)
@@ -255,18 +253,14 @@ class Cases:
         """A contributor to an aggregate of my stage has pledged that."""
         if not self._signer.verify(pledge.peer, statement(pledge), pledge.signature):
             return
-        about = pledge.peer, pledge.stamp, pledge.id, pledge.digest
-        first = self._pledged.get(about)
-        if first is None:
-            first = self._pledged[about] = pledge
-        if contradict(first, pledge):
-            self.hear(Case(first, other=pledge), self.me)
-            return
         known = self.aggregate(pledge.stamp)
-        if known is not None and (pledge.digest, pledge.shares) == (known.finished.digest, known.shares):
-            pledges = known.pledges.setdefault(pledge.peer, [])
-            if pledge.peer in known.contributors and pledge not in pledges and len(pledges) < _MOST_PLEDGES:
-                pledges.append(pledge)
+        if known is None or pledge.peer not in known.contributors:
+            return
+        pledges = known.pledges.get(pledge.peer, ())
+        if (first := next((each for each in pledges if contradict(each, pledge)), None)) is not None:
+            self.hear(Case(first, other=pledge), self.me)
+        elif (pledge.digest, pledge.shares) == (known.finished.digest, known.shares) and pledge not in pledges:
+            known.pledges[pledge.peer] = (*pledges, pledge)[:_MOST_PLEDGES]
 
     def _sample(self, known: Aggregate, later: Chain) -> None:
         seed = seed_of(known.stamp.step, self.stage, later, self._secret)
@@ -535,7 +529,6 @@ class Cases:
         """Drop what is older. An open case that is dropped is undecided."""
         for step in [step for step in self._sums if step < oldest]:
             del self._sums[step]
-        self._pledged.drop(lambda about, pledge: pledge.stamp.step < oldest)
         for subject in [subject for subject, opened in self._open.items() if opened.case.pledge.stamp.step < oldest]:
             opened = self._open.pop(subject)
             if not self._is_closed(opened):

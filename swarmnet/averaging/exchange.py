@@ -14,6 +14,7 @@ import contextlib
 import itertools
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from swarmnet.averaging.butterfly import Butterfly, ExchangeContext, Losses, butterflies, check_losses
@@ -57,8 +58,8 @@ PIECE_ELEMENTS = 1 << 22
 _MOST_ELEMENT_BYTES = 8
 """Bytes of the largest element that travels: int64 sums."""
 
-_CHECKS_OF_STEPS = 4
-"""Of the last steps pledges are remembered."""
+_CHECKED_STEPS = 4
+"""So many of the last steps pledges are remembered of."""
 
 SILENT_S = 1.0
 """A holder of a finished sum that shows no sign of life for so long is passed over; twice as long in the next turn."""
@@ -78,6 +79,19 @@ class Meeting(Protocol):
         ...
 
 
+@dataclass(slots=True)
+class CheckedStep:
+    """The checks of reducers in one step. said: what I have pledged in it."""
+
+    said: Said = field(default_factory=dict)
+    checks: dict[RoundId, RoundCheck] = field(default_factory=dict)
+    """Of the open round, and those that have passed: they are served."""
+    ended: dict[RoundId, Finished] = field(default_factory=dict)
+    """What came of rounds: I have signed it, and a peer that signs two of one round has lied."""
+    refuted: set[RoundId] = field(default_factory=set)
+    """The rounds whose check has failed here."""
+
+
 class Exchange:
     """Takes part in rounds of one (peer, stage) and serves its parts to the others.
 
@@ -91,18 +105,13 @@ class Exchange:
         self._context, self._meeting, self._piece_elements = context, meeting, piece_elements
         self.meter, self.watch = context.meter, context.watch
         self.me, self._sums = context.me, context.sums
-        self._checks: dict[tuple[Stamp, RoundId], RoundCheck] = {}
-        self._said: Recent[Stamp, Said] = Recent(_CHECKS_OF_STEPS)
-        self._ended: Recent[Stamp, dict[RoundId, Finished]] = Recent(_CHECKS_OF_STEPS)  # what came of checked rounds
-        self._refuted: tuple[Stamp, RoundId] | None = None  # the round whose check has failed here
-        self._held: tuple[Stamp, Finished] | None = None
+        self._checked: Recent[Stamp, CheckedStep] = Recent(_CHECKED_STEPS)
         self._open: tuple[Butterfly, ...] = ()
         self._opened = asyncio.Event()
         self._holders = Holders()
-        self._held_span = 0, 0  # the positions of the sum in the buffer
         self._sent_bytes = 0
         self.collected_bytes = self._last_bytes = 0  # of sums that were fetched: of all, and of the last one
-        self.replay_log = ReplayLog(self._sums, lambda: pieces(*self._held_span, piece_elements))
+        self.replay_log = ReplayLog(self._sums)
 
     # ------------------------------------------------------------ my part in a round
 
@@ -115,11 +124,12 @@ class Exchange:
         pledged.
         """
         # Its leader knows who lied. Others look at what I contributed until it opens another round.
-        if self._refuted == (current.stamp, current.id):
+        checked = self._checked.get(current.stamp) or CheckedStep()
+        if current.id in checked.refuted:
             raise Refused(RejectCode.MALFORMED, "the sum of this round was refuted")
         self.close()
         if self._meeting is not None:
-            await self._leave(current.stamp)
+            await self.replay_log.leave(current.stamp)
             await self._sums.open_sum()
             met = await self._meeting.sum(self.me, self._sums, current, losses)
             return self._hold(current, _describe(current, *await self._sums.seal(), met))
@@ -135,13 +145,12 @@ class Exchange:
                 await self._sums.open_round(current.id)
             self._open = (*self._open, *mine)  # others may still be at the phase before
             if (signer := self._context.signer) is not None:
-                said = self._said[current.stamp] = self._said.get(current.stamp, {})
-                check = RoundCheck(self._context, signer, current, mine, work_root, said)
-                self._checks[current.stamp, current.id] = check
+                check = RoundCheck(self._context, signer, current, mine, work_root, checked.said)
+                checked.checks[current.id], self._checked[current.stamp] = check, checked
             self._opened.set()
             self._opened = asyncio.Event()
             if not phase:
-                await self._leave(current.stamp)
+                await self.replay_log.leave(current.stamp)
                 await self._sums.open_sum()
             told = await self._run(mine)
             if not private:
@@ -152,14 +161,12 @@ class Exchange:
         digest, sq_norm = await self._sums.seal()
         finished = _describe(current, digest, sq_norm, all_losses)
         if check is not None:
-            await self._check_sum(check, digest)
-            ended = self._ended[current.stamp] = self._ended.get(current.stamp, {})
-            # I have signed that sum, and who signs two of one round has lied.
-            if ended.setdefault(current.id, finished) != finished:
+            await self._check_sum(check, digest, checked)
+            if checked.ended.setdefault(current.id, finished) != finished:
                 raise Refused(RejectCode.NOT_READY, "another sum of that round was held before")
         return self._hold(current, finished)
 
-    async def _check_sum(self, check: RoundCheck, digest: bytes) -> None:
+    async def _check_sum(self, check: RoundCheck, digest: bytes, checked: CheckedStep) -> None:
         loop, current = asyncio.get_running_loop(), check.round
         began = loop.time()
         try:
@@ -169,28 +176,19 @@ class Exchange:
         except Refused as error:
             # Somebody lied, and stays a liar however often I look.
             if error.code is RejectCode.MALFORMED:
-                self._refuted = current.stamp, current.id
+                checked.refuted.add(current.id)
             raise
-        finally:
-            self._forget_checks(check)
         self._context.on_event("sum_checked", {"step": current.stamp.step, "seconds": loop.time() - began})
-
-    def _forget_checks(self, newest: RoundCheck) -> None:
-        """Of rounds before, those that have passed are served and remembered for some steps."""
-        # An exchange that was called off ends when the next one is already open.
-        kept = [at for at, check in self._checks.items() if check.passed or not check.closed or check is newest]
-        steps = sorted({at[0].step for at in kept})[-_CHECKS_OF_STEPS:]
-        self._checks = {at: self._checks[at] for at in kept if at[0].step in steps}
 
     def pledges(self, stamp: Stamp) -> tuple[Pledge, ...]:
         """Of all contributors to the sum of that step which I have checked last; () of one that I have fetched, and of
         one more than four steps ago."""
-        found = [check.pledges for (of, _), check in self._checks.items() if of == stamp and check.passed]
-        return found[-1] if found else ()
+        checks = self._checked.get(stamp, CheckedStep()).checks.values()
+        return next((check.pledges for check in reversed(checks) if check.passed), ())
 
     def pledged_root(self, stamp: Stamp, finished: Finished) -> bytes | None:
         """What this process has pledged of its works for that aggregate; None: nothing."""
-        pledge = self._said.get(stamp, {}).get((finished.id, finished.digest))
+        pledge = self._checked.get(stamp, CheckedStep()).said.get((finished.id, finished.digest))
         return None if pledge is None else pledge.work_root
 
     async def collect(self, current: Round, digest: bytes) -> Finished:
@@ -202,14 +200,13 @@ class Exchange:
         Raises:
             Refused: it is not here, and there is nobody to ask.
         """
-        here = self._whole(current.stamp, current.id)
+        here = self.replay_log.held(current.stamp, current.id)
         # Another round was about to take the buffer, and was called off before it did.
         if here is not None and here.digest == digest:
             return here
         mine = self.replay_log.aside(current.stamp, current.id)
         if mine is not None and mine[0].digest == digest:
             await self._install(current, mine[1])
-            self.replay_log.drop_aside(current.stamp, current.id)
             return self._hold(current, mine[0])
         if not current.holders:
             raise Refused(RejectCode.NOT_FOUND, "nobody has that sum")
@@ -227,7 +224,6 @@ class Exchange:
                     pass
                 else:
                     self._holders.answered(holder)
-                    self.replay_log.drop_aside(current.stamp, current.id)
                     return finished
             patience_s *= 2
             await asyncio.sleep(PAUSE_S)
@@ -275,10 +271,7 @@ class Exchange:
 
     def holds(self, stamp: Stamp, round_id: RoundId) -> bool:
         """Is the sum buffer's content, whole and checked, the sum of that round?"""
-        return self._whole(stamp, round_id) is not None
-
-    def _whole(self, stamp: Stamp, round_id: RoundId) -> Finished | None:
-        return self._held[1] if self._held and (self._held[0], self._held[1].id) == (stamp, round_id) else None
+        return self.replay_log.held(stamp, round_id) is not None
 
     @property
     def sum_bytes(self) -> float:
@@ -291,9 +284,9 @@ class Exchange:
         sent, self._sent_bytes = self._sent_bytes, 0
         return sent
 
-    def applied(self, stamp: Stamp, finished: Finished, commits: tuple[Commit, ...]) -> None:
+    def applied(self, commits: tuple[Commit, ...]) -> None:
         """The sum in the buffer has been applied: keep it in the replay log, for joiners."""
-        self.replay_log.applied(stamp, finished, commits)
+        self.replay_log.applied(commits)
         self.watch.forget()
 
     def forget(self) -> None:
@@ -301,15 +294,17 @@ class Exchange:
         self.close()
         self.replay_log.forget()
         self.watch.forget()
-        self._held = None
-        self._checks, self._refuted = {}, None
+        for checked in self._checked.values():
+            checked.checks = {}
 
     def close(self) -> None:
         """The round is over or abandoned: serve its contribution no more."""
         self.meter.end()
         self.watch.end()
-        for check in self._checks.values():
-            check.close()
+        for checked in self._checked.values():
+            for check in checked.checks.values():
+                check.close()
+            checked.checks = {number: check for number, check in checked.checks.items() if check.passed}
         for phase in self._open:
             phase.close()
         self._open = ()
@@ -334,7 +329,7 @@ class Exchange:
             if kept is not None:
                 yield kept
                 return
-            finished = self._whole(request.stamp, request.id)
+            finished = self.replay_log.held(request.stamp, request.id)
             if finished is None:
                 yield Rejected(RejectCode.NOT_FOUND, "that sum is not here")
                 return
@@ -367,8 +362,7 @@ class Exchange:
         """What answers it; None if that round is not open here."""
         if request.kind != "pledges":
             return next((hop for hop in self._open if hop.is_of(request)), None)
-        check = self._checks.get((request.stamp, request.id))
-        return None if check is None or (check.closed and not check.passed) else check
+        return self._checked.get(request.stamp, CheckedStep()).checks.get(request.id)
 
     def follow(self, request: TrailRequest, here: Stamp | None, open_step: TrailStep) -> Answer:
         """Answer one `TrailRequest`. here, open_step: where I stand and what is known of that step; None: nowhere."""
@@ -427,12 +421,12 @@ class Exchange:
 
     def _hold(self, current: Round, finished: Finished) -> Finished:
         """The sum of that round is in the buffer, whole."""
-        self._held, self._held_span = (current.stamp, finished), self._finished_span
+        self.replay_log.hold(current.stamp, finished, pieces(*self._finished_span, self._piece_elements))
         return finished
 
     async def _install(self, current: Round, parts: Sequence[Packed]) -> tuple[bytes, float]:
         """Put a collected sum into the buffer. parts: in order."""
-        await self._leave(current.stamp)
+        await self.replay_log.leave(current.stamp)
         start, _ = self._finished_span
         await self._sums.open_sum()
         for packed in parts:
@@ -445,18 +439,6 @@ class Exchange:
         """The positions of what all members hold in the end."""
         phases = self._sums.phases
         return sum(phases[: self._sums.private_phases]), sum(phases)
-
-    async def _leave(self, stamp: Stamp) -> None:
-        """Another sum of that step comes into the buffer; what was there goes to the trail."""
-        # What is in the buffer may be all that is left of a sum that others need.
-        if self._held is not None:
-            of, finished = self._held
-            # A sum of this step may still become the commit; one of a step before helps joiners.
-            if of == stamp:
-                await self.replay_log.set_aside(of, finished)
-            else:
-                await self.replay_log.save(of, finished.id)
-        self._held = None
 
     def _waits_before(self, request: Part) -> bool:
         """Am I still at an earlier phase of that round?"""

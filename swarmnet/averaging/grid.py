@@ -24,27 +24,24 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from swarmnet.averaging.parts import Range, chunk_elements, chunks, parts
-from swarmnet.ids import Generation, PeerId
+from swarmnet.ids import PeerId
 from swarmnet.messages import NONE, Indexes, Round
-
-Counted = tuple[PeerId, Generation, Indexes]
 
 
 @dataclass(frozen=True, slots=True)
 class Speaker:
     """What `peer` adds to its group's sum: its own contribution, or those of the group that it summed in the last hop.
 
-    weight: its weight in a weighted reducer: the number of microbatches, or 1 where all members count alike.
+    indexes: the microbatches that it speaks for; none among partners.
     """
 
     peer: PeerId
-    counted: tuple[Counted, ...]
-    weight: int
+    indexes: Indexes = NONE
 
     @property
-    def indexes(self) -> Indexes:
-        """The microbatches it speaks for."""
-        return NONE.union(*(indexes for _, _, indexes in self.counted))
+    def weight(self) -> int:
+        """In a weighted reducer. Partners all weigh the same."""
+        return len(self.indexes) or 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,17 +156,13 @@ def groups(me: PeerId, current: Round, span: Range, cutting: Cutting) -> list[Gr
     Raises:
         ValueError: the round's rows are not its receivers.
     """
-    speakers = {
-        peer: Speaker(peer, ((peer, generation, indexes),), len(indexes))
-        for peer, generation, indexes in current.contributions
-        if indexes
-    }
+    speakers = {peer: Speaker(peer, indexes) for peer, _, indexes in current.contributions if indexes}
     return list(_groups(me, grid_of(current), speakers, span, cutting, 0))
 
 
 def lone_group(members: Sequence[PeerId], span: Range, cutting: Cutting) -> Group:
     """A group of its own that sums this span: all contribute alike, and nobody else hears of the result."""
-    speakers = tuple(Speaker(peer, (), 1) for peer in members)
+    speakers = tuple(map(Speaker, members))
     return Group(0, span, speakers, tuple(cutting.chunks(members, span)), last=True)
 
 
@@ -200,11 +193,7 @@ def _groups(
     for column, part in columns:
         if me in column:
             for_rows = {
-                peer: Speaker(
-                    peer,
-                    tuple(counted for speaker in row for counted in speaker.counted),
-                    sum(speaker.weight for speaker in row),
-                )
+                peer: Speaker(peer, NONE.union(*(speaker.indexes for speaker in row)))
                 for peer, row in zip(column, in_row, strict=True)
                 if row
             }

@@ -1,18 +1,22 @@
-"""What a replica has summed and applied lately, kept for those who are on the way with an older copy of the state.
+"""The aggregates of one replica: the one in its sum buffer, those that it has signed and set aside, and those that it
+has applied lately, for joiners.
 
-A state takes longer to travel than a step may take. Whoever has fetched version v goes on from there by the sums of
-steps v, v + 1, ... and catches up as long as a sum travels faster than a step takes. Sums are kept only while somebody
-is on the way, the newest of them, within a cap, packed as they travel. The last one lies in the sum buffer. While
-the next step is computed it is packed, at the latest before another one takes its place.
+| an aggregate is | from | until |
+|---|---|---|
+| held: in the sum buffer | `hold` | another one takes the buffer (`leave`) |
+| set aside, packed: of the open step, it may still be committed | `leave` | a step is applied, or it is held again |
+| applied | `applied` | no joiner has asked for `KEEP_S`, or the cap is reached |
 
-A sum of the open step that this replica has signed, and sets aside for another round, is kept as well: with that vote
-it may still become the stage's commit, and then somebody must have it. Knows no peers and no rounds.
+A state takes longer to travel than a step may take. A joiner that has fetched version v goes on from there by the
+aggregates of steps v, v + 1, ... and catches up as long as one travels faster than a step takes. They are kept only
+while there is a joiner, packed as they travel: the last one while the next step is computed, at the latest before
+another one takes its place. Knows no peers and no rounds.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from swarmnet.ids import RoundId
@@ -30,37 +34,32 @@ _BYTES_PER_ELEMENT, _LEAST_BYTES = 24, 64 << 20
 
 @dataclass(slots=True)
 class _Kept:
-    """An aggregate. commits: of the step that it was applied in; None: it was set aside in the open step. data: its
-    pieces, as far as they are packed. whole: all of them are, and the sum buffer may hold another one."""
+    """An aggregate. cut: the pieces in which it travels. commits: of the step that it was applied in; (): of an open
+    step. data: its pieces, as far as they are packed. Invariant: all of them are, unless it is held."""
 
+    stamp: Stamp
     finished: Finished
-    commits: tuple[Commit, ...] | None
+    cut: Sequence[tuple[int, int]]
+    commits: tuple[Commit, ...] = ()
     data: dict[tuple[int, int], Packed] = field(default_factory=dict)
-    whole: bool = False
     packing: asyncio.Task[None] | None = None
 
 
 class ReplayLog:
-    """The last steps of one (peer, stage). cut(): the pieces that the sum in the sum buffer travels in."""
+    """The aggregates of one (peer, stage)."""
 
-    def __init__(
-        self,
-        sums: Summation,
-        cut: Callable[[], list[tuple[int, int]]],
-        *,
-        most_steps: int = MOST_STEPS,
-        most_bytes: int | None = None,
-    ) -> None:
-        self._sums, self._pieces, self.most_steps = sums, cut, most_steps
+    def __init__(self, sums: Summation, *, most_steps: int = MOST_STEPS, most_bytes: int | None = None) -> None:
+        self._sums, self.most_steps = sums, most_steps
         self._most_bytes = most_bytes or max(_LEAST_BYTES, _BYTES_PER_ELEMENT * sums.num_elements)
         self._kept: dict[tuple[Stamp, RoundId], _Kept] = {}  # the oldest first
+        self._held: _Kept | None = None
         self._until = -1.0
 
     def wanted(self) -> None:
-        """A peer is on the way: keep sums for a while from now on."""
+        """A peer is on the way: keep aggregates for a while from now on."""
         self._until = asyncio.get_running_loop().time() + KEEP_S
-        for kept in self._kept.values():
-            self._pack(kept)
+        if self._held is not None and self._held.commits:
+            self._pack(self._held)
 
     def forget(self) -> None:
         """The run has gone back: these steps are of a past that was given up."""
@@ -68,59 +67,62 @@ class ReplayLog:
             if kept.packing is not None:
                 kept.packing.cancel()
         self._kept.clear()
+        self._held = None
 
-    def applied(self, stamp: Stamp, finished: Finished, commits: tuple[Commit, ...]) -> None:
-        """The step of `stamp` is over; its sum is in the sum buffer until `save`."""
-        self._keep(lambda kept: kept.whole and kept.commits is not None)
-        self._kept[stamp, finished.id] = kept = _Kept(finished, commits)
+    def hold(self, stamp: Stamp, finished: Finished, cut: Sequence[tuple[int, int]]) -> None:
+        """The aggregate is in the sum buffer, complete."""
+        self._kept.pop((stamp, finished.id), None)
+        self._held = self._kept[stamp, finished.id] = _Kept(stamp, finished, cut)
+
+    def held(self, stamp: Stamp, round_id: RoundId) -> Finished | None:
+        """What is in the sum buffer, if it is the aggregate of that round."""
+        held = self._held
+        return held.finished if held is not None and (held.stamp, held.finished.id) == (stamp, round_id) else None
+
+    def applied(self, commits: tuple[Commit, ...]) -> None:
+        """The held aggregate is applied, and its step is over."""
+        # The run may have gone back while the step was applied.
+        if self._held is None:
+            return
+        self._held.commits = commits
+        self._kept = {at: kept for at, kept in self._kept.items() if kept.commits}
         if self._is_wanted:
-            self._pack(kept)
+            self._pack(self._held)
 
-    async def set_aside(self, stamp: Stamp, finished: Finished) -> None:
-        """Another sum of the same step takes the buffer: keep this one until the step is over."""
-        aside = _Kept(finished, None)
-        await self._packed(aside)
-        self._kept[stamp, finished.id] = aside
-        self._shrink()
+    async def leave(self, stamp: Stamp) -> None:
+        """Another aggregate of that step takes the buffer. The held one stays if others may need it."""
+        if (kept := self._held) is None:
+            return
+        packed = len(kept.data) == len(kept.cut)
+        if (packed or self._is_wanted) if kept.commits else kept.stamp == stamp:
+            # The caller may give up; the packing goes on.
+            packing = self._pack(kept)
+            await asyncio.wait([packing])
+            packing.result()
+            self._shrink()
+        elif kept.commits:
+            # There is no joiner, so no applied aggregate is worth its memory.
+            self._kept = {at: each for at, each in self._kept.items() if not each.commits}
+        else:
+            del self._kept[kept.stamp, kept.finished.id]
+        self._held = None
 
     def aside(self, stamp: Stamp, round_id: RoundId) -> tuple[Finished, list[Packed]] | None:
-        """A sum that was set aside, in pieces from the first element to the last."""
+        """An aggregate that was set aside, in pieces from the first element to the last."""
         kept = self._kept.get((stamp, round_id))
-        if kept is None or kept.commits is not None:
+        if kept is None or kept.commits:
             return None
         # The newest: while it goes back into the buffer it is nowhere else.
         self._kept[stamp, round_id] = self._kept.pop((stamp, round_id))
         return kept.finished, [packed for _, packed in sorted(kept.data.items())]
 
-    def drop_aside(self, stamp: Stamp, round_id: RoundId) -> None:
-        """Forget a sum that was set aside: it is in the sum buffer again."""
-        if self.aside(stamp, round_id) is not None:
-            del self._kept[stamp, round_id]
-
-    async def save(self, stamp: Stamp, round_id: RoundId) -> None:
-        """Another sum takes the buffer: pack the one of that round, if it was applied and a peer may want it."""
-        last = self._kept.get((stamp, round_id))
-        if last is None:
-            # A sum that was not applied here: what waited in the buffer before it is gone.
-            self._keep(lambda kept: kept.whole)
-            return
-        # Nobody is on the way, so no sum is worth its memory.
-        if not last.whole and not self._is_wanted:
-            self._keep(lambda kept: kept.commits is None)
-            return
-        # Whoever waits here may give up; the packing goes on.
-        if (packing := self._pack(last)) is not None:
-            await asyncio.wait([packing])
-            packing.result()
-        self._shrink()
-
     def step(self, stamp: Stamp) -> TrailStep | None:
         """What happened on that version, if it is remembered."""
-        kept = next((kept for (at, _), kept in self._kept.items() if at == stamp and kept.commits is not None), None)
-        return None if kept is None else TrailStep(kept.finished, kept.commits or ())
+        kept = next((kept for kept in self._kept.values() if kept.stamp == stamp and kept.commits), None)
+        return None if kept is None else TrailStep(kept.finished, kept.commits)
 
     def piece(self, request: Part) -> PartData | None:
-        """A piece of a kept sum; None if it is not kept, or not packed yet: then it is still in the sum buffer."""
+        """A piece of an aggregate; None if it is not kept, or not packed yet: then it is still in the sum buffer."""
         kept = self._kept.get((request.stamp, request.id))
         packed = None if kept is None else kept.data.get((request.start, request.stop))
         return None if kept is None or packed is None else PartData((packed,), finished=kept.finished)
@@ -129,25 +131,21 @@ class ReplayLog:
     def _is_wanted(self) -> bool:
         return asyncio.get_running_loop().time() <= self._until
 
-    def _keep(self, wanted: Callable[[_Kept], bool]) -> None:
-        self._kept = {at: kept for at, kept in self._kept.items() if wanted(kept)}
-
-    def _pack(self, kept: _Kept) -> asyncio.Task[None] | None:
-        """Have it packed beside whatever else is done; None if it is."""
-        if not kept.whole and (kept.packing is None or kept.packing.done()):
+    def _pack(self, kept: _Kept) -> asyncio.Task[None]:
+        """Have it packed beside whatever else is done."""
+        if kept.packing is None or (kept.packing.done() and len(kept.data) < len(kept.cut)):
             kept.packing = asyncio.create_task(self._packed(kept))
-        return None if kept.whole else kept.packing
+        return kept.packing
 
     async def _packed(self, kept: _Kept) -> None:
-        for piece in self._pieces():
+        for piece in kept.cut:
             if piece not in kept.data:
                 kept.data[piece] = await self._sums.finished_sum(*piece)
-        kept.whole = True
 
     def _shrink(self) -> None:
         """Forget what is over the cap: the oldest steps, and then the oldest sums that were set aside, but two."""
         size = sum(packed.num_bytes for kept in self._kept.values() for packed in kept.data.values())
-        aside = [at for at, kept in self._kept.items() if kept.commits is None]
+        aside = [at for at, kept in self._kept.items() if not kept.commits]
         steps = [at for at in self._kept if at not in aside]
         # Of what one voter has signed in a step its last two votes count (`step.membership`).
         for number, at in enumerate([*steps, *aside[:-2]]):

@@ -123,7 +123,6 @@ class Accumulator(GradientSum):
         self._sum = torch.zeros(num_elements, dtype=dtype, device=device)
         half = self._sum.view(torch.int32)[:num_elements] if dtype == torch.int64 else self._sum
         self._narrow, self._is_narrow = half, False
-        self._epoch = (-1, -1)  # the step and void count that the elements belong to
 
     def follow(self, voids: int) -> None:
         """The void count is kept elsewhere (ranks of a mesh: by their peer), and is this now."""
@@ -154,7 +153,8 @@ class Accumulator(GradientSum):
             size = sum(gradient.numel() for gradient in gradients)
             if size != self._sum.numel():
                 raise ValueError(f"gradients have {size} elements, the sum has {self._sum.numel()}")
-            self._enter((step, voids), fits_int32=rounding.fits_int32)
+            if not self._content.indexes:
+                self._clear(fits_int32=rounding.fits_int32)
             held, start = self._narrow if self._is_narrow else self._sum, 0
             try:
                 for place, gradient in enumerate(gradients):
@@ -169,16 +169,15 @@ class Accumulator(GradientSum):
         return self._count(add, step=step, index=index, voids=voids)
 
     def _read(self, content: SumContent) -> Tensor:
-        self._enter(content[:2])
+        if not content.indexes:
+            self._clear()
         self._widen()
         return self._sum
 
-    def _enter(self, epoch: tuple[int, int], *, fits_int32: bool = False) -> None:
-        """fits_int32: of the grid of what comes, see Rounding."""
-        if self._epoch != epoch:
-            self._is_narrow = fits_int32
-            (self._narrow if fits_int32 else self._sum).zero_()
-            self._epoch = epoch
+    def _clear(self, *, fits_int32: bool = False) -> None:
+        """What lies here is of another step, or void. fits_int32: of the grid of what comes, see Rounding."""
+        self._is_narrow = fits_int32
+        (self._narrow if fits_int32 else self._sum).zero_()
 
     def _widen(self) -> None:
         """Hold it in int64."""

@@ -366,7 +366,7 @@ class StepDriver:
             self._cannot_apply(step, str(error))
             return
         stamp = member.oldest.stamp
-        self._exchange.applied(stamp, finished, commits)
+        self._exchange.applied(commits)
         now = self._now()
         self._spans.add("update", member.stage, step, -1, began, now)
         self._spans.applied(member.stage, step, now=now)

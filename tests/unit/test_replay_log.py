@@ -48,12 +48,12 @@ def commits(step: int) -> tuple[Commit, ...]:
 
 
 async def play_steps(trail: ReplayLog, buffer: Buffer, first: int, last: int) -> None:
-    """Steps first .. last are applied; before each next sum comes into the buffer, the old one may be saved."""
+    """Steps first .. last are applied; before each next sum comes into the buffer, the old one leaves it."""
     for step in range(first, last + 1):
-        if step:
-            await trail.save(stamp(step - 1), finished(step - 1).id)
+        await trail.leave(stamp(step))
         buffer.step = step
-        trail.applied(stamp(step), finished(step), commits(step))
+        trail.hold(stamp(step), finished(step), CUT)
+        trail.applied(commits(step))
 
 
 def part(step: int, start: int, stop: int) -> Part:
@@ -62,7 +62,7 @@ def part(step: int, start: int, stop: int) -> Part:
 
 async def test_nothing_is_copied_while_nobody_is_on_the_way() -> None:
     buffer = Buffer()
-    trail = ReplayLog(buffer, lambda: CUT)
+    trail = ReplayLog(buffer)
     await play_steps(trail, buffer, 0, 9)
     assert buffer.copied == 0 and trail.step(stamp(8)) is None
     assert trail.step(stamp(9)) == TrailStep(finished(9), commits(9)), "the last one is in the buffer anyway"
@@ -71,7 +71,7 @@ async def test_nothing_is_copied_while_nobody_is_on_the_way() -> None:
 
 async def test_steps_since_somebody_came_are_kept_with_their_sums() -> None:
     buffer = Buffer()
-    trail = ReplayLog(buffer, lambda: CUT)
+    trail = ReplayLog(buffer)
     await play_steps(trail, buffer, 0, 2)
     trail.wanted()
     await play_steps(trail, buffer, 3, 6)
@@ -87,7 +87,7 @@ async def test_steps_since_somebody_came_are_kept_with_their_sums() -> None:
 
 async def test_the_last_sum_is_packed_while_the_next_step_is_computed() -> None:
     buffer = Buffer()
-    trail = ReplayLog(buffer, lambda: CUT)
+    trail = ReplayLog(buffer)
     trail.wanted()
     await play_steps(trail, buffer, 0, 0)
     await asyncio.sleep(0.15)
@@ -95,37 +95,40 @@ async def test_the_last_sum_is_packed_while_the_next_step_is_computed() -> None:
     await asyncio.sleep(1.0)
     assert buffer.copied == len(CUT)
     began = asyncio.get_running_loop().time()
-    await trail.save(stamp(0), finished(0).id)
+    await trail.leave(stamp(1))
     assert asyncio.get_running_loop().time() == began, "the next round waits for nothing"
 
 
 async def test_who_gives_up_waiting_for_the_packing_finds_it_done_later() -> None:
     buffer = Buffer()
-    trail = ReplayLog(buffer, lambda: CUT)
+    trail = ReplayLog(buffer)
     trail.wanted()
     await play_steps(trail, buffer, 0, 0)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.15):
-            await trail.save(stamp(0), finished(0).id)
-    await trail.save(stamp(0), finished(0).id)
+            await trail.leave(stamp(1))
+    await trail.leave(stamp(1))
     assert buffer.copied == len(CUT) and trail.piece(part(0, 8, 10)) is not None
 
 
 async def test_a_sum_that_took_the_place_of_an_applied_one_is_not_mistaken_for_it() -> None:
     buffer = Buffer()
-    trail = ReplayLog(buffer, lambda: CUT)
+    trail = ReplayLog(buffer)
     trail.wanted()
     await play_steps(trail, buffer, 0, 3)
+    await trail.leave(stamp(7))
     buffer.step = 77  # collected while catching up elsewhere, after this replica had fallen behind
-    await trail.save(stamp(7), finished(7).id)
-    assert trail.step(stamp(3)) is None and trail.step(stamp(7)) is None
-    kept = trail.piece(part(2, 0, 4))
-    assert kept is not None and kept.payload[0].data == bytes([2]) * 32
+    trail.hold(stamp(7), finished(7), CUT)
+    await trail.leave(stamp(8))
+    assert trail.held(stamp(7), finished(7).id) is None and trail.step(stamp(7)) is None
+    assert trail.piece(part(7, 0, 4)) is None
+    kept = trail.piece(part(3, 0, 4))
+    assert kept is not None and kept.payload[0].data == bytes([3]) * 32
 
 
 async def test_they_are_forgotten_when_nobody_has_asked_for_a_while() -> None:
     buffer = Buffer()
-    trail = ReplayLog(buffer, lambda: CUT)
+    trail = ReplayLog(buffer)
     trail.wanted()
     await play_steps(trail, buffer, 0, 5)
     await asyncio.sleep(1.1 * KEEP_S)
@@ -135,7 +138,7 @@ async def test_they_are_forgotten_when_nobody_has_asked_for_a_while() -> None:
 
 async def test_steps_and_bytes_are_bounded_and_the_newest_stay() -> None:
     buffer = Buffer()
-    for trail in (ReplayLog(buffer, lambda: CUT, most_steps=3), ReplayLog(buffer, lambda: CUT, most_bytes=3 * 80)):
+    for trail in (ReplayLog(buffer, most_steps=3), ReplayLog(buffer, most_bytes=3 * 80)):
         trail.wanted()
         await play_steps(trail, buffer, 0, 9)
         kept = [step for step in range(10) if trail.step(stamp(step)) is not None]
@@ -144,11 +147,12 @@ async def test_steps_and_bytes_are_bounded_and_the_newest_stay() -> None:
 
 async def test_sums_set_aside_stay_until_their_step_is_over_the_newest_within_the_cap() -> None:
     buffer, step = Buffer(), stamp(5)
-    trail = ReplayLog(buffer, lambda: CUT, most_bytes=3 * 80)
+    trail = ReplayLog(buffer, most_bytes=3 * 80)
     left = [replace(finished(5), id=RoundId(Ballot(0, ME), number)) for number in range(5)]
     for number, each in enumerate(left):
         buffer.step = number
-        await trail.set_aside(step, each)
+        trail.hold(step, each, CUT)
+        await trail.leave(step)
     assert [trail.aside(step, each.id) is not None for each in left] == [False, False, True, True, True]
     found = trail.aside(step, left[4].id)
     assert found is not None and found[0] == left[4]
@@ -156,24 +160,28 @@ async def test_sums_set_aside_stay_until_their_step_is_over_the_newest_within_th
     piece = trail.piece(Part(step, left[3].id, "sum", 4, 8))
     assert piece is not None and piece.finished == left[3] and piece.payload[0].data == bytes([3]) * 32
     assert trail.aside(stamp(6), left[4].id) is None, "round ids repeat from step to step"
-    trail.applied(step, left[4], commits(5))
+    trail.hold(step, left[4], CUT)
+    trail.applied(commits(5))
     assert not any(trail.aside(step, each.id) for each in left)
 
 
 async def test_two_sums_set_aside_stay_whatever_the_cap_one_that_is_taken_back_among_them() -> None:
     buffer, step = Buffer(), stamp(5)
-    trail = ReplayLog(buffer, lambda: CUT, most_bytes=1)
+    trail = ReplayLog(buffer, most_bytes=1)
     left = [replace(finished(5), id=RoundId(Ballot(0, ME), number)) for number in range(3)]
     for each in left[:2]:
-        await trail.set_aside(step, each)
+        trail.hold(step, each, CUT)
+        await trail.leave(step)
     assert trail.aside(step, left[0].id) is not None  # it goes back into the buffer, and this one leaves it:
-    await trail.set_aside(step, left[2])
+    trail.hold(step, left[2], CUT)
+    await trail.leave(step)
     assert [trail.aside(step, each.id) is not None for each in left] == [True, False, True]
 
 
 async def test_where_a_donor_stands_decides_what_it_tells() -> None:
     exchange = Exchange(ExchangeContext(ME, Buffer(), None, num_tokens=1))  # type: ignore[arg-type]
-    exchange.applied(stamp(4), finished(4), commits(4))
+    exchange.replay_log.hold(stamp(4), finished(4), CUT)
+    exchange.applied(commits(4))
     opened = TrailStep(None, commits(5)[:1])
 
     def ask(step: int) -> object:
@@ -200,11 +208,12 @@ async def test_a_run_that_went_back_leaves_nothing_behind() -> None:
     trail.wanted()
     await play_steps(trail, buffer, 0, 3)
     async with asyncio.TaskGroup() as group:
-        saving = group.create_task(trail.save(stamp(3), finished(3).id))
+        saving = group.create_task(trail.leave(stamp(4)))
         await asyncio.sleep(0.05)
         exchange.forget()
     assert saving.done() and all(trail.step(stamp(step)) is None for step in range(4))
-    trail.applied(stamp(1), finished(1), commits(1))
+    trail.hold(stamp(1), finished(1), CUT)
+    trail.applied(commits(1))
     assert trail.step(stamp(1)) is not None
 
 
