@@ -46,7 +46,7 @@ from swarmnet.messages import (
     TrailRequest,
     TrailStep,
 )
-from swarmnet.state.catch_up import WITHIN, Ahead, InSync, line_needed, next_stamp, sums_arrive
+from swarmnet.state.catch_up import WITHIN, Ahead, InSync, line_needed, next_stamp
 from swarmnet.state.checkpoints import Checkpointer, CheckpointSchedule
 from swarmnet.state.disk import Written
 from swarmnet.state.snapshot_fetch import SnapshotFetch, Sources, TransferProgress
@@ -117,7 +117,6 @@ class Restorer:
         self._restoring = False
         self._still = False  # no longer served, and nothing changes it: it may still be written
         self._began = self._collected = 0.0  # when what is under way began, and the bytes of aggregates before
-        self._copy_rate = 0.0  # bytes per second of the last snapshot; 0: there was none
         self._sources = 0
         self._too_slow = False
         self._proven: dict[Commit, Commit] = {}  # the certificates among the commits that were told last
@@ -510,8 +509,7 @@ class Restorer:
 
     def _say_followed(self, version: int) -> None:
         collected, since_s = self._exchange.collected_bytes - self._collected, loop_time() - self._began
-        rate = sums_arrive(collected, since_s, copy=self._copy_rate, step_s=self._step_s())
-        level_in = self._in_sync_in(version, 0, rate)
+        level_in = self._in_sync_in(version, 0, collected / max(since_s, 1e-9))
         self._event("following", {"version": version, "newest": self._newest(version), "level_in": level_in})
 
     def _newest(self, version: int) -> int:
@@ -524,7 +522,7 @@ class Restorer:
             self._event("join_failed", fields)
 
     def _say_progress(self, progress: TransferProgress) -> None:
-        left, self._sources, self._copy_rate = progress.seconds_left, progress.sources, progress.bytes_per_s
+        left, self._sources = progress.seconds_left, progress.sources
         level_in = self._in_sync_in(progress.version, progress.total_bytes - progress.done_bytes, progress.bytes_per_s)
         self._event(
             "fetching",
