@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from swarmnet.config.check import SettingsLayer, resolve
 from swarmnet.config.peer import PeerConfig
 from swarmnet.directory import Record
 from swarmnet.errors import SwarmError, UsageError
@@ -64,11 +63,7 @@ async def collect_remote(
     Raises: UsageError: nobody answers, no such version is announced, or a stage is not handed over.
     """
     identity = Identity.generate()
-    config = resolve(
-        PeerConfig,
-        [SettingsLayer("gather", {"dir": str(folder)}), SettingsLayer("--bootstrap", {"bootstrap": list(bootstrap)})],
-        where="gather",
-    )
+    config = PeerConfig(dir=folder, bootstrap=tuple(bootstrap))
     async with reach(config, identity, invitation, tell, None) as found:
         agreed(found.manifest)
         terms = found.joined.terms

@@ -171,7 +171,7 @@ class Moving:
             to,
             max_bytes=replica.compute.snapshot_bytes(to),
             failed=lambda source, error: None,
-            unfit=replica.state.joiner.unfit,
+            unfit=replica.state.unfit,
         )
         snapshot, data = await fetch.fetch(lambda: sorted(peer.have_state(to)))
         written = await peer.disk.write(to, snapshot.header, data)

@@ -206,16 +206,7 @@ class Replica:
         self.driver.attach(self.execution)
 
         # Gets the stage's state, keeps it on disk, hands it to mates.
-        self.state = Restorer(
-            stage,
-            shape,
-            peer,
-            engine=engine,
-            member=self.member,
-            driver=self.driver,
-            exchange=self.exchange,
-            event=self.event,
-        )
+        self.state = Restorer(self, peer, shape)
 
         # Looks at what mates have done; has what was done here looked at by them.
         self.auditor = Auditor(self, peer) if manifest.audited and peer.meeting is None else None

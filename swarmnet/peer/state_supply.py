@@ -15,18 +15,7 @@ from swarmnet.directory import Record
 from swarmnet.ids import NO_RESTART, PeerId, Restart
 from swarmnet.messages import Stamp
 from swarmnet.state.lineage import of_one_lineage
-from swarmnet.state.rollback import (
-    FromDisk,
-    FromHere,
-    FromReplicas,
-    FromSeed,
-    Holding,
-    Move,
-    NoSource,
-    RestartReport,
-    Rollbacks,
-    Source,
-)
+from swarmnet.state.rollback import Holding, Move, RestartReport, Rollbacks, Source
 
 if TYPE_CHECKING:
     from swarmnet.peer.peer import Peer
@@ -286,7 +275,7 @@ class StateSupply:
             no_seed = damaged or state.no_initial_weights
             source = self.rollbacks.source(mine, others, held=state.held, beyond=beyond, no_seed=no_seed)
             # A replica serves only if others can call it.
-            if not isinstance(source, NoSource):
+            if source.kind != "nowhere":
                 await self._peer.dialled_back.check()
             # It serves now.
             if await self._take(stage, source):
@@ -299,22 +288,23 @@ class StateSupply:
 
     async def _take(self, stage: int, source: Source) -> bool:
         """True if the replica serves now."""
-        replica = self._replicas[stage]
-        match source:
-            case FromReplicas(sources, version):
-                self.rollbacks.in_vain = not await replica.state.restore_from(sources, version=version)
+        state = self._replicas[stage].state
+        match source.kind:
+            case "replicas":
+                self.rollbacks.in_vain = not await state.restore_from(source.peers, version=source.version)
                 return not self.rollbacks.in_vain
-            case FromHere():
-                replica.state.stay()
+            case "here":
+                state.stay()
                 return True
-            case FromDisk(version):
-                return await replica.state.load(version, becomes=max(version, self.rollbacks.current.version))
-            case FromSeed():
+            case "disk":
+                becomes = max(source.version, self.rollbacks.current.version)
+                return await state.load(source.version, becomes=becomes)
+            case "seed":
                 # A checkpoint of any peer is worth more than the seed.
-                return self._may_seed() and await replica.state.start_from_seed()
-            case NoSource(words):
+                return self._may_seed() and await state.start_from_seed()
+            case "nowhere":
                 # After a restart of all peers most of it is over in a moment.
-                self._say_waiting(stage, words, after_s=self.rollbacks.settle_s)
+                self._say_waiting(stage, source.words, after_s=self.rollbacks.settle_s)
                 return False
 
     def _say_waiting(self, stage: int, words: str, *, after_s: float = 0.0) -> None:

@@ -37,19 +37,11 @@ class Pauses:
     longest_full_s: float = 3600.0
 
 
-@dataclass(frozen=True, slots=True)
-class StartAgain:
-    """Start it again `after_s` seconds from now. words: what happened, for one line."""
-
-    after_s: float
-    words: str
-
-
-@dataclass(frozen=True, slots=True)
-class Over:
-    """End with this exit code."""
-
-    code: int
+def exit_code(code: int, *, asked: bool) -> int | None:
+    """With which exit code all is over; None: the process is started again. code: its own, negative for a signal.
+    asked: the operator wanted it to end."""
+    # The same input would fail the same way again.
+    return (code if code >= 0 else 128 - code) if asked or code in FINAL else None
 
 
 class Revivals:
@@ -60,12 +52,9 @@ class Revivals:
         # A tenth less at random, so that machines that crashed together do not come back together.
         self._crashes = Backoff(pauses.first_s, pauses.longest_s, jitter=0.1, rng=rng)
 
-    def ended(self, code: int, *, ran_s: float, asked: bool, for_memory: str = "") -> StartAgain | Over:
-        """The process ended. code: negative for a signal. asked: the operator wanted it to end. for_memory: in which
-        words the kernel killed it for memory, if it did."""
-        # The same input would fail the same way again.
-        if asked or code in FINAL:
-            return Over(code if code >= 0 else 128 - code)
+    def crashed(self, code: int, *, ran_s: float, for_memory: str = "") -> tuple[float, str]:
+        """In how many seconds to start it again, and what happened, for one line. for_memory: in which words the kernel
+        killed it for memory, if it did."""
         if ran_s >= self._pauses.healthy_s:
             self._crashes.reset()
         longest_s = self._pauses.longest_full_s if for_memory else self._pauses.longest_s
@@ -75,7 +64,7 @@ class Revivals:
         # The kernel's counters do not see daemons that end processes for memory.
         why = " (a person or a service did it, or memory ran out)" if code == -9 and not for_memory else ""
         row = f", the {_ordinal(self._crashes.failures)} time in a row" if self._crashes.failures > 1 else ""
-        return StartAgain(after_s, f"the peer {how} after {ran_s:.0f} s{why}{row}; it starts again in {after_s:.1f} s")
+        return after_s, f"the peer {how} after {ran_s:.0f} s{why}{row}; it starts again in {after_s:.1f} s"
 
 
 def _name(number: int) -> str:
@@ -134,12 +123,12 @@ def supervise(
                 os.kill(child, came)
             elif (status := os.waitpid(child, os.WNOHANG))[0]:
                 code = os.waitstatus_to_exitcode(status[1])
-        for_memory = OomKills.read().since(kills) if code == -signal.SIGKILL else ""
-        outcome = revivals.ended(code, ran_s=boot_time() - began_at, asked=asked, for_memory=for_memory)
         # The signals stay blocked: this process has nothing left to do.
-        if isinstance(outcome, Over):
-            return outcome.code
-        say(outcome.words)
-        signal.setitimer(signal.ITIMER_REAL, outcome.after_s)
+        if (over := exit_code(code, asked=asked)) is not None:
+            return over
+        for_memory = OomKills.read().since(kills) if code == -signal.SIGKILL else ""
+        after_s, words = revivals.crashed(code, ran_s=boot_time() - began_at, for_memory=for_memory)
+        say(words)
+        signal.setitimer(signal.ITIMER_REAL, after_s)
         if signal.sigwait({*numbers, signal.SIGALRM}) != signal.SIGALRM:
             return 0

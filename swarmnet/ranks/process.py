@@ -25,7 +25,6 @@ from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch._C._distributed_c10d import FileStore
 
 from swarmnet.ranks.channel import ALIKE, ChannelClosed, ChildChannel, Packet, packed, packet_of
@@ -56,15 +55,11 @@ class RankContext:
     def __init__(self, hello: Packet, shared: SharedMemory) -> None:
         self.rank, self.ranks, self.device = hello["rank"], hello["ranks"], torch.device(hello["device"])
         self.settings, self.epoch = hello["settings"], hello["epoch"]
-        self._shared, self._pinned = shared.places, set[str]()
-
-    def memory(self, name: str) -> Tensor:
-        """That place of the shared memory, on the CPU; a small one is pinned for a CUDA device."""
-        memory = self._shared[name]
-        if self.device.type == "cuda" and memory.nbytes <= PIN_BYTES and name not in self._pinned:
-            self._pinned.add(name)
-            pin(memory)
-        return memory
+        self.memory = shared.places
+        """The places of the shared memory, on the CPU; small ones are pinned for a CUDA device."""
+        for memory in shared.places.values():
+            if self.device.type == "cuda" and memory.nbytes <= PIN_BYTES:
+                pin(memory)
 
     def new_group(self, lists: Sequence[Sequence[int]]) -> ProcessComm:
         """This rank's end of one of several groups, none of which share a rank: of the list it is in.

@@ -44,7 +44,7 @@ class Program:
             data=context.new_group(along_data),
             device=context.device,
             memory=MemoryPolicy(**settings["memory"]),
-            scales=context.memory("scales"),
+            scales=context.memory["scales"],
         )
         self._writes_output = t == 0  # it is the same on all tensor ranks
         rows = MeshSplit.of(self._spec, layout).rows(context.rank)
@@ -86,10 +86,10 @@ class Program:
 
     def write_sum(self, step: int, voids: int) -> None:
         self._stage.sum_of(step).follow(voids)
-        self._stage.write_sum(step, self._context.memory("reading"))
+        self._stage.write_sum(step, self._context.memory["reading"])
 
     def update(self, version: int, total: str, scale: float, rate: float, copy: str) -> None:
-        self._stage.update(version, self._context.memory(total), scale=scale, rate=rate)
+        self._stage.update(version, self._context.memory[total], scale=scale, rate=rate)
         # What is still here of steps that are applied now was given up.
         self._works = {key: (step, work) for key, (step, work) in self._works.items() if step > version}
         self._stage.write_state(version + 1, self._copy(copy))
@@ -98,7 +98,7 @@ class Program:
         """A microbatch of a step that is over."""
         tokens, hidden = self._read("tokens"), None if self._spec.first else self._read("inward")
         gradient = None if self._spec.last else self._read("outward")
-        kept = PastWeights(step, number, 0, self._context.memory(weights))
+        kept = PastWeights(step, number, 0, self._context.memory[weights])
         of = None if share is None else PastShare(step, share)
         output, own = self._stage.recompute(kept, index, tokens, hidden, gradient, of)
         if own is not None:
@@ -106,14 +106,14 @@ class Program:
         return self._output(output)
 
     def write_share(self, step: int, into: str, share: int) -> None:
-        like = self._context.memory("reading")
-        total = self._context.memory(into)[: like.nbytes].view(like.dtype)
+        like = self._context.memory["reading"]
+        total = self._context.memory[into][: like.nbytes].view(like.dtype)
         self._stage.write_sum(step, total, self._stage.share(PastShare(step, share)))
 
     # ------------------------------------------------------------ shared memory
 
     def _copy(self, name: str) -> dict[str, Tensor]:
-        return self._layout.views(self._context.memory(name))
+        return self._layout.views(self._context.memory[name])
 
     def _output(self, output: Tensor) -> Answer:
         if self._spec.last:
@@ -123,8 +123,8 @@ class Program:
 
     def _write(self, name: str, rows: Tensor) -> None:
         if self._writes_output:
-            self._context.memory(name)[self._rows].copy_(rows)
+            self._context.memory[name][self._rows].copy_(rows)
 
     def _read(self, name: str) -> Tensor:
         """This rank's rows, ours to keep: the next microbatch comes in at the same place, before the weight pass."""
-        return self._context.memory(name)[self._rows].to(self._context.device, copy=True)
+        return self._context.memory[name][self._rows].to(self._context.device, copy=True)

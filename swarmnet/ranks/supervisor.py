@@ -107,7 +107,6 @@ class RankGroup:
         self._lock = threading.Lock()
         self._launcher: Launcher | None = None
         self._ranks: list[Rank] = []
-        self._lost = RankLost(None, "the ranks have not been started")
         self._closed = False
 
     @property
@@ -123,7 +122,7 @@ class RankGroup:
         """
         with self._lock:
             self._must_be_open()
-            self._end(RankLost(None, "the ranks are being started again"))  # no rank of an earlier epoch may live on
+            self._end()  # no rank of an earlier epoch may live on
             self.epoch += 1
             limit_s = START_S if deadline_s is None else deadline_s
             deadline = time.monotonic() + limit_s
@@ -177,7 +176,7 @@ class RankGroup:
         if (launcher := self._launcher) is not None:
             launcher.abort()
         with self._lock:
-            self._end(RankLost(None, CLOSED))
+            self._end()
             if self._launcher is not None:
                 self._launcher.close()
                 self._launcher = None
@@ -188,8 +187,9 @@ class RankGroup:
             raise RankLost(None, CLOSED)
 
     def _must_run(self) -> None:
+        self._must_be_open()
         if not self._ranks:
-            raise RankLost(self._lost.rank, self._lost.reason)
+            raise RankLost(None, "no rank runs")
 
     def _launch(self, store: int, deadline: float) -> None:
         """Have all rank processes started, `_ranks` in order of number. Raises RankLost, LauncherLost, OSError."""
@@ -232,14 +232,12 @@ class RankGroup:
 
     def _fail(self, lost: RankLost) -> NoReturn:
         """End all ranks and raise `lost`, or that the group is closed."""
-        if self._closed:
-            lost = RankLost(None, CLOSED)
-        self._end(lost)
+        self._end()
+        self._must_be_open()
         raise lost
 
-    def _end(self, lost: RankLost) -> None:
-        """Kill and reap all ranks that run; the next caller that needs them gets `lost`."""
-        self._lost = lost
+    def _end(self) -> None:
+        """Kill and reap all ranks that run."""
         for rank in self._ranks:  # all first, then wait: each needs its time to end
             rank.process.send(signal.SIGKILL)
         deadline = time.monotonic() + KILL_S
@@ -402,8 +400,7 @@ class RankSupervisor:
         self.life = 0
         self._group, self._on_lost, self._event, self._label, self._load = group, on_lost, on_event, label, load
         self._backoff, self._losses = backoff, Losses(backoff)
-        self._up = False
-        self._since = 0.0
+        self._since: float | None = None  # when they were up; None: they are not
         self._why = ""
         self._forgotten: deque[int] = deque()
         self._closing = threading.Event()
@@ -418,12 +415,12 @@ class RankSupervisor:
         Raises MeshFailed: given up; DeviceFull: for want of memory.
         """
         with self.lock:
-            if self._up:
+            if self._since is not None:
                 try:
                     self._group.check()
                 except RankLost as lost:
                     self._lost(lost, None)
-            while not self._up:
+            while self._since is None:
                 self._begin()
 
     def order(
@@ -461,7 +458,7 @@ class RankSupervisor:
     def reload(self) -> None:
         """The state has been replaced. Ranks drop all they hold and read it; ranks that are not up, when they start."""
         with self.lock:
-            if not self._up:
+            if self._since is None:
                 return
             try:
                 self._do("load", self._load())
@@ -495,10 +492,9 @@ class RankSupervisor:
             if _full(lost):
                 raise DeviceFull(f"ranks ({self._label}) cannot start: {lost.reason}") from None
             return
-        self._up, self._since = True, time.monotonic()
-        epoch, pids = self._group.epoch, list(self._group.pids)
-        seconds = round(self._since - began, 3)
-        self._event("mesh_started", {"mesh": self._label, "epoch": epoch, "pids": pids, "seconds": seconds})
+        self._since = time.monotonic()
+        started = {"mesh": self._label, "epoch": self._group.epoch, "pids": list(self._group.pids)}
+        self._event("mesh_started", started | {"seconds": round(self._since - began, 3)})
 
     def _do(self, name: str, fields: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         forgotten = [self._forgotten.popleft() for _ in range(len(self._forgotten))]
@@ -507,16 +503,16 @@ class RankSupervisor:
         return answers
 
     def _lost(self, lost: RankLost, order: str | None) -> None:
-        self._losses.lost(order, up_s=time.monotonic() - self._since if self._up else 0.0)
-        if self._up:  # ranks that were lost as they started held nothing yet
-            self._up = False
+        up_s = 0.0 if self._since is None else time.monotonic() - self._since
+        self._losses.lost(order, up_s=up_s)
+        if self._since is not None:  # ranks that were lost as they started held nothing yet
+            self._since = None
             self.life += 1
             self._on_lost()
         self._why = lost.reason
         if not self._closing.is_set():  # ranks that we end ourselves are no event
-            seconds = round(time.monotonic() - self._since, 3) if self._since else 0.0
-            epoch = self._group.epoch
-            self._event("rank_lost", {"rank": lost.rank, "reason": lost.reason, "epoch": epoch, "seconds": seconds})
+            facts = {"rank": lost.rank, "reason": lost.reason, "epoch": self._group.epoch}
+            self._event("rank_lost", facts | {"seconds": round(up_s, 3)})
 
 
 _OUT_OF_MEMORY = "OutOfMemoryError"

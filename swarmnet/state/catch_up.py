@@ -68,16 +68,6 @@ class Ahead:
         return (self.num_bytes / within + self.sum_bytes) / self.step_s
 
 
-def sums_arrive(num_bytes: float, seconds: float, *, copy: float, step_s: float) -> float:
-    """Bytes per second in which aggregates arrive, of which so many have come in so long.
-
-    copy: the rate of the snapshot before them; 0: there was none. Links rest in one part of each step, so the first
-    aggregates say little: as much as a step of `step_s` brought of the snapshot is counted with them.
-    """
-    before_s = step_s if copy else 0.0
-    return (num_bytes + copy * before_s) / max(seconds + before_s, 1e-9)
-
-
 def line_needed(bytes_per_s: float, sources: int) -> float:
     """The bandwidth that each source needs if all of them are busy all the time."""
     return bytes_per_s / (STATE_SHARE * sources)

@@ -19,7 +19,7 @@ from swarmnet.errors import BadCheckpoint, UsageError
 from swarmnet.ids import OnDisk, PeerId, RunId
 from swarmnet.model.huggingface.checkpoint import Shapes, opened, tensor_in
 from swarmnet.state.disk import CheckpointInfo, CheckpointStore
-from swarmnet.state.lineage import Announced, of_one_lineage
+from swarmnet.state.lineage import of_one_lineage
 from swarmnet.state.rollback import Holding, Rollbacks
 
 _DEEPEST = 6
@@ -37,34 +37,34 @@ class CollectedCheckpoints:
         self, run: RunId, directories: Sequence[Path], shapes: Sequence[Shapes], *, allow_drop: bool = False
     ) -> None:
         self._shapes = shapes
-        self._kept: dict[tuple[int, int], list[tuple[CheckpointStore, CheckpointInfo]]] = {}
-        """(stage, version) -> the checkpoints of it, each with the store that has it."""
-        self._verified: set[Path] = set()
-        self.bad: list[BadCheckpoint] = []
+        self._kept: list[dict[int, list[tuple[CheckpointStore, CheckpointInfo]]]] = [{} for _ in shapes]
+        """By stage and version: the checkpoints of it, each with the store that has it."""
+        self._sound: dict[int, list[Path]] = {}
+        """By version: each stage's data, verified. Gigabytes are read once."""
+        homes = [CheckpointStore(directory, run) for directory in _homes(directories, run)]
+        found = [(store, stage, store.found(stage)) for store in homes for stage in range(len(shapes))]
+        self.bad = [error for _, _, there in found for error in there.bad]
         """What cannot be used, and why."""
-        found: list[tuple[CheckpointStore, tuple[CheckpointInfo, ...]]] = []
-        announced: list[Announced] = []
-        for directory in _homes(directories, run):
-            store = CheckpointStore(directory, run)
-            for stage in range(len(shapes)):
-                there = store.found(stage)
-                self.bad += there.bad
-                found.append((store, there.good))
-                disk = tuple(OnDisk(info.version, info.restart) for info in there.good)
-                announced.append((Holding(PeerId(str(directory)), stage), disk))
+        announced = [
+            (
+                Holding(PeerId(str(store.folder)), stage),
+                tuple(OnDisk(info.version, info.restart) for info in there.good),
+            )
+            for store, stage, there in found
+        ]
         usable = of_one_lineage(announced, Rollbacks(len(shapes), allow_drop=allow_drop))
-        for (store, good), holding in zip(found, usable, strict=True):
-            for info in good:
+        for (store, stage, there), holding in zip(found, usable, strict=True):
+            for info in there.good:
                 if info.version in holding.disk:
-                    self._kept.setdefault((info.stage, info.version), []).append((store, info))
+                    self._kept[stage].setdefault(info.version, []).append((store, info))
 
     def newest(self) -> int:
         """The newest version that is whole and sound. Raises UsageError that says what is missing."""
         for version in sorted(self._whole(), reverse=True):
             with contextlib.suppress(UsageError):  # what is wrong is in `bad` then
-                self._verify(version)
+                self._paths(version)
                 return version
-        held = "; ".join(f"stage {stage}: {listed(versions)}" for stage, versions in enumerate(self._versions()))
+        held = "; ".join(f"stage {stage}: {listed(set(kept))}" for stage, kept in enumerate(self._kept))
         broken = f"; not used: {self.bad[0]}" if self.bad else ""
         raise UsageError(
             f"no version of the weights is here whole ({held}{broken}): name the directories of peers "
@@ -76,42 +76,35 @@ class CollectedCheckpoints:
 
         Raises UsageError if `version` itself is not sound.
         """
-        self._verify(version)
+        self._paths(version)
         damaged = {str(error): _version(error) for error in self.bad if _version(error) >= version}
-        newer = sorted({at for _, at in self._kept if at > version} - set(damaged.values()))
-        missing = {at: [n for n in range(len(self._shapes)) if (n, at) not in self._kept] for at in newer}
+        newer = sorted({at for kept in self._kept for at in kept if at > version} - set(damaged.values()))
+        missing = {at: [stage for stage, kept in enumerate(self._kept) if at not in kept] for at in newer}
         parts = [f"step {at} (stage {', '.join(map(str, lack))} has none)" for at, lack in missing.items() if lack]
         return [*damaged, *parts]
 
     def stages(self, version: int) -> Iterator[dict[str, Tensor]]:
         """Each stage's weights of `version`, by name, verified. Raises UsageError if a stage has none that is sound."""
-        for stage, shapes in enumerate(self._shapes):
-            path = self._sound(stage, version)
+        for path, shapes in zip(self._paths(version), self._shapes, strict=True):
             with opened(path) as content:
                 yield {name: tensor_in(content, path, name, shape) for name, shape in shapes.items()}
 
-    def _versions(self) -> list[set[int]]:
-        """By stage."""
-        return [{version for at, version in self._kept if at == stage} for stage in range(len(self._shapes))]
-
     def _whole(self) -> set[int]:
-        return set.intersection(*self._versions())
+        return set.intersection(*map(set, self._kept))
 
-    def _verify(self, version: int) -> None:
-        for stage in range(len(self._shapes)):
-            self._sound(stage, version)
+    def _paths(self, version: int) -> list[Path]:
+        """Each stage's data of that version. Raises UsageError if a stage has none that is sound."""
+        if version not in self._sound:
+            self._sound[version] = [self._verified(stage, version) for stage in range(len(self._shapes))]
+        return self._sound[version]
 
-    def _sound(self, stage: int, version: int) -> Path:
+    def _verified(self, stage: int, version: int) -> Path:
         # Another peer may have the same checkpoint whole.
         reasons: list[str] = []
-        for store, info in self._kept.get((stage, version), []):
-            path = store.data_path(stage, version)
+        for store, info in self._kept[stage].get(version, []):
             try:
-                # Gigabytes are read once.
-                if path not in self._verified:
-                    store.verify(info)
-                    self._verified.add(path)
-                return path
+                store.verify(info)
+                return store.data_path(stage, version)
             except BadCheckpoint as error:
                 reasons.append(str(error))
                 self.bad.append(error)
@@ -129,19 +122,11 @@ def _homes(directories: Sequence[Path], run: RunId) -> list[Path]:
     for directory in directories:
         if not directory.is_dir():
             raise UsageError(f"{directory}: no such directory")
-        layer = [directory]
         # Operators name a directory of many peers: look some layers down.
-        for _ in range(_DEEPEST):
-            found |= dict.fromkeys(path for path in layer if CheckpointStore(path, run).folder.is_dir())
-            layer = sorted(inner for path in layer for inner in _inside(path))
+        for depth in range(_DEEPEST):
+            paths = sorted(directory.glob("*/" * depth + CheckpointStore(Path(), run).folder.as_posix()))
+            found |= dict.fromkeys(path.parents[1] for path in paths if path.is_dir())
     return list(found)
-
-
-def _inside(path: Path) -> list[Path]:
-    try:
-        return [inner for inner in path.iterdir() if inner.is_dir() and not inner.is_symlink()]
-    except OSError:
-        return []  # not ours to look into
 
 
 def _version(error: BadCheckpoint) -> float:

@@ -38,7 +38,6 @@ from swarmnet.wire.signed import from_text, to_text
 
 MAX_JSON_BYTES = 64 << 10
 
-_CHUNK = 4 << 20
 _TEMPORARY = ".tmp"
 _NAME = re.compile(r"stage-(0|[1-9][0-9]{0,15})-step-(0|[1-9][0-9]{0,15})\.(json|safetensors)")
 _Hex64 = Annotated[str, Field(pattern=r"\A[0-9a-f]{64}\z")]
@@ -240,15 +239,24 @@ class CheckpointStore:
                 bad.append(error)
         return Found(tuple(good), tuple(bad), self._memory(stage))
 
-    def verify(self, info: CheckpointInfo) -> None:
-        """Read a checkpoint through. Raises BadCheckpoint."""
-        _read(self.data_path(info.stage, info.version), info.num_bytes, info.sha256)
+    def verify(self, info: CheckpointInfo, data: memoryview | None = None) -> None:
+        """Read a checkpoint through, into `data` if that is given. Raises BadCheckpoint."""
+        path = self.data_path(info.stage, info.version)
+        with _opened(path, info.num_bytes) as (file, _):
+            # A checkpoint may be larger than memory that is free.
+            if data is None:
+                digest = hashlib.file_digest(file, "sha256")
+            else:
+                file.readinto(data)
+                digest = hashlib.sha256(data)
+        if (found := digest.hexdigest()) != info.sha256:
+            raise BadCheckpoint(path, f"altered: SHA-256 is {found[:12]}..., its JSON promises {info.sha256[:12]}...")
 
     def load(self, stage: int, version: int) -> tuple[CheckpointInfo, memoryview]:
         """One checkpoint, verified. Raises BadCheckpoint."""
         info = self._info(stage, version)
         data = memoryview(bytearray(info.num_bytes))
-        _read(self.data_path(stage, version), info.num_bytes, info.sha256, data)
+        self.verify(info, data)
         return info, data
 
     def _memory(self, stage: int) -> RunMemory:
@@ -355,32 +363,13 @@ def _opened(path: Path, promised: int | None = None) -> Iterator[tuple[io.Buffer
         raise BadCheckpoint(path, reason) from error
 
 
-def _read(path: Path, num_bytes: int, sha256: str, data: memoryview | None = None) -> None:
-    """Read a file through, into `data` if that is given. Raises BadCheckpoint unless it is what its JSON promises."""
-    digest = hashlib.sha256()
-    # A checkpoint may be larger than memory that is free.
-    scratch = memoryview(bytearray(min(num_bytes, _CHUNK))) if data is None else data
-    with _opened(path, num_bytes) as (file, _):
-        for start in range(0, num_bytes, _CHUNK):
-            length = min(_CHUNK, num_bytes - start)
-            piece = scratch[:length] if data is None else data[start : start + length]
-            # The file may be cut short while it is read.
-            if file.readinto(piece) != length:
-                raise BadCheckpoint(path, "became shorter while it was read")
-            digest.update(piece)
-    if (found := digest.hexdigest()) != sha256:
-        raise BadCheckpoint(path, f"altered: SHA-256 is {found[:12]}..., its JSON promises {sha256[:12]}...")
-
-
 def _put(path: Path, data: bytes | memoryview) -> None:
     """`path` holds `data`, or what it held before."""
     temporary = path.with_name(f".{path.name}{_TEMPORARY}")
-    view = memoryview(data)
     try:
         temporary.unlink(missing_ok=True)
         with temporary.open("xb") as file:
-            for start in range(0, len(view), _CHUNK):
-                file.write(view[start : start + _CHUNK])
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import Literal
 
 from swarmnet.bounds import Recent
 from swarmnet.ids import NO_RESTART, PeerId, Restart
@@ -71,36 +72,22 @@ class Holding:
 
 
 @dataclass(frozen=True, slots=True)
-class FromReplicas:
-    """Fetch the state from these replicas: the newest that they serve, or their checkpoint of `version`."""
+class Source:
+    """Where a replica takes its state from.
 
-    sources: tuple[PeerId, ...]
+    | from | what |
+    |---|---|
+    | replicas | what `peers` serve, the newest first; with a `version`, their checkpoint of it |
+    | here | the weights that are here are the ones to go on from |
+    | disk | this peer's own checkpoint of `version`; below the restart's version, everything after it is dropped |
+    | seed | version 0, as every engine is built |
+    | nowhere | there is nothing to begin with; `words`: what is missing and what to do, for a person |
+    """
+
+    kind: Literal["replicas", "here", "disk", "seed", "nowhere"]
     version: int = -1
-
-
-@dataclass(frozen=True, slots=True)
-class FromHere:
-    """The weights that are here are the ones to go on from."""
-
-
-@dataclass(frozen=True, slots=True)
-class FromDisk:
-    """Load this peer's own checkpoint of `version`; below the restart's version, everything after it is dropped."""
-
-    version: int
-
-
-@dataclass(frozen=True, slots=True)
-class FromSeed:
-    """Version 0, as every engine is built."""
-
-
-@dataclass(frozen=True, slots=True)
-class NoSource:
-    """There is nothing to begin with."""
-
-    words: str
-    """What is missing and what to do, for a person."""
+    peers: tuple[PeerId, ...] = ()
+    words: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +117,6 @@ class Move(Enum):
     """Take its number and keep the state: this side lacks nothing and has got further. Others catch up with it."""
     TAKE_BACK = "take back"
     """Too few have come along: go on with those who have not."""
-
-
-Source = FromReplicas | FromHere | FromDisk | FromSeed | NoSource
 
 
 @dataclass(slots=True)
@@ -225,7 +209,7 @@ class Rollbacks:
         """Is what this peer lacks served under `current`, by a run that is not young?"""
         others = [held for held in holdings if held.peer != self.me]
         sources = (self.source(held, others) for held in holdings if held.peer == self.me)
-        return (self._newest_served(others) or 0) > _YOUNG and any(isinstance(of, FromReplicas) for of in sources)
+        return (self._newest_served(others) or 0) > _YOUNG and any(of.kind == "replicas" for of in sources)
 
     def learn(self, *stages: Sequence[PeerId]) -> None:
         """These peers have contributed to commits, by stage, the latest last. Of a large run equally many of each stage
@@ -358,39 +342,40 @@ class Rollbacks:
             kept = max(mine.disk, default=0)
             # Their older state would overwrite the newer one on this disk.
             if kept > newest + 1 and not self.current.number:
-                return NoSource(_BEGUN_ANEW.format(step=kept))
+                return Source("nowhere", words=_BEGUN_ANEW.format(step=kept))
             if self._begun_anew(newest, everyone):
-                return NoSource(_GOES_ON)
+                return Source("nowhere", words=_GOES_ON)
         ahead = [h for h in live if h.version is not None and h.version > (version if beyond is None else beyond)]
         # The run went back to exactly what is in memory here.
         if self.current.number and beyond is None and not ahead and held == version:
-            return FromHere()
+            return Source("here")
         if ahead or (live and self.current.number and beyond is None):
             ranked = sorted(ahead or live, key=lambda h: (-(h.version or 0), h.peer))
-            return FromReplicas(tuple(h.peer for h in ranked))
-        seed: Source = FromSeed()
+            return Source("replicas", peers=tuple(h.peer for h in ranked))
+        seed = Source("seed")
         if no_seed:
-            seed = FromReplicas(tuple(sorted(h.peer for h in live))) if live else NoSource(no_seed)
+            serving = tuple(sorted(h.peer for h in live))
+            seed = Source("replicas", peers=serving) if serving else Source("nowhere", words=no_seed)
         # A new run: all peers begin at the seed.
         if not self._begun(everyone):
             return seed
         if beyond is None and newest in mine.disk and not live:
-            return FromDisk(newest)  # the very state that the others have got to
+            return Source("disk", newest)  # the very state that the others have got to
         moved_on = newest > version + 1 if newest is not None else self._outlived(everyone)
         if beyond is not None or not self.current.number or moved_on:
-            return NoSource(self.words(everyone))  # a decision has to come first
+            return Source("nowhere", words=self.words(everyone))  # a decision has to come first
         # The own disk is faster than a network link.
         if version in mine.disk:
-            return FromDisk(version)
+            return Source("disk", version)
         holders = tuple(sorted(h.peer for h in replicas if version in h.disk))
         if holders:
-            return FromReplicas(holders, version)
+            return Source("replicas", version, holders)
         if version == 0:
             return seed
         earlier = max((v for h in (mine, *replicas) for v in h.disk if v < version), default=None)
         if self.allow_drop and earlier is not None and earlier in mine.disk:
-            return FromDisk(earlier)
-        return NoSource(self.words(everyone))
+            return Source("disk", earlier)
+        return Source("nowhere", words=self.words(everyone))
 
     # ------------------------------------------------------------ inside
 

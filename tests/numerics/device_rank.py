@@ -21,7 +21,7 @@ def make(context: RankContext) -> Handler:
                 for check in CHECKS:
                     check(comm)
             return {"checks": len(CHECKS)}
-        numbers = context.memory(fields["memory"])
+        numbers = context.memory[fields["memory"]]
         here = numbers[fields["start"] : fields["stop"]].to(context.device, copy=True)
         total = comm.all_reduce(here.double().square_().sum())
         numbers[fields["start"] + context.rank] = total.cpu()

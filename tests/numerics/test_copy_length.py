@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from types import SimpleNamespace
 
 import pytest
+from restorers import restorer
 from stage_chain import StageChain, compute_thread, tiny
 
 from swarmnet.engine.torch_engine import TorchEngine
@@ -16,7 +17,6 @@ from swarmnet.manifest.schema import Averaging, Manifest
 from swarmnet.messages import Answer, Packed, Request, SnapshotRequest, StateHeader, TrailRequest, TrailStep
 from swarmnet.peer import collect_remote
 from swarmnet.peer.engines import torch_engine
-from swarmnet.peer.joiner import Joiner
 from swarmnet.ranks.device_backend import DeviceBackend
 from swarmnet.state import snapshot_fetch
 from swarmnet.state.snapshot_source import SnapshotSource
@@ -58,21 +58,17 @@ class Mate:
 async def restored(joiner: TorchEngine, mate: Mate) -> None:
     """As a replica does it. Raises NoReplica, with what the mate is refused for."""
     said: list[dict[str, object]] = []
-    machine = Joiner(
-        mate,
-        joiner,
-        SimpleNamespace(collected_bytes=0),  # type: ignore[arg-type]  # nothing was summed since
-        SimpleNamespace(  # type: ignore[arg-type]
-            restart=NO_RESTART, view=SimpleNamespace(mates=lambda: ()), stand=lambda header: None
-        ),
-        stage=STAGE,
-        shape=Shape(3, 4, 20),
-        serving=lambda stage: frozenset(),
-        step_s=lambda: 0.0,
+    machine = restorer(
+        STAGE,
+        Shape(3, 4, 20),
+        transport=mate,
+        compute=joiner,
+        exchange=SimpleNamespace(collected_bytes=0),  # nothing was summed since
+        member=SimpleNamespace(restart=NO_RESTART, view=SimpleNamespace(mates=lambda: ()), stand=lambda header: None),
         event=lambda event, fields: said.append(fields) if event == "join_failed" else None,
     )
     try:
-        await machine.run(lambda: [MATE])
+        await machine.join(lambda: [MATE])
     except NoReplica as error:
         raise NoReplica(str(said)) from error
 

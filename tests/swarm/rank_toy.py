@@ -69,7 +69,7 @@ class Toy:
                 x = torch.full((4,), rank + 1.0, device=device)
                 return {axis: comm.all_reduce(x)[0].item() for axis, comm in comms.items()}
             case "write":
-                memory = self.context.memory(fields["memory"])
+                memory = self.context.memory[fields["memory"]]
                 memory[rank] = torch.tensor(fields["value"], device=device) + rank
                 return {"pinned": memory.is_pinned() if device.type == "cuda" else None}
             case "work":  # collectives and arithmetic in turns

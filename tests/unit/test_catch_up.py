@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 import pytest
+from restorers import restorer
 
 from swarmnet.errors import BadMessage, NoReplica, PeerGone, Refused, RejectCode, SwarmError
 from swarmnet.ids import Ballot, PeerId, RoundId, RunId, first_chain, next_chain
@@ -16,7 +17,6 @@ from swarmnet.manifest.extension import Notice
 from swarmnet.manifest.schema import NO_DELAY
 from swarmnet.manifest.timers import Timers
 from swarmnet.messages import Answer, Commit, Finished, Rejected, Round, StateHeader, TrailRequest, TrailStep, Vote
-from swarmnet.peer.joiner import Joiner
 from swarmnet.simulate.swarm import SimulatedSigner
 from swarmnet.state.catch_up import InSync
 from swarmnet.step.commits import evidence
@@ -60,7 +60,7 @@ def told(step: int) -> Answer:
 
 
 class Story:
-    """A Joiner with donors by script. Stands for its transport, engine, exchange and membership."""
+    """A joining replica with donors by script. Stands for its transport, engine, exchange and membership."""
 
     delay, collected_bytes = NO_DELAY, 0
 
@@ -78,17 +78,8 @@ class Story:
         signer = SimulatedSigner(me)
         member = Member(me, STAGE, shape, Timers(), incarnation=1, chain=FIRST, now=0.0, signer=signer)
         member.membership = self
-        self.machine = Joiner(
-            self,
-            self,
-            self,
-            member,
-            stage=STAGE,
-            shape=shape,
-            serving=lambda stage: frozenset(),
-            step_s=lambda: 0.0,
-            event=self.event,
-        )
+        parts = {"compute": self, "member": member, "exchange": self, "event": self.event}
+        self.machine = restorer(STAGE, shape, transport=self, **parts)
 
     def event(self, event: str, fields: dict[str, Any]) -> None:
         if event == "following":
@@ -141,7 +132,7 @@ class Story:
     def run(self, step: int) -> InSync:
         with asyncio.Runner(loop_factory=VirtualLoop) as runner:
             try:
-                return runner.run(self.machine.run(lambda: self.donors, first=(header(step), memoryview(b""))))[0]
+                return runner.run(self.machine.join(lambda: self.donors, first=(header(step), memoryview(b""))))[0]
             finally:
                 self.took_s = runner.get_loop().time()
 

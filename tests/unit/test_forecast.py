@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.net.traffic import STATE_SHARE
-from swarmnet.state.catch_up import Ahead, line_needed, sums_arrive
+from swarmnet.state.catch_up import Ahead, line_needed
 
 MBIT = 125_000.0
 BILLION = Ahead(state_bytes=12e9, sums=0, sum_bytes=1e9, step_s=80.0)
@@ -59,11 +59,3 @@ def test_a_billion_parameters_over_home_lines() -> None:
     assert each == pytest.approx(467 * MBIT, rel=0.01)
     assert BILLION.steps(arrives([each] * 3, each)) == pytest.approx(30.0)
     assert BILLION.steps(arrives([line] * 3, line, busy=0.5)) == pytest.approx(12.0), "lines that rest are the joiner's"
-
-
-def test_the_first_sums_stand_beside_the_copy_and_later_ones_alone() -> None:
-    assert sums_arrive(0.0, 0.0, copy=8e6, step_s=80.0) == 8e6
-    assert sums_arrive(0.0, 80.0, copy=8e6, step_s=80.0) == 4e6, "half of what is known"
-    assert sums_arrive(1e10, 10_000.0, copy=8e6, step_s=80.0) == pytest.approx(1e6, rel=0.06)
-    assert sums_arrive(1e6, 10.0, copy=0.0, step_s=80.0) == 1e5, "there was no copy"
-    assert sums_arrive(0.0, 0.0, copy=8e6, step_s=0.0) == 0.0, "no step has been seen"

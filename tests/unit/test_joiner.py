@@ -7,35 +7,26 @@ from types import SimpleNamespace
 
 import pytest
 from donor_bench import header_at
+from restorers import restorer
 
 from swarmnet.errors import BadMessage, NoReplica, PeerGone, Refused
 from swarmnet.ids import NO_RESTART, PeerId, Restart
 from swarmnet.messages import Content, Snapshot
-from swarmnet.peer.joiner import Joiner
 from swarmnet.step.gate import Shape
 
 LAST = 20
 
 
 class Restored:
-    """A Joiner without a swarm. Stands for its engine."""
+    """A joining replica without a swarm. Stands for its engine."""
 
     def snapshot_bytes(self, stage: int) -> int:
         return 4
 
     def __init__(self, restart: Restart = NO_RESTART) -> None:
         self.said: list[dict[str, object]] = []
-        self.machine = Joiner(
-            None,
-            self,
-            None,
-            SimpleNamespace(restart=restart),
-            stage=0,
-            shape=Shape(2, 4, LAST),
-            serving=lambda stage: frozenset(),
-            step_s=lambda: 0.0,
-            event=lambda event, fields: self.said.append(fields),
-        )
+        parts = {"compute": self, "member": SimpleNamespace(restart=restart), "exchange": None}
+        self.machine = restorer(0, Shape(2, 4, LAST), event=lambda event, fields: self.said.append(fields), **parts)
 
 
 def copy(version: int, restart: Restart) -> Snapshot:

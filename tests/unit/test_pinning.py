@@ -61,11 +61,11 @@ def test_where_cuda_refuses_memory_stays_as_it_is_and_the_error_is_not_the_next_
 def test_a_rank_pins_what_crosses_with_every_microbatch_and_not_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = runtime(monkeypatch)
     monkeypatch.setattr(process, "PIN_BYTES", 1 << 12)
-    sizes = {"small": 1 << 12, "large": (1 << 12) + 1, "unused": 1 << 12}
+    sizes = {"small": 1 << 12, "large": (1 << 12) + 1}
     shared_memory = SharedMemory({name: ((size,), "uint8") for name, size in sizes.items()})
     hello = {"rank": 0, "ranks": 1, "device": "cuda:0", "settings": {}, "epoch": 1}
     context = process.RankContext(hello, shared_memory)
-    assert [context.memory(name).nbytes for name in ("small", "large", "small")] == [1 << 12, (1 << 12) + 1, 1 << 12]
+    assert [context.memory[name].nbytes for name in sizes] == list(sizes.values())
     assert list(fake.pinned.values()) == [1 << 12]
     shared_memory.close()
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnet.peer.supervise import FINAL, Over, Pauses, Revivals, StartAgain
+from swarmnet.peer.supervise import FINAL, Pauses, Revivals, exit_code
 
 CRASHES = st.integers(-64, 255).filter(lambda code: code not in FINAL)
 
@@ -17,32 +17,26 @@ def restarts(seed: int = 1) -> Revivals:
     return Revivals(Pauses(), random.Random(seed))
 
 
-def again(decider: Revivals, code: int = -9, ran_s: float = 5.0) -> StartAgain:
-    outcome = decider.ended(code, ran_s=ran_s, asked=False)
-    assert isinstance(outcome, StartAgain)
-    return outcome
-
-
 def test_pauses_double_up_to_a_minute_and_begin_anew_after_ten_good_minutes() -> None:
     decider = restarts()
     for expected in (1, 2, 4, 8, 16, 32, 60, 60, 60):
-        assert again(decider).after_s == pytest.approx(expected, rel=0.1)
-    assert again(decider, ran_s=600.0).after_s == pytest.approx(1, rel=0.1)
-    assert again(decider).after_s == pytest.approx(2, rel=0.1)
+        assert decider.crashed(-9, ran_s=5.0)[0] == pytest.approx(expected, rel=0.1)
+    assert decider.crashed(-9, ran_s=600.0)[0] == pytest.approx(1, rel=0.1)
+    assert decider.crashed(-9, ran_s=5.0)[0] == pytest.approx(2, rel=0.1)
 
 
 def test_a_peer_that_is_killed_for_memory_comes_back_ever_later() -> None:
     decider, why = restarts(), "killed for memory, limit 1.17 GiB"
     pauses = []
     for _ in range(14):
-        outcome = decider.ended(-9, ran_s=57.0, asked=False, for_memory=why)
-        assert isinstance(outcome, StartAgain) and outcome.words.startswith(f"the peer was {why}, after 57 s")
-        pauses.append(outcome.after_s)
+        after_s, words = decider.crashed(-9, ran_s=57.0, for_memory=why)
+        assert words.startswith(f"the peer was {why}, after 57 s")
+        pauses.append(after_s)
     assert pauses == pytest.approx([min(2**count, 3600) for count in range(14)], rel=0.1)
 
 
 def test_machines_that_crashed_together_come_back_apart() -> None:
-    assert len({again(restarts(seed)).after_s for seed in range(20)}) == 20
+    assert len({restarts(seed).crashed(-9, ran_s=5.0) for seed in range(20)}) == 20
 
 
 @pytest.mark.parametrize(
@@ -50,29 +44,24 @@ def test_machines_that_crashed_together_come_back_apart() -> None:
     [(0, False, 0), (2, False, 2), (0, True, 0), (1, True, 1), (-15, True, 143), (-2, True, 130), (-9, True, 137)],
 )
 def test_the_end(code: int, asked: bool, expected: int) -> None:
-    assert restarts().ended(code, ran_s=1.0, asked=asked) == Over(expected)
+    assert exit_code(code, asked=asked) == expected
 
 
 def test_the_line_says_what_happened_and_what_comes() -> None:
     decider = restarts()
-    words = again(decider, -9, 12.3).words
+    _, words = decider.crashed(-9, ran_s=12.3)
     assert words.startswith(
         "the peer was ended by SIGKILL after 12 s (a person or a service did it, or memory ran out); it"
     )
-    assert again(decider, 1, 0.2).words.startswith("the peer ended with exit code 1 after 0 s, the 2nd time in a row;")
-    assert "signal 63 " in again(decider, -63).words and "the 4th time" in again(decider).words
+    _, words = decider.crashed(1, ran_s=0.2)
+    assert words.startswith("the peer ended with exit code 1 after 0 s, the 2nd time in a row;")
+    assert "signal 63 " in decider.crashed(-63, ran_s=5.0)[1]
+    assert "the 4th time" in decider.crashed(-9, ran_s=5.0)[1]
 
 
 @given(codes=st.lists(st.tuples(CRASHES, st.floats(0, 1e6)), max_size=100), seed=st.integers())
 def test_no_crash_is_final_and_no_pause_is_long(codes: list[tuple[int, float]], seed: int) -> None:
     decider = restarts(seed)
     for code, ran_s in codes:
-        assert 0.9 <= again(decider, code, ran_s).after_s <= 66.0
-
-
-@given(codes=st.lists(CRASHES, max_size=50), last=st.sampled_from(sorted(FINAL)))
-def test_a_clean_end_is_final_whatever_came_before(codes: list[int], last: int) -> None:
-    decider = restarts()
-    for code in codes:
-        again(decider, code)
-    assert decider.ended(last, ran_s=1.0, asked=False) == Over(last)
+        assert exit_code(code, asked=False) is None
+        assert 0.9 <= decider.crashed(code, ran_s=ran_s)[0] <= 66.0

@@ -8,20 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmnet.ids import NO_RESTART, PeerId, Restart
-from swarmnet.state.rollback import (
-    MAX_RESTARTS_AHEAD,
-    FromDisk,
-    FromHere,
-    FromReplicas,
-    FromSeed,
-    Holding,
-    Move,
-    NoSource,
-    RestartReport,
-    Rollbacks,
-    Source,
-    newest_on_disk,
-)
+from swarmnet.state.rollback import MAX_RESTARTS_AHEAD, Holding, Move, RestartReport, Rollbacks, Source, newest_on_disk
 
 SETTLE_S, LOST_S, LAST = 3.0, 15.0, 1000
 
@@ -53,7 +40,7 @@ def under(*restarts: Restart) -> list[RestartReport]:
 def test_a_run_that_has_not_begun_needs_no_decision() -> None:
     machine = restarts()
     assert decided(machine, [holding("a", 0, version=0), holding("b", 1)], after_s=LOST_S) is None
-    assert machine.source(holding("b", 1), [holding("a", 0, version=0)]) == FromSeed()
+    assert machine.source(holding("b", 1), [holding("a", 0, version=0)]) == Source("seed")
 
 
 def test_everybody_killed_goes_on_from_the_newest_version_that_every_stage_has() -> None:
@@ -86,7 +73,7 @@ def test_newcomers_who_train_from_the_seed_do_not_put_the_decision_off_by_moving
     for tick in range(31):
         new = [holding("c", 0, version=tick, disk=(tick,)), holding("d", 1, version=tick)]
         if tick < 20:
-            assert isinstance(restarts().source(old[0], [old[1], *new]), NoSource)
+            assert restarts().source(old[0], [old[1], *new]).kind == "nowhere"
         machine.want([*old, *new], now=tick * SETTLE_S / 8)
         if machine.wanted is not None:
             break
@@ -110,10 +97,10 @@ def test_whoever_has_later_state_than_a_run_that_began_again_keeps_it_until_it_i
     machine, mine = restarts(), holding("a", 0, disk=(22,))
     new = [holding("c", 0, version=5, disk=(4,)), holding("d", 1, version=5, disk=(4,))]
     source = machine.source(mine, new)
-    assert isinstance(source, NoSource) and "step 22" in source.words
+    assert source.kind == "nowhere" and "step 22" in source.words
     assert decided(machine, [mine, *new], after_s=LOST_S) is None
     level = [holding("c", 0, version=21), holding("d", 1, version=21)]
-    assert machine.source(mine, level) == FromReplicas((PeerId("c"),))
+    assert machine.source(mine, level) == Source("replicas", peers=(PeerId("c"),))
 
 
 def test_a_run_that_goes_on_is_left_alone_whatever_is_on_disk() -> None:
@@ -129,30 +116,30 @@ def test_the_last_replica_of_a_stage_comes_back_with_an_older_checkpoint() -> No
     held = [holding("a", 0, version=37, disk=(20, 30)), holding("b", 1, disk=(20, 30))]
     machine = restarts()
     assert decided(machine, held, after_s=LOST_S) == Restart(1, 30)
-    assert machine.source(held[0], held[1:], held=37) == FromDisk(30)
+    assert machine.source(held[0], held[1:], held=37) == Source("disk", 30)
 
 
 def test_a_peer_without_a_disk_takes_nothing_from_those_who_began_anew() -> None:
     anew = holding("b", 0, version=2)
     kept = [holding("c", 0, disk=(20,)), holding("d", 1, disk=(20,))]
     source = restarts().source(holding("a", 0), [anew, *kept])
-    assert isinstance(source, NoSource) and "about to go on" in source.words
-    assert restarts().source(holding("a", 0), [anew]) == FromReplicas((PeerId("b"),))
+    assert source.kind == "nowhere" and "about to go on" in source.words
+    assert restarts().source(holding("a", 0), [anew]) == Source("replicas", peers=(PeerId("b"),))
 
 
 def test_a_peer_without_initial_weights_takes_those_of_a_replica_or_waits() -> None:
     machine, young = restarts(), [holding("b", 0, version=0), holding("c", 1, version=0)]
     mine = holding("a", 0)
-    assert machine.source(mine, young) == FromSeed()
-    assert machine.source(mine, young, no_seed="moved away") == FromReplicas((PeerId("b"),))
-    assert machine.source(mine, young[1:], no_seed="moved away") == NoSource("moved away")
+    assert machine.source(mine, young) == Source("seed")
+    assert machine.source(mine, young, no_seed="moved away") == Source("replicas", peers=(PeerId("b"),))
+    assert machine.source(mine, young[1:], no_seed="moved away") == Source("nowhere", words="moved away")
 
 
 def test_whoever_is_where_the_run_goes_on_stays_there() -> None:
     held = [holding("a", 0, version=30), holding("b", 1, disk=(20, 30))]
     machine = restarts()
     assert decided(machine, held, after_s=LOST_S) == Restart(1, 30)
-    assert machine.source(held[0], held[1:], held=held[0].version) == FromHere()
+    assert machine.source(held[0], held[1:], held=held[0].version) == Source("here")
 
 
 def test_a_run_without_checkpoints_so_far_goes_back_to_its_seed() -> None:
@@ -353,8 +340,8 @@ def test_whoever_was_left_behind_goes_on_with_what_it_has_once_nobody_is_ahead()
         others = [holding("a", 0, restart=one, version=version)]
         return restarts(current=one).source(mine, others, held=4, beyond=4)
 
-    assert isinstance(source(5), NoSource)
-    assert source(4) == FromHere()
+    assert source(5).kind == "nowhere"
+    assert source(4) == Source("here")
 
 
 def test_of_two_sides_of_one_size_the_one_that_lacks_a_stage_gives_way() -> None:
@@ -389,10 +376,10 @@ def test_whoever_finds_itself_alone_under_a_higher_number_takes_it_back() -> Non
 def test_what_was_put_by_is_loaded_when_a_restart_is_taken_back() -> None:
     """And by whoever was away for a moment: the others have got no further, and nobody else has the stage."""
     others = [holding("a", 0, version=37)]
-    assert restarts().source(holding("b", 1, disk=(30, 37)), others) == FromDisk(37)
-    assert isinstance(restarts().source(holding("b", 1, disk=(30, 36)), others), NoSource)
+    assert restarts().source(holding("b", 1, disk=(30, 37)), others) == Source("disk", 37)
+    assert restarts().source(holding("b", 1, disk=(30, 36)), others).kind == "nowhere"
     mates = [*others, holding("c", 1, version=37)]
-    assert restarts().source(holding("b", 1, disk=(30, 37)), mates) == FromReplicas((PeerId("c"),))
+    assert restarts().source(holding("b", 1, disk=(30, 37)), mates) == Source("replicas", peers=(PeerId("c"),))
 
 
 # ------------------------------------------------------------ one who makes things up
@@ -469,19 +456,19 @@ def test_a_joiner_takes_the_newest_served_state_of_the_present_restart() -> None
         holding("y", 1, restart=now, version=25),
         holding("z", 1, restart=NO_RESTART, version=40),
     ]
-    assert machine.source(holding("b", 1, disk=(20,)), mates) == FromReplicas((PeerId("y"), PeerId("x")))
+    assert machine.source(holding("b", 1, disk=(20,)), mates) == Source("replicas", peers=(PeerId("y"), PeerId("x")))
 
 
 def test_an_old_decision_is_no_reason_to_load_an_old_checkpoint() -> None:
     now = Restart(1, 20)
     machine = restarts(current=now)
-    assert isinstance(machine.source(holding("b", 1, disk=(20,)), [holding("a", 0, restart=now, version=60)]), NoSource)
+    assert machine.source(holding("b", 1, disk=(20,)), [holding("a", 0, restart=now, version=60)]).kind == "nowhere"
 
 
 def test_a_replica_without_the_version_takes_it_from_a_mates_disk() -> None:
     machine = restarts(current=Restart(1, 20))
-    assert machine.source(holding("b", 1, disk=(10,)), [holding("c", 1, disk=(20,))]) == FromReplicas(
-        (PeerId("c"),), 20
+    assert machine.source(holding("b", 1, disk=(10,)), [holding("c", 1, disk=(20,))]) == Source(
+        "replicas", 20, (PeerId("c"),)
     )
 
 
@@ -489,12 +476,12 @@ def test_with_leave_to_drop_a_lost_stage_goes_on_alone_from_its_newest_checkpoin
     held = [holding("a", 0, version=37), holding("b", 1, disk=(20, 30)), holding("c", 1, disk=(20,))]
     machine = restarts(allow_drop=True)
     assert decided(machine, held, after_s=LOST_S) == Restart(1, 37)
-    assert machine.source(held[0], held[1:], held=held[0].version) == FromHere()
-    assert machine.source(held[1], [held[0], held[2]]) == FromDisk(30)
-    assert isinstance(machine.source(held[2], held[:2]), NoSource)
+    assert machine.source(held[0], held[1:], held=held[0].version) == Source("here")
+    assert machine.source(held[1], [held[0], held[2]]) == Source("disk", 30)
+    assert machine.source(held[2], held[:2]).kind == "nowhere"
     now = machine.current
     serving = [holding("a", 0, version=37, restart=now), holding("b", 1, version=37, restart=now)]
-    assert machine.source(held[2], serving) == FromReplicas((PeerId("b"),))
+    assert machine.source(held[2], serving) == Source("replicas", peers=(PeerId("b"),))
 
 
 # ------------------------------------------------------------ together
@@ -545,11 +532,11 @@ def test_all_come_to_serve_one_version_if_every_stage_has_one(swarm: list[Holdin
                 mine = replace(mine, disk=(*mine.disk, put_by[peer, machine.current]))
             if mine.restart != machine.current or mine.version is None:
                 match machine.source(replace(mine, version=None), others, held=mine.version):
-                    case FromHere():
+                    case Source("here"):
                         state[peer] = Holding(peer, mine.stage, machine.current, mine.version, mine.disk)
-                    case FromReplicas(donors, -1):
+                    case Source("replicas", -1, donors):
                         state[peer] = Holding(peer, mine.stage, machine.current, state[donors[0]].version, mine.disk)
-                    case FromDisk(version) | FromReplicas(_, version):
+                    case Source("disk", version) | Source("replicas", version, _):
                         served = {h.version for h in others if h.restart == machine.current}
                         assert version == machine.current.version or version in served
                         state[peer] = Holding(peer, mine.stage, machine.current, version, mine.disk)
@@ -582,7 +569,7 @@ def test_a_restart_that_the_run_has_outlived_sends_nobody_back() -> None:
     """All were killed long after a restart, and records of the dead still name it."""
     machine = restarts(current=Restart(1, 100))
     mine, other = (Holding(PeerId(name), at, machine.current, None, (100, 260)) for at, name in enumerate("ab"))
-    assert isinstance(machine.source(mine, [other]), NoSource)
+    assert machine.source(mine, [other]).kind == "nowhere"
     for now in (0.0, SETTLE_S):
         machine.decide([mine, other], [], serving=False, now=now)
     assert machine.wanted == Restart(2, 260) or machine.current == Restart(2, 260)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmnet.ids import NO_RESTART, PeerId, Restart
-from swarmnet.state.rollback import GIVE_UP, FromDisk, FromHere, FromReplicas, Holding, Move, RestartReport, Rollbacks
+from swarmnet.state.rollback import GIVE_UP, Holding, Move, RestartReport, Rollbacks, Source
 
 SETTLE_S, LOST_S, LAST = 3.0, 15.0, 1000
 
@@ -181,11 +181,11 @@ def test_all_come_to_serve_one_version_before_the_false_step_if_every_stage_has_
             kept |= moved is Move.KEEP
             if mine.restart != machine.current or mine.version is None:
                 match machine.source(replace(mine, version=None), others, held=mine.version):
-                    case FromHere():
+                    case Source("here"):
                         version = mine.version
-                    case FromReplicas(donors, -1):
+                    case Source("replicas", -1, donors):
                         version = state[donors[0]].version
-                    case FromDisk(at) | FromReplicas(_, at):
+                    case Source("disk", at) | Source("replicas", at, _):
                         version = at
                     case _:
                         version = None
