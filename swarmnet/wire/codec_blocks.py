@@ -234,7 +234,7 @@ class Int8(Blocks):
     def _encoded_fast(self, x_N: torch.Tensor, out: torch.Tensor) -> bool:
         import torch
 
-        if (native := kernels.of("int8", x_N)) is None:
+        if (native := kernels.of(x_N)) is None:
             return False
         at = 4 * -(-x_N.numel() // self.block)
         try:
@@ -244,7 +244,7 @@ class Int8(Blocks):
         return True
 
     def _decoded_fast(self, data: torch.Tensor, out_N: torch.Tensor, *, add: bool) -> bool:
-        if (native := kernels.of("int8", data, out_N)) is None:
+        if (native := kernels.of(data, out_N)) is None:
             return False
         at = 4 * -(-out_N.numel() // self.block)
         try:

@@ -71,7 +71,7 @@ class Planes:
         num_blocks = -(-x_N.numel() // BLOCK)
         if not num_blocks:
             return torch.empty(0, dtype=torch.uint8)
-        if (native := kernels.of("small", x_N)) is not None:
+        if (native := kernels.of(x_N)) is not None:
             return native.small_encode(x_N)
         blocks = x_N.contiguous()
         if short := num_blocks * BLOCK - x_N.numel():
@@ -88,7 +88,7 @@ class Planes:
         """As `decode`; returns the largest magnitude of the numbers decoded."""
         import torch
 
-        if (native := kernels.of("small", data, out_N)) is not None:
+        if (native := kernels.of(data, out_N)) is not None:
             try:
                 return native.small_decode(data, out_N, add=add)
             except kernels.Overflown as error:
