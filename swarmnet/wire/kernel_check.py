@@ -16,7 +16,7 @@ import torch
 from swarmnet.messages import PRIME
 from swarmnet.wire.kernels import Kernels, Overflown, Unfit
 
-DIGEST = "1426a90b489da95e820b6a158a9b754f9478c70e9a05565a1ad5768dbebc21a7"
+DIGEST = "846cf6deb9422c0b21fd5010ec3d2d71cf5e4db5ff5e2537502cd730a94714cb"
 """Of all results. It changes with the numbers below alone."""
 
 _SIZES = (0, 1, 63, 64, 65, 255, 256, 257, 5 * 256 + 77, 40_009)
@@ -70,10 +70,9 @@ def _int8(x: torch.Tensor, found: Kernels) -> Iterator[object]:
         damaged, coded = scales.clone(), codes.clone()
         damaged[:1] *= scale
         coded[-1:] = last
-        for add in (False, True):
-            out = x.flip(0)
-            yield _refused(lambda: found.int8_decode(damaged, coded, out, add=add))  # noqa: B023
-            yield out
+        out = x.flip(0)
+        yield _refused(lambda: found.int8_decode(damaged, coded, out))  # noqa: B023
+        yield out
 
 
 def _finite(x: torch.Tensor, found: Kernels) -> Iterator[object]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _PROTOTYPES = {
     "int8_encode": "i:pippi",
-    "int8_decode": "i:ppipii",
+    "int8_decode": "i:ppipi",
     "small_encode": "i:pipi",
     "small_join": ":ppi",
     "small_decode": "i:piipipi",
@@ -69,10 +69,10 @@ class Kernels:
         size = x_N.numel()
         _raise(self.library.int8_encode(_at(x_N), size, _at(scales_B), _at(codes_N), self._threads(size)))
 
-    def int8_decode(self, scales_B: torch.Tensor, codes_N: torch.Tensor, out_N: torch.Tensor, *, add: bool) -> None:
+    def int8_decode(self, scales_B: torch.Tensor, codes_N: torch.Tensor, out_N: torch.Tensor) -> None:
         """Raises Unfit; nothing is written then."""
         size = out_N.numel()
-        _raise(self.library.int8_decode(_at(scales_B), _at(codes_N), size, _at(out_N), add, self._threads(size)))
+        _raise(self.library.int8_decode(_at(scales_B), _at(codes_N), size, _at(out_N), self._threads(size)))
 
     def small_encode(self, x_N: torch.Tensor) -> torch.Tensor:
         """uint8, as long as the numbers need."""
