@@ -55,16 +55,8 @@ from swarmnet.messages import (
     TrailStep,
 )
 from swarmnet.wire.codec import malformed
-from swarmnet.wire.fields import (
-    LENGTH_BYTES,
-    MAX_MESSAGE_BYTES,
-    Kind,
-    Repeated,
-    Wrong,
-    message_class,
-    parsed,
-    struct_of,
-)
+from swarmnet.wire.fields import MAX_MESSAGE_BYTES, Kind, Repeated, Wrong, message_class, parsed, struct_of
+from swarmnet.wire.index_sets import varint
 
 MAX_TENSORS = 16
 """Tensors in one payload."""
@@ -408,19 +400,9 @@ def _only_field(data: bytes) -> int:
 
     Protobuf takes the last of several fields of one choice: a short first one must not decide how long it may be.
     """
-    key, at = _varint(data, 0)
-    length, at = _varint(data, at)
+    key, at = varint(data, 0)
+    length, at = varint(data, at)
     return key >> 3 if at and key & 7 == 2 and at + length == len(data) else 0
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number of protobuf's at `at`, and where it ends; 0 if there is none of at most four bytes."""
-    number = 0
-    for place, byte in enumerate(data[at : at + LENGTH_BYTES]):
-        number |= (byte & 0x7F) << 7 * place
-        if byte < 0x80:
-            return number, at + place + 1
-    return number, 0
 
 
 IN_ANY_RUN = Reader(ANY_RUN)
