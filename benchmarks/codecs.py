@@ -26,14 +26,13 @@ from typing import Any
 
 import torch
 
-from swarmnet.messages import Packed
 from swarmnet.wire import codecs
 
 Operation = Callable[[], object]
 
 OURS = ("fp32", "bf16", "fp16", "int8", "bnb8", "nf4", "sparse:0.05")
 ERRORS = ("gaussian", "heavy_tails", "loud_channels", "decades")
-COLUMNS = ("encode", "decode", "add", "decode, then add", "size", *(f"error {kind}" for kind in ERRORS))
+COLUMNS = ("encode", "decode", "size", *(f"error {kind}" for kind in ERRORS))
 
 
 def distributions(num_elements: int, device: torch.device) -> dict[str, torch.Tensor]:
@@ -68,10 +67,6 @@ def relative_error(x: torch.Tensor, y: torch.Tensor) -> float:
     return float((x - y).norm() / x.norm())
 
 
-def decode_then_add(total: torch.Tensor, packed: Packed) -> None:
-    total.add_(codecs.decode(packed))
-
-
 Theirs = tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor], float]
 """encode, decode, bytes an element"""
 
@@ -96,15 +91,13 @@ def theirs() -> dict[str, Theirs]:
 
 def measure(num_elements: int, repeat: int, device: torch.device) -> dict[str, dict[str, float]]:
     kinds = distributions(num_elements, device)
-    x, total = kinds["gaussian"], torch.zeros(num_elements)
+    x = kinds["gaussian"]
     others = theirs()
     operations: dict[str, Operation] = {"cast bf16 encode": x.bfloat16, "cast bf16 decode": x.bfloat16().float}
     for name in OURS:
         held = codecs.encode(name, x)
         operations[f"{name} encode"] = partial(codecs.encode, name, x)
         operations[f"{name} decode"] = partial(codecs.decode, held)
-        operations[f"{name} add"] = partial(codecs.add_decoded, total, held)
-        operations[f"{name} decode, then add"] = partial(decode_then_add, total, held)
     for name, (encode, decode, _) in others.items():
         operations[f"{name} encode"] = partial(encode, x)
         operations[f"{name} decode"] = partial(decode, encode(x))

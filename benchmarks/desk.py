@@ -100,7 +100,7 @@ def measure(megabytes: int) -> dict[str, float]:
         "int8, encode": rate(activation.numel(), lambda: codecs.encode("int8", activation)),
         "int8, decode": rate(activation.numel(), lambda: codecs.decode(packed)),
         "small, encode": rate(integers.numel(), lambda: codecs.encode("small", integers)),
-        "small, add": rate(integers.numel(), lambda: codecs.add_decoded(integers, small)),
+        "small, add": rate(integers.numel(), lambda: codecs.decode_integers(integers, small, add=True)),
         "update": 4 / rate(size, lambda: optimizer.step([values], learning_rate=1e-9, parameters=[other])),
     }
 

@@ -20,7 +20,8 @@ from swarmnet.net.limits import MESSAGE_BYTES, MESSAGES
 from swarmnet.net.tls import TLS_NAME
 from swarmnet.pacing import Rate
 from swarmnet.wire.codecs import encoded_bytes
-from swarmnet.wire.convert import IN_ANY_RUN, MAX_MESSAGE_BYTES, Reader
+from swarmnet.wire.convert import IN_ANY_RUN, Reader
+from swarmnet.wire.fields import MAX_MESSAGE_BYTES
 from swarmnet.wire.framing import CHUNK_BYTES
 
 _LARGE_STAGE = 128

@@ -13,7 +13,7 @@ import math
 import struct
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from blake3 import blake3
 
@@ -99,14 +99,13 @@ def _distance(one: Packed, other: Packed) -> float:
 @dataclass(slots=True)
 class _Work:
     """payload: what went in, the proof last, and the gradient; None: dropped. made: output and answer, where they are
-    kept. sents: who stands for having sent it. asks: of each mate."""
+    kept. sents: who stands for having sent it."""
 
     record: WorkRecord
     payload: tuple[Packed, ...] | None
     made: tuple[Packed, ...] | None
     num_bytes: int
     sents: tuple[Sent, ...]
-    asks: Counter[PeerId] = field(default_factory=Counter)
 
 
 class WorkBook:
@@ -203,13 +202,6 @@ class WorkBook:
             return None
         return AuditData(work.record, path_of(_leaves(works), index), work.payload, work.sents)
 
-    def show(self, mate: PeerId, step: int, index: int) -> AuditData | None:
-        """As `shown`, to a mate that asks. Raises Refused(TOO_OFTEN)."""
-        work = self._of(step, index).get(index)
-        if work is not None and work.payload is not None:
-            _count(work.asks, mate)
-        return self.shown(step, index)
-
     def made(self, step: int, index: int) -> tuple[Packed, ...] | None:
         """Output and answer of a microbatch; None: they are not kept, and can be made again of what went into it."""
         work = self._of(step, index).get(index)
@@ -228,45 +220,41 @@ class ShownWorks:
 
     def __init__(self, cap_bytes: int) -> None:
         self._cap_bytes, self.num_bytes = cap_bytes, 0
-        self._shown: OrderedDict[AuditRequest, tuple[AuditData, Counter[PeerId]]] = OrderedDict()
+        self._shown: OrderedDict[AuditRequest, AuditData] = OrderedDict()
+        self._asks: Counter[tuple[PeerId, PeerId, int, int]] = Counter()  # by who asks, and of whom, step and index
 
     def begin(self, step: int) -> None:
         """The step is opened: what nobody can compute again any more goes, and what is of a run that went back."""
         for request in [each for each in self._shown if not step - KEPT_STEPS <= each.step < step]:
             self._drop(request)
+        self._asks = Counter({key: count for key, count in self._asks.items() if step - KEPT_STEPS <= key[2] < step})
 
     def keep(self, request: AuditRequest, data: AuditData) -> None:
         """`request.peer` has shown this."""
-        asks = self._shown[request][1] if request in self._shown else Counter[PeerId]()
         self._drop(request)
-        self._shown[request] = data, asks
+        self._shown[request] = data
         self.num_bytes += _size(data)
         while self.num_bytes > self._cap_bytes:
             self._drop(next(iter(self._shown)))
 
     def get(self, request: AuditRequest) -> AuditData | None:
         """What it has shown, if that is still here."""
-        return self._shown[request][0] if request in self._shown else None
+        return self._shown.get(request)
 
-    def show(self, mate: PeerId, request: AuditRequest) -> AuditData | None:
-        """As `get`, to a mate that asks. Raises Refused(TOO_OFTEN)."""
-        if request in self._shown:
-            _count(self._shown[request][1], mate)
-        return self.get(request)
+    def asked(self, mate: PeerId, request: AuditRequest) -> None:
+        """That mate is shown a work, of this replica or of another one. Raises Refused(TOO_OFTEN)."""
+        key = mate, request.peer, request.step, request.index
+        if self._asks[key] >= MOST_ASKS:
+            raise Refused(RejectCode.TOO_OFTEN, f"it was shown to you {MOST_ASKS} times")
+        self._asks[key] += 1
 
     def _drop(self, request: AuditRequest) -> None:
         if request in self._shown:
-            self.num_bytes -= _size(self._shown.pop(request)[0])
+            self.num_bytes -= _size(self._shown.pop(request))
 
 
 def _leaves(works: Mapping[int, _Work]) -> dict[int, bytes]:
     return {index: leaf(work.record) for index, work in works.items()}
-
-
-def _count(asks: Counter[PeerId], mate: PeerId) -> None:
-    if asks[mate] >= MOST_ASKS:
-        raise Refused(RejectCode.TOO_OFTEN, f"it was shown to you {MOST_ASKS} times")
-    asks[mate] += 1
 
 
 def _size(data: AuditData) -> int:
@@ -277,11 +265,10 @@ def show(works: WorkBook, shown: ShownWorks, mate: PeerId, request: AuditRequest
     """What answers a mate: about a microbatch that this replica counted, or that its peer has shown here.
 
     Raises Refused: NOT_FOUND, TOO_OFTEN."""
-    step, index = request.step, request.index
-    if request.peer != me:
-        found = shown.show(mate, request)
-    else:
-        found = works.bare(step, index) if request.bare else works.show(mate, step, index)
+    step, index, bare = request.step, request.index, request.bare and request.peer == me
+    found = (works.bare if bare else works.shown)(step, index) if request.peer == me else shown.get(request)
     if found is None:
         raise Refused(RejectCode.NOT_FOUND, "not kept here", step=step, index=index)
+    if not bare:
+        shown.asked(mate, request)
     return found

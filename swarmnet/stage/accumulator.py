@@ -206,7 +206,7 @@ def check_fixed_point(largest: float, *, most: int) -> None:
 def largest_magnitude(tensors: Sequence[Tensor]) -> float:
     """The largest absolute value of all; NaN or infinity if there is one. One pass, one synchronisation."""
     floats = all(each.dtype == torch.float32 for each in tensors)
-    if floats and (native := kernels.of("grid", *tensors)) is not None:
+    if floats and (native := kernels.of(*tensors)) is not None:
         return native.largest(tensors)
     extremes = [torch.stack(torch.aminmax(tensor)) for tensor in tensors if tensor.numel()]
     # There are only empty tensors.

@@ -119,7 +119,7 @@ def adamw(
     numbers = [1 - beta1, beta1, 1 - table.beta2, table.beta2, ahead * bias, 1 - ahead, floor, rate]
     numbers = [*map(fp32, numbers), fp32(1 - learning_rate * weight_decay) if weight_decay else 1.0]
     for w, g, m, v in zip(weights, gradients, firsts, seconds, strict=True):
-        if (native := kernels.of("adamw", w, g, m, v)) is not None:
+        if (native := kernels.of(w, g, m, v)) is not None:
             native.adamw(w, g, m, v, numbers)
             continue
         # Freed memory of this size is used again at once: it stays in the cache.

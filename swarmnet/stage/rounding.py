@@ -162,7 +162,7 @@ class FineRounding(Rounding):
             )
 
     def add(self, total: Tensor, gradient: Tensor, place: int, *, index: int) -> None:
-        if (native := kernels.of("grid", total, gradient)) is not None:
+        if (native := kernels.of(total, gradient)) is not None:
             native.fine_add(gradient, total, bits=self.bits)
             return
         # In chunks: the product and its rounding are temporaries.
@@ -192,7 +192,7 @@ class SmallRounding(Rounding):
     def add(self, total: Tensor, gradient: Tensor, place: int, *, index: int) -> None:
         block, (inverse_rows, inverse_columns, _, _) = self._blocks[place], self._scales_of(place, total.device)
         table, offset = _dither(index, total.device), _offset(self._step, block.name)
-        if (native := kernels.of("grid", total, gradient)) is not None:
+        if (native := kernels.of(total, gradient)) is not None:
             begin = offset + block.rows.start * block.num_columns + block.columns.start
             native.small_add(
                 gradient, total, inverse_rows, inverse_columns, table, at=begin, apart=block.num_columns, limit=LIMIT
@@ -211,7 +211,7 @@ class SmallRounding(Rounding):
 
     def values(self, total: Tensor, place: int, *, scale: float = 1.0) -> Iterator[Tensor]:
         block, (_, _, by_row, by_column) = self._blocks[place], self._scales_of(place, total.device)
-        native = kernels.of("grid", total)
+        native = kernels.of(total)
         for rows, part, _ in self._chunks(place, total, total):
             if native is not None:
                 found = torch.empty(part.numel())
@@ -407,7 +407,7 @@ def _means(
     num_rows, num_columns = matrix_of(shape)
     by_row = torch.empty(num_rows, dtype=torch.int64, device=total.device)
     by_column = torch.zeros(num_columns, dtype=torch.int64, device=total.device)
-    if (native := kernels.of("grid", total)) is not None:
+    if (native := kernels.of(total)) is not None:
         native.squares_by(total, by_row, by_column, shift=shift, most=_CLAMP)
     else:
         each = max(chunk_elements(total.device) // num_columns, 1)

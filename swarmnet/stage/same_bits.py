@@ -47,7 +47,7 @@ def root(values: Tensor, *, out: Tensor | None = None) -> Tensor:
 
 def squares(values: Tensor, unit: float = 1.0) -> float:
     """Sum of the squares of flat floats, or of int64, in that unit, a power of two: in fp64, of `summed`'s bits."""
-    if (native := kernels.of("squares", values)) is not None:
+    if (native := kernels.of(values)) is not None:
         return native.squares(values, unit)
     return summed((values.to(torch.float64) * unit).square_())
 

@@ -42,7 +42,7 @@ class Drawn:
         total = 0
         for at in range(0, x_N.numel(), _AT_ONCE):
             piece = x_N[at : at + _AT_ONCE].cpu().contiguous()
-            native = kernels.of("linear", piece)
+            native = kernels.of(piece)
             found = self._reference(piece, start + at) if native is None else self._native(native, piece, start + at)
             total += found
         return total % PRIME

@@ -77,7 +77,7 @@ class SumBuffer:
 
 def _short(elements: Tensor) -> Tensor:
     """As int16, if all fit."""
-    if (native := kernels.of("short", elements)) is not None:
+    if (native := kernels.of(elements)) is not None:
         return elements if (short := native.short(elements)) is None else short
     low, high = torch.aminmax(elements)
     return elements.to(torch.int16) if low >= _SHORT.min and high <= _SHORT.max else elements

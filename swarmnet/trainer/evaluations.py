@@ -11,7 +11,7 @@ from swarmnet.clock import loop_time
 from swarmnet.errors import Refused
 from swarmnet.ids import PeerId
 from swarmnet.messages import Gradient
-from swarmnet.trainer.scores import Look, NoScore, said, same, score
+from swarmnet.trainer.scores import NoScore, said, same, score
 
 
 class EvaluationHost(Protocol):
@@ -40,18 +40,18 @@ class OpenEvaluation:
         self.scoring: asyncio.Task[tuple[float, int] | NoScore]
         self.telling: asyncio.Task[None]
 
-    async def look(self, number: int, avoid: tuple[PeerId, ...]) -> Look | None:
+    async def look(self, number: int, avoid: tuple[PeerId, ...]) -> Gradient | None:
         try:
             answer = await self._host.evaluate(self.version, number, avoid)
         except Refused:
             return None
         self.heard_at = loop_time()
-        return Look(answer.loss_sum, answer.num_tokens, answer.route)
+        return answer
 
-    def alike(self, one: Look, other: Look) -> bool:
+    def alike(self, one: Gradient, other: Gradient) -> bool:
         return same(one, other, numerics=self._host.numerics if self._equal_bits else None)
 
-    def disputed(self, number: int, looks: Sequence[Look]) -> None:
+    def disputed(self, number: int, looks: Sequence[Gradient]) -> None:
         self._host.event("eval_disputed", {"step": self.version, "number": number, **said(looks)})
 
 

@@ -11,12 +11,11 @@ import asyncio
 import math
 import random
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from swarmnet.errors import SwarmError
 from swarmnet.ids import PeerId
-from swarmnet.messages import MAX_AVOIDED
+from swarmnet.messages import MAX_AVOIDED, Gradient
 
 TWICE = 0.1
 """The share of an evaluation's microbatches that is computed twice; at least one."""
@@ -32,31 +31,22 @@ class NoScore(SwarmError):
     """There is none of this version; in words for a person."""
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
-    """One answer for one microbatch. loss_sum: nats. route: who computed it, from the first stage to the last."""
-
-    loss_sum: float
-    num_tokens: int
-    route: tuple[PeerId, ...]
-
-
 class Looks(Protocol):
     """How one version's microbatches are looked at, and what becomes of that."""
 
-    def look(self, number: int, avoid: tuple[PeerId, ...], /) -> Coroutine[Any, Any, Look | None]:
+    def look(self, number: int, avoid: tuple[PeerId, ...], /) -> Coroutine[Any, Any, Gradient | None]:
         """What comes back for a microbatch by a route around these peers, if there are others. None: too late."""
         ...
 
-    def alike(self, one: Look, other: Look, /) -> bool:
+    def alike(self, one: Gradient, other: Gradient, /) -> bool:
         """Can both be right?"""
         ...
 
-    def disputed(self, number: int, looks: Sequence[Look], /) -> None:
+    def disputed(self, number: int, looks: Sequence[Gradient], /) -> None:
         """These looks at a microbatch are not the same."""
 
 
-def same(one: Look, other: Look, *, numerics: Callable[[PeerId], str] | None) -> bool:
+def same(one: Gradient, other: Gradient, *, numerics: Callable[[PeerId], str] | None) -> bool:
     """Can both be right? numerics: the class of a peer, "": not known; None: bits are not equal in this run."""
     if one.num_tokens != other.num_tokens:
         return False
@@ -66,7 +56,7 @@ def same(one: Look, other: Look, *, numerics: Callable[[PeerId], str] | None) ->
     return math.isclose(one.loss_sum, other.loss_sum, rel_tol=TOLERANCE)
 
 
-def said(looks: Sequence[Look]) -> Mapping[str, object]:
+def said(looks: Sequence[Gradient]) -> Mapping[str, object]:
     """Fields of an event: the loss of each, nats per token, and its route."""
     return {
         "losses": [look.loss_sum / look.num_tokens for look in looks],
@@ -97,7 +87,7 @@ async def score(num_microbatches: int, version: Looks, rng: random.Random) -> tu
     raise NoScore("whoever computed a microbatch again found another loss, and there is nobody else to ask")
 
 
-async def _all(version: Looks, wanted: Mapping[int, frozenset[PeerId]]) -> dict[int, Look]:
+async def _all(version: Looks, wanted: Mapping[int, frozenset[PeerId]]) -> dict[int, Gradient]:
     """number -> a look around those peers. Raises NoScore."""
     avoid = {number: tuple(sorted(around)[:MAX_AVOIDED]) for number, around in wanted.items()}
     async with asyncio.TaskGroup() as group:
@@ -108,7 +98,7 @@ async def _all(version: Looks, wanted: Mapping[int, frozenset[PeerId]]) -> dict[
     return looks
 
 
-async def _decide(number: int, looks: tuple[Look, Look], version: Looks) -> frozenset[PeerId]:
+async def _decide(number: int, looks: tuple[Gradient, Gradient], version: Looks) -> frozenset[PeerId]:
     """Who made the odd one of three looks. Raises NoScore if nobody can tell."""
     first, second = looks
     one, other = frozenset(first.route), frozenset(second.route)

@@ -60,11 +60,10 @@ class Codec(Protocol):
         """Contiguous memory of the encoding, of any dtype, maybe x_N's own. Raises BadMessage(NON_FINITE)."""
         ...
 
-    def decode(self, data: torch.Tensor, out_N: torch.Tensor, *, add: bool) -> None:
-        """Decode over `out_N` (its `dtype`), or add to it: data uint8 [bytes], on the CPU, aligned to 8 bytes.
+    def decode(self, data: torch.Tensor, out_N: torch.Tensor) -> None:
+        """Decode over `out_N` (its `dtype`): data uint8 [bytes], on the CPU, aligned to 8 bytes.
 
-        Raises what `check` raises; where it adds, `out_N` is then untouched. Every operation an elementwise IEEE one,
-        so that all machines decode the same bits; and adding is bit-equal to `out += decoded`.
+        Raises what `check` raises. Every operation an elementwise IEEE one, so that all machines decode the same bits.
         """
         ...
 

@@ -25,6 +25,7 @@ there a block's scale carries the sign of its largest element, which so is +1.0 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -80,8 +81,6 @@ class Blocks:
 
         x_N = fp32(x_N)
         out = torch.empty(self.sizes(x_N.numel())[0], dtype=torch.uint8, device=x_N.device)
-        if self._encoded_fast(x_N, out):
-            return out
         for x, scales, codes in self._pieces(x_N, out):
             found, encoded = self._encode(to_blocks(x, self.block))
             scales.copy_(found)
@@ -91,24 +90,18 @@ class Blocks:
                 codes[-1] &= 0xF0
         return out
 
-    def decode(self, data: torch.Tensor, out_N: torch.Tensor, *, add: bool) -> None:
+    def decode(self, data: torch.Tensor, out_N: torch.Tensor) -> None:
         """Piece by piece; all is checked before the first is written."""
         import torch
 
-        if self._decoded_fast(data, out_N, add=add):
-            return
         self.check(data.numpy(), out_N.numel())
         for out, scales, codes in self._pieces(out_N, data.to(out_N.device)):
             values = to_blocks(self._values(codes)[: out.numel()], self.block)
-            # Straight into its place, where nothing is added and no block is short.
-            if not add and values.numel() == out.numel():
+            # Straight into its place, where no block is short.
+            if values.numel() == out.numel():
                 torch.mul(values, scales.unsqueeze(1), out=out.view_as(values))
-                continue
-            flat = values.mul_(scales.unsqueeze(1)).view(-1)[: out.numel()]
-            if add:
-                out.add_(flat)
             else:
-                out.copy_(flat)
+                out.copy_(values.mul_(scales.unsqueeze(1)).view(-1)[: out.numel()])
 
     def _pieces(
         self, x_N: torch.Tensor, data: torch.Tensor
@@ -123,14 +116,6 @@ class Blocks:
             stop = min(start + chunk, total)
             here = slice(start // self.block, -(-stop // self.block))
             yield x_N[start:stop], scales[here], codes[start * self.bits // 8 : -(-stop * self.bits // 8)]
-
-    def _encoded_fast(self, x_N: torch.Tensor, out: torch.Tensor) -> bool:
-        """Has a kernel written the encoding?"""
-        return False
-
-    def _decoded_fast(self, data: torch.Tensor, out_N: torch.Tensor, *, add: bool) -> bool:
-        """Has a kernel decoded it? If not, nothing is written."""
-        return False
 
     def _peaks(self, size_N: torch.Tensor) -> torch.Tensor:
         """The largest of each element's block, [N]."""
@@ -231,27 +216,25 @@ _TINY_INT8 = 2.0**-110  # Below it 127^2 / s overflows and decoded values are de
 class Int8(Blocks):
     """Companded by a square root."""
 
-    def _encoded_fast(self, x_N: torch.Tensor, out: torch.Tensor) -> bool:
+    def encode(self, x_N: torch.Tensor) -> torch.Tensor:
+        """By a kernel, where there is one; what it refuses the reference names."""
         import torch
 
-        if (native := kernels.of("int8", x_N)) is None:
-            return False
-        at = 4 * -(-x_N.numel() // self.block)
-        try:
-            native.int8_encode(x_N, out[:at].view(torch.float32), out[at:])
-        except kernels.Unfit:
-            return False
-        return True
+        x_N = fp32(x_N)
+        if (native := kernels.of(x_N)) is not None:
+            out, at = torch.empty(self.sizes(x_N.numel())[0], dtype=torch.uint8), 4 * -(-x_N.numel() // self.block)
+            with contextlib.suppress(kernels.Unfit):
+                native.int8_encode(x_N, out[:at].view(torch.float32), out[at:])
+                return out
+        return super().encode(x_N)
 
-    def _decoded_fast(self, data: torch.Tensor, out_N: torch.Tensor, *, add: bool) -> bool:
-        if (native := kernels.of("int8", data, out_N)) is None:
-            return False
-        at = 4 * -(-out_N.numel() // self.block)
-        try:
-            native.int8_decode(data[:at], data[at:], out_N, add=add)
-        except kernels.Unfit:
-            return False
-        return True
+    def decode(self, data: torch.Tensor, out_N: torch.Tensor) -> None:
+        """Likewise."""
+        if (native := kernels.of(data, out_N)) is not None:
+            at = 4 * -(-out_N.numel() // self.block)
+            with contextlib.suppress(kernels.Unfit):
+                return native.int8_decode(data[:at], data[at:], out_N)
+        return super().decode(data, out_N)
 
     def _check(self, scales: Array, codes: Array, num_elements: int) -> None:
         if bool((scales < 0.0).any()):

@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from swarmnet.errors import Overflow
 from swarmnet.wire.codec import check_finite, is_finite, non_finite
 
 if TYPE_CHECKING:
     import torch
 
 _BF16_EXPONENT = 0x7F80
-_CHUNK = 1 << 17  # Elements handled at a time where several passes are made: small enough to stay in a core's cache.
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,62 +64,18 @@ class Cast:
             encoded = x_N.clamp(-largest, largest).to(stored).contiguous()
         return encoded
 
-    def decode(self, data: torch.Tensor, out_N: torch.Tensor, *, add: bool) -> None:
-        """bf16 widens inside the copy or the addition. Raises Overflow if an int64 sum would leave int64."""
+    def decode(self, data: torch.Tensor, out_N: torch.Tensor) -> None:
+        """bf16 widens inside the copy."""
         import torch
 
-        stored: torch.dtype = getattr(torch, self.stored)
-        values = data.view(stored).to(out_N.device)
-        if self.name == "int64":
-            put_integers(values, out_N, add=add)
-            return
-        if not add:
-            out_N.copy_(values)
-            if stored.is_floating_point:
-                check_finite(out_N)
-            return
-        if stored.is_floating_point:
-            check_finite(values)
-        out_N.add_(values)
+        out_N.copy_(data.view(getattr(torch, self.stored)))
+        if out_N.is_floating_point():
+            check_finite(out_N)
 
     def bound(self, x_N: torch.Tensor) -> torch.Tensor:
         """The error bound that the module's docstring states."""
         size = x_N.double().abs()
         return size * 2**-8 + 2**-134 if self.name == "bf16" else size * 0
-
-
-def put_integers(values: torch.Tensor, out_N: torch.Tensor, *, add: bool) -> int:
-    """int64 `values` over `out_N`, or added to it. Returns their largest magnitude. Raises Overflow."""
-    import torch
-
-    values = values.to(out_N.device)
-    if add:
-        check_sum(out_N, values)
-        out_N.add_(values)
-    else:
-        out_N.copy_(values)
-    if not values.numel():
-        return 0
-    low, high = torch.aminmax(values)
-    return max(int(high), -int(low))
-
-
-OVERFLOW = "a fixed-point sum would leave int64: lower numerics.grid_bits or the learning rate"
-
-
-def check_sum(left: torch.Tensor, right: torch.Tensor) -> None:
-    """Raise Overflow if an element of left + right leaves int64. Ranges first, elements only where ranges touch."""
-    import torch
-
-    for start in range(0, left.numel(), _CHUNK):
-        a, b = left[start : start + _CHUNK], right[start : start + _CHUNK]
-        low, high = (int(x) + int(y) for x, y in zip(torch.aminmax(a), torch.aminmax(b), strict=True))
-        # The ranges cannot overflow together, which is nearly always so.
-        if low >= -(1 << 63) and high < 1 << 63:
-            continue
-        total = a + b
-        if bool((((a ^ total) & (b ^ total)) < 0).any()):
-            raise Overflow(OVERFLOW)
 
 
 CASTS = (

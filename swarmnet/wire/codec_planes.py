@@ -25,7 +25,6 @@ import numpy as np
 from swarmnet.errors import Overflow
 from swarmnet.wire import kernels
 from swarmnet.wire.codec import malformed
-from swarmnet.wire.codec_casts import OVERFLOW, put_integers
 
 if TYPE_CHECKING:
     import torch
@@ -35,6 +34,9 @@ _CHUNK = 1 << 10
 """Blocks written at a time: what that takes fits a core's cache."""
 
 _DEVICE_CHUNK = 1 << 16
+
+_ADDED = 1 << 17
+"""Elements whose sums are looked at together."""
 
 _MOST_SPARSE = 3
 _SPARSE_BELOW = 6
@@ -71,7 +73,7 @@ class Planes:
         num_blocks = -(-x_N.numel() // BLOCK)
         if not num_blocks:
             return torch.empty(0, dtype=torch.uint8)
-        if (native := kernels.of("small", x_N)) is not None:
+        if (native := kernels.of(x_N)) is not None:
             return native.small_encode(x_N)
         blocks = x_N.contiguous()
         if short := num_blocks * BLOCK - x_N.numel():
@@ -80,19 +82,22 @@ class Planes:
         chunks = [_written(some) for some in torch.split(blocks.view(-1, BLOCK), chunk)]
         return torch.cat([part for parts in zip(*chunks, strict=True) for part in parts])
 
-    def decode(self, data: torch.Tensor, out_N: torch.Tensor, *, add: bool) -> None:
-        """Over `out_N`, or added to it: Overflow if that would leave int64; `out_N` is unchanged then."""
-        self.decode_integers(data, out_N, add=add)
+    def decode(self, data: torch.Tensor, out_N: torch.Tensor) -> None:
+        """Over `out_N`."""
+        self.decode_integers(data, out_N, add=False)
 
     def decode_integers(self, data: torch.Tensor, out_N: torch.Tensor, *, add: bool) -> int:
-        """As `decode`; returns the largest magnitude of the numbers decoded."""
+        """Over `out_N`, or added to it: Overflow if that would leave int64; `out_N` is unchanged then.
+
+        Returns the largest magnitude of the numbers decoded.
+        """
         import torch
 
-        if (native := kernels.of("small", data, out_N)) is not None:
+        if (native := kernels.of(data, out_N)) is not None:
             try:
                 return native.small_decode(data, out_N, add=add)
             except kernels.Overflown as error:
-                raise Overflow(OVERFLOW) from error
+                raise Overflow(_OVERFLOW) from error
             except kernels.Unfit:
                 pass  # the reference names what is wrong
         num_blocks = -(-out_N.numel() // BLOCK)
@@ -101,11 +106,45 @@ class Planes:
         for first in range(0, num_blocks, _CHUNK):
             place = out[first * BLOCK : (first + _CHUNK) * BLOCK]
             place.copy_(_read(parts, first, min(first + _CHUNK, num_blocks)).view(-1)[: place.numel()])
-        return put_integers(out, out_N, add=add)
+        return _put(out, out_N, add=add)
 
     def bound(self, x_N: torch.Tensor) -> torch.Tensor:
         """Exact."""
         return x_N.double() * 0
+
+
+def _put(values: torch.Tensor, out_N: torch.Tensor, *, add: bool) -> int:
+    """int64 `values` over `out_N`, or added to it. Returns their largest magnitude. Raises Overflow."""
+    import torch
+
+    values = values.to(out_N.device)
+    if add:
+        _check_sum(out_N, values)
+        out_N.add_(values)
+    else:
+        out_N.copy_(values)
+    if not values.numel():
+        return 0
+    low, high = torch.aminmax(values)
+    return max(int(high), -int(low))
+
+
+_OVERFLOW = "a fixed-point sum would leave int64: lower numerics.grid_bits or the learning rate"
+
+
+def _check_sum(left: torch.Tensor, right: torch.Tensor) -> None:
+    """Raise Overflow if an element of left + right leaves int64. Ranges first, elements only where ranges touch."""
+    import torch
+
+    for start in range(0, left.numel(), _ADDED):
+        a, b = left[start : start + _ADDED], right[start : start + _ADDED]
+        low, high = (int(x) + int(y) for x, y in zip(torch.aminmax(a), torch.aminmax(b), strict=True))
+        # The ranges cannot overflow together, which is nearly always so.
+        if low >= -(1 << 63) and high < 1 << 63:
+            continue
+        total = a + b
+        if bool((((a ^ total) & (b ^ total)) < 0).any()):
+            raise Overflow(_OVERFLOW)
 
 
 def _written(chunk: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -92,16 +92,15 @@ class Sparse:
         fields = (head, scales.cpu().numpy(), _packed(numbers, _BITS), positions)
         return torch.from_numpy(np.concatenate([field.view(np.uint8) for field in fields]))
 
-    def decode(self, data: torch.Tensor, out_N: torch.Tensor, *, add: bool) -> None:
+    def decode(self, data: torch.Tensor, out_N: torch.Tensor) -> None:
         """One scatter. No position comes twice."""
         import torch
 
         scales, codes, at = (torch.from_numpy(a).to(out_N.device) for a in self._read(data.numpy(), out_N.numel()))
         values = codes.float() - _LARGEST
         values = values.mul_(values.abs()).mul_(_UNIT).mul_(scales[at // BLOCK])
-        if not add:
-            out_N.zero_()
-        out_N[at] = out_N[at].add_(values) if add else values
+        out_N.zero_()
+        out_N[at] = values
 
     def bound(self, x_N: torch.Tensor) -> torch.Tensor:
         """The error bound that the module's docstring states."""

@@ -151,11 +151,9 @@ def encoded_bytes(name: str, shape: Sequence[int]) -> int:
     return encoded_sizes(name, shape)[1]
 
 
-def check_packed(packed: Packed, *, expect_shape: Sequence[int] | None = None, expect_codec: str | None = None) -> None:
-    """Raise BadMessage unless codec, shape and length fit together and are the expected ones, where any are."""
+def check_packed(packed: Packed, *, expect_shape: Sequence[int] | None = None) -> None:
+    """Raise BadMessage unless codec, shape and length fit together, and the shape is the expected one, if one is."""
     shortest, longest = encoded_sizes(packed.codec, packed.shape)
-    if expect_codec is not None and packed.codec != expect_codec:
-        raise malformed("unexpected codec", codec=packed.codec, expected=expect_codec)
     if expect_shape is not None and tuple(packed.shape) != tuple(expect_shape):
         raise BadMessage(RejectCode.BAD_SHAPE, "unexpected shape", shape=packed.shape, expected=tuple(expect_shape))
     # Checked before decoding takes memory for the tensor.
@@ -191,11 +189,7 @@ def encode(name: str, tensor: torch.Tensor, *, apart: bool = False) -> Packed:
 
 
 def decode(
-    packed: Packed,
-    *,
-    expect_shape: Sequence[int] | None = None,
-    expect_codec: str | None = None,
-    device: torch.device | str | None = None,
+    packed: Packed, *, expect_shape: Sequence[int] | None = None, device: torch.device | str | None = None
 ) -> torch.Tensor:
     """Decode into a fresh, contiguous tensor that shares no memory with `packed`.
 
@@ -204,49 +198,27 @@ def decode(
     """
     import torch
 
-    check_packed(packed, expect_shape=expect_shape, expect_codec=expect_codec)
+    check_packed(packed, expect_shape=expect_shape)
     codec = find(packed.codec)
     out = torch.empty(packed.shape, dtype=_dtype(codec), device=device)
-    codec.decode(_bytes(packed), out.view(-1), add=False)
+    codec.decode(_bytes(packed), out.view(-1))
     return out
 
 
-def decode_into(out: torch.Tensor, packed: Packed) -> None:
-    """Decode over `out` (contiguous, any shape of as many elements, the dtype `decode` would give).
-
-    Raises what `decode` raises; what `out` then holds is undefined. BAD_SHAPE if the number of elements differs.
-    """
-    check_packed(packed)
-    find(packed.codec).decode(_bytes(packed), _flat(out, packed), add=False)
-
-
-def add_decoded(accumulator: torch.Tensor, packed: Packed) -> None:
-    """Add the decoded tensor to `accumulator` (as for `decode_into`) without building it: the reducer's inner loop.
-
-    Bit-equal to `accumulator += decode(packed)`. Raises what `decode` raises, and Overflow if an int64 sum would
-    leave int64; the accumulator is then unchanged. A float sum may overflow to infinity: `encode` refuses it later.
-    """
-    check_packed(packed)
-    find(packed.codec).decode(_bytes(packed), _flat(accumulator, packed), add=True)
-
-
 def decode_integers(out: torch.Tensor, packed: Packed, *, add: bool) -> int:
-    """`decode_into`, or `add_decoded`, of `small`; returns the largest magnitude of the numbers that were decoded."""
+    """Decode `small` over `out` (contiguous int64, any shape of as many elements), or add to it.
+
+    Returns the largest magnitude of the numbers that were decoded. Raises what `decode` raises, and Overflow if a sum
+    would leave int64; where it adds, `out` is then unchanged. BAD_SHAPE if the number of elements differs.
+    """
     check_packed(packed)
     codec = find(packed.codec)
-    if not isinstance(codec, Planes):
-        raise TypeError(f"codec {packed.codec} is not small")
-    return codec.decode_integers(_bytes(packed), _flat(out, packed), add=add)
-
-
-def _flat(out: torch.Tensor, packed: Packed) -> torch.Tensor:
-    dtype = _dtype(find(packed.codec))
-    if out.dtype != dtype:
-        raise TypeError(f"codec {packed.codec} decodes to {dtype}, not {out.dtype}")
+    if not isinstance(codec, Planes) or out.dtype != _dtype(codec):
+        raise TypeError(f"codec {packed.codec} is not small, or {out.dtype} not int64")
     # Shapes may differ: a sum is cut and joined flat.
     if out.numel() != num_elements(packed.shape):
         raise BadMessage(RejectCode.BAD_SHAPE, "unexpected size", shape=packed.shape, expected=tuple(out.shape))
-    return out.view(-1)
+    return codec.decode_integers(_bytes(packed), out.view(-1), add=add)
 
 
 def _bytes(packed: Packed) -> torch.Tensor:

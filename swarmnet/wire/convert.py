@@ -8,15 +8,12 @@ a transport, and never reach a peer's own code.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Generic, TypeVar, cast
-
-from google.protobuf.message import DecodeError, Message
+from typing import Annotated, Generic, TypeVar
 
 from swarmnet.bounds import ANY_RUN, Between, Bounds, Entries, Proto, Size
 from swarmnet.directory import Pass
-from swarmnet.errors import BadMessage, RejectCode
 from swarmnet.ids import Incarnation, RunId
 from swarmnet.messages import (
     Accepted,
@@ -56,10 +53,8 @@ from swarmnet.messages import (
     TrailStep,
 )
 from swarmnet.wire.codec import malformed
-from swarmnet.wire.fields import LENGTH_BYTES, Kind, Repeated, Wrong, message_class, struct_of
-
-MAX_MESSAGE_BYTES = 1 << 20
-"""No header and no control message is longer, in any run."""
+from swarmnet.wire.fields import MAX_MESSAGE_BYTES, Kind, Repeated, Wrong, message_class, parsed, struct_of
+from swarmnet.wire.index_sets import varint
 
 MAX_TENSORS = 16
 """Tensors in one payload."""
@@ -256,7 +251,7 @@ class Envelope(Generic[T]):
         self, data: bytes, most_bytes: int | None = None
     ) -> tuple[T, tuple[TensorHeader, ...], Lane | None]:
         """The message, the tensors that are declared with it, and the lane that it names. Raises BadMessage."""
-        envelope = _parse(self.message, data, self._most_bytes if most_bytes is None else most_bytes)
+        envelope = parsed(self.message, data, self._most_bytes if most_bytes is None else most_bytes)
         name = envelope.WhichOneof("kind")
         # A later version may know more kinds; this one refuses what it cannot read.
         if name is None:
@@ -269,35 +264,6 @@ class Envelope(Generic[T]):
             return message, _DECLARED.read(envelope, "payload"), lane
         except Wrong as wrong:
             raise malformed(str(wrong)) from None
-
-
-def _parse(make: type[Message], data: bytes, most_bytes: int = MAX_MESSAGE_BYTES) -> Message:
-    # By its length alone: a parser would already have taken memory for all of it.
-    if len(data) > most_bytes:
-        raise BadMessage(RejectCode.TOO_LARGE, "message is too long", num_bytes=len(data), most_bytes=most_bytes)
-    try:
-        return make.FromString(data)
-    except DecodeError as error:
-        raise malformed("not a protobuf message") from error
-
-
-class Bare(Generic[T]):
-    """A message that no envelope holds."""
-
-    def __init__(self, make: type[T]) -> None:
-        kind: type = make
-        self._struct, self._name = struct_of(kind, ANY_RUN), kind.__name__
-
-    def write(self, message: T) -> bytes:
-        """Its bytes."""
-        return self._struct.written(message)
-
-    def read(self, data: bytes) -> T:
-        """The inverse. Raises BadMessage."""
-        try:
-            return cast(T, self._struct.take(_parse(self._struct.message, data)))
-        except Wrong as wrong:
-            raise malformed(f"{self._name}.{wrong}") from None
 
 
 _CONTROL_KINDS = {1: Heartbeat, 2: StagePlan, 6: MemberState, 10: Committed, 12: Ping, 13: Case, 15: Sent}
@@ -432,19 +398,9 @@ def _only_field(data: bytes) -> int:
 
     Protobuf takes the last of several fields of one choice: a short first one must not decide how long it may be.
     """
-    key, at = _varint(data, 0)
-    length, at = _varint(data, at)
+    key, at = varint(data, 0)
+    length, at = varint(data, at)
     return key >> 3 if at and key & 7 == 2 and at + length == len(data) else 0
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number of protobuf's at `at`, and where it ends; 0 if there is none of at most four bytes."""
-    number = 0
-    for place, byte in enumerate(data[at : at + LENGTH_BYTES]):
-        number |= (byte & 0x7F) << 7 * place
-        if byte < 0x80:
-            return number, at + place + 1
-    return number, 0
 
 
 IN_ANY_RUN = Reader(ANY_RUN)
@@ -454,8 +410,9 @@ read_control, read_request, read_answer = IN_ANY_RUN.control, IN_ANY_RUN.request
 # ---------------------------------------------------------------- greetings
 
 
-_HELLO, _BULK_ASK, _BULK_OFFER = Bare(Hello), Bare(BulkAsk), Bare(BulkOffer)
-write_hello, read_hello = _HELLO.write, _HELLO.read
+_HELLO, _BULK_ASK, _BULK_OFFER = (struct_of(make, ANY_RUN) for make in (Hello, BulkAsk, BulkOffer))
+write_hello, write_bulk_ask, write_bulk_offer = _HELLO.written, _BULK_ASK.written, _BULK_OFFER.written
+read_hello: Callable[[bytes], Hello] = _HELLO.parsed
+read_bulk_ask: Callable[[bytes], BulkAsk] = _BULK_ASK.parsed
+read_bulk_offer: Callable[[bytes], BulkOffer] = _BULK_OFFER.parsed
 write_hello_reply, read_hello_reply = GREETINGS.write, GREETINGS.read
-write_bulk_ask, read_bulk_ask = _BULK_ASK.write, _BULK_ASK.read
-write_bulk_offer, read_bulk_offer = _BULK_OFFER.write, _BULK_OFFER.read

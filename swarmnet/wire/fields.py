@@ -51,10 +51,15 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from swarmnet.bounds import MAX_INDEXES, MAX_MEMBERS, Between, Bounds, Entries, Outside, Proto, Size
+from swarmnet.errors import BadMessage, RejectCode
 from swarmnet.ids import Chain, Generation, PeerId, RunId
 from swarmnet.statement import MAX_PAYLOAD_BYTES, SignedMessage
+from swarmnet.wire.codec import malformed
 from swarmnet.wire.index_sets import from_bytes, indexes_problem, most_set_bytes, to_bytes
 from swarmnet.wire.peer_ids import PEER_ID_CHARS, is_peer_id, peer_id_from_public_bytes, public_bytes_of
+
+MAX_MESSAGE_BYTES = 1 << 20
+"""No header and no control message is longer, in any run."""
 
 KEY_BYTES, MAX_NUMBER = 32, 1 << 53
 
@@ -170,6 +175,13 @@ class Struct:
         self.fill(message, value)
         return message.SerializeToString()
 
+    def parsed(self, data: bytes, most_bytes: int = MAX_MESSAGE_BYTES) -> Any:
+        """The inverse. Raises BadMessage."""
+        try:
+            return self.take(parsed(self.message, data, most_bytes))
+        except Wrong as wrong:
+            raise malformed(f"{self.message.DESCRIPTOR.name}.{wrong}") from None
+
     def append(self, repeated: Any, name: str, value: Any) -> None:
         """Write one more entry of a repeated field."""
         self.fill(repeated.add(), value)
@@ -211,6 +223,17 @@ class Struct:
             return self.known[0](message.SerializeToString()) if small and self.known else self.take(message)
         except Wrong as wrong:
             raise wrong.inside(name) from None
+
+
+def parsed(make: type[Message], data: bytes, most_bytes: int) -> Message:
+    """A message of protobuf's. Raises BadMessage."""
+    # By its length alone: a parser would already have taken memory for all of it.
+    if len(data) > most_bytes:
+        raise BadMessage(RejectCode.TOO_LARGE, "message is too long", num_bytes=len(data), most_bytes=most_bytes)
+    try:
+        return make.FromString(data)
+    except DecodeError as error:
+        raise malformed("not a protobuf message") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,39 +122,30 @@ class Assembly:
 
     def take(self, chunk: bytes | memoryview) -> None:
         """The next chunk. Raises BadMessage if it does not fit."""
-        # A sender that goes on after the end would fill memory.
-        if self.whole:
-            raise BadMessage(RejectCode.MALFORMED, "more than was declared", num_bytes=len(chunk))
-        left = self._left or self._declared[len(self._tensors)].length
-        # Chunks have one size, so that nobody sends a gigabyte in single bytes.
-        if len(chunk) != min(CHUNK_BYTES, left):
-            raise BadMessage(RejectCode.MALFORMED, "chunk does not fit", num_bytes=len(chunk), left=left)
-        if self._left:
-            self._tensors[-1][self._filled : self._filled + len(chunk)] = chunk
-            self._filled += len(chunk)
-        elif len(chunk) == left:
-            # A tensor of one chunk stays where gRPC has put it: no copy.
+        # A tensor of one chunk stays where gRPC has put it: no copy.
+        if not self._left and not self.whole and self._declared[len(self._tensors)].length == len(chunk) <= CHUNK_BYTES:
             self._tensors.append(memoryview(chunk))
-            self._filled = left
-        else:
-            # Not a bytearray: that would first write every byte as zero.
-            self._tensors.append(np.empty(left, dtype=np.uint8).data)
-            self._tensors[-1][: len(chunk)] = chunk
             self._filled = len(chunk)
-        self._skip_empty()
+            self._skip_empty()
+        else:
+            self.room(len(chunk), most=CHUNK_BYTES)[:] = chunk
 
     def room(self, num_bytes: int, *, most: int) -> memoryview:
         """Where the next piece goes, which then counts as come. Pieces have `most` bytes, but the last of a tensor.
 
         Raises BadMessage if it does not fit.
         """
+        # A sender that goes on after the end would fill memory.
         if self.whole:
             raise BadMessage(RejectCode.MALFORMED, "more than was declared", num_bytes=num_bytes)
-        if not self._left:
-            self._tensors.append(np.empty(self._declared[len(self._tensors)].length, dtype=np.uint8).data)
-            self._filled = 0
-        if num_bytes != min(most, left := self._left):
+        left = self._left or self._declared[len(self._tensors)].length
+        # Pieces have one size, so that nobody sends a gigabyte in single bytes.
+        if num_bytes != min(most, left):
             raise BadMessage(RejectCode.MALFORMED, "piece does not fit", num_bytes=num_bytes, left=left)
+        if not self._left:
+            # Not a bytearray: that would first write every byte as zero.
+            self._tensors.append(np.empty(left, dtype=np.uint8).data)
+            self._filled = 0
         self._filled += num_bytes
         place = self._tensors[-1][self._filled - num_bytes : self._filled]
         self._skip_empty()

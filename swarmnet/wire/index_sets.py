@@ -90,19 +90,23 @@ def _read_runs(data: bytes) -> Iterator[tuple[int, int]]:
     """(first, last) of each run; (-1, -1) where the data ends in the middle of one."""
     at, end = 1, 0
     while at < len(data):
-        numbers = []
-        for _ in range(2):
-            number = shift = 0
-            while at < len(data) and data[at] & 0x80 and shift < 28:
-                number |= (data[at] & 0x7F) << shift
-                at, shift = at + 1, shift + 7
-            if at == len(data) or data[at] & 0x80:
-                yield -1, -1
-                return
-            numbers.append(number | data[at] << shift)
-            at += 1
-        yield end + numbers[0], end + numbers[0] + numbers[1]
-        end += numbers[0] + numbers[1] + 1
+        skipped, at = varint(data, at)
+        more, at = varint(data, at) if at else (0, 0)
+        if not at:
+            yield -1, -1
+            return
+        yield end + skipped, end + skipped + more
+        end += skipped + more + 1
+
+
+def varint(data: bytes, at: int) -> tuple[int, int]:
+    """A number of protobuf's at `at`, and where it ends; 0 if there is none of at most five bytes."""
+    number = 0
+    for place, byte in enumerate(data[at : at + 5]):
+        number |= (byte & 0x7F) << 7 * place
+        if byte < 0x80:
+            return number, at + place + 1
+    return number, 0
 
 
 def _put_varint(data: bytearray, number: int) -> None:

@@ -1,8 +1,8 @@
 """Compiles kernels.cpp once per machine, in the background, and lets the codecs use what has the reference's bits.
 
 The library rests in the user's cache, under a hash of all that it depends on: source, flags, compiler, processor. Who
-else could write there could run code here, so only a folder and a file of this user alone are taken. Where there is no
-compiler nothing changes: the reference is used.
+else could write there could run code here, so only a folder and a file of this user alone are taken. An empty file
+stands for a library with other bits than the reference's. There, and without a compiler, the reference is used.
 """
 
 from __future__ import annotations
@@ -15,14 +15,10 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from dataclasses import replace
 from pathlib import Path
-
-import numpy as np
 
 from swarmnet import telemetry
 from swarmnet.wire import kernels
-from swarmnet.wire.kernels import Kernels
 
 log = telemetry.get(__name__)
 
@@ -58,7 +54,8 @@ def _prepare(threads: int) -> None:
         return
     try:
         place = built(found, cache())
-        kernels.use(checked(kernels.load(str(place), frozenset(kernels.FAMILIES), threads=threads), beside=place))
+        if place.stat().st_size:
+            kernels.use(kernels.load(str(place), threads=threads))
     # A compiler that does not work is as good as none, and so is a user without a home for the cache (RuntimeError).
     except (OSError, AttributeError, RuntimeError, subprocess.SubprocessError) as error:
         log.warning("no_kernels", error=str(error)[:200])
@@ -73,7 +70,9 @@ def cache() -> Path:
 
 
 def built(compiler: str, folder: Path) -> Path:
-    """The library in that folder, compiled unless it is there. Raises OSError, SubprocessError."""
+    """The library in that folder, compiled and checked unless it is there. Raises OSError, SubprocessError."""
+    from swarmnet.wire import kernel_check
+
     version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=_COMPILE_S).stdout
     parts = _SOURCE.read_bytes(), " ".join(FLAGS).encode(), version, _processor()
     place = folder / f"{hashlib.sha256(b''.join(hashlib.sha256(part).digest() for part in parts)).hexdigest()}.so"
@@ -85,6 +84,10 @@ def built(compiler: str, folder: Path) -> Path:
                 made = Path(scratch) / place.name
                 command = [*_NICE, compiler, *FLAGS, str(_SOURCE), "-o", str(made)]
                 subprocess.run(command, capture_output=True, check=True, timeout=_COMPILE_S)
+                if kernel_check.digest(kernels.load(str(made), threads=1)) != kernel_check.DIGEST:
+                    log.warning("kernels_differ", compiler=compiler)
+                    made.unlink()  # not emptied: its code is mapped into memory
+                    made.touch()
                 made.chmod(0o700)
                 made.replace(place)
     _check_mine(place)
@@ -102,33 +105,3 @@ def _processor() -> bytes:
     lines = Path("/proc/cpuinfo").read_bytes().split(b"\n\n")[0].splitlines() if os.path.exists("/proc/cpuinfo") else []
     kept = [line for line in lines if line.startswith((b"model", b"vendor", b"cpu family", b"flags", b"Features"))]
     return b"\n".join([platform.machine().encode(), *kept])
-
-
-# ---------------------------------------------------------------- equal bits
-
-
-def checked(found: Kernels, *, beside: Path | None = None) -> Kernels:
-    """These kernels, those families of them that have the reference's bits on numbers that are hard to get right.
-
-    beside: their library, beside which the answer is kept: half a second of work for every process that starts.
-    """
-    import torch
-
-    from swarmnet.wire import kernel_check
-
-    references = f"torch {torch.__version__}, numpy {np.__version__}"
-    kept = beside.with_suffix(".agrees") if beside is not None else None
-    if kept is not None and kept.exists():
-        _check_mine(kept)
-        asked_of, *same = kept.read_text().splitlines()
-        if asked_of == references:
-            return replace(found, families=found.families.intersection(same))
-    agreeing = frozenset(family for family in found.families if kernel_check.agrees(family, found))
-    if odd := sorted(found.families - agreeing):
-        log.warning("kernels_differ", families=", ".join(odd))
-    if kept is not None:
-        made = kept.with_suffix(f".{os.getpid()}")
-        made.touch(mode=0o700)
-        made.write_text("\n".join([references, *sorted(agreeing)]))
-        made.replace(kept)
-    return replace(found, families=agreeing)

@@ -69,11 +69,10 @@ bool int8_encode_block(const float* x, i64 n, float* scale, std::int8_t* codes) 
     return true;
 }
 
-template <bool adds> void int8_decode_block(float scale, const std::int8_t* codes, i64 n, float* out) {
+void int8_decode_block(float scale, const std::int8_t* codes, i64 n, float* out) {
     for (i64 k = 0; k < n; k++) {
         const float code = static_cast<float>(codes[k]);
-        const float value = code * std::fabs(code) * UNIT * scale;
-        out[k] = adds ? out[k] + value : value;
+        out[k] = code * std::fabs(code) * UNIT * scale;
     }
 }
 
@@ -446,8 +445,8 @@ i64 int8_encode(const float* x, i64 n, float* scales, std::int8_t* codes, i64 th
     return finite ? FINE : REFUSED;
 }
 
-// Over out [n], or added to it. REFUSED, and nothing written: bytes that no encoder writes.
-i64 int8_decode(const float* scales, const std::int8_t* codes, i64 n, float* out, i64 adds, i64 threads) {
+// Over out [n]. REFUSED, and nothing written: bytes that no encoder writes.
+i64 int8_decode(const float* scales, const std::int8_t* codes, i64 n, float* out, i64 threads) {
     const i64 blocks = (n + INT8_BLOCK - 1) / INT8_BLOCK;
     for (i64 block = 0; block < blocks; block++)
         if (!(scales[block] >= 0.0f && scales[block] <= 0x1.fffffep127f)) return REFUSED;
@@ -457,8 +456,7 @@ i64 int8_decode(const float* scales, const std::int8_t* codes, i64 n, float* out
     in_ranges(blocks, threads, [&](i64 first, i64 last, i64) {
         for (i64 block = first; block < last; block++) {
             const i64 start = block * INT8_BLOCK;
-            auto decode = adds ? int8_decode_block<true> : int8_decode_block<false>;
-            decode(scales[block], codes + start, std::min(INT8_BLOCK, n - start), out + start);
+            int8_decode_block(scales[block], codes + start, std::min(INT8_BLOCK, n - start), out + start);
         }
     });
     return FINE;

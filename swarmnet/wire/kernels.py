@@ -13,14 +13,33 @@ import struct
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
 
-Family = Literal["int8", "small", "short", "squares", "linear", "grid", "adamw"]
-FAMILIES: tuple[Family, ...] = get_args(Family)
-"""What is checked, and used, together."""
+_PROTOTYPES = {
+    "int8_encode": "i:pippi",
+    "int8_decode": "i:ppipi",
+    "small_encode": "i:pipi",
+    "small_join": ":ppi",
+    "small_decode": "i:piipipi",
+    "shorten": "i:pip",
+    "squares_of_floats": "d:pid",
+    "squares_of_doubles": "d:pid",
+    "squares_of_integers": "d:pid",
+    "linear": "i:piippi",
+    "largest": "u:pi",
+    "fine_add": ":pifpi",
+    "small_add": ":piipppiifpi",
+    "small_add_narrow": ":piipppiifpi",
+    "small_values": ":piippfp",
+    "squares_by": ":piiiipp",
+    "adamw": ":ppppipi",
+}
+"""Of kernels.cpp: result, then arguments."""
+
+_TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "u": ctypes.c_uint32, "f": ctypes.c_float, "d": ctypes.c_double}
 
 _FINE, _REFUSED, _OVERFLOWN = range(3)
 _WORTH_A_THREAD = 1 << 17
@@ -37,34 +56,31 @@ class Overflown(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """A loaded library. families: whose results have been compared with the reference's. threads: at most, in a call
-    other than an update's.
+    """A loaded library. threads: at most, in a call other than an update's.
 
     Tensors are contiguous and on the CPU.
     """
 
     library: ctypes.CDLL
-    families: frozenset[Family]
     threads: int
 
     def int8_encode(self, x_N: torch.Tensor, scales_B: torch.Tensor, codes_N: torch.Tensor) -> None:
         """Raises Unfit: an element is not finite."""
         size = x_N.numel()
-        _raise(self.library.int8_encode(_at(x_N), _number(size), _at(scales_B), _at(codes_N), self._threads(size)))
+        _raise(self.library.int8_encode(_at(x_N), size, _at(scales_B), _at(codes_N), self._threads(size)))
 
-    def int8_decode(self, scales_B: torch.Tensor, codes_N: torch.Tensor, out_N: torch.Tensor, *, add: bool) -> None:
+    def int8_decode(self, scales_B: torch.Tensor, codes_N: torch.Tensor, out_N: torch.Tensor) -> None:
         """Raises Unfit; nothing is written then."""
         size = out_N.numel()
-        args = _at(scales_B), _at(codes_N), _number(size), _at(out_N), _number(add), self._threads(size)
-        _raise(self.library.int8_decode(*args))
+        _raise(self.library.int8_decode(_at(scales_B), _at(codes_N), size, _at(out_N), self._threads(size)))
 
     def small_encode(self, x_N: torch.Tensor) -> torch.Tensor:
         """uint8, as long as the numbers need."""
         import torch
 
         threads = self._threads(x_N.numel())
-        ends = (ctypes.c_int64 * (4 * threads.value))()
-        whole = self.library.small_encode(_at(x_N), _number(x_N.numel()), ends, threads)
+        ends = (ctypes.c_int64 * (4 * threads))()
+        whole = self.library.small_encode(_at(x_N), x_N.numel(), ends, threads)
         out = torch.empty(whole, dtype=torch.uint8)
         self.library.small_join(ends, _at(out), threads)
         return out
@@ -72,7 +88,7 @@ class Kernels:
     def small_decode(self, data: torch.Tensor, out_N: torch.Tensor, *, add: bool) -> int:
         """Returns the largest magnitude decoded. Raises Unfit, Overflown; `out_N` is as it was then."""
         extremes, size = (ctypes.c_int64 * 2)(), out_N.numel()
-        args = _at(data), _number(data.numel()), _number(size), _at(out_N), _number(add), extremes
+        args = _at(data), data.numel(), size, _at(out_N), add, extremes
         _raise(self.library.small_decode(*args, self._threads(size)))
         return max(extremes[1], -extremes[0]) if size else 0
 
@@ -81,31 +97,29 @@ class Kernels:
         import torch
 
         out = torch.empty(x_N.numel(), dtype=torch.int16)
-        return None if self.library.shorten(_at(x_N), _number(x_N.numel()), _at(out)) else out
+        return None if self.library.shorten(_at(x_N), x_N.numel(), _at(out)) else out
 
     def squares(self, x_N: torch.Tensor, unit: float) -> float:
         """The sum of squares in fp64, of fp32, fp64 or int64 in that unit."""
         kind = {"torch.float32": "floats", "torch.float64": "doubles", "torch.int64": "integers"}[str(x_N.dtype)]
-        of = getattr(self.library, f"squares_of_{kind}")
-        found: float = of(_at(x_N), _number(x_N.numel()), ctypes.c_double(unit))
+        found: float = getattr(self.library, f"squares_of_{kind}")(_at(x_N), x_N.numel(), unit)
         return found
 
     def linear(self, x_N: torch.Tensor, start: int, rows: torch.Tensor, columns: torch.Tensor) -> int:
         """The product of int64 elements from position `start` on with a vector of `sums.linear`, modulo 2^61 - 1."""
         size = x_N.numel()
-        scales = _at(rows), _at(columns), self._threads(size)
-        found: int = self.library.linear(_at(x_N), _number(size), _number(start), *scales)
+        found: int = self.library.linear(_at(x_N), size, start, _at(rows), _at(columns), self._threads(size))
         return found
 
     def largest(self, tensors: Sequence[torch.Tensor]) -> float:
         """The largest magnitude of some of fp32; NaN if there is one; 0 of nothing."""
-        bits = max((self.library.largest(_at(each), _number(each.numel())) for each in tensors), default=0)
+        bits = max((self.library.largest(_at(each), each.numel()) for each in tensors), default=0)
         return float(struct.unpack("<f", struct.pack("<I", bits))[0])
 
     def fine_add(self, x_N: torch.Tensor, total_N: torch.Tensor, *, bits: int) -> None:
         """Add multiples of 2^-bits."""
         size = x_N.numel()
-        self.library.fine_add(_at(x_N), _number(size), ctypes.c_float(2.0**bits), _at(total_N), self._threads(size))
+        self.library.fine_add(_at(x_N), size, 2.0**bits, _at(total_N), self._threads(size))
 
     def small_add(
         self,
@@ -122,27 +136,23 @@ class Kernels:
         """Add multiples of the small grid to int64 or int32. dither: a row's begins at entry `at`, and the next row's
         `apart` further."""
         rows, columns = per_row_R.numel(), per_column_C.numel()
-        shape = _number(rows), _number(columns)
-        where = _number(at), _number(apart), ctypes.c_float(limit)
         scales = _at(per_row_R), _at(per_column_C), _at(dither)
         add = self.library.small_add if total_RC.element_size() == 8 else self.library.small_add_narrow
-        add(_at(x_RC), *shape, *scales, *where, _at(total_RC), self._threads(rows * columns))
+        add(_at(x_RC), rows, columns, *scales, at, apart, limit, _at(total_RC), self._threads(rows * columns))
 
     def small_values(
         self, total_RC: torch.Tensor, by_row_R: torch.Tensor, by_column_C: torch.Tensor, scale: float, out: torch.Tensor
     ) -> None:
         """What a small sum stands for, times `scale`."""
-        shape = _number(by_row_R.numel()), _number(by_column_C.numel())
-        scales = _at(by_row_R), _at(by_column_C), ctypes.c_float(scale)
-        self.library.small_values(_at(total_RC), *shape, *scales, _at(out))
+        shape = by_row_R.numel(), by_column_C.numel()
+        self.library.small_values(_at(total_RC), *shape, _at(by_row_R), _at(by_column_C), scale, _at(out))
 
     def squares_by(
         self, total_RC: torch.Tensor, by_row_R: torch.Tensor, by_column_C: torch.Tensor, *, shift: int, most: int
     ) -> None:
         """Sums of squares of `total` >> shift, cut to +-most: over rows, and over columns, which are added to."""
-        shape = _number(by_row_R.numel()), _number(by_column_C.numel())
-        sums = _at(by_row_R), _at(by_column_C)
-        self.library.squares_by(_at(total_RC), *shape, _number(shift), _number(most), *sums)
+        shape = by_row_R.numel(), by_column_C.numel()
+        self.library.squares_by(_at(total_RC), *shape, shift, most, _at(by_row_R), _at(by_column_C))
 
     def adamw(
         self, w_N: torch.Tensor, g_N: torch.Tensor, m_N: torch.Tensor, v_N: torch.Tensor, numbers: Sequence[float]
@@ -155,23 +165,20 @@ class Kernels:
         torch.autograd.graph.increment_version([w_N, m_N, v_N])  # who keeps a cast of the weights asks for it
         # Updates in host memory have more of them than all else (`ranks.stage`).
         threads = self._threads(size, most=torch.get_num_threads())
-        self.library.adamw(_at(w_N), _at(g_N), _at(m_N), _at(v_N), _number(size), by, threads)
+        self.library.adamw(_at(w_N), _at(g_N), _at(m_N), _at(v_N), size, by, threads)
 
-    def _threads(self, size: int, *, most: int = 0) -> ctypes.c_int64:
-        return _number(max(1, min(most or self.threads, size // _WORTH_A_THREAD)))
+    def _threads(self, size: int, *, most: int = 0) -> int:
+        return max(1, min(most or self.threads, size // _WORTH_A_THREAD))
 
 
-def load(path: str, families: frozenset[Family], *, threads: int) -> Kernels:
+def load(path: str, *, threads: int) -> Kernels:
     """The library in that file. Raises OSError, AttributeError: it is none of ours."""
     library = ctypes.CDLL(path)
-    for name in ("int8_encode", "int8_decode", "small_encode", "small_decode", "shorten", "linear"):
-        getattr(library, name).restype = ctypes.c_int64
-    for name in ("small_join", "fine_add", "small_add", "small_add_narrow", "small_values", "squares_by", "adamw"):
-        getattr(library, name).restype = None
-    library.largest.restype = ctypes.c_uint32
-    for name in ("floats", "doubles", "integers"):
-        getattr(library, f"squares_of_{name}").restype = ctypes.c_double
-    return Kernels(library, families, threads)
+    for name, prototype in _PROTOTYPES.items():
+        result, arguments = prototype.split(":")
+        function = getattr(library, name)
+        function.restype, function.argtypes = _TYPES.get(result), [_TYPES[each] for each in arguments]
+    return Kernels(library, threads)
 
 
 _used: Kernels | None = None
@@ -199,21 +206,14 @@ def tried(kernels: Kernels | None) -> Iterator[None]:
         _trial.reset(token)
 
 
-def of(family: Family, *tensors: torch.Tensor) -> Kernels | None:
-    """The kernels of that family for these tensors; None: take the reference."""
-    found = _trial.get(_used)
-    if found is None or family not in found.families:
-        return None
+def of(*tensors: torch.Tensor) -> Kernels | None:
+    """The kernels for these tensors; None: take the reference."""
     usable = all(each.device.type == "cpu" and each.is_contiguous() for each in tensors)
-    return found if usable else None
+    return _trial.get(_used) if usable else None
 
 
-def _at(tensor: torch.Tensor) -> ctypes.c_void_p:
-    return ctypes.c_void_p(tensor.data_ptr())
-
-
-def _number(value: int) -> ctypes.c_int64:
-    return ctypes.c_int64(value)
+def _at(tensor: torch.Tensor) -> int:
+    return tensor.data_ptr()
 
 
 def _raise(status: int) -> None:

@@ -10,14 +10,12 @@ import base64
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from google.protobuf.message import DecodeError
-
 from swarmnet.bounds import ANY_RUN
-from swarmnet.errors import BadMessage, RejectCode
+from swarmnet.errors import BadMessage
 from swarmnet.ids import PeerId
 from swarmnet.statement import MAX_PAYLOAD_BYTES, SignedMessage, in_envelope
 from swarmnet.wire.codec import malformed
-from swarmnet.wire.fields import Wrong, signed_struct, struct_of
+from swarmnet.wire.fields import signed_struct, struct_of
 
 T = TypeVar("T")
 
@@ -40,16 +38,7 @@ def to_bytes(signed: SignedMessage[Any], *, most: int = MAX_PAYLOAD_BYTES) -> by
 
 def from_bytes(data: bytes, *kinds: type, most: int = MAX_PAYLOAD_BYTES) -> SignedMessage[Any]:
     """The inverse, of messages of these kinds. The signature is not checked. Raises BadMessage."""
-    # By its length alone: a parser would already have taken memory for all of it.
-    if len(data) > most + _AROUND_BYTES:
-        raise BadMessage(RejectCode.TOO_LARGE, "signed message is too long", num_bytes=len(data))
-    try:
-        envelope = signed_struct(kinds, ANY_RUN, most)
-        signed: SignedMessage[Any] = envelope.take(envelope.message.FromString(data))
-    except DecodeError as error:
-        raise malformed("not a protobuf message") from error
-    except Wrong as wrong:
-        raise malformed(f"signed.{wrong}") from None
+    signed: SignedMessage[Any] = signed_struct(kinds, ANY_RUN, most).parsed(data, most + _AROUND_BYTES)
     # One spelling only: what is not signed must not make a genuine record longer, or look like another one.
     if to_bytes(signed, most=most) != data:
         raise malformed("signed message has more in its envelope than is signed")

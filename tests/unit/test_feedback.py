@@ -54,9 +54,9 @@ def average(replicas: list[Replica], number: int, *, order: int = 0) -> torch.Te
         summed = torch.zeros(stop - start)
         for replica in replicas:
             packed = replica.codec.contribution(replica.gradient, start, stop)
-            codecs.add_decoded(summed, packed)
+            summed += codecs.decode(packed)
         reducer = replicas[(place + order) % len(replicas)]
-        codecs.decode_into(total[start:stop], reducer.codec.sum(summed, start))
+        total[start:stop] = codecs.decode(reducer.codec.sum(summed, start))
     return total
 
 

@@ -13,7 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.ids import PeerId
-from swarmnet.trainer.scores import TOLERANCE, Look, NoScore, same, score
+from swarmnet.messages import Gradient
+from swarmnet.trainer.scores import TOLERANCE, NoScore, same, score
+
+
+def look(loss_sum: float, num_tokens: int, *route: PeerId) -> Gradient:
+    return Gradient(loss_sum, num_tokens, route=route)
 
 
 @dataclass
@@ -27,23 +32,23 @@ class Stages:
     liars: frozenset[PeerId]
     rng: random.Random
     share: float = 1.0
-    looks: list[tuple[int, Look]] = field(default_factory=list)
-    disputes: list[tuple[int, list[Look]]] = field(default_factory=list)
+    looks: list[tuple[int, Gradient]] = field(default_factory=list)
+    disputes: list[tuple[int, list[Gradient]]] = field(default_factory=list)
 
-    async def look(self, number: int, around: tuple[PeerId, ...]) -> Look:
+    async def look(self, number: int, around: tuple[PeerId, ...]) -> Gradient:
         route, loss = [], number + 1.0
         for stage, count in enumerate(self.replicas):
             everybody = [PeerId(f"{stage}.{replica}") for replica in range(count)]
             route.append(self.rng.choice([peer for peer in everybody if peer not in around] or everybody))
             if route[-1] in self.liars and self.rng.random() < self.share:
                 loss += 0.5
-        self.looks.append((number, Look(loss, 2, tuple(route))))
+        self.looks.append((number, look(loss, 2, *route)))
         return self.looks[-1][1]
 
-    def alike(self, one: Look, other: Look) -> bool:
+    def alike(self, one: Gradient, other: Gradient) -> bool:
         return same(one, other, numerics=lambda peer: "cpu")
 
-    def disputed(self, number: int, looks: Sequence[Look]) -> None:
+    def disputed(self, number: int, looks: Sequence[Gradient]) -> None:
         self.disputes.append((number, list(looks)))
 
     def score(self, microbatches: int) -> float | None:
@@ -119,12 +124,12 @@ def test_of_two_replicas_nobody_can_tell_who_is_right() -> None:
 
 def test_weights_that_move_on_while_a_third_is_asked_leave_the_dispute() -> None:
     stages = Stages((3,), frozenset({PeerId("0.0"), PeerId("0.1")}), random.Random(1))
-    answers = iter([Look(1.0, 2, (PeerId("0.0"),)), Look(2.0, 2, (PeerId("0.1"),)), None])
+    answers = iter([look(1.0, 2, PeerId("0.0")), look(2.0, 2, PeerId("0.1")), None])
 
-    async def look(number: int, around: tuple[PeerId, ...]) -> Look | None:
+    async def next_look(number: int, around: tuple[PeerId, ...]) -> Gradient | None:
         return next(answers)
 
-    stages.look = look  # type: ignore[method-assign]
+    stages.look = next_look  # type: ignore[method-assign]
     with pytest.raises(NoScore, match="moved on"):
         asyncio.run(score(1, stages, stages.rng))
     assert len(stages.disputes) == 1
@@ -139,9 +144,9 @@ A, B = PeerId("a"), PeerId("b")
 )
 def test_bits_are_equal_only_in_one_known_class(classes: dict[PeerId, str] | None, exact: bool) -> None:
     alike = partial(same, numerics=None if classes is None else lambda peer: classes.get(peer, ""))
-    one = Look(100.0, 8, (A,))
-    assert alike(one, Look(100.0, 8, (B,))) and not alike(one, Look(100.0, 9, (B,)))
-    assert alike(one, Look(100.0 * (1 + TOLERANCE / 2), 8, (B,))) == (not exact)
-    assert not alike(one, Look(100.0 * (1 + 2 * TOLERANCE), 8, (B,)))
+    one = look(100.0, 8, A)
+    assert alike(one, look(100.0, 8, B)) and not alike(one, look(100.0, 9, B))
+    assert alike(one, look(100.0 * (1 + TOLERANCE / 2), 8, B)) == (not exact)
+    assert not alike(one, look(100.0 * (1 + 2 * TOLERANCE), 8, B))
     # What one peer says twice is equal, whatever its class.
-    assert alike(one, Look(100.0001, 8, (A,))) == (classes is None)
+    assert alike(one, look(100.0001, 8, A)) == (classes is None)

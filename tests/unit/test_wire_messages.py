@@ -86,7 +86,7 @@ from swarmnet.wire.convert import (
     TensorHeader,
     Told,
 )
-from swarmnet.wire.fields import Wrong, struct_of
+from swarmnet.wire.fields import MAX_MESSAGE_BYTES, Wrong, struct_of
 from swarmnet.wire.index_sets import bitmap_problem, from_bitmap, from_bytes, indexes_problem, to_bitmap, to_bytes
 from swarmnet.wire.peer_ids import peer_id_from_public_bytes
 
@@ -360,7 +360,7 @@ def test_cut_answers_are_read_or_refused(data: bytes, draw: st.DataObject) -> No
 
 def test_a_message_that_is_too_long_is_not_parsed() -> None:
     with pytest.raises(BadMessage) as caught:
-        convert.read_answer(bytes(convert.MAX_MESSAGE_BYTES + 1))
+        convert.read_answer(bytes(MAX_MESSAGE_BYTES + 1))
     assert caught.value.code is RejectCode.TOO_LARGE
 
 
