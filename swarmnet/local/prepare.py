@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from swarmnet.config import toml
 from swarmnet.config.check import layer
@@ -323,11 +323,6 @@ def mesh_of(meshes: Meshes, name: str) -> Mesh:
 def meshed(meshes: Meshes, replicas: Iterable[str]) -> frozenset[str]:
     """Who of `replicas` has more than one rank."""
     return frozenset(name for name in replicas if mesh_of(meshes, name).ranks > 1)
-
-
-def record(meshes: Meshes) -> dict[str, Any]:
-    """As JSON, for a run that goes on."""
-    return {whom: mesh.model_dump(mode="json") for whom, mesh in sorted(meshes.items())}
 
 
 def in_words(meshes: Meshes, manifest: Manifest) -> str:

@@ -23,7 +23,7 @@ from swarmnet.config.peer import Log, LogLevel, PeerConfig
 from swarmnet.host import OomKills
 from swarmnet.local import earlier
 from swarmnet.local.options import LocalOptions
-from swarmnet.local.prepare import Meshes, Prepared, device_of, mesh_of, meshed, prepare, record
+from swarmnet.local.prepare import Meshes, Prepared, device_of, mesh_of, meshed, prepare
 from swarmnet.local.processes import (
     Child,
     ChildCommand,
@@ -223,7 +223,7 @@ class Supervisor:
         self.progress.started_at, self.progress.moved_at = now - self.progress.earlier_s, now
         self._waiting = [*self.swarm.replicas, *self.swarm.trainers]
         with self._log:
-            self._write(earlier.BEGAN, life=self._life, meshes=record(self.swarm.meshes), liars=dict(self.swarm.liars))
+            self._write(earlier.BEGAN, life=self._life, options=self.swarm.options.record())
             try:
                 while not self._over(now):
                     time.sleep(self.timing.poll_s)
