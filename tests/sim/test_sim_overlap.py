@@ -12,6 +12,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from benchmark_modules import load
 from further import further
 from strike import check_always, kill_and_restart, leader_of, watched
 from test_sim_drain import Farewells, executions, indexes
@@ -24,7 +25,8 @@ from swarmnet.simulate.engine import tokens_of
 from swarmnet.simulate.oracle import Oracle
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Node, Swarm
-from swarmnet.simulate.timeline import Timeline, seconds_of
+
+timelines = load("timeline")
 
 PLAN = Plan(stages=2, replicas=2, microbatches=6, steps=4, averaging_s=0.3, sync="overlap")
 """Averaging takes longer than computing, so both open steps are at work most of the time."""
@@ -254,11 +256,11 @@ def stalls(sync: str) -> tuple[list[float], float]:
     """(seconds per step that each device waits for averaging, seconds per step), steady state."""
     # With audits a device has something to do while it waits.
     swarm = Swarm(replace(BUSY, sync=sync, audit=Audits(microbatches=0.0, contributions=0.0)), 1)
-    timeline = Timeline(swarm)
+    timeline = timelines.Timeline(swarm)
     swarm.run(until_s=60.0)
     begin, end = timeline.applied_at(2), timeline.applied_at(6)
     assert all(bar.stop - bar.start >= 0.4 for bar in timeline.bars() if bar.what == "averaging")
-    waited = [seconds_of(timeline.stalls(node.peer_id, begin, end)) / 4 for node in swarm.nodes]
+    waited = [timelines.seconds_of(timeline.stalls(node.peer_id, begin, end)) / 4 for node in swarm.nodes]
     return waited, (end - begin) / 4
 
 
