@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import pytest
 from further import further
-from strike import check_always, soon, watched
+from strike import check_always, soon, until, watched
 from test_sim_scenarios import PLAN, POINTS, Trap
 
 from swarmnet.simulate.plan import Plan
@@ -113,8 +113,7 @@ def test_a_leaving_peer_begins_nothing_new() -> None:
 
     async def script(swarm: Swarm) -> None:
         node = swarm.replicas(1)[0]
-        while not (node.peer.replicas and node.peer.replicas[1].execution.num_tasks == 2):
-            await asyncio.sleep(0.002)
+        await until(lambda: node.peer.replicas and node.peer.replicas[1].execution.num_tasks == 2)
         farewells.ask(node)
         await asyncio.sleep(0)
         execution = node.peer.replicas[1].execution
@@ -223,8 +222,7 @@ def test_a_newcomer_without_state_leaves_at_once() -> None:
     async def script(swarm: Swarm) -> None:
         await at_step(swarm, 2)
         node = swarm.add([0])
-        while not node.peer.replicas:
-            await asyncio.sleep(0)
+        await until(lambda: node.peer.replicas, every_s=0)
         farewells.ask(node)
         while node.up:
             await asyncio.sleep(0.001)
