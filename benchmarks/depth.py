@@ -14,9 +14,10 @@ import argparse
 import json
 from pathlib import Path
 
+from timeline import Timeline
+
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Swarm
-from swarmnet.simulate.timeline import Timeline
 from swarmnet.testing.links import Links
 
 STAGES, ROUND_TRIPS_S = (2, 4, 8, 16, 32), (0.0, 0.05, 0.2)

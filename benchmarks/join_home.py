@@ -6,7 +6,6 @@ The stage's members compute for a part of a step and average for the rest, and a
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import statistics
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Protocol
 from swarmnet.net.traffic import STATE_SHARE
 from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Swarm
+from swarmnet.simulate.swarm import Enough, Swarm
 from swarmnet.state.catch_up import WITHIN, Ahead, line_needed
 
 SMALLER, FASTER = 1000, 20
@@ -75,10 +74,6 @@ class Joined:
         return self.step_s / self.alone_s - 1
 
 
-class _Enough(Exception):
-    """What was to be seen has been seen."""
-
-
 def plan_of(scene: Scene) -> Plan:
     computes_s = scene.step_s - scene.round_s
     assert computes_s > 0, "the round alone takes longer than the step"
@@ -133,11 +128,10 @@ def play(scene: Scene, seed: int = 1) -> tuple[Joined, Swarm]:
         came.append(swarm.loop.time())
         swarm.add((1,), JOINER)
         await until(lambda: "synced" in told or applied[-1][1] >= BEFORE + scene.within)
-        raise _Enough
+        raise Enough
 
     swarm.hooks.append(watch)
-    with contextlib.suppress(_Enough):
-        swarm.run(script=script, until_s=1e5)
+    swarm.run(script=script, until_s=1e5)
 
     def steps_at(when: float) -> float:
         """Versions, with a fraction."""

@@ -30,13 +30,14 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from pathlib import Path
 
+from timeline import Timeline
+
 from swarmnet.ids import PeerId
 from swarmnet.messages import Answer, Control, Gradient, Packed, Process, Request
 from swarmnet.plan.cost import Load, Site, Way, averaging_round
 from swarmnet.simulate.device import Device, JobKind, JobTurn
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Swarm
-from swarmnet.simulate.timeline import Timeline
 from swarmnet.testing.clock import SimulatedProcess, VirtualLoop
 from swarmnet.testing.links import Links
 from swarmnet.testing.network import MemoryNetwork

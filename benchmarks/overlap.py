@@ -15,9 +15,10 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
+from timeline import Bar, Timeline, seconds_of
+
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Swarm
-from swarmnet.simulate.timeline import Bar, Timeline, seconds_of
 
 STEPS, FIRST, LAST = 9, 3, 8
 """Steps run, and the versions between which is measured."""

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from timeline import Timeline
 
 from swarmnet.config.fleet import Members
 from swarmnet.ids import PeerId
@@ -41,7 +42,6 @@ from swarmnet.plan.measure import measure as measure_layers
 from swarmnet.plan.members import situated
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Swarm
-from swarmnet.simulate.timeline import Timeline
 from swarmnet.stage.passes import MemoryPolicy
 from swarmnet.testing.links import Links
 

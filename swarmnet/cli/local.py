@@ -17,11 +17,6 @@ if TYPE_CHECKING:
 # Options that change the manifest that is given; the others have no place in one, or go by themselves.
 _OVER_A_MANIFEST = ("stages", "steps", "seed")
 
-# What a resumed run may be told anew. All else says what it is.
-_MAY_CHANGE = frozenset(
-    ["out", "oracle", "kill", "kill_every", "kill_rank", "kill_all", "chaos", "resume", "slots", "trace", "dashboard"]
-)
-
 
 @click.command("local", cls=SchemaCommand, context_settings=SETTINGS)
 @fields("manifest", "cut", "training", "averaging", "data.source")
@@ -67,7 +62,7 @@ def local(ctx: click.Context, /, **_: Any) -> int:
         said.setdefault("stages", PRESETS[said["preset"]].stages)
     options = LocalOptions(**said | {"typed": tuple(typed), "log_level": ctx.params["log_level"]})
     if options.resume:
-        _refuse_changes(options, said | ({"sync": sync} if sync else {}))
+        _refuse_changes(options, said)
     else:
         if options.manifest is not None:
             options = _from_manifest(options)
@@ -83,13 +78,15 @@ def local(ctx: click.Context, /, **_: Any) -> int:
 
 def _refuse_changes(options: LocalOptions, said: Mapping[str, object]) -> None:
     """A run that goes on is the run it was: a flag may say so again, and nothing else. Raises UsageError."""
-    from swarmnet.local.earlier import said_otherwise
+    from swarmnet.local import earlier
 
-    kept = [name for name in said if name not in _MAY_CHANGE]
-    if name := said_otherwise(options, kept) if kept else None:
+    begun = earlier.options(options)
+    changed = [f"--{name.replace('_', '-')}" for name in said if getattr(options, name) != getattr(begun, name)]
+    changed += ["--sync" for flag, text in options.typed if "sync" in text and (flag, text) not in begun.typed]
+    if changed:
         raise UsageError(
-            f"--{name.replace('_', '-')}: a resumed run keeps its manifest, its replicas, their ranks and lies, which "
-            "say otherwise: leave it out"
+            f"{changed[0]}: a resumed run keeps its manifest, its replicas, their ranks and lies, which say otherwise: "
+            "leave it out"
         )
 
 

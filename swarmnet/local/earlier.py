@@ -6,28 +6,18 @@ The children's own files are the source: a supervisor that was killed may not ha
 from __future__ import annotations
 
 import bisect
-import csv
 import re
 import time
-from collections import Counter
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from swarmnet.config import toml
-from swarmnet.config.check import layer
-from swarmnet.config.peer import Mesh
 from swarmnet.errors import UsageError
 from swarmnet.local.options import LocalOptions
-from swarmnet.local.prepare import FIELDS, absolute, choose, parse_meshes, resume
 from swarmnet.local.progress import SwarmProgress
-from swarmnet.manifest.file import change
-from swarmnet.manifest.schema import Manifest
 from swarmnet.net.identity import LOCK_FILE, FileLock
 from swarmnet.telemetry.events import EventReader
 from swarmnet.telemetry.kinds import marked
-from swarmnet.testing.byzantine import choose_liars, parse_liars
 from swarmnet.testing.fault import KINDS, Kill
 from swarmnet.testing.invariants import InvariantChecker
 
@@ -63,67 +53,17 @@ def await_end(out: Path, *, patience_s: float = 10.0) -> None:
         held.release()
 
 
-def said_otherwise(options: LocalOptions, said: Collection[str]) -> str | None:
-    """Of the options `said`, the first that the run in `options.out` is not; None if it is all of them.
+def options(now: LocalOptions) -> LocalOptions:
+    """The options of the run in `now.out`, for the session that `now` asks for.
 
-    Raises UsageError if there is no run, or if an option makes no sense.
+    Raises UsageError if there is no run, or it cannot have such a session.
     """
-    if options.out is None:
+    if now.out is None:
         raise UsageError("--resume needs --out DIR: the directory of the run that is to go on")
-    (replicas, trainers), manifest = members(options.out), resume(options.out).manifest
-    assigned = [toml.assignment(text) for text in options.set]
-    for name in said:
-        match name:
-            case "replicas":
-                same = min(Counter(replicas.values()).values()) == options.replicas  # more have joined one stage or two
-            case "trainers":
-                same = len(trainers) == options.trainers
-            case "device" | "ranks" | "tensor" | "shard" | "sequence_parallel":
-                same = parse_meshes(options, manifest, replicas) == meshes(options.out)
-            case "liars":
-                lying = choose_liars(parse_liars(options.liars or ""), replicas, resume(options.out).run_id)
-                same = lying == liars(options.out)
-            case "preset":
-                same = manifest.model == choose(replace(options, stages=manifest.cut.stages)).model
-            case "manifest":
-                same = _is_from(manifest, choose(options))
-            case "set":
-                same = all(_has(manifest, path, value) for path, value in assigned)
-            case "sync":
-                same = f"averaging.sync={manifest.averaging.sync}" in [text for _, text in options.typed]
-            case _:
-                path = tuple(FIELDS[name].split("."))
-                same = path in dict(assigned) or _has(manifest, path, getattr(options, name))
-        if not same:
-            return name
-    return None
-
-
-def _is_from(manifest: Manifest, chosen: Manifest) -> bool:
-    """Is `manifest` what a new run made of `chosen`? It fills in digests, makes paths absolute, and has its owner."""
-    ours, theirs = (each.model_dump(mode="json") for each in (manifest, chosen))
-    # What a run fills in, or makes its own, is in no manifest that somebody wrote.
-    for data in (ours, theirs):
-        data.pop("admission")
-        data["initial"].pop("source")
-        for name in ("source", "tokenizer", "tokens_root"):
-            data["data"].pop(name)
-    if not chosen.data.tokens_sha256:  # only `prepare` could tell
-        ours.pop("data"), theirs.pop("data")
-    return ours == theirs
-
-
-def _has(manifest: Manifest, path: tuple[str, ...], value: object) -> bool:
-    """Would it be the same manifest with this `value` at `path`?"""
-    # A run makes the paths absolute that it was told.
-    values = [value, absolute(value, Path())] if isinstance(value, str) and path in _PATHS else [value]
-    try:
-        return manifest in [change(manifest, [layer("", path, each)], where="") for each in values]
-    except UsageError:
-        return False
-
-
-_PATHS = (("data", "source"), ("data", "tokenizer"), ("initial", "source"))
+    members(now.out)
+    if "options" not in (began := next(iter(_records(now.out, BEGAN)), {})):
+        raise UsageError(f"{now.out} was begun by an older swarmnet, which did not record its options: begin it again")
+    return now.resumed(began["options"])
 
 
 def _records(out: Path, event: str) -> list[dict[str, Any]]:
@@ -141,18 +81,6 @@ def kills(out: Path) -> list[tuple[str, int, float]]:
     """Who was killed: (name, in which step, seconds since the run began)."""
     first = next(iter(lives(out)), 0.0)
     return [(record["child"], record["step"], record["t"] - first) for record in _records(out, Kill.event)]
-
-
-def meshes(out: Path) -> dict[str, Mesh]:
-    """What the run was begun with."""
-    began = next(iter(_records(out, BEGAN)), {})
-    return {whom: Mesh.model_validate(fields) for whom, fields in sorted(began.get("meshes", {}).items())}
-
-
-def liars(out: Path) -> dict[str, str]:
-    """Who lies how, by name, as when the run was begun."""
-    found: dict[str, str] = next(iter(_records(out, BEGAN)), {}).get("liars", {})
-    return found
 
 
 def finished(out: Path, *, stages: int, steps: int) -> bool:
@@ -197,11 +125,6 @@ def replay(out: Path, began: Sequence[float], progress: SwarmProgress, checker: 
             progress.names[event["peer"]] = name
         elif name in progress.liars or checker.on(event, life=life, by=name):
             progress.on(name, event, now=before_s + at - began[life])
-    # The curve was drawn by when the supervisor heard of a step.
-    heard = _heard(out)
-    progress.points = [
-        replace(point, time=heard.get((point.step, point.loss), point.time)) for point in progress.points
-    ]
     progress.kills = kills(out)
     progress.faults.update({kind: len(_records(out, fault.event)) for kind, fault in KINDS.items()})
     progress.faults = +progress.faults
@@ -209,12 +132,3 @@ def replay(out: Path, began: Sequence[float], progress: SwarmProgress, checker: 
     progress.done.clear()
     progress.earlier_points = len(progress.points)
     progress.earlier_s = progress.points[-1].time if progress.points else 0.0
-
-
-def _heard(out: Path) -> dict[tuple[int, float], float]:
-    """When each step was done, by its number and loss, as loss.csv has it; nothing if there is none."""
-    try:
-        with (out / "loss.csv").open(newline="", encoding="utf-8") as file:
-            return {(int(row["step"]), float(row["loss"])): float(row["seconds"]) for row in csv.DictReader(file)}
-    except (OSError, ValueError, LookupError, TypeError):
-        return {}  # somebody else's file, or half of one

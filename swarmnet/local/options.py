@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import TypeAdapter
 
 from swarmnet.config.peer import Shard, listen_at
 from swarmnet.config.table import CliOption
@@ -16,6 +19,12 @@ from swarmnet.testing.fault import Fault, Kill, KillRank
 
 MOST = 1000
 """Stages, replicas of one, ranks, trainers, microbatches in flight: no machine makes use of more."""
+
+SESSION = (
+    *("out", "oracle", "kill", "kill_every", "kill_rank", "kill_all", "chaos", "resume", "slots", "trace"),
+    *("dashboard", "log_level"),
+)
+"""Options of one session. All others say what the run is, and a resumed run keeps them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +157,19 @@ class LocalOptions:
             raise UsageError(
                 f'--numerics must be "deterministic" or "fast" (--sync local brings its own), got {self.numerics!r}'
             )
+
+    def record(self) -> dict[str, Any]:
+        """As JSON, for `resumed`."""
+        found: dict[str, Any] = TypeAdapter(LocalOptions).dump_python(self, mode="json")
+        return found
+
+    def resumed(self, record: Mapping[str, Any]) -> LocalOptions:
+        """The options of the run that was begun with those of `record`, in the session that these ask for.
+
+        Raises UsageError for a session that this run cannot have.
+        """
+        begun = TypeAdapter(LocalOptions).validate_python(record)
+        return replace(begun, **{name: getattr(self, name) for name in SESSION})
 
     def faults(self, *, stages: int, replicas: int, steps: int, seed: int) -> tuple[str, tuple[Fault, ...]]:
         """What seeds the choice of replicas, and the faults that are asked for. Raises UsageError for what cannot be.

@@ -1,10 +1,10 @@
 """The single process a swarm is measured against: the whole model, one loop, the same manifest.
 
-Plain autograd on the uncut model, the same microbatches in the same shapes. With `averaging.sync = "local"` nothing of
-the swarm is in the loop: `.backward()` accumulates, `clip_grad_norm_` clips, `torch.optim.AdamW` steps. Otherwise the
-rounding to integers is part of what the manifest means, so the reference uses the product's accumulator and update
-arithmetic on its own gradients, and adds squared norms per stage, as the commits do. In deterministic mode a swarm's
-losses and weights are then the same bits.
+Plain autograd on the uncut model, the same microbatches in the same shapes, and the product's optimizer. With
+`averaging.sync = "local"` `.backward()` accumulates and `clip_grad_norm_` clips. Otherwise the rounding to integers is
+part of what the manifest means, so the reference uses the product's accumulator and update arithmetic on its own
+gradients, and adds squared norms per stage, as the commits do. In deterministic mode a swarm's losses and weights are
+then the same bits.
 
 With `averaging.sync = "overlap"` a second copy of the model follows, a version behind once steps overlap, and gradients
 come from it.
@@ -120,75 +120,35 @@ def run_oracle(
     return result
 
 
-class _Update:
-    """How gradients become weights. behind: where gradients come from, `module` itself or what follows a version behind
-    it."""
+class _Plain:
+    """Gradients as torch sums them, of a run with `sync = "local"`. Backward has added up in `.grad` already.
+
+    behind: where gradients come from, `module` itself or what follows a version behind it.
+    """
 
     def __init__(self, manifest: Manifest, horizon: Horizon, module: StageModule, behind: StageModule) -> None:
         self._manifest, self._horizon = manifest, horizon
         self._parameters, self._behind = list(module.parameters()), list(behind.parameters())
+        self._optimizer = StageOptimizer(self._parameters, manifest.optimizer, delay=manifest.averaging.delay)
 
     def count(self, index: int) -> None:
         """Take in the gradients that one microbatch's backward left in `.grad`."""
 
     def step(self, step: int, num_tokens: int) -> None:
         """Update the weights; those that gradients come from follow."""
+        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        for gradient in gradients:
+            gradient.div_(num_tokens)
+        torch.nn.utils.clip_grad_norm_(self._parameters, self._manifest.optimizer.clip_norm)
+        self._optimizer.step(gradients, learning_rate=self._rate(step))
+        for parameter in self._parameters:
+            parameter.grad = None
 
     def _rate(self, step: int) -> float:
         return rate_of(self._manifest.optimizer, step, self._horizon)
 
 
-class _Plain(_Update):
-    """torch's own way, of a run with `sync = "local"`. Backward has added up in `.grad` already."""
-
-    def __init__(self, manifest: Manifest, horizon: Horizon, module: StageModule, behind: StageModule) -> None:
-        super().__init__(manifest, horizon, module, behind)
-        table = manifest.optimizer
-        plain = table.state == "fp32" and table.name == "adamw"
-        self._own = None if plain else StageOptimizer(self._parameters, table)
-        self._adamw = torch.optim.AdamW(
-            [
-                {"params": [p for p in self._parameters if p.ndim >= 2], "weight_decay": table.weight_decay},
-                {"params": [p for p in self._parameters if p.ndim < 2], "weight_decay": 0.0},
-            ],
-            lr=table.learning_rate,
-            betas=(table.beta1, table.beta2),
-            eps=table.eps,
-        )
-
-    def step(self, step: int, num_tokens: int) -> None:
-        for parameter in self._parameters:
-            assert parameter.grad is not None
-            parameter.grad.div_(num_tokens)
-        torch.nn.utils.clip_grad_norm_(self._parameters, self._manifest.optimizer.clip_norm)
-        rate = self._rate(step)
-        if self._own is not None:  # of which torch has none
-            self._own.step([p.grad for p in self._parameters if p.grad is not None], learning_rate=rate)
-        else:
-            for group in self._adamw.param_groups:
-                group["lr"] = rate
-            self._adamw.step()
-            self._lead()
-        for parameter in self._parameters:
-            parameter.grad = None
-
-    @torch.no_grad()
-    def _lead(self) -> None:
-        """AdamW has no such thing: what the first moment has changed by, `lead` times."""
-        table = self._manifest.optimizer
-        for group in self._adamw.param_groups:
-            for parameter in group["params"]:
-                state = self._adamw.state[parameter]
-                steps, beta1 = int(state["step"].item()), table.beta1
-                if not table.lead or steps < 2:
-                    return
-                before = (state["exp_avg"] - (1 - beta1) * parameter.grad) / beta1
-                change = state["exp_avg"] / (1 - beta1**steps) - before / (1 - beta1 ** (steps - 1))
-                scale = (state["exp_avg_sq"] / (1 - table.beta2**steps)).sqrt() + table.eps
-                parameter.sub_(group["lr"] * table.lead * change / scale)
-
-
-class _Integers(_Update):
+class _Integers(_Plain):
     """The product's fixed-point sum and update, on the uncut model."""
 
     def __init__(self, manifest: Manifest, horizon: Horizon, module: StageModule, behind: StageModule) -> None:
@@ -197,7 +157,6 @@ class _Integers(_Update):
         stages = stage_shapes(manifest.model, manifest.cut, manifest.training.sequence_length)
         self._stage_of = {name: stage for stage, shapes in enumerate(stages) for name in shapes}
         self._names = [name for name, _ in module.named_parameters()]
-        self._optimizer = StageOptimizer(self._parameters, manifest.optimizer, delay=manifest.averaging.delay)
         self._accumulator = Accumulator(self._edges[-1], dtype=sum_dtype(manifest.numerics), device=torch.device("cpu"))
         self._roundings = Roundings(
             manifest.numerics,

@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from swarmnet.config import toml
 from swarmnet.config.check import layer
@@ -56,19 +56,9 @@ class Prepared:
     owner: Identity | None = None
 
     @property
-    def exact(self) -> bool:
-        """Deterministic mode: only bit-equality with one process will do."""
-        return self.manifest.numerics.deterministic
-
-    @property
     def lossless(self) -> bool:
         """No codec rounds what crosses a stage boundary."""
         return {*self.manifest.wire.codecs} == {"fp32"}
-
-    @property
-    def pure(self) -> bool:
-        """Do losses not depend on which replica computed what, but for rounding? With local sync they do."""
-        return self.manifest.averaging.equal_bits
 
     def write(self) -> None:
         """Put it at `path`. Raises UsageError for a directory that cannot be written."""
@@ -323,11 +313,6 @@ def mesh_of(meshes: Meshes, name: str) -> Mesh:
 def meshed(meshes: Meshes, replicas: Iterable[str]) -> frozenset[str]:
     """Who of `replicas` has more than one rank."""
     return frozenset(name for name in replicas if mesh_of(meshes, name).ranks > 1)
-
-
-def record(meshes: Meshes) -> dict[str, Any]:
-    """As JSON, for a run that goes on."""
-    return {whom: mesh.model_dump(mode="json") for whom, mesh in sorted(meshes.items())}
 
 
 def in_words(meshes: Meshes, manifest: Manifest) -> str:

@@ -69,12 +69,12 @@ def run_local(options: LocalOptions, kit: Kit | None = None) -> int:
 def _run_in(out: Path, options: LocalOptions, kit: Kit, console: Console) -> int:
     if options.trace:
         check_trace(options.trace)
-    # One process is a swarm without liars.
-    compares = options.oracle or options.chaos is not None or options.liars is not None
     if options.resume:
         earlier.await_end(out)
+        options = earlier.options(replace(options, out=out))
     finished = options.resume and _finished(out, console)
-    compares |= options.resume and not finished and bool(earlier.liars(out))
+    # One process is a swarm without liars.
+    compares = options.oracle or options.chaos is not None or (options.liars is not None and not finished)
     # The disk may have been full when it ended: then its files are written now.
     if finished and not compares and (out / "summary.json").exists():
         return 0
@@ -123,7 +123,7 @@ def _directory(options: LocalOptions) -> Path:
 
 def _finished(out: Path, console: Console) -> bool:
     """Has the run nothing left to do? That is said. Raises UsageError if there is none."""
-    prepared, _ = resume(out), earlier.members(out)
+    prepared = resume(out)
     steps = prepared.manifest.training.total_steps
     if not earlier.finished(out, stages=prepared.manifest.cut.stages, steps=steps):
         return False
@@ -138,20 +138,16 @@ def _finished(out: Path, console: Console) -> bool:
 
 def _composed(options: LocalOptions, kit: Kit, out: Path, console: Console) -> LocalSwarm:
     """The swarm that is asked for, or that goes on. Raises UsageError."""
-    if options.resume:
-        replicas, trainers = earlier.members(out)
-        kept = replicas, trainers, earlier.meshes(out), earlier.lives(out)
-        liars = earlier.liars(out)
-        if liars and (options.chaos is not None or options.kill_all is not None):
-            raise UsageError("replicas of this run lie, so it goes on without --chaos and --kill-all")
-        return LocalSwarm(options, kit, out, console, resume(out), *kept, liars)
-    prepared = kit.prepare(options, out)
+    prepared = resume(out) if options.resume else kit.prepare(options, out)
     stages = range(prepared.manifest.cut.stages)
     replicas = {f"s{stage}-r{number}": stage for number in range(options.replicas) for stage in stages}
     trainers = tuple(f"trainer-{number}" for number in range(options.trainers))
     meshes = parse_meshes(options, prepared.manifest, replicas)
     liars = choose_liars(parse_liars(options.liars), replicas, prepared.run_id) if options.liars else {}
-    return LocalSwarm(options, kit, out, console, prepared, replicas, trainers, meshes, liars=liars)
+    lives = earlier.lives(out) if options.resume else ()
+    if options.resume:  # more may have joined
+        replicas, trainers = earlier.members(out)
+    return LocalSwarm(options, kit, out, console, prepared, replicas, trainers, meshes, lives, liars)
 
 
 def _faults(swarm: LocalSwarm) -> tuple[str, tuple[Fault, ...]]:
@@ -270,17 +266,10 @@ def _compare(swarm: LocalSwarm, outcome: RunOutcome, launcher: Launcher, interru
         losses,
         exact=swarm.exact,
         lossless=swarm.lossless,
-        promised=swarm.prepared.pure and not swarm.liars,
+        promised=swarm.promised,
     )
     theirs = next((event["sha256"] for event in events if event["event"] == "oracle_weights"), None)
-    if (
-        comparison.bit_equal
-        and not swarm.liars
-        and swarm.exact
-        and swarm.lossless
-        and swarm.prepared.pure
-        and theirs is not None
-    ):
+    if comparison.bit_equal and swarm.promised and swarm.exact and swarm.lossless and theirs is not None:
         equal = _last_weights(swarm, theirs.keys()) == theirs
         problem = "" if equal else "all losses are those of one process, the last weights are not"
         comparison = replace(comparison, weights_equal=equal, problem=problem)

@@ -23,7 +23,7 @@ from swarmnet.config.peer import Log, LogLevel, PeerConfig
 from swarmnet.host import OomKills
 from swarmnet.local import earlier
 from swarmnet.local.options import LocalOptions
-from swarmnet.local.prepare import Meshes, Prepared, device_of, mesh_of, meshed, prepare, record
+from swarmnet.local.prepare import Meshes, Prepared, device_of, mesh_of, meshed, prepare
 from swarmnet.local.processes import (
     Child,
     ChildCommand,
@@ -117,13 +117,18 @@ class LocalSwarm:
         """Is every loss to have the bits of one process's? Ranks that share a stage sum in another order than one, a
         GPU in another than the CPU."""
         on_cpu = all(device_of(mesh) == "cpu" for mesh in self.meshes.values())
-        return self.prepared.exact and on_cpu and not meshed(self.meshes, self.replicas)
+        return self.prepared.manifest.numerics.deterministic and on_cpu and not meshed(self.meshes, self.replicas)
 
     @property
     def lossless(self) -> bool:
         """Does nothing on the way round what one process does not? On a small grid the rounding of ranks shows, too."""
         prepared = self.prepared
         return prepared.lossless and (self.exact or prepared.manifest.averaging.codec != "small")
+
+    @property
+    def promised(self) -> bool:
+        """Do losses not depend on which replica computed what, but for rounding? With local sync and liars they do."""
+        return self.prepared.manifest.averaging.equal_bits and not self.liars
 
     @property
     def config(self) -> PeerConfig:
@@ -153,7 +158,7 @@ class LocalSwarm:
             microbatches=training.microbatches,
             exact=self.exact,
             equal=manifest.averaging.equal_bits,
-            repeats=self.prepared.pure and self.lossless and not self.liars,
+            repeats=self.promised and self.lossless,
             names=progress.names,
             liars=self.liars,
         )
@@ -223,7 +228,7 @@ class Supervisor:
         self.progress.started_at, self.progress.moved_at = now - self.progress.earlier_s, now
         self._waiting = [*self.swarm.replicas, *self.swarm.trainers]
         with self._log:
-            self._write(earlier.BEGAN, life=self._life, meshes=record(self.swarm.meshes), liars=dict(self.swarm.liars))
+            self._write(earlier.BEGAN, life=self._life, options=self.swarm.options.record())
             try:
                 while not self._over(now):
                     time.sleep(self.timing.poll_s)

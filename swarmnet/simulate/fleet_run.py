@@ -19,11 +19,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from swarmnet.errors import SwarmError
 from swarmnet.ids import PeerId
 from swarmnet.messages import Answer, Control
 from swarmnet.simulate.fleet import Fleet, Machine, shape
-from swarmnet.simulate.swarm import Node, Swarm
+from swarmnet.simulate.swarm import Enough, Node, Swarm
 from swarmnet.testing.fault import Drain, Join, Kill, Partition, Slow, Stop, names, stage_of
 from swarmnet.testing.network import Message
 from swarmnet.testing.schedule import Action, FaultAction, FaultEnded, FaultSchedule, RestartAction
@@ -53,18 +52,12 @@ class FleetProgress:
     step: int
     share: float
     """Of the steps or of the seconds, whichever ends first."""
-    microbatches: int
-    """Counted in whole steps."""
     alive: int
 
     @property
     def left_s(self) -> float:
         """Of wall time, about."""
         return max(self.wall_s * (1 / self.share - 1), 0.0) if self.share else math.inf
-
-
-class _Ended(SwarmError):
-    """Its time is over, or who runs it has seen enough."""
 
 
 class _Weights:
@@ -161,13 +154,10 @@ class FleetSimulation:
         usual = gc.get_threshold()
         gc.set_threshold(*_COLLECT)
         try:
-            self.swarm.run(until_s=math.inf, script=self._script)
-        except _Ended:
-            return False
+            return self.swarm.run(until_s=math.inf, script=self._script)
         finally:
             gc.set_threshold(*usual)
             self._wall = time.monotonic() - self._wall
-        return True
 
     # ------------------------------------------------------------ while it runs
 
@@ -194,15 +184,15 @@ class FleetSimulation:
                 self._perform(self._faults.tick(now=now))
             self._on_progress(self.progress())
             if self._stopped or now >= self.fleet.seconds:
-                raise _Ended("over")
+                raise Enough
 
     def progress(self) -> FleetProgress:
         """How far it is now."""
-        now, plan = self.swarm.loop.time(), self.fleet.plan
+        now = self.swarm.loop.time()
         share = max(min(now / self.fleet.seconds, 1.0), self._share_of_steps(now))
         alive = sum(node.up for node in self.swarm.nodes)
         wall = time.monotonic() - self._wall
-        return FleetProgress(now, wall, len(self._ends), share, len(self._ends) * plan.microbatches, alive)
+        return FleetProgress(now, wall, len(self._ends), share, alive)
 
     def _share_of_steps(self, now: float) -> float:
         if not self._ends or self._began_at is None:

@@ -86,6 +86,10 @@ class Broken(AssertionError):
     """An invariant does not hold."""
 
 
+class Enough(Exception):
+    """A script raises it to end the run, however far it is."""
+
+
 class Guise:
     """What stands between a peer and everybody else. The peer behind it is production code; with this one it is honest,
     with others it lies."""
@@ -285,9 +289,9 @@ class Swarm:
         node = self.last[peer_id] = Node(peer_id, served, process, peer, engines, self.loop.time())
         self.nodes.append(node)
         self.network.attach(peer_id, process, guise.service(peer))
-        self.loop.start(process, self._guard(self._serve(node)))
+        self.loop.start(process, self._guard(self._serve, node))
         if plan.rebalance is not None:
-            self.loop.start(process, self._guard(self._move(node, plan.rebalance)))
+            self.loop.start(process, self._guard(self._move, node, plan.rebalance))
         return node
 
     async def _move(self, node: Node, rules: Rules) -> None:
@@ -369,7 +373,7 @@ class Swarm:
         )
         self.trainers[peer_id] = process
         self.network.attach(peer_id, process, trainer)
-        self.loop.start(process, self._guard(trainer.run()))
+        self.loop.start(process, self._guard(trainer.run))
         return peer_id
 
     async def _serve(self, node: Node) -> None:
@@ -382,9 +386,10 @@ class Swarm:
             node.ended_at = self.loop.time()
             self.network.kill(node.peer_id)
 
-    async def _guard(self, work: Awaitable[None]) -> None:
+    async def _guard(self, work: Callable[..., Awaitable[None]], *args: object) -> None:
         try:
-            await work
+            # Made here: a task that is cancelled before its first step would never await a coroutine that it was given.
+            await work(*args)
         except asyncio.CancelledError:
             raise
         except BaseException as error:
@@ -476,18 +481,23 @@ class Swarm:
 
     # ------------------------------------------------------------ running
 
-    def run(self, *, until_s: float = 600.0, script: Callable[[Swarm], Awaitable[None]] | None = None) -> None:
-        """Start everything, run the script beside it, end when all live replicas are done. Raises Broken."""
+    def run(self, *, until_s: float = 600.0, script: Callable[[Swarm], Awaitable[None]] | None = None) -> bool:
+        """Start everything, run the script beside it, end when all live replicas are done. False if the script has had
+        enough before. Raises Broken."""
         plan = self.plan
         served = plan.served or tuple((stage,) for stage in range(plan.stages) for _ in range(plan.replicas))
         asyncio.set_event_loop(self.loop)
         try:
             self.loop.run_until_complete(self._run(served, until_s, script))
+            whole = True
+        except Enough:
+            whole = False
         finally:
             asyncio.set_event_loop(None)
             self._bury()
         if self.loop.failure is not None:
             raise self.loop.failure
+        return whole
 
     async def _run(
         self, served: Sequence[Sequence[int]], until_s: float, script: Callable[[Swarm], Awaitable[None]] | None

@@ -128,7 +128,7 @@ pledge_lied | warning accuses kept | stage step peer why part | a contribution w
 tainted | warning kept | stage step peer | work of a banned peer in that step was wrong, and is applied here
 stays_applied | warning | step reason | the run does not go back before that step
 no_papers | warning | reason then | receipts or proofs cannot be written
-began | debug | name life meshes liars | `swarmnet local` begins, or resumes
+began | debug | name life options | `swarmnet local` begins, or resumes
 started | debug | name child pid start | a process was started
 crashed | debug | name child code | a process ended with an error
 left | debug | name child | a process has left in good order

@@ -5,8 +5,8 @@ stage's newest version and be undisturbed. Until then it is postponed, and said 
 off or not yet a member, its stage may commit a step without it, whose sum the others alone have: it counts as good
 again when it has been through a whole step since.
 
-A fault in a phase is armed: the replica holds there and says so, and only then is decided. Knows no processes: the
-supervisor kills, starts and tells what happened. Names are those of processes: "s1-r0".
+A fault in a phase is armed: replicas of its stage hold there and say so, and only then is decided. Knows no
+processes: the supervisor kills, starts and tells what happened. Names are those of processes: "s1-r0".
 """
 
 from __future__ import annotations
@@ -89,7 +89,6 @@ class Order:
     fire_at: float | None = None
     reported: bool = False
     holds: dict[str, str] = field(default_factory=dict)  # replica -> id of its hold
-    armed_at: int = -1  # the stage's version when the first was told to hold
     waits: dict[str, float] = field(default_factory=dict)  # who holds in a transfer, until it may go or then
 
 
@@ -350,9 +349,7 @@ class FaultSchedule:
             if self._strikes(order, name) or now >= until:
                 del order.waits[name]
                 return self._reached(order.holds[name], name, now, last=True)
-        if order.holds:
-            return self._arm_others(order)
-        if not self._due(order, now):
+        if order.holds or not self._due(order, now):
             return []
         if order.fault.phase is not None:
             return self._arm(order)
@@ -387,24 +384,11 @@ class FaultSchedule:
     # ---------------------------------------------------------------- in a phase
 
     def _arm(self, order: Order) -> list[Action]:
-        """Let someone hold in the phase: a seeded choice, or, where others decide who gets there, all of the stage."""
-        everybody = order.fault.phase in TRANSFERS
+        """Let all of the stage hold in the phase: the first to come there is struck."""
+        transfer = order.fault.phase in TRANSFERS
         up = [name for name in self._whom(order) if self._replicas[name].up]
-        whom = [name for name in up if everybody or self._may(order.fault, name)]
-        if not whom:
-            return self._postponed(order)
-        # Who will hand over or take state is up to others: all are armed, and the first to come is struck.
-        chosen = whom if everybody else [self._rng.choice(whom)]
-        order.armed_at = self._seen(order).seen
-        return [self._hold(order, name) for name in chosen]
-
-    def _arm_others(self, order: Order) -> list[Action]:
-        """The one chosen may get no work for many steps: if it has not come there in its own, whoever comes first will
-        do."""
-        if order.fault.phase in TRANSFERS or self._seen(order).seen <= order.armed_at + 1:
-            return []
-        others = [name for name in self._whom(order) if name not in order.holds and self._may(order.fault, name)]
-        return [self._hold(order, name) for name in others]
+        whom = [name for name in up if transfer or self._may(order.fault, name)]
+        return [self._hold(order, name) for name in whom] or self._postponed(order)
 
     def _hold(self, order: Order, name: str) -> HoldAction:
         self._num_holds += 1

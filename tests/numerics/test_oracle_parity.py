@@ -90,7 +90,7 @@ def test_fast_mode_stays_within_rounding_of_plain_torch(stages: int, replicas: i
 
 
 def plain_torch(stages: int, **fields: object) -> Manifest:
-    """A run whose reference is autograd, `clip_grad_norm_` and AdamW of torch, with no grid."""
+    """A run whose reference is autograd and `clip_grad_norm_` of torch, with no grid."""
     return tiny(stages, mode="fp32", averaging=Averaging(sync="local", codec="fp32"), **fields)
 
 

@@ -48,16 +48,27 @@ def kill_and_restart(swarm: Swarm, node: Node | None, *, after_s: float | None =
         swarm.loop.call_later(after_s, lambda: swarm.over or swarm.add(node.stages, node.peer_id))
 
 
+async def until(condition: Callable[[], object], *, every_s: float = 0.002) -> None:
+    """Look again and again: on virtual time that costs nothing."""
+    while not condition():  # noqa: ASYNC110
+        await asyncio.sleep(every_s)
+
+
+async def happened(swarm: Swarm, *events: str, peer: PeerId | None = None, **wanted: object) -> None:
+    """Wait for one of these events with these fields, from now on."""
+    seen = asyncio.Event()
+
+    def watch(who: PeerId, event: str, fields: dict[str, object]) -> None:
+        if event in events and peer in (None, who) and wanted.items() <= fields.items():
+            seen.set()
+
+    swarm.hooks.append(watch)
+    await seen.wait()
+
+
 async def reached(swarm: Swarm, step: int) -> None:
     """The last stage has committed `step`."""
-    there = asyncio.Event()
-
-    def look(peer: PeerId, event: str, fields: dict[str, object]) -> None:
-        if event == "committed" and (fields["stage"], fields["step"]) == (swarm.plan.stages - 1, step):
-            there.set()
-
-    swarm.hooks.append(look)
-    await there.wait()
+    await happened(swarm, "committed", stage=swarm.plan.stages - 1, step=step)
 
 
 def versions(swarm: Swarm, event: str, how: str | None = None) -> list[int]:

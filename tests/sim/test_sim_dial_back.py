@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from strike import happened
+
 from swarmnet.ids import PeerId
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Node, Swarm
@@ -31,18 +33,6 @@ def joined(firewall: Callable[[Swarm], list[Node]], *, seed: int = 1) -> Swarm:
 
     swarm.run(until_s=120.0, script=script)
     return swarm
-
-
-async def happened(swarm: Swarm, *events: str, peer: PeerId | None = None, **wanted: object) -> None:
-    """Wait for one of these events with these fields, from now on."""
-    seen = asyncio.Event()
-
-    def watch(who: PeerId, event: str, fields: dict[str, object]) -> None:
-        if event in events and peer in (None, who) and wanted.items() <= fields.items():
-            seen.set()
-
-    swarm.hooks.append(watch)
-    await seen.wait()
 
 
 def ends_at(swarm: Swarm) -> float:

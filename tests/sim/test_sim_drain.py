@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 
 import pytest
 from further import further
-from strike import check_always, soon, watched
+from strike import check_always, soon, until, watched
 from test_sim_scenarios import PLAN, POINTS, Trap
 
 from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Node, Swarm
+from swarmnet.simulate.swarm import Enough, Node, Swarm
 from swarmnet.testing.network import Links
 
 
@@ -113,8 +113,7 @@ def test_a_leaving_peer_begins_nothing_new() -> None:
 
     async def script(swarm: Swarm) -> None:
         node = swarm.replicas(1)[0]
-        while not (node.peer.replicas and node.peer.replicas[1].execution.num_tasks == 2):
-            await asyncio.sleep(0.002)
+        await until(lambda: node.peer.replicas and node.peer.replicas[1].execution.num_tasks == 2)
         farewells.ask(node)
         await asyncio.sleep(0)
         execution = node.peer.replicas[1].execution
@@ -155,9 +154,6 @@ def test_the_only_replica_leaves_when_its_time_is_up() -> None:
     swarm = watched(Plan(stages=2, replicas=1, microbatches=6, steps=60))
     farewells = Farewells(swarm)
 
-    class Over(Exception):
-        pass
-
     async def script(swarm: Swarm) -> None:
         node = swarm.replicas(1)[0]
         await at_step(swarm, 2)
@@ -166,10 +162,9 @@ def test_the_only_replica_leaves_when_its_time_is_up() -> None:
             await asyncio.sleep(0.01)
         assert farewells.seconds(node) == pytest.approx(4.0, abs=0.2)
         assert farewells.gone[node.peer_id][1].startswith("4 s have passed, going all the same: no other replica")
-        raise Over
+        raise Enough
 
-    with pytest.raises(Over):
-        swarm.run(until_s=60.0, script=script)
+    swarm.run(until_s=60.0, script=script)
 
 
 @pytest.mark.parametrize(("stages", "seed"), [(3, 11), (5, 1), *further((3, 29), (3, 118), (5, 2))])
@@ -177,9 +172,6 @@ def test_when_everybody_leaves_nobody_waits_and_all_stages_stand_at_the_same_ver
     """The first three seeds leave stages apart when nobody waits to apply what it holds (`SETTLE_S`)."""
     swarm = watched(Plan(stages=stages, replicas=2, microbatches=6, steps=20))
     farewells, rng = Farewells(swarm), random.Random(seed)
-
-    class Over(Exception):
-        pass
 
     async def script(swarm: Swarm) -> None:
         await at_step(swarm, 3)
@@ -196,10 +188,9 @@ def test_when_everybody_leaves_nobody_waits_and_all_stages_stand_at_the_same_ver
             for stage in range(stages)
         ]
         assert len(set(newest)) == 1, newest
-        raise Over
+        raise Enough
 
-    with pytest.raises(Over):
-        swarm.run(until_s=60.0, script=script)
+    swarm.run(until_s=60.0, script=script)
 
 
 def test_of_two_that_leave_together_the_last_one_stays() -> None:
@@ -231,8 +222,7 @@ def test_a_newcomer_without_state_leaves_at_once() -> None:
     async def script(swarm: Swarm) -> None:
         await at_step(swarm, 2)
         node = swarm.add([0])
-        while not node.peer.replicas:
-            await asyncio.sleep(0)
+        await until(lambda: node.peer.replicas, every_s=0)
         farewells.ask(node)
         while node.up:
             await asyncio.sleep(0.001)

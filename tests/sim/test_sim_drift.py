@@ -1,16 +1,13 @@
 """A replica whose weights are not its mates' any more is found, named and repaired, and the run goes on exactly."""
 
-# ruff: noqa: ASYNC110  (on virtual time, looking again in ten milliseconds costs nothing)
-
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
 import pytest
-from strike import node_of, watched
+from strike import node_of, until, watched
 
 from swarmnet.ids import PeerId
 from swarmnet.messages import Commit
@@ -59,11 +56,6 @@ def version(node: Node) -> int:
     return node.peer.replicas[0].member.version if 0 in node.peer.replicas else -1
 
 
-async def until(condition: Callable[[], object]) -> None:
-    while not condition():
-        await asyncio.sleep(0.01)
-
-
 def order(swarm: Swarm) -> list[Node]:
     """Replicas of stage 0 in the order of leaders."""
     member = swarm.replicas(0)[0].peer.replicas[0].member
@@ -86,7 +78,7 @@ def test_the_odd_one_of_three_is_named_and_repaired(place: int, sync: Literal["e
     victims: list[PeerId] = []
 
     async def script(swarm: Swarm) -> None:
-        await until(lambda: min(map(version, swarm.replicas(0))) >= 5)
+        await until(lambda: min(map(version, swarm.replicas(0))) >= 5, every_s=0.01)
         victim = order(swarm)[place]
         victims.append(victim.peer_id)
         spared(swarm, victim.peer_id)
@@ -110,7 +102,7 @@ def test_of_two_the_first_in_order_stands() -> None:
     victims: list[PeerId] = []
 
     async def script(swarm: Swarm) -> None:
-        await until(lambda: min(map(version, swarm.replicas(0))) >= 5)
+        await until(lambda: min(map(version, swarm.replicas(0))) >= 5, every_s=0.01)
         victim = order(swarm)[1]
         victims.append(victim.peer_id)
         spared(swarm, victim.peer_id)
@@ -132,7 +124,7 @@ def test_three_with_three_different_states_agree_in_the_end_and_two_serve_at_any
     swarm.hooks.append(two_serve)
 
     async def script(swarm: Swarm) -> None:
-        await until(lambda: min(map(version, swarm.replicas(0))) >= 5)
+        await until(lambda: min(map(version, swarm.replicas(0))) >= 5, every_s=0.01)
         first, second, third = order(swarm)
         spared(swarm, second.peer_id, third.peer_id)
         flip(second)
@@ -148,11 +140,11 @@ def test_what_is_off_at_the_last_version_is_repaired_after_it() -> None:
     swarm = watched(plan(steps=9, drift_every=100))
 
     async def script(swarm: Swarm) -> None:
-        await until(lambda: min(map(version, swarm.replicas(0))) >= 7)
+        await until(lambda: min(map(version, swarm.replicas(0))) >= 7, every_s=0.01)
         victim = order(swarm)[2]
         spared(swarm, victim.peer_id)
         flip(victim)
-        await until(lambda: said(swarm, "synced", stage=0, how="snapshot"))
+        await until(lambda: said(swarm, "synced", stage=0, how="snapshot"), every_s=0.01)
 
     swarm.run(script=script)
     assert {fields["version"] for _, _, fields in said(swarm, "drift")} == {9}

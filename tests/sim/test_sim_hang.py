@@ -12,14 +12,10 @@ from strike import watched
 from swarmnet.messages import Process
 from swarmnet.pipeline.router import Router
 from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Node, Swarm
+from swarmnet.simulate.swarm import Enough, Node, Swarm
 
 WINDOW_S = 30.0
 PLAN = Plan(stages=2, replicas=4, microbatches=16, steps=400, forward_s=0.1)
-
-
-class Enough(Exception):
-    """The measurement is over."""
 
 
 def steps_within(swarm: Swarm, begin: float, end: float) -> int:
@@ -47,8 +43,7 @@ def measure(
         await asyncio.sleep(window_s)
         raise Enough
 
-    with pytest.raises(Enough):
-        swarm.run(until_s=200.0, script=script)
+    swarm.run(until_s=200.0, script=script)
     steps = steps_within(swarm, 20.0, 20.0 + window_s)
     first = min((at for at, _, event, _ in swarm.events if event == "committed" and at > 20.0), default=1e9)
     return steps, first - 20.0, swarm

@@ -1,7 +1,5 @@
 """Stages of which a replica hears a few others only: same weights, and failures are noticed as by all-to-all."""
 
-# ruff: noqa: ASYNC110  (on virtual time, looking again in a few milliseconds costs nothing)
-
 from __future__ import annotations
 
 import asyncio
@@ -11,6 +9,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 from further import further
+from strike import until
 
 from swarmnet import messages
 from swarmnet.ids import PeerId
@@ -65,8 +64,10 @@ def swarm_of(script: Callable[[Swarm], Awaitable[None]] | None, *, stages: int =
 
 
 async def in_step_1(swarm: Swarm) -> tuple[Node, list[Node]]:
-    while not any(replica.member.version for node in swarm.nodes for replica in node.peer.replicas.values()):
-        await asyncio.sleep(0.05)
+    await until(
+        lambda: any(replica.member.version for node in swarm.nodes for replica in node.peer.replicas.values()),
+        every_s=0.05,
+    )
     await asyncio.sleep(1.0)
     found = leader_of(swarm, 0)
     return found, [node for node in swarm.replicas(0) if node is not found]

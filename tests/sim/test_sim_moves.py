@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from going_back import GoingBack
-from strike import soon, watched
+from strike import soon, until, watched
 
 from swarmnet.ids import PeerId
 from swarmnet.peer.leaving import hand_over, standing_of
@@ -38,8 +38,12 @@ def events(swarm: Swarm, name: str) -> list[tuple[PeerId, dict[str, Any]]]:
 
 
 async def at_version(swarm: Swarm, version: int) -> None:
-    while not any(replica.member.version >= version for node in swarm.nodes for replica in node.peer.replicas.values()):
-        await asyncio.sleep(0.05)
+    await until(
+        lambda: any(
+            replica.member.version >= version for node in swarm.nodes for replica in node.peer.replicas.values()
+        ),
+        every_s=0.05,
+    )
 
 
 def lose_all_but_one(stage: int, *, at: int = 2):
@@ -89,8 +93,10 @@ def test_of_all_that_go_elsewhere_at_once_one_stays(standstill: bool) -> None:
     async def script(swarm: Swarm) -> None:
         await at_version(swarm, 3)
         movers = swarm.replicas(1)
-        while not all(standing_of(node.peer, node.peer.replicas[1], swarm.loop.time()).free for node in movers):
-            await asyncio.sleep(0.001)
+        await until(
+            lambda: all(standing_of(node.peer, node.peer.replicas[1], swarm.loop.time()).free for node in movers),
+            every_s=0.001,
+        )
         for node in movers:
             swarm.loop.start(node.process, go(node))
 
@@ -195,12 +201,10 @@ def test_the_donors_die_while_the_state_is_fetched() -> None:
     swarm = watched(plan)
 
     async def script(swarm: Swarm) -> None:
-        while not swarm.counts["moving"]:
-            await asyncio.sleep(0.01)
+        await until(lambda: swarm.counts["moving"], every_s=0.01)
         (donor,) = swarm.replicas(1)
         swarm.kill(donor)
-        while not swarm.counts["move_failed"]:
-            await asyncio.sleep(0.1)
+        await until(lambda: swarm.counts["move_failed"], every_s=0.1)
         assert counts(swarm)[0] == 3
         swarm.add([1], donor.peer_id)
 

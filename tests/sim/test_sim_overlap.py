@@ -12,8 +12,9 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from benchmark_modules import load
 from further import further
-from strike import check_always, kill_and_restart, leader_of, watched
+from strike import check_always, kill_and_restart, leader_of, until, watched
 from test_sim_drain import Farewells, executions, indexes
 from test_sim_random import KINDS, LONG, SEEDS, run
 from test_sim_scenarios import POINTS, STEP, Trap, held, state
@@ -24,7 +25,8 @@ from swarmnet.simulate.engine import tokens_of
 from swarmnet.simulate.oracle import Oracle
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Node, Swarm
-from swarmnet.simulate.timeline import Timeline, seconds_of
+
+timelines = load("timeline")
 
 PLAN = Plan(stages=2, replicas=2, microbatches=6, steps=4, averaging_s=0.3, sync="overlap")
 """Averaging takes longer than computing, so both open steps are at work most of the time."""
@@ -79,8 +81,7 @@ def test_the_held_out_loss_of_a_version_is_that_of_its_weights() -> None:
     swarm = watched(replace(PLAN, steps=5, eval_every=1))
 
     async def script(swarm: Swarm) -> None:
-        while not swarm.counts["done"]:
-            await asyncio.sleep(0.05)
+        await until(lambda: swarm.counts["done"], every_s=0.05)
 
     swarm.run(until_s=60.0, script=script)
     found = {fields["step"]: fields["loss"] for _, _, event, fields in swarm.events if event == "evaluated"}
@@ -205,8 +206,9 @@ def test_a_cut_through_all_stages_heals(for_s: float) -> None:
     swarm = watched(replace(PLAN, steps=8, classes=2, forward_s=0.1), seed=2)
 
     async def script(swarm: Swarm) -> None:
-        while not any(newest(node, 0).accumulated and state(node, 0).version == STEP for node in swarm.replicas(0)):
-            await asyncio.sleep(0.002)
+        await until(
+            lambda: any(newest(node, 0).accumulated and state(node, 0).version == STEP for node in swarm.replicas(0))
+        )
         swarm.partition(
             [swarm.replicas(0)[0], swarm.replicas(1)[0], "trainer.0"], [swarm.replicas(0)[1], swarm.replicas(1)[1]]
         )
@@ -254,11 +256,11 @@ def stalls(sync: str) -> tuple[list[float], float]:
     """(seconds per step that each device waits for averaging, seconds per step), steady state."""
     # With audits a device has something to do while it waits.
     swarm = Swarm(replace(BUSY, sync=sync, audit=Audits(microbatches=0.0, contributions=0.0)), 1)
-    timeline = Timeline(swarm)
+    timeline = timelines.Timeline(swarm)
     swarm.run(until_s=60.0)
     begin, end = timeline.applied_at(2), timeline.applied_at(6)
     assert all(bar.stop - bar.start >= 0.4 for bar in timeline.bars() if bar.what == "averaging")
-    waited = [seconds_of(timeline.stalls(node.peer_id, begin, end)) / 4 for node in swarm.nodes]
+    waited = [timelines.seconds_of(timeline.stalls(node.peer_id, begin, end)) / 4 for node in swarm.nodes]
     return waited, (end - begin) / 4
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 from further import further
-from strike import check_always, kill_and_restart, watched
+from strike import check_always, kill_and_restart, until, watched
 from test_sim_scenarios import STEP, Trap
 
 from swarmnet.simulate.oracle import Oracle
@@ -24,8 +24,7 @@ def test_it_is_the_single_process_that_is_late_from_that_step_on(after: int) -> 
     swarm = watched(replace(PLAN, overlap_after=after, eval_every=1))
 
     async def script(swarm: Swarm) -> None:
-        while not swarm.counts["done"]:
-            await asyncio.sleep(0.05)
+        await until(lambda: swarm.counts["done"], every_s=0.05)
 
     swarm.run(until_s=60.0, script=script)
     assert swarm.counts["executed"] == swarm.counts["applied"] == 2 * 2 * 6

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import pytest
 from chaos import Chaos, run_seed
-from strike import check_always, kill_and_restart, leader_of, watched
+from strike import check_always, kill_and_restart, leader_of, until, watched
 
 from swarmnet.errors import Refused, RejectCode
 from swarmnet.simulate.engine import SimulatedEngine
@@ -71,11 +71,9 @@ def test_sides_that_forked_the_newest_weights_still_sum_the_oldest_step_together
     swarm, oldest = watched(replace(FORKED, stages=stages), seed), []
 
     async def script(swarm: Swarm) -> None:
-        while not counting(swarm):
-            await asyncio.sleep(0.002)
+        await until(lambda: counting(swarm))
         swarm.partition(*zip(*(swarm.replicas(stage) for stage in range(stages)), strict=True))
-        while not HEALS[heal](swarm, 0):
-            await asyncio.sleep(0.002)
+        await until(lambda: HEALS[heal](swarm, 0))
         oldest.append(members(swarm, 0)[0].version)
         swarm.heal()
         await check_always(swarm)

@@ -1,16 +1,14 @@
 """A past that the run has given up leads nobody: no copy of it, no sum, no job in the engine, and no lie about it."""
 
-# ruff: noqa: ASYNC110  (on virtual time, looking again in two milliseconds costs nothing)
-
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
 from further import further
-from strike import node_of, watched
+from strike import node_of, until, watched
 from test_sim_restart import reached
 
 from swarmnet.averaging.exchange import Exchange
@@ -42,11 +40,6 @@ def plan(*, replicas: int = 1, steps: int = 22) -> Plan:
 
 def member(node: Node) -> Member:
     return node.peer.replicas[node.stages[0]].member
-
-
-async def until(condition: Callable[[], object]) -> None:
-    while not condition():
-        await asyncio.sleep(0.002)
 
 
 def lose_checkpoints(swarm: Swarm, node: Node, *, after: int) -> None:

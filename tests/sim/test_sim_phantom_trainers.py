@@ -7,13 +7,9 @@ from dataclasses import replace
 
 from swarmnet.ids import PeerId
 from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Swarm
+from swarmnet.simulate.swarm import Enough, Swarm
 
 BEFORE_S, FOR_S = 20.0, 120.0
-
-
-class Over(Exception):
-    """Long enough."""
 
 
 def steps_with(phantoms: int) -> int:
@@ -33,15 +29,12 @@ def steps_with(phantoms: int) -> int:
                 await swarm.directory.publish(replace(record, peer=PeerId(f"phantom.{number}")))
             await asyncio.sleep(5.0)
         reached.append(newest())
-        raise Over
+        raise Enough
 
     def newest() -> int:
         return max(node.peer.replicas[0].member.version for node in swarm.honest)
 
-    try:
-        swarm.run(until_s=BEFORE_S + FOR_S + 60.0, script=script)
-    except* Over:
-        pass
+    swarm.run(until_s=BEFORE_S + FOR_S + 60.0, script=script)
     return reached[1] - reached[0]
 
 

@@ -1,14 +1,12 @@
 """A restart of the run that meets something else: a stranger's word, a cut, an older memory, newcomers, a lost step."""
 
-# ruff: noqa: ASYNC110  (on virtual time, looking again in two milliseconds costs nothing)
-
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 from further import further
+from strike import until
 
 from swarmnet.directory import Record, StageStatus
 from swarmnet.ids import PeerId, Restart, first_chain
@@ -29,11 +27,6 @@ def all_serve(swarm: Swarm, version: int) -> bool:
     """Has every live replica got so far?"""
     found = [member(node) for node in swarm.nodes if node.up]
     return all(one is not None and one.synced and one.version >= version for one in found)
-
-
-async def until(condition: Callable[[], object], *, every_s: float = 0.002) -> None:
-    while not condition():
-        await asyncio.sleep(every_s)
 
 
 def last_step_at(swarm: Swarm) -> float:

@@ -1,12 +1,11 @@
 """One stage of many replicas, with the bounds of production: who is in sight and who counts are few of them."""
 
-# ruff: noqa: ASYNC110  (on virtual time, looking again in a few milliseconds costs nothing)
-
 from __future__ import annotations
 
 import asyncio
 
 import pytest
+from strike import until
 
 from swarmnet.messages import MAX_COUNTING
 from swarmnet.simulate.plan import Plan
@@ -20,8 +19,7 @@ def test_the_leader_and_two_who_count_die_and_the_step_ends_in_its_time(replicas
 
     async def script(swarm: Swarm) -> None:
         members = [node.peer.replicas[0].member for node in swarm.nodes]
-        while not any(member.version for member in members):
-            await asyncio.sleep(0.05)
+        await until(lambda: any(member.version for member in members), every_s=0.05)
         await asyncio.sleep(0.5)
         leader = next(node for node in swarm.nodes if node.peer.replicas[0].member.oldest.leader is not None)
         roster = leader.peer.replicas[0].member.membership.roster(0)

@@ -14,10 +14,10 @@ from swarmnet import telemetry
 from swarmnet.cli.frame import run
 from swarmnet.cli.settings import flagged
 from swarmnet.config import PeerConfig
-from swarmnet.config.peer import Mesh
 from swarmnet.local.earlier import BEGAN
+from swarmnet.local.options import LocalOptions
 from swarmnet.local.prepare import choose
-from swarmnet.manifest.file import load, override, run_id, to_toml
+from swarmnet.manifest.file import load, run_id, to_toml
 from swarmnet.manifest.schema import Manifest
 
 ROOT = Path(__file__).parents[2]
@@ -249,21 +249,23 @@ def test_local_has_ranks(calls, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def ended() -> None:
-    """A run of two replicas a stage in `o`, of which stage 1 has two ranks; a third replica has joined stage 0."""
-    for name in ("s0-r0", "s0-r1", "s0-r2", "s1-r0", "s1-r1", "s2-r0", "s2-r1", "trainer-0"):
-        Path("o/peers", name).mkdir(parents=True)
-    manifest = override(Manifest(), ["training.total_steps=9", "training.microbatches=4", "data.source=/a/b"])
-    Path("o/run.toml").write_text(to_toml(manifest), encoding="utf-8")
-    meshes = {"s1": Mesh(ranks=2).model_dump(mode="json")}
-    Path("o/events.jsonl").write_text(json.dumps({"t": 1.0, "event": BEGAN, "meshes": meshes}) + "\n", encoding="utf-8")
+    """A run of two replicas a stage in `o`, of which stage 1 has two ranks."""
+    Path("o/peers/s0-r0").mkdir(parents=True)
+    Path("o/run.toml").touch()
+    begun = LocalOptions(steps=9, ranks=("1=2",), set=("training.microbatches=4",), typed=(SYNC,), out=Path("o"))
+    record = {"t": 1.0, "event": BEGAN, "options": begun.record()}
+    Path("o/events.jsonl").write_text(json.dumps(record) + "\n", encoding="utf-8")
+
+
+SYNC = ("--sync exact", "averaging.sync=exact")
 
 
 @pytest.mark.parametrize(
     "flag",
     [
         "--ranks 2=2",
-        "--ranks 1=2 --shard dp",
-        "--ranks 1=2 --sequence-parallel",
+        "--shard dp --ranks 1=2",
+        "--sequence-parallel --ranks 1=2",
         "--stages 2",
         "--steps 10",
         "--seed 1",
@@ -288,18 +290,22 @@ def test_a_run_that_goes_on_is_the_run_it_was(calls, ended, capsys, flag: str) -
 
 def test_a_run_that_goes_on_may_be_told_again_what_it_is(calls, ended) -> None:
     again = (
-        "--stages 3 --steps 9 --seed 0 --replicas 2 --trainers 1 --sync exact --data /a/b --numerics deterministic "
-        "--set training.microbatches=4 --checkpoint-every 50 --admission open --ranks 1=2"
+        "--stages 3 --steps 9 --seed 0 --replicas 2 --trainers 1 --sync exact --data stdlib "
+        "--set training.microbatches=4 --ranks 1=2"
     )
-    assert typed(f"local --resume --out o {again}") == 0
+    assert typed(f"local --resume --out o {again} --kill 1@2 --oracle") == 0
     assert calls.pop()[1].resume
-    assert typed("local --resume --out o --manifest run.toml --steps 9 --set training.microbatches=4") == 0
-    assert typed("local --resume --out o --seed 1 --set training.seed=0") == 0  # as where it began: --set wins
 
 
 def test_a_run_that_goes_on_is_there(calls, capsys) -> None:
     assert typed("local --resume --out o --steps 9") == 2 and not calls
     assert "error: o holds no run that could be resumed" in capsys.readouterr().err
+
+
+def test_a_run_that_goes_on_recorded_its_options(calls, ended, capsys) -> None:
+    Path("o/events.jsonl").write_text(json.dumps({"t": 1.0, "event": BEGAN}) + "\n", encoding="utf-8")
+    assert typed("local --resume --out o") == 2 and not calls
+    assert "o was begun by an older swarmnet" in capsys.readouterr().err
 
 
 def test_local_flags_change_the_manifest_it_is_given(calls) -> None:
