@@ -19,6 +19,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from swarmnet.averaging.grid import Group, cutting_of, groups, lone_group, partners
 from swarmnet.averaging.parts import Range
@@ -31,7 +32,6 @@ from swarmnet.averaging.pledges import (
     part_pledge,
     says,
     signed_part,
-    waited,
 )
 from swarmnet.averaging.watch import Meter, StreamWait, Watch
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode
@@ -96,7 +96,7 @@ class ExchangeContext:
 class Butterfly:
     """One member's part in one group's sum: `run` it once; `serve` others meanwhile and after, until `close`.
 
-    given: what each contributor has signed of its part for me.
+    given, signed: what each contributor has signed of its part for me, and each reducer of what it handed to me.
 
     losses: of the indexes in my accumulator, which must not change before `close`. below: in a later hop, my butterfly
     of the hop before, whose sums I contribute.
@@ -119,8 +119,10 @@ class Butterfly:
         self._summed: Losses = {}
         self._ends = self._sums if group.last else {chunk: loop.create_future() for chunk in mine}
         self._told: Losses = self._summed  # of the whole round, once an end is there
-        self._digests: dict[Range, bytes] = {}  # of the chunks that I contributed, where parts are signed
+        # Where parts are signed: digests of the chunks that I contributed or reduced, and what was signed of parts.
+        self._digests: dict[tuple[PartKind, Range], bytes] = {}
         self.given: dict[PeerId, Pledge] = {}
+        self.signed: dict[PeerId, Pledge] = {}
         self._closed = False
         self._began_at = self._gathered_at = 0.0  # _gathered_at: the first chunk that another member reduced came
 
@@ -161,11 +163,9 @@ class Butterfly:
 
     async def _contributions(self, peer: PeerId, queue: asyncio.Queue[tuple[Packed, Losses]]) -> None:
         digests: list[bytes] = []
-        async for _, data in self._stream(peer, "contribution", [*self._sums]):
-            if (signer := self._context.signer) is not None:
-                digests.append(chunk_digest(data.payload[0]))
-                if len(digests) == len(self._sums):
-                    self.given[peer] = self._signed(signer, peer, data, digests)
+        async for chunk, data in self._stream(peer, "contribution", [*self._sums]):
+            if (pledge := self._checked(peer, "contribution", self.me, chunk, data, digests)) is not None:
+                self.given[peer] = pledge
             await queue.put((data.payload[0], dict(data.losses)))
 
     async def _reduce(self, arriving: Mapping[PeerId, asyncio.Queue[tuple[Packed, Losses]]]) -> None:
@@ -211,7 +211,10 @@ class Butterfly:
     async def _reduced(self, peer: PeerId) -> Losses:
         """Install what that member reduces; returns the losses it tells."""
         told: Losses = {}
+        digests: list[bytes] = []
         async for chunk, data in self._stream(peer, "reduced", self._chunks[peer]):
+            if (pledge := self._checked(peer, "reduced", peer, chunk, data, digests)) is not None:
+                self.signed[peer] = pledge
             packed = data.payload[0]
             told |= data.losses
             self._gathered_at = self._gathered_at or asyncio.get_running_loop().time()
@@ -220,11 +223,28 @@ class Butterfly:
                 await self._summation.put(chunk[0], packed)
         return told
 
-    def _signed(self, signer: Signer, peer: PeerId, data: PartData, digests: Sequence[bytes]) -> Pledge:
-        """What that contributor signs of its part for me, with the last chunk. Raises BadMessage: something else."""
-        pledge = signed_part(signer, data.pledges, self.round.stamp, peer, part_key(self.round, self.group, self.me))
+    def _checked(
+        self,
+        peer: PeerId,
+        kind: Literal["contribution", "reduced"],
+        reducer: PeerId,
+        chunk: Range,
+        data: PartData,
+        digests: list[bytes],
+    ) -> Pledge | None:
+        """A chunk of that peer has come; with the last one of a part its pledge, which is returned.
+
+        digests: of the part's chunks so far. Raises BadMessage: the peer has signed something else.
+        """
+        if (signer := self._context.signer) is None:
+            return None
+        digests.append(chunk_digest(data.payload[0]))
+        if chunk != self._chunks[reducer][-1]:
+            return None
+        key = part_key(kind, self.round, self.group, reducer)
+        pledge = signed_part(signer, data.pledges, self.round.stamp, peer, key)
         with self.noted(peer):
-            if pledge is None or not says(pledge, digests):
+            if not says(pledge, digests):
                 raise BadMessage(RejectCode.MALFORMED, "a part that its sender has not signed", peer=peer)
         return pledge
 
@@ -338,10 +358,10 @@ class Butterfly:
                 yield Rejected(RejectCode.NOT_READY, "that round was abandoned")
                 return
             if self._below is not None:
-                async for running in waited(self._below._sums[chunk], self._context.running_s):
+                async for running in self._waited(self._below._sums[chunk]):
                     yield running
             packed, losses = await self._mine(chunk, request.reference)
-            signed = self._sign(chunk, packed)
+            signed = self._sign("contribution", chunk, packed)
             yield PartData((packed,), losses if chunk is wanted[0] else {}, pledges=signed)
 
     async def _serve_reduced(self, request: Part) -> AsyncGenerator[Answer, None]:
@@ -350,22 +370,29 @@ class Butterfly:
             yield Rejected(RejectCode.NOT_FOUND, "I do not reduce that piece")
             return
         for chunk in wanted:
-            async for running in waited(self._ends[chunk], self._context.running_s):
+            async for running in self._waited(self._ends[chunk]):
                 yield running
             packed, losses = self._ends[chunk].result(), self._told if chunk is wanted[0] else {}
-            yield PartData((packed,), losses)
+            yield PartData((packed,), losses, pledges=self._sign("reduced", chunk, packed))
 
-    def _sign(self, chunk: Range, packed: Packed) -> Pledges:
-        """I contribute this chunk. With the last one of a part, if I have sent all of it: what I sign of the part."""
+    def _sign(self, kind: Literal["contribution", "reduced"], chunk: Range, packed: Packed) -> Pledges:
+        """I send this chunk. With the last one of a part, if I have sent all of it: what I sign of the part."""
         if (signer := self._context.signer) is None:
             return ()
-        if chunk not in self._digests:
-            self._digests[chunk] = chunk_digest(packed)
+        if (kind, chunk) not in self._digests:
+            self._digests[kind, chunk] = chunk_digest(packed)
         reducer, cut = next((peer, cut) for peer, cut in self._chunks.items() if chunk in cut)
-        digests = [self._digests[each] for each in cut if each in self._digests]
+        digests = [self._digests[kind, each] for each in cut if (kind, each) in self._digests]
         if chunk != cut[-1] or len(digests) < len(cut):
             return ()
-        return (part_pledge(signer, self.me, self.round, part_key(self.round, self.group, reducer), digests),)
+        return (part_pledge(signer, self.me, self.round, part_key(kind, self.round, self.group, reducer), digests),)
+
+    async def _waited(self, future: asyncio.Future[Packed]) -> AsyncGenerator[Running, None]:
+        """Wait for it, with a sign of life now and then."""
+        while not future.done():
+            await asyncio.wait([future], timeout=self._context.running_s)
+            if not future.done():
+                yield Running()
 
 
 def _within(request: Part, cut: Iterable[Range]) -> list[Range]:

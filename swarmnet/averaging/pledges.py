@@ -1,21 +1,21 @@
 """Reducers cannot lie: what the members of a round sign, and how each checks the sum that it was given.
 
-In an audited run a contributor signs what it has sent to a reducer, with the last chunk of the part (`part_pledge`).
-When a member holds the whole sum, the sum's digest draws a vector, and every contributor signs a `Pledge` for that
-digest: the product of its contribution with the vector. The products must add up to the sum's own (`sums.linear`). Then
-the sum has nothing in it but contributions, whatever the reducers are.
+In an audited run the sender of a part of a vector signs what it has sent with its last
+chunk: a contributor to the reducer, a reducer to whoever asks (`part_pledge`). When a member holds the whole sum, it
+and all others draw the same vector by the sum's digest, and every contributor signs a `Pledge`: the product of its
+contribution with that vector. The products must add up to the sum's own (`sums.linear`). Then nobody has put anything
+into the sum but contributions, whatever the reducers are.
 
-A contributor pledges for the digest that it is asked for, whatever sum it holds itself. So each member checks its own
-sum, and two members with different sums need no rule of their own: the products of the wrong one do not add up.
-
-If something does not fit, the member finds the peer at fault, and reports it to the leader (`averaging.watch`):
+If something does not fit, each member finds out who lied, and complains of it to the leader (`averaging.watch`):
 
 | what does not fit | who lied |
 |---|---|
+| two members hold different sums, and a reducer has signed different parts to them | the reducer |
+| different sums, and the same parts are signed | who says that it holds another sum |
 | products; what contributors hand me now is not what they have signed to a reducer | the contributor |
 | products; it is, and does not add up to what the reducer handed me | the reducer |
 | products; all parts add up, and a contribution has another product than was pledged | the contributor |
-| one contributor has signed two pledges for one sum | it has |
+| one contributor has signed two pledges | it has |
 
 A contributor and a reducer that lie together can have a false contribution in the sum, as the contributor can alone:
 its pledge then stands against what it should have computed, which audits see (docs/trust.md).
@@ -32,7 +32,7 @@ import hashlib
 import itertools
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
 
 from blake3 import blake3
 
@@ -65,10 +65,10 @@ PAUSE_S = 0.05
 """Pause before a member is asked again for a stream that broke, or for its pledges."""
 
 _ALONE_S = 2.0
-"""A member that is asked waits for its own sum so long, and then pledges for the one that it is asked for."""
+"""Who is asked and does not get its own sum for so long pledges for the asker's: one slow line holds up nobody."""
 
-_AGAIN_S = 2.0
-"""How long a member may take to tell the pledges that it has heard, once products do not add up."""
+_MOST_DIGESTS = 4
+"""Of the sums that one member pledges for in a round."""
 
 _MOST_SAID = 1 << 12
 """Pledges that one member signs in a step: what it has forgotten it could contradict."""
@@ -89,11 +89,11 @@ def chunk_digest(packed: Packed) -> bytes:
     return blake3(packed.data).digest()
 
 
-def part_key(current: Round, group: Group, reducer: PeerId) -> bytes:
+def part_key(kind: Literal["contribution", "reduced"], current: Round, group: Group, reducer: PeerId) -> bytes:
     """32 bytes: which part of which group's sum a `part_pledge` is about."""
     said = [(peer, of.incarnation, of.number, sorted(indexes)) for peer, of, indexes in current.contributions]
-    words = repr((group.hop, group.span, said, reducer, dict(group.chunks)[reducer]))
-    return hashlib.sha256(b"swarmnet part 2\0" + words.encode()).digest()
+    words = repr((kind, group.hop, group.span, said, reducer, dict(group.chunks)[reducer]))
+    return hashlib.sha256(b"swarmnet part 1\0" + words.encode()).digest()
 
 
 def part_pledge(signer: Signer, me: PeerId, current: Round, key: bytes, digests: Iterable[bytes]) -> Pledge:
@@ -119,14 +119,6 @@ def says(pledge: Pledge | None, digests: Iterable[bytes]) -> bool:
 def _of_part(key: bytes, digests: Iterable[bytes]) -> bytes:
     # Parts may be equal, such as zeros, and two pledges of one digest would convict whoever has signed both.
     return hashlib.sha256(key + b"".join(digests)).digest()
-
-
-async def waited(future: asyncio.Future[Any], running_s: float) -> AsyncGenerator[Running, None]:
-    """Wait for it, with a sign of life now and then."""
-    while not future.done():
-        await asyncio.wait([future], timeout=running_s)
-        if not future.done():
-            yield Running()
 
 
 # ---------------------------------------------------------------- the check of a round
@@ -157,9 +149,10 @@ class RoundCheck:
         self._product = 0  # of the whole sum
         self._heard: dict[PeerId, Pledge] = {}  # for my sum
         self._second: dict[PeerId, Pledge] = {}  # where somebody has signed two for it
-        self._said, self._mine, self._pledging = said, dict[bytes, Pledge](), asyncio.Lock()
+        self._others: dict[PeerId, Pledges] = {}  # what those answered that hold another sum
+        self._said, self._mine = said, dict[bytes, Pledge]()
         self._changed = asyncio.Event()
-        self._asked: dict[PeerId | None, bytes] = {}  # for which sum each member asks: one costs a product
+        self._heard_out: set[PeerId] = set()
         self._blamed: set[PeerId] = set()
         self.closed = self.passed = False
 
@@ -187,7 +180,7 @@ class RoundCheck:
             # Others wait for my pledge, and nobody for what I find here.
             weighing = group.create_task(sums.weigh(None, 0, sums.num_elements, self._seed))
             tasks = [group.create_task(self._gather(*way)) for way in self._ways()]
-            while not self._contributors <= self._heard.keys():
+            while not self._contributors <= self._heard.keys() | self._others.keys():
                 await self._changed.wait()
             for task in tasks:
                 task.cancel()
@@ -196,7 +189,9 @@ class RoundCheck:
             for peer in odd:
                 self._blame(peer, "pledge_lied", why="another round under the same number")
             raise Refused(RejectCode.MALFORMED, "members speak of different rounds")
-        if not self._add_up():
+        if self._others:
+            self._settle_digests()
+        elif not self._add_up():
             # Somebody may have pledged one thing to me and another to others: they tell me.
             await self._ask_again()
             if not self._add_up():
@@ -209,28 +204,26 @@ class RoundCheck:
             hop = next((hop for hop in self._hops if hop.is_of(request)), None)
             yield PartData(pledges=tuple(hop.given.values()) if hop is not None else ())
             return
-        loop, mine = asyncio.get_running_loop(), tuple[Pledge, ...]()
+        loop = asyncio.get_running_loop()
         asked = loop.time()
-        # Others that went on at once would leave behind a member whose sum comes later.
-        while not self._digest and self._may_pledge(request.reference, caller) and loop.time() - asked < _ALONE_S:
-            await self._wait()
-            yield Running()
-        if self._may_pledge(request.reference, caller):
-            pledging = asyncio.ensure_future(self._pledge(request.reference))
-            try:
-                async for running in waited(pledging, self._context.running_s):
-                    yield running
-                mine = (pledging.result(),)
-            finally:
-                pledging.cancel()
-        while not (mine and not request.hop) and not self._has_heard(request):
+        while not self._ready(request):
             if self.closed and not self.passed:
                 yield Rejected(RejectCode.NOT_READY, "that round was abandoned")
                 return
-            await self._wait()
-            if not self._has_heard(request):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._context.running_s):
+                    await self._changed.wait()
+            if not self._ready(request):
                 yield Running()
-        yield PartData(pledges=tuple(dict.fromkeys((*self.pledges, *mine))))
+            if not self._digest and self._may_pledge(request) and loop.time() - asked > _ALONE_S:
+                yield PartData(pledges=(await self._pledge(request.reference),))
+                return
+        told = self.pledges
+        if request.reference != self._digest:
+            if caller is not None:
+                await self._hear_out(caller)
+            told += tuple(self._hops[0].signed.values())
+        yield PartData(pledges=told)
 
     # ------------------------------------------------------------ inside
 
@@ -238,47 +231,34 @@ class RoundCheck:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def _wait(self) -> None:
-        """For news, but no longer than others wait for a sign of life."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._context.running_s):
-                await self._changed.wait()
-
-    def _has_heard(self, request: Part) -> bool:
-        """Is my sum here, and if a whole row is asked for, what all of mine pledge for it?"""
-        row = next((row for row in self._rows if self._me in row), ()) if request.hop else ()
-        # For another sum than mine I hear no pledges.
-        others = () if request.reference != self._digest else self._contributors.intersection(row)
-        return bool(self._digest) and self._heard.keys() >= {*others}
-
-    def _may_pledge(self, digest: bytes, caller: PeerId | None) -> bool:
-        if self._me not in self._contributors or not digest or (self.closed and digest not in self._mine):
+    def _ready(self, request: Part) -> bool:
+        if not self._digest or (self._me in self._contributors and self._me not in self._heard):
             return False
-        member = caller is None or caller in self._contributors or caller in self.round.receivers
-        return member and self._asked.setdefault(caller, digest) == digest
+        mine = next((row for row in self._rows if self._me in row), ())
+        return not request.hop or self._heard.keys() >= self._contributors & set(mine)
+
+    def _may_pledge(self, request: Part) -> bool:
+        known = request.reference in self._mine or len(self._mine) < _MOST_DIGESTS
+        return self._me in self._contributors and not request.hop and bool(request.reference) and known
 
     async def _pledge(self, digest: bytes) -> Pledge:
         """Mine, for that sum. Raises Refused(NOT_READY): the round is over."""
-        async with self._pledging:
-            if digest not in self._mine:
-                self._mine[digest] = await self._signed(digest)
-            return self._mine[digest]
-
-    async def _signed(self, digest: bytes) -> Pledge:
-        current, life = self.round, self._lives[self._me]
-        # It is not mine that was counted: who was started again signs nothing in the name of the process before.
-        if self._context.incarnation not in (None, life):
-            raise Refused(RejectCode.NOT_READY, "another process of mine has contributed to that round")
-        product = await self._context.sums.prove(vector_seed(current.stamp, current.id, digest))
-        # The accumulator may have been voided meanwhile: signed, its product would convict an honest replica.
-        if self.closed:
-            raise Refused(RejectCode.NOT_READY, "that round was abandoned")
-        words = current.stamp, current.id, digest, self._shares, self._me, product, self._work_root
-        said = Pledge(*words, incarnation=life)
-        # A leader that opens a round twice, with other contributions, would have me convict myself.
-        if len(self._said) >= _MOST_SAID or self._said.setdefault((current.id, digest), said) != said:
-            raise Refused(RejectCode.NOT_READY, "something else was pledged in a round of that number")
-        return replace(said, signature=self._signer.sign(statement(said)))
+        if digest not in self._mine:
+            current, life = self.round, self._lives[self._me]
+            # It is not mine that was counted: who was started again signs nothing in the name of the process before.
+            if self._context.incarnation not in (None, life):
+                raise Refused(RejectCode.NOT_READY, "another process of mine has contributed to that round")
+            product = await self._context.sums.prove(vector_seed(current.stamp, current.id, digest))
+            # The accumulator may have been voided meanwhile: signed, its product would convict an honest replica.
+            if self.closed:
+                raise Refused(RejectCode.NOT_READY, "that round was abandoned")
+            words = current.stamp, current.id, digest, self._shares, self._me, product, self._work_root
+            said = Pledge(*words, incarnation=life)
+            # A leader that opens a round twice, with other contributions, would have me convict myself.
+            if len(self._said) >= _MOST_SAID or self._said.setdefault((current.id, digest), said) != said:
+                raise Refused(RejectCode.NOT_READY, "something else was pledged in a round of that number")
+            self._mine[digest] = replace(said, signature=self._signer.sign(statement(said)))
+        return self._mine[digest]
 
     def _ways(self) -> Iterator[tuple[Sequence[PeerId], Sequence[PeerId], bool]]:
         """How the pledges of all contributors are heard: of each in my row from itself; where its line to me is cut, or
@@ -309,7 +289,7 @@ class RoundCheck:
         """Hear the pledges of these contributors, see `_ways`."""
         loop, asked = asyncio.get_running_loop(), itertools.cycle(peers)
         request = self._request(hop=int(whole_row))
-        while not self._heard.keys() >= set(wanted):
+        while missing := [peer for peer in wanted if peer not in self._heard and peer not in self._others]:
             peer = next(asked)
             with self._context.watch.stream(peer, owes=False, now=loop.time()) as wait:
                 with contextlib.suppress(PeerGone, PeerTimeout, BadMessage, Refused):
@@ -317,9 +297,12 @@ class RoundCheck:
                         case PartData() as data:
                             for pledge in data.pledges:
                                 self._hear(pledge)
+                            if peer in missing and peer not in self._heard and self._is_other(peer, data.pledges):
+                                self._others[peer] = data.pledges
+                                self._change()
                         case Busy():
                             wait.excused()
-                if self._heard.keys() >= set(wanted):
+                if all(peer in self._heard or peer in self._others for peer in missing):
                     return
                 wait.broke(now=loop.time())
                 await asyncio.sleep(PAUSE_S)
@@ -369,15 +352,59 @@ class RoundCheck:
 
     async def _ask_again(self) -> None:
         mates = set(self.round.receivers) - {self._me}
-        for told in await asyncio.gather(*(self._told(peer, self._request(), _AGAIN_S) for peer in mates)):
+        for told in await asyncio.gather(*(self._told(peer, self._request(), _ALONE_S) for peer in mates)):
             for pledge in told:
                 self._hear(pledge)
+
+    def _is_other(self, peer: PeerId, pledges: Iterable[Pledge]) -> bool:
+        """Has that contributor pledged itself for another sum of this round?"""
+        return any(
+            (pledge.peer, pledge.stamp, pledge.id) == (peer, self.round.stamp, self.round.id)
+            and pledge.digest != self._digest
+            and self._signer.verify(peer, statement(pledge), pledge.signature)
+            for pledge in pledges
+        )
 
     def _blame(self, peer: PeerId, event: str, **facts: object) -> None:
         self._context.watch.refused(peer)
         if peer not in self._blamed:
             self._context.on_event(event, {"step": self.round.stamp.step, "peer": peer, **facts})
         self._blamed.add(peer)
+
+    def _settle_digests(self) -> None:
+        """Others hold another sum than I do: somebody has handed out two."""
+        if len(self._rows) > 1:
+            raise Refused(RejectCode.NOT_READY, "members hold different sums")
+        guilty = set[PeerId]().union(*(self._guilty_of(peer, told) for peer, told in self._others.items()))
+        for peer in sorted(guilty):
+            self._blame(peer, "pledge_lied" if peer in self._others else "reducer_lied", why="another sum")
+        raise Refused(RejectCode.MALFORMED, "members hold different sums")
+
+    def _guilty_of(self, peer: PeerId, told: Pledges) -> set[PeerId]:
+        """That peer holds another sum, and has told what reducers signed to it: who has signed something else to me;
+        itself, if it cannot show what all have signed, or if all is the same."""
+        hop, found, same = self._hops[0], set[PeerId](), {peer}
+        for reducer, mine in hop.signed.items():
+            # Nobody takes its own part from itself.
+            if reducer == peer:
+                continue
+            key = part_key("reduced", self.round, hop.group, reducer)
+            theirs = signed_part(self._signer, told, self.round.stamp, reducer, key)
+            if theirs is None:
+                found.add(peer)
+            elif theirs.digest != mine.digest:
+                found.add(reducer)
+        return found or same
+
+    async def _hear_out(self, caller: PeerId) -> None:
+        """Somebody asks for pledges for another sum than mine. If a reducer has signed two parts, I am its witness."""
+        if len(self._rows) > 1 or caller not in self.round.receivers or caller in self._heard_out:
+            return
+        self._heard_out.add(caller)
+        told = await self._told(caller, self._request(), _ALONE_S)
+        if told and not self.closed:
+            for peer in sorted(self._guilty_of(caller, told) - {caller}):
+                self._blame(peer, "reducer_lied", why="another sum")
 
     async def _adjudicate(self) -> None:
         """The products do not add up: look at every part again, as its contributors tell it to me."""
@@ -427,7 +454,7 @@ class RoundCheck:
         else:
             told = await self._told(reducer, self._request(cut[0][0], cut[-1][1]))
         guilty: set[PeerId] = set()
-        key = part_key(self.round, hop.group, reducer)
+        key = part_key("contribution", self.round, hop.group, reducer)
         for peer in self._contributors - {reducer}:
             signed = signed_part(self._signer, told, self.round.stamp, peer, key)
             if signed is None:

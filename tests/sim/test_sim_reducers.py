@@ -3,6 +3,7 @@ left out, and nobody honest is."""
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from collections.abc import AsyncGenerator
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from swarmnet.averaging.pledges import chunk_digest
 from swarmnet.ids import PeerId
 from swarmnet.messages import Answer, Packed, Part, PartData, Pledge
 from swarmnet.simulate.engine import SimulatedEngine
@@ -78,12 +80,15 @@ class ReducesAndPledgesFalsely(FalseProduct):
 
 
 class TwoSums(Tells):
-    """hands one member another sum than the rest"""
+    """hands one member another sum than the rest, each under its signature"""
 
     def told(self, caller: PeerId, request: Part, answer: PartData) -> PartData:
         if request.kind != "reduced" or caller != min(self.mates):
             return answer
-        return replace(answer, payload=(altered(answer.payload[0]),))
+        packed = altered(answer.payload[0])
+        seen = chunk_digest(packed)
+        pledges = tuple(signed(each, digest=hashlib.sha256(each.shares + seen).digest()) for each in answer.pledges)
+        return replace(answer, payload=(packed,), pledges=pledges)
 
 
 class UnsignedContribution(Tells):
