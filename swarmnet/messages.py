@@ -405,6 +405,7 @@ class Heartbeat:
     notices: Annotated[bytes, Size(MARK_BYTES), Proto(18)] = b""
     """Stands for the notices that I know; another one than yours: ask me for them (`ManifestRequest`)."""
     waits: Annotated[Waits, Proto(20)] = ""
+    """For whom all that is here waits. stage: for the next one, which has it. leader: all is computed, for its word."""
 
 
 MAX_UNREACHED = 16

@@ -85,8 +85,8 @@ def _refuse_changes(options: LocalOptions, said: Mapping[str, object]) -> None:
     changed += ["--sync" for flag, text in options.typed if "sync" in text and (flag, text) not in begun.typed]
     if changed:
         raise UsageError(
-            f"{changed[0]}: a resumed run keeps its manifest, its replicas, their ranks and lies, which say otherwise: "
-            "leave it out"
+            f"{changed[0]}: the run was not begun so, and a resumed run keeps its manifest, its replicas, their ranks "
+            "and lies: leave it out"
         )
 
 

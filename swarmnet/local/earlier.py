@@ -60,7 +60,7 @@ def options(now: LocalOptions) -> LocalOptions:
     """
     if now.out is None:
         raise UsageError("--resume needs --out DIR: the directory of the run that is to go on")
-    members(now.out)
+    members(now.out)  # raises, if there is no run
     if "options" not in (began := next(iter(_records(now.out, BEGAN)), {})):
         raise UsageError(f"{now.out} was begun by an older swarmnet, which did not record its options: begin it again")
     return now.resumed(began["options"])

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from swarmnet.config.peer import Shard, listen_at
 from swarmnet.config.table import CliOption
@@ -168,7 +168,11 @@ class LocalOptions:
 
         Raises UsageError for a session that this run cannot have.
         """
-        begun = TypeAdapter(LocalOptions).validate_python(record)
+        try:
+            begun = TypeAdapter(LocalOptions).validate_python(record)
+        except ValidationError as error:
+            reason = f"{self.out} was begun by another swarmnet, with options that this one lacks: begin it again"
+            raise UsageError(reason) from error
         return replace(begun, **{name: getattr(self, name) for name in SESSION})
 
     def faults(self, *, stages: int, replicas: int, steps: int, seed: int) -> tuple[str, tuple[Fault, ...]]:

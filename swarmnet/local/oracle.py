@@ -88,7 +88,7 @@ def run_oracle(
     _begin(module, manifest)
     delay = manifest.averaging.delay
     behind = copy.deepcopy(module) if delay.most else module
-    update = (_Integers if manifest.numerics.integers else _Plain)(manifest, horizon, module, behind)
+    update = (_Integers if manifest.numerics.integers else _FloatSum)(manifest, horizon, module, behind)
     result = OracleResult()
     with contextlib.ExitStack() as after:
         after.callback(torch.set_num_threads, torch.get_num_threads())
@@ -120,8 +120,8 @@ def run_oracle(
     return result
 
 
-class _Plain:
-    """Gradients as torch sums them, of a run with `sync = "local"`. Backward has added up in `.grad` already.
+class _FloatSum:
+    """One process's gradients as torch sums them: backward has added up in `.grad` already.
 
     behind: where gradients come from, `module` itself or what follows a version behind it.
     """
@@ -137,6 +137,7 @@ class _Plain:
     def step(self, step: int, num_tokens: int) -> None:
         """Update the weights; those that gradients come from follow."""
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        assert len(gradients) == len(self._parameters)
         for gradient in gradients:
             gradient.div_(num_tokens)
         torch.nn.utils.clip_grad_norm_(self._parameters, self._manifest.optimizer.clip_norm)
@@ -148,7 +149,7 @@ class _Plain:
         return rate_of(self._manifest.optimizer, step, self._horizon)
 
 
-class _Integers(_Plain):
+class _Integers(_FloatSum):
     """The product's fixed-point sum and update, on the uncut model."""
 
     def __init__(self, manifest: Manifest, horizon: Horizon, module: StageModule, behind: StageModule) -> None:

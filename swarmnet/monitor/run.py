@@ -302,7 +302,7 @@ class Watcher:
         for _ in range(_MOST_ANSWERS):
             answer = await self._history(peer, since)
             if answer is None:
-                return None
+                return found or None
             some = told(answer, since, steps)
             found |= some
             if len(some) < MAX_FIGURES:

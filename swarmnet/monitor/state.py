@@ -1,4 +1,4 @@
-"""A run as it is seen from outside: `WatchedRun`, of which all that watch, the dashboard and files show is drawn. Pure.
+"""A run as it is seen from outside: `WatchedRun`, from which `swarmnet watch`, the dashboard and files are drawn. Pure.
 
 It has what `Curve` believes of the steps, what `assess` makes of the records, and what changed from look to look: who
 joined, left, or has trouble.

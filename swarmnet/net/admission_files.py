@@ -331,6 +331,7 @@ class OwnerStatements:
         self._beside = manifest.with_suffix(suffix) if manifest else None
         self._refused: set[str] = set()
         self._kept: tuple[SignedMessage[Any], ...] = ()
+        self._has_read = False  # Invariant: what the files hold is known before they are written
 
     @property
     def newest(self) -> SignedMessage[Any] | None:
@@ -343,7 +344,7 @@ class OwnerStatements:
 
     def read(self) -> list[str]:
         """Take in what the files hold. Returns what is wrong, each once."""
-        refused = []
+        refused, self._has_read = [], True
         for path in (self._own, self._beside):
             for line in _read(path, _MAX_FILE_CHARS).splitlines() if path is not None else ():
                 try:
@@ -355,9 +356,10 @@ class OwnerStatements:
         return fresh
 
     def keep(self) -> bool:
-        """Write down what is known in this peer's directory, unless that is done. Raises OSError."""
+        """Write down what is known in this peer's directory, unless that is done or its files are not read yet. Raises
+        OSError."""
         known = self._known.known
-        if changed := known != self._kept:
+        if changed := self._has_read and known != self._kept:
             self._kept = known
             if self._own is not None:
                 _write_signed(self._own, known)

@@ -538,8 +538,8 @@ class DhtDirectory:
 
     def _keep(self, statements: OwnerStatements) -> None:
         try:
-            if statements.keep():
-                log.info("owner_statement", key=statements.key)
+            if statements.keep() and (word := statements.newest) is not None:
+                log.info("owner_statement", kind=type(word.value).__name__.lower(), number=word.value.number)
         except OSError as error:
             log.warning("owner_statement_not_kept", error=str(error))
 

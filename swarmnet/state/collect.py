@@ -125,7 +125,7 @@ def _homes(directories: Sequence[Path], run: RunId) -> list[Path]:
         # Operators name a directory of many peers: look some layers down.
         for depth in range(_DEEPEST):
             paths = sorted(directory.glob("*/" * depth + CheckpointStore(Path(), run).folder.as_posix()))
-            found |= dict.fromkeys(path.parents[1] for path in paths if path.is_dir())
+            found |= dict.fromkeys(path.parents[1].resolve() for path in paths if path.is_dir())  # through links once
     return list(found)
 
 

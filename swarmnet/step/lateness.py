@@ -50,7 +50,9 @@ class Lateness:
         self._debts = Recent[PeerId, tuple[float, float]](_MOST_PEERS)  # seconds, when they were added up
         self._until = Recent[PeerId, float](_MOST_PEERS)
         self._in_step = Recent[PeerId, None](_MOST_PEERS)  # observed in the step that is applied next: lasts for it
-        self._excuses = Recent[PeerId, tuple[float, float]](_MOST_PEERS)  # who has waited for others, as debts
+        # Who has waited for others by its own word, as debts: leaders, and members.
+        self._leaders_waits = Recent[PeerId, tuple[float, float]](_MOST_PEERS)
+        self._members_waits = Recent[PeerId, tuple[float, float]](_MOST_PEERS)
         self._pardoned: set[PeerId] = set()
         self._agreed = Recent[PeerId, float](_MOST_PEERS)  # when most had last observed it; forgotten once it is named
         self._named_by = Recent[PeerId, PeerId](_MOST_PEERS)  # the leader of the last commit that named a peer
@@ -86,15 +88,20 @@ class Lateness:
         rest_s: while nothing kept the leader from leading on, as far as is known here. waits_s: while it said that it
         waits for others; that is no excuse for longer than what it takes to have them excluded.
         """
-        rest_s += self.unexcused_s(leader, waits_s, now=now)
+        rest_s += self._unexcused_s(self._leaders_waits, leader, waits_s, now)
         cost_s = min(over_s, rest_s - self._beat_s, self.unproven_s(leader))
         if cost_s > 0.0:
             self.charge(leader, "leads, and steps are slow", cost_s=cost_s, now=now)
 
-    def unexcused_s(self, peer: PeerId, waits_s: float, *, now: float) -> float:
-        """The peer has waited for others so long, by its own word: how much of that is no excuse any more?"""
-        said_s, most_s = _added(self._excuses.pop(peer, (0.0, now)), waits_s, now), _EXCUSED * self._worth_s
-        self._excuses[peer] = min(said_s, most_s), now
+    def unexcused_s(self, member: PeerId, waits_s: float, *, now: float) -> float:
+        """The member has waited for others so long, by its own word: how much of that is no excuse any more?"""
+        return self._unexcused_s(self._members_waits, member, waits_s, now)
+
+    def _unexcused_s(
+        self, excuses: Recent[PeerId, tuple[float, float]], peer: PeerId, waits_s: float, now: float
+    ) -> float:
+        said_s, most_s = _added(excuses.pop(peer, (0.0, now)), waits_s, now), _EXCUSED * self._worth_s
+        excuses[peer] = min(said_s, most_s), now
         return max(said_s - most_s, 0.0)
 
     def unproven_s(self, peer: PeerId) -> float:
@@ -108,8 +115,17 @@ class Lateness:
         """Most replicas have observed these to be late."""
         self._agreed.update(dict.fromkeys(peers, now))
 
-    def committed(self, late: Collection[PeerId], table: Collection[PeerId], leader: PeerId, *, now: float) -> None:
+    def committed(
+        self,
+        late: Collection[PeerId],
+        table: Collection[PeerId],
+        leader: PeerId,
+        voters: Collection[PeerId] = (),
+        *,
+        now: float,
+    ) -> None:
         """A commit of this leader has named these, and the table of exclusions takes over. table: all peers in it.
+        voters: of the step. Who names a key that costs nothing has waited for nobody.
 
         A leader may name what it alone has observed, as most lateness shows to the leader only. But for whom it named
         last, it waits for another leader, or most others, to find the same; else correct peers would be excluded for
@@ -117,8 +133,8 @@ class Lateness:
         """
         self._remembered = table
         self._named_by.drop(lambda peer, _: peer not in table)
-        if late:
-            self._excuses.pop(leader, None)
+        if not set(voters).isdisjoint(late):
+            self._leaders_waits.pop(leader, None)
         for peer in late:
             agreed_at = self._agreed.pop(peer, None)
             found = self.is_late(peer, now=now) or (agreed_at is not None and now - agreed_at <= self._lasts_s)
@@ -186,9 +202,11 @@ class Delays:
         self._unsigned.note(waits_for if signatures else (), now=now)
 
     def opened(self, voters: Set[PeerId], newcomers: Set[PeerId] = frozenset(), *, now: float) -> None:
-        """An attempt with these voters, and members that have no vote yet. Voters that the step goes on without since
-        the last one have kept the others waiting: these owe nothing for that time. So may a newcomer have; but a key
-        that has contributed nothing could come and go in each step, so for that time they are excused as by their word.
+        """An attempt with these voters, and members that have no vote yet.
+
+        Voters that the step goes on without since the last one have kept the others waiting: these owe nothing for that
+        time. A newcomer may have, too; but a key that has contributed nothing could come and go in each step, so that
+        excuse is bounded as that of a member which waits for the next stage.
         """
         gone, self._voters = self._voters - voters, voters
         left, self._newcomers = self._newcomers - newcomers - voters, newcomers

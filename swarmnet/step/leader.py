@@ -101,6 +101,7 @@ class Leader:
         self._rounds = Rounds(builder, suspects, now)
         self._waits = Waits(now)
         self._left_out: set[PeerId] = set()  # Invariant: none of them is in `members`
+        self._held_up_by: set[PeerId] = set()  # who was left out last for holding up a round
         self.passed_over = self._pass_over(now)
         self.looks, self._looked_at = True, -math.inf
 
@@ -463,10 +464,10 @@ class Leader:
             return named  # else its members refuse what they have signed under me with other names
         # A peer that was excluded and has contributed nothing since is no voter any more; neighbours bring it work.
         table = {each.peer for each in membership.exclusions}
-        # Nor is a newcomer, which may have held up this step: the next leader should not have to find that out.
-        known = voters | table
-        late = [p for p in self._observed(now) if p in known | self._left_out and p not in (*excluded, self.view.me)]
-        late.sort(key=lambda peer: peer not in known)
+        # A newcomer that held up this step is named, too: the next leader should not have to find that out.
+        known = voters | table | self._held_up_by
+        late = [p for p in self._observed(now) if p in known and p not in (*excluded, self.view.me)]
+        late.sort(key=lambda peer: peer not in voters | table)
         most, room = self.view.observed_late(now=now), minority(voters) - len(voters.intersection(excluded))
         lateness = self._member.lateness
         late = [p for p in late if p in most or p not in table or lateness.may_name(p, self.view.me)]
@@ -599,10 +600,12 @@ class Leader:
                 self._bring_back(peer, now)
                 self._go_without(peer, reason, now)
                 self._observe_end(peer, others, f"holds up the round ({reason})", now)
-            case CutAgain(peer, others):
+                self._held_up_by = {peer}
+            case CutAgain(refused):
                 # Else who refuses what another one sends in each step costs each step a cut, and nothing itself.
-                if peer is not None:
-                    self._observe_end(peer, others, "holds up the round (refuses or is refused)", now)
+                for peer, other in refused:
+                    if self._member.lines.refused(peer, other, step=self.stamp.step):
+                        self._member.lateness.observe(peer, "refuses what one after the other sends", now=now)
                 self._rounds.builder.turn()
                 self._cut_again()
 

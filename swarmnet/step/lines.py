@@ -71,6 +71,7 @@ class BrokenLines:
     def __init__(self) -> None:
         self.allowed: Mapping[PeerId, float] = {}
         self._broken = Recent[frozenset[PeerId], _Broken](_MOST_BROKEN)
+        self._refused = Recent[tuple[PeerId, PeerId], int](_MOST_BROKEN)  # who refused what whom sent -> the last step
 
     def least_s(self, peer: PeerId) -> float:
         """Seconds for which a member's stream may stand still, whatever others say."""
@@ -87,6 +88,15 @@ class BrokenLines:
         ends = self.ends(step)
         by_ends = sorted({one, *others}, key=lambda peer: ends[peer])
         return by_ends[-1] if len(by_ends) > 1 and ends[by_ends[-1]] > ends[by_ends[-2]] else None
+
+    def refused(self, one: PeerId, other: PeerId, *, step: int) -> bool:
+        """In that step it alone refused what the other sent. Has it lately refused what others sent, too?
+
+        It says nothing of those: two that collude could refuse one in turn.
+        """
+        self._refused[one, other] = step
+        lately = {pair for pair, at in self._refused.items() if pair[0] == one and 0 <= step - at <= _BROKEN_STEPS[0]}
+        return len(lately) > 1
 
     def ends(self, step: int) -> Counter[PeerId]:
         """How many broken lines that are remembered each member is an end of."""

@@ -339,7 +339,8 @@ class Member:
     def _exclude(self, commit: Commit, now: float) -> None:
         """The commit of my stage names late peers: log the table's new rows."""
         table = after(self.membership.exclusions, commit)
-        self.lateness.committed(commit.late, {each.peer for each in table}, self.membership.named_by(commit), now=now)
+        leader, voters = self.membership.named_by(commit), self.membership.roster(self.stage)
+        self.lateness.committed(commit.late, {each.peer for each in table}, leader, voters, now=now)
         for each in table:
             if each.peer in commit.late:
                 self.host.log("excluded", peer=each.peer, until_step=each.until_step, level=each.level)

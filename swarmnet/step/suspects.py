@@ -13,7 +13,8 @@ Members report the peers whose stream stands still for too long, and the peers w
 A tie falls on the member of most earlier ties, then on the one that most members wait for, never on the leader if it
 can fall on another. Of members with one edge each it falls on one that reports: so no member alone has another one left
 out, and a member that sends nothing to one member at a time loses the second tie. What a member has counted that is
-left out is executed again. A round that is cut again for one edge alone counts as a broken line between its ends.
+left out is executed again. A member at which a round is cut again for one refusal, and soon for one of another sender,
+is late.
 """
 
 from __future__ import annotations
@@ -43,11 +44,10 @@ class Leave:
 class CutAgain:
     """Cut the round in other parts: other members then reduce what the suspects send.
 
-    peer, others: as of `Leave`, if the suspect has one edge only; else None.
+    refused: if no member has more than one edge, who refuses what whom has sent.
     """
 
-    peer: PeerId | None = None
-    others: frozenset[PeerId] = frozenset()
+    refused: tuple[tuple[PeerId, PeerId], ...] = ()
 
 
 class SuspectGraph:
@@ -125,13 +125,12 @@ class SuspectGraph:
         all_edges = {frozenset((peer, each.peer)) for peer, each in waits} if not alone else set()
         waited_for = Counter(peer for edge in all_edges for peer in edge)
         worst = max(sorted(tied), key=lambda p: (ties[p], waited_for[p], by * reported[p], p != self._me))
-        others = frozenset(peer for edge in edges if alone and worst in edge for peer in edge - {worst})
         # Which end is at fault shows once other members reduce what both send.
         if len(tied) > 1 and len(members) > 2 and self._refusals and self._cut_for != edges:
             self._cut_for = edges
-            return CutAgain(worst if alone else None, others)
+            return CutAgain(tuple(pair for pair in refused if members.issuperset(pair)) if alone else ())
         if alone:
-            return Leave(worst, "alone", others)
+            return Leave(worst, "alone", frozenset(peer for edge in edges if worst in edge for peer in edge - {worst}))
         return Leave(worst, "refused" if worst in refused_by else "late")
 
     def _is_late(self, peer: PeerId, allowed_s: float, now: float) -> bool:

@@ -283,7 +283,7 @@ class Trainer:
         self._answered = -1  # the newest step of which an answer came
         self._timers = manifest.protocol.timers
         self._shares = FedShares(me, self._timers)
-        self._void = asyncio.Event()  # what is in flight: the run is complete, or goes on from another version
+        self._void = asyncio.Event()  # what is in flight is of no use: the run is complete, or goes on from elsewhere
         self.step = 0
         self._eval_loss: tuple[int, float] | None = None
         self._history = HistoryBook()

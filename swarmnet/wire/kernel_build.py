@@ -74,7 +74,7 @@ def built(compiler: str, folder: Path) -> Path:
     from swarmnet.wire import kernel_check
 
     version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=_COMPILE_S).stdout
-    parts = _SOURCE.read_bytes(), " ".join(FLAGS).encode(), version, _processor()
+    parts = _SOURCE.read_bytes(), kernel_check.DIGEST.encode(), " ".join(FLAGS).encode(), version, _processor()
     place = folder / f"{hashlib.sha256(b''.join(hashlib.sha256(part).digest() for part in parts)).hexdigest()}.so"
     # Of all peers that start on this machine one compiles, and the rest wait for it.
     with open(folder / "lock", "w") as lock:

@@ -150,13 +150,13 @@ def test_members_that_waited_for_the_one_that_is_left_out_owe_nothing_for_that_t
 
 
 def test_a_leader_owes_what_its_steps_are_longer_than_usual_while_they_wait_for_it():
-    def late(*steps: tuple[float, float, float], took_s: float = 10.0, named: bool = False) -> list[PeerId]:
+    def late(*steps: tuple[float, float, float], took_s: float = 10.0, voters: tuple[PeerId, ...] = ()) -> list[PeerId]:
         lateness = Lateness(TIMERS, Deferred())
         for number, (over_s, rest_s, waits_s) in enumerate(steps, start=1):
             now = took_s * number
             lateness.charge_leader(B, over_s=over_s, rest_s=rest_s, waits_s=waits_s, now=now)
-            if named:
-                lateness.committed((PeerId(f"c{number}"),), (), B, now=now)
+            if voters:
+                lateness.committed((C,), (), B, voters, now=now)
         return lateness.late(now=now)
 
     assert late((10.0, 10.0, 0.0)) == [], "what kept it once may not be known"
@@ -166,7 +166,8 @@ def test_a_leader_owes_what_its_steps_are_longer_than_usual_while_they_wait_for_
     assert late(*[(1.0, 1.0, 0.0)] * 50, took_s=9.0) == [], "one of sixteen seconds"
     assert late(*[(6.0, 0.0, 6.0)] * 2) == [], "it has those excluded that it waits for"
     assert late(*[(6.0, 0.0, 6.0)] * 6) == [B], "and if it does not, that is no excuse"
-    assert late(*[(6.0, 0.0, 6.0)] * 6, named=True) == []
+    assert late(*[(6.0, 0.0, 6.0)] * 6, voters=(A, C)) == []
+    assert late(*[(6.0, 0.0, 6.0)] * 6, voters=(A,)) == [B], "it names a stranger"
 
 
 def test_an_observation_lasts_for_its_step_however_long_that_is():

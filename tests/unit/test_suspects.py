@@ -90,7 +90,7 @@ def test_a_member_that_owes_its_own_contribution_is_named_before_those_that_wait
 def test_one_refusal_has_the_round_cut_again_before_one_end_is_left_out() -> None:
     stage = Stage(A, B, C)
     stage.says(B, refused=(C,), now=1.0)
-    assert stage.decision(1.0) is None and stage.decision(4.5) == CutAgain(B, frozenset({C}))
+    assert stage.decision(1.0) is None and stage.decision(4.5) == CutAgain(((B, C),))
     stage.open(4.5)
     assert stage.decision(20.0) is None, "no member reports anything of the second round"
     stage.says(B, refused=(C,), now=21.0)
@@ -102,7 +102,7 @@ def test_refusals_of_different_rounds_are_edges_of_one_graph() -> None:
     stage = Stage(*EIGHT)
     first, second, *_, spoiled = EIGHT
     stage.says(first, refused=(spoiled,), now=0.0)
-    assert stage.decision(0.0) is None and stage.decision(4.0) == CutAgain(first, frozenset({spoiled}))
+    assert stage.decision(0.0) is None and stage.decision(4.0) == CutAgain(((first, spoiled),))
     stage.open(4.0)
     stage.says(second, refused=(spoiled,), now=4.0)
     assert stage.decision(4.0) is None and stage.decision(8.0) == Leave(spoiled, "refused")
@@ -217,8 +217,7 @@ def end_of(stage: Stage, reporter: PeerId, *suspects: PeerId, refusal: bool = Fa
             case Leave() as left:
                 stage.lines.broken(left.peer, left.others, step=stage.step)
                 return left
-            case CutAgain() as cut:
-                stage.lines.broken(cut.peer, cut.others, step=stage.step)
+            case CutAgain():
                 stage.open(float(now))
     raise AssertionError("the round never ends")
 
@@ -228,6 +227,14 @@ def test_one_member_has_no_other_left_out_in_any_number_of_steps(said: list[tupl
     lines = BrokenLines()
     for step, (suspect, refusal) in enumerate(said):
         assert end_of(Stage(A, B, C, D, lines=lines, step=step), B, suspect, refusal=refusal).peer == B
+
+
+def test_who_alone_refuses_one_after_the_other_is_at_fault_and_who_is_refused_is_not() -> None:
+    lines = BrokenLines()
+    assert not lines.refused(B, C, step=0) and not lines.refused(B, C, step=9), "the same sender"
+    assert not lines.refused(D, C, step=10) and not lines.refused(A, C, step=11), "C may lie, or two of the others"
+    assert not lines.refused(B, D, step=74), "that is long ago"
+    assert lines.refused(B, A, step=80) and not lines.ends(80)
 
 
 def test_a_member_that_sends_nothing_to_one_member_at_a_time_loses_the_second_tie() -> None:
