@@ -118,15 +118,16 @@ class CollectedCheckpoints:
 
 def _homes(directories: Sequence[Path], run: RunId) -> list[Path]:
     """The directories of peers that have something of `run`, at or below those given."""
-    found: dict[Path, None] = {}
+    found: dict[Path, Path] = {}  # through however many links, once
     for directory in directories:
         if not directory.is_dir():
             raise UsageError(f"{directory}: no such directory")
         # Operators name a directory of many peers: look some layers down.
         for depth in range(_DEEPEST):
             paths = sorted(directory.glob("*/" * depth + CheckpointStore(Path(), run).folder.as_posix()))
-            found |= dict.fromkeys(path.parents[1].resolve() for path in paths if path.is_dir())  # through links once
-    return list(found)
+            for home in (path.parents[1] for path in paths if path.is_dir()):
+                found.setdefault(home.resolve(), home)
+    return list(found.values())
 
 
 def _version(error: BadCheckpoint) -> float:
