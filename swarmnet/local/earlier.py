@@ -6,9 +6,11 @@ The children's own files are the source: a supervisor that was killed may not ha
 from __future__ import annotations
 
 import bisect
+import csv
 import re
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +127,11 @@ def replay(out: Path, began: Sequence[float], progress: SwarmProgress, checker: 
             progress.names[event["peer"]] = name
         elif name in progress.liars or checker.on(event, life=life, by=name):
             progress.on(name, event, now=before_s + at - began[life])
+    # The curve was drawn by when the supervisor heard of a step.
+    heard = _heard(out)
+    progress.points = [
+        replace(point, time=heard.get((point.step, point.loss), point.time)) for point in progress.points
+    ]
     progress.kills = kills(out)
     progress.faults.update({kind: len(_records(out, fault.event)) for kind, fault in KINDS.items()})
     progress.faults = +progress.faults
@@ -132,3 +139,12 @@ def replay(out: Path, began: Sequence[float], progress: SwarmProgress, checker: 
     progress.done.clear()
     progress.earlier_points = len(progress.points)
     progress.earlier_s = progress.points[-1].time if progress.points else 0.0
+
+
+def _heard(out: Path) -> dict[tuple[int, float], float]:
+    """When each step was done, by its number and loss, as loss.csv has it; nothing if there is none."""
+    try:
+        with (out / "loss.csv").open(newline="", encoding="utf-8") as file:
+            return {(int(row["step"]), float(row["loss"])): float(row["seconds"]) for row in csv.DictReader(file)}
+    except (OSError, ValueError, LookupError, TypeError):
+        return {}  # somebody else's file, or half of one

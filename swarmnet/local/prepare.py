@@ -56,9 +56,19 @@ class Prepared:
     owner: Identity | None = None
 
     @property
+    def exact(self) -> bool:
+        """Deterministic mode: only bit-equality with one process will do."""
+        return self.manifest.numerics.deterministic
+
+    @property
     def lossless(self) -> bool:
         """No codec rounds what crosses a stage boundary."""
         return {*self.manifest.wire.codecs} == {"fp32"}
+
+    @property
+    def pure(self) -> bool:
+        """Do losses not depend on which replica computed what, but for rounding? With local sync they do."""
+        return self.manifest.averaging.equal_bits
 
     def write(self) -> None:
         """Put it at `path`. Raises UsageError for a directory that cannot be written."""

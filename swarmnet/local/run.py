@@ -266,10 +266,17 @@ def _compare(swarm: LocalSwarm, outcome: RunOutcome, launcher: Launcher, interru
         losses,
         exact=swarm.exact,
         lossless=swarm.lossless,
-        promised=swarm.promised,
+        promised=swarm.prepared.pure and not swarm.liars,
     )
     theirs = next((event["sha256"] for event in events if event["event"] == "oracle_weights"), None)
-    if comparison.bit_equal and swarm.promised and swarm.exact and swarm.lossless and theirs is not None:
+    if (
+        comparison.bit_equal
+        and not swarm.liars
+        and swarm.exact
+        and swarm.lossless
+        and swarm.prepared.pure
+        and theirs is not None
+    ):
         equal = _last_weights(swarm, theirs.keys()) == theirs
         problem = "" if equal else "all losses are those of one process, the last weights are not"
         comparison = replace(comparison, weights_equal=equal, problem=problem)

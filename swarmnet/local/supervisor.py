@@ -117,18 +117,13 @@ class LocalSwarm:
         """Is every loss to have the bits of one process's? Ranks that share a stage sum in another order than one, a
         GPU in another than the CPU."""
         on_cpu = all(device_of(mesh) == "cpu" for mesh in self.meshes.values())
-        return self.prepared.manifest.numerics.deterministic and on_cpu and not meshed(self.meshes, self.replicas)
+        return self.prepared.exact and on_cpu and not meshed(self.meshes, self.replicas)
 
     @property
     def lossless(self) -> bool:
         """Does nothing on the way round what one process does not? On a small grid the rounding of ranks shows, too."""
         prepared = self.prepared
         return prepared.lossless and (self.exact or prepared.manifest.averaging.codec != "small")
-
-    @property
-    def promised(self) -> bool:
-        """Do losses not depend on which replica computed what, but for rounding? With local sync and liars they do."""
-        return self.prepared.manifest.averaging.equal_bits and not self.liars
 
     @property
     def config(self) -> PeerConfig:
@@ -158,7 +153,7 @@ class LocalSwarm:
             microbatches=training.microbatches,
             exact=self.exact,
             equal=manifest.averaging.equal_bits,
-            repeats=self.promised and self.lossless,
+            repeats=self.prepared.pure and self.lossless and not self.liars,
             names=progress.names,
             liars=self.liars,
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +113,7 @@ def test_what_was_done_before_is_read_from_the_children_s_own_files(tmp_path: Pa
     assert judge.report().repeated == 1 and judge.report().lost == 0
 
 
-def test_what_was_done_to_the_run_is_read_back_with_its_figures(tmp_path: Path) -> None:
+def test_what_stands_is_kept_as_it_was_with_what_was_done_to_the_run(tmp_path: Path) -> None:
     write(
         tmp_path / "events.jsonl",
         {"t": 100.0, "event": "began", "name": "local"},
@@ -125,9 +124,11 @@ def test_what_was_done_to_the_run_is_read_back_with_its_figures(tmp_path: Path) 
     figures = {"event": "figures", "step": 0, "loss": 3.0, "num_tokens": 4, "learning_rate": 0.1, "grad_norm": 2.0}
     write(tmp_path / "peers/s0-r0/events.jsonl", committed(101.0, 0, 3.0), {"t": 101.1, **figures})
     write(tmp_path / "peers/s0-r1/events.jsonl", committed(102.0, 1, 2.0), committed(103.0, 2, 1.5))
+    rows = ["step,loss,tokens,seconds,learning_rate,grad_norm,held_out", "0,3.0,4,1.017,0.1,2.0,", "1,9.0,4,2.021,,,"]
+    (tmp_path / "loss.csv").write_text("\n".join(rows))
     progress = SwarmProgress(steps=3, replicas={"s0-r0": StageState(0), "s0-r1": StageState(0)})
     replay(tmp_path, lives(tmp_path), progress, InvariantChecker(stages=1, steps=3, microbatches=2))
-    assert [point.time for point in progress.points] == [1.0, 2.0, 3.0]
+    assert [point.time for point in progress.points] == [1.017, 2.0, 3.0], "the second is of another loss"
     assert progress.figures == {0: (0.1, 2.0)}
     assert [(name, step) for name, step, _ in progress.kills] == [("s0-r0", 1)]
     assert progress.faults == {"kill": 1, "stop": 1}
@@ -180,15 +181,6 @@ def test_who_takes_part_is_who_has_a_directory(tmp_path: Path) -> None:
     replicas, trainers = members(tmp_path)
     assert list(replicas.items()) == [("s0-r0", 0), ("s1-r0", 1), ("s0-r1", 0), ("s1-r3", 1)]
     assert trainers == ("trainer-0",)
-
-
-def test_a_resumed_run_is_what_it_was_begun_as_in_a_session_of_its_own() -> None:
-    begun = LocalOptions(replicas=4, liars="lazy:1", set=("a.b=1",), typed=(("--sync x", "c=x"),), kill=("0@1",))
-    now = LocalOptions(resume=True, out=Path("o"), oracle=True, slots=3)
-    found = now.resumed(json.loads(json.dumps(begun.record())))
-    assert found == replace(begun, kill=(), resume=True, out=Path("o"), oracle=True, slots=3)
-    with pytest.raises(UsageError, match="--liars goes with neither --chaos nor --kill-all"):
-        LocalOptions(resume=True, out=Path("o"), kill_all=3).resumed(begun.record())
 
 
 def test_orders_that_cannot_be_carried_out() -> None:

@@ -55,7 +55,7 @@ def test_what_children_read_is_the_run(tmp_path: Path) -> None:
     prepared = prepare(options, tmp_path / "out")
     assert not (tmp_path / "out").exists()  # nothing is left of what is refused later
     prepared.write()
-    assert prepared.lossless
+    assert prepared.exact and prepared.lossless
     assert load(prepared.path) == prepared.manifest
     assert prepared.manifest.training.microbatches == 5
     tokens = read_tokens(prepared.manifest)
@@ -71,7 +71,7 @@ def test_a_manifest_file_keeps_its_own_run(tmp_path: Path) -> None:
     prepared = prepare(options, tmp_path / "out")
     manifest = prepared.manifest
     assert (manifest.cut.stages, manifest.training.total_steps, manifest.training.seed) == (4, 9, 5)
-    assert manifest.numerics.mode == "fast" and not prepared.lossless
+    assert manifest.numerics.mode == "fast" and not prepared.lossless and not prepared.exact
     assert manifest.data.source == str(tmp_path / "text.txt")  # relative to the file that named it
 
 
@@ -134,8 +134,7 @@ def test_one_process_is_the_measure_where_it_does_not_show_who_computed_what(
     tmp_path: Path, settings: tuple[str, ...], pure: bool
 ) -> None:
     (tmp_path / "text.txt").write_text("abc " * 2000)
-    options = LocalOptions(data=str(tmp_path / "text.txt"), set=settings)
-    assert prepare(options, tmp_path / "out").manifest.averaging.equal_bits == pure
+    assert prepare(LocalOptions(data=str(tmp_path / "text.txt"), set=settings), tmp_path / "out").pure == pure
 
 
 def test_bad_settings_name_themselves(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from swarmnet.manifest.extension import Notices
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import Packed
 from swarmnet.net.admission import Admissions
-from swarmnet.simulate.swarm import SimulatedHost
+from swarmnet.net.nat.dial_back import Proofs, Say
+from swarmnet.simulate.swarm import SimulatedSigner
 from swarmnet.testing.doubles import FakeDirectory, FakeTransport, Script, run_virtual
 from swarmnet.trainer.trainer import Trainer
 
@@ -28,6 +29,24 @@ class SameTokens:
         return TOKENS
 
     evaluation = training
+
+
+class Host:
+    """Implements TrainerHost: of an open run, and reached by everybody."""
+
+    me, signer, hides, proofs = ME, SimulatedSigner(ME), False, Proofs()
+
+    def __init__(self, directory: FakeDirectory) -> None:
+        self.directory, self.admissions, self.notices = directory, Admissions(RUN), Notices()
+
+    def wall(self) -> float:
+        return 0.0
+
+    def record(self) -> Record:
+        return Record(RUN, ME, 2, (), ())
+
+    async def hide(self, say: Say) -> None:
+        return None
 
 
 class Feeding(NamedTuple):
@@ -60,20 +79,20 @@ def fed(
 ) -> Feeding:
     """Run a trainer that joins now, to its end or for so long."""
     events: list[tuple[float, str, dict[str, Any]]] = []
-    transport, directory, record = FakeTransport(answer), FakeDirectory(records), Record(RUN, ME, 2, (), ())
+    transport, directory = FakeTransport(answer), FakeDirectory(records)
 
     async def story() -> Feeding:
-        loop: Any = asyncio.get_running_loop()
+        clock = asyncio.get_running_loop().time
         trainer = Trainer(
-            SimulatedHost(record, directory, Admissions(RUN), Notices(), loop),
+            Host(directory),
             manifest,
             transport=transport,
             tokens=SameTokens(),
-            on_event=lambda event, fields: events.append((loop.time(), event, fields)),
+            on_event=lambda event, fields: events.append((clock(), event, fields)),
         )
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(until_s):
                 await trainer.run()
-        return Feeding(events, transport, directory, trainer, loop.time())
+        return Feeding(events, transport, directory, trainer, clock())
 
     return run_virtual(story())
