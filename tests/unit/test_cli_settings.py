@@ -285,7 +285,7 @@ SYNC = ("--sync exact", "averaging.sync=exact")
 def test_a_run_that_goes_on_is_the_run_it_was(calls, ended, capsys, flag: str) -> None:
     assert typed(f"local --resume --out o {flag}") == 2 and not calls
     said = capsys.readouterr().err
-    assert f"{flag.split()[0]}: a resumed run keeps its manifest, its replicas, their ranks and lies, which say" in said
+    assert f"{flag.split()[0]}: the run was not begun so, and a resumed run keeps its manifest, its replicas" in said
 
 
 def test_a_run_that_goes_on_may_be_told_again_what_it_is(calls, ended) -> None:
