@@ -29,6 +29,9 @@ _FINAL = frozenset({RejectCode.STALE, RejectCode.VOID, RejectCode.FINISHED})
 OF_PAYLOAD = frozenset({RejectCode.BAD_SHAPE, RejectCode.NON_FINITE, RejectCode.TOO_LARGE, RejectCode.MALFORMED})
 """Refusals of what was sent. Believed when all replicas agree: one alone may be the one that is wrong."""
 
+_SHARES = 32
+"""A replica is reported when the others have given so many results per candidate, and it none."""
+
 
 class CalledStage(Protocol):
     """The stage that a caller calls, as its peer knows it."""
@@ -49,7 +52,7 @@ class CalledStage(Protocol):
         """Microbatches of the step that this peer has yet to bring there; None: it cannot tell."""
 
     def rerouted(self, request: Process, peer: PeerId, reason: str) -> None:
-        """A microbatch has left that replica."""
+        """A microbatch has left that replica, or it never does work itself."""
 
 
 Outcome = Gradient | MovedTo | Busy | Rejected | PeerGone | PeerTimeout | BadMessage
@@ -87,6 +90,7 @@ class Caller:
         self._trial: asyncio.Task[None] | None = None
         self._unplaced = 0  # microbatches that no replica has
         self._open: dict[PeerId, set[asyncio.Timeout]] = {}  # calls
+        self._idle: dict[PeerId, int] = {}  # who has given no result since it answered so -> those of others
 
     def gone(self, peer: PeerId) -> None:
         """The peer is definitely dead."""
@@ -137,10 +141,12 @@ class Caller:
             answer = await self._call(peer, pick, request, payload)
             match answer:
                 case Gradient():
+                    self._note_result(request, peer)
                     # Who computed it its caller says: nobody can name another for itself.
                     evaluates = request.purpose == "eval"
                     return replace(answer, route=(peer, *answer.route)) if evaluates else answer
                 case MovedTo():
+                    self._idle.setdefault(peer, 0)
                     # To follow would lead back to a replica that gave nothing, or to a stranger.
                     if answer.owner in avoid or answer.owner not in self._stage.candidates():
                         # So another replica computes it, uncounted.
@@ -149,6 +155,7 @@ class Caller:
                     else:
                         owner = answer.owner
                 case Busy():
+                    self._idle.setdefault(peer, 0)
                     # The router knows when to call one that it chose again.
                     if not pick:
                         await asyncio.sleep(self._router.pause_s(answer.retry_after_s))
@@ -188,6 +195,13 @@ class Caller:
         answer = await self._call(pick.peer, pick, request, payload)
         if isinstance(answer, SwarmError):
             self._stage.rerouted(request, pick.peer, type(answer).__name__)
+
+    def _note_result(self, request: Process, peer: PeerId) -> None:
+        candidates = self._stage.candidates()
+        self._idle = {other: count + 1 for other, count in self._idle.items() if other in candidates and other != peer}
+        for other, count in self._idle.items():
+            if count == _SHARES * len(candidates):
+                self._stage.rerouted(request, other, "always busy, or others have it: it gives no result")
 
     def _pick(self, request: Process, num_bytes: int, now: float, avoid: Set[PeerId]) -> Pick:
         leaving = self._stage.leaving()

@@ -231,3 +231,11 @@ async def test_a_replica_that_says_running_for_ever_is_left_and_charged() -> Non
         assert await scene.process() == gradient()
     assert [peer for peer, _, _ in scene.transport.calls].count("a") == 1, "it is banned"
     assert scene.router.call_s() < limit_s, "and who answered decides how long others are waited for"
+
+
+async def test_a_replica_that_gives_no_result_while_others_do_is_named_once() -> None:
+    for idle in (Busy(0.01, 0), MovedTo(PeerId("b"))):
+        scene = Scene(a=lambda request, idle=idle: idle, b=lambda request: gradient())
+        for _ in range(200):
+            await scene.process()
+        assert scene.left == [("a", "always busy, or others have it: it gives no result")]
