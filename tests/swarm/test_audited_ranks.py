@@ -25,5 +25,7 @@ def test_nobody_suspects_ranks_that_do_nothing_wrong(tmp_path: Path) -> None:
     swarm = run_swarm(tmp_path / "out", *size, "--oracle", settings=SMALL)
     assert "warning" not in swarm.printed, swarm.printed
     assert {event["name"] for event in swarm.of("weighed")} == {"s0-r0", "s0-r1"}, swarm.printed
-    assert not swarm.of("withheld", "untried", "disputed", "late")
+    assert not swarm.of("withheld", "disputed", "late")
+    # On a busy machine a check comes too late for the weights of its step: that is nobody's fault.
+    assert not [event for event in swarm.of("untried") if "no weights of that step" not in event["reason"]]
     assert swarm.summary["suspended"] == []
