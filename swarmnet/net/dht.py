@@ -109,7 +109,6 @@ def _read(path: Path | None) -> list[str]:
 # ---------------------------------------------------------------- the directory
 
 
-READ_DEADLINE_S = 2.0
 PUBLISH_DEADLINE_S = 4.0
 UNKNOWN_NUM_STAGES_READ = 8  # how far to look when nobody has told the number of stages yet
 WORD_TTL_S = 90.0  # of what a run's owner says, which those who know it renew
@@ -387,8 +386,7 @@ class DhtDirectory:
         assert len(first_digits) >= FIRST_DIGITS
         self._sought = set()
         try:
-            deadline = loop_time() + READ_DEADLINE_S
-            await self._node.lookup((dht_key(RunId(first_digits), WHOLE_RUN),), deadline=deadline)
+            await self._node.lookup((dht_key(RunId(first_digits), WHOLE_RUN),))
             return tuple(sorted(run for run in self._sought if run.startswith(first_digits)))
         finally:
             self._sought = None
@@ -487,7 +485,7 @@ class DhtDirectory:
 
     async def _ask(self, places: Sequence[Place]) -> bool:
         assert self._run is not None
-        deadline, wall = loop_time() + READ_DEADLINE_S, self._clock.time()
+        wall = self._clock.time()
         known = {
             dht_key(self._run, place): {
                 each.record.peer: each.expiry_ms
@@ -497,7 +495,7 @@ class DhtDirectory:
             for place in places
         }
         self._node.own(known)
-        return await self._node.read(known, deadline=deadline)
+        return await self._node.read(known)
 
     # ---------------------------------------------------------------- what the owner says
 
@@ -527,7 +525,7 @@ class DhtDirectory:
                 log.warning("owner_statement_refused", reason=reason)
             self._keep(statements)
         if signed:
-            await self._node.lookup([statements.key for statements in signed], deadline=loop_time() + READ_DEADLINE_S)
+            await self._node.lookup([statements.key for statements in signed])
         for statements in signed:
             self._keep(statements)  # other peers tell them, too
             word = statements.newest

@@ -22,6 +22,7 @@ import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
 from swarmnet.bounds import Recent
 from swarmnet.clock import CLOCK, WallClock, loop_time, wall_time
@@ -234,6 +235,7 @@ class BoundedStorage(DHTLocalStorage):  # type: ignore[misc]
 
 
 RPC_TIMEOUT_S = 1.0  # a silent node costs a lookup this once, then it is left alone for a while
+MAX_READ_TIMEOUT_S = 8.0  # once answers have come later than that: full keys on a busy machine, or by a slow line
 DIAL_TIMEOUT_S = 3.0
 OPEN_TIMEOUT_S = 30.0  # the daemon is on this machine, but that may be busy
 NUM_COPIES = 5
@@ -278,6 +280,20 @@ class Entry:
     expiry: float
 
 
+class _Reader(DHTNode):  # type: ignore[misc]
+    """Hivemind's, which waits longer once an answer was too late: a full key may take more than any fixed time."""
+
+    async def _call_find_with_blacklist(self, peer_id: PeerID, keys: Sequence[DHTID]) -> Any:
+        began, limit_s = loop_time(), self.protocol.wait_timeout
+        answer = await super()._call_find_with_blacklist(peer_id, keys)
+        took_s = loop_time() - began
+        if answer is None and took_s >= limit_s:
+            self.protocol.wait_timeout = min(2 * limit_s, MAX_READ_TIMEOUT_S)
+        elif answer is not None and took_s < limit_s / 4:
+            self.protocol.wait_timeout = max(limit_s / 2, RPC_TIMEOUT_S)
+        return answer
+
+
 class DhtNode:
     """A DHT node. `maddrs`: where others can reach it (empty for a client)."""
 
@@ -313,7 +329,8 @@ class DhtNode:
         try:
             async with asyncio.timeout(OPEN_TIMEOUT_S):
                 p2p = await PacedP2P.replicate(Multiaddr(f"/unix{daemon.control}"))
-                dht = await DHTNode.create(
+                p2p._client.control._pending_calls = _Waiting()
+                dht = await _Reader.create(
                     p2p=p2p,
                     client_mode=listen.client or only_asks,
                     record_validator=gate,
@@ -387,7 +404,7 @@ class DhtNode:
 
     @property
     def broken(self) -> bool:
-        """The daemon died, or hivemind's reader of its answers did (it ends on an answer to a just cancelled call)."""
+        """The daemon died, or hivemind's reader of its answers did."""
         return self.daemon.exited.is_set() or self._p2p._client.control._read_task.done()
 
     def neighbours(self) -> frozenset[PeerId]:
@@ -468,22 +485,26 @@ class DhtNode:
 
     async def lookup_near_us(self) -> None:
         """Fill the routing table around our own id."""
-        await self._nearest([self._dht.node_id], deadline=loop_time() + 2 * RPC_TIMEOUT_S)
+        await self._nearest([self._dht.node_id], deadline=self._read_deadline())
 
-    async def lookup(self, keys: Sequence[str], *, deadline: float) -> bool:
+    def _read_deadline(self) -> float:
+        timeout_s: float = self._dht.protocol.wait_timeout
+        return loop_time() + 2 * timeout_s
+
+    async def lookup(self, keys: Sequence[str], *, deadline: float | None = None) -> bool:
         """Ask the nodes nearest to `keys`; the gate hears what they hold. False if the deadline cut it short."""
         ids = [DHTID.generate(source=key) for key in keys]
         for key_id in ids:
             self._all_asked_at[key_id] = loop_time()
-        return await self._nearest(ids, deadline=deadline) is not None
+        return await self._nearest(ids, deadline=deadline or self._read_deadline()) is not None
 
-    async def read(self, known: Mapping[str, Mapping[PeerId, int]], *, deadline: float) -> bool:
+    async def read(self, known: Mapping[str, Mapping[PeerId, int]]) -> bool:
         """Ask one node about each key, and all of those nearest to it if that one lacks what is known here or nobody
-        has been asked yet. The gate hears what they hold. False if the deadline cut it short.
+        has been asked yet. The gate hears what they hold. False if a deadline cut it short.
 
         known: by key, the entries that it should hold at least, and when they expire (Unix milliseconds).
         """
-        now, asked, unsure = loop_time(), dict[PeerID, list[str]](), list[str]()
+        now, deadline, asked, unsure = loop_time(), self._read_deadline(), dict[PeerID, list[str]](), list[str]()
         for key in known:
             key_id = DHTID.generate(source=key)
             found = self._fresh_near(key_id, now)
@@ -579,6 +600,14 @@ def _expiries(value: Any) -> Iterator[tuple[PeerId, int]]:
     for subkey, entry in entries.items() if isinstance(entries, dict) else ():
         if isinstance(subkey, str) and 0 <= entry.expiration_time < _ENDLESS_S:
             yield PeerId(subkey), round(entry.expiration_time * 1000)
+
+
+class _Waiting(dict[UUID, asyncio.Future[Any]]):
+    """Calls that wait for the daemon. Hivemind's reader of its answers ends when it answers one that has just been
+    cancelled, and with it the node: on a busy machine every few seconds."""
+
+    def __contains__(self, call: object) -> bool:
+        return super().__contains__(call) and not self[call].done()  # type: ignore[index]
 
 
 class PacedP2P(P2P):  # type: ignore[misc]
