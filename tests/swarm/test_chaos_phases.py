@@ -21,6 +21,8 @@ import torch
 from running import LocalRun, run_swarm
 from safetensors.torch import load_file
 
+from swarmnet.manifest.timers import Timers
+
 STAGES, REPLICAS = 3, 3
 KINDS = ("kill", "stop", "join")
 PHASES = ("forward", "backward", "averaging", "apply", "snapshot", "fetch")
@@ -32,9 +34,8 @@ SETTINGS = (
     "model.hidden_size=64",
     "model.intermediate_size=128",
     "model.head_dim=16",
-    "protocol.suspect_s=1.0",
-    "protocol.long_silence_s=4.0",
 )
+SUSPECT_S = Timers().suspect_s
 SCHEDULE_STEPS = 9  # one strike every three steps
 TAIL_STEPS = 12  # on a slow machine strikes come late, and processes back later
 
@@ -63,7 +64,7 @@ def schedule(seed: int, first: int) -> Entries:
             entries.append(("kill", {"stage": stage, "step": step, "back_s": 0.2}))
         entry = {"stage": stage, "step": step, "phase": phase, "moment": rng.choice(("begin", "end"))}
         if kind == "stop":
-            entry["for_s"] = round(rng.uniform(1.5, 3.0), 2)
+            entry["for_s"] = round(rng.uniform(1.2, 2.0) * SUSPECT_S, 2)
         entries.append((kind, entry))
     return entries
 
@@ -72,7 +73,7 @@ def links_and_leaving(first: int) -> Entries:
     """A replica is cut off from everybody, another is slow, a third leaves and comes back."""
     rest = ["s0-r1", "s0-r2", "s1", "s2", "trainer-0"]
     return [
-        ("partition", {"step": first, "between": [["s0-r0"], rest], "for_s": 2.0}),
+        ("partition", {"step": first, "between": [["s0-r0"], rest], "for_s": 1.5 * SUSPECT_S}),
         ("slow", {"step": first + 2, "peers": ["s2-r1"], "bytes_per_s": 2e5, "latency_s": 0.02, "for_s": 1.0}),
         ("drain", {"step": first + 4, "stage": 1, "back_s": 0.5}),
     ]
