@@ -35,6 +35,7 @@ SETTINGS = (
     "model.intermediate_size=128",
     "model.head_dim=16",
 )
+pytestmark = pytest.mark.timeout(1800)  # on one slow core
 SUSPECT_S = Timers().suspect_s
 SCHEDULE_STEPS = 9  # one strike every three steps
 TAIL_STEPS = 12  # on a slow machine strikes come late, and processes back later

@@ -23,8 +23,6 @@ SETTINGS = (
     "model.hidden_size=64",
     "model.intermediate_size=128",
     "model.head_dim=16",
-    "protocol.suspect_s=1.0",
-    "protocol.long_silence_s=4.0",
 )
 
 
