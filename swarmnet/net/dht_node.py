@@ -235,7 +235,7 @@ class BoundedStorage(DHTLocalStorage):  # type: ignore[misc]
 
 
 RPC_TIMEOUT_S = 1.0  # a silent node costs a lookup this once, then it is left alone for a while
-MAX_READ_TIMEOUT_S = 8.0  # once answers have come later than that: full keys on a busy machine, or by a slow line
+MAX_READ_TIMEOUT_S = 4.0  # once answers have come later than that: full keys on a busy machine, or by a slow line
 DIAL_TIMEOUT_S = 3.0
 OPEN_TIMEOUT_S = 30.0  # the daemon is on this machine, but that may be busy
 NUM_COPIES = 5
