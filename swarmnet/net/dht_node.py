@@ -329,7 +329,7 @@ class DhtNode:
         try:
             async with asyncio.timeout(OPEN_TIMEOUT_S):
                 p2p = await PacedP2P.replicate(Multiaddr(f"/unix{daemon.control}"))
-                p2p._client.control._pending_calls = _Waiting()
+                p2p._client.control._pending_calls = _PendingCalls()
                 dht = await _Reader.create(
                     p2p=p2p,
                     client_mode=listen.client or only_asks,
@@ -602,7 +602,7 @@ def _expiries(value: Any) -> Iterator[tuple[PeerId, int]]:
             yield PeerId(subkey), round(entry.expiration_time * 1000)
 
 
-class _Waiting(dict[UUID, asyncio.Future[Any]]):
+class _PendingCalls(dict[UUID, asyncio.Future[Any]]):
     """Calls that wait for the daemon. Hivemind's reader of its answers ends when it answers one that has just been
     cancelled, and with it the node: on a busy machine every few seconds."""
 
