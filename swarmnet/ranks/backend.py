@@ -26,7 +26,7 @@ from swarmnet.ranks.memory import Place
 from swarmnet.ranks.program import PAST
 from swarmnet.ranks.supervisor import RankGroup, RankSupervisor, RestartBackoff
 from swarmnet.stage.accumulator import GradientSum, SumContent, sum_dtype
-from swarmnet.stage.backend import OnEvent, PastShare
+from swarmnet.stage.backend import OnEvent
 from swarmnet.stage.canonical import Canonical, Initial
 from swarmnet.stage.passes import MemoryPolicy
 from swarmnet.stage.rounding import num_scales
@@ -36,7 +36,7 @@ PROGRAM = "swarmnet.ranks.program:Program"
 
 
 class Held:
-    """A microbatch whose saved activations ranks hold. life: of those ranks."""
+    """What ranks hold under `key`: saved activations of a microbatch, or a share. life: of those ranks."""
 
     def __init__(self, key: int, life: int) -> None:
         self.key, self.life, self.went_back = key, life, False
@@ -130,13 +130,14 @@ class MeshBackend:
             key = next(self._keys)
             self._write_input(tokens, hidden)
             answers = self._ranks.order("forward", key=key, step=step, train=train)
-            held = None
-            if train:
-                held = Held(key, self._ranks.life)
-                weakref.finalize(held, self._ranks.forget, key).atexit = False
-            else:
+            if not train:
                 self._ranks.finished()
-            return self._read_output(answers), held
+            return self._read_output(answers), self._hold(key) if train else None
+
+    def _hold(self, key: int) -> Held:
+        held = Held(key, self._ranks.life)
+        weakref.finalize(held, self._ranks.forget, key).atexit = False
+        return held
 
     def _write_input(self, tokens: Tensor, hidden: Tensor | None) -> None:
         self._tokens.copy_(tokens)  # ranks read it in the order that follows; the lock keeps others from it
@@ -188,8 +189,8 @@ class MeshBackend:
 
     # ------------------------------------------------------------ steps that are over
 
-    def new_share(self, step: int) -> PastShare:
-        return PastShare(step, next(self._keys), life=self._ranks.life)
+    def new_share(self) -> Held:
+        return self._hold(next(self._keys))
 
     def recompute(
         self,
@@ -198,7 +199,7 @@ class MeshBackend:
         tokens: Tensor,
         hidden: Tensor | None,
         gradient: Tensor | None,
-        share: PastShare | None,
+        share: Held | None,
     ) -> tuple[Tensor, Tensor | None]:
         def once() -> tuple[Tensor, Tensor | None]:
             with self._ranks.lock:
@@ -220,19 +221,19 @@ class MeshBackend:
                 raise
         return once()
 
-    def read_share(self, share: PastShare) -> Tensor:
+    def read_share(self, share: Held, step: int) -> Tensor:
         with self._ranks.lock:
             # Free until the next update, and larger than any sum.
             name, memory = self._copies.scratch
-            self._past_order("write_share", share, step=share.step, into=name)
+            self._past_order("write_share", share, step=step, into=name)
             return memory[: self.sum_memory().nbytes].view(self.sum_memory().dtype).clone()
 
     def end_recomputing(self) -> None:
         self._ranks.forget(PAST)
 
-    def _past_order(self, name: str, share: PastShare | None, **fields: Any) -> list[Mapping[str, Any]]:
-        life, number = (None, None) if share is None else (share.life, share.number)
-        return self._ranks.order(name, life=life, spare=True, share=number, **fields)
+    def _past_order(self, name: str, share: Held | None, **fields: Any) -> list[Mapping[str, Any]]:
+        life, key = (None, None) if share is None else (share.life, share.key)
+        return self._ranks.order(name, life=life, spare=True, share=key, **fields)
 
 
 # ---------------------------------------------------------------- sums of open steps

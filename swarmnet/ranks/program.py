@@ -15,7 +15,7 @@ from swarmnet.ranks.host_copies import copied
 from swarmnet.ranks.layout import MeshLayout, MeshSplit
 from swarmnet.ranks.process import RankContext
 from swarmnet.ranks.stage import RankStage
-from swarmnet.stage.backend import PastShare
+from swarmnet.stage.accumulator import Accumulator
 from swarmnet.stage.passes import ForwardPass, MemoryPolicy
 from swarmnet.stage.state import PastWeights
 
@@ -39,7 +39,6 @@ class Program:
         self._stage = RankStage(
             self._spec,
             layout,
-            context.rank,
             tensor=context.new_group(along_tensor),
             data=context.new_group(along_data),
             device=context.device,
@@ -51,12 +50,14 @@ class Program:
         self._rows = slice(rows.start, rows.stop)
         self._layout = copied(self._stage.canonical)
         self._works: dict[int, tuple[int, ForwardPass]] = {}  # by the key of the order, with their steps
+        self._shares: dict[int, Accumulator] = {}
 
     def __call__(self, name: str, fields: Mapping[str, Any]) -> Answer:
         arguments = dict(fields)
         # First: what is to come may need its memory.
         for key in arguments.pop("forgotten"):
             self._works.pop(key, None)
+            self._shares.pop(key, None)
             if key == PAST:
                 self._stage.end_recomputing()
         answer: Answer = getattr(self, name)(**arguments)
@@ -65,6 +66,7 @@ class Program:
     def load(self, version: int, copy: str) -> None:
         # What was computed on other weights is worth nothing.
         self._works.clear()
+        self._shares.clear()
         self._stage.end_recomputing()
         self._stage.read_state(version, self._copy(copy))
 
@@ -99,8 +101,8 @@ class Program:
         tokens, hidden = self._read("tokens"), None if self._spec.first else self._read("inward")
         gradient = None if self._spec.last else self._read("outward")
         kept = PastWeights(step, number, 0, self._context.memory[weights])
-        of = None if share is None else PastShare(step, share)
-        output, own = self._stage.recompute(kept, index, tokens, hidden, gradient, of)
+        total = None if share is None else self._share(share)
+        output, own = self._stage.recompute(kept, index, tokens, hidden, gradient, total)
         if own is not None:
             self._write("inward", own)
         return self._output(output)
@@ -108,7 +110,12 @@ class Program:
     def write_share(self, step: int, into: str, share: int) -> None:
         like = self._context.memory["reading"]
         total = self._context.memory[into][: like.nbytes].view(like.dtype)
-        self._stage.write_sum(step, total, self._stage.share(PastShare(step, share)))
+        self._stage.write_sum(step, total, self._share(share))
+
+    def _share(self, key: int) -> Accumulator:
+        if key not in self._shares:
+            self._shares[key] = self._stage.new_share()
+        return self._shares[key]
 
     # ------------------------------------------------------------ shared memory
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -42,7 +42,6 @@ from swarmnet.ranks.comm import ProcessComm
 from swarmnet.ranks.layout import Block, MeshLayout, MeshSplit, What
 from swarmnet.stage import snapshot
 from swarmnet.stage.accumulator import Accumulator, largest_magnitude, sum_dtype
-from swarmnet.stage.backend import PastShare
 from swarmnet.stage.canonical import Canonical, layers_of
 from swarmnet.stage.optimizer import MOMENTS, StageOptimizer, average
 from swarmnet.stage.passes import ForwardPass, MemoryPolicy, Passes
@@ -55,19 +54,15 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class _Past:
-    """What computes microbatches of past steps again, and the shares that their gradients are added to, by number.
-
-    weights: number of those that are in the module.
-    """
+    """What computes microbatches of past steps again. weights: number of those that are in the module."""
 
     module: StageModule
     passes: Passes
-    shares: dict[int, Accumulator] = field(default_factory=dict)
     weights: int = -1
 
 
 class RankStage:
-    """Rank `rank`'s part of a stage. tensor, data: its groups along either axis.
+    """One rank's part of a stage. tensor, data: its groups along either axis.
 
     memory: how this rank spends its own. scales: memory of `stage.rounding.Roundings`, which others may write; None:
     new memory. Weights are whatever was there until `read_state` or `reset`. Raises UsageError if these ranks cannot
@@ -78,7 +73,6 @@ class RankStage:
         self,
         spec: StageSpec,
         layout: MeshLayout,
-        rank: int,
         *,
         tensor: Comm,
         data: Comm,
@@ -86,12 +80,12 @@ class RankStage:
         memory: MemoryPolicy | None = None,
         scales: Tensor | None = None,
     ) -> None:
-        assert (data.rank, tensor.rank) == layout.coordinates(rank), (rank, layout)
         assert (data.size, tensor.size) == (layout.data, layout.tensor), layout
         memory = memory or MemoryPolicy()
         if layout.shard == "zero3" and memory.activations == "offload":
             raise UsageError("ZeRO-3 gathers weights, and offloaded activations would take them along: recompute them")
-        self.spec, self.device, self._rank, self._tensor, self._data = spec, device, rank, tensor, data
+        self.spec, self.device, self._tensor, self._data = spec, device, tensor, data
+        self._rank = layout.rank(data.rank, tensor.rank)
         self._split = MeshSplit.of(spec, layout)
         self._delay = spec.averaging.delay
         self._fully = self._fully_sharded()
@@ -102,11 +96,11 @@ class RankStage:
         self._names = list(self._shapes)
         self._modules = [self._module() for _ in range(1 + self._delay.most)]
         self._parameters = [list(module.trained().values()) for module in self._modules]
-        slices = [self._split.along_tensor(name, shape, rank) for name, shape in self._shapes.items()]
+        slices = [self._split.along_tensor(name, shape, self._rank) for name, shape in self._shapes.items()]
         shapes = [torch.Size(block.shape) for block in slices]
         self._gradients = Gradients(shapes, device, data=data if self._scatters else None)
         self._summed = [torch.Size(self._held("accumulators", name).shape) for name in self._names]
-        self.sums = [self._new_sum() for _ in self._modules]  # one for each open step
+        self.sums = [self.new_share() for _ in self._modules]  # one for each open step
         size = len(self._modules), num_scales(spec.averaging, self._shapes)
         self.scales = torch.zeros(size) if scales is None else scales.view(size)
         self._rounded, self._averages = self._roundings("accumulators"), self._roundings("moments")
@@ -160,7 +154,8 @@ class RankStage:
         """The sum of an open step."""
         return self.sums[step % len(self.sums)]
 
-    def _new_sum(self) -> Accumulator:
+    def new_share(self) -> Accumulator:
+        """What this rank adds up of a sum."""
         size = sum(shape.numel() for shape in self._summed)
         return Accumulator(size, dtype=sum_dtype(self.spec.numerics), device=self.device)
 
@@ -354,14 +349,16 @@ class RankStage:
         tokens: Tensor,
         hidden: Tensor | None,
         gradient: Tensor | None,
-        share: PastShare | None,
+        share: Accumulator | None,
     ) -> tuple[Tensor, Tensor | None]:
         """`forward` and `backward` of this rank's rows of microbatch `index`, in one more module. If `share` is given,
         the gradients are added to that share, rounded by the scales of the step.
 
         Returns output and input gradient.
         """
-        past, size = self._recomputing(), self.canonical.num_elements
+        if self._past is None:
+            self._past = _Past(self._module(), self._new_passes())
+        past, size = self._past, self.canonical.num_elements
         if past.weights != weights.number:
             held = self._held_of(past.module.trained().values())
             for live, (name, whole) in zip(held, self._cut(weights.memory[:size]).items(), strict=True):
@@ -371,25 +368,13 @@ class RankStage:
         assert work is not None
         own = self.backward(work, gradient)
         if share is not None:
-            total, rounding = self.share(share), self._rounded.by(weights.step, weights.memory[size:])
-            self._add(work, total, rounding, step=weights.step, index=index, voids=total.voids)
+            rounding = self._rounded.by(weights.step, weights.memory[size:])
+            self._add(work, share, rounding, step=weights.step, index=index, voids=share.voids)
         return output.detach(), own
 
-    def share(self, share: PastShare) -> Accumulator:
-        """What this rank adds up of a share: as large as a sum of an open step."""
-        shares = self._recomputing().shares
-        if share.number not in shares:
-            shares[share.number] = self._new_sum()
-        return shares[share.number]
-
     def end_recomputing(self) -> None:
-        """Give the memory of that module and of the shares back."""
+        """Give the memory of that module back."""
         self._past = None
-
-    def _recomputing(self) -> _Past:
-        if self._past is None:
-            self._past = _Past(self._module(), self._new_passes())
-        return self._past
 
     # ------------------------------------------------------------ blocks
 

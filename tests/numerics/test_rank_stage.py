@@ -380,8 +380,7 @@ def test_a_microbatch_is_added_once_and_after_its_backward() -> None:
 def test_ranks_that_cannot_are_refused_up_front() -> None:
     def made(layout: MeshLayout, **options: Any) -> None:
         def body(data: ThreadComm, tensor: ThreadComm) -> None:
-            rank = layout.rank(data.rank, tensor.rank)
-            RankStage(run_of().of_stage(0), layout, rank, tensor=tensor, data=data, device=CPU, **options)
+            RankStage(run_of().of_stage(0), layout, tensor=tensor, data=data, device=CPU, **options)
 
         run_mesh(layout.data, layout.tensor, body)
 
