@@ -86,7 +86,6 @@ class MeshBackend:
             preload=("swarmnet.ranks.fully_sharded",) if layout.shard == "zero3" else (),
         )
         self._memory = self._group.memory.places
-        self._tokens, self._inward, self._outward = (self._memory[name] for name in ("tokens", "inward", "outward"))
         self._ranks = RankSupervisor(
             self._group,
             self._lost,
@@ -99,7 +98,7 @@ class MeshBackend:
         self._copies = HostCopies(canonical, self._ranks, self._memory)
         self._reading = SumReading(self._memory["reading"])
         self.state = State(canonical, self._copies, scales, initial)
-        self.sums = [RankSum(self._ranks, self._reading, self._write_sum) for _ in range(late)]
+        self.sums = [RankSum(self._ranks, self._reading) for _ in range(late)]
         self.past = PastSteps(
             allot=lambda place: self._memory[PASTS[place]],
             read=lambda step: [*self._copies.weights_of(step), scales[step % late]],
@@ -129,9 +128,7 @@ class MeshBackend:
         with self._ranks.lock:
             key = next(self._keys)
             self._write_input(tokens, hidden)
-            answers = self._ranks.order("forward", key=key, step=step, train=train)
-            if not train:
-                self._ranks.finished()
+            answers = self._ranks.order("forward", finishes=not train, key=key, step=step, train=train)
             return self._read_output(answers), self._hold(key) if train else None
 
     def _hold(self, key: int) -> Held:
@@ -140,13 +137,13 @@ class MeshBackend:
         return held
 
     def _write_input(self, tokens: Tensor, hidden: Tensor | None) -> None:
-        self._tokens.copy_(tokens)  # ranks read it in the order that follows; the lock keeps others from it
+        self._memory["tokens"].copy_(tokens)  # ranks read it in the order that follows; the lock keeps others from it
         if hidden is not None:
-            self._inward.copy_(hidden)
+            self._memory["inward"].copy_(hidden)
 
     def _read_output(self, answers: Sequence[Mapping[str, Any]]) -> Tensor:
         if not self._spec.last:  # cloned: the next microbatch comes out at the same place
-            return self._outward.clone()
+            return self._memory["outward"].clone()
         # tensor ranks agree on a loss, data ranks have one of their rows each; summed in the order of ranks
         losses = [answers[self._layout.rank(d, 0)]["loss"] for d in range(self._layout.data)]
         return torch.tensor(losses, dtype=torch.float32).sum()
@@ -158,34 +155,28 @@ class MeshBackend:
             raise ValueError("backward of this pass has run already")
         with self._ranks.lock:
             if gradient is not None:
-                self._inward.copy_(gradient)
+                self._memory["inward"].copy_(gradient)
             work.went_back = True
             self._ranks.order("backward", life=work.life, key=work.key)
-            return None if self._spec.first else self._outward.clone()
+            return None if self._spec.first else self._memory["outward"].clone()
 
     def accumulate(self, work: object, *, step: int, index: int, voids: int) -> bool:
         assert isinstance(work, Held)
         if not work.went_back:
             raise ValueError(f"no gradient to add: microbatch {step}/{index}")
 
-        def add() -> None:
-            self._ranks.order("accumulate", life=work.life, key=work.key, step=step, index=index, voids=voids)
-
+        at = {"step": step, "index": index, "voids": voids}
         try:
-            added = self.sums[step % len(self.sums)].add(add, step=step, index=index, voids=voids)
+            return self.sums[step % len(self.sums)].count(
+                lambda: self._ranks.order("accumulate", life=work.life, finishes=True, key=work.key, **at), **at
+            )
         except Refused:  # the ranks are gone, and what was summed
             return False
         finally:
             self._ranks.forget(work.key)
-        if added:
-            self._ranks.finished()
-        return added
 
     def sum_memory(self) -> Tensor:
         return self._memory["finished"]
-
-    def _write_sum(self, step: int, voids: int) -> None:
-        self._ranks.order("write_sum", life=self._ranks.life, step=step, voids=voids)
 
     # ------------------------------------------------------------ steps that are over
 
@@ -207,11 +198,10 @@ class MeshBackend:
                 # Each rank reads all its input before it enters the first collective, and its rows are written after
                 # the last: so the gradient comes in where the output goes, and the answer goes where the input was.
                 if gradient is not None:
-                    self._outward.copy_(gradient)
+                    self._memory["outward"].copy_(gradient)
                 kept = {"step": weights.step, "weights": PASTS[weights.place], "number": weights.number}
-                answers = self._past_order("again", share, index=index, **kept)
-                self._ranks.finished()
-                return self._read_output(answers), None if self._spec.first else self._inward.clone()
+                answers = self._past_order("again", share, finishes=True, index=index, **kept)
+                return self._read_output(answers), None if self._spec.first else self._memory["inward"].clone()
 
         try:
             return once()
@@ -249,20 +239,15 @@ class SumReading:
 
 
 class RankSum(GradientSum):
-    """A sum that ranks hold. write(step, voids): has the ranks that are up write that sum to `reading`'s memory; raises
-    Refused if they are lost, for ranks started afterwards do not hold it.
+    """A sum that ranks hold; those that are up write it to `reading`'s memory.
 
     Locks are taken in this order: the sum's, that of `reading`, the ranks'. So reading a sum that is written already
     waits for no order.
     """
 
-    def __init__(self, ranks: RankSupervisor, reading: SumReading, write: Callable[[int, int], None]) -> None:
+    def __init__(self, ranks: RankSupervisor, reading: SumReading) -> None:
         super().__init__(threading.RLock())
-        self._ranks, self._reading, self._write = ranks, reading, write
-
-    def add(self, add: Callable[[], object], *, step: int, index: int, voids: int) -> bool:
-        """Have ranks `add` the gradient of that microbatch; see `Accumulator.add`. It may raise: nothing is added."""
-        return self._count(add, step=step, index=index, voids=voids)
+        self._ranks, self._reading = ranks, reading
 
     def _read(self, content: SumContent) -> Tensor:
         with self._reading.lock:
@@ -273,7 +258,9 @@ class RankSum(GradientSum):
                     with self._ranks.lock:  # no rank is lost meanwhile
                         if content.voids != self.voids:  # others may be up, which do not have this sum
                             raise Refused(RejectCode.NOT_READY, "the sum was lost or voided", step=content.step)
-                        self._write(content.step, content.voids)
+                        # Ranks started afterwards do not hold it.
+                        life = self._ranks.life
+                        self._ranks.order("write_sum", life=life, step=content.step, voids=content.voids)
                 else:  # nothing was added: no rank need be asked, nor be up
                     self._reading.flat.zero_()
                 self._reading.holds = content

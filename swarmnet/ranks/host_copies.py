@@ -58,9 +58,8 @@ class HostCopies:
         update: dict[str, Any] = {"version": version, "total": names[0], "scale": scale, "rate": rate}
         with self._ranks.lock:
             # An update that a death broke off begins again: its finished sum and the old state are still here.
-            self._ranks.order("update", repeat=True, copy=self._other, **update)
+            self._ranks.order("update", repeat=True, finishes=True, copy=self._other, **update)
             self._version, self._now, self._other = version + 1, self._other, self._now
-            self._ranks.finished()
 
     @property
     def _state(self) -> dict[str, Tensor]:

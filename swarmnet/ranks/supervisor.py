@@ -15,6 +15,7 @@ Knows no tensors. What an order means is the business of `ranks.program`.
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 import select
 import signal
@@ -34,8 +35,6 @@ from swarmnet.ranks.memory import Place, SharedMemory, anonymous_file
 from swarmnet.stage.backend import OnEvent
 
 log = telemetry.get(__name__)
-
-CLOSED = "the group of ranks is closed"
 
 PRELOAD = (
     "torch",
@@ -99,11 +98,11 @@ class RankGroup:
     ) -> None:
         """Raises ValueError, OSError: the system gives no such memory."""
         self.epoch = 0
-        self._program, self._settings, self._devices = program, settings, tuple(devices)
+        self._devices = tuple(devices)
         self._modules = (*PRELOAD, *preload, program.partition(":")[0])
         self._deadline_s = deadline_s
-        self._places = dict(memory or {})
-        self.memory = SharedMemory(self._places)
+        self._hello = {"program": program, "settings": settings, "memory": memory or {}, "ranks": len(devices)}
+        self.memory = SharedMemory(memory or {})
         self._lock = threading.Lock()
         self._launcher: Launcher | None = None
         self._ranks: list[Rank] = []
@@ -126,8 +125,7 @@ class RankGroup:
             self.epoch += 1
             limit_s = START_S if deadline_s is None else deadline_s
             deadline = time.monotonic() + limit_s
-            hello = {"epoch": self.epoch, "program": self._program, "settings": self._settings, "memory": self._places}
-            hello["ranks"] = len(self._devices)
+            hello = self._hello | {"epoch": self.epoch}
             store = anonymous_file("swarmnet-store")  # ranks meet in it before they are a process group
             try:
                 self._launch(store, deadline)
@@ -184,7 +182,7 @@ class RankGroup:
 
     def _must_be_open(self) -> None:
         if self._closed:
-            raise RankLost(None, CLOSED)
+            raise RankLost(None, "the group of ranks is closed")
 
     def _must_run(self) -> None:
         self._must_be_open()
@@ -339,46 +337,6 @@ class RestartBackoff:
         return 0.0 if losses < 2 else doubled_s(self.pause_s, losses - 2)
 
 
-class Losses:
-    """How often ranks were lost: since they finished work (None), and in each kind of order since one was done.
-
-    Finished work does not excuse an order that kills ranks whenever it comes: only that order, done, does.
-    """
-
-    def __init__(self, backoff: RestartBackoff) -> None:
-        self._backoff = backoff
-        self._times: Counter[str | None] = Counter()
-
-    @property
-    def times(self) -> int:
-        """The largest of these."""
-        return max(self._times.values(), default=0)
-
-    @property
-    def verdict(self) -> str | None:
-        """Why ranks are given up, in words; None: they are not."""
-        for order, times in self._times.items():
-            if times > self._backoff.restarts and order is None:
-                return f"were started {times} times and finished nothing"
-            if times > self._backoff.restarts:
-                return f"were lost {times} times in the order {order!r}, which they never finished in between"
-        return None
-
-    def of(self, order: str) -> int:
-        """Since one of these was done."""
-        return self._times[order]
-
-    def lost(self, order: str | None, *, up_s: float) -> None:
-        """They were, at that order, after so long up; None: at no order, or as they started."""
-        self._times[None] = 1 if up_s >= self._backoff.forget_s else self._times[None] + 1
-        if order is not None:
-            self._times[order] += 1
-
-    def did(self, order: str | None) -> None:
-        """They have done one of these, all of them; None: they have finished a microbatch, an evaluation, a step."""
-        self._times.pop(order, None)
-
-
 class RankSupervisor:
     """Threads take turns by `lock`, which they may hold around several calls.
 
@@ -399,7 +357,10 @@ class RankSupervisor:
         self.lock = threading.RLock()
         self.life = 0
         self._group, self._on_lost, self._event, self._label, self._load = group, on_lost, on_event, label, load
-        self._backoff, self._losses = backoff, Losses(backoff)
+        self._backoff = backoff
+        # How often they were lost: since they finished work (None), and in each kind of order since one was done.
+        # Finished work does not excuse an order that kills ranks whenever it comes: only that order, done, does.
+        self._losses = Counter[str | None]()
         self._since: float | None = None  # when they were up; None: they are not
         self._why = ""
         self._forgotten: deque[int] = deque()
@@ -424,16 +385,25 @@ class RankSupervisor:
                 self._begin()
 
     def order(
-        self, name: str, /, *, life: int | None = None, repeat: bool = False, spare: bool = False, **fields: Any
+        self,
+        name: str,
+        /,
+        *,
+        life: int | None = None,
+        repeat: bool = False,
+        spare: bool = False,
+        finishes: bool = False,
+        **fields: Any,
     ) -> list[Mapping[str, Any]]:
         """All ranks' answers, by rank. life: of the ranks that can do it; None: any. repeat: have the next ranks do it
         if these are lost. spare: an audit's, refused once ranks were lost by it too often: the peer can still train.
+        finishes: done, it is a microbatch counted or evaluated, or a step taken: these ranks do work.
 
         Raises Refused(NOT_READY) if these are lost, before or meanwhile, or given up; DeviceFull if for want of memory;
         and what all ranks raise.
         """
         with self.lock:
-            if spare and (times := self._losses.of(name)) >= MOST_SPARE_LOSSES:
+            if spare and (times := self._losses[name]) >= MOST_SPARE_LOSSES:
                 words = f"cannot recompute: ranks were lost {times} times in a row as they did"
                 raise Refused(RejectCode.NOT_READY, words, order=name)
             while True:
@@ -444,10 +414,13 @@ class RankSupervisor:
                 if life not in (None, self.life):  # these ranks never had what the order is about
                     raise Refused(RejectCode.NOT_READY, "the ranks that held what this needs were lost", order=name)
                 try:
-                    return self._do(name, fields)
+                    answers = self._do(name, fields)
+                    if finishes:
+                        del self._losses[None]
+                    return answers
                 except RankLost as lost:
                     self._lost(lost, name)
-                    if spare and self._losses.of(name) == MOST_SPARE_LOSSES:
+                    if spare and self._losses[name] == MOST_SPARE_LOSSES:
                         log.warning("recomputing_stopped", order=name, then="audits get no answer from this peer")
                     if repeat:
                         continue
@@ -466,21 +439,21 @@ class RankSupervisor:
             except RankLost as lost:
                 self._lost(lost, "load")
 
-    def finished(self) -> None:
-        """A microbatch was counted or evaluated, or a step was taken: these ranks do work."""
-        self._losses.did(None)
-
     def close(self) -> None:
         """End them, whatever they are doing; no process and no memory is left. May be called again, from any thread."""
         self._closing.set()
         self._group.close()
 
     def _begin(self) -> None:
+        order, times = max(self._losses.items(), key=operator.itemgetter(1), default=(None, 0))
         # Starting them once more would end as it always has.
-        if (verdict := self._losses.verdict) is not None:
+        if times > self._backoff.restarts:
+            words = f"lost {times} times in the order {order!r}, which they never finished in between"
+            if order is None:
+                words = f"started {times} times and finished nothing"
             given_up = DeviceFull if _OUT_OF_MEMORY in self._why else MeshFailed
-            raise given_up(f"ranks ({self._label}) {verdict}; the last time {self._why}")
-        if self._closing.wait(self._backoff.pause(self._losses.times)):
+            raise given_up(f"ranks ({self._label}) were {words}; the last time {self._why}")
+        if self._closing.wait(self._backoff.pause(times)):
             raise MeshFailed("the ranks have been stopped for good")
         began = time.monotonic()
         try:
@@ -499,12 +472,14 @@ class RankSupervisor:
     def _do(self, name: str, fields: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         forgotten = [self._forgotten.popleft() for _ in range(len(self._forgotten))]
         answers = self._group.order(name, forgotten=forgotten, **fields)
-        self._losses.did(name)
+        del self._losses[name]
         return answers
 
     def _lost(self, lost: RankLost, order: str | None) -> None:
         up_s = 0.0 if self._since is None else time.monotonic() - self._since
-        self._losses.lost(order, up_s=up_s)
+        self._losses[None] = 1 if up_s >= self._backoff.forget_s else self._losses[None] + 1
+        if order is not None:
+            self._losses[order] += 1
         if self._since is not None:  # ranks that were lost as they started held nothing yet
             self._since = None
             self.life += 1
