@@ -61,7 +61,7 @@ class MeshBackend:
     ) -> None:
         memory, backoff = memory or MemoryPolicy(), backoff or RestartBackoff()
         # Raises what is wrong with that, before anything is made.
-        MeshSplit.of(spec, layout)
+        MeshSplit(spec, layout)
         canonical, training = Canonical.of(spec), spec.training
         self.writes_at_once = memory.writes_at_once
         self._layout, self._spec = layout, spec

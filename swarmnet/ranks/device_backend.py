@@ -38,8 +38,8 @@ class DeviceBackend(RankStage):
         self.writes_at_once = memory.writes_at_once
         num_elements = self.canonical.num_elements
         self.past = PastSteps(
-            allot=lambda place: self._host_memory(num_elements + self.scales_of(0).numel(), torch.float32),
-            read=lambda step: [*self.weights_of(step), self.scales_of(step)],
+            allot=lambda place: self._host_memory(num_elements + self.scales[0].numel(), torch.float32),
+            read=lambda step: [*self.weights_of(step), self.scales[step % len(self.scales)]],
         )
         self.watch(lambda: None, lambda event, fields: None)
         self.state = State(self.canonical, self, self.scales, initial)

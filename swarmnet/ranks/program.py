@@ -46,7 +46,7 @@ class Program:
             scales=context.memory["scales"],
         )
         self._writes_output = t == 0  # it is the same on all tensor ranks
-        rows = MeshSplit.of(self._spec, layout).rows(context.rank)
+        rows = MeshSplit(self._spec, layout).rows(context.rank)
         self._rows = slice(rows.start, rows.stop)
         self._layout = copied(self._stage.canonical)
         self._works: dict[int, tuple[int, ForwardPass]] = {}  # by the key of the order, with their steps

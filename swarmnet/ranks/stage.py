@@ -86,10 +86,10 @@ class RankStage:
             raise UsageError("ZeRO-3 gathers weights, and offloaded activations would take them along: recompute them")
         self.spec, self.device, self._tensor, self._data = spec, device, tensor, data
         self._rank = layout.rank(data.rank, tensor.rank)
-        self._split = MeshSplit.of(spec, layout)
+        self._split = MeshSplit(spec, layout)
         self._delay = spec.averaging.delay
         self._fully = self._fully_sharded()
-        self._scatters = self._split.shards("accumulators") and layout.data > 1
+        self._scatters = self._split.shards("accumulators")
         self._sums_first = spec.averaging.codec == "small"
         self.canonical = Canonical.of(spec)
         self._shapes = self.canonical.shapes
@@ -104,12 +104,11 @@ class RankStage:
         size = len(self._modules), num_scales(spec.averaging, self._shapes)
         self.scales = torch.zeros(size) if scales is None else scales.view(size)
         self._rounded, self._averages = self._roundings("accumulators"), self._roundings("moments")
-        self._offload = memory.offload_optimizer
         self._optimizer = StageOptimizer(
             self._own(0),
             spec.optimizer,
             delay=self._delay,
-            offload=self._offload,
+            offload=memory.offload_optimizer,
             whole=[math.prod(shape) for shape in self._shapes.values()],
         )
         self._memory = memory
@@ -128,10 +127,9 @@ class RankStage:
 
     def _fully_sharded(self) -> FullySharded | None:
         """What shards modules, with ZeRO-3: backward is fused then."""
-        if not self._split.shards("parameters") or self._data.size == 1:
+        if not self._split.shards("parameters"):
             return None
-        if not isinstance(self._data, ProcessComm) or self._data.group is None:
-            raise ValueError("ZeRO-3 needs a process group along the data axis")
+        assert isinstance(self._data, ProcessComm), "ZeRO-3 needs a process group along the data axis"
         from swarmnet.ranks.fully_sharded import FullySharded  # 0.6 s of imports
 
         return FullySharded(self._data.group, self.device)
@@ -261,13 +259,13 @@ class RankStage:
         self._optimizer.set_num_steps(version)
         threads = torch.get_num_threads()
         # In host memory an update takes this rank's share of all cores: no bit of it depends on how many.
-        if self._offload:
+        if self._memory.offload_optimizer:
             torch.set_num_threads(max(cores() // self._split.layout.ranks, 1))
         try:
             self._optimizer.step(self._averaged(version, total, scale), learning_rate=rate, parameters=own)
         finally:
             torch.set_num_threads(threads)
-        if self._data.size > 1 and self._split.shards("moments") and self._fully is None:
+        if self._split.shards("moments") and self._fully is None:
             for parameter in self._parameters[into]:  # each rank has updated its chunk only
                 gather(parameter.detach(), self._data)
         # Steps do not overlap yet, so both modules hold the newest weights.
@@ -301,7 +299,7 @@ class RankStage:
     def _room(self) -> list[Tensor]:
         """Memory for them: the weight pass's, if it is here and large enough."""
         room = self._gradients.scratch
-        if self._offload or not room:
+        if self._memory.offload_optimizer or not room:
             return self._optimizer.room()
         return [own_chunk(piece, self._data) for piece in room] if self._split.shards("moments") else room
 
@@ -337,10 +335,6 @@ class RankStage:
     def weights_of(self, step: int) -> list[Tensor]:
         """The weights of an open step, as far as this rank holds them."""
         return self._live(step % len(self._modules))
-
-    def scales_of(self, step: int) -> Tensor:
-        """The scales of an open step, live: fp32 [`num_scales`]."""
-        return self.scales[step % len(self._modules)]
 
     def recompute(
         self,
