@@ -36,10 +36,10 @@ PROGRAM = "swarmnet.ranks.program:Program"
 
 
 class Held:
-    """What ranks hold under `key`: saved activations of a microbatch, or a share. life: of those ranks."""
+    """What ranks hold under `key`: saved activations of a microbatch, or a share."""
 
-    def __init__(self, key: int, life: int) -> None:
-        self.key, self.life, self.went_back = key, life, False
+    def __init__(self, key: int) -> None:
+        self.key, self.went_back = key, False
 
 
 class MeshBackend:
@@ -132,7 +132,7 @@ class MeshBackend:
             return self._read_output(answers), self._hold(key) if train else None
 
     def _hold(self, key: int) -> Held:
-        held = Held(key, self._ranks.life)
+        held = Held(key)
         weakref.finalize(held, self._ranks.forget, key).atexit = False
         return held
 
@@ -157,7 +157,7 @@ class MeshBackend:
             if gradient is not None:
                 self._memory["inward"].copy_(gradient)
             work.went_back = True
-            self._ranks.order("backward", life=work.life, key=work.key)
+            self._ranks.order("backward", key=work.key)
             return None if self._spec.first else self._memory["outward"].clone()
 
     def accumulate(self, work: object, *, step: int, index: int, voids: int) -> bool:
@@ -165,10 +165,10 @@ class MeshBackend:
         if not work.went_back:
             raise ValueError(f"no gradient to add: microbatch {step}/{index}")
 
-        at = {"step": step, "index": index, "voids": voids}
+        at: dict[str, Any] = {"step": step, "index": index, "voids": voids}
         try:
             return self.sums[step % len(self.sums)].count(
-                lambda: self._ranks.order("accumulate", life=work.life, finishes=True, key=work.key, **at), **at
+                lambda: self._ranks.order("accumulate", finishes=True, key=work.key, **at), **at
             )
         except Refused:  # the ranks are gone, and what was summed
             return False
@@ -181,7 +181,9 @@ class MeshBackend:
     # ------------------------------------------------------------ steps that are over
 
     def new_share(self) -> Held:
-        return self._hold(next(self._keys))
+        key = next(self._keys)
+        self._ranks.order("new_share", spare=True, key=key)
+        return self._hold(key)
 
     def recompute(
         self,
@@ -199,8 +201,9 @@ class MeshBackend:
                 # the last: so the gradient comes in where the output goes, and the answer goes where the input was.
                 if gradient is not None:
                     self._memory["outward"].copy_(gradient)
-                kept = {"step": weights.step, "weights": PASTS[weights.place], "number": weights.number}
-                answers = self._past_order("again", share, finishes=True, index=index, **kept)
+                past: dict[str, Any] = {"step": weights.step, "weights": PASTS[weights.place], "number": weights.number}
+                key = None if share is None else share.key
+                answers = self._ranks.order("again", spare=True, finishes=True, share=key, index=index, **past)
                 return self._read_output(answers), None if self._spec.first else self._memory["inward"].clone()
 
         try:
@@ -215,15 +218,11 @@ class MeshBackend:
         with self._ranks.lock:
             # Free until the next update, and larger than any sum.
             name, memory = self._copies.scratch
-            self._past_order("write_share", share, step=step, into=name)
+            self._ranks.order("write_share", spare=True, share=share.key, step=step, into=name)
             return memory[: self.sum_memory().nbytes].view(self.sum_memory().dtype).clone()
 
     def end_recomputing(self) -> None:
         self._ranks.forget(PAST)
-
-    def _past_order(self, name: str, share: Held | None, **fields: Any) -> list[Mapping[str, Any]]:
-        life, key = (None, None) if share is None else (share.life, share.key)
-        return self._ranks.order(name, life=life, spare=True, share=key, **fields)
 
 
 # ---------------------------------------------------------------- sums of open steps
@@ -255,12 +254,10 @@ class RankSum(GradientSum):
             if self._reading.holds != content:
                 self._reading.holds = None  # half written if ranks are lost meanwhile
                 if content.indexes:
-                    with self._ranks.lock:  # no rank is lost meanwhile
-                        if content.voids != self.voids:  # others may be up, which do not have this sum
-                            raise Refused(RejectCode.NOT_READY, "the sum was lost or voided", step=content.step)
-                        # Ranks started afterwards do not hold it.
-                        life = self._ranks.life
-                        self._ranks.order("write_sum", life=life, step=content.step, voids=content.voids)
+                    self._ranks.order("write_sum", step=content.step, voids=content.voids)
+                    # Others may have come up before that, which do not have this sum.
+                    if content.voids != self.voids:
+                        raise Refused(RejectCode.NOT_READY, "the sum was lost or voided", step=content.step)
                 else:  # nothing was added: no rank need be asked, nor be up
                     self._reading.flat.zero_()
                 self._reading.holds = content

@@ -113,7 +113,7 @@ class RankGroup:
         """Process ids by rank; none while no rank runs."""
         return tuple(rank.process.pid for rank in self._ranks)
 
-    def start(self, deadline_s: float | None = None) -> None:
+    def start(self, deadline_s: float = START_S) -> None:
         """Start all ranks of the next epoch and return once each has made its handler. Ends those that run.
 
         deadline_s: how long that may take. Raises RankLost: none runs then, and it may be called again, unless the
@@ -123,15 +123,14 @@ class RankGroup:
             self._must_be_open()
             self._end()  # no rank of an earlier epoch may live on
             self.epoch += 1
-            limit_s = START_S if deadline_s is None else deadline_s
-            deadline = time.monotonic() + limit_s
+            deadline = time.monotonic() + deadline_s
             hello = self._hello | {"epoch": self.epoch}
             store = anonymous_file("swarmnet-store")  # ranks meet in it before they are a process group
             try:
                 self._launch(store, deadline)
                 for rank in self._ranks:
                     rank.channel.send(packed(hello | {"rank": rank.number, "device": self._devices[rank.number]}))
-                self._exchange("start", deadline, limit_s)
+                self._exchange("start", deadline, deadline_s)
             except (LauncherLost, OSError) as error:
                 self._fail(RankLost(None, f"the ranks could not be started: {error}"))
             finally:
@@ -341,7 +340,7 @@ class RankSupervisor:
     """Threads take turns by `lock`, which they may hold around several calls.
 
     on_lost: called when what ranks held is lost. load: fields of the order "load", by which ranks read the state as it
-    is now. label: of the mesh, for people. life: how often what ranks held was lost.
+    is now. label: of the mesh, for people.
     """
 
     def __init__(
@@ -355,7 +354,6 @@ class RankSupervisor:
         backoff: RestartBackoff,
     ) -> None:
         self.lock = threading.RLock()
-        self.life = 0
         self._group, self._on_lost, self._event, self._label, self._load = group, on_lost, on_event, label, load
         self._backoff = backoff
         # How often they were lost: since they finished work (None), and in each kind of order since one was done.
@@ -385,19 +383,11 @@ class RankSupervisor:
                 self._begin()
 
     def order(
-        self,
-        name: str,
-        /,
-        *,
-        life: int | None = None,
-        repeat: bool = False,
-        spare: bool = False,
-        finishes: bool = False,
-        **fields: Any,
+        self, name: str, /, *, repeat: bool = False, spare: bool = False, finishes: bool = False, **fields: Any
     ) -> list[Mapping[str, Any]]:
-        """All ranks' answers, by rank. life: of the ranks that can do it; None: any. repeat: have the next ranks do it
-        if these are lost. spare: an audit's, refused once ranks were lost by it too often: the peer can still train.
-        finishes: done, it is a microbatch counted or evaluated, or a step taken: these ranks do work.
+        """All ranks' answers, by rank. repeat: have the next ranks do it if these are lost. spare: an audit's, refused
+        once ranks were lost by it too often: the peer can still train. finishes: done, it is a microbatch counted or
+        evaluated, or a step taken: these ranks do work.
 
         Raises Refused(NOT_READY) if these are lost, before or meanwhile, or given up; DeviceFull if for want of memory;
         and what all ranks raise.
@@ -411,8 +401,6 @@ class RankSupervisor:
                     self.start()
                 except MeshFailed as failed:
                     raise Refused(RejectCode.NOT_READY, failed.message) from failed
-                if life not in (None, self.life):  # these ranks never had what the order is about
-                    raise Refused(RejectCode.NOT_READY, "the ranks that held what this needs were lost", order=name)
                 try:
                     answers = self._do(name, fields)
                     if finishes:
@@ -424,7 +412,7 @@ class RankSupervisor:
                         log.warning("recomputing_stopped", order=name, then="audits get no answer from this peer")
                     if repeat:
                         continue
-                    if _full(lost):
+                    if _OUT_OF_MEMORY in lost.reason:
                         raise DeviceFull(lost.reason) from None
                     raise Refused(RejectCode.NOT_READY, "a rank of this peer was lost, and is started again") from lost
 
@@ -435,7 +423,6 @@ class RankSupervisor:
                 return
             try:
                 self._do("load", self._load())
-                self.life += 1
             except RankLost as lost:
                 self._lost(lost, "load")
 
@@ -462,7 +449,7 @@ class RankSupervisor:
         except RankLost as lost:
             self._lost(lost, None)
             # Nothing is on the device yet but what the stage is: another start would find as little room.
-            if _full(lost):
+            if _OUT_OF_MEMORY in lost.reason:
                 raise DeviceFull(f"ranks ({self._label}) cannot start: {lost.reason}") from None
             return
         self._since = time.monotonic()
@@ -482,7 +469,6 @@ class RankSupervisor:
             self._losses[order] += 1
         if self._since is not None:  # ranks that were lost as they started held nothing yet
             self._since = None
-            self.life += 1
             self._on_lost()
         self._why = lost.reason
         if not self._closing.is_set():  # ranks that we end ourselves are no event
@@ -492,7 +478,3 @@ class RankSupervisor:
 
 _OUT_OF_MEMORY = "OutOfMemoryError"
 """In the last words of a rank whose device had no memory: torch's name of the error."""
-
-
-def _full(lost: RankLost) -> bool:
-    return _OUT_OF_MEMORY in lost.reason
