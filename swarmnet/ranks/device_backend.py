@@ -36,9 +36,9 @@ class DeviceBackend(RankStage):
         alone, on = OneRank(), torch.device(device)
         super().__init__(spec, layout, tensor=alone, data=alone, device=on, memory=memory)
         self.writes_at_once = memory.writes_at_once
-        num_elements = self.canonical.num_elements
+        size = self.canonical.num_elements + self.scales[0].numel()
         self.past = PastSteps(
-            allot=lambda place: self._host_memory(num_elements + self.scales[0].numel(), torch.float32),
+            allot=lambda place: host_memory(size, torch.float32, device=on, owner=self),
             read=lambda step: [*self.weights_of(step), self.scales[step % len(self.scales)]],
         )
         self.watch(lambda: None, lambda event, fields: None)
@@ -57,10 +57,8 @@ class DeviceBackend(RankStage):
     def sum_memory(self) -> Tensor:
         """Memory for one finished sum: on the CPU, where pieces come from the network and are hashed. On a device each
         piece would wait for whatever the compute thread has queued there."""
-        return self._host_memory(self.canonical.num_elements, sum_dtype(self.spec.numerics))
-
-    def _host_memory(self, size: int, dtype: torch.dtype) -> Tensor:
-        return host_memory(size, dtype, device=self.device, owner=self)
+        dtype = sum_dtype(self.spec.numerics)
+        return host_memory(self.canonical.num_elements, dtype, device=self.device, owner=self)
 
     def accumulate(self, work: ForwardPass, *, step: int, index: int, voids: int) -> bool:
         try:

@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from swarmnet.errors import UsageError
 from swarmnet.host import cores
@@ -89,16 +88,13 @@ class RankStage:
         self._split = MeshSplit(spec, layout)
         self._delay = spec.averaging.delay
         self._fully = self._fully_sharded()
-        self._scatters = self._split.shards("accumulators")
-        self._sums_first = spec.averaging.codec == "small"
         self.canonical = Canonical.of(spec)
         self._shapes = self.canonical.shapes
         self._names = list(self._shapes)
         self._modules = [self._module() for _ in range(1 + self._delay.most)]
-        self._parameters = [list(module.trained().values()) for module in self._modules]
         slices = [self._split.along_tensor(name, shape, self._rank) for name, shape in self._shapes.items()]
         shapes = [torch.Size(block.shape) for block in slices]
-        self._gradients = Gradients(shapes, device, data=data if self._scatters else None)
+        self._gradients = Gradients(shapes, device, data=data if self._split.shards("accumulators") else None)
         self._summed = [torch.Size(self._held("accumulators", name).shape) for name in self._names]
         self.sums = [self.new_share() for _ in self._modules]  # one for each open step
         size = len(self._modules), num_scales(spec.averaging, self._shapes)
@@ -129,7 +125,7 @@ class RankStage:
         """What shards modules, with ZeRO-3: backward is fused then."""
         if not self._split.shards("parameters"):
             return None
-        assert isinstance(self._data, ProcessComm), "ZeRO-3 needs a process group along the data axis"
+        assert isinstance(self._data, ProcessComm) and self._data.group is not None
         from swarmnet.ranks.fully_sharded import FullySharded  # 0.6 s of imports
 
         return FullySharded(self._data.group, self.device)
@@ -210,7 +206,7 @@ class RankStage:
             gradients = self._gradients.of(tape, list(work.module.trained().values()))
         assert gradients is not None
         # A small grid is too coarse for terms: their sum is rounded, once.
-        if self._sums_first:
+        if self.spec.averaging.codec == "small":
             gradients = sum_terms(gradients, self._names, self._split.tensor, self._tensor)
         largest = self._largest(gradients)
         return total.add(gradients, rounding, step=step, index=index, voids=voids, largest=largest)
@@ -243,9 +239,11 @@ class RankStage:
         pieces = zip(torch.split(held.read(step), sizes), self._summed, strict=True)
         for (name, whole), (piece, shape) in zip(self._cut(total).items(), pieces, strict=True):
             part = piece.view(shape)
-            if self._data.size > 1 and not self._scatters:  # else each rank holds its chunk's sum already
+            if self._data.size > 1 and not self._split.shards(
+                "accumulators"
+            ):  # else each rank holds its chunk's sum already
                 part = scatter_sum(part, self._data)
-            if not self._sums_first:
+            if self.spec.averaging.codec != "small":
                 [part] = sum_terms([part], [name], self._split.tensor, self._tensor)
             self._write(name, part, whole)
 
@@ -266,8 +264,8 @@ class RankStage:
         finally:
             torch.set_num_threads(threads)
         if self._split.shards("moments") and self._fully is None:
-            for parameter in self._parameters[into]:  # each rank has updated its chunk only
-                gather(parameter.detach(), self._data)
+            for parameter in self._live(into):  # each rank has updated its chunk only
+                gather(parameter, self._data)
         # Steps do not overlap yet, so both modules hold the newest weights.
         if self._delay.most and not self._delay.behind(version + 1):
             _copy(self._live(into), self._live((version + 1) % len(self._modules)))
@@ -354,7 +352,7 @@ class RankStage:
             self._past = _Past(self._module(), self._new_passes())
         past, size = self._past, self.canonical.num_elements
         if past.weights != weights.number:
-            held = self._held_of(past.module.trained().values())
+            held = self._held_of(past.module)
             for live, (name, whole) in zip(held, self._cut(weights.memory[:size]).items(), strict=True):
                 live.copy_(take_block(whole, self._held("parameters", name)))
             past.weights = weights.number
@@ -393,11 +391,11 @@ class RankStage:
 
     def _live(self, number: int) -> list[Tensor]:
         """Module `number`'s parameters as far as this rank holds them."""
-        return self._held_of(self._parameters[number])
+        return self._held_of(self._modules[number])
 
-    def _held_of(self, parameters: Iterable[Parameter]) -> list[Tensor]:
+    def _held_of(self, module: StageModule) -> list[Tensor]:
         fully = self._fully
-        return [each.detach() if fully is None else fully.chunk(each) for each in parameters]
+        return [each.detach() if fully is None else fully.chunk(each) for each in module.trained().values()]
 
     def _chunks(self, number: int) -> list[Tensor]:
         """This rank's chunks of them: what it speaks for, if no other tensor rank does."""
