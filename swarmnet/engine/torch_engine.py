@@ -251,14 +251,10 @@ class TorchEngine:
         """Microbatches again, with a seed a whole contribution."""
         with self._auditing(step):
             share = await self._between(self._backend.new_share) if seed else None
-            jobs = [
-                self._jobs.run(
-                    Work.AUDIT, self.version + 1, work[0], functools.partial(self._recompute, step, work, share)
-                )
-                for work in works
-            ]
+            again, turn = functools.partial(self._recompute, step, share), self.version + 1
+            jobs = [self._jobs.run(Work.AUDIT, turn, work[0], functools.partial(again, work)) for work in works]
             # All of them are queued now: one after the other, each would wait for the end of a step of its own.
-            found = tuple(_or_raise(each) for each in await asyncio.gather(*jobs, return_exceptions=True))
+            found = tuple(map(_or_raise, await asyncio.gather(*jobs, return_exceptions=True)))
             if share is None:
                 return found, b""
             total = await self._between(lambda: self._backend.read_share(share, step))
@@ -267,7 +263,7 @@ class TorchEngine:
     async def _between(self, job: Callable[[], T]) -> T:
         return await self._jobs.run(Work.STATE, self.version, 0, job)
 
-    def _recompute(self, step: int, work: PastWork, share: object | None) -> Recomputed:
+    def _recompute(self, step: int, share: object | None, work: PastWork) -> Recomputed:
         (index, inputs, gradient), last = work, self._payloads.last
         (tokens, hidden), received = self._payloads.input(inputs), self._payloads.gradient(gradient)
         # An update may have come since this was asked, and taken the last place.
@@ -368,9 +364,12 @@ class TorchEngine:
 
 
 def _or_raise(found: T | BaseException) -> T:
-    if isinstance(found, BaseException):
-        raise found
-    return found
+    try:
+        if isinstance(found, BaseException):
+            raise found
+        return found
+    finally:
+        del found  # an error holds this frame, and those that hold a share
 
 
 def _not_kept(step: int) -> Refused:

@@ -129,12 +129,10 @@ class MeshBackend:
             key = next(self._keys)
             self._write_input(tokens, hidden)
             answers = self._ranks.order("forward", finishes=not train, key=key, step=step, train=train)
-            return self._read_output(answers), self._hold(key) if train else None
-
-    def _hold(self, key: int) -> Held:
-        held = Held(key)
-        weakref.finalize(held, self._ranks.forget, key).atexit = False
-        return held
+            held = Held(key) if train else None
+            if held is not None:
+                weakref.finalize(held, self._ranks.forget, key).atexit = False
+            return self._read_output(answers), held
 
     def _write_input(self, tokens: Tensor, hidden: Tensor | None) -> None:
         self._memory["tokens"].copy_(tokens)  # ranks read it in the order that follows; the lock keeps others from it
@@ -183,7 +181,7 @@ class MeshBackend:
     def new_share(self) -> Held:
         key = next(self._keys)
         self._ranks.order("new_share", spare=True, key=key)
-        return self._hold(key)
+        return Held(key)
 
     def recompute(
         self,

@@ -59,8 +59,8 @@ class Program:
         # First: what is to come may need its memory.
         for key in arguments.pop("forgotten"):
             self._works.pop(key, None)
-            self._shares.pop(key, None)
             if key == PAST:
+                self._shares.clear()
                 self._stage.end_recomputing()
         answer: Answer = getattr(self, name)(**arguments)
         return answer

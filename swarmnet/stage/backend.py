@@ -61,7 +61,7 @@ class StageBackend(Protocol):
         """The weight pass of what backward has run of; see `Accumulator.add`. Ends `work`."""
 
     def new_share(self) -> object:
-        """An empty sum, for a peer's whole contribution to a step that is over. It lasts as long as this handle.
+        """An empty sum, for a peer's whole contribution to a step that is over. It lasts until `end_recomputing`.
         Raises Refused(NOT_READY)."""
 
     def recompute(
