@@ -125,7 +125,8 @@ class RankStage:
         """What shards modules, with ZeRO-3: backward is fused then."""
         if not self._split.shards("parameters"):
             return None
-        assert isinstance(self._data, ProcessComm) and self._data.group is not None
+        if not isinstance(self._data, ProcessComm) or self._data.group is None:
+            raise ValueError("ZeRO-3 needs a process group along the data axis")
         from swarmnet.ranks.fully_sharded import FullySharded  # 0.6 s of imports
 
         return FullySharded(self._data.group, self.device)
