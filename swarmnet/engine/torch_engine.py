@@ -25,7 +25,7 @@ from swarmnet.errors import Refused, RejectCode
 from swarmnet.manifest.extension import Notice
 from swarmnet.messages import Commit, Packed, is_loss
 from swarmnet.stage import snapshot
-from swarmnet.stage.backend import PastShare, StageBackend
+from swarmnet.stage.backend import StageBackend
 from swarmnet.stage.seams import Audience, OuterStep, PastWork, Recomputed, Stash, Summation
 
 T = TypeVar("T")
@@ -250,24 +250,20 @@ class TorchEngine:
     ) -> tuple[tuple[Recomputed, ...], bytes]:
         """Microbatches again, with a seed a whole contribution."""
         with self._auditing(step):
-            share = await self._between(lambda: self._backend.new_share(step)) if seed else None
-            jobs = [
-                self._jobs.run(
-                    Work.AUDIT, self.version + 1, work[0], functools.partial(self._recompute, step, work, share)
-                )
-                for work in works
-            ]
+            share = await self._between(self._backend.new_share) if seed else None
+            again, turn = functools.partial(self._recompute, step, share), self.version + 1
+            jobs = [self._jobs.run(Work.AUDIT, turn, work[0], functools.partial(again, work)) for work in works]
             # All of them are queued now: one after the other, each would wait for the end of a step of its own.
-            found = tuple(_or_raise(each) for each in await asyncio.gather(*jobs, return_exceptions=True))
+            found = tuple(map(_or_raise, await asyncio.gather(*jobs, return_exceptions=True)))
             if share is None:
                 return found, b""
-            total = await self._between(lambda: self._backend.read_share(share))
+            total = await self._between(lambda: self._backend.read_share(share, step))
             return found, await asyncio.to_thread(self.sums.stands_for, total, seed)
 
     async def _between(self, job: Callable[[], T]) -> T:
         return await self._jobs.run(Work.STATE, self.version, 0, job)
 
-    def _recompute(self, step: int, work: PastWork, share: PastShare | None) -> Recomputed:
+    def _recompute(self, step: int, share: object | None, work: PastWork) -> Recomputed:
         (index, inputs, gradient), last = work, self._payloads.last
         (tokens, hidden), received = self._payloads.input(inputs), self._payloads.gradient(gradient)
         # An update may have come since this was asked, and taken the last place.
@@ -368,9 +364,12 @@ class TorchEngine:
 
 
 def _or_raise(found: T | BaseException) -> T:
-    if isinstance(found, BaseException):
-        raise found
-    return found
+    try:
+        if isinstance(found, BaseException):
+            raise found
+        return found
+    finally:
+        del found  # an error holds this frame, and those that hold a share
 
 
 def _not_kept(step: int) -> Refused:

@@ -27,7 +27,7 @@ def choose_layout(mesh: Mesh, device: Device, manifest: Manifest, *, cuda: int) 
     """
     layout = _shaped(mesh, _devices(mesh, device, cuda))
     # Raises what the run's model and microbatches do not allow.
-    MeshSplit(manifest.model, layout, manifest.training, manifest.averaging.codec)
+    MeshSplit(manifest.of_stage(0), layout)
     return layout
 
 

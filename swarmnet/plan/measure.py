@@ -68,7 +68,7 @@ def _alone(spec: StageSpec, layers: int, *, first: bool, last: bool) -> StageSpe
 def _run(spec: StageSpec, device: str, memory: MemoryPolicy) -> tuple[float, float]:
     """Seconds of a microbatch, and of an update for each parameter."""
     alone, on = OneRank(), torch.device(device)
-    rank = RankStage(spec, MeshLayout(devices=(device,)), 0, tensor=alone, data=alone, device=on, memory=memory)
+    rank = RankStage(spec, MeshLayout(devices=(device,)), tensor=alone, data=alone, device=on, memory=memory)
     rank.reset(rank.canonical.initial(None))
     training, model, drawn = spec.training, spec.model, torch.Generator().manual_seed(1)
     rows, length = training.microbatch_size, training.sequence_length

@@ -133,7 +133,7 @@ def plan_stage(setup: Setup, stage: int) -> StageMemory:
     spec, layout = setup.specs[stage], setup.layout
     canonical, layers = Canonical.of(spec), layers_of(spec)
     in_flight = setup.slots * (1 + spec.averaging.delay.most)
-    mesh = MeshSplit.of(spec, layout)
+    mesh = MeshSplit(spec, layout)
     rank = _rank_memory(setup, mesh, spec, len(layers), canonical.shapes)
     host = _host_memory(setup, canonical, rank, mesh, in_flight)
     return StageMemory(stage, layers, layout.ranks, rank, host, in_flight, on_host=layout.kind == "cpu")
@@ -181,8 +181,8 @@ def _rank_memory(
     held, accumulated = (mesh.num_elements(what, shapes, 0) for what in ("parameters", "accumulators"))
     largest = max(own.values())
     gradient = sum(-(-_FP32 * size // _ALIGN) * _ALIGN for size in own.values())
-    scattered = layout.data > 1 and mesh.shards("accumulators")
-    fully = layout.data > 1 and layout.shard == "zero3"
+    scattered = mesh.shards("accumulators")
+    fully = mesh.shards("parameters")
     # Matrices alone are cast, and no table of embeddings, of which rows are read.
     casts = _BF16 * sum(own[name] for name, shape in shapes.items() if len(shape) > 1 and "embed_tokens" not in name)
     weights = _FP32 * held + casts * (spec.numerics.compute == "bf16")
@@ -202,7 +202,7 @@ def _rank_memory(
         most += _gathered(own, layers)
     elif scattered:  # a parameter's gradient, packed to be scattered, and what is scattered already
         most = max(most, kept + 3 * _FP32 * largest + _FP32 * accumulated)
-    if layout.data > 1 and mesh.shards("moments"):
+    if mesh.shards("moments"):
         update += 2 * _FP32 * largest  # updated weights are gathered, a parameter at a time
     on_device = not setup.memory.offload_optimizer
     return RankMemory(

@@ -26,7 +26,7 @@ from swarmnet.ranks.memory import Place
 from swarmnet.ranks.program import PAST
 from swarmnet.ranks.supervisor import RankGroup, RankSupervisor, RestartBackoff
 from swarmnet.stage.accumulator import GradientSum, SumContent, sum_dtype
-from swarmnet.stage.backend import OnEvent, PastShare
+from swarmnet.stage.backend import OnEvent
 from swarmnet.stage.canonical import Canonical, Initial
 from swarmnet.stage.passes import MemoryPolicy
 from swarmnet.stage.rounding import num_scales
@@ -36,10 +36,10 @@ PROGRAM = "swarmnet.ranks.program:Program"
 
 
 class Held:
-    """A microbatch whose saved activations ranks hold. life: of those ranks."""
+    """What ranks hold under `key`: saved activations of a microbatch, or a share."""
 
-    def __init__(self, key: int, life: int) -> None:
-        self.key, self.life, self.went_back = key, life, False
+    def __init__(self, key: int) -> None:
+        self.key, self.went_back = key, False
 
 
 class MeshBackend:
@@ -61,7 +61,7 @@ class MeshBackend:
     ) -> None:
         memory, backoff = memory or MemoryPolicy(), backoff or RestartBackoff()
         # Raises what is wrong with that, before anything is made.
-        MeshSplit.of(spec, layout)
+        MeshSplit(spec, layout)
         canonical, training = Canonical.of(spec), spec.training
         self.writes_at_once = memory.writes_at_once
         self._layout, self._spec = layout, spec
@@ -86,7 +86,6 @@ class MeshBackend:
             preload=("swarmnet.ranks.fully_sharded",) if layout.shard == "zero3" else (),
         )
         self._memory = self._group.memory.places
-        self._tokens, self._inward, self._outward = (self._memory[name] for name in ("tokens", "inward", "outward"))
         self._ranks = RankSupervisor(
             self._group,
             self._lost,
@@ -99,7 +98,7 @@ class MeshBackend:
         self._copies = HostCopies(canonical, self._ranks, self._memory)
         self._reading = SumReading(self._memory["reading"])
         self.state = State(canonical, self._copies, scales, initial)
-        self.sums = [RankSum(self._ranks, self._reading, self._write_sum) for _ in range(late)]
+        self.sums = [RankSum(self._ranks, self._reading) for _ in range(late)]
         self.past = PastSteps(
             allot=lambda place: self._memory[PASTS[place]],
             read=lambda step: [*self._copies.weights_of(step), scales[step % late]],
@@ -129,23 +128,20 @@ class MeshBackend:
         with self._ranks.lock:
             key = next(self._keys)
             self._write_input(tokens, hidden)
-            answers = self._ranks.order("forward", key=key, step=step, train=train)
-            held = None
-            if train:
-                held = Held(key, self._ranks.life)
+            answers = self._ranks.order("forward", finishes=not train, key=key, step=step, train=train)
+            held = Held(key) if train else None
+            if held is not None:
                 weakref.finalize(held, self._ranks.forget, key).atexit = False
-            else:
-                self._ranks.finished()
             return self._read_output(answers), held
 
     def _write_input(self, tokens: Tensor, hidden: Tensor | None) -> None:
-        self._tokens.copy_(tokens)  # ranks read it in the order that follows; the lock keeps others from it
+        self._memory["tokens"].copy_(tokens)  # ranks read it in the order that follows; the lock keeps others from it
         if hidden is not None:
-            self._inward.copy_(hidden)
+            self._memory["inward"].copy_(hidden)
 
     def _read_output(self, answers: Sequence[Mapping[str, Any]]) -> Tensor:
         if not self._spec.last:  # cloned: the next microbatch comes out at the same place
-            return self._outward.clone()
+            return self._memory["outward"].clone()
         # tensor ranks agree on a loss, data ranks have one of their rows each; summed in the order of ranks
         losses = [answers[self._layout.rank(d, 0)]["loss"] for d in range(self._layout.data)]
         return torch.tensor(losses, dtype=torch.float32).sum()
@@ -157,39 +153,35 @@ class MeshBackend:
             raise ValueError("backward of this pass has run already")
         with self._ranks.lock:
             if gradient is not None:
-                self._inward.copy_(gradient)
+                self._memory["inward"].copy_(gradient)
             work.went_back = True
-            self._ranks.order("backward", life=work.life, key=work.key)
-            return None if self._spec.first else self._outward.clone()
+            self._ranks.order("backward", key=work.key)
+            return None if self._spec.first else self._memory["outward"].clone()
 
     def accumulate(self, work: object, *, step: int, index: int, voids: int) -> bool:
         assert isinstance(work, Held)
         if not work.went_back:
             raise ValueError(f"no gradient to add: microbatch {step}/{index}")
 
-        def add() -> None:
-            self._ranks.order("accumulate", life=work.life, key=work.key, step=step, index=index, voids=voids)
-
+        at: dict[str, Any] = {"step": step, "index": index, "voids": voids}
         try:
-            added = self.sums[step % len(self.sums)].add(add, step=step, index=index, voids=voids)
+            return self.sums[step % len(self.sums)].count(
+                lambda: self._ranks.order("accumulate", finishes=True, key=work.key, **at), **at
+            )
         except Refused:  # the ranks are gone, and what was summed
             return False
         finally:
             self._ranks.forget(work.key)
-        if added:
-            self._ranks.finished()
-        return added
 
     def sum_memory(self) -> Tensor:
         return self._memory["finished"]
 
-    def _write_sum(self, step: int, voids: int) -> None:
-        self._ranks.order("write_sum", life=self._ranks.life, step=step, voids=voids)
-
     # ------------------------------------------------------------ steps that are over
 
-    def new_share(self, step: int) -> PastShare:
-        return PastShare(step, next(self._keys), life=self._ranks.life)
+    def new_share(self) -> Held:
+        key = next(self._keys)
+        self._ranks.order("new_share", spare=True, key=key)
+        return Held(key)
 
     def recompute(
         self,
@@ -198,7 +190,7 @@ class MeshBackend:
         tokens: Tensor,
         hidden: Tensor | None,
         gradient: Tensor | None,
-        share: PastShare | None,
+        share: Held | None,
     ) -> tuple[Tensor, Tensor | None]:
         def once() -> tuple[Tensor, Tensor | None]:
             with self._ranks.lock:
@@ -206,11 +198,11 @@ class MeshBackend:
                 # Each rank reads all its input before it enters the first collective, and its rows are written after
                 # the last: so the gradient comes in where the output goes, and the answer goes where the input was.
                 if gradient is not None:
-                    self._outward.copy_(gradient)
-                kept = {"step": weights.step, "weights": PASTS[weights.place], "number": weights.number}
-                answers = self._past_order("again", share, index=index, **kept)
-                self._ranks.finished()
-                return self._read_output(answers), None if self._spec.first else self._inward.clone()
+                    self._memory["outward"].copy_(gradient)
+                past: dict[str, Any] = {"step": weights.step, "weights": PASTS[weights.place], "number": weights.number}
+                key = None if share is None else share.key
+                answers = self._ranks.order("again", spare=True, finishes=True, share=key, index=index, **past)
+                return self._read_output(answers), None if self._spec.first else self._memory["inward"].clone()
 
         try:
             return once()
@@ -220,19 +212,15 @@ class MeshBackend:
                 raise
         return once()
 
-    def read_share(self, share: PastShare) -> Tensor:
+    def read_share(self, share: Held, step: int) -> Tensor:
         with self._ranks.lock:
             # Free until the next update, and larger than any sum.
             name, memory = self._copies.scratch
-            self._past_order("write_share", share, step=share.step, into=name)
+            self._ranks.order("write_share", spare=True, share=share.key, step=step, into=name)
             return memory[: self.sum_memory().nbytes].view(self.sum_memory().dtype).clone()
 
     def end_recomputing(self) -> None:
         self._ranks.forget(PAST)
-
-    def _past_order(self, name: str, share: PastShare | None, **fields: Any) -> list[Mapping[str, Any]]:
-        life, number = (None, None) if share is None else (share.life, share.number)
-        return self._ranks.order(name, life=life, spare=True, share=number, **fields)
 
 
 # ---------------------------------------------------------------- sums of open steps
@@ -248,20 +236,15 @@ class SumReading:
 
 
 class RankSum(GradientSum):
-    """A sum that ranks hold. write(step, voids): has the ranks that are up write that sum to `reading`'s memory; raises
-    Refused if they are lost, for ranks started afterwards do not hold it.
+    """A sum that ranks hold; those that are up write it to `reading`'s memory.
 
     Locks are taken in this order: the sum's, that of `reading`, the ranks'. So reading a sum that is written already
     waits for no order.
     """
 
-    def __init__(self, ranks: RankSupervisor, reading: SumReading, write: Callable[[int, int], None]) -> None:
+    def __init__(self, ranks: RankSupervisor, reading: SumReading) -> None:
         super().__init__(threading.RLock())
-        self._ranks, self._reading, self._write = ranks, reading, write
-
-    def add(self, add: Callable[[], object], *, step: int, index: int, voids: int) -> bool:
-        """Have ranks `add` the gradient of that microbatch; see `Accumulator.add`. It may raise: nothing is added."""
-        return self._count(add, step=step, index=index, voids=voids)
+        self._ranks, self._reading = ranks, reading
 
     def _read(self, content: SumContent) -> Tensor:
         with self._reading.lock:
@@ -269,10 +252,10 @@ class RankSum(GradientSum):
             if self._reading.holds != content:
                 self._reading.holds = None  # half written if ranks are lost meanwhile
                 if content.indexes:
-                    with self._ranks.lock:  # no rank is lost meanwhile
-                        if content.voids != self.voids:  # others may be up, which do not have this sum
-                            raise Refused(RejectCode.NOT_READY, "the sum was lost or voided", step=content.step)
-                        self._write(content.step, content.voids)
+                    self._ranks.order("write_sum", step=content.step, voids=content.voids)
+                    # Others may have come up before that, which do not have this sum.
+                    if content.voids != self.voids:
+                        raise Refused(RejectCode.NOT_READY, "the sum was lost or voided", step=content.step)
                 else:  # nothing was added: no rank need be asked, nor be up
                     self._reading.flat.zero_()
                 self._reading.holds = content

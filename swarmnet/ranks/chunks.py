@@ -7,7 +7,7 @@ accumulator.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -72,11 +72,8 @@ class Gradients:
 
         Raises ValueError if a parameter gets none: it would keep the last microbatch's.
         """
-        if self._data is None:
-            wholes = dict(zip(parameters, self.scratch, strict=True))
-            return _in_order(wholes, parameters, len(tape.weight_pass(wholes.__getitem__)))
-        shapes = dict(zip(parameters, self._shapes, strict=True))
-        wholes, chunks, comm = {}, dict[Parameter, Tensor](), self._data
+        data, shapes = self._data, dict(zip(parameters, self._shapes, strict=True))
+        found, wholes = dict(zip(parameters, self.scratch, strict=data is None)), dict[Parameter, Tensor]()
 
         def out(parameter: Parameter) -> Tensor:
             if parameter not in wholes:
@@ -84,12 +81,10 @@ class Gradients:
             return wholes[parameter]
 
         def scatter(parameter: Parameter) -> None:
-            chunks[parameter] = scatter_sum(wholes.pop(parameter), comm)
+            assert data is not None
+            found[parameter] = scatter_sum(wholes.pop(parameter), data)
 
-        return _in_order(chunks, parameters, len(tape.weight_pass(out, scatter)))
-
-
-def _in_order(found: Mapping[Parameter, Tensor], parameters: Sequence[Parameter], written: int) -> list[Tensor]:
-    if written != len(parameters):
-        raise ValueError(f"a weight pass wrote {written} of {len(parameters)} parameters")
-    return [found[parameter] for parameter in parameters]
+        written = tape.weight_pass(found.__getitem__) if data is None else tape.weight_pass(out, scatter)
+        if len(written) != len(parameters):
+            raise ValueError(f"a weight pass wrote {len(written)} of {len(parameters)} parameters")
+        return [found[parameter] for parameter in parameters]

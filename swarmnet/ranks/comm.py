@@ -6,6 +6,8 @@ first dimension, so others are moved to the front and back; at one sequence per 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -31,17 +33,16 @@ class ProcessComm:
 
     def all_gather(self, x: Tensor, dim: int) -> Tensor:
         """All ranks' tensors, concatenated along `dim` in order of rank."""
-        front = x.detach().movedim(dim, 0).contiguous()
-        y = front.new_empty((front.shape[0] * self.size, *front.shape[1:]))
-        dist.all_gather_single(y, front, group=self.group)
-        return y.movedim(0, dim).contiguous()
+        return self._along(dim, x, x.shape[dim] * self.size, dist.all_gather_single)
 
     def reduce_scatter(self, x: Tensor, dim: int) -> Tensor:
         """This rank's part of the sum over all ranks."""
-        length = part_length(x, dim, self.size)
+        return self._along(dim, x, part_length(x, dim, self.size), dist.reduce_scatter_single)
+
+    def _along(self, dim: int, x: Tensor, length: int, collective: Callable[..., object]) -> Tensor:
         front = x.detach().movedim(dim, 0).contiguous()
         y = front.new_empty((length, *front.shape[1:]))
-        dist.reduce_scatter_single(y, front, group=self.group)
+        collective(y, front, group=self.group)
         return y.movedim(0, dim).contiguous()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 
 import torch
@@ -13,8 +12,8 @@ from swarmnet.ranks.comm import OneRank
 from swarmnet.ranks.layout import MeshLayout
 from swarmnet.ranks.memory import host_memory
 from swarmnet.ranks.stage import RankStage
-from swarmnet.stage.accumulator import sum_dtype
-from swarmnet.stage.backend import OnEvent, PastShare
+from swarmnet.stage.accumulator import Accumulator, sum_dtype
+from swarmnet.stage.backend import OnEvent
 from swarmnet.stage.canonical import Initial
 from swarmnet.stage.passes import ForwardPass, MemoryPolicy
 from swarmnet.stage.state import PastSteps, State
@@ -35,13 +34,12 @@ class DeviceBackend(RankStage):
     ) -> None:
         layout, memory = MeshLayout(devices=(str(device),)), memory or MemoryPolicy()
         alone, on = OneRank(), torch.device(device)
-        super().__init__(spec, layout, 0, tensor=alone, data=alone, device=on, memory=memory)
+        super().__init__(spec, layout, tensor=alone, data=alone, device=on, memory=memory)
         self.writes_at_once = memory.writes_at_once
-        self._shares = itertools.count()
-        num_elements = self.canonical.num_elements
+        size = self.canonical.num_elements + self.scales[0].numel()
         self.past = PastSteps(
-            allot=lambda place: self._host_memory(num_elements + self.scales_of(0).numel(), torch.float32),
-            read=lambda step: [*self.weights_of(step), self.scales_of(step)],
+            allot=lambda place: host_memory(size, torch.float32, device=on, owner=self),
+            read=lambda step: [*self.weights_of(step), self.scales[step % len(self.scales)]],
         )
         self.watch(lambda: None, lambda event, fields: None)
         self.state = State(self.canonical, self, self.scales, initial)
@@ -59,10 +57,8 @@ class DeviceBackend(RankStage):
     def sum_memory(self) -> Tensor:
         """Memory for one finished sum: on the CPU, where pieces come from the network and are hashed. On a device each
         piece would wait for whatever the compute thread has queued there."""
-        return self._host_memory(self.canonical.num_elements, sum_dtype(self.spec.numerics))
-
-    def _host_memory(self, size: int, dtype: torch.dtype) -> Tensor:
-        return host_memory(size, dtype, device=self.device, owner=self)
+        dtype = sum_dtype(self.spec.numerics)
+        return host_memory(self.canonical.num_elements, dtype, device=self.device, owner=self)
 
     def accumulate(self, work: ForwardPass, *, step: int, index: int, voids: int) -> bool:
         try:
@@ -75,8 +71,5 @@ class DeviceBackend(RankStage):
                 self._lost()
             raise
 
-    def new_share(self, step: int) -> PastShare:
-        return PastShare(step, next(self._shares))
-
-    def read_share(self, share: PastShare) -> Tensor:
-        return self.share(share).read(share.step)
+    def read_share(self, share: Accumulator, step: int) -> Tensor:
+        return share.read(step)

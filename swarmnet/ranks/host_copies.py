@@ -52,15 +52,13 @@ class HostCopies:
 
     def update(self, version: int, total: Tensor, *, scale: float, rate: float) -> None:
         """From `version` to the next. Raises Refused(NOT_READY) if the ranks are given up."""
-        names = [name for name in SUMS if self._memory[name].data_ptr() == total.data_ptr()]
-        if not names:  # ranks have no other memory of ours
-            raise ValueError("a sum that ranks cannot read")
-        update: dict[str, Any] = {"version": version, "total": names[0], "scale": scale, "rate": rate}
+        # Ranks have no other memory of ours.
+        (name,) = (name for name in SUMS if self._memory[name].data_ptr() == total.data_ptr())
+        update: dict[str, Any] = {"version": version, "total": name, "scale": scale, "rate": rate}
         with self._ranks.lock:
             # An update that a death broke off begins again: its finished sum and the old state are still here.
-            self._ranks.order("update", repeat=True, copy=self._other, **update)
+            self._ranks.order("update", repeat=True, finishes=True, copy=self._other, **update)
             self._version, self._now, self._other = version + 1, self._other, self._now
-            self._ranks.finished()
 
     @property
     def _state(self) -> dict[str, Tensor]:

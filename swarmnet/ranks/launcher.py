@@ -58,22 +58,22 @@ class ChildProcess:
     def __init__(self, pid: int, handle: int, code: Callable[[], int | None]) -> None:
         self.pid = pid
         """Its process id, for people: it may be another's once this one has ended."""
-        self._handle, self._ask = handle, code
-        self._ended = self._closed = False
+        self._handle: int | None = handle  # None: closed
+        self._ask = code
 
     def send(self, number: signal.Signals) -> None:
         """A signal, unless it has ended."""
-        if not self._closed:
+        if self._handle is not None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._handle, number)
 
     def wait(self, deadline: float) -> bool:
         """Whether it has ended by `deadline` (of time.monotonic)."""
-        if not self._closed:
-            ended = select.poll()
-            ended.register(self._handle, select.POLLIN)
-            self._ended = bool(ended.poll(max(deadline - time.monotonic(), 0.0) * 1000))
-        return self._ended
+        if self._handle is None:
+            return True
+        ended = select.poll()
+        ended.register(self._handle, select.POLLIN)
+        return bool(ended.poll(max(deadline - time.monotonic(), 0.0) * 1000))
 
     def code(self) -> int | None:
         """Of a process that has ended: exit code, -9 after SIGKILL, None if it is unknown."""
@@ -82,9 +82,9 @@ class ChildProcess:
     def close(self) -> None:
         """Let go of it, once it has ended. May be called again."""
         self.code()
-        if not self._closed:
-            self._closed = self._ended = True
+        if self._handle is not None:
             os.close(self._handle)
+            self._handle = None
 
 
 def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
@@ -119,25 +119,21 @@ class Launcher:
         self._control = ChildChannel(ours)
         says = subprocess.DEVNULL if quiet else 2
         arguments = str(os.getpid()), str(theirs.fileno()), json.dumps(list(modules))
-        try:
-            with theirs:
-                self._server = subprocess.Popen(
-                    [sys.executable, "-P", str(FORK), *arguments],
-                    stdin=subprocess.DEVNULL,
-                    stdout=says,
-                    stderr=says,
-                    env=child_environment(os.environ) | {"PYTHONPATH": os.pathsep.join(sys.path)},
-                    start_new_session=True,
-                    pass_fds=(theirs.fileno(),),
-                )
-        except BaseException:
-            self._control.close()
-            raise
+        with theirs:
+            self._server = subprocess.Popen(
+                [sys.executable, "-P", str(FORK), *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=says,
+                stderr=says,
+                env=child_environment(os.environ) | {"PYTHONPATH": os.pathsep.join(sys.path)},
+                start_new_session=True,
+                pass_fds=(theirs.fileno(),),
+            )
 
     def ready(self) -> bool:
         """Would `start` begin at once, without waiting for imports? Raises LauncherLost."""
         if not self._ready and select.select([self._control], [], [], 0)[0]:
-            self._get_ready(time.monotonic() + CODE_S)
+            self._hear(time.monotonic() + CODE_S)
         return self._ready
 
     def lost(self) -> bool:
@@ -147,8 +143,8 @@ class Launcher:
 
     def start(self, call: ChildCall, deadline: float) -> ChildProcess:
         """Start it by `deadline` (of time.monotonic). Raises LauncherLost, OSError."""
-        if not self._ready:
-            self._get_ready(deadline)
+        while not self._ready:
+            self._hear(deadline)
         order = {"name": call.name, "output": call.output and str(call.output), "words": list(call.words)}
         self._owes = True  # until the fork server has answered: see `lost`
         self._control.send(packed(order), *call.descriptors)
@@ -180,14 +176,11 @@ class Launcher:
         self._server.kill()
         self._server.wait()
 
-    def _get_ready(self, deadline: float) -> None:
-        threads = self._hear(deadline)[0]["threads"]
-        self._ready = True
-        if threads != 1:
-            log.warning("children_not_forked", threads=threads)
-
     def _hear(self, deadline: float) -> tuple[Packet, list[int]]:
-        """The next packet, exit codes noted. Raises LauncherLost after `deadline`, and when the server has ended."""
+        """The next packet; that the server is ready and how children ended is noted.
+
+        Raises LauncherLost after `deadline`, and when the server has ended.
+        """
         if not select.select([self._control], [], [], max(deadline - time.monotonic(), 0.0))[0]:
             raise LauncherLost("the fork server did not answer in time")
         try:
@@ -196,4 +189,8 @@ class Launcher:
             raise LauncherLost("the fork server has ended") from error
         if "ended" in packet:
             self._codes[packet["ended"]] = packet["code"]
+        if "threads" in packet:
+            self._ready = True
+            if packet["threads"] != 1:
+                log.warning("children_not_forked", threads=packet["threads"])
         return packet, descriptors

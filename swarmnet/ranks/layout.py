@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from swarmnet.errors import UsageError
-from swarmnet.manifest.schema import Model, StageSpec, Training
+from swarmnet.manifest.schema import StageSpec
 from swarmnet.model.tensor_plan import Slice, TensorSplit
 
 Shard = Literal["none", "dp", "zero1", "zero2", "zero3"]
@@ -113,21 +113,13 @@ def chunk(length: int, index: int, count: int) -> range:
 
 @dataclass(frozen=True, slots=True)
 class MeshSplit:
-    """How the ranks of `layout` share the stages of `model`. Raises UsageError with advice if these ranks cannot."""
+    """How the ranks of `layout` share any stage of that run. Raises UsageError with advice if these ranks cannot."""
 
-    model: Model
+    spec: StageSpec
     layout: MeshLayout
-    training: Training
-    codec: str = ""
-    """Of averaging."""
-
-    @classmethod
-    def of(cls, spec: StageSpec, layout: MeshLayout) -> MeshSplit:
-        """How they share that stage."""
-        return cls(spec.model, layout, spec.training, spec.averaging.codec)
 
     def __post_init__(self) -> None:
-        rows, ranks = self.training.microbatch_size, self.layout.data
+        rows, ranks = self.spec.training.microbatch_size, self.layout.data
         # Each rank computes the same number of whole sequences.
         if rows % ranks:
             possible = ", ".join(str(number) for number in range(1, rows + 1) if rows % number == 0)
@@ -142,20 +134,20 @@ class MeshSplit:
         """How the tensor axis shares a stage."""
         layout = self.layout
         sequence_parallel = layout.sequence_parallel and layout.tensor > 1
-        length = self.training.sequence_length
-        return TensorSplit(self.model, layout.tensor, length, sequence_parallel=sequence_parallel)
+        length = self.spec.training.sequence_length
+        return TensorSplit(self.spec.model, layout.tensor, length, sequence_parallel=sequence_parallel)
 
     def rows(self, rank: int) -> range:
         """Which sequences of a microbatch `rank` computes."""
-        share = self.training.microbatch_size // self.layout.data
+        share = self.spec.training.microbatch_size // self.layout.data
         d, _ = self.layout.coordinates(rank)
         return range(d * share, (d + 1) * share)
 
     def shards(self, what: What) -> bool:
         """Does the data axis cut `what`?"""
         # A small grid is too coarse for terms: data ranks sum theirs before they round.
-        scattered = what == "accumulators" and self.codec == "small" and self.layout.data > 1
-        return scattered or self.layout.shard in _SHARDED_IN[what]
+        scattered = what == "accumulators" and self.spec.averaging.codec == "small"
+        return self.layout.data > 1 and (scattered or self.layout.shard in _SHARDED_IN[what])
 
     def along_tensor(self, name: str, shape: Sequence[int], rank: int) -> Block:
         """What `rank` would hold of parameter `name`, whole of `shape`, if the data axis cut nothing."""

@@ -42,10 +42,10 @@ class SharedMemory:
         # CUDA pins whole pages.
         pages = (-(-num_bytes // mmap.PAGESIZE) for num_bytes in sizes)
         ends = [mmap.PAGESIZE * end for end in itertools.accumulate(pages)]
-        self.num_bytes = max(ends, default=mmap.PAGESIZE)  # no mapping is empty
-        self.descriptor = anonymous_file("swarmnet", self.num_bytes) if descriptor is None else descriptor
+        num_bytes = max(ends, default=mmap.PAGESIZE)  # no mapping is empty
+        self.descriptor = anonymous_file("swarmnet", num_bytes) if descriptor is None else descriptor
         try:
-            whole = torch.frombuffer(mmap.mmap(self.descriptor, self.num_bytes), dtype=torch.uint8)
+            whole = torch.frombuffer(mmap.mmap(self.descriptor, num_bytes), dtype=torch.uint8)
         except BaseException:
             self.close()
             raise

@@ -2,9 +2,9 @@
 
 It joins the process group, makes the program's handler, reports that it is ready, then answers orders one by one; never
 two at once, so all collectives are issued by one thread, in the order of orders. When the peer process has ended, the
-rank ends within milliseconds, in a collective or not. It ignores SIGINT and SIGTERM, which the peer process handles. It
-never tears its group down, because gloo may abort a process that has done everything right: it sends its last packet
-and leaves by `os._exit`, or is killed. Knows no model: the program does.
+fork server (`ranks.fork`) ends the rank within milliseconds, in a collective or not. The rank ignores SIGINT and
+SIGTERM, which the peer process handles. It never tears its group down, because gloo may abort a process that has done
+everything right: it sends its last packet and leaves by `os._exit`, or is killed. Knows no model: the program does.
 """
 
 from __future__ import annotations
@@ -12,11 +12,9 @@ from __future__ import annotations
 import faulthandler
 import importlib
 import os
-import select
 import signal
 import socket
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -81,7 +79,6 @@ def main(end: int, store: int, memory: int) -> NoReturn:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the peer process decides
             signal.signal(number, signal.SIG_IGN)
         faulthandler.register(DUMP, chain=True)
-        threading.Thread(target=_leave_with, args=(channel,), name="parent-death", daemon=True).start()
         torch.set_num_threads(1)  # ranks share the cores of one machine
         kernel_build.prepare(threads=1)
         _answer(channel, _joined(channel, store, memory))
@@ -95,14 +92,6 @@ def main(end: int, store: int, memory: int) -> NoReturn:
     finally:
         sys.stderr.flush()
         os._exit(code)
-
-
-def _leave_with(channel: ChildChannel) -> None:
-    """End this process when the peer process's end of the channel is closed. Nothing else wakes this thread."""
-    gone = select.poll()
-    gone.register(channel, 0)
-    gone.poll()
-    os._exit(0)
 
 
 def _joined(channel: ChildChannel, store: int, memory: int) -> Handler:

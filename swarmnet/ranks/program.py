@@ -6,20 +6,23 @@ Runs in a rank process (`ranks.process`). Shapes, checks and what an order means
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
+from swarmnet.errors import Refused, RejectCode
 from swarmnet.manifest.schema import StageSpec
 from swarmnet.ranks.host_copies import copied
 from swarmnet.ranks.layout import MeshLayout, MeshSplit
 from swarmnet.ranks.process import RankContext
 from swarmnet.ranks.stage import RankStage
-from swarmnet.stage.backend import PastShare
+from swarmnet.stage.accumulator import Accumulator
 from swarmnet.stage.passes import ForwardPass, MemoryPolicy
 from swarmnet.stage.state import PastWeights
 
 Answer = Mapping[str, Any] | None
+
+T = TypeVar("T")
 
 PAST = -1
 """The key of what this rank holds to compute past microbatches again."""
@@ -34,23 +37,22 @@ class Program:
         self._spec, layout = StageSpec.model_validate_json(settings["spec"]), MeshLayout(**settings["layout"])
         self._context = context
         _, t = layout.coordinates(context.rank)
-        along_tensor = [[layout.rank(row, column) for column in range(layout.tensor)] for row in range(layout.data)]
-        along_data = [[layout.rank(row, column) for row in range(layout.data)] for column in range(layout.tensor)]
+        grid = [[layout.rank(d, column) for column in range(layout.tensor)] for d in range(layout.data)]
         self._stage = RankStage(
             self._spec,
             layout,
-            context.rank,
-            tensor=context.new_group(along_tensor),
-            data=context.new_group(along_data),
+            tensor=context.new_group(grid),
+            data=context.new_group([*zip(*grid, strict=True)]),
             device=context.device,
             memory=MemoryPolicy(**settings["memory"]),
             scales=context.memory["scales"],
         )
         self._writes_output = t == 0  # it is the same on all tensor ranks
-        rows = MeshSplit.of(self._spec, layout).rows(context.rank)
+        rows = MeshSplit(self._spec, layout).rows(context.rank)
         self._rows = slice(rows.start, rows.stop)
         self._layout = copied(self._stage.canonical)
         self._works: dict[int, tuple[int, ForwardPass]] = {}  # by the key of the order, with their steps
+        self._shares: dict[int, Accumulator] = {}
 
     def __call__(self, name: str, fields: Mapping[str, Any]) -> Answer:
         arguments = dict(fields)
@@ -58,6 +60,7 @@ class Program:
         for key in arguments.pop("forgotten"):
             self._works.pop(key, None)
             if key == PAST:
+                self._shares.clear()
                 self._stage.end_recomputing()
         answer: Answer = getattr(self, name)(**arguments)
         return answer
@@ -65,6 +68,7 @@ class Program:
     def load(self, version: int, copy: str) -> None:
         # What was computed on other weights is worth nothing.
         self._works.clear()
+        self._shares.clear()
         self._stage.end_recomputing()
         self._stage.read_state(version, self._copy(copy))
 
@@ -76,13 +80,15 @@ class Program:
         return self._output(output)
 
     def backward(self, key: int) -> None:
-        own = self._stage.backward(self._works[key][1], None if self._spec.last else self._read("inward"))
+        own = self._stage.backward(_held(self._works, key)[1], None if self._spec.last else self._read("inward"))
         if own is not None:
             self._write("outward", own)
 
     def accumulate(self, key: int, step: int, index: int, voids: int) -> None:
+        work = _held(self._works, key)[1]
+        del self._works[key]
         self._stage.sum_of(step).follow(voids)
-        self._stage.accumulate(self._works.pop(key)[1], step=step, index=index, voids=voids)
+        self._stage.accumulate(work, step=step, index=index, voids=voids)
 
     def write_sum(self, step: int, voids: int) -> None:
         self._stage.sum_of(step).follow(voids)
@@ -94,13 +100,16 @@ class Program:
         self._works = {key: (step, work) for key, (step, work) in self._works.items() if step > version}
         self._stage.write_state(version + 1, self._copy(copy))
 
+    def new_share(self, key: int) -> None:
+        self._shares[key] = self._stage.new_share()
+
     def again(self, weights: str, number: int, step: int, index: int, share: int | None) -> Answer:
         """A microbatch of a step that is over."""
         tokens, hidden = self._read("tokens"), None if self._spec.first else self._read("inward")
         gradient = None if self._spec.last else self._read("outward")
         kept = PastWeights(step, number, 0, self._context.memory[weights])
-        of = None if share is None else PastShare(step, share)
-        output, own = self._stage.recompute(kept, index, tokens, hidden, gradient, of)
+        total = None if share is None else _held(self._shares, share)
+        output, own = self._stage.recompute(kept, index, tokens, hidden, gradient, total)
         if own is not None:
             self._write("inward", own)
         return self._output(output)
@@ -108,7 +117,7 @@ class Program:
     def write_share(self, step: int, into: str, share: int) -> None:
         like = self._context.memory["reading"]
         total = self._context.memory[into][: like.nbytes].view(like.dtype)
-        self._stage.write_sum(step, total, self._stage.share(PastShare(step, share)))
+        self._stage.write_sum(step, total, _held(self._shares, share))
 
     # ------------------------------------------------------------ shared memory
 
@@ -128,3 +137,10 @@ class Program:
     def _read(self, name: str) -> Tensor:
         """This rank's rows, ours to keep: the next microbatch comes in at the same place, before the weight pass."""
         return self._context.memory[name][self._rows].to(self._context.device, copy=True)
+
+
+def _held(table: Mapping[int, T], key: int) -> T:
+    """What this rank holds under that key. Raises Refused on all ranks alike: those that held it were lost."""
+    if key not in table:
+        raise Refused(RejectCode.NOT_READY, "the ranks that held what this needs were lost", key=key)
+    return table[key]

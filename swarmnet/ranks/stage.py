@@ -24,12 +24,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from swarmnet.errors import UsageError
 from swarmnet.host import cores
@@ -42,7 +41,6 @@ from swarmnet.ranks.comm import ProcessComm
 from swarmnet.ranks.layout import Block, MeshLayout, MeshSplit, What
 from swarmnet.stage import snapshot
 from swarmnet.stage.accumulator import Accumulator, largest_magnitude, sum_dtype
-from swarmnet.stage.backend import PastShare
 from swarmnet.stage.canonical import Canonical, layers_of
 from swarmnet.stage.optimizer import MOMENTS, StageOptimizer, average
 from swarmnet.stage.passes import ForwardPass, MemoryPolicy, Passes
@@ -55,19 +53,15 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class _Past:
-    """What computes microbatches of past steps again, and the shares that their gradients are added to, by number.
-
-    weights: number of those that are in the module.
-    """
+    """What computes microbatches of past steps again. weights: number of those that are in the module."""
 
     module: StageModule
     passes: Passes
-    shares: dict[int, Accumulator] = field(default_factory=dict)
     weights: int = -1
 
 
 class RankStage:
-    """Rank `rank`'s part of a stage. tensor, data: its groups along either axis.
+    """One rank's part of a stage. tensor, data: its groups along either axis.
 
     memory: how this rank spends its own. scales: memory of `stage.rounding.Roundings`, which others may write; None:
     new memory. Weights are whatever was there until `read_state` or `reset`. Raises UsageError if these ranks cannot
@@ -78,7 +72,6 @@ class RankStage:
         self,
         spec: StageSpec,
         layout: MeshLayout,
-        rank: int,
         *,
         tensor: Comm,
         data: Comm,
@@ -86,36 +79,32 @@ class RankStage:
         memory: MemoryPolicy | None = None,
         scales: Tensor | None = None,
     ) -> None:
-        assert (data.rank, tensor.rank) == layout.coordinates(rank), (rank, layout)
         assert (data.size, tensor.size) == (layout.data, layout.tensor), layout
         memory = memory or MemoryPolicy()
         if layout.shard == "zero3" and memory.activations == "offload":
             raise UsageError("ZeRO-3 gathers weights, and offloaded activations would take them along: recompute them")
-        self.spec, self.device, self._rank, self._tensor, self._data = spec, device, rank, tensor, data
-        self._split = MeshSplit.of(spec, layout)
+        self.spec, self.device, self._tensor, self._data = spec, device, tensor, data
+        self._rank = layout.rank(data.rank, tensor.rank)
+        self._split = MeshSplit(spec, layout)
         self._delay = spec.averaging.delay
         self._fully = self._fully_sharded()
-        self._scatters = self._split.shards("accumulators") and layout.data > 1
-        self._sums_first = spec.averaging.codec == "small"
         self.canonical = Canonical.of(spec)
         self._shapes = self.canonical.shapes
         self._names = list(self._shapes)
         self._modules = [self._module() for _ in range(1 + self._delay.most)]
-        self._parameters = [list(module.trained().values()) for module in self._modules]
-        slices = [self._split.along_tensor(name, shape, rank) for name, shape in self._shapes.items()]
+        slices = [self._split.along_tensor(name, shape, self._rank) for name, shape in self._shapes.items()]
         shapes = [torch.Size(block.shape) for block in slices]
-        self._gradients = Gradients(shapes, device, data=data if self._scatters else None)
+        self._gradients = Gradients(shapes, device, data=data if self._split.shards("accumulators") else None)
         self._summed = [torch.Size(self._held("accumulators", name).shape) for name in self._names]
-        self.sums = [self._new_sum() for _ in self._modules]  # one for each open step
+        self.sums = [self.new_share() for _ in self._modules]  # one for each open step
         size = len(self._modules), num_scales(spec.averaging, self._shapes)
         self.scales = torch.zeros(size) if scales is None else scales.view(size)
         self._rounded, self._averages = self._roundings("accumulators"), self._roundings("moments")
-        self._offload = memory.offload_optimizer
         self._optimizer = StageOptimizer(
             self._own(0),
             spec.optimizer,
             delay=self._delay,
-            offload=self._offload,
+            offload=memory.offload_optimizer,
             whole=[math.prod(shape) for shape in self._shapes.values()],
         )
         self._memory = memory
@@ -134,7 +123,7 @@ class RankStage:
 
     def _fully_sharded(self) -> FullySharded | None:
         """What shards modules, with ZeRO-3: backward is fused then."""
-        if not self._split.shards("parameters") or self._data.size == 1:
+        if not self._split.shards("parameters"):
             return None
         if not isinstance(self._data, ProcessComm) or self._data.group is None:
             raise ValueError("ZeRO-3 needs a process group along the data axis")
@@ -160,7 +149,8 @@ class RankStage:
         """The sum of an open step."""
         return self.sums[step % len(self.sums)]
 
-    def _new_sum(self) -> Accumulator:
+    def new_share(self) -> Accumulator:
+        """What this rank adds up of a sum."""
         size = sum(shape.numel() for shape in self._summed)
         return Accumulator(size, dtype=sum_dtype(self.spec.numerics), device=self.device)
 
@@ -217,7 +207,7 @@ class RankStage:
             gradients = self._gradients.of(tape, list(work.module.trained().values()))
         assert gradients is not None
         # A small grid is too coarse for terms: their sum is rounded, once.
-        if self._sums_first:
+        if self.spec.averaging.codec == "small":
             gradients = sum_terms(gradients, self._names, self._split.tensor, self._tensor)
         largest = self._largest(gradients)
         return total.add(gradients, rounding, step=step, index=index, voids=voids, largest=largest)
@@ -250,9 +240,11 @@ class RankStage:
         pieces = zip(torch.split(held.read(step), sizes), self._summed, strict=True)
         for (name, whole), (piece, shape) in zip(self._cut(total).items(), pieces, strict=True):
             part = piece.view(shape)
-            if self._data.size > 1 and not self._scatters:  # else each rank holds its chunk's sum already
+            if self._data.size > 1 and not self._split.shards(
+                "accumulators"
+            ):  # else each rank holds its chunk's sum already
                 part = scatter_sum(part, self._data)
-            if not self._sums_first:
+            if self.spec.averaging.codec != "small":
                 [part] = sum_terms([part], [name], self._split.tensor, self._tensor)
             self._write(name, part, whole)
 
@@ -266,15 +258,15 @@ class RankStage:
         self._optimizer.set_num_steps(version)
         threads = torch.get_num_threads()
         # In host memory an update takes this rank's share of all cores: no bit of it depends on how many.
-        if self._offload:
+        if self._memory.offload_optimizer:
             torch.set_num_threads(max(cores() // self._split.layout.ranks, 1))
         try:
             self._optimizer.step(self._averaged(version, total, scale), learning_rate=rate, parameters=own)
         finally:
             torch.set_num_threads(threads)
-        if self._data.size > 1 and self._split.shards("moments") and self._fully is None:
-            for parameter in self._parameters[into]:  # each rank has updated its chunk only
-                gather(parameter.detach(), self._data)
+        if self._split.shards("moments") and self._fully is None:
+            for parameter in self._live(into):  # each rank has updated its chunk only
+                gather(parameter, self._data)
         # Steps do not overlap yet, so both modules hold the newest weights.
         if self._delay.most and not self._delay.behind(version + 1):
             _copy(self._live(into), self._live((version + 1) % len(self._modules)))
@@ -306,7 +298,7 @@ class RankStage:
     def _room(self) -> list[Tensor]:
         """Memory for them: the weight pass's, if it is here and large enough."""
         room = self._gradients.scratch
-        if self._offload or not room:
+        if self._memory.offload_optimizer or not room:
             return self._optimizer.room()
         return [own_chunk(piece, self._data) for piece in room] if self._split.shards("moments") else room
 
@@ -343,10 +335,6 @@ class RankStage:
         """The weights of an open step, as far as this rank holds them."""
         return self._live(step % len(self._modules))
 
-    def scales_of(self, step: int) -> Tensor:
-        """The scales of an open step, live: fp32 [`num_scales`]."""
-        return self.scales[step % len(self._modules)]
-
     def recompute(
         self,
         weights: PastWeights,
@@ -354,16 +342,18 @@ class RankStage:
         tokens: Tensor,
         hidden: Tensor | None,
         gradient: Tensor | None,
-        share: PastShare | None,
+        share: Accumulator | None,
     ) -> tuple[Tensor, Tensor | None]:
         """`forward` and `backward` of this rank's rows of microbatch `index`, in one more module. If `share` is given,
         the gradients are added to that share, rounded by the scales of the step.
 
         Returns output and input gradient.
         """
-        past, size = self._recomputing(), self.canonical.num_elements
+        if self._past is None:
+            self._past = _Past(self._module(), self._new_passes())
+        past, size = self._past, self.canonical.num_elements
         if past.weights != weights.number:
-            held = self._held_of(past.module.trained().values())
+            held = self._held_of(past.module)
             for live, (name, whole) in zip(held, self._cut(weights.memory[:size]).items(), strict=True):
                 live.copy_(take_block(whole, self._held("parameters", name)))
             past.weights = weights.number
@@ -371,25 +361,13 @@ class RankStage:
         assert work is not None
         own = self.backward(work, gradient)
         if share is not None:
-            total, rounding = self.share(share), self._rounded.by(weights.step, weights.memory[size:])
-            self._add(work, total, rounding, step=weights.step, index=index, voids=total.voids)
+            rounding = self._rounded.by(weights.step, weights.memory[size:])
+            self._add(work, share, rounding, step=weights.step, index=index, voids=share.voids)
         return output.detach(), own
 
-    def share(self, share: PastShare) -> Accumulator:
-        """What this rank adds up of a share: as large as a sum of an open step."""
-        shares = self._recomputing().shares
-        if share.number not in shares:
-            shares[share.number] = self._new_sum()
-        return shares[share.number]
-
     def end_recomputing(self) -> None:
-        """Give the memory of that module and of the shares back."""
+        """Give the memory of that module back."""
         self._past = None
-
-    def _recomputing(self) -> _Past:
-        if self._past is None:
-            self._past = _Past(self._module(), self._new_passes())
-        return self._past
 
     # ------------------------------------------------------------ blocks
 
@@ -414,11 +392,11 @@ class RankStage:
 
     def _live(self, number: int) -> list[Tensor]:
         """Module `number`'s parameters as far as this rank holds them."""
-        return self._held_of(self._parameters[number])
+        return self._held_of(self._modules[number])
 
-    def _held_of(self, parameters: Iterable[Parameter]) -> list[Tensor]:
+    def _held_of(self, module: StageModule) -> list[Tensor]:
         fully = self._fully
-        return [each.detach() if fully is None else fully.chunk(each) for each in parameters]
+        return [each.detach() if fully is None else fully.chunk(each) for each in module.trained().values()]
 
     def _chunks(self, number: int) -> list[Tensor]:
         """This rank's chunks of them: what it speaks for, if no other tensor rank does."""

@@ -15,6 +15,7 @@ Knows no tensors. What an order means is the business of `ranks.program`.
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 import select
 import signal
@@ -34,8 +35,6 @@ from swarmnet.ranks.memory import Place, SharedMemory, anonymous_file
 from swarmnet.stage.backend import OnEvent
 
 log = telemetry.get(__name__)
-
-CLOSED = "the group of ranks is closed"
 
 PRELOAD = (
     "torch",
@@ -99,11 +98,11 @@ class RankGroup:
     ) -> None:
         """Raises ValueError, OSError: the system gives no such memory."""
         self.epoch = 0
-        self._program, self._settings, self._devices = program, settings, tuple(devices)
+        self._devices = tuple(devices)
         self._modules = (*PRELOAD, *preload, program.partition(":")[0])
         self._deadline_s = deadline_s
-        self._places = dict(memory or {})
-        self.memory = SharedMemory(self._places)
+        self._hello = {"program": program, "settings": settings, "memory": memory or {}, "ranks": len(devices)}
+        self.memory = SharedMemory(memory or {})
         self._lock = threading.Lock()
         self._launcher: Launcher | None = None
         self._ranks: list[Rank] = []
@@ -114,7 +113,7 @@ class RankGroup:
         """Process ids by rank; none while no rank runs."""
         return tuple(rank.process.pid for rank in self._ranks)
 
-    def start(self, deadline_s: float | None = None) -> None:
+    def start(self, deadline_s: float = START_S) -> None:
         """Start all ranks of the next epoch and return once each has made its handler. Ends those that run.
 
         deadline_s: how long that may take. Raises RankLost: none runs then, and it may be called again, unless the
@@ -124,16 +123,14 @@ class RankGroup:
             self._must_be_open()
             self._end()  # no rank of an earlier epoch may live on
             self.epoch += 1
-            limit_s = START_S if deadline_s is None else deadline_s
-            deadline = time.monotonic() + limit_s
-            hello = {"epoch": self.epoch, "program": self._program, "settings": self._settings, "memory": self._places}
-            hello["ranks"] = len(self._devices)
+            deadline = time.monotonic() + deadline_s
+            hello = self._hello | {"epoch": self.epoch}
             store = anonymous_file("swarmnet-store")  # ranks meet in it before they are a process group
             try:
                 self._launch(store, deadline)
                 for rank in self._ranks:
                     rank.channel.send(packed(hello | {"rank": rank.number, "device": self._devices[rank.number]}))
-                self._exchange("start", deadline, limit_s)
+                self._exchange("start", deadline, deadline_s)
             except (LauncherLost, OSError) as error:
                 self._fail(RankLost(None, f"the ranks could not be started: {error}"))
             finally:
@@ -184,7 +181,7 @@ class RankGroup:
 
     def _must_be_open(self) -> None:
         if self._closed:
-            raise RankLost(None, CLOSED)
+            raise RankLost(None, "the group of ranks is closed")
 
     def _must_run(self) -> None:
         self._must_be_open()
@@ -339,51 +336,11 @@ class RestartBackoff:
         return 0.0 if losses < 2 else doubled_s(self.pause_s, losses - 2)
 
 
-class Losses:
-    """How often ranks were lost: since they finished work (None), and in each kind of order since one was done.
-
-    Finished work does not excuse an order that kills ranks whenever it comes: only that order, done, does.
-    """
-
-    def __init__(self, backoff: RestartBackoff) -> None:
-        self._backoff = backoff
-        self._times: Counter[str | None] = Counter()
-
-    @property
-    def times(self) -> int:
-        """The largest of these."""
-        return max(self._times.values(), default=0)
-
-    @property
-    def verdict(self) -> str | None:
-        """Why ranks are given up, in words; None: they are not."""
-        for order, times in self._times.items():
-            if times > self._backoff.restarts and order is None:
-                return f"were started {times} times and finished nothing"
-            if times > self._backoff.restarts:
-                return f"were lost {times} times in the order {order!r}, which they never finished in between"
-        return None
-
-    def of(self, order: str) -> int:
-        """Since one of these was done."""
-        return self._times[order]
-
-    def lost(self, order: str | None, *, up_s: float) -> None:
-        """They were, at that order, after so long up; None: at no order, or as they started."""
-        self._times[None] = 1 if up_s >= self._backoff.forget_s else self._times[None] + 1
-        if order is not None:
-            self._times[order] += 1
-
-    def did(self, order: str | None) -> None:
-        """They have done one of these, all of them; None: they have finished a microbatch, an evaluation, a step."""
-        self._times.pop(order, None)
-
-
 class RankSupervisor:
     """Threads take turns by `lock`, which they may hold around several calls.
 
     on_lost: called when what ranks held is lost. load: fields of the order "load", by which ranks read the state as it
-    is now. label: of the mesh, for people. life: how often what ranks held was lost.
+    is now. label: of the mesh, for people.
     """
 
     def __init__(
@@ -397,9 +354,11 @@ class RankSupervisor:
         backoff: RestartBackoff,
     ) -> None:
         self.lock = threading.RLock()
-        self.life = 0
         self._group, self._on_lost, self._event, self._label, self._load = group, on_lost, on_event, label, load
-        self._backoff, self._losses = backoff, Losses(backoff)
+        self._backoff = backoff
+        # How often they were lost: since they finished work (None), and in each kind of order since one was done.
+        # Finished work does not excuse an order that kills ranks whenever it comes: only that order, done, does.
+        self._losses = Counter[str | None]()
         self._since: float | None = None  # when they were up; None: they are not
         self._why = ""
         self._forgotten: deque[int] = deque()
@@ -424,16 +383,17 @@ class RankSupervisor:
                 self._begin()
 
     def order(
-        self, name: str, /, *, life: int | None = None, repeat: bool = False, spare: bool = False, **fields: Any
+        self, name: str, /, *, repeat: bool = False, spare: bool = False, finishes: bool = False, **fields: Any
     ) -> list[Mapping[str, Any]]:
-        """All ranks' answers, by rank. life: of the ranks that can do it; None: any. repeat: have the next ranks do it
-        if these are lost. spare: an audit's, refused once ranks were lost by it too often: the peer can still train.
+        """All ranks' answers, by rank. repeat: have the next ranks do it if these are lost. spare: an audit's, refused
+        once ranks were lost by it too often: the peer can still train. finishes: done, it is a microbatch counted or
+        evaluated, or a step taken: these ranks do work.
 
         Raises Refused(NOT_READY) if these are lost, before or meanwhile, or given up; DeviceFull if for want of memory;
         and what all ranks raise.
         """
         with self.lock:
-            if spare and (times := self._losses.of(name)) >= MOST_SPARE_LOSSES:
+            if spare and (times := self._losses[name]) >= MOST_SPARE_LOSSES:
                 words = f"cannot recompute: ranks were lost {times} times in a row as they did"
                 raise Refused(RejectCode.NOT_READY, words, order=name)
             while True:
@@ -441,17 +401,18 @@ class RankSupervisor:
                     self.start()
                 except MeshFailed as failed:
                     raise Refused(RejectCode.NOT_READY, failed.message) from failed
-                if life not in (None, self.life):  # these ranks never had what the order is about
-                    raise Refused(RejectCode.NOT_READY, "the ranks that held what this needs were lost", order=name)
                 try:
-                    return self._do(name, fields)
+                    answers = self._do(name, fields)
+                    if finishes:
+                        del self._losses[None]
+                    return answers
                 except RankLost as lost:
                     self._lost(lost, name)
-                    if spare and self._losses.of(name) == MOST_SPARE_LOSSES:
+                    if spare and self._losses[name] == MOST_SPARE_LOSSES:
                         log.warning("recomputing_stopped", order=name, then="audits get no answer from this peer")
                     if repeat:
                         continue
-                    if _full(lost):
+                    if _OUT_OF_MEMORY in lost.reason:
                         raise DeviceFull(lost.reason) from None
                     raise Refused(RejectCode.NOT_READY, "a rank of this peer was lost, and is started again") from lost
 
@@ -462,13 +423,8 @@ class RankSupervisor:
                 return
             try:
                 self._do("load", self._load())
-                self.life += 1
             except RankLost as lost:
                 self._lost(lost, "load")
-
-    def finished(self) -> None:
-        """A microbatch was counted or evaluated, or a step was taken: these ranks do work."""
-        self._losses.did(None)
 
     def close(self) -> None:
         """End them, whatever they are doing; no process and no memory is left. May be called again, from any thread."""
@@ -476,11 +432,15 @@ class RankSupervisor:
         self._group.close()
 
     def _begin(self) -> None:
+        order, times = max(self._losses.items(), key=operator.itemgetter(1), default=(None, 0))
         # Starting them once more would end as it always has.
-        if (verdict := self._losses.verdict) is not None:
+        if times > self._backoff.restarts:
+            words = f"lost {times} times in the order {order!r}, which they never finished in between"
+            if order is None:
+                words = f"started {times} times and finished nothing"
             given_up = DeviceFull if _OUT_OF_MEMORY in self._why else MeshFailed
-            raise given_up(f"ranks ({self._label}) {verdict}; the last time {self._why}")
-        if self._closing.wait(self._backoff.pause(self._losses.times)):
+            raise given_up(f"ranks ({self._label}) were {words}; the last time {self._why}")
+        if self._closing.wait(self._backoff.pause(times)):
             raise MeshFailed("the ranks have been stopped for good")
         began = time.monotonic()
         try:
@@ -489,7 +449,7 @@ class RankSupervisor:
         except RankLost as lost:
             self._lost(lost, None)
             # Nothing is on the device yet but what the stage is: another start would find as little room.
-            if _full(lost):
+            if _OUT_OF_MEMORY in lost.reason:
                 raise DeviceFull(f"ranks ({self._label}) cannot start: {lost.reason}") from None
             return
         self._since = time.monotonic()
@@ -499,15 +459,16 @@ class RankSupervisor:
     def _do(self, name: str, fields: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         forgotten = [self._forgotten.popleft() for _ in range(len(self._forgotten))]
         answers = self._group.order(name, forgotten=forgotten, **fields)
-        self._losses.did(name)
+        del self._losses[name]
         return answers
 
     def _lost(self, lost: RankLost, order: str | None) -> None:
         up_s = 0.0 if self._since is None else time.monotonic() - self._since
-        self._losses.lost(order, up_s=up_s)
+        self._losses[None] = 1 if up_s >= self._backoff.forget_s else self._losses[None] + 1
+        if order is not None:
+            self._losses[order] += 1
         if self._since is not None:  # ranks that were lost as they started held nothing yet
             self._since = None
-            self.life += 1
             self._on_lost()
         self._why = lost.reason
         if not self._closing.is_set():  # ranks that we end ourselves are no event
@@ -517,7 +478,3 @@ class RankSupervisor:
 
 _OUT_OF_MEMORY = "OutOfMemoryError"
 """In the last words of a rank whose device had no memory: torch's name of the error."""
-
-
-def _full(lost: RankLost) -> bool:
-    return _OUT_OF_MEMORY in lost.reason

@@ -85,8 +85,9 @@ class GradientSum:
         with self._busy:
             return self._entered(step, self.voids).indexes
 
-    def _count(self, add: Callable[[], object], *, step: int, index: int, voids: int) -> bool:
-        """Count microbatch `index` once `add` has added its gradient, see `Accumulator.add`. It may raise."""
+    def count(self, add: Callable[[], object], *, step: int, index: int, voids: int) -> bool:
+        """Count microbatch `index` once `add` has added its gradient, see `Accumulator.add`. It may raise: nothing is
+        added then."""
         with self._busy:
             # Voided since the grant: the gradient would not count.
             if voids != self.voids:
@@ -166,7 +167,7 @@ class Accumulator(GradientSum):
                 self.lose()
                 raise
 
-        return self._count(add, step=step, index=index, voids=voids)
+        return self.count(add, step=step, index=index, voids=voids)
 
     def _read(self, content: SumContent) -> Tensor:
         if not content.indexes:

@@ -8,7 +8,6 @@ compute thread but for `GradientSum`, which the averaging thread reads.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -19,15 +18,6 @@ from swarmnet.stage.state import PastSteps, PastWeights, State
 
 OnEvent = Callable[[str, dict[str, object]], None]
 """Hears an event by its name, and its facts."""
-
-
-@dataclass(frozen=True, slots=True)
-class PastShare:
-    """A sum of gradients of a step that is over. life: of the ranks that have it."""
-
-    step: int
-    number: int
-    life: int = 0
 
 
 class StageBackend(Protocol):
@@ -70,8 +60,9 @@ class StageBackend(Protocol):
     def accumulate(self, work: Any, *, step: int, index: int, voids: int) -> bool:
         """The weight pass of what backward has run of; see `Accumulator.add`. Ends `work`."""
 
-    def new_share(self, step: int) -> PastShare:
-        """An empty sum, for a peer's whole contribution to a step that is over. It lasts until `end_recomputing`."""
+    def new_share(self) -> object:
+        """An empty sum, for a peer's whole contribution to a step that is over. It lasts until `end_recomputing`.
+        Raises Refused(NOT_READY)."""
 
     def recompute(
         self,
@@ -80,14 +71,15 @@ class StageBackend(Protocol):
         tokens: Tensor,
         hidden: Tensor | None,
         gradient: Tensor | None,
-        share: PastShare | None,
+        share: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Output (a loss, in the last stage) and input gradient of one microbatch; its gradients are added to `share`,
-        rounded as in that step. Raises Refused(NOT_READY): ranks died, and the share with them; BadMessage(NON_FINITE)
-        or Overflow, and nothing is added."""
+        unless that is None, rounded as in that step. Raises Refused(NOT_READY): ranks died, and the share with them;
+        BadMessage(NON_FINITE) or Overflow, and nothing is added."""
 
-    def read_share(self, share: PastShare) -> Tensor:
-        """That sum: flat, in canonical order. Raises Refused(NOT_READY): ranks died, and the share with them."""
+    def read_share(self, share: Any, step: int) -> Tensor:
+        """That sum, of `step`: flat, in canonical order. Raises Refused(NOT_READY): ranks died, and the share with
+        them."""
 
     def end_recomputing(self) -> None:
         """Give memory of the device back. Any thread."""

@@ -184,10 +184,8 @@ class Rank:
     ) -> None:
         self.manifest, self.number, self.comms = manifest, stage, (tensor, data)
         self.rank = layout.rank(data.rank, tensor.rank)
-        self.rows = MeshSplit(manifest.model, layout, manifest.training).rows(self.rank)
-        self.stage = RankStage(
-            manifest.of_stage(stage), layout, self.rank, tensor=tensor, data=data, device=device, memory=memory
-        )
+        self.rows = MeshSplit(manifest.of_stage(0), layout).rows(self.rank)
+        self.stage = RankStage(manifest.of_stage(stage), layout, tensor=tensor, data=data, device=device, memory=memory)
         self.device = device
         self.canonical = Canonical.of(manifest.of_stage(stage))
         self.works: dict[int, ForwardPass] = {}

@@ -65,8 +65,7 @@ def test_ranks_share_what_trains_alone(layout: MeshLayout) -> None:
     state = {name: torch.full(shape, torch.nan) for name, shape in canonical.state_shapes.items()}
 
     def body(data: ThreadComm, tensor: ThreadComm) -> int:
-        rank = data.rank * layout.tensor + tensor.rank
-        stage = RankStage(SPEC, layout, rank, tensor=tensor, data=data, device=torch.device("cpu"))
+        stage = RankStage(SPEC, layout, tensor=tensor, data=data, device=torch.device("cpu"))
         stage.reset(canonical.initial(None))
         stage.write_state(0, state)
         stage.write_sum(0, total)

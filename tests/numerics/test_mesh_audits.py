@@ -189,13 +189,13 @@ async def test_ranks_that_die_in_an_audit_cost_the_share_and_no_answer(monkeypat
         assert (await engine.recompute(STEPS - 1, asked(share), SEED))[1] == found[STEPS - 1, 1, 0]
         # Nor is what ranks hold once they have read another state: an empty sum would accuse a correct peer.
         body, (tokens, hidden) = cast(MeshBackend, engine._backend), engine._payloads.input(share[0].inputs)
-        begun = body.new_share(STEPS - 1)
+        begun = body.new_share()
         weights = body.past.get(STEPS - 1)
         assert weights is not None
         await asyncio.to_thread(body.recompute, weights, share[0].index, tokens, hidden, None, begun)
         await asyncio.to_thread(body._ranks.reload)
         with pytest.raises(Refused):
-            await asyncio.to_thread(body.read_share, begun)
+            await asyncio.to_thread(body.read_share, begun, STEPS - 1)
 
 
 async def test_ranks_that_die_in_every_audit_are_spared_further_ones_and_train_on(

@@ -199,9 +199,7 @@ def test_so_does_a_rank_of_two(sequence_parallel: bool, policy: str) -> None:
 
     def body(comm: Comm) -> tuple[int, int, int]:
         with live_bytes.LiveBytes() as live:
-            stage = RankStage(
-                RUN.of_stage(1), layout, comm.rank, tensor=comm, data=OneRank(), device=CPU, memory=memory
-            )
+            stage = RankStage(RUN.of_stage(1), layout, tensor=comm, data=OneRank(), device=CPU, memory=memory)
             state = sum(live.take())
             canonical = Canonical.of(RUN.of_stage(1))
             stage.read_state(0, {name: torch.zeros(shape) for name, shape in canonical.state_shapes.items()})

@@ -145,7 +145,7 @@ def test_every_mesh_makes_the_same_bits_of_the_same_sum(layout: MeshLayout) -> N
 def test_moments_in_8_bits_are_the_same_ones_on_every_mesh_and_agree_up_to_rounding(layout: MeshLayout) -> None:
     """One update from nothing: weights have the same bits, moments are off by what a block of 256 rounds."""
     manifest = run_of(model=MODEL.model_copy(update={"vocab_size": 600}), state="8bit")  # two matrices of 600 x 9
-    split, expected = (MeshSplit(manifest.model, layout, manifest.training), train_alone(manifest, steps=1))
+    split, expected = (MeshSplit(manifest.of_stage(0), layout), train_alone(manifest, steps=1))
     shapes = {name: tuple(tensor.shape) for name, tensor in expected.state.items() if "optimizer." not in name}
     packed = {name for name, shape in shapes.items() if math.prod(shape) >= LEAST}
 
@@ -205,7 +205,7 @@ def test_a_rank_holds_its_share(layout: MeshLayout, mode: str) -> None:
 
     manifest = run_of(mode)
     split, shapes = (
-        MeshSplit(manifest.model, layout, manifest.training),
+        MeshSplit(manifest.of_stage(0), layout),
         {name: tuple(tensor.shape) for name, tensor in STATE.items()},
     )
     for number, held in on_ranks(manifest, layout, body):
@@ -380,8 +380,7 @@ def test_a_microbatch_is_added_once_and_after_its_backward() -> None:
 def test_ranks_that_cannot_are_refused_up_front() -> None:
     def made(layout: MeshLayout, **options: Any) -> None:
         def body(data: ThreadComm, tensor: ThreadComm) -> None:
-            rank = layout.rank(data.rank, tensor.rank)
-            RankStage(run_of().of_stage(0), layout, rank, tensor=tensor, data=data, device=CPU, **options)
+            RankStage(run_of().of_stage(0), layout, tensor=tensor, data=data, device=CPU, **options)
 
         run_mesh(layout.data, layout.tensor, body)
 
@@ -409,7 +408,7 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 def test_four_processes_over_gloo(processes: list[dict[str, Any]], name: str, case: Case) -> None:
     manifest = case.manifest()
     layout = layout_of(case.tensor, 4 // case.tensor, case.shard, sequence_parallel=case.sequence_parallel)
-    split = MeshSplit(manifest.model, layout, manifest.training)
+    split = MeshSplit(manifest.of_stage(0), layout)
     shapes = {
         weight: tuple(tensor.shape)
         for weight, tensor in train_alone(manifest, case.stage, steps=0).state.items()

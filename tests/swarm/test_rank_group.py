@@ -394,7 +394,7 @@ def test_a_start_that_fails_says_why_and_leaves_nothing() -> None:
         (None, "ranks 0, 1, 2, 3 gave no answer to 'start' within 2 s"),
     ):
         with all_gone(*group.pids), pytest.raises(RankLost) as lost:
-            group.start(deadline_s=2.0 if rank is None else None)
+            group.start(deadline_s=2.0 if rank is None else DEADLINE_S)
         assert lost.value.rank == rank and words in lost.value.reason and not group.pids
     group.start()
     assert sums(group) == SUMS and group.epoch == 5 and len(os.listdir("/proc/self/fd")) == running

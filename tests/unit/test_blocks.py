@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.errors import UsageError
-from swarmnet.manifest.schema import Model, Training
+from swarmnet.manifest.schema import Manifest, Model, StageSpec, Training
 from swarmnet.model.decoder import StageModule
 from swarmnet.ranks.layout import Block, MeshLayout, MeshSplit, Shard, What, chunk
 
@@ -27,6 +27,11 @@ def shapes_of(model: Model) -> dict[str, tuple[int, ...]]:
     with torch.device("meta"):
         stage = StageModule(model, range(model.num_layers), first=True, last=True)
     return {name: tuple(parameter.shape) for name, parameter in stage.named_parameters()}
+
+
+def spec_of(model: Model, rows: int, length: int = 16) -> StageSpec:
+    training = Training(microbatch_size=rows, sequence_length=length)
+    return Manifest().of_stage(0).model_copy(update={"model": model, "training": training})
 
 
 @st.composite
@@ -49,7 +54,7 @@ def splits(draw: st.DrawFn) -> MeshSplit:
     kind = draw(st.sampled_from(["dp", "zero1", "zero2", "zero3"] if data > 1 else list(get_args(Shard))))
     sequence_parallel = tensor > 1 and draw(st.booleans())
     layout = layout_of(tensor, data, kind, sequence_parallel=sequence_parallel)
-    return MeshSplit(model, layout, Training(microbatch_size=2 * data, sequence_length=12))
+    return MeshSplit(spec_of(model, 2 * data, 12), layout)
 
 
 def elements(block: Block) -> set[tuple[int, ...]]:
@@ -66,7 +71,7 @@ def test_chunks_are_those_of_torch(length: int, count: int) -> None:
 
 @given(splits())
 def test_every_element_is_written_by_exactly_one_rank(split: MeshSplit) -> None:
-    for name, shape in shapes_of(split.model).items():
+    for name, shape in shapes_of(split.spec.model).items():
         blocks = [split.spoken(name, shape, rank) for rank in range(split.layout.ranks)]
         spoken = [element for block in blocks if block is not None for element in elements(block)]
         assert len(spoken) == len(set(spoken)) and set(spoken) == set(itertools.product(*map(range, shape))), name
@@ -75,7 +80,7 @@ def test_every_element_is_written_by_exactly_one_rank(split: MeshSplit) -> None:
 @given(splits())
 def test_a_rank_holds_what_it_speaks_for_and_ranks_along_tensor_hold_everything(split: MeshSplit) -> None:
     layout = split.layout
-    for name, shape in shapes_of(split.model).items():
+    for name, shape in shapes_of(split.spec.model).items():
         for what in WHATS:
             held = [split.held(what, name, shape, rank) for rank in range(layout.ranks)]
             for rank, block in enumerate(held):
@@ -92,10 +97,8 @@ def test_a_rank_holds_what_it_speaks_for_and_ranks_along_tensor_hold_everything(
 
 @given(splits())
 def test_what_is_sharded_takes_its_share_of_memory(split: MeshSplit) -> None:
-    shapes, layout = shapes_of(split.model), split.layout
-    none = MeshSplit(
-        split.model, layout_of(layout.tensor, 1, "none", sequence_parallel=layout.sequence_parallel), split.training
-    )
+    shapes, layout = shapes_of(split.spec.model), split.layout
+    none = MeshSplit(split.spec, layout_of(layout.tensor, 1, "none", sequence_parallel=layout.sequence_parallel))
     for what in WHATS:
         for t in range(layout.tensor):
             whole = none.num_elements(what, shapes, t)
@@ -107,7 +110,7 @@ def test_what_is_sharded_takes_its_share_of_memory(split: MeshSplit) -> None:
 def test_rows_of_a_microbatch_are_computed_once_along_data(split: MeshSplit) -> None:
     for t in range(split.layout.tensor):
         rows = [row for d in range(split.layout.data) for row in split.rows(split.layout.rank(d, t))]
-        assert rows == list(range(split.training.microbatch_size))
+        assert rows == list(range(split.spec.training.microbatch_size))
 
 
 @pytest.mark.parametrize(
@@ -115,28 +118,24 @@ def test_rows_of_a_microbatch_are_computed_once_along_data(split: MeshSplit) -> 
     [("dp", set()), ("zero1", {"moments"}), ("zero2", {"moments", "accumulators"}), ("zero3", set(WHATS))],
 )
 def test_what_each_kind_shards(shard: Shard, sharded: set[What]) -> None:
-    split = MeshSplit(Model(), layout_of(1, 2, shard), Training(microbatch_size=2, sequence_length=16))
+    split = MeshSplit(spec_of(Model(), 2), layout_of(1, 2, shard))
     assert {what for what in WHATS if split.shards(what)} == sharded
 
 
 def test_microbatches_that_ranks_cannot_share_are_refused_with_advice() -> None:
     with pytest.raises(UsageError, match=r"4 ranks cannot split a microbatch: .*= 6 is no .*: 1, 2, 3, 6;"):
-        MeshSplit(Model(), layout_of(1, 4, "zero1"), Training(microbatch_size=6, sequence_length=16))
+        MeshSplit(spec_of(Model(), 6), layout_of(1, 4, "zero1"))
 
 
 def test_heads_that_ranks_cannot_share_are_refused_too() -> None:
     with pytest.raises(UsageError, match="3 tensor-parallel ranks cannot split"):
-        MeshSplit(
-            Model(num_heads=4, num_kv_heads=2),
-            layout_of(3, 2, "zero1"),
-            Training(microbatch_size=6, sequence_length=16),
-        )
+        MeshSplit(spec_of(Model(num_heads=4, num_kv_heads=2), 6), layout_of(3, 2, "zero1"))
 
 
 def test_one_tensor_rank_splits_any_model() -> None:
     model = Model(attention_bias=True, output_bias=True)
     assert (
-        MeshSplit(model, layout_of(1, 2, "dp"), Training(microbatch_size=2, sequence_length=16))
+        MeshSplit(spec_of(model, 2), layout_of(1, 2, "dp"))
         .tensor.slice_of("model.layers.0.self_attn.o_proj.bias", 0)
         .owner
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,14 +14,15 @@ from hypothesis import strategies as st
 
 from swarmnet.errors import BadMessage, DeviceFull, MeshFailed, RankLost, Refused, RejectCode
 from swarmnet.ranks.backend import RankSum, SumReading
-from swarmnet.ranks.supervisor import Losses, RankSupervisor, RestartBackoff
+from swarmnet.ranks.supervisor import RankSupervisor, RestartBackoff
 
 PATIENCE_S = 30.0
 QUICK = RestartBackoff(restarts=2, pause_s=0.0)
 
 
 class Group:
-    """`RankGroup` as a list of orders. dies: before which order of that name, or at "start" or "check"."""
+    """`RankGroup` as a list of orders. dies: before which order of that name, or at "start" or "check". wrote: called
+    at each sum that ranks write."""
 
     def __init__(self) -> None:
         self.epoch, self.pids = 0, (7, 8)
@@ -30,6 +32,7 @@ class Group:
         self.refuses: Exception | None = None
         self.closed = False
         self.words = ""
+        self.wrote: Callable[[int], object] = lambda step: None
 
     def _fate(self, name: str) -> None:
         if name in self.dies:
@@ -52,6 +55,8 @@ class Group:
         if name == "load":
             self.holds.clear()
         self.orders.append((name, fields))
+        if name == "write_sum":
+            self.wrote(fields["step"])
         return [{}, {}]
 
     def close(self) -> None:
@@ -88,15 +93,12 @@ class Table:
             backoff=backoff,  # type: ignore
         )
         self.reading = SumReading(torch.zeros(3))
-        self.sums = self.losses.sums = [RankSum(self.ranks, self.reading, self.write) for _ in range(2)]
+        self.sums = self.losses.sums = [RankSum(self.ranks, self.reading) for _ in range(2)]
+        self.group.wrote = lambda step: self.reading.flat.fill_(len(self.sums[step % 2].indexes(step)))
 
-    def write(self, step: int, voids: int) -> None:
-        self.ranks.order("write_sum", life=self.ranks.life, step=step, voids=voids)
-        self.reading.flat.fill_(len(self.sums[step % 2].indexes(step)))
-
-    def add(self, step: int, index: int, *, life: int | None = None) -> bool:
-        total = self.sums[step % 2]
-        return total.add(lambda: self.ranks.order("accumulate", life=life), step=step, index=index, voids=total.voids)
+    def add(self, step: int, index: int) -> bool:
+        total, ordered = self.sums[step % 2], functools.partial(self.ranks.order, "accumulate", finishes=True)
+        return total.count(ordered, step=step, index=index, voids=total.voids)
 
     @property
     def names(self) -> list[str]:
@@ -175,9 +177,12 @@ def test_what_ranks_refuse_alike_is_not_counted() -> None:
 def test_a_lost_sum_is_refused_until_it_is_voided(dies: str) -> None:
     table = Table()
     assert table.add(0, 1)
-    total, voids, life = table.sums[0], table.sums[0].voids, table.ranks.life
+    total, voids = table.sums[0], table.sums[0].voids
     table.group.dies = [dies]
-    refused(lambda: table.sums[0].read(0) if dies == "write_sum" else table.add(0, 2, life=life))
+    if dies == "check":  # found dead before the order, which the next ranks do for nothing
+        assert not table.add(0, 2)
+    else:
+        refused(lambda: table.sums[0].read(0) if dies == "write_sum" else table.add(0, 2))
     assert total.voids == voids + 1 and table.losses.said[-2:] != [] and "lost" in table.losses.said
     refused(lambda: total.read(0))
     assert total.read(2).tolist() == [0.0] * 3  # another step's
@@ -191,7 +196,7 @@ def test_a_sum_whose_ranks_are_found_dead_as_it_is_written_is_not_read_from_othe
     assert table.add(0, 1)
     table.group.dies = ["check"]  # noticed before the order, and started again
     refused(lambda: table.sums[0].read(0))
-    assert table.names[-1] == "load" and table.reading.holds is None
+    assert table.names[-2:] == ["load", "write_sum"] and table.reading.holds is None
 
 
 def test_a_sum_whose_ranks_are_replaced_before_it_is_written_is_not_read_from_others() -> None:
@@ -209,14 +214,14 @@ def test_a_sum_whose_ranks_are_replaced_before_it_is_written_is_not_read_from_ot
 
     table.reading.lock = Replaced()  # type: ignore[assignment]
     refused(lambda: table.sums[0].read(0))
-    assert "write_sum" not in table.names
+    assert table.reading.holds is None
 
 
 def test_nothing_is_lost_that_was_not_there() -> None:
     table = Table()
     table.group.dies = ["start", "load"]
     table.ranks.start()
-    assert table.losses.said == ["rank_lost", "rank_lost", "mesh_started"] and table.ranks.life == 0
+    assert table.losses.said == ["rank_lost", "rank_lost", "mesh_started"]
 
 
 def test_what_needs_no_sum_is_done_by_the_next_ranks() -> None:
@@ -224,7 +229,7 @@ def test_what_needs_no_sum_is_done_by_the_next_ranks() -> None:
     table.ranks.start()
     table.group.dies = ["check", "update", "start"]
     table.ranks.order("update", repeat=True, version=3)
-    assert table.names == ["load", "load", "load", "update"] and table.ranks.life == 2
+    assert table.names == ["load", "load", "load", "update"] and table.losses.said.count("lost") == 2
 
 
 def test_they_are_given_up_after_losses_with_nothing_in_between() -> None:
@@ -232,8 +237,7 @@ def test_they_are_given_up_after_losses_with_nothing_in_between() -> None:
     for _ in range(4):  # not in a row: something was finished
         table.group.dies = ["forward"]
         refused(lambda: table.ranks.order("forward"))
-        table.ranks.order("forward")
-        table.ranks.finished()
+        table.ranks.order("forward", finishes=True)
     table.group.dies = ["forward", "load", "start"]
     refused(lambda: table.ranks.order("forward"))
     with pytest.raises(MeshFailed, match=r"\(tp2\) were started 3 times and finished nothing; .*died in load"):
@@ -248,7 +252,6 @@ def test_an_order_that_always_kills_ranks_is_not_made_good_by_others() -> None:
     table = Table()
     for _ in range(3):
         assert table.add(0, 1)
-        table.ranks.finished()
         table.group.dies = ["write_sum"]
         refused(lambda: table.sums[0].read(0))
         table.sums[0].void()
@@ -262,9 +265,8 @@ def test_an_order_that_kills_ranks_now_and_then_is_done_in_the_end() -> None:
     for _ in range(5):
         table.ranks.start()
         table.group.dies = ["update", "update"]
-        table.ranks.order("update", repeat=True)
-        table.ranks.finished()
-    assert table.ranks.life == 10
+        table.ranks.order("update", repeat=True, finishes=True)
+    assert table.losses.said.count("lost") == 10
 
 
 def test_who_is_closed_starts_nothing() -> None:
@@ -311,30 +313,33 @@ def test_pauses_grow_from_nothing() -> None:
     assert [backoff.pause(losses) for losses in range(6)] == [0.0, 0.0, 0.25, 0.5, 1.0, 2.0]
 
 
+def idle_deaths(table: Table, times: int) -> None:
+    for _ in range(times):
+        table.group.dies = ["check"]
+        table.ranks.start()
+
+
 def test_losses_are_forgotten_after_minutes_without_one() -> None:
     """Ranks with nothing to do finish nothing."""
-    losses = Losses(RestartBackoff(restarts=5, forget_s=300.0))
-    for _ in range(50):
-        losses.lost(None, up_s=300.0)
-    assert losses.verdict is None and losses.times == 1
-    for _ in range(4):
-        losses.lost(None, up_s=299.0)
-    assert losses.verdict is None
-    losses.lost(None, up_s=0.0)
-    assert losses.verdict == "were started 6 times and finished nothing"
+    table = Table(RestartBackoff(restarts=5, pause_s=0.0, forget_s=0.0))
+    table.ranks.start()
+    idle_deaths(table, 50)
+    table = Table(RestartBackoff(restarts=5, pause_s=0.0, forget_s=300.0))
+    table.ranks.start()
+    idle_deaths(table, 5)
+    with pytest.raises(MeshFailed, match="were started 6 times and finished nothing"):
+        idle_deaths(table, 1)
 
 
 def test_time_does_not_excuse_an_order_that_always_kills_them() -> None:
     """It may hang until its deadline, or come after half an hour of microbatches."""
-    losses = Losses(RestartBackoff(restarts=5))
-    for times in range(6):
-        assert losses.verdict is None and losses.times == times
-        losses.did("forward")
-        losses.did(None)
-        losses.lost("write_sum", up_s=2000.0)
-    assert losses.verdict is not None and "'write_sum'" in losses.verdict
-    losses.did("write_sum")
-    assert losses.verdict is None
+    table = Table(RestartBackoff(restarts=2, pause_s=0.0, forget_s=0.0))
+    for _ in range(3):
+        table.ranks.order("forward", finishes=True)
+        table.group.dies = ["write_sum"]
+        refused(lambda: table.ranks.order("write_sum"))
+    with pytest.raises(MeshFailed, match="'write_sum'"):
+        table.ranks.start()
 
 
 def test_ranks_without_memory_are_full_and_start_again_with_less_in_them() -> None:
