@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal, Protocol
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import AfterValidator, Field, ValidationError
 
 from swarmnet.clock import wall_time
 from swarmnet.config.table import Count, Table
@@ -39,10 +39,18 @@ from swarmnet.wire.signed import from_text, to_text
 MAX_JSON_BYTES = 64 << 10
 
 _TEMPORARY = ".tmp"
-_NAME = re.compile(r"stage-(0|[1-9][0-9]{0,15})-step-(0|[1-9][0-9]{0,15})\.(json|safetensors)")
+_NAME = re.compile(r"stage-(0|[1-9][0-9]{0,15})-step-(0|[1-9][0-9]{0,15})\.(?:json|safetensors)")
 _Hex64 = Annotated[str, Field(pattern=r"\A[0-9a-f]{64}\z")]
 _Name = Annotated[str, Field(max_length=256)]
 _Earlier = Annotated[str | int, Field(exclude=True)]
+
+
+def _checked(notice: str) -> str:
+    from_text(notice, Extension)
+    return notice
+
+
+_Notice = Annotated[str, Field(max_length=MAX_NOTICE_CHARS), AfterValidator(_checked)]
 
 
 class CheckpointInfo(Table):
@@ -64,9 +72,7 @@ class CheckpointInfo(Table):
     sha256: _Hex64
     numerics: _Name = ""
     written_at: Annotated[str, Field(max_length=64)] = ""
-    notices: Annotated[
-        tuple[Annotated[str, Field(max_length=MAX_NOTICE_CHARS)], ...], Field(max_length=MAX_NOTICES)
-    ] = ()
+    notices: Annotated[tuple[_Notice, ...], Field(max_length=MAX_NOTICES)] = ()
     """What the run's owner has signed to extend it, as far as it is in force at this version."""
     exclusions: Annotated[tuple[tuple[_Name, Count, Count], ...], Field(max_length=MAX_EXCLUSIONS)] = ()
     """Peers that steps do not wait for, until which step, and at which level (`step.exclusion`)."""
@@ -74,13 +80,6 @@ class CheckpointInfo(Table):
     owed_bytes: _Earlier = 0
     owed_sha256: _Earlier = ""
     """Earlier releases wrote these three. They are read and not used."""
-
-    @field_validator("notices")
-    @classmethod
-    def _notices(cls, notices: tuple[str, ...]) -> tuple[str, ...]:
-        for text in notices:
-            from_text(text, Extension)
-        return notices
 
     @classmethod
     def of(cls, run: RunId, stage: int, header: StateHeader, data: bytes | memoryview, **origin: str) -> CheckpointInfo:
@@ -222,15 +221,11 @@ class CheckpointStore:
         good: list[CheckpointInfo] = []
         bad: list[BadCheckpoint] = []
         try:
-            names = self._names(stage)
+            versions = self._versions(stage)
         except OSError as error:
             return Found(bad=(BadCheckpoint(self.folder, f"cannot be listed: {error.strerror}"),))
-        for version, kinds in sorted(names.items()):
+        for version in sorted(versions):
             try:
-                # The JSON is written last: without it the writing was broken off.
-                if "json" not in kinds:
-                    path = self.data_path(stage, version)
-                    raise BadCheckpoint(path, "no JSON vouches for it (its writing was interrupted, or it is older)")
                 info = self._info(stage, version)
                 if through:
                     self.verify(info)
@@ -242,7 +237,7 @@ class CheckpointStore:
     def verify(self, info: CheckpointInfo, data: memoryview | None = None) -> None:
         """Read a checkpoint through, into `data` if that is given. Raises BadCheckpoint."""
         path = self.data_path(info.stage, info.version)
-        with _opened(path, info.num_bytes) as (file, _):
+        with _opened(path, info.num_bytes) as file:
             # A checkpoint may be larger than memory that is free.
             if data is None:
                 digest = hashlib.file_digest(file, "sha256")
@@ -261,7 +256,7 @@ class CheckpointStore:
 
     def _memory(self, stage: int) -> RunMemory:
         """What was remembered there last; nothing if that cannot be read."""
-        with contextlib.suppress(BadCheckpoint, ValidationError), _opened(self._memory_path(stage)) as (file, _):
+        with contextlib.suppress(BadCheckpoint, ValidationError), _opened(self._memory_path(stage)) as file:
             return RunMemory.model_validate_json(file.read(MAX_JSON_BYTES))
         return RunMemory()
 
@@ -273,20 +268,14 @@ class CheckpointStore:
     def _memory_path(self, stage: int) -> Path:
         return self.folder / f"stage-{stage}-run.json"
 
-    def _names(self, stage: int) -> dict[int, set[str]]:
-        """version -> parts that are there. Raises OSError."""
-        versions: dict[int, set[str]] = {}
-        for name in os.listdir(self.folder) if self.folder.exists() else ():
-            if (match := _NAME.fullmatch(name)) and int(match[1]) == stage:
-                versions.setdefault(int(match[2]), set()).add(match[3])
-        return versions
+    def _versions(self, stage: int) -> set[int]:
+        """Of which there is a file. Raises OSError."""
+        names = os.listdir(self.folder) if self.folder.exists() else ()
+        return {int(match[2]) for name in names if (match := _NAME.fullmatch(name)) and int(match[1]) == stage}
 
     def _info(self, stage: int, version: int) -> CheckpointInfo:
         path = self.info_path(stage, version)
-        with _opened(path) as (file, num_bytes):
-            # Looked at before it is read: the file may be anything.
-            if num_bytes > MAX_JSON_BYTES:
-                raise BadCheckpoint(path, f"{num_bytes} bytes, far more than a checkpoint's JSON has")
+        with _opened(path) as file:
             text = file.read(MAX_JSON_BYTES)
         info = _parsed(text, path, run=self._run, stage=stage, version=version)
         with _opened(self.data_path(stage, version), info.num_bytes):
@@ -314,7 +303,7 @@ class CheckpointStore:
         """Delete all checkpoints but these, the JSON first, so that none is left half; and what is older than these and
         no checkpoint, because no later write repairs it. Raises OSError."""
         good, oldest = {info.version for info in self.found(stage).good}, min(versions, default=0)
-        for version in self._names(stage):
+        for version in self._versions(stage):
             if version not in versions and (version in good or version < oldest):
                 # Earlier releases wrote a third file.
                 for kind in ("json", "owed", "safetensors"):
@@ -343,8 +332,8 @@ def _parsed(text: bytes, path: Path, *, run: RunId, stage: int, version: int) ->
 
 
 @contextlib.contextmanager
-def _opened(path: Path, promised: int | None = None) -> Iterator[tuple[io.BufferedReader, int]]:
-    """A regular file and its size, which may be promised. Raises BadCheckpoint if it cannot be read, here or in the
+def _opened(path: Path, promised: int | None = None) -> Iterator[io.BufferedReader]:
+    """A regular file, of the size that is promised, if one is. Raises BadCheckpoint if it cannot be read, here or in the
     block."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe must not hang us
@@ -355,9 +344,10 @@ def _opened(path: Path, promised: int | None = None) -> Iterator[tuple[io.Buffer
                 raise BadCheckpoint(path, "not a regular file")
             if promised not in (None, status.st_size):
                 raise BadCheckpoint(path, f"torn: {status.st_size} bytes where its JSON promises {promised}")
-            yield file, status.st_size
+            yield file
     except FileNotFoundError as error:
-        raise BadCheckpoint(path, "missing") from error
+        # The JSON is written last: without it the writing was broken off.
+        raise BadCheckpoint(path, "missing: its writing was interrupted, or it was deleted") from error
     except OSError as error:
         reason = "a symbolic link, which is not followed" if error.errno == errno.ELOOP else f"{error.strerror}"
         raise BadCheckpoint(path, reason) from error
@@ -381,12 +371,9 @@ def _put(path: Path, data: bytes | memoryview) -> None:
 
 def _make_folder(folder: Path) -> None:
     """Create it and its parents so that they outlive a crash as well."""
-    # Made before, so it is known to the disk.
-    if folder.is_dir():
-        return
-    _make_folder(folder.parent)
-    folder.mkdir(exist_ok=True)
-    _sync_folder(folder.parent)
+    for missing in [each for each in (*reversed(folder.parents), folder) if not each.is_dir()]:
+        missing.mkdir(exist_ok=True)
+        _sync_folder(missing.parent)
 
 
 def _sync_folder(folder: Path) -> None:
