@@ -1,8 +1,8 @@
 """Where a joining replica is, and when it will be in sync with its stage.
 
-`steps_until_in_sync` forecasts when that ends. While the snapshot travels the others make steps, and the aggregate of each has to
-come, too. S bytes of the snapshot and b aggregates are to come, of g bytes each; r bytes a second arrive; a step takes
-T seconds. The replica is in sync after t more steps:
+`steps_until_in_sync` forecasts when that ends. While the snapshot travels the others make steps, and the aggregate of
+each has to come, too. S bytes of the snapshot and b aggregates are to come, of g bytes each; r bytes a second arrive; a
+step takes T seconds. The replica is in sync after t more steps:
 
     r T t = S + (b + t) g        t = (S + b g) / (r T - g)
 

@@ -22,8 +22,7 @@ from swarmnet.manifest.extension import Notice
 from swarmnet.messages import StateHeader
 from swarmnet.stage.seams import Compute
 from swarmnet.state.disk import CheckpointInfo, Disk, RunMemory, Written
-from swarmnet.state.lineage import abandoned
-from swarmnet.state.rollback import MAX_VOTERS
+from swarmnet.state.rollback import MAX_VOTERS, abandoned
 from swarmnet.state.snapshot_source import consistent_copy
 
 OnEvent = Callable[[str, dict[str, object]], None]
@@ -138,7 +137,7 @@ class Checkpointer:
     def on_disk(self) -> tuple[OnDisk, ...]:
         """`versions`, each with the restart it descends from."""
         known, last = self._restarts, self.restart.number
-        kept = (OnDisk(version, info.restart) for version, info in sorted(self._held.items()))
+        kept = (self._held[version].on_disk for version in sorted(self._held))
         return tuple(at for at in kept if at.restart.number <= last and not abandoned(at.version, at.restart, known))
 
     @property
@@ -159,7 +158,7 @@ class Checkpointer:
         self._held = {info.version: info for info in found.good} | self._held
         for error in found.bad:
             self._say_bad(error)
-        self._restarts |= {info.restart for info in found.good if info.restart != NO_RESTART}
+        self._restarts |= {info.on_disk.restart for info in found.good}
         return self.versions
 
     def stand_under(self, restart: Restart) -> None:
@@ -223,7 +222,7 @@ class Checkpointer:
             return await self._copy_and_write()
 
     async def load(self, version: int) -> tuple[StateHeader, memoryview] | None:
-        """Read a checkpoint, verified, as a snapshot is. None: it cannot be used, which is said, and it is announced no more."""
+        """Read a checkpoint, verified. None: it cannot be used, which is said, and it is announced no more."""
         try:
             info, data = await self._disk.load(self._stage, version)
             self._check_notices(info.header.notices)

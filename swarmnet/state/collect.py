@@ -1,8 +1,8 @@
 """The weights of a whole run from checkpoints that its peers have left on disks, stage by stage.
 
 Peers' directories are found below those that are named. A version is whole if every stage has a checkpoint of it, all
-of one lineage: where the run went back, what was given up is left alone (`state.lineage`). Reads weights only: what the
-optimizer keeps is twice as much. Decides nothing about formats.
+of one lineage: where the run went back, what was given up is left alone (`state.rollback`). Reads weights only: what
+the optimizer keeps is twice as much. Decides nothing about formats.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from pathlib import Path
 from torch import Tensor
 
 from swarmnet.errors import BadCheckpoint, UsageError
-from swarmnet.ids import OnDisk, PeerId, RunId
+from swarmnet.ids import PeerId, RunId
 from swarmnet.model.huggingface.checkpoint import Shapes, opened, tensor_in
 from swarmnet.state.disk import CheckpointInfo, CheckpointStore
-from swarmnet.state.lineage import of_one_lineage
-from swarmnet.state.rollback import Holding, Rollbacks
+from swarmnet.state.rollback import Holding, Rollbacks, of_one_lineage
 
 _DEEPEST = 6
 
@@ -46,10 +45,7 @@ class CollectedCheckpoints:
         self.bad = [error for _, _, there in found for error in there.bad]
         """What cannot be used, and why."""
         announced = [
-            (
-                Holding(PeerId(str(store.folder)), stage),
-                tuple(OnDisk(info.version, info.restart) for info in there.good),
-            )
+            (Holding(PeerId(str(store.folder)), stage), tuple(info.on_disk for info in there.good))
             for store, stage, there in found
         ]
         usable = of_one_lineage(announced, Rollbacks(len(shapes), allow_drop=allow_drop))

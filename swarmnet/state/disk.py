@@ -30,13 +30,19 @@ from pydantic import AfterValidator, Field, ValidationError
 from swarmnet.clock import wall_time
 from swarmnet.config.table import Count, Table
 from swarmnet.errors import BadCheckpoint
-from swarmnet.ids import Chain, PeerId, Restart, RunId
+from swarmnet.ids import Chain, OnDisk, PeerId, Restart, RunId
 from swarmnet.manifest.extension import MAX_NOTICE_CHARS, MAX_NOTICES, Extension
 from swarmnet.messages import MAX_EXCLUSIONS, Exclusion, StateHeader
 from swarmnet.state.rollback import MAX_VOTERS
 from swarmnet.wire.signed import from_text, to_text
 
 MAX_JSON_BYTES = 64 << 10
+
+_REFUSED = {
+    # The JSON is written last: without it the writing was broken off.
+    errno.ENOENT: "missing: its writing was interrupted, or it was deleted",
+    errno.ELOOP: "a symbolic link, which is not followed",
+}
 
 _TEMPORARY = ".tmp"
 _NAME = re.compile(r"stage-(0|[1-9][0-9]{0,15})-step-(0|[1-9][0-9]{0,15})\.(?:json|safetensors)")
@@ -92,9 +98,9 @@ class CheckpointInfo(Table):
         return cls.model_validate({"run": run, "stage": stage, **state, **restart, **files, **origin})
 
     @property
-    def restart(self) -> Restart:
-        """The restart that the state descends from."""
-        return Restart(self.restart_number, self.restart_version)
+    def on_disk(self) -> OnDisk:
+        """As it is announced: the version, and the restart that the state descends from."""
+        return OnDisk(self.version, Restart(self.restart_number, self.restart_version))
 
     @property
     def header(self) -> StateHeader:
@@ -102,7 +108,7 @@ class CheckpointInfo(Table):
         chains = Chain(self.chain), Chain(self.before), Chain(self.term_chain)
         exclusions = tuple(Exclusion(PeerId(peer), until_step, level) for peer, until_step, level in self.exclusions)
         notices = tuple(from_text(text, Extension) for text in self.notices)
-        return StateHeader(self.version, *chains, self.restart, notices, exclusions)
+        return StateHeader(self.version, *chains, self.on_disk.restart, notices, exclusions)
 
 
 class RunMemory(Table):
@@ -275,9 +281,18 @@ class CheckpointStore:
 
     def _info(self, stage: int, version: int) -> CheckpointInfo:
         path = self.info_path(stage, version)
-        with _opened(path) as file:
-            text = file.read(MAX_JSON_BYTES)
-        info = _parsed(text, path, run=self._run, stage=stage, version=version)
+        try:
+            with _opened(path) as file:
+                info = CheckpointInfo.model_validate_json(file.read(MAX_JSON_BYTES))
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            where = "".join(f"{part}: " for part in first["loc"])
+            raise BadCheckpoint(path, f"not a checkpoint's JSON: {where}{first['msg']}"[:300]) from error
+        # A directory may have been copied from another run.
+        if info.run != self._run:
+            raise BadCheckpoint(path, f"of another run ({info.run[:12]}, not {self._run[:12]})")
+        if (info.stage, info.version) != (stage, version):
+            raise BadCheckpoint(path, f"speaks of stage {info.stage}, step {info.version}: the file was renamed")
         with _opened(self.data_path(stage, version), info.num_bytes):
             return info
 
@@ -315,26 +330,10 @@ class CheckpointStore:
             path.unlink(missing_ok=True)
 
 
-def _parsed(text: bytes, path: Path, *, run: RunId, stage: int, version: int) -> CheckpointInfo:
-    """Read the JSON found at `path`. Raises BadCheckpoint unless it is about exactly this run, stage and version."""
-    try:
-        info = CheckpointInfo.model_validate_json(text)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise BadCheckpoint(path, f"not a checkpoint's JSON: {where and where + ': '}{first['msg']}"[:300]) from error
-    # A directory may have been copied from another run.
-    if info.run != run:
-        raise BadCheckpoint(path, f"of another run ({info.run[:12]}, not {run[:12]})")
-    if (info.stage, info.version) != (stage, version):
-        raise BadCheckpoint(path, f"speaks of stage {info.stage}, step {info.version}: the file was renamed")
-    return info
-
-
 @contextlib.contextmanager
 def _opened(path: Path, promised: int | None = None) -> Iterator[io.BufferedReader]:
-    """A regular file, of the size that is promised, if one is. Raises BadCheckpoint if it cannot be read, here or in the
-    block."""
+    """A regular file, of the size that is promised, if one is. Raises BadCheckpoint if it cannot be read, here or in
+    the block."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe must not hang us
         with open(handle, "rb") as file:
@@ -345,12 +344,8 @@ def _opened(path: Path, promised: int | None = None) -> Iterator[io.BufferedRead
             if promised not in (None, status.st_size):
                 raise BadCheckpoint(path, f"torn: {status.st_size} bytes where its JSON promises {promised}")
             yield file
-    except FileNotFoundError as error:
-        # The JSON is written last: without it the writing was broken off.
-        raise BadCheckpoint(path, "missing: its writing was interrupted, or it was deleted") from error
     except OSError as error:
-        reason = "a symbolic link, which is not followed" if error.errno == errno.ELOOP else f"{error.strerror}"
-        raise BadCheckpoint(path, reason) from error
+        raise BadCheckpoint(path, _REFUSED.get(error.errno or 0, f"{error.strerror}")) from error
 
 
 def _put(path: Path, data: bytes | memoryview) -> None:

@@ -414,4 +414,4 @@ def test_notices_in_a_checkpoint_are_read_or_named(store: CheckpointStore, earli
         assert store.load(STAGE, 7)[0].header.notices == (notice,)
         return
     (bad,) = store.found(STAGE, through=True).bad
-    assert "notices.0: Value error, signed for an earlier version, and only that reads it" in str(bad)
+    assert "notices: 0: Value error, signed for an earlier version, and only that reads it" in str(bad)
