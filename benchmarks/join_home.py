@@ -17,7 +17,7 @@ from swarmnet.manifest.schema import Protocol
 from swarmnet.net.traffic import STATE_SHARE
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Enough, Swarm
-from swarmnet.state.catch_up import WITHIN, Ahead, line_needed
+from swarmnet.state.catch_up import WITHIN, line_needed, rate_needed, steps_until_in_sync
 
 SMALLER, FASTER = 1000, 20
 JOINER = PeerId("joiner")
@@ -166,9 +166,9 @@ def report(scene: Scene) -> dict[str, Any]:
     """Play it; print what became of it, beside what the arithmetic of lines says; return it."""
     joined, _ = play(scene)
     size = scene.parameters
-    ahead = Ahead(scene.state_bytes * size, 0, scene.sum_bytes * size, joined.step_s)
-    foretold = ahead.steps(arrives([scene.line] * scene.members, scene.line))
-    here = ahead.needs(WITHIN)
+    to_come = scene.state_bytes * size, scene.sum_bytes * size, joined.step_s
+    foretold = steps_until_in_sync(*to_come, arrives([scene.line] * scene.members, scene.line))
+    here = rate_needed(*to_come, WITHIN)
     each = line_needed(here, scene.members)
     for line in (
         f"{scene.members} members on {scene.mbit:g} Mbit/s, {size / 1e9:g}B parameters, sums of {scene.sum_bytes:g} B",

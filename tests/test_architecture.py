@@ -39,7 +39,6 @@ PURE = (
     "telemetry/spans.py",
     "telemetry/text.py",
     "fetch/plan.py",
-    "state/lineage.py",
     "net/admission.py",
     "net/limits.py",
     "net/nat/kinds.py",

@@ -52,7 +52,6 @@ class FoundWeights:
     base: Path | None
     """Where the manifest lies; None: it came from the network, and has no say in which files are opened here."""
     collection: CollectedCheckpoints
-    version: int
 
 
 @contextlib.contextmanager
@@ -96,11 +95,10 @@ def weights_of(
         manifest = load(path)
         # A mistake in what is asked is said before weights are read.
         agreed(manifest, path.parent)
-        collection = _collected(manifest, run_id(manifest), places)
-        version = collection.newest() if step is None else step
-        for passed in collection.passed_over(version):
-            click.echo(f"warning: {passed}: not used; the weights are those of step {version}", err=True)
-        yield FoundWeights(manifest, path.parent, collection, version)
+        collection = _collected(manifest, run_id(manifest), places, step)
+        for passed in collection.passed_over():
+            click.echo(f"warning: {passed}: not used; the weights are those of step {collection.version}", err=True)
+        yield FoundWeights(manifest, path.parent, collection)
         return
     check_addresses(bootstrap)
     invitation, base = (SwarmLink.parse(run), None) if link else (load(path), path.parent)
@@ -122,16 +120,17 @@ def weights_of(
                 agreed=lambda manifest: agreed(manifest, base),
             )
         )
-        yield FoundWeights(found.manifest, base, _collected(found.manifest, found.run, [Path(folder)]), found.version)
+        here = _collected(found.manifest, found.run, [Path(folder)], found.version)
+        yield FoundWeights(found.manifest, base, here)
 
 
-def _collected(manifest: Manifest, run: RunId, directories: list[Path]) -> CollectedCheckpoints:
+def _collected(manifest: Manifest, run: RunId, directories: list[Path], step: int | None) -> CollectedCheckpoints:
     """What peers of that run have left below `directories`."""
     from swarmnet.model.huggingface.checkpoint import stage_shapes
     from swarmnet.state.collect import CollectedCheckpoints
 
     shapes = list(stage_shapes(manifest.model, manifest.cut, manifest.training.sequence_length))
-    return CollectedCheckpoints(run, directories, shapes, allow_drop=manifest.training.allow_drop)
+    return CollectedCheckpoints(run, directories, shapes, step, allow_drop=manifest.training.allow_drop)
 
 
 # ------------------------------------------------------------ the tokenizer
@@ -220,14 +219,14 @@ def export(run: str, target: Path, directories: tuple[Path, ...], step: int | No
         files = write_model(
             target,
             manifest.model,
-            found.collection.stages(found.version),
+            found.collection.stages(),
             longest=manifest.training.sequence_length,
             like=like,
             began=_began(manifest, base, like),
             tokenizer=_tokenizer(manifest, base),
         )
     total = manifest.training.total_steps
-    click.echo(f"wrote {target}: the weights of step {found.version} of {total}, in {', '.join(files)}")
+    click.echo(f"wrote {target}: the weights of step {found.collection.version} of {total}, in {', '.join(files)}")
     if like is not None and (what := brought(like)):
         click.echo(f"from {like} came {', '.join(what)}")
     for note in notes:
@@ -344,7 +343,7 @@ def generate(
         from swarmnet.model.whole import generate as tokens_of
         from swarmnet.model.whole import whole
 
-        module = whole(found.manifest.model, found.collection.stages(found.version))
+        module = whole(found.manifest.model, found.collection.stages())
     spells, ids = asked[0]
     interrupted, context = False, found.manifest.training.sequence_length
 
@@ -419,8 +418,8 @@ def evaluate(
             raise
         from swarmnet.model.whole import loss_of, whole
 
-        scores, module = asked[0], whole(found.manifest.model, found.collection.stages(found.version))
-        scores.version, total = found.version, scores.text.num_microbatches
+        scores, module = asked[0], whole(found.manifest.model, found.collection.stages())
+        scores.version, total = found.collection.version, scores.text.num_microbatches
         with contextlib.suppress(KeyboardInterrupt):  # the tally says how far it came
             bar.scored(0, total, scores.so_far)
             for number in range(total):

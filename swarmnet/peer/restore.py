@@ -46,10 +46,10 @@ from swarmnet.messages import (
     TrailRequest,
     TrailStep,
 )
-from swarmnet.state.catch_up import WITHIN, Ahead, InSync, line_needed, next_stamp
+from swarmnet.state.catch_up import WITHIN, InSync, line_needed, next_stamp, rate_needed, steps_until_in_sync
 from swarmnet.state.checkpoints import Checkpointer, CheckpointSchedule
 from swarmnet.state.disk import Written
-from swarmnet.state.snapshot_fetch import SnapshotFetch, Sources, TransferProgress
+from swarmnet.state.snapshot_fetch import SnapshotFetch, Sources
 from swarmnet.state.snapshot_source import SnapshotSource
 from swarmnet.step.commits import evidence
 from swarmnet.step.gate import Shape
@@ -100,7 +100,7 @@ class Restorer:
             self.header,
             leads_on=self._leads_on,
             on_disk=lambda: self.checkpoints.versions,
-            load=self._checkpoint,
+            load=self.checkpoints.load,
             piece_bytes=peer.limits.piece_bytes,
         )
         self._fetch = SnapshotFetch(
@@ -152,7 +152,7 @@ class Restorer:
         began = loop_time()
         if (found := await self.checkpoints.load(version)) is None:
             return False
-        info, data = found
+        header, data = found
         self._touch()
         try:
             await self._engine.restore(data, version=version, becomes=becomes)
@@ -160,7 +160,7 @@ class Restorer:
             path = self.checkpoints.path(version)
             self.checkpoints.forget(version, BadCheckpoint(path, f"not this stage's state: {error.reason}"))
             return False
-        header, notices = info.header, self._shape.notices
+        notices = self._shape.notices
         if becomes != version:
             dropped = (becomes - version) * self._shape.num_microbatches
             reason = "nobody had newer state of this stage (training.allow_drop)"
@@ -218,7 +218,7 @@ class Restorer:
     async def _brought(self) -> tuple[StateHeader, memoryview] | None:
         """What this peer has put on its disk to move here, once."""
         version, self._carried = self._carried, None
-        found = None if version is None else await self._checkpoint(version)
+        found = None if version is None else await self.checkpoints.load(version)
         return found if found is not None and found[0].restart == self._member.restart else None
 
     def _sound(self, donors: Sequence[PeerId]) -> Sequence[PeerId]:
@@ -259,11 +259,6 @@ class Restorer:
         if not stands and (not member.synced or member.oldest.applying):
             return None
         return member.header
-
-    async def _checkpoint(self, version: int) -> tuple[StateHeader, memoryview] | None:
-        """This peer's checkpoint, as a snapshot is; None if it cannot be used."""
-        found = await self.checkpoints.load(version)
-        return None if found is None else (found[0].header, found[1])
 
     def _leads_on(self, header: StateHeader) -> bool:
         """Can a replica that has that state be told what came next?"""
@@ -521,17 +516,17 @@ class Restorer:
             self._said.add(known)
             self._event("join_failed", fields)
 
-    def _say_progress(self, progress: TransferProgress) -> None:
-        left, self._sources = progress.seconds_left, progress.sources
-        level_in = self._in_sync_in(progress.version, progress.total_bytes - progress.done_bytes, progress.bytes_per_s)
+    def _say_progress(self, snapshot: Snapshot, done_bytes: int, sources: int, bytes_per_s: float) -> None:
+        version, total, self._sources = snapshot.header.version, snapshot.content.num_bytes, sources
+        level_in = self._in_sync_in(version, total - done_bytes, bytes_per_s)
         self._event(
             "fetching",
             {
-                "version": progress.version,
-                "bytes": progress.done_bytes,
-                "total": progress.total_bytes,
-                "donors": progress.sources,
-                "seconds_left": None if left is None else round(left, 1),
+                "version": version,
+                "bytes": done_bytes,
+                "total": total,
+                "donors": sources,
+                "seconds_left": round((total - done_bytes) / bytes_per_s, 1) if bytes_per_s else None,
                 "level_in": level_in,
             },
         )
@@ -541,18 +536,19 @@ class Restorer:
         if not (step_s := self._step_s()) or not bytes_per_s:
             return None
         newest = self._newest(version)
-        ahead = Ahead(state_bytes, newest - version, self._exchange.sum_bytes, step_s)
-        steps, last = ahead.steps(bytes_per_s), self._shape.furthest - newest
+        sum_bytes, last = self._exchange.sum_bytes, self._shape.furthest - newest
+        to_come = state_bytes + (newest - version) * sum_bytes
+        steps = steps_until_in_sync(to_come, sum_bytes, step_s, bytes_per_s)
         # A rate over less than two steps says little: links rest in one part of each.
         never = last > 0 and (steps is None or steps > last)
         if never and not self._too_slow and loop_time() - self._began > 2 * step_s:
             self._too_slow = True
-            needs = ahead.needs(min(WITHIN, last))
+            needs = rate_needed(to_come, sum_bytes, step_s, min(WITHIN, last))
             self._event(
                 "too_slow",
                 {
                     "bytes_per_s": round(bytes_per_s),
-                    "sum_bytes": round(ahead.sum_bytes),
+                    "sum_bytes": round(sum_bytes),
                     "step_s": round(step_s, 1),
                     "within": min(WITHIN, last),
                     "needs": round(needs),

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from swarmnet.directory import Record
 from swarmnet.ids import NO_RESTART, PeerId, Restart
 from swarmnet.messages import Stamp
-from swarmnet.state.lineage import of_one_lineage
-from swarmnet.state.rollback import Holding, Move, RestartReport, Rollbacks, Source
+from swarmnet.state.rollback import Holding, Move, RestartReport, Rollbacks, Source, of_one_lineage
 
 if TYPE_CHECKING:
     from swarmnet.peer.peer import Peer

@@ -20,8 +20,7 @@ from swarmnet.peer.checkup import advice
 from swarmnet.peer.devices import NumericsClass
 from swarmnet.peer.rates import measured
 from swarmnet.quorum import quorum, reached_by_half
-from swarmnet.state.lineage import of_one_lineage
-from swarmnet.state.rollback import Holding, Rollbacks, newest_on_disk
+from swarmnet.state.rollback import Holding, Rollbacks, newest_on_disk, of_one_lineage
 from swarmnet.telemetry.text import counted, short
 
 NO_BOOTSTRAP = "no_bootstrap"

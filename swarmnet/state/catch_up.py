@@ -1,8 +1,8 @@
 """Where a joining replica is, and when it will be in sync with its stage.
 
-`Ahead` forecasts when that ends. While the snapshot travels the others make steps, and the aggregate of each has to
-come, too. S bytes of the snapshot and b aggregates are to come, of g bytes each; r bytes a second arrive; a step takes
-T seconds. The replica is in sync after t more steps:
+`steps_until_in_sync` forecasts when that ends. While the snapshot travels the others make steps, and the aggregate of
+each has to come, too. S bytes of the snapshot and b aggregates are to come, of g bytes each; r bytes a second arrive; a
+step takes T seconds. The replica is in sync after t more steps:
 
     r T t = S + (b + t) g        t = (S + b g) / (r T - g)
 
@@ -41,31 +41,18 @@ WITHIN = 30
 """Steps in which a joining replica should be in sync."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ahead:
-    """What a joining replica still has to fetch."""
+def steps_until_in_sync(to_come: float, sum_bytes: float, step_s: float, bytes_per_s: float) -> float | None:
+    """How many more steps the others make until the replica is in sync, at that rate; None: it never is.
 
-    state_bytes: float
-    """Of the snapshot."""
-    sums: float
-    """Of the steps that the others have made since it was taken."""
-    sum_bytes: float
-    """Of each."""
-    step_s: float
-    """How long a step takes the others."""
+    to_come: bytes of the snapshot, and of the sums of the steps made since it was taken. sum_bytes: of each sum.
+    """
+    gained = bytes_per_s * step_s - sum_bytes
+    return to_come / gained if gained > 0.0 else None
 
-    @property
-    def num_bytes(self) -> float:
-        return self.state_bytes + self.sums * self.sum_bytes
 
-    def steps(self, bytes_per_s: float) -> float | None:
-        """How many more steps the others make until the replica is in sync, at that rate; None: it never is."""
-        gained = bytes_per_s * self.step_s - self.sum_bytes
-        return self.num_bytes / gained if gained > 0.0 else None
-
-    def needs(self, within: float) -> float:
-        """Bytes per second with which the replica is in sync after so many steps."""
-        return (self.num_bytes / within + self.sum_bytes) / self.step_s
+def rate_needed(to_come: float, sum_bytes: float, step_s: float, within: float) -> float:
+    """Bytes per second with which the replica is in sync after so many steps."""
+    return (to_come / within + sum_bytes) / step_s
 
 
 def line_needed(bytes_per_s: float, sources: int) -> float:

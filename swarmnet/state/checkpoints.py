@@ -22,8 +22,7 @@ from swarmnet.manifest.extension import Notice
 from swarmnet.messages import StateHeader
 from swarmnet.stage.seams import Compute
 from swarmnet.state.disk import CheckpointInfo, Disk, RunMemory, Written
-from swarmnet.state.lineage import abandoned
-from swarmnet.state.rollback import MAX_VOTERS
+from swarmnet.state.rollback import MAX_VOTERS, abandoned
 from swarmnet.state.snapshot_source import consistent_copy
 
 OnEvent = Callable[[str, dict[str, object]], None]
@@ -109,7 +108,6 @@ class Checkpointer:
         self._schedule = schedule
         self._held: dict[int, CheckpointInfo] = {}
         self._restarts: set[Restart] = set()
-        self._under: Restart | None = None
         self._common: int | None = None
         self._tried: StateHeader | None = None
         self._prepared: StateHeader | None = None
@@ -133,19 +131,14 @@ class Checkpointer:
     @property
     def versions(self) -> tuple[int, ...]:
         """The versions to announce: on disk, verified, and not given up by a restart; oldest first."""
-        return tuple(
-            sorted(
-                version
-                for version, info in self._held.items()
-                if not abandoned(version, info.restart, self._restarts)
-                and (self._under is None or info.restart.number <= self._under.number)
-            )
-        )
+        return tuple(kept.version for kept in self.on_disk)
 
     @property
     def on_disk(self) -> tuple[OnDisk, ...]:
         """`versions`, each with the restart it descends from."""
-        return tuple(OnDisk(version, self._held[version].restart) for version in self.versions)
+        known, last = self._restarts, self.restart.number
+        kept = (self._held[version].on_disk for version in sorted(self._held))
+        return tuple(at for at in kept if at.restart.number <= last and not abandoned(at.version, at.restart, known))
 
     @property
     def restart(self) -> Restart:
@@ -165,12 +158,11 @@ class Checkpointer:
         self._held = {info.version: info for info in found.good} | self._held
         for error in found.bad:
             self._say_bad(error)
-        self._restarts |= {info.restart for info in found.good if info.restart != NO_RESTART}
+        self._restarts |= {info.on_disk.restart for info in found.good}
         return self.versions
 
     def stand_under(self, restart: Restart) -> None:
         """The replica goes on under this restart: checkpoints after its version are of a past that was given up."""
-        self._under = restart
         # A later one that only the disk remembers was never decided, or was taken back.
         self._restarts = {known for known in self._restarts if known.number <= restart.number}
         if restart != NO_RESTART and restart not in self._restarts:
@@ -229,7 +221,7 @@ class Checkpointer:
                 return Written(info)
             return await self._copy_and_write()
 
-    async def load(self, version: int) -> tuple[CheckpointInfo, memoryview] | None:
+    async def load(self, version: int) -> tuple[StateHeader, memoryview] | None:
         """Read a checkpoint, verified. None: it cannot be used, which is said, and it is announced no more."""
         try:
             info, data = await self._disk.load(self._stage, version)
@@ -238,7 +230,7 @@ class Checkpointer:
             bad = error if isinstance(error, BadCheckpoint) else BadCheckpoint(self.path(version), str(error))
             self.forget(version, bad)
             return None
-        return info, data
+        return info.header, data
 
     def forget(self, version: int, error: BadCheckpoint) -> None:
         """A checkpoint has turned out to be unusable: use an older one."""
@@ -297,17 +289,12 @@ class Checkpointer:
         """Which of those held stay, so that one more keeps to `most_bytes`; None: it would not even so."""
         if not self.most_bytes:
             return self._held.keys()
-        taken = {each: info.num_bytes for each, info in self._held.items()}
-        stay = set(self._to_keep(version, 1) & taken.keys())
-        room = self.most_bytes - num_bytes - sum(taken[each] for each in stay)
-        if room < 0:  # nothing is deleted in vain
-            return None
-        for each in sorted(taken.keys() - stay, reverse=True):
-            room -= taken[each]
-            if room < 0:
-                break
-            stay.add(each)
-        return stay
+        must, taken = self._to_keep(version, 1), {each: info.num_bytes for each, info in self._held.items()}
+        for oldest in sorted(taken.keys() - must):
+            if sum(taken.values()) + num_bytes > self.most_bytes:
+                del taken[oldest]
+        # Nothing is deleted in vain.
+        return taken.keys() if sum(taken.values()) + num_bytes <= self.most_bytes else None
 
     def _to_keep(self, newest: int, most: int) -> frozenset[int]:
         """Which of those held are kept once `newest` is on disk."""

@@ -1,8 +1,8 @@
 """The weights of a whole run from checkpoints that its peers have left on disks, stage by stage.
 
 Peers' directories are found below those that are named. A version is whole if every stage has a checkpoint of it, all
-of one lineage: where the run went back, what was given up is left alone (`state.lineage`). Reads weights only: what the
-optimizer keeps is twice as much. Decides nothing about formats.
+of one lineage: where the run went back, what was given up is left alone (`state.rollback`). Reads weights only: what
+the optimizer keeps is twice as much. Decides nothing about formats.
 """
 
 from __future__ import annotations
@@ -16,40 +16,37 @@ from pathlib import Path
 from torch import Tensor
 
 from swarmnet.errors import BadCheckpoint, UsageError
-from swarmnet.ids import OnDisk, PeerId, RunId
+from swarmnet.ids import PeerId, RunId
 from swarmnet.model.huggingface.checkpoint import Shapes, opened, tensor_in
 from swarmnet.state.disk import CheckpointInfo, CheckpointStore
-from swarmnet.state.lineage import of_one_lineage
-from swarmnet.state.rollback import Holding, Rollbacks
+from swarmnet.state.rollback import Holding, Rollbacks, of_one_lineage
 
 _DEEPEST = 6
 
 
 class CollectedCheckpoints:
-    """All checkpoints of `run` below `directories`.
+    """One version of the weights of `run`, from all checkpoints below `directories`.
 
     Args:
         shapes: each stage's parameters, by name.
+        step: which version; None: the newest that is whole and sound.
         allow_drop: may stages of the run have taken older states of their own (training.allow_drop)?
+
+    Raises: UsageError: that version, or any, is not here whole and sound.
     """
 
     def __init__(
-        self, run: RunId, directories: Sequence[Path], shapes: Sequence[Shapes], *, allow_drop: bool = False
+        self, run: RunId, directories: Sequence[Path], shapes: Sequence[Shapes], step: int | None, *, allow_drop: bool
     ) -> None:
         self._shapes = shapes
         self._kept: list[dict[int, list[tuple[CheckpointStore, CheckpointInfo]]]] = [{} for _ in shapes]
         """By stage and version: the checkpoints of it, each with the store that has it."""
-        self._sound: dict[int, list[Path]] = {}
-        """By version: each stage's data, verified. Gigabytes are read once."""
         homes = [CheckpointStore(directory, run) for directory in _homes(directories, run)]
         found = [(store, stage, store.found(stage)) for store in homes for stage in range(len(shapes))]
         self.bad = [error for _, _, there in found for error in there.bad]
         """What cannot be used, and why."""
         announced = [
-            (
-                Holding(PeerId(str(store.folder)), stage),
-                tuple(OnDisk(info.version, info.restart) for info in there.good),
-            )
+            (Holding(PeerId(str(store.folder)), stage), tuple(info.on_disk for info in there.good))
             for store, stage, there in found
         ]
         usable = of_one_lineage(announced, Rollbacks(len(shapes), allow_drop=allow_drop))
@@ -57,13 +54,14 @@ class CollectedCheckpoints:
             for info in there.good:
                 if info.version in holding.disk:
                     self._kept[stage].setdefault(info.version, []).append((store, info))
+        # Gigabytes are read once.
+        self.version, self._paths = self._newest() if step is None else (step, self._verified(step))
 
-    def newest(self) -> int:
+    def _newest(self) -> tuple[int, list[Path]]:
         """The newest version that is whole and sound. Raises UsageError that says what is missing."""
         for version in sorted(self._whole(), reverse=True):
             with contextlib.suppress(UsageError):  # what is wrong is in `bad` then
-                self._paths(version)
-                return version
+                return version, self._verified(version)
         held = "; ".join(f"stage {stage}: {listed(set(kept))}" for stage, kept in enumerate(self._kept))
         broken = f"; not used: {self.bad[0]}" if self.bad else ""
         raise UsageError(
@@ -71,34 +69,28 @@ class CollectedCheckpoints:
             "that have the others with --dir"
         )
 
-    def passed_over(self, version: int) -> list[str]:
-        """What is here of `version` and newer ones and is not used, and why: damaged files, steps that are not whole.
-
-        Raises UsageError if `version` itself is not sound.
-        """
-        self._paths(version)
-        damaged = {str(error): _version(error) for error in self.bad if _version(error) >= version}
-        newer = sorted({at for kept in self._kept for at in kept if at > version} - set(damaged.values()))
+    def passed_over(self) -> list[str]:
+        """What is here of `version` and newer ones and is not used, and why: files that are damaged, parts of steps."""
+        damaged = {str(error): _version(error) for error in self.bad if _version(error) >= self.version}
+        newer = sorted({at for kept in self._kept for at in kept if at > self.version} - set(damaged.values()))
         missing = {at: [stage for stage, kept in enumerate(self._kept) if at not in kept] for at in newer}
         parts = [f"step {at} (stage {', '.join(map(str, lack))} has none)" for at, lack in missing.items() if lack]
         return [*damaged, *parts]
 
-    def stages(self, version: int) -> Iterator[dict[str, Tensor]]:
-        """Each stage's weights of `version`, by name, verified. Raises UsageError if a stage has none that is sound."""
-        for path, shapes in zip(self._paths(version), self._shapes, strict=True):
+    def stages(self) -> Iterator[dict[str, Tensor]]:
+        """Each stage's weights of `version`, by name."""
+        for path, shapes in zip(self._paths, self._shapes, strict=True):
             with opened(path) as content:
                 yield {name: tensor_in(content, path, name, shape) for name, shape in shapes.items()}
 
     def _whole(self) -> set[int]:
         return set.intersection(*map(set, self._kept))
 
-    def _paths(self, version: int) -> list[Path]:
+    def _verified(self, version: int) -> list[Path]:
         """Each stage's data of that version. Raises UsageError if a stage has none that is sound."""
-        if version not in self._sound:
-            self._sound[version] = [self._verified(stage, version) for stage in range(len(self._shapes))]
-        return self._sound[version]
+        return [self._sound(stage, version) for stage in range(len(self._shapes))]
 
-    def _verified(self, stage: int, version: int) -> Path:
+    def _sound(self, stage: int, version: int) -> Path:
         # Another peer may have the same checkpoint whole.
         reasons: list[str] = []
         for store, info in self._kept[stage].get(version, []):

@@ -25,12 +25,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal, Protocol
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import AfterValidator, Field, ValidationError
 
 from swarmnet.clock import wall_time
 from swarmnet.config.table import Count, Table
 from swarmnet.errors import BadCheckpoint
-from swarmnet.ids import Chain, PeerId, Restart, RunId
+from swarmnet.ids import Chain, OnDisk, PeerId, Restart, RunId
 from swarmnet.manifest.extension import MAX_NOTICE_CHARS, MAX_NOTICES, Extension
 from swarmnet.messages import MAX_EXCLUSIONS, Exclusion, StateHeader
 from swarmnet.state.rollback import MAX_VOTERS
@@ -38,11 +38,25 @@ from swarmnet.wire.signed import from_text, to_text
 
 MAX_JSON_BYTES = 64 << 10
 
+_REFUSED = {
+    # The JSON is written last: without it the writing was broken off.
+    errno.ENOENT: "missing: its writing was interrupted, or it was deleted",
+    errno.ELOOP: "a symbolic link, which is not followed",
+}
+
 _TEMPORARY = ".tmp"
-_NAME = re.compile(r"stage-(0|[1-9][0-9]{0,15})-step-(0|[1-9][0-9]{0,15})\.(json|safetensors)")
+_NAME = re.compile(r"stage-(0|[1-9][0-9]{0,15})-step-(0|[1-9][0-9]{0,15})\.(?:json|safetensors)")
 _Hex64 = Annotated[str, Field(pattern=r"\A[0-9a-f]{64}\z")]
 _Name = Annotated[str, Field(max_length=256)]
 _Earlier = Annotated[str | int, Field(exclude=True)]
+
+
+def _checked(notice: str) -> str:
+    from_text(notice, Extension)
+    return notice
+
+
+_Notice = Annotated[str, Field(max_length=MAX_NOTICE_CHARS), AfterValidator(_checked)]
 
 
 class CheckpointInfo(Table):
@@ -64,9 +78,7 @@ class CheckpointInfo(Table):
     sha256: _Hex64
     numerics: _Name = ""
     written_at: Annotated[str, Field(max_length=64)] = ""
-    notices: Annotated[
-        tuple[Annotated[str, Field(max_length=MAX_NOTICE_CHARS)], ...], Field(max_length=MAX_NOTICES)
-    ] = ()
+    notices: Annotated[tuple[_Notice, ...], Field(max_length=MAX_NOTICES)] = ()
     """What the run's owner has signed to extend it, as far as it is in force at this version."""
     exclusions: Annotated[tuple[tuple[_Name, Count, Count], ...], Field(max_length=MAX_EXCLUSIONS)] = ()
     """Peers that steps do not wait for, until which step, and at which level (`step.exclusion`)."""
@@ -74,13 +86,6 @@ class CheckpointInfo(Table):
     owed_bytes: _Earlier = 0
     owed_sha256: _Earlier = ""
     """Earlier releases wrote these three. They are read and not used."""
-
-    @field_validator("notices")
-    @classmethod
-    def _notices(cls, notices: tuple[str, ...]) -> tuple[str, ...]:
-        for text in notices:
-            from_text(text, Extension)
-        return notices
 
     @classmethod
     def of(cls, run: RunId, stage: int, header: StateHeader, data: bytes | memoryview, **origin: str) -> CheckpointInfo:
@@ -93,9 +98,9 @@ class CheckpointInfo(Table):
         return cls.model_validate({"run": run, "stage": stage, **state, **restart, **files, **origin})
 
     @property
-    def restart(self) -> Restart:
-        """The restart that the state descends from."""
-        return Restart(self.restart_number, self.restart_version)
+    def on_disk(self) -> OnDisk:
+        """As it is announced: the version, and the restart that the state descends from."""
+        return OnDisk(self.version, Restart(self.restart_number, self.restart_version))
 
     @property
     def header(self) -> StateHeader:
@@ -103,7 +108,7 @@ class CheckpointInfo(Table):
         chains = Chain(self.chain), Chain(self.before), Chain(self.term_chain)
         exclusions = tuple(Exclusion(PeerId(peer), until_step, level) for peer, until_step, level in self.exclusions)
         notices = tuple(from_text(text, Extension) for text in self.notices)
-        return StateHeader(self.version, *chains, self.restart, notices, exclusions)
+        return StateHeader(self.version, *chains, self.on_disk.restart, notices, exclusions)
 
 
 class RunMemory(Table):
@@ -222,15 +227,11 @@ class CheckpointStore:
         good: list[CheckpointInfo] = []
         bad: list[BadCheckpoint] = []
         try:
-            names = self._names(stage)
+            versions = self._versions(stage)
         except OSError as error:
             return Found(bad=(BadCheckpoint(self.folder, f"cannot be listed: {error.strerror}"),))
-        for version, kinds in sorted(names.items()):
+        for version in sorted(versions):
             try:
-                # The JSON is written last: without it the writing was broken off.
-                if "json" not in kinds:
-                    path = self.data_path(stage, version)
-                    raise BadCheckpoint(path, "no JSON vouches for it (its writing was interrupted, or it is older)")
                 info = self._info(stage, version)
                 if through:
                     self.verify(info)
@@ -242,7 +243,7 @@ class CheckpointStore:
     def verify(self, info: CheckpointInfo, data: memoryview | None = None) -> None:
         """Read a checkpoint through, into `data` if that is given. Raises BadCheckpoint."""
         path = self.data_path(info.stage, info.version)
-        with _opened(path, info.num_bytes) as (file, _):
+        with _opened(path, info.num_bytes) as file:
             # A checkpoint may be larger than memory that is free.
             if data is None:
                 digest = hashlib.file_digest(file, "sha256")
@@ -261,7 +262,7 @@ class CheckpointStore:
 
     def _memory(self, stage: int) -> RunMemory:
         """What was remembered there last; nothing if that cannot be read."""
-        with contextlib.suppress(BadCheckpoint, ValidationError), _opened(self._memory_path(stage)) as (file, _):
+        with contextlib.suppress(BadCheckpoint, ValidationError), _opened(self._memory_path(stage)) as file:
             return RunMemory.model_validate_json(file.read(MAX_JSON_BYTES))
         return RunMemory()
 
@@ -273,22 +274,25 @@ class CheckpointStore:
     def _memory_path(self, stage: int) -> Path:
         return self.folder / f"stage-{stage}-run.json"
 
-    def _names(self, stage: int) -> dict[int, set[str]]:
-        """version -> parts that are there. Raises OSError."""
-        versions: dict[int, set[str]] = {}
-        for name in os.listdir(self.folder) if self.folder.exists() else ():
-            if (match := _NAME.fullmatch(name)) and int(match[1]) == stage:
-                versions.setdefault(int(match[2]), set()).add(match[3])
-        return versions
+    def _versions(self, stage: int) -> set[int]:
+        """Of which there is a file. Raises OSError."""
+        names = os.listdir(self.folder) if self.folder.exists() else ()
+        return {int(match[2]) for name in names if (match := _NAME.fullmatch(name)) and int(match[1]) == stage}
 
     def _info(self, stage: int, version: int) -> CheckpointInfo:
         path = self.info_path(stage, version)
-        with _opened(path) as (file, num_bytes):
-            # Looked at before it is read: the file may be anything.
-            if num_bytes > MAX_JSON_BYTES:
-                raise BadCheckpoint(path, f"{num_bytes} bytes, far more than a checkpoint's JSON has")
-            text = file.read(MAX_JSON_BYTES)
-        info = _parsed(text, path, run=self._run, stage=stage, version=version)
+        try:
+            with _opened(path) as file:
+                info = CheckpointInfo.model_validate_json(file.read(MAX_JSON_BYTES))
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            where = "".join(f"{part}: " for part in first["loc"])
+            raise BadCheckpoint(path, f"not a checkpoint's JSON: {where}{first['msg']}"[:300]) from error
+        # A directory may have been copied from another run.
+        if info.run != self._run:
+            raise BadCheckpoint(path, f"of another run ({info.run[:12]}, not {self._run[:12]})")
+        if (info.stage, info.version) != (stage, version):
+            raise BadCheckpoint(path, f"speaks of stage {info.stage}, step {info.version}: the file was renamed")
         with _opened(self.data_path(stage, version), info.num_bytes):
             return info
 
@@ -314,7 +318,7 @@ class CheckpointStore:
         """Delete all checkpoints but these, the JSON first, so that none is left half; and what is older than these and
         no checkpoint, because no later write repairs it. Raises OSError."""
         good, oldest = {info.version for info in self.found(stage).good}, min(versions, default=0)
-        for version in self._names(stage):
+        for version in self._versions(stage):
             if version not in versions and (version in good or version < oldest):
                 # Earlier releases wrote a third file.
                 for kind in ("json", "owed", "safetensors"):
@@ -326,26 +330,10 @@ class CheckpointStore:
             path.unlink(missing_ok=True)
 
 
-def _parsed(text: bytes, path: Path, *, run: RunId, stage: int, version: int) -> CheckpointInfo:
-    """Read the JSON found at `path`. Raises BadCheckpoint unless it is about exactly this run, stage and version."""
-    try:
-        info = CheckpointInfo.model_validate_json(text)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise BadCheckpoint(path, f"not a checkpoint's JSON: {where and where + ': '}{first['msg']}"[:300]) from error
-    # A directory may have been copied from another run.
-    if info.run != run:
-        raise BadCheckpoint(path, f"of another run ({info.run[:12]}, not {run[:12]})")
-    if (info.stage, info.version) != (stage, version):
-        raise BadCheckpoint(path, f"speaks of stage {info.stage}, step {info.version}: the file was renamed")
-    return info
-
-
 @contextlib.contextmanager
-def _opened(path: Path, promised: int | None = None) -> Iterator[tuple[io.BufferedReader, int]]:
-    """A regular file and its size, which may be promised. Raises BadCheckpoint if it cannot be read, here or in the
-    block."""
+def _opened(path: Path, promised: int | None = None) -> Iterator[io.BufferedReader]:
+    """A regular file, of the size that is promised, if one is. Raises BadCheckpoint if it cannot be read, here or in
+    the block."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe must not hang us
         with open(handle, "rb") as file:
@@ -355,12 +343,9 @@ def _opened(path: Path, promised: int | None = None) -> Iterator[tuple[io.Buffer
                 raise BadCheckpoint(path, "not a regular file")
             if promised not in (None, status.st_size):
                 raise BadCheckpoint(path, f"torn: {status.st_size} bytes where its JSON promises {promised}")
-            yield file, status.st_size
-    except FileNotFoundError as error:
-        raise BadCheckpoint(path, "missing") from error
+            yield file
     except OSError as error:
-        reason = "a symbolic link, which is not followed" if error.errno == errno.ELOOP else f"{error.strerror}"
-        raise BadCheckpoint(path, reason) from error
+        raise BadCheckpoint(path, _REFUSED.get(error.errno or 0, f"{error.strerror}")) from error
 
 
 def _put(path: Path, data: bytes | memoryview) -> None:
@@ -381,12 +366,9 @@ def _put(path: Path, data: bytes | memoryview) -> None:
 
 def _make_folder(folder: Path) -> None:
     """Create it and its parents so that they outlive a crash as well."""
-    # Made before, so it is known to the disk.
-    if folder.is_dir():
-        return
-    _make_folder(folder.parent)
-    folder.mkdir(exist_ok=True)
-    _sync_folder(folder.parent)
+    for missing in [each for each in (*reversed(folder.parents), folder) if not each.is_dir()]:
+        missing.mkdir(exist_ok=True)
+        _sync_folder(missing.parent)
 
 
 def _sync_folder(folder: Path) -> None:

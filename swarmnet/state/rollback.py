@@ -28,7 +28,7 @@ from enum import Enum
 from typing import Literal
 
 from swarmnet.bounds import Recent
-from swarmnet.ids import NO_RESTART, PeerId, Restart
+from swarmnet.ids import NO_RESTART, OnDisk, PeerId, Restart
 from swarmnet.quorum import reached_by_half, reached_by_most
 
 MAX_RESTARTS_AHEAD = 1024
@@ -298,20 +298,12 @@ class Rollbacks:
 
     def words(self, holdings: Sequence[Holding]) -> str:
         """Why nothing goes on, and what to do."""
-        with_state = {held.stage for held in holdings if held.version or any(held.disk)}
-        without = [stage for stage in self.uncovered(holdings) if stage not in with_state]
-        if without:
-            stages = _stages(without)
-            return (
-                f"the run has started, and nobody has the state of {stages}: start a peer that has its checkpoint "
-                f"(--stage {','.join(map(str, without))} with its --dir)"
-            )
         if self.common(holdings) is not None:
             return _GOES_ON
-        lines = "; ".join(f"stage {s}: {self._held(s, holdings)}" for s in range(self.num_stages))
+        found = "; ".join(self._held(stage, holdings) for stage in range(self.num_stages))
         return (
-            f"no version of the weights exists in every stage ({lines}): start more of the run's peers again, each "
-            "with the --dir that it had, until one has a version that the other stages have"
+            f"no version of the weights exists in every stage ({found}): start more of the run's peers again, each "
+            "with the --stage and --dir that it had, until one has a version that the other stages have"
         )
 
     def source(
@@ -419,7 +411,7 @@ class Rollbacks:
 
     def _undone(self, restart: Restart, step: int) -> bool:
         """Has this peer gone back to before that step since?"""
-        return any(been.number > restart.number and been.version <= step for been in self._been)
+        return abandoned(step + 1, restart, self._been)
 
     def _go(self, restart: Restart, move: Move) -> Move:
         spoilt = self.spoilt
@@ -494,12 +486,10 @@ class Rollbacks:
         return self.allow_drop and missing <= earlier
 
     def _held(self, stage: int, holdings: Sequence[Holding]) -> str:
-        replicas = [h for h in holdings if h.stage == stage]
-        served = sorted({h.version for h in self._serving(replicas) if h.version is not None})
-        disk = sorted({v for h in replicas for v in h.disk})
-        found = [f"served {', '.join(map(str, served))}"] if served else []
-        found += [f"on disk {', '.join(map(str, disk))}"] if disk else []
-        return " and ".join(found) or "none"
+        served = {h.version for h in self._serving(holdings) if h.stage == stage and h.version}
+        disk = {version for h in holdings if h.stage == stage for version in h.disk if version}
+        both = [f"{how} {', '.join(map(str, sorted(v)))}" for how, v in (("served", served), ("on disk", disk)) if v]
+        return f"stage {stage}: {' and '.join(both)}" if both else f"nobody has the state of stage {stage}"
 
 
 def newest_on_disk(holdings: Iterable[Holding], num_stages: int) -> int | None:
@@ -512,5 +502,66 @@ def newest_on_disk(holdings: Iterable[Holding], num_stages: int) -> int | None:
     return max(set.intersection(*versions), default=None)
 
 
-def _stages(numbers: Sequence[int]) -> str:
-    return f"stage{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+# ---------------------------------------------------------------- which checkpoints are of one lineage
+
+# A run that goes back leaves checkpoints of later versions behind, on disks of peers that do not know of it. Put
+# together with those of the steps that were done again, they would make a model whose stages have seen different
+# histories. So every checkpoint is announced with the restart that it descends from, and a restart that one peer names
+# tells all peers which checkpoints were given up.
+
+Announced = tuple[Holding, tuple[OnDisk, ...]]
+"""What a peer has of a stage, and every checkpoint it announces of it."""
+
+
+def of_one_lineage(announced: Sequence[Announced], rules: Rollbacks) -> list[Holding]:
+    """The holdings, with the versions on disk that may be put together.
+
+    While a peer serves under the current restart, no later restart of another gives anything up. While none does,
+    the latest that any disk remembers counts; if it leaves nothing to go on from (see `Rollbacks.common`), it was known
+    to too few, and the one before it counts. The seed is nothing to go on from while any disk has more.
+    """
+    current = rules.current
+    furthest = max((kept.version for _, disk in announced for kept in disk), default=0)
+    known = sorted({current, NO_RESTART, *(kept.restart for _, disk in announced for kept in disk)}, reverse=True)
+    # A peer goes on under the current restart: a later one was never decided here.
+    if any(held.version is not None and held.restart == current for held, _ in announced):
+        return _filtered(announced, [restart for restart in known if restart <= current], current)
+    for latest in (restart for restart in known if restart >= current):
+        found = _filtered(announced, [restart for restart in known if restart <= latest], current, latest=latest)
+        version = rules.common(found)
+        if version or (version == 0 and (latest.number or furthest <= rules.seed_until)):
+            return found
+    return _filtered(announced, known, current)
+
+
+def abandoned(version: int, under: Restart, restarts: Collection[Restart]) -> bool:
+    """Has the run gone back to before `version`, a state of restart `under`, at one of these restarts?"""
+    return any(restart.number > under.number and restart.version < version for restart in restarts)
+
+
+def _filtered(
+    announced: Sequence[Announced], restarts: Collection[Restart], current: Restart, *, latest: Restart | None = None
+) -> list[Holding]:
+    def sound(kept: OnDisk) -> bool:
+        return (latest is None or kept.restart <= latest) and not _given_up(kept, restarts)
+
+    decided = {
+        held.stage for held, disk in announced for kept in disk if kept.version == current.version and sound(kept)
+    }
+
+    def usable(stage: int, kept: OnDisk) -> bool:
+        # Where a stage has the version of `current` from another lineage only, the run has decided to go on from that.
+        return sound(kept) or bool(current.number and kept.version == current.version and stage not in decided)
+
+    return [
+        replace(held, disk=tuple(kept.version for kept in disk if usable(held.stage, kept))) if disk else held
+        for held, disk in announced
+    ]
+
+
+def _given_up(kept: OnDisk, restarts: Collection[Restart]) -> bool:
+    # Of two restarts of one number the higher one has won.
+    mine, won = kept.restart, {restart.number: restart for restart in sorted(restarts)}
+    # Two sides that were cut apart may each have decided a restart of one number: the lower one's steps are given up.
+    lost = won.get(mine.number, mine) != mine
+    return abandoned(kept.version, mine, won.values()) or (lost and kept.version > mine.version)

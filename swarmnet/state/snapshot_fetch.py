@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from swarmnet.clock import loop_time
 from swarmnet.errors import BadMessage, NoReplica, Refused, RejectCode, SwarmError
@@ -22,6 +21,8 @@ from swarmnet.transport import Transport, ask
 
 Sources = Callable[[], Sequence[PeerId]]
 Unfit = Callable[[Snapshot, int], Refused | BadMessage | None]
+Progress = Callable[[Snapshot, int, int, float], None]
+"""Hears how far a snapshot is: its bytes that are here, from how many sources, and bytes per second so far."""
 
 _PATIENCE_S, _PAUSE_S = 5.0, 0.5
 """How long a source with a description is looked for, and how often."""
@@ -31,23 +32,6 @@ _LONGEST_WAIT_S, _BUSY_S = 10.0, 60.0
 
 _LOOK_S, _SAY_S = 2.0, 1.0
 """How often further sources are looked for, and progress is said."""
-
-
-@dataclass(frozen=True, slots=True)
-class TransferProgress:
-    """How far a transfer is."""
-
-    version: int
-    done_bytes: int
-    total_bytes: int
-    sources: int
-    bytes_per_s: float
-    """So far."""
-
-    @property
-    def seconds_left(self) -> float | None:
-        """At that rate, None before there is one."""
-        return (self.total_bytes - self.done_bytes) / self.bytes_per_s if self.bytes_per_s else None
 
 
 class SnapshotFetch:
@@ -67,7 +51,7 @@ class SnapshotFetch:
         *,
         max_bytes: int,
         failed: Callable[[PeerId, SwarmError], None],
-        progress: Callable[[TransferProgress], None] = lambda _: None,
+        progress: Progress = lambda *facts: None,
         unfit: Unfit = lambda snapshot, version: None,
     ) -> None:
         self.calls = HolderCalls(transport, failed)
@@ -175,8 +159,7 @@ class SnapshotFetch:
             nonlocal said_at
             said_at, done = loop_time(), partial.done_bytes
             rate = (done - had) / (said_at - began) if said_at > began else 0.0
-            total, holders = snapshot.content.num_bytes, len(fetch.plan.holders)
-            self._progress(TransferProgress(snapshot.header.version, done, total, holders, rate))
+            self._progress(snapshot, done, len(fetch.plan.holders), rate)
 
         fetch = PieceFetch(
             num_pieces(snapshot.content), get, sorted(self._described_by), done=partial.done, dropped=self.calls.failed

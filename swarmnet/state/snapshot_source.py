@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from dataclasses import dataclass
 
 from swarmnet.clock import loop_time
@@ -129,8 +128,14 @@ class SnapshotSource:
         if not isinstance(found, _Held):
             yield found
             return
-        with self._in_use(found, is_fetched=request.piece >= 0):
+        found.calls += 1
+        try:
             yield found.snapshot if request.piece < 0 else self._piece(found, request.piece)
+        finally:
+            found.calls -= 1
+            if request.piece >= 0:
+                found.leased = min(loop_time() + LEASE_S, found.lasts)
+            self._free_later(found)
 
     def _piece(self, held: _Held, piece: int) -> Answer:
         content = held.snapshot.content
@@ -202,18 +207,6 @@ class SnapshotSource:
             return True
         leads_nowhere = newest and not self._leads_on(held.snapshot.header)
         return not held.calls and (held.leased <= loop_time() or leads_nowhere)
-
-    @contextmanager
-    def _in_use(self, held: _Held, *, is_fetched: bool) -> Iterator[None]:
-        """A call about this snapshot is being answered; some time after the last one it is freed."""
-        held.calls += 1
-        try:
-            yield
-        finally:
-            held.calls -= 1
-            if is_fetched:
-                held.leased = min(loop_time() + LEASE_S, held.lasts)
-            self._free_later(held)
 
     def _free_later(self, held: _Held) -> None:
         if held.freeing is not None:

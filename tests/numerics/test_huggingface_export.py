@@ -200,9 +200,8 @@ def test_a_newer_step_that_cannot_be_used_is_named_with_the_step_that_is(
         path.unlink()
     assert run(command.split()) == 0
     err = capsys.readouterr().err
-    assert err.startswith(
-        f"warning: {'step 3 (stage 1 has none)' if damage == 'one stage only' else path.relative_to(here)}: "
-    ), err
+    named = {"one stage only": "step 3 (stage 1 has none)", "no JSON": told.relative_to(here)}
+    assert err.startswith(f"warning: {named.get(damage, path.relative_to(here))}: "), err
     assert err.endswith(": not used; the weights are those of step 1\n") and err.count("\n") == 1
 
 

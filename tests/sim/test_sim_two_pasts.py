@@ -21,7 +21,7 @@ PLAN = Plan(
 
 
 def on_disk(swarm: Swarm, peer: PeerId) -> list[OnDisk]:
-    return [OnDisk(version, info.restart) for (_, version), (info, _) in sorted(swarm.disks[peer].files.items())]
+    return [info.on_disk for _, (info, _) in sorted(swarm.disks[peer].files.items())]
 
 
 @pytest.mark.parametrize("later", [False, True], ids=["all at once", "later"])

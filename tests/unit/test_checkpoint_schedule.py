@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from swarmnet.ids import NO_RESTART, Restart
 from swarmnet.state.checkpoints import CheckpointSchedule, retained, roundness
-from swarmnet.state.lineage import abandoned
+from swarmnet.state.rollback import abandoned
 
 
 def test_multiples_and_the_last_version_are_due() -> None:

@@ -365,7 +365,7 @@ async def test_going_back_gives_up_what_came_after_and_the_next_write_deletes_it
     async with replica.running():
         await replica.train(11)
     assert written(disk) == [10, 20] == list(replica.checkpointer.versions)
-    assert disk.files[STAGE, 20][0].restart == Restart(1, 10)
+    assert disk.files[STAGE, 20][0].on_disk.restart == Restart(1, 10)
 
 
 async def test_the_disk_remembers_a_restart_when_everybody_has_forgotten(disk: Watched) -> None:
@@ -392,7 +392,7 @@ async def test_the_state_gone_on_from_is_written_again_under_its_restart(disk: W
     async with replica.running():
         replica.checkpointer.reached()
         await asyncio.sleep(1.0)
-    assert disk.files[STAGE, 10][0].restart == Restart(1, 10) == replica.checkpointer.restart
+    assert disk.files[STAGE, 10][0].on_disk.restart == Restart(1, 10) == replica.checkpointer.restart
 
 
 # ---------------------------------------------------------------- a real directory

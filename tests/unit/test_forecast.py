@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.net.traffic import STATE_SHARE
-from swarmnet.state.catch_up import Ahead, line_needed
+from swarmnet.state.catch_up import line_needed, rate_needed, steps_until_in_sync
 
 MBIT = 125_000.0
-BILLION = Ahead(state_bytes=12e9, sums=0, sum_bytes=1e9, step_s=80.0)
+BILLION = 12e9, 1e9, 80.0
 """A stage of 1B parameters: weights and two moments in fp32, sums of a byte, steps of 80 s."""
 
 
@@ -19,43 +19,43 @@ def arrives(lines: list[float], down: float, *, busy: float = 1.0) -> float:
     return min(down, sum(line * (1.0 - busy * (1.0 - STATE_SHARE)) for line in lines))
 
 
-def played(ahead: Ahead, bytes_per_s: float, *, most: int) -> float | None:
+def played(to_come: float, sum_bytes: float, step_s: float, bytes_per_s: float, *, most: int) -> float | None:
     """Steps until everything that is there has come; the others add a sum all the time. None: not within `most`."""
-    left, parts = ahead.num_bytes, 64
+    left, parts = to_come, 64
     for tick in range(most * parts):
         if left <= 0.0:
             return tick / parts
-        left += (ahead.sum_bytes - bytes_per_s * ahead.step_s) / parts
+        left += (sum_bytes - bytes_per_s * step_s) / parts
     return None
 
 
-@given(st.floats(1e6, 1e11), st.integers(0, 20), st.floats(1e3, 1e10), st.floats(1.0, 600.0), st.floats(1e4, 1e9))
+@given(st.floats(1e6, 3e11), st.floats(1e3, 1e10), st.floats(1.0, 600.0), st.floats(1e4, 1e9))
 def test_it_takes_as_long_as_when_it_is_played_out(
-    state_bytes: float, sums: int, sum_bytes: float, step_s: float, bytes_per_s: float
+    to_come: float, sum_bytes: float, step_s: float, bytes_per_s: float
 ) -> None:
-    ahead = Ahead(state_bytes, sums, sum_bytes, step_s)
-    steps, found = ahead.steps(bytes_per_s), played(ahead, bytes_per_s, most=40)
+    each = to_come, sum_bytes, step_s, bytes_per_s
+    steps, found = steps_until_in_sync(*each), played(*each, most=40)
     if found is None:
         assert steps is None or steps > 39.9
     else:
         assert steps is not None and steps <= found + 1e-6 and found <= steps + 0.02
 
 
-@given(st.floats(1e6, 1e11), st.integers(0, 20), st.floats(1e3, 1e10), st.floats(1.0, 600.0), st.integers(1, 100))
-def test_what_is_needed_is_enough_and_no_more(
-    state_bytes: float, sums: int, sum_bytes: float, step_s: float, within: int
-) -> None:
-    ahead = Ahead(state_bytes, sums, sum_bytes, step_s)
-    assert ahead.steps(ahead.needs(within)) == pytest.approx(within, rel=1e-3)
+@given(st.floats(1e6, 3e11), st.floats(1e3, 1e10), st.floats(1.0, 600.0), st.integers(1, 100))
+def test_what_is_needed_is_enough_and_no_more(to_come: float, sum_bytes: float, step_s: float, within: int) -> None:
+    needed = rate_needed(to_come, sum_bytes, step_s, within)
+    assert steps_until_in_sync(to_come, sum_bytes, step_s, needed) == pytest.approx(within, rel=1e-3)
 
 
 def test_a_billion_parameters_over_home_lines() -> None:
     line = 200 * MBIT
     eight, three = (arrives([line] * members, line) for members in (8, 3))
     assert (eight, three) == (pytest.approx(0.8 * line), pytest.approx(0.3 * line))
-    assert BILLION.steps(eight) == pytest.approx(20.0), "tenths of eight lines are enough"
-    assert BILLION.steps(three) is None, "tenths of three bring 0.6 of a sum in each step"
-    each = line_needed(BILLION.needs(30), 3)
+    assert steps_until_in_sync(*BILLION, eight) == pytest.approx(20.0), "tenths of eight lines are enough"
+    assert steps_until_in_sync(*BILLION, three) is None, "tenths of three bring 0.6 of a sum in each step"
+    each = line_needed(rate_needed(*BILLION, 30), 3)
     assert each == pytest.approx(467 * MBIT, rel=0.01)
-    assert BILLION.steps(arrives([each] * 3, each)) == pytest.approx(30.0)
-    assert BILLION.steps(arrives([line] * 3, line, busy=0.5)) == pytest.approx(12.0), "lines that rest are the joiner's"
+    assert steps_until_in_sync(*BILLION, arrives([each] * 3, each)) == pytest.approx(30.0)
+    assert steps_until_in_sync(*BILLION, arrives([line] * 3, line, busy=0.5)) == pytest.approx(12.0), (
+        "lines that rest are the joiner's"
+    )

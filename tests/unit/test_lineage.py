@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.ids import NO_RESTART, OnDisk, PeerId, Restart
-from swarmnet.state.lineage import Announced, of_one_lineage
-from swarmnet.state.rollback import Holding, Rollbacks, newest_on_disk
+from swarmnet.state.rollback import Announced, Holding, Rollbacks, newest_on_disk, of_one_lineage
 
 ONE = Restart(1, 8)
 

@@ -164,7 +164,7 @@ def test_all_come_to_serve_one_version_before_the_false_step_if_every_stage_has_
             machine = machines[peer]
             if now == hears_at[peer]:
                 machine.taint(NO_RESTART, num_stages - 1, step, applied=peer not in joined)
-            # What was given up counts no more (`state.lineage`).
+            # What was given up counts no more (`state.rollback`).
             seen = [
                 replace(held, disk=tuple(v for v in held.disk if v <= machine.current.version))
                 if machine.current.number
