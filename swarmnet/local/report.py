@@ -222,14 +222,19 @@ def draw(outcome: RunOutcome, path: Path) -> str:
     )
 
 
-def print_summary(outcome: RunOutcome, directory: Path, console: Console, *, finished: bool = False) -> None:
-    """The last lines on the terminal. finished: the run was before, and only its comparison is news."""
+def print_summary(
+    outcome: RunOutcome, directory: Path, console: Console, *, finished: bool = False, compares: bool = False
+) -> None:
+    """The last lines on the terminal. finished: the run was before, and only its comparison is news. compares: with one
+    process, as was asked."""
     if not finished:
         say(console, *_told(outcome))
     if (found := outcome.comparison) is not None:
         say(console, f"beside one process: {_beside(found, liars=bool(outcome.progress.liars))}")
     if not finished:
-        say(console, f"run {outcome.run_id[:16]}, files in {directory}", *_way_on(outcome, directory))
+        say(
+            console, f"run {outcome.run_id[:16]}, files in {directory}", *_way_on(outcome, directory, compares=compares)
+        )
     if outcome.oracle_problem == UNCOMPARED:
         again = f"    swarmnet local --resume --oracle --out {typed(directory)}"
         say(console, f"{UNCOMPARED}. Do it again with:", again)
@@ -289,9 +294,10 @@ def _told(outcome: RunOutcome) -> Iterator[str]:
         yield f"from version {versions} on another run than before: a stage had lost its state"
 
 
-def _way_on(outcome: RunOutcome, directory: Path) -> list[str]:
+def _way_on(outcome: RunOutcome, directory: Path, *, compares: bool) -> list[str]:
     """How a run that was broken off goes on."""
-    kept, again = outcome.progress.checkpoint, f"    swarmnet local --resume --out {typed(directory)}"
+    kept, asked = outcome.progress.checkpoint, " --oracle" if compares else ""
+    again = f"    swarmnet local --resume --out {typed(directory)}{asked}"
     if outcome.killed_all is not None:
         how = "no checkpoint of all stages was on disk: everything will be done again"
         if kept:

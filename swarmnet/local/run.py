@@ -108,7 +108,7 @@ def _run_in(out: Path, options: LocalOptions, kit: Kit, console: Console) -> int
     except OSError as error:
         problem = f"{error.filename}: not written: {error.strerror}: make room, and do it again with --resume"
         outcome = replace(outcome, problem="; ".join(filter(None, (outcome.problem, problem))))
-    print_summary(outcome, out, console, finished=finished)
+    print_summary(outcome, out, console, finished=finished, compares=options.oracle)
     if not (finished or outcome.problem or outcome.killed_all is not None):
         say(console, next_step(swarm.prepared.manifest, swarm.prepared.path))
     return interrupt.exit_code or (1 if outcome.problem else 0)

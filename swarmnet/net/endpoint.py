@@ -41,6 +41,7 @@ from swarmnet.net.records import Announcement
 from swarmnet.net.swarm_link import SwarmLink
 from swarmnet.net.twins import ASK_S, Twins, new_boot_id
 from swarmnet.telemetry.journal import loopback_last
+from swarmnet.telemetry.log import get
 from swarmnet.transport import Service, Transport
 
 
@@ -65,6 +66,8 @@ BETWEEN_READS_S = 2.0
 
 LOOK_S = 5.0
 """How often a peer looks whether it is still admitted, and alone under its identity."""
+
+log = get(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,6 +302,8 @@ async def join_run(
             manifest=network.manifest,
             between_reads_s=BETWEEN_READS_S,
         ) as directory:
+            if directory.by_memory:
+                log.warning("bootstrap_silent", tried=network.bootstrap, action="joined by peers that were met before")
             own_pass.check(now=wall_time())  # now that bans have been heard of
             yield JoinedRun(identity, directory, terms, network, admissions, notices, own_pass, new_boot_id())
 

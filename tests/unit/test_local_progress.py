@@ -186,15 +186,16 @@ def test_ctrl_c_names_the_way_on_if_every_stage_has_a_checkpoint() -> None:
     progress, way_on = fresh(), "    swarmnet local --resume --out runs/local\n"
     outcome = RunOutcome("ab", Manifest(), progress, InvariantReport(0, 0, 0, (), (), ()), 1.0, problem="interrupted")
 
-    def said() -> str:
+    def said(**how: bool) -> str:
         output = io.StringIO()
-        print_summary(outcome, Path("runs/local"), Console(file=output, width=200))
+        print_summary(outcome, Path("runs/local"), Console(file=output, width=200), **how)
         return output.getvalue()
 
     progress.on_disk = {0: {2, 4}}
     assert way_on not in said() and "interrupted\n" in said() and "FAILED" not in said()
     progress.on_disk[1] = {2}
     assert f"go on from the checkpoints of version 2 with:\n{way_on}" in said()
+    assert f"{way_on[:-1]} --oracle\n" in said(compares=True)
 
 
 def test_who_is_not_up_yet() -> None:
