@@ -187,6 +187,7 @@ class DhtDirectory:
         self._look_ups = Budgets[PeerId](LOOK_UPS, MAX_LOOKED_UP)
         self.serves: Callable[[PeerId], Collection[int]] = lambda peer: ()
         self._sought: set[RunId] | None = None  # while somebody asks for runs
+        self._runs = False
         self.by_memory = False
         """Did nobody answer at `bootstrap`, so that it joined through peers it remembered, of this run or another?"""
         self.met = frozenset[PeerId]()
@@ -386,6 +387,7 @@ class DhtDirectory:
         assert len(first_digits) >= FIRST_DIGITS
         self._sought = set()
         try:
+            await self._find_again()
             await self._node.lookup((dht_key(RunId(first_digits), WHOLE_RUN),))
             return tuple(sorted(run for run in self._sought if run.startswith(first_digits)))
         finally:
@@ -402,6 +404,7 @@ class DhtDirectory:
 
     async def run(self) -> None:
         """Renew, refresh, remember, re-join; until cancelled."""
+        self._runs = True
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._renew())
             tasks.create_task(self._look_around())
@@ -483,8 +486,14 @@ class DhtDirectory:
         # Of a run with so many stages there is nothing to know here.
         return self._num_stages in (0, found.num_stages) and self._admits(found.record)
 
+    async def _find_again(self) -> None:
+        """Dial whoever brought us in again, where `run` does not: a node that was too late is no neighbour any more."""
+        if not self._runs and not self._node.neighbours():
+            await self._node.join(self._strangers()[:REJOIN_AT_ONCE])
+
     async def _ask(self, places: Sequence[Place]) -> bool:
         assert self._run is not None
+        await self._find_again()
         wall = self._clock.time()
         known = {
             dht_key(self._run, place): {

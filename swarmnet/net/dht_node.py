@@ -235,7 +235,7 @@ class BoundedStorage(DHTLocalStorage):  # type: ignore[misc]
 
 
 RPC_TIMEOUT_S = 1.0  # a silent node costs a lookup this once, then it is left alone for a while
-MAX_READ_TIMEOUT_S = 4.0  # once answers have come later than that: full keys on a busy machine, or by a slow line
+MAX_READ_TIMEOUT_S = 8.0  # of a node that was later than that: full keys on a busy machine, or by a slow line
 DIAL_TIMEOUT_S = 3.0
 OPEN_TIMEOUT_S = 30.0  # the daemon is on this machine, but that may be busy
 NUM_COPIES = 5
@@ -281,16 +281,20 @@ class Entry:
 
 
 class _Reader(DHTNode):  # type: ignore[misc]
-    """Hivemind's, which waits longer once an answer was too late: a full key may take more than any fixed time."""
+    """Hivemind's, which waits twice as long for a node that was too late: a full key may take any time."""
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__(**how)
+        self.patience_s: Recent[PeerID, float] = Recent(MAX_REMEMBERED)
 
     async def _call_find_with_blacklist(self, peer_id: PeerID, keys: Sequence[DHTID]) -> Any:
-        began, limit_s = loop_time(), self.protocol.wait_timeout
+        began, limit_s = loop_time(), self.patience_s.get(peer_id, RPC_TIMEOUT_S)
+        # It is read before the first wait in there.
+        self.protocol.wait_timeout = limit_s
+        asyncio.get_running_loop().call_soon(setattr, self.protocol, "wait_timeout", RPC_TIMEOUT_S)
         answer = await super()._call_find_with_blacklist(peer_id, keys)
-        took_s = loop_time() - began
-        if answer is None and took_s >= limit_s:
-            self.protocol.wait_timeout = min(2 * limit_s, MAX_READ_TIMEOUT_S)
-        elif answer is not None and took_s < limit_s / 4:
-            self.protocol.wait_timeout = max(limit_s / 2, RPC_TIMEOUT_S)
+        if answer is None and loop_time() - began >= limit_s:
+            self.patience_s[peer_id] = min(2 * limit_s, MAX_READ_TIMEOUT_S)
         return answer
 
 
@@ -488,8 +492,9 @@ class DhtNode:
         await self._nearest([self._dht.node_id], deadline=self._read_deadline())
 
     def _read_deadline(self) -> float:
-        timeout_s: float = self._dht.protocol.wait_timeout
-        return loop_time() + 2 * timeout_s
+        patience_s = self._dht.patience_s
+        near = self._dht.protocol.routing_table.peer_id_to_uid
+        return loop_time() + 2 * max((patience_s.get(peer, RPC_TIMEOUT_S) for peer in near), default=RPC_TIMEOUT_S)
 
     async def lookup(self, keys: Sequence[str], *, deadline: float | None = None) -> bool:
         """Ask the nodes nearest to `keys`; the gate hears what they hold. False if the deadline cut it short."""

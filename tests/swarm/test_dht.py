@@ -18,10 +18,11 @@ from uuid import uuid4
 
 import pytest
 from hivemind.dht.crypto import DHTRecord, RecordValidatorBase
+from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DictionaryDHTValue
-from hivemind.p2p import PeerID
-from hivemind.proto import p2pd_pb2
+from hivemind.p2p import P2PContext, PeerID
+from hivemind.proto import dht_pb2, p2pd_pb2
 
 from swarmnet.clock import MOST_APART_S, WallClock, boot_time, wall_time
 from swarmnet.directory import ReadPace, Record, StageStatus
@@ -452,6 +453,27 @@ def test_an_answer_to_a_call_that_was_just_given_up_does_not_end_the_node() -> N
             reader.feed_data(bytes([len(told)]) + told)
             reader.feed_eof()
             await control._read_from_persistent_conn(reader)  # returns at the end of the stream
+
+    asyncio.run(story())
+
+
+def test_a_newcomer_waits_longer_for_the_only_node_that_it_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = DHTProtocol.rpc_find
+
+    # hivemind reads the annotations
+    async def late(of: DHTProtocol, request: dht_pb2.FindRequest, context: P2PContext) -> dht_pb2.FindResponse:
+        await asyncio.sleep(1.5 * RPC_TIMEOUT_S)
+        return await answer(of, request, context)
+
+    monkeypatch.setattr(DHTProtocol, "rpc_find", late)
+
+    async def story() -> None:
+        async with swarm() as nodes:
+            one, first = await nodes.start()
+            await first.publish(record(one, 0))
+            _, second = await nodes.start(bootstrap=first.maddrs, only_asks=True)
+            looks = [await peers_seen(second) for _ in range(3)]
+            assert looks[-1] == {one.peer}, looks
 
     asyncio.run(story())
 
