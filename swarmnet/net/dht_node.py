@@ -113,8 +113,8 @@ class RecordGate(RecordValidatorBase):  # type: ignore[misc]
         welcome: Callable[[Announcement | OwnersWord], bool] = lambda found: True,
     ) -> None:
         self._heard, self._clock, self._heard_word, self._welcome = heard, clock, heard_word, welcome
-        # Renewals are read many times: each is verified once. Of too many the next reading verifies anew.
-        self._verified: Recent[bytes, Announcement] = Recent(MAX_REMEMBERED)
+        # Renewals are read many times: each is verified once.
+        self._verified: dict[bytes, Announcement] = {}
         self._words: Recent[bytes, OwnersWord] = Recent(MAX_WORDS)
 
     def validate(self, record: DHTRecord) -> bool:
@@ -166,7 +166,11 @@ class RecordGate(RecordValidatorBase):  # type: ignore[misc]
         if isinstance(found, Announcement) and not now - GRACE_S < found.expiry_ms / 1000 <= now + MAX_AHEAD_S:
             found = from_bytes(data, Announcement)
         if isinstance(found, SignedMessage):
-            self._verified[data] = found = verified(found, now=now, grace_s=GRACE_S)
+            found = verified(found, now=now, grace_s=GRACE_S)
+            # Keys are read in turn: without the oldest, the next reading would find none of them.
+            if len(self._verified) >= MAX_REMEMBERED:
+                self._verified.popitem()
+            self._verified[data] = found
             # Nobody reads the expired again: a node that runs for weeks holds what is valid, and not all it may.
             while self._verified and self._expired(oldest := next(iter(self._verified)), now):
                 del self._verified[oldest]

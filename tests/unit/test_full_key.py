@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from dataclasses import replace
 
 import pytest
 from hivemind.dht.crypto import DHTRecord
@@ -13,6 +14,7 @@ from test_records import ME, NOW, RUN, announcement
 
 from swarmnet.clock import CLOCK, wall_time
 from swarmnet.ids import PeerId
+from swarmnet.net import dht_node
 from swarmnet.net.dht_node import GRACE_S, MAX_LARGE_BYTES, ORDINARY_BYTES, BoundedStorage, RecordGate
 from swarmnet.net.identity import Identity
 from swarmnet.net.records import RecordTable, seal
@@ -136,3 +138,19 @@ def test_a_node_forgets_what_it_has_verified_once_that_has_expired() -> None:
         key = DHTID.generate(source=found.key).to_bytes()
         assert gate.validate(DHTRecord(key, subkey, seal(found, ME.sign), found.expiry_ms / 1000))
     assert lasts_s < len(gate._verified) <= lasts_s + GRACE_S
+
+
+def test_who_reads_more_than_is_remembered_again_verifies_little_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    most, seen = 8, []
+    verify = dht_node.verified
+    monkeypatch.setattr(dht_node, "MAX_REMEMBERED", most)
+    monkeypatch.setattr(dht_node, "verified", lambda found, **how: seen.append(found) or verify(found, **how))
+    gate = RecordGate(lambda found: None, clock=lambda: NOW)
+    people = [Identity.generate() for _ in range(most + 2)]
+    records = [(who, replace(announcement(who=who), dht=())) for who in people]
+    sealed = [(found, MSGPackSerializer.dumps(who.peer), seal(found, who.sign)) for who, found in records]
+    for _ in range(2):
+        for found, subkey, data in sealed:
+            key = DHTID.generate(source=found.key).to_bytes()
+            assert gate.validate(DHTRecord(key, subkey, data, found.expiry_ms / 1000)) and gate.admits(data)
+    assert len(people) < len(seen) <= len(people) + 3 and len(gate._verified) == most
