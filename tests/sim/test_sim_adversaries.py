@@ -15,6 +15,8 @@ strangers = load("strangers")
 SHORT_S, SHORT_LEAST = 16.0, 0.5
 """So much lying shows whether a liar can stop a run or change it; what a lie costs in the end takes five minutes."""
 
+pytestmark = pytest.mark.timeout(900)  # minutes of virtual time are as many on a slow machine
+
 QUIET_S = 5.0
 """After so long a liar is a member."""
 
