@@ -187,7 +187,7 @@ class DhtDirectory:
         self._look_ups = Budgets[PeerId](LOOK_UPS, MAX_LOOKED_UP)
         self.serves: Callable[[PeerId], Collection[int]] = lambda peer: ()
         self._sought: set[RunId] | None = None  # while somebody asks for runs
-        self._runs = False
+        self._looks_around = False  # does `run`?
         self.by_memory = False
         """Did nobody answer at `bootstrap`, so that it joined through peers it remembered, of this run or another?"""
         self.met = frozenset[PeerId]()
@@ -404,7 +404,7 @@ class DhtDirectory:
 
     async def run(self) -> None:
         """Renew, refresh, remember, re-join; until cancelled."""
-        self._runs = True
+        self._looks_around = True
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._renew())
             tasks.create_task(self._look_around())
@@ -488,7 +488,7 @@ class DhtDirectory:
 
     async def _find_again(self) -> None:
         """Dial whoever brought us in again, where `run` does not: a node that was too late is no neighbour any more."""
-        if not self._runs and not self._node.neighbours():
+        if not self._looks_around and not self._node.neighbours():
             await self._node.join(self._strangers()[:REJOIN_AT_ONCE])
 
     async def _ask(self, places: Sequence[Place]) -> bool:

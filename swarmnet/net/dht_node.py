@@ -239,7 +239,7 @@ class BoundedStorage(DHTLocalStorage):  # type: ignore[misc]
 
 
 RPC_TIMEOUT_S = 1.0  # a silent node costs a lookup this once, then it is left alone for a while
-MAX_READ_TIMEOUT_S = 8.0  # of a node that was later than that: full keys on a busy machine, or by a slow line
+MAX_READ_TIMEOUT_S = 8.0  # where no other node is known: full keys on a busy machine, or by a slow line
 DIAL_TIMEOUT_S = 3.0
 OPEN_TIMEOUT_S = 30.0  # the daemon is on this machine, but that may be busy
 NUM_COPIES = 5
@@ -285,20 +285,24 @@ class Entry:
 
 
 class _Reader(DHTNode):  # type: ignore[misc]
-    """Hivemind's, which waits twice as long for a node that was too late: a full key may take any time."""
+    """Hivemind's, which waits twice as long for the only node that it knows, once that was late: a full key may take
+    any time. Where others are known no node may be slow: a hostile one would slow down every reading."""
 
-    def __init__(self, **how: Any) -> None:
-        super().__init__(**how)
-        self.patience_s: Recent[PeerID, float] = Recent(MAX_REMEMBERED)
+    patience_s = RPC_TIMEOUT_S
+
+    @property
+    def limit_s(self) -> float:
+        """For how long an answer is waited for."""
+        return self.patience_s if len(self.protocol.routing_table.peer_id_to_uid) <= 1 else RPC_TIMEOUT_S
 
     async def _call_find_with_blacklist(self, peer_id: PeerID, keys: Sequence[DHTID]) -> Any:
-        began, limit_s = loop_time(), self.patience_s.get(peer_id, RPC_TIMEOUT_S)
+        began, limit_s = loop_time(), self.limit_s
         # It is read before the first wait in there.
         self.protocol.wait_timeout = limit_s
         asyncio.get_running_loop().call_soon(setattr, self.protocol, "wait_timeout", RPC_TIMEOUT_S)
         answer = await super()._call_find_with_blacklist(peer_id, keys)
         if answer is None and loop_time() - began >= limit_s:
-            self.patience_s[peer_id] = min(2 * limit_s, MAX_READ_TIMEOUT_S)
+            self.patience_s = min(2 * limit_s, MAX_READ_TIMEOUT_S)
         return answer
 
 
@@ -496,9 +500,8 @@ class DhtNode:
         await self._nearest([self._dht.node_id], deadline=self._read_deadline())
 
     def _read_deadline(self) -> float:
-        patience_s = self._dht.patience_s
-        near = self._dht.protocol.routing_table.peer_id_to_uid
-        return loop_time() + 2 * max((patience_s.get(peer, RPC_TIMEOUT_S) for peer in near), default=RPC_TIMEOUT_S)
+        limit_s: float = self._dht.limit_s
+        return loop_time() + 2 * limit_s
 
     async def lookup(self, keys: Sequence[str], *, deadline: float | None = None) -> bool:
         """Ask the nodes nearest to `keys`; the gate hears what they hold. False if the deadline cut it short."""
