@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from hivemind.dht.crypto import DHTRecord
@@ -154,3 +155,12 @@ def test_who_reads_more_than_is_remembered_again_verifies_little_of_it(monkeypat
             key = DHTID.generate(source=found.key).to_bytes()
             assert gate.validate(DHTRecord(key, subkey, data, found.expiry_ms / 1000)) and gate.admits(data)
     assert len(people) < len(seen) <= len(people) + 3 and len(gate._verified) == most
+
+
+def test_only_where_no_other_node_is_known_a_late_one_is_waited_for_longer() -> None:
+    reader, table = dht_node._Reader.__new__(dht_node._Reader), {"late": 1}
+    reader.protocol = SimpleNamespace(routing_table=SimpleNamespace(peer_id_to_uid=table))
+    reader.patience_s = 4 * dht_node.RPC_TIMEOUT_S
+    assert reader.limit_s == 4 * dht_node.RPC_TIMEOUT_S
+    table["another"] = 2
+    assert reader.limit_s == dht_node.RPC_TIMEOUT_S
