@@ -11,7 +11,7 @@ the stash's in MiB for scale. "offload" runs on CUDA only.
 Then `optimizer.state = "8bit"`. How far updates are off (rms, of their own) for moments of heavy-tailed gradients,
 beside bitsandbytes' dynamic map rounded to the nearest value. Over "fp32": bytes of moments, seconds of an update, the
 mean loss of the last 20 of --steps steps and the held-out loss, of a small decoder on the default data, trained by
-`swarmnet.local.oracle`. --steps 0 leaves the training out.
+`swarmnet.local.reference`. --steps 0 leaves the training out.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from live_bytes import LiveBytes
 from torch import Tensor
 
 from swarmnet.data.source import load_tokens
-from swarmnet.local.oracle import run_oracle
+from swarmnet.local.reference import run_reference
 from swarmnet.manifest.schema import Cut, Data, Manifest, Model, Optimizer, Training
 from swarmnet.model.decoder import StageModule
 from swarmnet.stage.optimizer import StageOptimizer
@@ -191,7 +191,7 @@ def training(steps: int) -> dict:
             optimizer=Optimizer(state=state),
             training=Training(total_steps=steps, eval_every=steps, eval_microbatches=32),
         )
-        result = run_oracle(manifest, tokens)
+        result = run_reference(manifest, tokens)
         found[state] = sum(result.losses[-SMOOTH:]), result.evals[steps]
     return {"loss": found["8bit"][0] / found["fp32"][0], "held_out": found["8bit"][1] / found["fp32"][1]}
 

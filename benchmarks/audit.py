@@ -9,7 +9,7 @@ microbatches, 10 000 in all, unless SHAPES has another shape. One of the ten lie
 of a stage, whom two operators run; of `kin` two, whom one runs). A row says after how many of its own microbatches the
 last liar was named by an honest peer, whether that is within ln 100 / (q f) of them (q: the share that is audited, f:
 the share that is false), how many honest peers were named, the held-out loss over that of honest peers (which the
-oracle has, to the bit), and which share of all compute went into audits.
+reference has, to the bit), and which share of all compute went into audits.
 
 What finds a lie (`found_by`) is one of five, and q is the rate of that one:
 
@@ -191,7 +191,7 @@ class Trial:
             min((node.engines[stage] for node in self.swarm.honest if stage in node.stages), key=lambda e: e.version)
             for stage in range(STAGES)
         ]
-        honest = self.swarm.oracle.history[min(engine.version for engine in at)]
+        honest = self.swarm.reference.history[min(engine.version for engine in at)]
         row.loss_ratio = held_out_loss([engine.weights for engine in at]) / held_out_loss(honest)
 
 
@@ -288,7 +288,7 @@ def real(directory: Path, *, steps: int = 60) -> list[dict[str, Any]]:
                 "caught": liar["named_at"] is not None,
                 "false_bans": len(found["false_bans"]),
                 "audits": audited,
-                "oracle_max_difference": found.get("oracle_max_difference"),
+                "oracle_max_difference": found.get("reference_max_difference"),
                 "problem": found["problem"],
             }
         )

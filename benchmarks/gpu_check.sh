@@ -62,7 +62,7 @@ part desk "$python" benchmarks/desk.py ${rehearse:+--megabytes 16} --json "$out/
 # ------------------------------------------------------------ a swarm, replicas killed
 
 part swarm "$python" -m swarmnet local "${device[@]}" --stages 2 --replicas 2 --steps "$steps" \
-    --kill 1@3 --oracle --out "$out/swarm"
+    --kill 1@3 --verify --out "$out/swarm"
 
 cat "$out/summary.txt"
 exit $failed

@@ -137,7 +137,7 @@ class Trial:
             ),
             seed,
         )
-        self.swarm.exact = False  # what is held against the oracle here is counted, and ends nothing
+        self.swarm.exact = False  # what is held against the reference here is counted, and ends nothing
         self.swarm.hooks.append(self._look)
         self._late = audited is not None
         self.weights_equal = True
@@ -207,7 +207,7 @@ class Trial:
             weights = [before.get(stage) for stage in (BESIDE, STAGE)]
             if None in weights:
                 continue
-            right, _, _ = self.swarm.oracle.advance(step, weights, weights)
+            right, _, _ = self.swarm.reference.advance(step, weights, weights)
             if any(right[stage] != value for stage, value in after.items()):
                 found.append(step)
         return found
@@ -220,7 +220,7 @@ class Trial:
         return tainted
 
     def _seeds(self) -> dict[int, int]:
-        return dict(enumerate(self.swarm.oracle.history[0]))
+        return dict(enumerate(self.swarm.reference.history[0]))
 
     def _look(self, peer: PeerId, event: str, fields: dict[str, object]) -> None:
         if event == "late" and peer in {node.peer_id for node in self.swarm.honest}:
@@ -235,7 +235,7 @@ class Trial:
         node = next(node for node in self.swarm.nodes if node.up and node.peer_id == peer)
         weights = node.engines[stage].weights
         if not self._late:
-            self.weights_equal &= weights == self.swarm.oracle.history[version][stage]
+            self.weights_equal &= weights == self.swarm.reference.history[version][stage]
             return
         while len(self._seen) <= version:
             self._seen.append({})

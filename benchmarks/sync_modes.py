@@ -4,7 +4,7 @@
                                     [--json FILE] [--png FILE]
 
 A small decoder on the default data (Python's standard library, as bytes), trained by the single process that a swarm's
-curve is equal to, bit for bit (`swarmnet.local.oracle`; tests/numerics/test_overlap.py holds the engines to it). A
+curve is equal to, bit for bit (`swarmnet.local.reference`; tests/numerics/test_overlap.py holds the engines to it). A
 variant is a mode and, if need be, fields of the manifest's [averaging] and [optimizer]; the first of them is what
 `swarmnet init --sync overlap` writes, the others take its parts away. Printed for each variant and seed: the mean
 training loss of the last SMOOTH steps and the held-out loss at the end, both over those of `exact` at the default
@@ -28,7 +28,7 @@ from curves import SMOOTH, Curve, smooth
 from curves import draw as draw_curves
 
 from swarmnet.data.source import load_tokens
-from swarmnet.local.oracle import run_oracle
+from swarmnet.local.reference import run_reference
 from swarmnet.manifest.schema import Averaging, Cut, Data, Manifest, Model, Optimizer, Training
 
 VARIANTS = (
@@ -68,7 +68,7 @@ def train(variant: str, data: str, steps: int, run: int, seed: int) -> dict:
     """{variant, seed, losses (each step's), held_out}."""
     torch.set_num_threads(1)
     tokens = load_tokens(data)
-    result = run_oracle(
+    result = run_reference(
         manifest_of(variant, steps=steps, run=run, seed=seed, source=tokens.source), tokens, steps=steps
     )
     return {"variant": variant, "seed": seed, "losses": result.losses, "held_out": result.evals[steps]}

@@ -6,7 +6,7 @@ Steps: one small decoder (four layers of width 64, one a stage) on the default d
 equal weights, with four replicas; held-out loss every ten steps. Ours round activations and their gradients to int8 at
 each of the three boundaries. A curve is a property of arithmetic, so it is trained once and serves all lines.
 
-    exact       small sums (`swarmnet.local.oracle`, the bits of a swarm)
+    exact       small sums (`swarmnet.local.reference`, the bits of a swarm)
     overlap     a step late, with what `init` writes beside it
     local       outer steps in int8 every 20 steps (`local_sync.py`)
     1F1B, SWARM-like   fp32 sums
@@ -52,7 +52,7 @@ from torch import Tensor
 from swarmnet.data.sampler import Sampler
 from swarmnet.data.source import load_tokens
 from swarmnet.data.tokens import Tokens
-from swarmnet.local.oracle import run_oracle
+from swarmnet.local.reference import run_reference
 from swarmnet.manifest.implied import LEAD
 from swarmnet.manifest.schema import Averaging, Cut, Data, Manifest, Model, Numerics, Training
 from swarmnet.model.decoder import Layer, StageModule, loss_sum
@@ -125,7 +125,7 @@ def exact_curve(tokens: Tokens, steps: int, *, sync: str = "exact", codec: str =
             {"sync": "local" if plain else sync, "codec": codec} | ({"overlap_after": OVERLAP_AFTER} if late else {})
         ),
     )
-    return sorted(run_oracle(manifest, tokens).evals.items())
+    return sorted(run_reference(manifest, tokens).evals.items())
 
 
 def local_curve(tokens: Tokens, steps: int, codec: str) -> Curve:
@@ -144,7 +144,7 @@ def local_curve(tokens: Tokens, steps: int, codec: str) -> Curve:
 
 @torch.no_grad()
 def held_out(run: local_sync.Run, tokens: Tokens) -> float:
-    """On the tokens that the oracle is asked about."""
+    """On the tokens that the reference is asked about."""
     replica = run.replicas[0]
     own = [parameter.clone() for parameter in replica.parameters]
     slow = torch.stack([each.outer.slow for each in run.replicas]).mean(0)

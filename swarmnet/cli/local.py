@@ -33,13 +33,13 @@ def local(ctx: click.Context, /, **_: Any) -> int:
       swarmnet local --stages 3 --replicas 2 --steps 60
       swarmnet local --preset 100m --replicas 1 --steps 3 --set training.sequence_length=128
       swarmnet local --steps 1000 --dashboard 0
-      swarmnet local --kill 1@20 --kill 2@30 --oracle --out runs/churn
+      swarmnet local --kill 1@20 --kill 2@30 --verify --out runs/churn
       swarmnet local --replicas 3 --chaos random:7
       swarmnet local --replicas 4 --liars sign-flip:1,lazy:1
       swarmnet local --sync local --replicas 4 --steps 300
-      swarmnet local --replicas 1 --ranks 1=2 --kill-rank 1@20 --oracle
+      swarmnet local --replicas 1 --ranks 1=2 --kill-rank 1@20 --verify
       swarmnet local --checkpoint-every 10 --kill-all 25 --out runs/dark
-      swarmnet local --resume --out runs/dark --oracle
+      swarmnet local --resume --out runs/dark --verify
       swarmnet local --steps 10 --trace trace.json
     """
     from swarmnet import telemetry

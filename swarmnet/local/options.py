@@ -21,7 +21,7 @@ MOST = 1000
 """Stages, replicas of one, ranks, trainers, microbatches in flight: no machine makes use of more."""
 
 SESSION = (
-    *("out", "oracle", "kill", "kill_every", "kill_rank", "kill_all", "chaos", "resume", "slots", "trace"),
+    *("out", "verify", "kill", "kill_every", "kill_rank", "kill_all", "chaos", "resume", "slots", "trace"),
     *("dashboard", "log_level"),
 )
 """Options of one session. All others say what the run is, and a resumed run keeps them."""
@@ -69,7 +69,7 @@ class LocalOptions:
     out: Annotated[Path | None, CliOption("DIR", default="runs/local-SEED-TIME", help="directory of the results")] = (
         None
     )
-    oracle: Annotated[bool, CliOption(help="then train in one process, too; print the largest difference in loss")] = (
+    verify: Annotated[bool, CliOption(help="then train in one process, too; print the largest difference in loss")] = (
         False
     )
     kill: Annotated[
@@ -83,7 +83,7 @@ class LocalOptions:
         None
     )
     chaos: Annotated[
-        str | None, CliOption("FILE", help="carry out this schedule of faults, or random:SEED; implies --oracle")
+        str | None, CliOption("FILE", help="carry out this schedule of faults, or random:SEED; implies --verify")
     ] = None
     liars: Annotated[
         str | None,
@@ -131,9 +131,9 @@ class LocalOptions:
             raise UsageError(f"--kill-every must be more than 0 seconds, got {self.kill_every}")
         if self.chaos is not None and (self.kill or self.kill_rank or self.kill_every is not None):
             raise UsageError("--chaos and --kill exclude each other: write [[kill]] entries into the chaos file")
-        if self.kill_all is not None and (self.chaos is not None or self.oracle):
+        if self.kill_all is not None and (self.chaos is not None or self.verify):
             raise UsageError(
-                f"{'--oracle' if self.chaos is None else '--chaos'} and --kill-all exclude each other: losses are held "
+                f"{'--verify' if self.chaos is None else '--chaos'} and --kill-all exclude each other: losses are held "
                 "against one process at the end of a run, which --kill-all does not reach; give it with --resume"
             )
         if self.liars is not None:

@@ -49,7 +49,7 @@ PRELOAD = (
     "swarmnet.local.prepare",
     "torch.fx.experimental.symbolic_shapes",  # the first backward imports it, and with it sympy
 )
-"""What peers, trainers and the oracle import. Importing these starts no thread and opens nothing."""
+"""What peers, trainers and the reference import. Importing these starts no thread and opens nothing."""
 
 
 def child_launcher() -> Launcher:
@@ -87,9 +87,9 @@ def swarmnet_command(spec: ChildSpec) -> list[str]:
     return ["-m", "swarmnet", *role, "--config", str(path)]
 
 
-def oracle_command(spec: ChildSpec) -> list[str]:
+def reference_command(spec: ChildSpec) -> list[str]:
     """The single process that a swarm is compared with."""
-    return ["-m", "swarmnet.local.oracle", str(spec.config.manifest), str(spec.events)]
+    return ["-m", "swarmnet.local.reference", str(spec.config.manifest), str(spec.events)]
 
 
 class Child:

@@ -31,7 +31,7 @@ class RunOutcome:
     """How a run ended. problem: the one line that explains a non-zero exit code, "" if all promises held.
 
     seconds: of all its lives, each earlier one to its last step.
-    oracle_problem: the part of it, at its end, that the comparison with one process adds.
+    reference_problem: the part of it, at its end, that the comparison with one process adds.
     """
 
     run_id: str
@@ -42,9 +42,9 @@ class RunOutcome:
     problem: str = ""
     not_killed: tuple[str, ...] = ()  # orders that never could be carried out
     crashes: tuple[str, ...] = ()  # children that ended with an error
-    oracle: tuple[float, ...] | None = None
+    reference: tuple[float, ...] | None = None
     comparison: Comparison | None = None
-    oracle_problem: str = ""
+    reference_problem: str = ""
     killed_all: int | None = None  # the step in which everything was killed, by order
     resumed: int = 0  # how often the run was resumed
     ranks: Mapping[str, int] = field(default_factory=dict)  # of the replicas that have several
@@ -138,11 +138,11 @@ def _compared(outcome: RunOutcome) -> dict[str, Any]:
     """What summary.json holds of a comparison with one process; nothing if none was asked for."""
     found: dict[str, Any] = {}
     if outcome.comparison is not None:
-        found["oracle_max_difference"] = outcome.comparison.max_difference
-        found["oracle_bit_equal"] = outcome.comparison.bit_equal
-        found["oracle_weights_equal"] = outcome.comparison.weights_equal
-    if outcome.comparison is not None or outcome.oracle_problem:
-        found["oracle_problem"] = outcome.oracle_problem
+        found["reference_max_difference"] = outcome.comparison.max_difference
+        found["reference_bit_equal"] = outcome.comparison.bit_equal
+        found["reference_weights_equal"] = outcome.comparison.weights_equal
+    if outcome.comparison is not None or outcome.reference_problem:
+        found["reference_problem"] = outcome.reference_problem
     return found
 
 
@@ -152,7 +152,7 @@ def summary_before(directory: Path, *, steps: int) -> dict[str, Any] | None:
         found: dict[str, Any] = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
         if found["steps"] != steps:
             return None
-        problem = found["problem"].removesuffix(found.get("oracle_problem", "")).removesuffix("; ")
+        problem = found["problem"].removesuffix(found.get("reference_problem", "")).removesuffix("; ")
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return None  # somebody else's file, or half of ours
     # Interrupted after the last step was done: the swarm itself had ended well.
@@ -205,7 +205,7 @@ def _put(path: Path, text: str) -> None:
 
 
 def draw(outcome: RunOutcome, path: Path) -> str:
-    """The curve, held-out losses, kills, and the oracle's curve. Returns a note instead if matplotlib is missing."""
+    """The curve, held-out losses, kills, and the reference's curve. Returns a note instead if matplotlib is missing."""
     progress = outcome.progress
     size = shape(progress.stages, len(progress.replicas) // progress.stages)
     return draw_curve(
@@ -217,7 +217,7 @@ def draw(outcome: RunOutcome, path: Path) -> str:
             *(Mark(step, "kill", name, "tab:red") for name, step, _ in progress.kills),
             *(Mark(found.step, "named", name, "tab:green") for name, found in sorted(progress.convictions.items())),
         ],
-        beside=outcome.oracle or (),
+        beside=outcome.reference or (),
         beside_is="all honest" if progress.liars else "one process",
     )
 
@@ -235,8 +235,8 @@ def print_summary(
         say(
             console, f"run {outcome.run_id[:16]}, files in {directory}", *_way_on(outcome, directory, compares=compares)
         )
-    if outcome.oracle_problem == UNCOMPARED:
-        again = f"    swarmnet local --resume --oracle --out {typed(directory)}"
+    if outcome.reference_problem == UNCOMPARED:
+        again = f"    swarmnet local --resume --verify --out {typed(directory)}"
         say(console, f"{UNCOMPARED}. Do it again with:", again)
     if outcome.problem == INTERRUPTED:
         say(console, INTERRUPTED)
@@ -296,7 +296,7 @@ def _told(outcome: RunOutcome) -> Iterator[str]:
 
 def _way_on(outcome: RunOutcome, directory: Path, *, compares: bool) -> list[str]:
     """How a run that was broken off goes on."""
-    kept, asked = outcome.progress.checkpoint, " --oracle" if compares else ""
+    kept, asked = outcome.progress.checkpoint, " --verify" if compares else ""
     again = f"    swarmnet local --resume --out {typed(directory)}{asked}"
     if outcome.killed_all is not None:
         how = "no checkpoint of all stages was on disk: everything will be done again"

@@ -48,8 +48,8 @@ def run_local(options: LocalOptions, kit: Kit | None = None) -> int:
     """Run a swarm on this machine; main thread only.
 
     Returns:
-        The exit code: 0 if every step was done, every microbatch counted exactly once, no child failed, and the oracle,
-        if asked for, agrees; 1 if not; 130 after Ctrl+C, 143 after SIGTERM.
+        The exit code: 0 if every step was done, every microbatch counted exactly once, no child failed, and the
+        reference, if asked for, agrees; 1 if not; 130 after Ctrl+C, 143 after SIGTERM.
 
     Raises:
         UsageError: before any child is started.
@@ -74,7 +74,7 @@ def _run_in(out: Path, options: LocalOptions, kit: Kit, console: Console) -> int
         options = earlier.options(replace(options, out=out))
     finished = options.resume and _finished(out, console)
     # One process is a swarm without liars.
-    compares = options.oracle or options.chaos is not None or (options.liars is not None and not finished)
+    compares = options.verify or options.chaos is not None or (options.liars is not None and not finished)
     # The disk may have been full when it ended: then its files are written now.
     if finished and not compares and (out / "summary.json").exists():
         return 0
@@ -98,7 +98,7 @@ def _run_in(out: Path, options: LocalOptions, kit: Kit, console: Console) -> int
                 # Who was interrupted, or gave up, has nothing to compare.
                 compares = compares and not outcome.problem and outcome.killed_all is None
             if not outcome.problem:
-                strict = kit.strict or options.oracle or options.chaos is not None
+                strict = kit.strict or options.verify or options.chaos is not None
                 problem = _judge(outcome, strict=strict) if before is None else before["problem"]
                 outcome = replace(outcome, problem=problem)
             if compares:
@@ -108,7 +108,7 @@ def _run_in(out: Path, options: LocalOptions, kit: Kit, console: Console) -> int
     except OSError as error:
         problem = f"{error.filename}: not written: {error.strerror}: make room, and do it again with --resume"
         outcome = replace(outcome, problem="; ".join(filter(None, (outcome.problem, problem))))
-    print_summary(outcome, out, console, finished=finished, compares=options.oracle)
+    print_summary(outcome, out, console, finished=finished, compares=options.verify)
     if not (finished or outcome.problem or outcome.killed_all is not None):
         say(console, next_step(swarm.prepared.manifest, swarm.prepared.path))
     return interrupt.exit_code or (1 if outcome.problem else 0)
@@ -243,24 +243,24 @@ def _compare(swarm: LocalSwarm, outcome: RunOutcome, launcher: Launcher, interru
     if interrupt.count:
         return _with(outcome, UNCOMPARED)
     say(swarm.console, "the same manifest in one process, after the swarm ...")
-    spec = ChildSpec("oracle", swarm.config.model_copy(update={"dir": swarm.out / "oracle"}))
+    spec = ChildSpec("reference", swarm.config.model_copy(update={"dir": swarm.out / "reference"}))
     spec.events.unlink(missing_ok=True)  # of a comparison that was broken off
     try:
-        child = Child(spec, swarm.kit.oracle, EventReader(spec.events), launcher)
+        child = Child(spec, swarm.kit.reference, EventReader(spec.events), launcher)
     except LauncherLost as error:
-        return _with(outcome, f"the oracle was not started: {error}")
+        return _with(outcome, f"the reference was not started: {error}")
     try:
         while (code := child.returncode()) is None and not interrupt.count:
             time.sleep(swarm.kit.timing.poll_s)
     finally:
         stop([child], grace_s=swarm.kit.timing.grace_s, hurry=lambda: interrupt.again)
     events = child.read()
-    losses = [float(event["loss"]) for event in events if event["event"] == "oracle_step"]
+    losses = [float(event["loss"]) for event in events if event["event"] == "reference_step"]
     if code != 0 and interrupt.count:  # it was we who ended it
         return _with(outcome, UNCOMPARED)
     if code != 0:
         say(swarm.console, *child.last_lines())
-        return _with(outcome, f"the oracle failed (exit code {code}), see {child.log}")
+        return _with(outcome, f"the reference failed (exit code {code}), see {child.log}")
     comparison = compare(
         [point.loss for point in outcome.progress.points],
         losses,
@@ -268,7 +268,7 @@ def _compare(swarm: LocalSwarm, outcome: RunOutcome, launcher: Launcher, interru
         lossless=swarm.lossless,
         promised=swarm.prepared.pure and not swarm.liars,
     )
-    theirs = next((event["sha256"] for event in events if event["event"] == "oracle_weights"), None)
+    theirs = next((event["sha256"] for event in events if event["event"] == "reference_weights"), None)
     if (
         comparison.bit_equal
         and not swarm.liars
@@ -280,7 +280,7 @@ def _compare(swarm: LocalSwarm, outcome: RunOutcome, launcher: Launcher, interru
         equal = _last_weights(swarm, theirs.keys()) == theirs
         problem = "" if equal else "all losses are those of one process, the last weights are not"
         comparison = replace(comparison, weights_equal=equal, problem=problem)
-    return replace(_with(outcome, comparison.problem), oracle=tuple(losses), comparison=comparison)
+    return replace(_with(outcome, comparison.problem), reference=tuple(losses), comparison=comparison)
 
 
 def _last_weights(swarm: LocalSwarm, names: Set[str]) -> dict[str, str]:
@@ -300,7 +300,7 @@ def _last_weights(swarm: LocalSwarm, names: Set[str]) -> dict[str, str]:
 
 def _with(outcome: RunOutcome, problem: str) -> RunOutcome:
     whole = "; ".join(filter(None, (outcome.problem, problem)))
-    return replace(outcome, problem=whole, oracle_problem=problem)
+    return replace(outcome, problem=whole, reference_problem=problem)
 
 
 def _judge(outcome: RunOutcome, *, strict: bool = False) -> str:

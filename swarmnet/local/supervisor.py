@@ -32,7 +32,7 @@ from swarmnet.local.processes import (
     FaultOrders,
     Interrupt,
     child_launcher,
-    oracle_command,
+    reference_command,
     stop,
     swarmnet_command,
 )
@@ -83,7 +83,7 @@ class Kit:
     """What tests put in place of the real thing."""
 
     child: ChildCommand = swarmnet_command
-    oracle: ChildCommand = oracle_command
+    reference: ChildCommand = reference_command
     launcher: Callable[[], Launcher] = child_launcher
     prepare: Callable[[LocalOptions, Path], Prepared] = prepare
     timing: Timing = field(default_factory=Timing)
@@ -91,7 +91,7 @@ class Kit:
     trace: bool = False
     """With chaos: children say what they work on."""
     strict: bool = False
-    """Does a run in which a correct peer was suspended fail without `--oracle`, too?"""
+    """Does a run in which a correct peer was suspended fail without `--verify`, too?"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,7 +110,7 @@ def check_payload(payload: Sequence[Packed]) -> None:
 
 
 class Arithmetic:
-    """The pure functions of one stage; the oracle uses them without any engine. Weights and sums are exact parts.
+    """The pure functions of one stage; the reference uses them without any engine. Weights and sums are exact parts.
 
     With several numerics classes an accumulator holds numbers whose last digits are those of classes.
     """

@@ -342,5 +342,5 @@ class FleetSimulation:
             "control_bytes_per_peer_s": sum(weights.values()) / max(peer_s, 1e-9),
             "control_bytes": {kind: round(size) for kind, size in sorted(weights.items())},
             "messages": dict(sorted(swarm.network.sent.items())),
-            "losses": [swarm.oracle.losses[step] / plan.microbatches for step in range(steps)],
+            "losses": [swarm.reference.losses[step] / plan.microbatches for step in range(steps)],
         }

@@ -43,8 +43,8 @@ from swarmnet.simulate.engine import (
     proven_tokens_of,
 )
 from swarmnet.simulate.meeting import RoundMeeting
-from swarmnet.simulate.oracle import Oracle
 from swarmnet.simulate.plan import OWNER, Plan, manifest_of
+from swarmnet.simulate.reference import SimulatedReference
 from swarmnet.stage.seams import Engine
 from swarmnet.statement import SignedMessage, in_envelope
 from swarmnet.telemetry.kinds import KINDS
@@ -200,7 +200,7 @@ class Swarm:
         sum_bytes = 8.0 * NUM_ELEMENTS + plan.padding_bytes * plan.padding
         takes_s = functools.partial(self.network.lines.meeting_s, num_bytes=sum_bytes)
         self.meeting = RoundMeeting(takes_s) if plan.abstract else None
-        self.oracle = Oracle(plan, arithmetic=arithmetic)
+        self.reference = SimulatedReference(plan, arithmetic=arithmetic)
         self.nodes: list[Node] = []
         self.trainers: dict[PeerId, SimulatedProcess] = {}
         self.disks: dict[PeerId, SimulatedDisk] = {}
@@ -344,7 +344,7 @@ class Swarm:
         notice = sign(Extension(self.plan.run, number, since, steps), OWNER, SimulatedSigner(OWNER).sign)
         if takes:
             self.in_force = (*self.in_force, notice)
-            self.oracle = Oracle(self.plan, self.in_force, self.arithmetic)
+            self.reference = SimulatedReference(self.plan, self.in_force, self.arithmetic)
         for node in told or [node for node in self.nodes if node.up]:
             self.notices[node.peer_id].learn(notice)
         return notice
@@ -536,7 +536,7 @@ class Swarm:
                     raise Broken(f"stage {stage} never committed step {step}")
         for node in self.honest:
             for stage, engine in node.engines.items():
-                if self.exact and engine.weights != self.oracle.weights[stage]:
+                if self.exact and engine.weights != self.reference.weights[stage]:
                     raise Broken(f"{node.peer_id}: weights of stage {stage} differ from the single process")
         for stage in range(self.plan.stages):
             ends = {node.peer.replicas[stage].member.chain for node in self.honest if stage in node.stages}
@@ -565,11 +565,11 @@ class Swarm:
         stage, version, node = fields["stage"], fields["version"], self.last[peer]
         if not node.up:
             return
-        if self.exact and node.engines[stage].weights != self.oracle.history[version][stage]:
+        if self.exact and node.engines[stage].weights != self.reference.history[version][stage]:
             raise Broken(f"{peer}: weights {version} of stage {stage} are not those of the single process")
         # Where steps overlap it computes on the version before, which has to be right, too.
         late = self.exact and self.plan.delay.most
-        if late and node.engines[stage].before != self.oracle.history[max(version - 1, 0)][stage]:
+        if late and node.engines[stage].before != self.reference.history[max(version - 1, 0)][stage]:
             raise Broken(f"{peer}: weights {version - 1} of stage {stage} are not those of the single process")
         # The same commits in the same order have to lead to the same last digits.
         of = stage, node.peer.replicas[stage].member.chain
@@ -583,7 +583,7 @@ class Swarm:
         if lost or doubled or fields["voided"] != sorted(self.plan.voided(step)):
             raise Broken(f"stage {stage} step {step}: {lost} lost, {doubled} doubled, voided {fields['voided']}")
         engine = self.last[peer].engines[stage]
-        if self.exact and engine.exact_sum != self.oracle.sums[step][stage]:
+        if self.exact and engine.exact_sum != self.reference.sums[step][stage]:
             raise Broken(f"stage {stage} step {step}: {peer} holds another sum than the single process")
         others = self.committed.get((stage, step), {}).values()
         if self.exact and self.plan.classes == 1 and len({*others, fields["digest"]}) > 1:

@@ -149,8 +149,8 @@ asking | debug | - | a process fetches its state for the first time
 holding | debug | tasks blocks | what a process holds, for a search for leaks
 worked | debug | phase step index | how far a microbatch has come, in a traced process
 lied | debug self kept | kind step index | a Byzantine test double returned wrong work
-oracle_step | debug | step loss tokens | a step of the single-process reference
-oracle_weights | debug | sha256 | digests of its last weights
+reference_step | debug | step loss tokens | a step of the single-process reference
+reference_weights | debug | sha256 | digests of its last weights
 """
 
 

@@ -219,19 +219,19 @@ class Comparison:
 
 
 def compare(
-    losses: Sequence[float], oracle: Sequence[float], *, exact: bool, lossless: bool, promised: bool = True
+    losses: Sequence[float], reference: Sequence[float], *, exact: bool, lossless: bool, promised: bool = True
 ) -> Comparison:
-    """Hold the swarm's curve against the oracle's.
+    """Hold the swarm's curve against the reference's.
 
     exact: deterministic mode, and every peer one rank: only bit-equality will do. lossless: nothing on the wire is
     rounded; then the first 20 steps must agree to 1e-5. Always: finite, and final losses within 1 %. Not promised:
     finite is enough.
     """
-    if len(losses) != len(oracle) or not losses:
-        return Comparison(math.inf, 0, False, f"the swarm has {len(losses)} losses, one process {len(oracle)}")
+    if len(losses) != len(reference) or not losses:
+        return Comparison(math.inf, 0, False, f"the swarm has {len(losses)} losses, one process {len(reference)}")
     differences = [
         abs(mine - other) if math.isfinite(mine) and math.isfinite(other) else math.inf
-        for mine, other in zip(losses, oracle, strict=True)
+        for mine, other in zip(losses, reference, strict=True)
     ]
     largest = max(differences)
     at_step = differences.index(largest)
@@ -248,7 +248,7 @@ def compare(
             f"losses of the first {FP32_STEPS} steps differ from one process by {early:.3g}; on some data "
             "rounding alone does that (docs/numerics.md)"
         )
-    elif largest == math.inf or differences[-1] > FINAL_TOLERANCE * abs(oracle[-1]):
-        problem = f"the final loss {losses[-1]:.6g} is more than 1 % from one process's {oracle[-1]:.6g}"
+    elif largest == math.inf or differences[-1] > FINAL_TOLERANCE * abs(reference[-1]):
+        problem = f"the final loss {losses[-1]:.6g} is more than 1 % from one process's {reference[-1]:.6g}"
     within = FP32_TOLERANCE if promised and lossless and not exact else None
     return Comparison(largest, at_step, largest == 0.0, problem, promised, within)

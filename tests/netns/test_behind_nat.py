@@ -21,7 +21,7 @@ from running import Running
 from tiny_run import write_tiny_run
 
 from swarmnet.data.source import load_tokens
-from swarmnet.local.oracle import run_oracle
+from swarmnet.local.reference import run_reference
 from swarmnet.manifest.file import load as load_manifest
 
 routers = load("routers")
@@ -100,5 +100,5 @@ def test_homes_find_holes_and_a_killed_relay_costs_one_step_at_most(world, tmp_p
     usual = statistics.median(pauses)
     slow = [pause for pause, ended in zip(pauses, times[1:], strict=True) if ended > killed and pause > SLOW * usual]
     assert len(slow) <= 1, f"{slow} s, where {usual} s are usual"
-    oracle = run_oracle(load_manifest(manifest), load_tokens("corpus:small"), steps=1 + max(losses))
-    assert [losses[step] for step in range(1 + max(losses))] == oracle.losses
+    reference = run_reference(load_manifest(manifest), load_tokens("corpus:small"), steps=1 + max(losses))
+    assert [losses[step] for step in range(1 + max(losses))] == reference.losses

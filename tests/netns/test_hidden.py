@@ -19,7 +19,7 @@ from running import Running
 from tiny_run import write_tiny_run
 
 from swarmnet.data.source import load_tokens
-from swarmnet.local.oracle import run_oracle
+from swarmnet.local.reference import run_reference
 from swarmnet.manifest import file
 
 routers = load("routers")
@@ -81,6 +81,6 @@ def test_homes_that_find_no_hole_count_and_a_killed_relay_costs_no_long_pause(wo
     nobody_goes_back(first, *homes)
     all_made_the_same(first, *homes)
     losses = {event["step"]: event["loss_sum"] / event["num_tokens"] for event in first.so_far("committed")}
-    oracle = run_oracle(file.load(manifest), load_tokens("corpus:small"), steps=1 + max(losses))
-    assert [losses[step] for step in range(1 + max(losses))] == oracle.losses
+    reference = run_reference(file.load(manifest), load_tokens("corpus:small"), steps=1 + max(losses))
+    assert [losses[step] for step in range(1 + max(losses))] == reference.losses
     assert trainer.process.poll() is None

@@ -1,4 +1,4 @@
-"""`optimizer.state = "8bit"` in engines: the oracle's bits, and the same bits after a snapshot."""
+"""`optimizer.state = "8bit"` in engines: the bits of one process, and the same bits after a snapshot."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import random
 import torch
 from stage_chain import MODEL, StageChain, compute_thread, text, tiny
 
-from swarmnet.local.oracle import run_oracle
+from swarmnet.local.reference import run_reference
 
 WIDE = MODEL.model_copy(update={"hidden_size": 64, "intermediate_size": 96, "num_layers": 2})  # matrices above LEAST
 
@@ -32,8 +32,8 @@ def test_a_restored_replica_goes_on_with_the_same_bits() -> None:
             return losses, weights
 
     losses, weights = asyncio.run(train())
-    expected = run_oracle(manifest, text(), steps=6)
-    plain = run_oracle(tiny(2, model=WIDE, microbatches=2, lead=1.0), text(), steps=6)
+    expected = run_reference(manifest, text(), steps=6)
+    plain = run_reference(tiny(2, model=WIDE, microbatches=2, lead=1.0), text(), steps=6)
     assert losses == expected.losses != plain.losses
     assert all(torch.equal(weights[name], weight) for name, weight in expected.weights.items())
 
@@ -46,5 +46,5 @@ def test_fast_kernels_follow_the_reference_too() -> None:
             chain = StageChain(manifest, compute)
             return [await chain.step(random.Random(step)) for step in range(6)]
 
-    expected = run_oracle(manifest, text(), steps=6).losses
+    expected = run_reference(manifest, text(), steps=6).losses
     assert max(abs(a - b) for a, b in zip(asyncio.run(train()), expected, strict=True)) < 1e-4

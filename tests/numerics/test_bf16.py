@@ -1,4 +1,4 @@
-"""`numerics.compute = "bf16"`: the oracle's bits, autocast's gradients, fp32's curve, half the stash."""
+"""`numerics.compute = "bf16"`: the bits of one process, autocast's gradients, fp32's curve, half the stash."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stage_chain import StageChain, compute_thread, text, tiny
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from swarmnet.local.oracle import OracleResult, run_oracle
+from swarmnet.local.reference import ReferenceResult, run_reference
 from swarmnet.manifest.schema import Manifest, Numerics
 from swarmnet.model.comm import Comm
 from swarmnet.model.decoder import StageModule, loss_sum
@@ -54,16 +54,16 @@ def distance(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
     return float((apart / sum(each.square().sum() for each in expected.values())).sqrt())
 
 
-async def test_deterministic_mode_has_the_oracles_bits_whatever_is_kept() -> None:
+async def test_deterministic_mode_has_the_references_bits_whatever_is_kept() -> None:
     manifest = in_bf16(tiny(2))
-    found = OracleResult()
+    found = ReferenceResult()
     async with compute_thread() as compute:
         policies = "stash", "recompute", "recompute_layers", "selective"
         chain = StageChain(manifest, compute, memory=[MemoryPolicy(activations=policy) for policy in policies])
         found.losses = [await chain.step(random.Random(step)) for step in range(8)]
         found.weights = await chain.weights(1)
-    expected = run_oracle(manifest, text(), steps=8)
-    assert found.losses == expected.losses != run_oracle(tiny(2), text(), steps=8).losses
+    expected = run_reference(manifest, text(), steps=8)
+    assert found.losses == expected.losses != run_reference(tiny(2), text(), steps=8).losses
     assert all(torch.equal(found.weights[name], weight) for name, weight in expected.weights.items())
 
 
@@ -150,7 +150,7 @@ def test_the_curve_stays_within_one_percent_of_fp32s() -> None:
     manifest = manifest.model_copy(
         update={"training": manifest.training.model_copy(update={"total_steps": 120, "eval_every": 0})}
     )
-    exact, found = (run_oracle(each, text()).losses for each in (manifest, in_bf16(manifest)))
+    exact, found = (run_reference(each, text()).losses for each in (manifest, in_bf16(manifest)))
     assert exact[-1] < exact[0] - 1.5 and exact != found
     ends = [sum(losses[-20:]) / 20 for losses in (found, exact)]
     assert abs(ends[0] / ends[1] - 1) < 0.01

@@ -22,7 +22,7 @@ from swarmnet.cli.frame import run
 from swarmnet.data.source import load_tokens
 from swarmnet.data.windows import with_digests
 from swarmnet.ids import NO_RESTART, Restart, RunId, first_chain
-from swarmnet.local.oracle import run_oracle
+from swarmnet.local.reference import run_reference
 from swarmnet.manifest.file import load, run_id, to_toml
 from swarmnet.manifest.schema import Manifest, Model
 from swarmnet.messages import StateHeader
@@ -118,7 +118,7 @@ def test_a_trained_run_loads_in_transformers_and_continues_here(
     again = load("next.toml")
     assert again.model == model and len(again.initial.sha256) == stages
     tokens = load_tokens("ids.u8.bin", "ids")
-    losses = run_oracle(again, tokens, steps=2).losses
+    losses = run_reference(again, tokens, steps=2).losses
     assert losses[0] == pytest.approx(hf_models.first_loss(here / "out/model", again, tokens), abs=1e-5) != losses[1]
 
 
@@ -134,8 +134,8 @@ def test_a_run_that_begins_with_an_export_goes_on_from_what_was_learned(here: Pa
     assert run([*line.split(), *settings]) == 0
     going_on = load("next.toml")
     tokens = load_tokens("ids.u8.bin", "ids")
-    continued = run_oracle(going_on, tokens).losses
-    scratch = run_oracle(going_on.model_copy(update={"initial": Manifest().initial}), tokens).losses
+    continued = run_reference(going_on, tokens).losses
+    scratch = run_reference(going_on.model_copy(update={"initial": Manifest().initial}), tokens).losses
     assert max(continued) < min(scratch) and continued[-1] < continued[0]
 
 

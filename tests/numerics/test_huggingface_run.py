@@ -21,7 +21,7 @@ from swarmnet.cli.frame import run
 from swarmnet.config.peer import PeerConfig
 from swarmnet.data.source import load_tokens
 from swarmnet.errors import UsageError
-from swarmnet.local.oracle import run_oracle
+from swarmnet.local.reference import run_reference
 from swarmnet.manifest.file import load
 from swarmnet.manifest.schema import Manifest
 from swarmnet.model.huggingface import checkpoint
@@ -66,7 +66,7 @@ def test_the_manifest_says_which_model_and_which_weights(here: Path, capsys: pyt
 def test_the_first_loss_is_that_of_transformers_and_the_swarm_is_the_single_process(here: Path, case: str) -> None:
     manifest = begun(here, case, "--stages", "3")
     tokens = load_tokens("ids.u8.bin", "ids")
-    expected = run_oracle(manifest, tokens)
+    expected = run_reference(manifest, tokens)
     assert expected.losses[0] == pytest.approx(hf_models.first_loss(here / "hf", manifest, tokens), abs=1e-5)
 
     async def swarm() -> tuple[list[float], dict[str, Tensor]]:
@@ -294,7 +294,7 @@ def test_a_tied_checkpoint_with_another_head_is_one_model_for_any_number_of_stag
         manifest = load("run.toml")
         assert not manifest.model.tie_embeddings
         expected = hf_models.first_loss(here / "hf", manifest, tokens)  # transformers takes the head, too
-        assert run_oracle(manifest, tokens, steps=1).losses[0] == pytest.approx(expected, abs=1e-5)
+        assert run_reference(manifest, tokens, steps=1).losses[0] == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_tokenizer_comes_along(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

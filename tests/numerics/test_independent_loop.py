@@ -19,7 +19,7 @@ from torch import Tensor
 
 from swarmnet.data.sampler import Sampler
 from swarmnet.data.tokens import Tokens
-from swarmnet.local.oracle import run_oracle
+from swarmnet.local.reference import run_reference
 from swarmnet.manifest.schema import Averaging, Cut, Manifest, Model, Numerics, Optimizer, Training
 from swarmnet.model.initial import draw
 
@@ -248,24 +248,24 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
-def test_torchs_adamw_has_the_oracles_losses():
+def test_torchs_adamw_has_the_references_losses():
     """Its last bits differ, so a gradient may fall on the next point of the grid.
 
     Over seeds 3 to 18 losses differ by at most 2e-7 in 15 runs, which is their own rounding, and by 9e-7 in one. With
     eps = 1e-8, where Adam makes more of small gradients, and clip_norm = 0.3, one of 16 differs by 5e-6.
     """
     manifest, tokens = run_of(clip_norm=1.0, eps=1e-3), walk()
-    expected = run_oracle(manifest, tokens).losses
+    expected = run_reference(manifest, tokens).losses
     losses, _, _ = train(manifest, tokens, torch.optim.AdamW)
     assert losses == pytest.approx(expected, rel=0, abs=1e-6)
     assert losses[-1] < losses[0] - 0.1
 
 
 @pytest.mark.parametrize("clip_norm", [1.0, 0.02])
-def test_the_written_update_has_the_oracles_bits(clip_norm):
+def test_the_written_update_has_the_references_bits(clip_norm):
     """As far as transformers calls the kernels that swarmnet calls, in the same order."""
     manifest, tokens = run_of(clip_norm=clip_norm, learning_rate=3e-3), walk()
-    expected = run_oracle(manifest, tokens)
+    expected = run_reference(manifest, tokens)
     losses, weights, clips = train(manifest, tokens, WrittenAdamW)
     # Below 1/16 what the clip threw away moves no scale.
     assert max(clips) < 1 / 16 if clip_norm < 0.1 else min(clips) == 1
@@ -275,11 +275,11 @@ def test_the_written_update_has_the_oracles_bits(clip_norm):
 
 
 @pytest.mark.parametrize("overlap_after", [0, 1, 3])
-def test_overlapping_steps_have_the_oracles_bits(overlap_after):
+def test_overlapping_steps_have_the_references_bits(overlap_after):
     """Below 2 two steps are computed on version 0: both on the fine grid, and only the first sets scales."""
     averaging = Averaging(codec="small", sync="overlap", overlap_after=overlap_after)
     manifest, tokens = run_of(averaging, clip_norm=1.0, learning_rate=3e-3), walk()
-    expected = run_oracle(manifest, tokens)
+    expected = run_reference(manifest, tokens)
     losses, weights, _ = train(manifest, tokens, WrittenAdamW)
     assert losses == expected.losses
     for name, weight in expected.weights.items():

@@ -1,4 +1,4 @@
-"""`averaging.sync = "overlap"` in the engine: two versions of the weights, two sums, and the oracle's bits."""
+"""`averaging.sync = "overlap"` in the engine: two versions of the weights, two sums, and the bits of one process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stage_chain import StageChain, batch_of, chain_of, compute_thread, text, ti
 
 from swarmnet.engine.torch_engine import TorchEngine
 from swarmnet.errors import Refused, RejectCode
-from swarmnet.local.oracle import OracleResult, run_oracle
+from swarmnet.local.reference import ReferenceResult, run_reference
 from swarmnet.manifest.schema import Averaging, Manifest
 from swarmnet.stage.passes import MemoryPolicy
 from swarmnet.stage.seams import Stash
@@ -35,8 +35,8 @@ def overlapping(
 
 
 @functools.cache
-def one_process(manifest: Manifest, steps: int = STEPS) -> OracleResult:
-    return run_oracle(manifest, text(), steps=steps)
+def one_process(manifest: Manifest, steps: int = STEPS) -> ReferenceResult:
+    return run_reference(manifest, text(), steps=steps)
 
 
 async def train(chain: StageChain, rng: random.Random, *, stop: int, parts: int = 1, ahead: bool = True) -> list[float]:
@@ -55,8 +55,8 @@ async def train(chain: StageChain, rng: random.Random, *, stop: int, parts: int 
     return [loss / tokens for loss, tokens in sums]
 
 
-async def trained(manifest: Manifest, *, replicas: int = 1, parts: int = 1, ahead: bool = True) -> OracleResult:
-    result = OracleResult()
+async def trained(manifest: Manifest, *, replicas: int = 1, parts: int = 1, ahead: bool = True) -> ReferenceResult:
+    result = ReferenceResult()
     async with chain_of(manifest, replicas=replicas) as chain:
         result.losses = await train(chain, random.Random(replicas), stop=STEPS, parts=parts, ahead=ahead)
         result.weights = await chain.weights()
@@ -66,7 +66,7 @@ async def trained(manifest: Manifest, *, replicas: int = 1, parts: int = 1, ahea
     return result
 
 
-def assert_same_bits(found: OracleResult, expected: OracleResult) -> None:
+def assert_same_bits(found: ReferenceResult, expected: ReferenceResult) -> None:
     assert found.losses == expected.losses
     assert found.weights.keys() == expected.weights.keys()
     for name, weight in expected.weights.items():
@@ -77,7 +77,7 @@ async def the_sum(engine: TorchEngine) -> torch.Tensor:
     return codecs.decode(await engine.sums.contribution(0, engine.sums.num_elements))
 
 
-# ---------------------------------------------------------------- the oracle
+# ---------------------------------------------------------------- the reference
 
 
 @pytest.mark.parametrize(
@@ -89,13 +89,13 @@ async def the_sum(engine: TorchEngine) -> torch.Tensor:
         *further((3, 2, 1, True, 2.5, 3, "int64"), (1, 1, 1, True, 0.0, 5, "int64"), (2, 2, 3, True, 0.0, 0, "small")),
     ],
 )
-async def test_deterministic_mode_has_the_oracles_bits(
+async def test_deterministic_mode_has_the_references_bits(
     stages: int, replicas: int, parts: int, ahead: bool, lead: float, after: int, codec: str
 ) -> None:
     manifest = overlapping(stages, codec=codec, lead=lead, after=after)
     expected = one_process(manifest)
     exact = one_process(tiny(stages, averaging=Averaging(codec=codec), lead=lead), max(after, 1) + 1)
-    assert expected.losses[-1] < expected.losses[0] - 0.3, "the oracle does not learn; equality would say little"
+    assert expected.losses[-1] < expected.losses[0] - 0.3, "the reference does not learn; equality would say little"
     first = max(after, 1)
     assert expected.losses[:first] == exact.losses[:first] and expected.losses[first] != exact.losses[first], "no delay"
     assert_same_bits(await trained(manifest, replicas=replicas, parts=parts, ahead=ahead), expected)
@@ -104,7 +104,7 @@ async def test_deterministic_mode_has_the_oracles_bits(
 async def test_replicas_that_spend_memory_in_different_ways_have_the_same_bits() -> None:
     manifest = overlapping(2, lead=2.5)
     policies = [MemoryPolicy(activations=policy) for policy in ("stash", "recompute", "recompute_layers", "selective")]
-    result = OracleResult()
+    result = ReferenceResult()
     async with compute_thread() as compute:
         chain = StageChain(manifest, compute, memory=policies)
         result.losses = await train(chain, random.Random(4), stop=STEPS, parts=3)

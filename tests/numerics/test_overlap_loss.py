@@ -8,7 +8,7 @@ import random
 import numpy as np
 
 from swarmnet.data.tokens import Tokens
-from swarmnet.local.oracle import run_oracle
+from swarmnet.local.reference import run_reference
 from swarmnet.manifest.schema import Averaging, Cut, Manifest, Model, Optimizer, Training
 
 AFTER, STEPS = 90, 125
@@ -35,7 +35,7 @@ def losses(averaging: Averaging) -> list[float]:
         optimizer=Optimizer(lead=2.5, learning_rate=5e-3),
         averaging=averaging,
     )
-    return run_oracle(manifest, sentences(), steps=STEPS).losses
+    return run_reference(manifest, sentences(), steps=STEPS).losses
 
 
 def test_the_loss_stays_that_of_exact_steps_when_overlap_begins(one_thread: None) -> None:

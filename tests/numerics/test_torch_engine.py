@@ -20,7 +20,7 @@ from swarmnet.engine.payloads import Payloads
 from swarmnet.engine.torch_engine import TorchEngine
 from swarmnet.errors import BadMessage, DeviceFull, Overflow, Refused, RejectCode
 from swarmnet.ids import PeerId
-from swarmnet.local.oracle import run_oracle
+from swarmnet.local.reference import run_reference
 from swarmnet.manifest.schema import Numerics, Wire
 from swarmnet.messages import Packed
 from swarmnet.model.decoder import StageModule, loss_sum
@@ -70,7 +70,7 @@ async def the_sum(engine: TorchEngine) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("stages", [1, 3])
-async def test_every_parameter_gradient_is_the_oracles(stages: int) -> None:
+async def test_every_parameter_gradient_is_the_references(stages: int) -> None:
     """One microbatch: the flat accumulator of each stage against plain autograd on the whole."""
     manifest = tiny(stages)
     module = StageModule(MODEL, range(MODEL.num_layers), first=True, last=True)
@@ -107,7 +107,7 @@ async def test_lossy_wires_train(codec: str) -> None:
     async with chain_of(manifest) as chain:
         rng = random.Random(1)
         losses = [await chain.step(rng) for _ in range(10)]
-        expected = run_oracle(manifest, text(), steps=10).losses
+        expected = run_reference(manifest, text(), steps=10).losses
         assert losses != expected
         assert losses == pytest.approx(expected, abs=0.05)
 
@@ -470,7 +470,7 @@ async def test_snapshots_that_do_not_fit_are_refused_and_change_nothing() -> Non
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_a_cuda_device_has_the_same_bits_in_any_order_and_the_oracles_curve(replicas: int) -> None:
+def test_a_cuda_device_has_the_same_bits_in_any_order_and_the_references_curve(replicas: int) -> None:
     manifest = tiny(2)
     curves = []
 
@@ -484,7 +484,7 @@ def test_a_cuda_device_has_the_same_bits_in_any_order_and_the_oracles_curve(repl
         asyncio.run(train(seed))
     assert curves[0][0] == curves[1][0]
     assert all(torch.equal(curves[0][1][name], curves[1][1][name]) for name in curves[0][1])
-    assert curves[0][0] == pytest.approx(run_oracle(manifest, text(), steps=10).losses, abs=1e-3)
+    assert curves[0][0] == pytest.approx(run_reference(manifest, text(), steps=10).losses, abs=1e-3)
 
 
 async def test_a_device_without_memory_is_full_and_what_the_job_had_made_is_gone() -> None:

@@ -40,19 +40,23 @@ def test_honest_members_learn_what_one_process_does() -> None:
     swarm = Swarm(Plan(microbatches=8, steps=12, trainers=2), 1, audit_model.Regression)
     swarm.run()
     assert all(
-        engine.weights == swarm.oracle.weights[stage] for node in swarm.honest for stage, engine in node.engines.items()
+        engine.weights == swarm.reference.weights[stage]
+        for node in swarm.honest
+        for stage, engine in node.engines.items()
     )
-    before, after = (audit_model.held_out_loss(weights) for weights in (swarm.oracle.history[0], swarm.oracle.weights))
+    before, after = (
+        audit_model.held_out_loss(weights) for weights in (swarm.reference.history[0], swarm.reference.weights)
+    )
     assert after < 0.8 * before
 
 
 def test_what_is_learnt_is_the_truth() -> None:
-    oracle = Swarm(Plan(microbatches=50, steps=100), 1, audit_model.Regression).oracle
-    found = [audit_model.weights_in(weights) for weights in oracle.weights]
+    reference = Swarm(Plan(microbatches=50, steps=100), 1, audit_model.Regression).reference
+    found = [audit_model.weights_in(weights) for weights in reference.weights]
     off = [abs(a - b) for stage in range(2) for a, b in zip(found[stage], audit_model.truth(stage), strict=True)]
     assert max(off) < audit_model.ONE / 4
     # The noise is about 1.
-    assert 0.8 < audit_model.held_out_loss(oracle.weights) < 1.3
+    assert 0.8 < audit_model.held_out_loss(reference.weights) < 1.3
 
 
 def test_honest_members_are_named_by_nobody() -> None:

@@ -1,5 +1,5 @@
 """Peers that send what is not finite, or tokens of something else: they are named and left for others, nothing is
-voided, and the weights are the oracle's."""
+voided, and the weights are the reference's."""
 
 from __future__ import annotations
 

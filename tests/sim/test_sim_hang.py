@@ -90,7 +90,9 @@ def test_it_is_routed_around_and_rejoins_with_equal_weights() -> None:
         await asyncio.sleep(12.0)
         swarm.resume(stopped[0])
 
-    swarm.run(until_s=200.0, script=script)  # ends only when everybody, the stopped one too, has the oracle's weights
+    swarm.run(
+        until_s=200.0, script=script
+    )  # ends only when everybody, the stopped one too, has the reference's weights
     name = stopped[0].peer_id
     while_stopped = [at for at, callee in calls if callee == name and 9.0 < at < 16.0]
     assert len(while_stopped) <= 4, "it is tried again now and then, nothing more"

@@ -26,7 +26,7 @@ def relayed_bytes(hidden: tuple[int, ...]) -> float:
                     swarm.network.lines.relay_by(replicas[at], replicas[other], PeerId("relay"))
         await asyncio.sleep(0.0)
 
-    swarm.run(until_s=300, script=script)  # checks every commit and the final weights against the oracle
+    swarm.run(until_s=300, script=script)  # checks every commit and the final weights against the reference
     return swarm.network.lines.relayed_bytes / PLAN.steps
 
 

@@ -17,7 +17,7 @@ from swarmnet.manifest.schema import Data
 from swarmnet.messages import Answer, Fetched, Packed, Process, Rejected
 from swarmnet.pipeline.execution import Execution
 from swarmnet.pipeline.windows import OwnTokens, ProvenWindows
-from swarmnet.simulate import oracle, swarm
+from swarmnet.simulate import reference, swarm
 from swarmnet.simulate.engine import proven_tokens_of
 from swarmnet.simulate.plan import Plan, manifest_of
 from swarmnet.simulate.swarm import Swarm
@@ -42,7 +42,7 @@ def proven(plan: Plan, monkeypatch: pytest.MonkeyPatch, seed: int = 0) -> OwnTok
     monkeypatch.setattr(swarm, "proven_tokens_of", own.training)
     monkeypatch.setattr(swarm.SimulatedTokens, "training", staticmethod(own.training))
     monkeypatch.setattr(swarm, "SimulatedWindows", lambda microbatches: ProvenWindows.of(data, shape.training))
-    monkeypatch.setattr(oracle, "tokens_of", lambda number: own.training(number)[:1])
+    monkeypatch.setattr(reference, "tokens_of", lambda number: own.training(number)[:1])
     return own
 
 

@@ -59,7 +59,7 @@ def half_of_those_who_count(swarm: Swarm, leader: Node, others: list[Node]) -> l
 
 def swarm_of(script: Callable[[Swarm], Awaitable[None]] | None, *, stages: int = 2, steps: int = 3) -> Swarm:
     swarm = Swarm(Plan(stages=stages, replicas=REPLICAS, microbatches=2 * REPLICAS, steps=steps, forward_s=0.2), 1)
-    swarm.run(until_s=300.0, script=script)  # checks every commit and the final weights against the oracle
+    swarm.run(until_s=300.0, script=script)  # checks every commit and the final weights against the reference
     return swarm
 
 

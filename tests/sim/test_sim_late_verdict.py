@@ -68,7 +68,9 @@ def said(swarm: Swarm, event: str) -> dict[PeerId, dict[str, Any]]:
 
 def is_as_if_nobody_had_lied(swarm: Swarm) -> bool:
     return all(
-        engine.weights == swarm.oracle.weights[stage] for node in swarm.honest for stage, engine in node.engines.items()
+        engine.weights == swarm.reference.weights[stage]
+        for node in swarm.honest
+        for stage, engine in node.engines.items()
     )
 
 

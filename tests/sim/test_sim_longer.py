@@ -10,8 +10,8 @@ from further import further
 
 from swarmnet.ids import PeerId
 from swarmnet.manifest.extension import Extension, Horizon, Notices
-from swarmnet.simulate.oracle import Oracle
 from swarmnet.simulate.plan import OWNER, RUN, Plan
+from swarmnet.simulate.reference import SimulatedReference
 from swarmnet.simulate.swarm import Guise, Node, SimulatedSigner, Swarm
 from swarmnet.step.member import Member
 from swarmnet.wire.signed import sign
@@ -171,10 +171,10 @@ def test_heard_of_at_the_last_moment_it_holds_for_all_or_for_nobody(seed: int) -
     swarm.exact = False  # which single process it is shows at the end
     swarm.run(script=script, until_s=900)
     (held,) = {member.horizon for member in members(swarm)}
-    oracle = Oracle(swarm.plan, held.notices)
+    reference = SimulatedReference(swarm.plan, held.notices)
     assert {member.version for member in members(swarm)} == {held.last}
     for node in swarm.honest:
-        assert all(engine.weights == oracle.weights[stage] for stage, engine in node.engines.items())
+        assert all(engine.weights == reference.weights[stage] for stage, engine in node.engines.items())
     if not held.notices:
         assert told(swarm, "notice_missed")
 

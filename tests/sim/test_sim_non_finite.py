@@ -13,7 +13,7 @@ from swarmnet.simulate.swarm import Broken, Swarm
 def test_a_non_finite_microbatch_is_left_out_everywhere(stage: int, replicas: int) -> None:
     plan = Plan(stages=3, replicas=replicas, microbatches=4, steps=3, max_void=1, poison=frozenset({(stage, 1, 2)}))
     swarm = Swarm(plan, seed=stage)
-    swarm.run(until_s=120)  # checks sums, voided sets and final weights against the oracle
+    swarm.run(until_s=120)  # checks sums, voided sets and final weights against the reference
     found_by = {peer for _, peer, event, fields in swarm.events if event == "voided"}
     assert found_by and all(fields["index"] == 2 for _, _, event, fields in swarm.events if event == "voided")
 

@@ -22,8 +22,8 @@ from test_sim_scenarios import POINTS, STEP, Trap, held, state
 from swarmnet.manifest.schema import Audits
 from swarmnet.messages import Process
 from swarmnet.simulate.engine import tokens_of
-from swarmnet.simulate.oracle import Oracle
 from swarmnet.simulate.plan import Plan
+from swarmnet.simulate.reference import SimulatedReference
 from swarmnet.simulate.swarm import Node, Swarm
 
 timelines = load("timeline")
@@ -59,8 +59,8 @@ def test_without_faults_it_is_the_single_process_with_a_delay_of_one() -> None:
     swarm.run(until_s=60.0, script=check_always)
     assert swarm.counts["executed"] == swarm.counts["applied"] == 3 * 2 * 6
     assert executions(swarm) == indexes(swarm.plan) and swarm.counts["ordered"] == swarm.counts["rerouted"] == 0
-    exact = Oracle(replace(swarm.plan, sync="exact"))
-    assert exact.history[:2] == swarm.oracle.history[:2] and exact.history[2] != swarm.oracle.history[2]
+    exact = SimulatedReference(replace(swarm.plan, sync="exact"))
+    assert exact.history[:2] == swarm.reference.history[:2] and exact.history[2] != swarm.reference.history[2]
 
 
 def test_nobody_sends_what_is_more_than_one_step_ahead_of_the_open_ones() -> None:
@@ -88,7 +88,7 @@ def test_the_held_out_loss_of_a_version_is_that_of_its_weights() -> None:
     assert {0, 5} <= found.keys() and len(found) >= 4
     first, last = (swarm.nodes[0].engines[0].arithmetic, swarm.nodes[-1].engines[1].arithmetic)
     for version, loss in found.items():
-        weights = swarm.oracle.history[version]
+        weights = swarm.reference.history[version]
         assert loss == last.loss(weights[1], first.forward(weights[0], tokens_of(10_000)))
 
 

@@ -12,8 +12,8 @@ from further import further
 from strike import check_always, kill_and_restart, until, watched
 from test_sim_scenarios import STEP, Trap
 
-from swarmnet.simulate.oracle import Oracle
 from swarmnet.simulate.plan import Plan
+from swarmnet.simulate.reference import SimulatedReference
 from swarmnet.simulate.swarm import Swarm
 
 PLAN = Plan(stages=2, replicas=2, microbatches=6, steps=6, averaging_s=0.3, sync="overlap", overlap_after=3)
@@ -28,10 +28,12 @@ def test_it_is_the_single_process_that_is_late_from_that_step_on(after: int) -> 
 
     swarm.run(until_s=60.0, script=script)
     assert swarm.counts["executed"] == swarm.counts["applied"] == 2 * 2 * 6
-    exact = Oracle(replace(PLAN, sync="exact")).history
+    exact = SimulatedReference(replace(PLAN, sync="exact")).history
     same = min(after, 6)  # step `after` is the first that is late
-    assert swarm.oracle.history[: same + 1] == exact[: same + 1]
-    assert all(ours != other for ours, other in zip(swarm.oracle.history[same + 1 :], exact[same + 1 :], strict=True))
+    assert swarm.reference.history[: same + 1] == exact[: same + 1]
+    assert all(
+        ours != other for ours, other in zip(swarm.reference.history[same + 1 :], exact[same + 1 :], strict=True)
+    )
     evaluated = [fields["step"] for _, _, event, fields in swarm.events if event == "evaluated"]
     assert len(evaluated) == len(set(evaluated)) and {0, 6} <= set(evaluated)
 

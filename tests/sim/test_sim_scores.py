@@ -69,7 +69,7 @@ def said(swarm: Swarm, event: str) -> dict[int, dict[str, Any]]:
 def honest(swarm: Swarm, version: int) -> float:
     """The held-out loss of that version in one process."""
     first, last = (swarm.arithmetic(stage, swarm.plan) for stage in range(2))
-    before, after = swarm.oracle.history[version]
+    before, after = swarm.reference.history[version]
     numbers = range(swarm.plan.eval_microbatches)
     return sum(last.loss(after, first.forward(before, tokens_of(10_000 + number))) for number in numbers) / len(numbers)
 

@@ -97,7 +97,7 @@ def test_strangers_cost_only_themselves(seed: int) -> None:
                 swarm.network.tell(stranger.peer, to, message)
             await asyncio.sleep(0.01)
 
-    swarm.run(until_s=300, script=script)  # checks every commit and the final weights against the oracle
+    swarm.run(until_s=300, script=script)  # checks every commit and the final weights against the reference
     assert swarm.counts["evicted_me"] == swarm.counts["resync"] == 0
     for node in swarm.nodes:
         for replica in node.peer.replicas.values():

@@ -53,7 +53,7 @@ def test_a_member_that_nobody_can_call_any_more_holds_the_run_up_once(seed: int,
         await asyncio.sleep(25.0)
         swarm.heal()
 
-    swarm.run(until_s=300, script=script)  # checks every commit and the final weights against the oracle
+    swarm.run(until_s=300, script=script)  # checks every commit and the final weights against the reference
     waited = gaps(swarm, 0.0)
     assert max(waited) <= 5.0  # until all have said that they cannot call it, and a step
     assert sum(gap > 2.0 for gap in waited) == 1, "it was waited for again"

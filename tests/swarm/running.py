@@ -24,8 +24,8 @@ from torch import Tensor
 import swarmnet.local
 from swarmnet.cli.frame import INTERRUPTED, run
 from swarmnet.data.source import load_tokens
-from swarmnet.local.oracle import OracleResult, run_oracle
 from swarmnet.local.processes import START_S, child_launcher
+from swarmnet.local.reference import ReferenceResult, run_reference
 from swarmnet.local.supervisor import Kit
 from swarmnet.manifest.file import load
 from swarmnet.manifest.schema import Manifest
@@ -111,16 +111,16 @@ class LocalRun:
         return [event for event in self.events if event["event"] in names]
 
     @functools.cached_property
-    def oracle(self) -> OracleResult:
-        return run_oracle(self.manifest, load_tokens("corpus:small"))
+    def reference(self) -> ReferenceResult:
+        return run_reference(self.manifest, load_tokens("corpus:small"))
 
     def last_weights(self) -> Iterator[tuple[str, Tensor, Tensor]]:
         """Of each tensor of each replica's last checkpoint: where it is, its value, and one process's."""
         last = self.manifest.training.total_steps
         for path in sorted(self.directory.glob(f"peers/*/snapshots/*/*-step-{last}.safetensors")):
             for name, value in load_file(path).items():
-                if name in self.oracle.weights:
-                    yield f"{path} {name}", value, self.oracle.weights[name]
+                if name in self.reference.weights:
+                    yield f"{path} {name}", value, self.reference.weights[name]
 
     def check_invariants(self) -> None:
         """From the members' own contributions: each index counts once, and replicas of a stage agree."""

@@ -22,7 +22,7 @@ SMALL = (
 def test_nobody_suspects_ranks_that_do_nothing_wrong(tmp_path: Path) -> None:
     size = ("--stages", "1", "--replicas", "2", "--steps", "16", "--ranks", "0.0=2", "--slots", "1")
     # A correct peer that is suspended fails the run.
-    swarm = run_swarm(tmp_path / "out", *size, "--oracle", settings=SMALL)
+    swarm = run_swarm(tmp_path / "out", *size, "--verify", settings=SMALL)
     assert "warning" not in swarm.printed, swarm.printed
     assert {event["name"] for event in swarm.of("weighed")} == {"s0-r0", "s0-r1"}, swarm.printed
     assert not swarm.of("withheld", "disputed", "late")

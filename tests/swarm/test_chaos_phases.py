@@ -5,7 +5,7 @@ backward, averaging, apply, snapshot (a donor hands over state) and fetch (a new
 kind in every phase once, and the two that always run, in one swarm, strike in every phase. Stages, moments and the
 order are the seed's.
 Each swarm's own verdict (exit code 0) says: no index lost or doubled, replicas of a stage equal, losses those of the
-oracle; the tests below look again, from the files.
+reference; the tests below look again, from the files.
 """
 
 from __future__ import annotations
@@ -150,15 +150,15 @@ def test_every_strike_hit_its_phase(swarm: LocalRun, entries: Entries) -> None:
             assert any(hold.startswith(when) for hold in reached), when
 
 
-def test_the_curve_is_the_oracle_s(swarm: LocalRun) -> None:
-    oracle = swarm.oracle.losses
-    assert len(swarm.losses) == len(oracle)
+def test_the_curve_is_the_references(swarm: LocalRun) -> None:
+    reference = swarm.reference.losses
+    assert len(swarm.losses) == len(reference)
     if swarm.manifest.numerics.mode == "deterministic":
-        assert swarm.losses == oracle
+        assert swarm.losses == reference
     else:
-        assert max(abs(a - b) for a, b in zip(swarm.losses[:20], oracle[:20], strict=True)) <= 1e-5
+        assert max(abs(a - b) for a, b in zip(swarm.losses[:20], reference[:20], strict=True)) <= 1e-5
         # Nothing but rounding may differ later either; it grows, but one microbatch more or less would be 1e-2.
-        assert max(abs(a - b) for a, b in zip(swarm.losses, oracle, strict=True)) <= 1e-3
+        assert max(abs(a - b) for a, b in zip(swarm.losses, reference, strict=True)) <= 1e-3
 
 
 def test_every_index_was_contributed_once(swarm: LocalRun) -> None:
@@ -172,7 +172,7 @@ def test_all_replicas_end_with_one_process_s_weights(swarm: LocalRun) -> None:
     exact = swarm.manifest.numerics.mode == "deterministic"
     for name, path in finals.items():
         for key, value in load_file(path).items():
-            weight = swarm.oracle.weights.get(key.removeprefix("weights."))
+            weight = swarm.reference.weights.get(key.removeprefix("weights."))
             if weight is not None and exact:
                 assert torch.equal(value, weight), (name, key)
             elif weight is not None:

@@ -59,25 +59,25 @@ def swarm(tmp_path_factory) -> LocalRun:
         ended = second.wait()
     assert ended == -signal.SIGKILL
 
-    code, printed = train_locally("--resume", "--out", str(out), "--oracle")
+    code, printed = train_locally("--resume", "--out", str(out), "--verify")
     assert code == 0, printed
     return LocalRun(out, printed)
 
 
-def test_the_curve_has_every_step_once_and_is_the_oracle_s(swarm: LocalRun) -> None:
+def test_the_curve_has_every_step_once_and_is_the_references(swarm: LocalRun) -> None:
     assert [step for step, _ in swarm.rows] == list(range(STEPS))
-    assert swarm.losses == swarm.oracle.losses
+    assert swarm.losses == swarm.reference.losses
     checked = 0
     for where, value, weight in swarm.last_weights():
         assert torch.equal(value, weight), where
         checked += 1
-    assert checked == 2 * len(swarm.oracle.weights)
+    assert checked == 2 * len(swarm.reference.weights)
 
 
 def test_what_was_done_again_was_done_from_the_newest_common_checkpoint(swarm: LocalRun) -> None:
     summary, events = swarm.summary, swarm.events
     assert summary["ok"] and summary["resumed"] == 2
-    assert summary["oracle_bit_equal"] and summary["oracle_weights_equal"]
+    assert summary["reference_bit_equal"] and summary["reference_weights_equal"]
     assert 1 <= summary["repeated_steps"] <= 2 * (EVERY + 2)
     began = [number for number, event in enumerate(events) if event["event"] == "began"]
     assert len(began) == 3

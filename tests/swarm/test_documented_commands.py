@@ -43,7 +43,7 @@ ELSEWHERE = {
     r"^swarmnet local --ranks": "test_mixed_mesh.py has peers of several ranks",
     r"^swarmnet init .*--from": "wants 2.5 GB of Llama; test_huggingface_swarm.py makes a small one",
     r"^swarmnet export .*stage-1-2": "the same with one directory runs below",
-    r"^swarmnet local --stages 3 --replicas 2 --steps 60( --kill \S+)*( --oracle)?$": "README's first does it all",
+    r"^swarmnet local --stages 3 --replicas 2 --steps 60( --kill \S+)*( --verify)?$": "README's first does it all",
     r"^swarmnet join LINK$": "test_join.py does it, started again when it crashes; those that run here say more",
     r"^swarmnet watch LINK --csv \S+ --png \S+$": "watch.md's writes these two and a third",
     r"^swarmnet control limits": "test_leaving_processes.py asks a peer that runs",

@@ -45,13 +45,13 @@ def finished(request, tmp_path_factory) -> LocalRun:
 
 
 def test_the_curve_is_one_process_s_curve(finished: LocalRun) -> None:
-    oracle = finished.oracle
-    assert len(finished.losses) == 20 == len(oracle.losses)
+    reference = finished.reference
+    assert len(finished.losses) == 20 == len(reference.losses)
     assert finished.losses[-1] < finished.losses[0] - 0.3  # it learns
     if finished.manifest.numerics.mode == "deterministic":
-        assert finished.losses == oracle.losses
+        assert finished.losses == reference.losses
     else:
-        assert max(abs(a - b) for a, b in zip(finished.losses, oracle.losses, strict=True)) <= 1e-5
+        assert max(abs(a - b) for a, b in zip(finished.losses, reference.losses, strict=True)) <= 1e-5
     checked = 0
     for where, value, weight in finished.last_weights():
         checked += 1
@@ -59,7 +59,7 @@ def test_the_curve_is_one_process_s_curve(finished: LocalRun) -> None:
             assert torch.equal(value, weight), where
         else:
             assert torch.allclose(value, weight, atol=2e-4), where
-    assert checked == REPLICAS * len(oracle.weights)
+    assert checked == REPLICAS * len(reference.weights)
 
 
 def test_nothing_is_lost_or_doubled(finished: LocalRun) -> None:

@@ -15,7 +15,7 @@ from tiny_run import write_tiny_run
 
 from swarmnet.cli.frame import run
 from swarmnet.data.source import load_tokens
-from swarmnet.local.oracle import run_oracle
+from swarmnet.local.reference import run_reference
 from swarmnet.manifest.extension import Extension
 from swarmnet.manifest.file import load, to_toml
 from swarmnet.manifest.schema import Admission, Optimizer
@@ -96,7 +96,7 @@ def test_it_is_extended_under_kills_and_after_its_end(
     notices = tuple(read_signed(notices_beside(path), Extension))
     manifest = load(path)
     tokens = load_tokens(manifest.data.source, manifest.data.tokenizer)
-    oracle = run_oracle(manifest, tokens, notices=notices)
-    assert len(oracle.losses) == LONGEST
+    reference = run_reference(manifest, tokens, notices=notices)
+    assert len(reference.losses) == LONGEST
     assert {event["step"] for event in seen} == set(range(LONGEST))
-    assert all(event["loss"] == oracle.losses[event["step"]] for event in seen)
+    assert all(event["loss"] == reference.losses[event["step"]] for event in seen)

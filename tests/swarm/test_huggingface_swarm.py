@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from swarmnet.cli.frame import run
 from swarmnet.data.source import load_tokens
-from swarmnet.local.oracle import run_oracle
+from swarmnet.local.reference import run_reference
 from swarmnet.manifest.file import load
 from swarmnet.manifest.schema import Model
 from swarmnet.model.decoder import StageModule
@@ -79,7 +79,7 @@ def test_one_peer_has_the_files_and_everybody_trains(
     capsys.readouterr()
     assert run(["export", link, "out"]) == 0, capsys.readouterr().err
     assert f"the weights of step {STEPS} of {STEPS}" in capsys.readouterr().out
-    expected = run_oracle(load("run.toml"), load_tokens("corpus:small")).weights
+    expected = run_reference(load("run.toml"), load_tokens("corpus:small")).weights
     found = {name: tensor for file in Path("out").glob("*.safetensors") for name, tensor in load_file(file).items()}
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)

@@ -300,7 +300,7 @@ def test_a_local_swarm_by_invitation_trains_as_an_open_one(tmp_path: Path) -> No
         "model.num_heads=2",
         "model.num_layers=2",
     )
-    code, printed = train_locally(*size, "--oracle", "--out", str(out), settings=settings)
+    code, printed = train_locally(*size, "--verify", "--out", str(out), settings=settings)
     assert code == 0, printed
     assert "bit-equal" in printed and f"--invitation {out}/run.invitation" in printed
     secret = (out / "run.invitation").read_text().strip().rsplit(":", 1)[1]

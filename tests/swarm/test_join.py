@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 
 from swarmnet.cli.frame import run
 from swarmnet.data.source import load_tokens
-from swarmnet.local.oracle import run_oracle
+from swarmnet.local.reference import run_reference
 from swarmnet.manifest.file import load, run_id
 from swarmnet.net.identity import Identity, own_identity
 from swarmnet.ranks.launcher import child_environment
@@ -78,13 +78,13 @@ def test_a_stranger_with_a_link_takes_part_and_changes_nothing(start: Callable[.
     }
     assert contributed and min(contributed) >= synced["version"]
 
-    oracle = run_oracle(manifest, load_tokens("corpus:small"))
+    reference = run_reference(manifest, load_tokens("corpus:small"))
     losses = [commits[step]["loss_sum"] / commits[step]["num_tokens"] for step in range(STEPS)]
-    assert losses == oracle.losses
+    assert losses == reference.losses
     (snapshot,) = joiner.directory.glob(f"snapshots/*/stage-1-step-{STEPS}.safetensors")
     weights = {name.removeprefix("weights."): value for name, value in load_file(snapshot).items()}
-    compared = [name for name in weights if name in oracle.weights]
-    assert compared and all(torch.equal(weights[name], oracle.weights[name]) for name in compared)
+    compared = [name for name in weights if name in reference.weights]
+    assert compared and all(torch.equal(weights[name], reference.weights[name]) for name in compared)
 
     said = joiner.log.read_text()
     for words in (

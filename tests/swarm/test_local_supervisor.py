@@ -25,7 +25,7 @@ from swarmnet.errors import UsageError
 from swarmnet.local import LocalOptions, run_local
 from swarmnet.local.prepare import Prepared, choose
 from swarmnet.local.prepare import prepare as real_prepare
-from swarmnet.local.processes import ChildSpec, oracle_command, stop, swarmnet_command
+from swarmnet.local.processes import ChildSpec, reference_command, stop, swarmnet_command
 from swarmnet.local.report import UNCOMPARED
 from swarmnet.local.supervisor import Kit, Timing
 from swarmnet.manifest.file import run_id
@@ -127,13 +127,13 @@ with open(events, "a") as file:
 while not all((pathlib.Path(board) / f"at-{s}-{steps}").exists() for s in range(int(stages))):
     time.sleep(0.002)
 """
-ORACLE = """
+REFERENCE = """
 import json, sys
 events, slope = sys.argv[1:]
 with open(events, "a") as file:
     for step in range(6):
         loss = (3.0 - float(slope) * step) * 8 / 8
-        file.write(json.dumps({"t": 0, "event": "oracle_step", "step": step, "loss": loss, "tokens": 8}) + "\\n")
+        file.write(json.dumps({"t": 0, "event": "reference_step", "step": step, "loss": loss, "tokens": 8}) + "\\n")
 """
 
 
@@ -158,8 +158,8 @@ def kit(
         assert spec.config.bootstrap or (spec.name == "s0-r0" and not spec.events.exists())
         return [*python, PEER, spec.name, str(stages[0]), str(spec.events), str(board), mode, str(hold), *numbers]
 
-    def oracle(spec: ChildSpec) -> list[str]:
-        return ["-I", "-S", "-c", ORACLE, str(spec.events), str(slope)]
+    def reference(spec: ChildSpec) -> list[str]:
+        return ["-I", "-S", "-c", REFERENCE, str(spec.events), str(slope)]
 
     def prepare(options: LocalOptions, directory: Path) -> Prepared:
         manifest = choose(options)
@@ -167,7 +167,7 @@ def kit(
 
     return Kit(
         child=child,
-        oracle=oracle,
+        reference=reference,
         launcher=lambda: Launcher(()),
         prepare=prepare,
         timing=timing,
@@ -202,11 +202,11 @@ def test_an_undisturbed_run_leaves_its_files_and_needs_no_home(tmp_path: Path, m
     monkeypatch.delenv("HOME")
     monkeypatch.setattr(pwd, "getpwuid", nobody)
     tools = kit(tmp_path / "board")
-    assert run_local(options(tmp_path, oracle=True), tools) == 0
+    assert run_local(options(tmp_path, verify=True), tools) == 0
     found = summary(tmp_path)
     assert found["steps"] == STEPS and found["final_loss"] == (3.0 - 0.1 * 5) * 8 / 8
     assert (found["lost"], found["doubled"], found["voided"], found["kills"], found["postponed_kills"]) == (0,) * 5
-    assert found["oracle_max_difference"] == 0.0 and found["oracle_bit_equal"] is True
+    assert found["reference_max_difference"] == 0.0 and found["reference_bit_equal"] is True
     assert (found["eval_step"], found["eval_loss"]) == (0, 3.1) and found["ok"] is True
     assert {"run_id", "seed", "seconds", "tokens_per_second", "reroutes", "executions_per_index"} <= found.keys()
     with (tmp_path / "out" / "loss.csv").open() as file:
@@ -241,7 +241,7 @@ def test_a_kill_in_the_middle_and_a_return_by_snapshot(tmp_path: Path) -> None:
 def test_a_rank_is_killed_and_its_replica_stays(tmp_path: Path) -> None:
     tools = kit(tmp_path / "board", mode="ranks:s1-r0", hold=3, replicas=1, slope=0.1000001)
     fine = (f"training.microbatches={M}", "averaging.codec=int64")  # on a small grid the rounding of ranks shows
-    changed = options(tmp_path, replicas=1, ranks=("1=2",), kill_rank=("1@3",), oracle=True, set=fine)
+    changed = options(tmp_path, replicas=1, ranks=("1=2",), kill_rank=("1@3",), verify=True, set=fine)
     assert run_local(changed, tools) == 0
     found = summary(tmp_path)
     assert (found["ranks"], found["rank_restarts"], found["kills"], found["faults"]) == (
@@ -297,9 +297,9 @@ def test_a_broken_promise_is_a_failure(tmp_path: Path, mode: str, problem: str) 
     assert summary(tmp_path)["problem"] == problem
 
 
-def test_an_oracle_that_disagrees_is_a_failure(tmp_path: Path) -> None:
+def test_a_reference_that_disagrees_is_a_failure(tmp_path: Path) -> None:
     tools = kit(tmp_path / "board", slope=0.1000001)
-    assert run_local(options(tmp_path, oracle=True), tools) == 1
+    assert run_local(options(tmp_path, verify=True), tools) == 1
     assert "not bit-equal" in said(tools)
 
 
@@ -339,13 +339,13 @@ class Tired(Launcher):
 
 
 @pytest.mark.parametrize(
-    ("left", "problem"), [(3, "no more children"), (7, "the oracle was not started: no more children")]
+    ("left", "problem"), [(3, "no more children"), (7, "the reference was not started: no more children")]
 )
 def test_when_nothing_can_be_started_any_more_the_run_ends_with_its_files(
     tmp_path: Path, left: int, problem: str
 ) -> None:
     tools = replace(kit(tmp_path / "board"), launcher=lambda: Tired(left))
-    assert run_local(options(tmp_path, oracle=True), tools) == 1
+    assert run_local(options(tmp_path, verify=True), tools) == 1
     assert summary(tmp_path)["problem"] == problem and (tmp_path / "out" / "loss.csv").exists()
 
 
@@ -447,7 +447,7 @@ def test_what_children_are_told(tmp_path: Path) -> None:
     }
 
 
-def test_the_real_oracle_child_writes_its_curve(tmp_path: Path) -> None:
+def test_the_real_reference_child_writes_its_curve(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog " * 500)
     tiny = (
         "model.hidden_size=16",
@@ -462,18 +462,18 @@ def test_the_real_oracle_child_writes_its_curve(tmp_path: Path) -> None:
     options = LocalOptions(steps=3, data=str(tmp_path / "text.txt"), set=tiny)
     prepared = real_prepare(options, tmp_path / "out")
     prepared.write()
-    spec = ChildSpec("oracle", PeerConfig(manifest=prepared.path, dir=tmp_path))
+    spec = ChildSpec("reference", PeerConfig(manifest=prepared.path, dir=tmp_path))
     done = subprocess.run(
-        [sys.executable, *oracle_command(spec)], env=child_environment(os.environ), capture_output=True, text=True
+        [sys.executable, *reference_command(spec)], env=child_environment(os.environ), capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     records = EventReader(spec.events).read()
     *steps, last = records
     assert [(record["event"], record["step"], record["tokens"]) for record in steps] == [
-        ("oracle_step", step, 2 * 4 * 8) for step in range(3)
+        ("reference_step", step, 2 * 4 * 8) for step in range(3)
     ]
     assert all(0 < record["loss"] < 6 for record in steps)
-    assert last["event"] == "oracle_weights" and "embed" in " ".join(last["sha256"])
+    assert last["event"] == "reference_weights" and "embed" in " ".join(last["sha256"])
 
 
 # ---------------------------------------------------------------- the supervisor itself is interrupted or dies
@@ -607,41 +607,41 @@ def test_a_finished_run_is_said_to_be_and_left_alone(tmp_path: Path) -> None:
     assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()} == before
 
 
-PATIENT_ORACLE = "import os, signal, time; os.kill({pid}, signal.SIGINT); time.sleep(600)"
+PATIENT_REFERENCE = "import os, signal, time; os.kill({pid}, signal.SIGINT); time.sleep(600)"
 
 
 def test_ctrl_c_while_it_is_compared_leaves_a_finished_swarm_that_can_be_compared_later(tmp_path: Path) -> None:
-    first = replace(kit(tmp_path / "board"), oracle=lambda _: ["-c", PATIENT_ORACLE.format(pid=os.getpid())])
-    assert run_local(options(tmp_path, oracle=True, kill=("1@3",)), first) == 130
+    first = replace(kit(tmp_path / "board"), reference=lambda _: ["-c", PATIENT_REFERENCE.format(pid=os.getpid())])
+    assert run_local(options(tmp_path, verify=True, kill=("1@3",)), first) == 130
     assert summary(tmp_path)["problem"] == UNCOMPARED and "FAILED" not in said(first)
-    assert f"{UNCOMPARED}. Do it again with:\n    swarmnet local --resume --oracle --out {tmp_path}" in said(first)
+    assert f"{UNCOMPARED}. Do it again with:\n    swarmnet local --resume --verify --out {tmp_path}" in said(first)
     before, files = summary(tmp_path), (tmp_path / "out" / "loss.csv").read_bytes()
 
     again = kit(tmp_path / "again")
-    assert run_local(LocalOptions(out=tmp_path / "out", resume=True, oracle=True), again) == 0
+    assert run_local(LocalOptions(out=tmp_path / "out", resume=True, verify=True), again) == 0
     assert "beside one process: largest loss difference 0 (bit-equal)" in said(again)
     assert summary(tmp_path) == before | {
         "ok": True,
         "problem": "",
-        "oracle_problem": "",
-        "oracle_max_difference": 0.0,
-        "oracle_bit_equal": True,
-        "oracle_weights_equal": None,
+        "reference_problem": "",
+        "reference_max_difference": 0.0,
+        "reference_bit_equal": True,
+        "reference_weights_equal": None,
     }
     assert (tmp_path / "out" / "loss.csv").read_bytes() == files
 
     other = kit(tmp_path / "other", slope=0.2)
-    assert run_local(LocalOptions(out=tmp_path / "out", resume=True, oracle=True), other) == 1
+    assert run_local(LocalOptions(out=tmp_path / "out", resume=True, verify=True), other) == 1
     assert "FAILED: losses differ from one process" in said(other) and not summary(tmp_path)["ok"]
-    assert run_local(LocalOptions(out=tmp_path / "out", resume=True, oracle=True), kit(tmp_path / "last")) == 0
+    assert run_local(LocalOptions(out=tmp_path / "out", resume=True, verify=True), kit(tmp_path / "last")) == 0
 
 
 def test_a_finished_run_that_lost_its_summary_is_compared_and_has_its_files_again(tmp_path: Path) -> None:
     assert run_local(options(tmp_path), kit(tmp_path / "board")) == 0
     (tmp_path / "out" / "summary.json").unlink()
-    assert run_local(LocalOptions(out=tmp_path / "out", resume=True, oracle=True), kit(tmp_path / "again")) == 0
+    assert run_local(LocalOptions(out=tmp_path / "out", resume=True, verify=True), kit(tmp_path / "again")) == 0
     found = summary(tmp_path)
-    assert (found["ok"], found["steps"], found["oracle_bit_equal"], found["lost"]) == (True, STEPS, True, 0)
+    assert (found["ok"], found["steps"], found["reference_bit_equal"], found["lost"]) == (True, STEPS, True, 0)
 
 
 def test_what_is_refused_leaves_nothing_behind(tmp_path: Path) -> None:

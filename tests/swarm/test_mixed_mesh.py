@@ -56,13 +56,13 @@ def finished(tmp_path_factory) -> LocalRun:
 
 
 def test_losses_and_weights_are_those_of_one_process(finished: LocalRun) -> None:
-    assert finished.losses == pytest.approx(finished.oracle.losses, abs=1e-5) and len(finished.losses) == STEPS
+    assert finished.losses == pytest.approx(finished.reference.losses, abs=1e-5) and len(finished.losses) == STEPS
     assert finished.losses[-1] < finished.losses[0] - 0.3
     checked = 0
     for where, value, weight in finished.last_weights():
         checked += 1
         torch.testing.assert_close(value, weight, rtol=1e-4, atol=2e-5, msg=where)
-    assert checked == 2 * len(finished.oracle.weights)
+    assert checked == 2 * len(finished.reference.weights)
 
 
 def test_every_index_is_counted_once_and_replicas_of_a_stage_have_the_same_bits_on_any_mesh(finished: LocalRun) -> None:

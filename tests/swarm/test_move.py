@@ -18,7 +18,7 @@ from tiny_run import write_tiny_run
 
 from swarmnet.cli.frame import run
 from swarmnet.data.source import load_tokens
-from swarmnet.local.oracle import run_oracle
+from swarmnet.local.reference import run_reference
 from swarmnet.manifest.file import load
 
 STEPS, AFTER_MOVE = 4000, 5
@@ -73,7 +73,7 @@ def test_a_joiner_moves_in_where_all_but_one_were_killed(
     survivor.until(lambda event: event["event"] == "committed" and event["step"] >= first + AFTER_MOVE)
 
     commits = {event["step"]: event for event in survivor.so_far("committed")}
-    oracle = run_oracle(manifest, load_tokens("corpus:small"), steps=max(commits) + 1)
+    reference = run_reference(manifest, load_tokens("corpus:small"), steps=max(commits) + 1)
     losses = {step: event["loss_sum"] / event["num_tokens"] for step, event in commits.items()}
-    assert losses == {step: oracle.losses[step] for step in losses} and len(losses) > first
+    assert losses == {step: reference.losses[step] for step in losses} and len(losses) > first
     assert any(counts_there(commits[step]) for step in losses if step >= first)

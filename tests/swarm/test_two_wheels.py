@@ -21,8 +21,8 @@ from tiny_run import write_tiny_run
 from swarmnet import PROTOCOL_VERSION, SOFTWARE, __version__
 from swarmnet.cli.frame import run
 from swarmnet.data.source import load_tokens
-from swarmnet.local.oracle import run_oracle
 from swarmnet.local.processes import child_launcher
+from swarmnet.local.reference import run_reference
 from swarmnet.manifest.file import load
 from swarmnet.ranks.launcher import Launcher
 
@@ -147,9 +147,9 @@ def test_peers_move_to_a_later_minor_version_one_by_one(
     seen += [event for peer in peers.values() for event in peer.so_far("applied", "restart")]
     assert not [event for event in seen if event["event"] == "restart"], "nothing was computed again"
     last = max(event["step"] for event in seen)
-    oracle = run_oracle(load(path), load_tokens("corpus:small"), steps=last + 1)
+    reference = run_reference(load(path), load_tokens("corpus:small"), steps=last + 1)
     assert {event["step"] for event in seen} == set(range(last + 1))
-    assert all(event["loss"] == oracle.losses[event["step"]] for event in seen)
+    assert all(event["loss"] == reference.losses[event["step"]] for event in seen)
 
 
 @pytest.mark.parametrize("first", ["older", "newer"])

@@ -227,13 +227,13 @@ def test_local_builds_its_options(calls) -> None:
     assert (
         typed(
             "local --stages 4 --replicas 3 --steps 9 --seed 5 --out o --kill 1@2 --kill 3@8 --kill-every 1.5 "
-            "--oracle --trainers 2 --data d --numerics fast --set a.b=c --slots 2 --log-level info"
+            "--verify --trainers 2 --data d --numerics fast --set a.b=c --slots 2 --log-level info"
         )
         == 0
     )
     name, options = calls.pop()
     assert name == "run_local" and (options.stages, options.replicas, options.steps, options.seed) == (4, 3, 9, 5)
-    assert options.out == Path("o") and options.kill == ("1@2", "3@8") and options.kill_every == 1.5 and options.oracle
+    assert options.out == Path("o") and options.kill == ("1@2", "3@8") and options.kill_every == 1.5 and options.verify
     assert (options.trainers, options.data, options.numerics, options.set) == (2, "d", "fast", ("a.b=c",))
     assert (options.slots, options.log_level, options.manifest) == (2, "info", None)
     assert (options.ranks, options.tensor, options.shard, options.sequence_parallel) == ((), 0, "none", False)
@@ -293,7 +293,7 @@ def test_a_run_that_goes_on_may_be_told_again_what_it_is(calls, ended) -> None:
         "--stages 3 --steps 9 --seed 0 --replicas 2 --trainers 1 --sync exact --data stdlib "
         "--set training.microbatches=4 --ranks 1=2"
     )
-    assert typed(f"local --resume --out o {again} --kill 1@2 --oracle") == 0
+    assert typed(f"local --resume --out o {again} --kill 1@2 --verify") == 0
     assert calls.pop()[1].resume
 
 

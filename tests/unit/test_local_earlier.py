@@ -265,7 +265,7 @@ def test_the_newest_checkpoint_of_all_stages_is_known() -> None:
     assert progress.checkpoint == 4
 
 
-@pytest.mark.parametrize("changes", [{"chaos": "random:1", "kill_all": 3}, {"oracle": True, "kill_all": 3}])
+@pytest.mark.parametrize("changes", [{"chaos": "random:1", "kill_all": 3}, {"verify": True, "kill_all": 3}])
 def test_a_comparison_that_cannot_be_made_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="exclude each other"):
         LocalOptions(**changes)

@@ -195,7 +195,7 @@ def test_ctrl_c_names_the_way_on_if_every_stage_has_a_checkpoint() -> None:
     assert way_on not in said() and "interrupted\n" in said() and "FAILED" not in said()
     progress.on_disk[1] = {2}
     assert f"go on from the checkpoints of version 2 with:\n{way_on}" in said()
-    assert f"{way_on[:-1]} --oracle\n" in said(compares=True)
+    assert f"{way_on[:-1]} --verify\n" in said(compares=True)
 
 
 def test_who_is_not_up_yet() -> None:

@@ -11,21 +11,21 @@ import torch
 from further import further
 from stage_chain import MODEL, StageChain, compute_thread, text, tiny
 
-from swarmnet.local.oracle import OracleResult, run_oracle
+from swarmnet.local.reference import ReferenceResult, run_reference
 from swarmnet.manifest.schema import Averaging, Manifest
 
 STEPS = 8
 
 
 @functools.cache
-def one_process(manifest: Manifest, steps: int = STEPS) -> OracleResult:
-    return run_oracle(manifest, text(), steps=steps)
+def one_process(manifest: Manifest, steps: int = STEPS) -> ReferenceResult:
+    return run_reference(manifest, text(), steps=steps)
 
 
 async def train(
     manifest: Manifest, *, replicas: int, parts: int = 1, seed: int = 0, steps: int = STEPS
-) -> OracleResult:
-    result = OracleResult()
+) -> ReferenceResult:
+    result = ReferenceResult()
     async with compute_thread() as compute:
         chain = StageChain(manifest, compute, replicas=replicas)
         rng = random.Random(seed)
@@ -38,7 +38,7 @@ async def train(
     return result
 
 
-def assert_same_bits(found: OracleResult, expected: OracleResult) -> None:
+def assert_same_bits(found: ReferenceResult, expected: ReferenceResult) -> None:
     assert found.losses == expected.losses
     assert found.weights.keys() == expected.weights.keys()
     for name, weight in expected.weights.items():
@@ -54,21 +54,21 @@ def assert_same_bits(found: OracleResult, expected: OracleResult) -> None:
         *further((2, 2, 3, "int64"), (3, 1, 1, "int64"), (4, 2, 1, "int64"), (1, 1, 1, "small")),
     ],
 )
-def test_deterministic_mode_has_the_oracles_bits(stages: int, replicas: int, parts: int, codec: str) -> None:
+def test_deterministic_mode_has_the_references_bits(stages: int, replicas: int, parts: int, codec: str) -> None:
     manifest = tiny(stages, averaging=Averaging(codec=codec))
     expected = one_process(manifest)
-    assert expected.losses[-1] < expected.losses[0] - 0.3, "the oracle does not learn; equality would say little"
+    assert expected.losses[-1] < expected.losses[0] - 0.3, "the reference does not learn; equality would say little"
     found = asyncio.run(train(manifest, replicas=replicas, parts=parts, seed=stages))
     assert_same_bits(found, expected)
 
 
 @pytest.mark.parametrize("layers", [(0, 4, 0), (3, 0, 1)])
-def test_a_stage_without_layers_has_the_oracles_bits(layers: tuple[int, ...]) -> None:
+def test_a_stage_without_layers_has_the_references_bits(layers: tuple[int, ...]) -> None:
     manifest = tiny(3, layers=layers)
     assert_same_bits(asyncio.run(train(manifest, replicas=2)), one_process(manifest))
 
 
-def test_biases_and_tied_embeddings_have_the_oracles_bits() -> None:
+def test_biases_and_tied_embeddings_have_the_references_bits() -> None:
     manifest = tiny(1, model=MODEL.model_copy(update={"attention_bias": True, "tie_embeddings": True}))
     expected = one_process(manifest)
     assert "lm_head.weight" not in expected.weights and "model.layers.0.self_attn.q_proj.bias" in expected.weights
@@ -95,7 +95,7 @@ def plain_torch(stages: int, **fields: object) -> Manifest:
 
 
 def test_the_grid_is_a_rounding_of_the_gradient_and_no_other_algorithm() -> None:
-    exact, plain = (run_oracle(each, text()) for each in (tiny(2, eval_every=10), plain_torch(2, eval_every=10)))
+    exact, plain = (run_reference(each, text()) for each in (tiny(2, eval_every=10), plain_torch(2, eval_every=10)))
     assert exact.losses[0] == plain.losses[0]
     assert max(abs(a - b) for a, b in zip(exact.losses, plain.losses, strict=True)) <= 1e-4
     assert exact.evals.keys() == plain.evals.keys() == {0, 10, 20}

@@ -14,7 +14,7 @@ from swarmnet.simulate.engine import Arithmetic, tokens_of
 from swarmnet.simulate.plan import Plan
 
 
-class Oracle:
+class SimulatedReference:
     """The sum of every stage in every step, and the weights of every version: exact parts."""
 
     def __init__(

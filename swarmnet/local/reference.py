@@ -45,7 +45,7 @@ OnStep = Callable[[int, float, int], None]
 
 
 @dataclass(slots=True)
-class OracleResult:
+class ReferenceResult:
     """losses: mean loss in nats per token of each step, before its update; tokens: per step; weights: after the last.
 
     evals: mean held-out loss by version, at 0, E, 2E, ... (E = training.eval_every) and the last version.
@@ -70,14 +70,14 @@ def _begin(module: StageModule, manifest: Manifest) -> None:
             parameters[name].copy_(tensor)
 
 
-def run_oracle(
+def run_reference(
     manifest: Manifest,
     tokens: Tokens,
     *,
     steps: int | None = None,
     notices: tuple[Notice, ...] = (),
     on_step: OnStep | None = None,
-) -> OracleResult:
+) -> ReferenceResult:
     """Train for `steps` steps (all by default) on the CPU. `tokens` must be the manifest's stream.
 
     notices: those that take force.
@@ -89,7 +89,7 @@ def run_oracle(
     delay = manifest.averaging.delay
     behind = copy.deepcopy(module) if delay.most else module
     update = (_Integers if manifest.numerics.integers else _FloatSum)(manifest, horizon, module, behind)
-    result = OracleResult()
+    result = ReferenceResult()
     with contextlib.ExitStack() as after:
         after.callback(torch.set_num_threads, torch.get_num_threads())
         if manifest.numerics.deterministic:  # several threads would sum in an order of their own
@@ -209,7 +209,7 @@ def _evaluate(
     tokens: Tokens,
     version: int,
     last: int,
-    result: OracleResult,
+    result: ReferenceResult,
 ) -> None:
     training = manifest.training
     if not training.eval_every or (version % training.eval_every and version < last):
@@ -223,20 +223,20 @@ def _evaluate(
 
 
 def main(argv: list[str]) -> int:
-    """`python -m swarmnet.local.oracle RUN.toml EVENTS`, as a child. Exit code 0 when every step has been written.
+    """`python -m swarmnet.local.reference RUN.toml EVENTS`, as a child. Exit code 0 when every step has been written.
 
-    Writes `oracle_step {step, loss, tokens}` events, floats as shortest decimals that read back to the same bits, and
-    last `oracle_weights {sha256}`: of each tensor's bytes, by name.
+    Writes `reference_step {step, loss, tokens}` events, floats as shortest decimals that read back to the same bits,
+    and last `reference_weights {sha256}`: of each tensor's bytes, by name.
     """
     manifest = load(Path(argv[0]))
     with EventLog(Path(argv[1])) as log:
-        result = run_oracle(
+        result = run_reference(
             manifest,
             read_tokens(manifest),
-            on_step=lambda step, loss, tokens: log.emit("oracle_step", step=step, loss=loss, tokens=tokens),
+            on_step=lambda step, loss, tokens: log.emit("reference_step", step=step, loss=loss, tokens=tokens),
         )
         weights = {name: tensor.numpy().tobytes() for name, tensor in result.weights.items()}
-        log.emit("oracle_weights", sha256={name: hashlib.sha256(data).hexdigest() for name, data in weights.items()})
+        log.emit("reference_weights", sha256={name: hashlib.sha256(data).hexdigest() for name, data in weights.items()})
     return 0
 
 
