@@ -493,3 +493,14 @@ def test_a_majority_written_by_hand_is_found(line: str) -> None:
 
 def test_one_module_counts_majorities() -> None:
     assert not [finding for module, source in SOURCES.items() for finding in majorities(module, source)]
+
+
+def test_the_leader_has_at_most_twenty_attributes() -> None:
+    tree = ast.parse((PACKAGE / "step" / "leader.py").read_text())
+    (leader,) = (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == "Leader")
+    stored = {
+        node.attr
+        for node in ast.walk(leader)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self"
+    }
+    assert 10 < len(stored) <= 20

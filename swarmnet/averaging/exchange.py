@@ -109,6 +109,7 @@ class Exchange:
         self._open: tuple[Butterfly, ...] = ()
         self._opened = asyncio.Event()
         self._holders = Holders()
+        self._patience: tuple[RoundId | None, float] = None, SILENT_S  # of whose collecting, and for how long
         self._sent_bytes = 0
         self.collected_bytes = self._last_bytes = 0  # of sums that were fetched: of all, and of the last one
         self.replay_log = ReplayLog(self._sums)
@@ -198,7 +199,8 @@ class Exchange:
         back into the buffer, if its digest is this one.
 
         Raises:
-            Refused: it is not here, and there is nobody to ask.
+            Refused: it is not here, and there is nobody to ask; or all were asked, and some have said that they lack
+                it, which `lacking` names.
         """
         here = self.replay_log.held(current.stamp, current.id)
         # Another round was about to take the buffer, and was called off before it did.
@@ -210,8 +212,11 @@ class Exchange:
             return self._hold(current, mine[0])
         if not current.holders:
             raise Refused(RejectCode.NOT_FOUND, "nobody has that sum")
-        patience_s = SILENT_S
-        while True:
+        of, patience_s = self._patience
+        if of != current.id:
+            patience_s = SILENT_S
+        lacking: set[PeerId] = set()
+        while not lacking:
             usual = self._holders.to_ask(current.holders, now=loop_time())
             for holder in dict.fromkeys((*usual, *current.holders)):
                 try:
@@ -220,13 +225,16 @@ class Exchange:
                 except PeerTimeout:
                     self._holders.was_late(holder, now=loop_time())
                 # It has another sum or none: the next holder may have this one.
-                except (PeerGone, BadMessage, Refused):
-                    pass
+                except (PeerGone, BadMessage, Refused) as error:
+                    if isinstance(error, Refused) and error.code is RejectCode.NOT_FOUND:
+                        lacking.add(holder)
                 else:
                     self._holders.answered(holder)
                     return finished
             patience_s *= 2
+            self._patience = current.id, patience_s
             await asyncio.sleep(PAUSE_S)
+        raise Refused(RejectCode.NOT_FOUND, "no holder hands over that sum", lacking=tuple(sorted(lacking)))
 
     async def collect_from(
         self, current: Round, digest: bytes, *holders: PeerId, patience_s: float | None = None, kind: PartKind = "sum"

@@ -25,9 +25,12 @@ _CHUNK_S = 0.04
 def shares(bandwidths: Sequence[int]) -> list[Fraction]:
     """The share of each member: min max (1 + (n - 2) share) / bandwidth. Even if somebody's bandwidth is unknown (0).
 
-    bandwidths: bytes per second, at least one. With two members every cut costs the same, so it is even.
+    bandwidths: bytes per second, at least one. With two members every cut costs the same, so it is even, unless one
+    has a quarter of the other's bandwidth or less: that one reduces nothing.
     """
     n = len(bandwidths)
+    if n == 2 and 0 < 4 * min(bandwidths) <= max(bandwidths):
+        return [Fraction(bandwidth == max(bandwidths)) for bandwidth in bandwidths]
     # Two members move the same bytes however the vector is cut.
     if n <= 2 or min(bandwidths) <= 0:
         return [Fraction(1, n)] * n

@@ -318,11 +318,10 @@ class StepDriver:
                 if bugs is not None:
                     raise bugs from error
                 assert named is not None
-                reason = str(next(leaves(named)))
-            else:
-                reason = str(error)
-            self._say_failed(current.id, reason)
-            self.member.oldest.sum_failed(current.id)
+                error = next(leaves(named))
+            self._say_failed(current.id, str(error))
+            lacking = error.facts.get("lacking") if isinstance(error, SwarmError) else None
+            self.member.oldest.sum_failed(current.id, lacking if isinstance(lacking, tuple) else ())
             return
         finally:
             self._spans.add(kind, self.member.stage, current.stamp.step, -1, began, self._now())

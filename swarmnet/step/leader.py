@@ -101,7 +101,6 @@ class Leader:
         self._rounds = Rounds(builder, suspects, now)
         self._waits = Waits(now)
         self._left_out: set[PeerId] = set()  # Invariant: none of them is in `members`
-        self._held_up_by: set[PeerId] = set()  # who was left out last for holding up a round
         self.passed_over = self._pass_over(now)
         self.looks, self._looked_at = True, -math.inf
 
@@ -235,7 +234,9 @@ class Leader:
             crosses = self.ledger.overlaps(peer, report.owned)  # counted below
             # Identities cost nothing: a member that has contributed nothing could do so with each of them.
             most = _OFFENCES if self._contributes(peer) else 1
-            if not crosses and self._offends(peer, "begins its accumulator again and again", now, most=most):
+            # What is passed over is told to void what it holds.
+            ordered = crosses or peer in self.passed_over
+            if not ordered and self._offends(peer, "begins its accumulator again and again", now, most=most):
                 return
         if owner in self.ledger.closed and report.ack is None:
             self._plans.of(peer, report.generation).evicted = "closed"
@@ -465,7 +466,7 @@ class Leader:
         # A peer that was excluded and has contributed nothing since is no voter any more; neighbours bring it work.
         table = {each.peer for each in membership.exclusions}
         # A newcomer that held up this step is named, too: the next leader should not have to find that out.
-        known = voters | table | self._held_up_by
+        known = voters | table | self._rounds.held_up_by
         late = [p for p in self._observed(now) if p in known and p not in (*excluded, self.view.me)]
         late.sort(key=lambda peer: peer not in voters | table)
         most, room = self.view.observed_late(now=now), minority(voters) - len(voters.intersection(excluded))
@@ -550,8 +551,11 @@ class Leader:
         for peer, generation in list(self.members.items()):
             if peer == self.view.me:
                 continue
-            if peer in self._at_step.given_up or (peer in out and self.view.get(peer) is None):
-                reason = "silent" if self.view.get(peer) is not None and not self.view.refused(peer) else "dead"
+            seen = self.view.get(peer)
+            # Rule 12: a process that was started again has lost its accumulator, and may be long without a state.
+            restarted = seen is not None and seen.incarnation > generation.incarnation
+            if peer in self._at_step.given_up or restarted or (peer in out and seen is None):
+                reason = "dead" if seen is None or restarted or self.view.refused(peer) else "silent"
             elif self._stalled(peer, now):
                 reason = "stalled"
                 last = self._waits.last_since.pop(peer, None) is not None
@@ -600,7 +604,7 @@ class Leader:
                 self._bring_back(peer, now)
                 self._go_without(peer, reason, now)
                 self._observe_end(peer, others, f"holds up the round ({reason})", now)
-                self._held_up_by = {peer}
+                self._rounds.held_up_by = {peer}
             case CutAgain(refused):
                 # Else who refuses what another one sends in each step costs each step a cut, and nothing itself.
                 for peer, other in refused:

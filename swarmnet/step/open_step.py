@@ -64,7 +64,8 @@ class RoundPart:
     """My part in rounds. phase: follows `PHASES`. finished: the complete aggregate that is here. Invariant: in
     counting and exchanging there is none; in committed and applying it is the stage's.
 
-    exchange: the aggregate being exchanged or fetched. collecting: the holders that it is fetched from.
+    exchange: the aggregate being exchanged or fetched. collecting: the holders that it is fetched from. lacking: those
+    of them that have said, when they were last asked, that it is not there.
     stuck: the exchange cannot end by itself, as far as is known here. locked: I have signed a sum and join no other
     round of the step for a while, because the first may have become a certificate elsewhere. The step sets both on
     every tick. aside: (round, digest) of finished sums that I stopped offering when I joined another round; their data
@@ -77,6 +78,7 @@ class RoundPart:
         self.round: Round | None = None
         self.exchange: RoundId | None = None
         self.collecting: frozenset[PeerId] = frozenset()
+        self.lacking: frozenset[PeerId] = frozenset()
         self.aside: set[tuple[RoundId, bytes]] = set()
         self.stuck = False
         self.locked = False
@@ -295,10 +297,10 @@ class OpenStep:
         if self.finished is not None:
             self.part.locked, self._signed_at = True, now
 
-    def sum_failed(self, round_id: RoundId) -> None:
-        """The exchange gave up; the next Round message (or tick) starts it again."""
+    def sum_failed(self, round_id: RoundId, lacking: Iterable[PeerId] = ()) -> None:
+        """The exchange gave up; the next Round message (or tick) starts it again. lacking: who said so of itself."""
         if self.part.exchange == round_id:
-            self.part.exchange = None
+            self.part.exchange, self.part.lacking = None, frozenset(lacking)
             self.part.move("leave")
 
     # ------------------------------------------------------------ events from others
@@ -499,6 +501,7 @@ class OpenStep:
         holders = {peer for peer, seen in view.mates() if seen.synced and seen.version > self.stamp.step}
         if part.exchange == commit.id:
             holders |= part.collecting or frozenset(part.round.receivers if part.round is not None else ())
+            holders -= part.lacking
         handed = any(view.in_touch(peer, now=now) for peer in holders - {view.me})
         self._unheld_since = math.inf if handed else min(self._unheld_since, now)
         if now - self._unheld_since <= view.timers.lease_s:

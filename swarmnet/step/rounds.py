@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 
 from swarmnet.averaging.grid import arrange, circles, grid_of
@@ -42,6 +42,7 @@ class Rounds:
     gave_back: dict[PeerId, float] = field(default_factory=dict)
     """Members that gave back what an open round named, and when that was opened."""
     cut_for_links: bool = False  # a round of the step was cut again for broken links, which is done once
+    held_up_by: Set[PeerId] = frozenset()  # who was left out last for holding up a round
 
     def open(
         self,

@@ -357,6 +357,9 @@ class Machines:
                 node.aggregation = node.fetch = None
                 node.kept |= {finished}
                 member.oldest.sum_whole(finished, now=now)
+            case ("lack", round_id, holders):
+                node.fetch = None
+                member.oldest.sum_failed(round_id, holders)
             case ("beats", beats, answered):
                 for peer, beat in beats:
                     member.receive(peer, self.messages[beat], now=now)

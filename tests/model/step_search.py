@@ -51,6 +51,9 @@ class Impatient(Timers):
         object.__setattr__(self, "idle_s", 1.0)
 
 
+PLACES = "ABCDE"
+"""Replicas of a stage."""
+
 TIMERS = Impatient()
 
 CHAINS = tuple(Chain(str(stage + 1) * 64) for stage in range(4))
@@ -129,7 +132,7 @@ class Setup:
     def __post_init__(self) -> None:
         self.shape = Shape(self.stages, self.microbatches, 1 + self.steps_before)
         self.peers = tuple(
-            PeerId(f"{stage}{'ABCD'[place]}") for stage in range(self.stages) for place in range(self.replicas)
+            PeerId(f"{stage}{PLACES[place]}") for stage in range(self.stages) for place in range(self.replicas)
         )
         self.pairs: tuple[Pair, ...] = tuple((a, b) for a in self.peers for b in self.peers if a != b)
         self.place = {peer: number for number, peer in enumerate(self.peers)}
@@ -173,7 +176,7 @@ class Setup:
             state = self._next_step(Ways(self).end(self._claimed(state)))
         for place, late in self.observed:
             for peer, other in self.pairs:
-                if (peer[0], peer[1], other[1]) == (other[0], "ABCD"[place], "ABCD"[late]):
+                if (peer[0], peer[1], other[1]) == (other[0], PLACES[place], PLACES[late]):
                     state = self._observed(state, peer, other)
         state = self._claimed(state)
         if self.faults.lies:
@@ -209,7 +212,7 @@ class Setup:
     def _claimed(self, state: State) -> State:
         for peer in self.peers:
             for place, index in self.claims:
-                if peer[1] == "ABCD"[place]:
+                if peer[1] == PLACES[place]:
                     node = self.machines.nodes[state.nodes[self.place[peer]]].copy()
                     node.member.claim(node.member.version, index, now=state.now)
                     state = self._begin(state, peer, node)
@@ -381,6 +384,10 @@ class Setup:
             held = (self.machines.held(number, wanted.id, digest) for number in numbers if number >= 0)
             if (found := next(filter(None, held), None)) is not None:
                 yield "aggregate", found
+            else:
+                live = tuple(peer for peer in wanted.holders if state.nodes[self.place[peer]] >= 0)
+                if live and node.member.oldest.part.lacking != frozenset(live):
+                    yield "lack", wanted.id, live
 
     def _aggregate(self, state: State, current: Round) -> Finished | None:
         """What the shares of that round make, once all are there."""

@@ -221,6 +221,22 @@ def test_c15_a_committed_aggregate_whose_holders_have_died_is_made_again():
     assert play.facts(C).applied == committed
 
 
+def test_c15_whoever_is_left_without_the_aggregate_is_not_taken_for_a_holder():
+    """Three of five hold the committed aggregate and die. The other two ask each other for it."""
+    claims = tuple((n, n) for n in range(5))
+    play = Play(Setup(replicas=5, microbatches=5, claims=claims, steps_before=1, classes=False))
+    play.until(lambda play: all(play.facts(peer).accumulated for peer in play.setup.peers), within_s=2.0)
+    *signers, one, other = sorted(play.setup.peers, key=lambda peer: peer != play.leader)
+    play.hung = {one, other}
+    play.until(lambda play: all(play.facts(peer).committed for peer in signers), within_s=4 * HANG_S)
+    committed = play.facts(signers[0]).committed
+    play.hung.clear()
+    for peer in signers:
+        play.end(peer)
+    play.applied(one, other, within_s=TIMERS.lease_s + 2 * HANG_S)
+    assert play.facts(one).applied == play.facts(other).applied == committed
+
+
 @pytest.mark.parametrize("classes", [True, False])
 def test_c16_two_replicas_whose_attempt_was_given_up_end_the_step(classes: bool):
     """A replica is silent for longer than the other waits, and comes back with the attempt that was given up."""

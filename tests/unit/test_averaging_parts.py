@@ -94,3 +94,8 @@ def test_several_chunks_make_a_part(
     )
     if size > LEAST_CHUNK:
         assert len(chunks(0, num_elements // num_members, size)) >= 2
+
+
+def test_of_two_a_member_that_should_reduce_nothing_reduces_nothing() -> None:
+    assert shares([4, 1]) == [1, 0] and shares([1, 4]) == [0, 1], "as a newcomer's and a relayed member's is named"
+    assert shares([3, 1]) == [Fraction(1, 2)] * 2, "they move the same bytes however it is cut"

@@ -214,20 +214,24 @@ async def test_a_sum_that_was_held_is_not_once_another_was_written_over_it() -> 
 
 async def test_collecting_goes_on_until_a_holder_has_it_whole() -> None:
     members = Members(ONES, TWOS)
-    members.errors = [
-        PeerGone("broken"),
-        PeerTimeout("late"),
-        Refused(RejectCode.NOT_FOUND),
-        BadMessage(RejectCode.MALFORMED, "garbage"),
-    ]
+    members.errors = [PeerGone("broken"), PeerTimeout("late"), BadMessage(RejectCode.MALFORMED, "garbage")]
     damaged = iter([True, False])
     members.change = lambda _, answer: flip(answer) if next(damaged) else answer
     await members.sum(A, ALONE)
     assert await members.collect(replace(ALONE, holders=(A,))) == members.finished[A]
-    assert len(members.asked) == 6 and members.engines[B]._buffer == ONES
+    assert len(members.asked) == 5 and members.engines[B]._buffer == ONES
 
 
 C = PeerId("c")
+
+
+async def test_collecting_ends_with_who_lacks_it_once_all_were_asked() -> None:
+    members = Members(ONES, TWOS)
+    await members.sum(A, ALONE)
+    members.errors = [Refused(RejectCode.NOT_FOUND), PeerTimeout("late")]
+    with pytest.raises(Refused) as refused:
+        await members.collect(replace(ALONE, holders=(A, C)))
+    assert refused.value.facts["lacking"] == (A,) and [peer for peer, _ in members.asked] == [A, C]
 
 
 async def test_a_holder_that_cannot_be_called_costs_a_second_once_a_minute() -> None:

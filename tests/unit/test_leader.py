@@ -325,6 +325,15 @@ def test_a_dead_owner_loses_its_indexes_and_they_are_ordered_at_once():
     assert ordered(calls, ME) == [0]
 
 
+def test_what_a_process_owned_that_was_started_again_is_ordered_at_once_though_it_has_no_state_yet():
+    office = Office(B)
+    office.everybody_reports(B)
+    office.claim(B, 0)
+    office.view.hear(B, Heartbeat(STAMP, 2, False, None), now=0.5)
+    calls = office.advance(now=0.5, resend=True)
+    assert ordered(calls, ME) == [0] and not logged(calls, "late"), "a crash is no lateness"
+
+
 def test_what_a_dead_owner_leaves_goes_to_those_who_have_least_left_to_do():
     """B has summed much and has time, A has all of its own still to do."""
     office = Office(B, C, microbatches=7)
@@ -982,6 +991,17 @@ def test_a_member_with_a_third_new_accumulator_in_a_step_is_left_out_and_late():
     assert logged(calls, "late")[0]["peer"] == C and C not in office.leader.members
     office.report(C, generation=gen(4), now=1.1)
     assert C not in office.leader.members, "not in this step"
+
+
+def test_a_member_that_voids_what_it_was_told_to_void_does_not_offend():
+    office = Office(B, C)
+    has_committed(office, ME, B)
+    office.everybody_reports(B, C)
+    office.lateness.observe(C, "was late in another step", now=0.5)
+    office.advance(now=0.5, resend=True)
+    assert C in office.leader.passed_over
+    assert evicted(office.report(C, owned={0}, now=0.6), C) == [(gen(0), "void")]
+    assert not logged(office.report(C, generation=gen(1), now=0.7), "evicted")
 
 
 def has_committed(office: Office, *contributors: PeerId) -> None:
