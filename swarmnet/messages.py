@@ -878,7 +878,7 @@ class Exclusion:
     """The back-off grows with it."""
 
 
-MAX_EXCLUSIONS = 256
+MAX_EXCLUSIONS = 1024
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,11 @@ BACK_OFF = (32, 64, 128)
 CLEAN = 128
 """Steps after the end of an exclusion in which the level falls by one."""
 
+_MOST_LATE = 256
+"""Late peers in a table. Invariant: bans take no room from them, else who gets itself banned frees who is late."""
+
 Table = tuple[Exclusion, ...]
+"""The banned peers in the order of their bans, of too many the latest; then the late ones by name."""
 
 
 def after(table: Table, commit: Commit, bans: Iterable[Ban] = ()) -> Table:
@@ -53,8 +57,10 @@ def after(table: Table, commit: Commit, bans: Iterable[Ban] = ()) -> Table:
         level = 1 if before is None else min(max(_level(before, step), 0) + (before.until_step <= step), MAX_LEVEL)
         found[peer] = Exclusion(peer, step + BACK_OFF[level - 1], level)
     found |= {ban.peer: Exclusion(ban.peer, FOR_EVER, MAX_LEVEL) for ban in bans}
-    latest = sorted(found.values(), key=lambda each: (-each.until_step, each.peer))[:MAX_EXCLUSIONS]
-    return tuple(sorted(latest, key=lambda each: each.peer))
+    banned = [each for each in found.values() if each.until_step == FOR_EVER]
+    late = [each for each in found.values() if each.until_step < FOR_EVER]
+    latest = sorted(late, key=lambda each: (-each.until_step, each.peer))[:_MOST_LATE]
+    return (*banned[-(MAX_EXCLUSIONS - _MOST_LATE) :], *sorted(latest, key=lambda each: each.peer))
 
 
 def _level(exclusion: Exclusion, step: int) -> int:

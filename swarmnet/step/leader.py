@@ -17,6 +17,7 @@ from swarmnet.ids import Ballot, Generation, PeerId, RoundId
 from swarmnet.messages import (
     MAX_BANS,
     MAX_LATE,
+    MAX_MOVED,
     NONE,
     UNMEASURED,
     BannedPeers,
@@ -128,7 +129,8 @@ class Leader:
             self._hear(peer, state, now)
         if state.returns:
             self._release(peer, state, now)
-        for index in sorted(state.wants):
+        # A member asks again for what is not answered, and an answer names no more.
+        for index in sorted(state.wants)[:MAX_MOVED]:
             self._assign(peer, state.generation, index, now)
         self._plans.send()
 

@@ -31,6 +31,9 @@ from swarmnet.step.graph import leader_rank
 _MOST_REPLICAS = 4096
 """Replicas of one stage that are remembered; identities are free, memory is not."""
 
+_LEAST_STRANGERS, _STRANGERS_EACH = 64, 4
+"""Replicas that have contributed nothing lately are remembered up to so many, and to so many for each that has."""
+
 
 @dataclass(slots=True)
 class Seen:
@@ -102,9 +105,8 @@ class View:
         self._refused_at.pop(peer, None)
         fresh = seen is None or refused_at is not None or seen.incarnation != beat.incarnation
         self.arrivals += fresh
-        # Identities cost nothing, so a newcomer never displaces a known replica.
-        if seen is None and len(stage) >= _MOST_REPLICAS:
-            return False
+        if seen is None:
+            self._make_room(beat.stamp.stage)
         if seen is None or seen.incarnation != beat.incarnation:
             seen = stage[peer] = Seen(heard_at=now, echoed_at=now, incarnation=beat.incarnation, since=now)
         elif refused_at is not None:
@@ -119,6 +121,16 @@ class View:
         seen.unreached = {mate: seen.unreached.get(mate, now) for mate in beat.unreached}
         seen.late, seen.new, seen.numerics, seen.measure = beat.late, beat.new, beat.numerics, beat.measure
         return fresh
+
+    def _make_room(self, stage: int) -> None:
+        """Identities cost nothing: of too many strangers the one that was silent longest is forgotten, and never a
+        contributor."""
+        known = self._seen[stage]
+        voters = self.voters if stage == self.stage else self.contributors(stage)
+        most = max(_LEAST_STRANGERS, _STRANGERS_EACH * len(voters)) if voters else _MOST_REPLICAS
+        strangers = known.keys() - voters
+        if len(strangers) >= min(most, _MOST_REPLICAS):
+            del known[min(strangers, key=lambda peer: (known[peer].heard_at, peer))]
 
     def touch(self, peer: PeerId, *, now: float) -> None:
         """Any message is a sign of life."""

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from stage_table import TIMERS
 
 from swarmnet.ids import NO_CHAIN, Ballot, PeerId, RoundId
-from swarmnet.messages import FOR_EVER, Ban, Commit, Exclusion
+from swarmnet.messages import FOR_EVER, MAX_EXCLUSIONS, Ban, Commit, Exclusion
 from swarmnet.step.commits import evidence
 from swarmnet.step.exclusion import CLEAN, Table, after, passed_over, remembered
 from swarmnet.step.host import Deferred
@@ -64,6 +64,16 @@ def test_the_table_follows_from_the_commits_alone(late: list[set[PeerId]]):
 
 def replace_id(of: Commit) -> Commit:
     return Commit(of.stage, of.step, of.chain, RoundId(Ballot(7, D), 7), of.digest, 1, 0.0, 1.0, late=of.late)
+
+
+def test_bans_take_no_room_from_who_is_late_and_from_each_other_only_the_oldest():
+    table = after((), commit(0, B), [Ban(C, 0, bytes(32))])
+    for number in range(0, MAX_EXCLUSIONS, 8):
+        some = [Ban(PeerId(f"a{each}"), 0, bytes(32)) for each in range(number, number + 8)]
+        table = after(table, commit(1, B), some)
+        assert B in excluded(table, 2) and len(table) <= MAX_EXCLUSIONS
+        assert (C in excluded(table, 2)) == (number + 8 < MAX_EXCLUSIONS - 256)
+    assert PeerId("a1023") in excluded(table, 10**6)
 
 
 def test_the_chain_covers_who_was_late():

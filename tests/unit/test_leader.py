@@ -11,6 +11,7 @@ from stage_table import CHAIN, TIMERS, calls_of
 from swarmnet.averaging.parts import shares
 from swarmnet.ids import NO_RESTART, Ballot, Generation, PeerId, RoundId
 from swarmnet.messages import (
+    MAX_MOVED,
     NONE,
     Commit,
     Exclusion,
@@ -1192,3 +1193,12 @@ def test_a_leader_names_an_excluded_peer_again_only_if_another_leader_or_most_ha
         office.report(B, summed={1})
         office.report(C)
         assert opened(office).late == again, (named_by, most)
+
+
+def test_who_wants_everything_is_answered_about_as_many_indexes_as_an_answer_names():
+    office = Office(B, microbatches=4 * MAX_MOVED)
+    office.everybody_reports(B)
+    office.leader.on_state(
+        B, MemberState(STAMP, BALLOT, gen(0)).unchanged(wants=frozenset(range(4 * MAX_MOVED))), now=0.2
+    )
+    assert sorted(index for index, owner in enumerate(office.leader.ledger.owners) if owner) == list(range(MAX_MOVED))
