@@ -146,6 +146,7 @@ class LocalSum(RoundSum):
         self._lengths = SumBuffer(torch.zeros(_LENGTHS))
         self._exchanged = SumBuffer(torch.zeros(0, device=device))
         self._version = -1  # the version the finished sum leads on from
+        self._edge = 0  # where its one number lies
         self._round: RoundId | None = None  # the round that I take part in, or took part in last
         self._counted: frozenset[int] = frozenset()  # what my accumulator held as it began
         self._voids = 0
@@ -265,7 +266,8 @@ class LocalSum(RoundSum):
         self._lengths.open()
         if not self._gossip:
             self._open_exchanged()
-        self._version = -1
+        # It is read in later versions too, which sum other phases.
+        self._version, self._edge = -1, sum(self._outer_phases)
 
     def _open_exchanged(self) -> None:
         start, stop = self.due or (0, 0)
@@ -308,7 +310,7 @@ class LocalSum(RoundSum):
     @in_round
     def finished_sum(self, start: int, stop: int) -> Packed:
         """Positions [start, stop) of the finished sum, losslessly."""
-        edge = self._exchanged.flat.numel()
+        edge = self._edge
         check_part(start, stop, edge + _LENGTHS)
         # What partners agreed on is theirs.
         if self._gossip and start < edge:
