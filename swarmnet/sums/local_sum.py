@@ -219,8 +219,13 @@ class LocalSum(RoundSum):
 
     @in_round
     def contribution(self, start: int, stop: int, reference: bytes = b"") -> Packed:
-        """Positions [start, stop) of what I give; a difference to who asks by the same reference."""
+        """Positions [start, stop) of what I give; a difference to who asks by the same reference.
+
+        Raises Refused(NOT_READY) as `StepSum.contribution` does.
+        """
         check_part(start, stop, sum(self.phases))
+        if self._accumulator.voids != self._voids:
+            raise Refused(RejectCode.NOT_READY, "the sum was voided in the round", step=self.state.version)
         edge = sum(self._outer_phases)
         with blameless(self.canonical.stage):
             # Past the outer vector lies the one number, the length of my own sum.
