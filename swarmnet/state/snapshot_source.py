@@ -168,7 +168,9 @@ class SnapshotSource:
             # Another replica fetches it. This one can catch up from there as well.
             if newest and not self._may_replace(newest) and self._leads_on(self._places[newest].snapshot.header):
                 return self._places[newest]
-            return await self._take(where.version, lambda: consistent_copy(self._engine, self._where), newest=newest)
+            # While one version is copied the state may move on: another version would be a false answer.
+            same = self._where if newest else lambda: where if self._where() == where else None
+            return await self._take(where.version, lambda: consistent_copy(self._engine, same), newest=newest)
         if version in self._on_disk():
             return await self._take(version, lambda: self._load(version), newest=False)
         if where is not None and where.version > version:

@@ -146,6 +146,7 @@ class LocalSum(RoundSum):
         self._lengths = SumBuffer(torch.zeros(_LENGTHS))
         self._exchanged = SumBuffer(torch.zeros(0, device=device))
         self._version = -1  # the version the finished sum leads on from
+        self._edge = 0  # where its one number lies
         self._round: RoundId | None = None  # the round that I take part in, or took part in last
         self._counted: frozenset[int] = frozenset()  # what my accumulator held as it began
         self._voids = 0
@@ -218,8 +219,13 @@ class LocalSum(RoundSum):
 
     @in_round
     def contribution(self, start: int, stop: int, reference: bytes = b"") -> Packed:
-        """Positions [start, stop) of what I give; a difference to who asks by the same reference."""
+        """Positions [start, stop) of what I give; a difference to who asks by the same reference.
+
+        Raises Refused(NOT_READY) as `StepSum.contribution` does.
+        """
         check_part(start, stop, sum(self.phases))
+        if self._accumulator.voids != self._voids:
+            raise Refused(RejectCode.NOT_READY, "the sum was voided in the round", step=self.state.version)
         edge = sum(self._outer_phases)
         with blameless(self.canonical.stage):
             # Past the outer vector lies the one number, the length of my own sum.
@@ -265,7 +271,8 @@ class LocalSum(RoundSum):
         self._lengths.open()
         if not self._gossip:
             self._open_exchanged()
-        self._version = -1
+        # It is read in later versions too, which sum other phases.
+        self._version, self._edge = -1, sum(self._outer_phases)
 
     def _open_exchanged(self) -> None:
         start, stop = self.due or (0, 0)
@@ -308,7 +315,7 @@ class LocalSum(RoundSum):
     @in_round
     def finished_sum(self, start: int, stop: int) -> Packed:
         """Positions [start, stop) of the finished sum, losslessly."""
-        edge = self._exchanged.flat.numel()
+        edge = self._edge
         check_part(start, stop, edge + _LENGTHS)
         # What partners agreed on is theirs.
         if self._gossip and start < edge:

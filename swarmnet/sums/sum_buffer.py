@@ -9,6 +9,8 @@ that, and more where they have none. Knows no codecs and no rounds. Averaging th
 
 from __future__ import annotations
 
+import bisect
+
 import torch
 from blake3 import blake3
 from torch import Tensor
@@ -25,23 +27,28 @@ class SumBuffer:
 
     def __init__(self, flat: Tensor) -> None:
         self.flat = flat
-        self._covered: dict[int, int] = {}
+        self._pieces: list[tuple[int, int]] = []
+        """[start, stop) of each that was written, in order. Invariant: none overlaps another."""
         self._digests: dict[int, bytes] = {}
 
     def open(self) -> None:
         """Another sum comes: from now on the buffer holds none."""
-        self._covered, self._digests = {}, {}
+        self._pieces, self._digests = [], {}
 
     def place(self, start: int, size: int) -> Tensor:
         """Where elements [start, start + size) belong: write there, then say `written`. Raises BAD_SHAPE."""
-        # No element is written twice.
-        if not 0 <= start <= start + size <= self.flat.numel() or self._covered.get(start, start) != start:
+        stop = start + size
+        at = bisect.bisect_left(self._pieces, (start, start))
+        # No element is written twice: this one lies between the piece before it and the one after it.
+        overlaps = any(first < stop and start < last for first, last in self._pieces[max(at - 1, 0) : at + 1])
+        if overlaps or not 0 <= start <= stop <= self.flat.numel():
             raise BadMessage(RejectCode.BAD_SHAPE, "no such piece, or a second one", start=start, size=size)
-        return self.flat[start : start + size]
+        return self.flat[start:stop]
 
     def written(self, start: int, size: int) -> None:
         """Elements [start, start + size) are final: the blocks wholly inside are hashed."""
-        self._covered[start] = max(start + size, self._covered.get(start, start))
+        if size:
+            bisect.insort(self._pieces, (start, start + size))
         # These blocks are final and still in cache, so they are hashed now.
         first = -(-start // BLOCK_ELEMENTS)
         for block in range(first, (start + size) // BLOCK_ELEMENTS):
@@ -50,18 +57,12 @@ class SumBuffer:
     @property
     def is_whole(self) -> bool:
         """Was every element written?"""
-        return sum(stop - start for start, stop in self._covered.items()) == self.flat.numel()
+        return sum(stop - start for start, stop in self._pieces) == self.flat.numel()
 
     def seal(self) -> bytes:
-        """The digest of the whole sum. Raises BadMessage(BAD_SHAPE) unless every element was written exactly once."""
-        edge = 0
-        # In order, each piece must begin where the one before ended.
-        for start, stop in sorted(self._covered.items()):
-            if start < stop and start != edge:
-                raise BadMessage(RejectCode.BAD_SHAPE, "pieces overlap, or leave a gap", at=edge, piece=(start, stop))
-            edge = max(edge, stop)
-        if edge != self.flat.numel():
-            raise BadMessage(RejectCode.BAD_SHAPE, "pieces do not cover the sum", covered=edge)
+        """The digest of the whole sum. Raises BadMessage(BAD_SHAPE) unless every element was written."""
+        if not self.is_whole:
+            raise BadMessage(RejectCode.BAD_SHAPE, "pieces do not cover the sum", pieces=len(self._pieces))
         digest = blake3()
         for block in range(-(-self.flat.numel() // BLOCK_ELEMENTS)):
             # A block that two pieces share is hashed only now.

@@ -14,7 +14,7 @@ from stage_chain import ROUND, StageChain, commit, compute_thread, take_over, ti
 from torch import Tensor
 
 from swarmnet.engine.torch_engine import TorchEngine
-from swarmnet.errors import BadMessage
+from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.ids import Ballot, PeerId, RoundId
 from swarmnet.manifest.schema import Averaging
 from swarmnet.messages import Commit, Packed
@@ -388,6 +388,22 @@ async def test_a_partner_may_have_agreed_before_the_number_is_fetched_from_someb
         outer = await apply(chain, [commit(0, 3, digest, loss, tokens, square)])
         assert all(each is not None and not each.missed for each in outer)
         assert torch.equal(slow(engines[0]), slow(engines[1]))
+
+
+@pytest.mark.parametrize("partners", ["all", "pairs"])
+async def test_what_is_voided_in_a_round_is_not_contributed_before_another_opens(partners: str) -> None:
+    async with chain_of(local(partners=partners, inner_steps=1), replicas=2) as chain:
+        await step(chain, EVEN)
+        await count(chain, EVEN)
+        engine = chain.engines[0][0]
+        await engine.sums.open_round(ROUND)
+        engine.void()
+        for place in (0, sum(engine.sums.phases) - 1):
+            with pytest.raises(Refused) as refused:
+                await engine.sums.contribution(place, place + 1)
+            assert refused.value.code is RejectCode.NOT_READY
+        await engine.sums.open_round(OTHER)
+        assert not codecs.decode(await engine.sums.contribution(place, place + 1)).item()
 
 
 async def test_a_round_that_was_given_up_leaves_nothing_behind() -> None:

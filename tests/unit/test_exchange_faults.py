@@ -234,6 +234,17 @@ async def test_collecting_ends_with_who_lacks_it_once_all_were_asked() -> None:
     assert refused.value.facts["lacking"] == (A,) and [peer for peer, _ in members.asked] == [A, C]
 
 
+async def test_of_many_holders_those_that_sent_something_are_named() -> None:
+    members = Members(ONES, TWOS)
+    committed = await members.sum(A, ALONE)
+    members.change = lambda _, answer: flip(answer)
+    exchange = Exchange(ExchangeContext(C, Engine([0] * NUM_ELEMENTS), members.transport, num_tokens=10))
+    with pytest.raises(BadMessage, match="digest") as caught:
+        await exchange.collect_from(ALONE, committed.digest, B, A)
+    assert caught.value.facts["peers"] == [A], "the first one has no sum"
+    assert "peer" not in caught.value.facts
+
+
 async def test_a_holder_that_cannot_be_called_costs_a_second_once_a_minute() -> None:
     members = Members(ONES, TWOS)
     members.silent = {C: 1000.0}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -105,8 +106,9 @@ class Swarm:
         assert outer is not None
         return outer.slow.clone()
 
-    async def step(self, deaf: Sequence[PeerId] = ()) -> None:
-        """A round and what follows it. deaf: they hear of the round's sum from others, and not of their partners."""
+    async def step(self, deaf: Sequence[PeerId] = (), *, later: bool = False) -> None:
+        """A round and what follows it. deaf: they fetch the round's sum from others, and hear not of their partners;
+        later: after the others have applied it."""
         self.sent.clear()
         number = self.step_number
         for seed, counted in enumerate(self.counted.values()):
@@ -131,16 +133,16 @@ class Swarm:
             }
         done = tasks[there[0]].result()
         assert all(task.result() == done for task in tasks.values())
-        for peer in deaf:
-            start, stop = sum(self.sums[peer].phases[:-1]), sum(self.sums[peer].phases)
-            await self.sums[peer].open_sum()
-            await self.sums[peer].put(start, await self.sums[there[0]].finished_sum(start, stop))
-            await self.sums[peer].seal()
         commit = Commit(
             0, number, Chain(""), round_id, done.digest, done.num_tokens, 1.0, done.grad_sq_norm, current.voided
         )
-        for peer in self.peers:
+        for peer in (*there, *deaf) if later else (*deaf, *there):
+            if peer in deaf:
+                async with asyncio.timeout(600.0):
+                    found = await self.exchanges[peer].collect(replace(current, holders=(there[0],)), done.digest)
+                assert found == done
             self.sums[peer].apply([commit])
+            self.exchanges[peer].applied((commit,))
         self.step_number += 1
 
 
@@ -175,6 +177,19 @@ async def test_groups_of_a_few_do_as_pairs_do() -> None:
         if number:
             together(swarm, groups)
             assert set().union(*swarm.sent.values()) == {"int8"}
+
+
+@pytest.mark.parametrize("later", [False, True], ids=["open", "applied"])
+@pytest.mark.parametrize("partners", ["all", "pairs", "groups"])
+async def test_a_latecomer_fetches_the_sum_of_every_step_whatever_the_step_before_it_exchanged(
+    partners: str, later: bool
+) -> None:
+    swarm = Swarm(4, partners=partners, inner_steps=3)
+    for number in range(10):
+        await swarm.step([swarm.peers[number % 4]], later=later)
+        # All keep it for others before the next round takes the buffer.
+        for exchange in swarm.exchanges.values():
+            exchange.replay_log.wanted()
 
 
 @pytest.mark.parametrize("what", ["restarted", "another reference"])

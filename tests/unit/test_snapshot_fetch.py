@@ -49,6 +49,16 @@ class Joiner:
         return {peer for peer, error in self.errors if isinstance(error, BadMessage)}
 
 
+def test_a_donor_whose_state_moves_on_while_it_is_copied_is_asked_again() -> None:
+    mate = Mate("a")
+    mate.while_copying = lambda: setattr(mate, "version", 6)
+    joiner = Joiner(Line(mate))
+    with pytest.raises(NoReplica):
+        run_virtual(joiner.fetch(5))
+    snapshot, data = run_virtual(joiner.fetch())
+    assert (snapshot.header.version, data) == (6, state_at(6)) and not joiner.refused
+
+
 def test_a_copy_arrives_in_pieces_from_everybody_who_has_it() -> None:
     line = Line(Mate("a"), Mate("b"), Mate("c"))
     line.slow_s = dict.fromkeys(line.mates, 1.0)

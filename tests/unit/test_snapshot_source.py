@@ -106,6 +106,13 @@ async def test_a_donor_that_is_about_to_have_state_is_waited_for() -> None:
 # ---------------------------------------------------------------- a version asked for by number
 
 
+async def test_a_version_that_passes_while_it_is_copied_is_past() -> None:
+    mate = Mate()
+    mate.while_copying = lambda: setattr(mate, "version", 6)
+    assert await answer(mate, SnapshotRequest(STAGE, 5)) == Rejected(RejectCode.NOT_FOUND, "that version is past", 6)
+    assert (await described(mate, 6)).header.version == 6
+
+
 async def test_a_version_that_comes_next_is_waited_for_and_one_that_is_past_is_not() -> None:
     mate = Mate()
     asyncio.get_running_loop().call_later(0.9 * WAIT_S, setattr, mate, "version", 6)
