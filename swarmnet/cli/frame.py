@@ -208,11 +208,9 @@ def run(argv: Sequence[str] | None = None) -> int:
         code = swarmnet.main(args=words, prog_name="swarmnet", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
-    except click.NoSuchOption as error:
-        return _say(" ".join(error.format_message().split()) + _settable(error), BAD_INPUT)
     except click.ClickException as error:
         # click's own errors may have line breaks; ours are one line, too.
-        return _say(" ".join(error.format_message().split()), BAD_INPUT)
+        return _say(" ".join(error.format_message().split()) + _advised(error), BAD_INPUT)
     except SwarmError as error:
         return _report(error)
     except (KeyboardInterrupt, click.Abort):
@@ -260,6 +258,14 @@ def _unread() -> int:
     with contextlib.suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return FAILED
+
+
+def _advised(error: click.ClickException) -> str:
+    """What to do about a line in which a word is missing, or is none of the command's."""
+    if not isinstance(error, click.NoSuchOption | click.MissingParameter) or error.ctx is None:
+        return ""
+    settable = _settable(error) if isinstance(error, click.NoSuchOption) else ""
+    return settable or f" '{error.ctx.command_path} --help' shows what there is."
 
 
 def _settable(error: click.NoSuchOption) -> str:
