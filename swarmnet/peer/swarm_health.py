@@ -39,7 +39,8 @@ class ReplicaLine:
     disk: versions whose checkpoint it holds. draining: it is about to leave.
     restart: number of the newest restart of the run it follows. executions, counted: training forwards of its process,
     and indexes it has contributed to sums. drift, stray, still_s: see StageStatus.
-    going: the stage to which it is on its way. software: what runs there, region: where it is; empty: it does not say.
+    going: the stage to which it is on its way. software: what runs there, region: where it is, nickname: what it is
+    called; empty: it does not say.
     incarnation: random per process start.
     speed: microbatches per second, as it says and its mates bear out; 0 if unknown.
     convicted: most of those who serve have shut it out: whatever it says, it serves nothing.
@@ -66,6 +67,7 @@ class ReplicaLine:
     going: int | None = None
     software: str = ""
     region: str = ""
+    nickname: str = ""
     speed: float = 0.0
     incarnation: Incarnation = 0
     convicted: bool = False

@@ -42,9 +42,10 @@ def test_a_link_needs_nothing_else(joined) -> None:
 
 
 def test_flags_arrive(joined) -> None:
-    flags = ["--stage", "2", "--dir", "d", "--slots", "3", "--bootstrap", ADDRESS]
+    flags = ["--stage", "2", "--dir", "d", "--slots", "3", "--bootstrap", ADDRESS, "--nickname", "Anna's <b>box</b>"]
     assert run(["join", "--no-restart", LINK, *flags]) == 0
     config, _ = joined.pop()
+    assert config.network.nickname == "Anna's <b>box</b>"
     assert (config.stages, config.dir, config.slots, config.bootstrap) == ((2,), Path("d"), 3, (ADDRESS,))
 
 
