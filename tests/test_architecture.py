@@ -60,6 +60,7 @@ PURE = (
     "peer/checkup.py",
     "peer/rates.py",
     "peer/rebalance.py",
+    "peer/contributors.py",
     "peer/control.py",
     "peer/devices.py",
     "monitor/curve.py",

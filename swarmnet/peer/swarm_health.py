@@ -17,6 +17,7 @@ from swarmnet.ids import NO_RESTART, Chain, Incarnation, PeerId, Restart, RunId
 from swarmnet.net.admission import Admissions
 from swarmnet.peer.audit_health import ConvictLine, DisputeLine, TaintedLine, convicts_of, disputes_of, tainted_of
 from swarmnet.peer.checkup import advice
+from swarmnet.peer.contributors import Contributor, contributors
 from swarmnet.peer.devices import NumericsClass
 from swarmnet.peer.rates import measured
 from swarmnet.quorum import quorum, reached_by_half
@@ -195,6 +196,7 @@ class Assessment:
     convicts: tuple[ConvictLine, ...] = ()
     num_disputed: int = 0
     disputes: tuple[DisputeLine, ...] = ()
+    contributors: tuple[Contributor, ...] = ()
     links: tuple[str, ...] = ()
     """By which other peers join, each through another peer; those that only this machine can use last."""
 
@@ -276,6 +278,7 @@ def assess(run: RunId, records: Sequence[Record], num_stages: int, admissions: A
         convicts=convicts,
         num_disputed=sum(each.number for each in disputes),
         disputes=disputes,
+        contributors=contributors(records),
     )
 
 
