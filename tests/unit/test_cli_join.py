@@ -22,7 +22,7 @@ LINK = f"swarm:{run_id(Manifest())}@{ADDRESS}"
 def joined(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[PeerConfig, Any]]:
     """With what would have been joined, instead of joining; in an empty directory with a manifest."""
     made: list[tuple[PeerConfig, Any]] = []
-    monkeypatch.setattr(serve, "_join", lambda config, invited: made.append((config, invited)) or 0)
+    monkeypatch.setattr(serve, "_join", lambda config, invited, *, plain: made.append((config, invited)) or 0)
     monkeypatch.setattr(telemetry, "setup", lambda *args, **kwargs: None)
     for name in [name for name in __import__("os").environ if name.startswith("SWARMNET_")]:
         monkeypatch.delenv(name)
