@@ -172,7 +172,8 @@ def _run(state: RunState) -> str:
     loss = f", loss {state.points[-1].loss:.4f}" if state.points else ""
     if version == state.num_steps:
         return f"{at}{loss}, complete: `swarmnet export` writes its model"
-    return f"{at}{loss}, ends in about {duration(state.eta_s)}"
+    ends = "" if state.eta_s is None else f", ends in about {duration(state.eta_s)}"
+    return f"{at}{loss}{ends}"
 
 
 def _link(state: RunState) -> str:
