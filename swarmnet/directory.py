@@ -22,6 +22,7 @@ MAX_ON_DISK = 8
 MAX_COMPLAINTS = 8
 """Complaints in one record, about all stages together."""
 MAX_REASON = 80
+MAX_NICKNAME = 32
 MAX_TAINTED = 4
 """Steps with false work that one record names: the last ones."""
 MAX_ESTIMATES = 24
@@ -204,6 +205,8 @@ class Record:
     """How many it has met with since its process began."""
     goes_back: bool = False
     """Does the run go back before tainted steps, if it can? Said where there are some."""
+    nickname: Annotated[str, Size(MAX_NICKNAME, printable=True)] = ""
+    """What its operator calls it; empty: nothing. Nobody's alone: peers are told apart by their ids."""
 
     @property
     def roles(self) -> tuple[Role, ...]:

@@ -35,6 +35,7 @@ GROUND = frozenset(ROWS[0].split())
 
 # Decisions: the standard library, row 0 and each other. No clock, no socket, no torch.
 PURE = (
+    "telemetry/kinds.py",
     "telemetry/run_state.py",
     "telemetry/spans.py",
     "telemetry/text.py",
@@ -60,6 +61,7 @@ PURE = (
     "peer/checkup.py",
     "peer/rates.py",
     "peer/rebalance.py",
+    "peer/contributors.py",
     "peer/control.py",
     "peer/devices.py",
     "monitor/curve.py",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,17 +30,22 @@ from swarmnet.errors import UsageError
 from swarmnet.telemetry.text import typed
 
 if TYPE_CHECKING:
+    from swarmnet.cli.peer_screen import PeerScreen
     from swarmnet.config.peer import PeerConfig
     from swarmnet.manifest.schema import Manifest
     from swarmnet.net.swarm_link import SwarmLink
+    from swarmnet.telemetry.run_state import RunState
+
+PLAIN = click.option("--plain", is_flag=True, help="Print lines of the log, and no screen about this machine.")
 
 
 @click.command("join", cls=SchemaCommand, context_settings=SETTINGS)
 @click.argument("run", metavar="LINK_OR_MANIFEST")
 @peer_options(*SERVING, "rebalance_s")
 @click.option("--no-restart", is_flag=True, help="End when the peer crashes. Without it, it joins again.")
+@PLAIN
 @click.pass_context
-def join(ctx: click.Context, /, run: str, *, no_restart: bool, **_: Any) -> int:
+def join(ctx: click.Context, /, run: str, *, no_restart: bool, plain: bool, **_: Any) -> int:
     """Join a running swarm with one command, where a replica is needed most.
 
     LINK_OR_MANIFEST is the link that every peer prints, swarm:RUN_ID@ADDRESS, or the run's manifest file (then with
@@ -61,7 +68,7 @@ def join(ctx: click.Context, /, run: str, *, no_restart: bool, **_: Any) -> int:
     config = read_config(ctx, "stage")
     invited = _invited(run, config)
     _check_early(config)
-    return _join(*invited)
+    return _join(*invited, plain=plain)
 
 
 def _check_early(config: PeerConfig) -> None:
@@ -107,59 +114,82 @@ def _invited(run: str, config: PeerConfig) -> tuple[PeerConfig, SwarmLink | Mani
     return config.model_copy(update={"manifest": path}), manifest
 
 
-def _join(config: PeerConfig, invited: SwarmLink | Manifest) -> int:
-    import logging
-    import time
-
+@contextlib.contextmanager
+def _screen(config: PeerConfig, *, plain: bool) -> Iterator[PeerScreen]:
+    """What is shown of a peer in this terminal. While the screen is there, the log goes to a file."""
     from rich.console import Console
 
     from swarmnet import telemetry
-    from swarmnet.cli.progress_bar import JoinTimes, ProgressBar
+    from swarmnet.cli.peer_screen import PeerScreen
+
+    log_file = config.dir.absolute() / "peer.log"
+
+    # Without it, it goes to standard error.
+    def set_up_log() -> None:
+        telemetry.setup(config.log.level, format=config.log.format, file=log_file if screen.live else None)
+
+    with PeerScreen(Console(), log_file=log_file, plain=plain, on_live=set_up_log) as screen:
+        yield screen
+
+
+def _end(screen: PeerScreen, config: PeerConfig) -> None:
+    """The last lines: what was contributed, and how to go on."""
+    from swarmnet.peer.control_socket import contributed
+
+    if screen.redraws:
+        screen.end(contributed(config.dir), config.dir)
+
+
+def _join(config: PeerConfig, invited: SwarmLink | Manifest, *, plain: bool) -> int:
+    import logging
+
+    from swarmnet import telemetry
+    from swarmnet.cli.peer_screen import JoinTimes
+    from swarmnet.clock import boot_time
     from swarmnet.net.swarm_link import SwarmLink
 
     log = telemetry.get(__name__)
-    times = JoinTimes(time.monotonic)
+    times = JoinTimes(boot_time)
 
-    # rich replaces standard error while the bar is there: the log has to follow it.
-    def set_up_log() -> None:
-        telemetry.setup(config.log.level, format=config.log.format)
-
-    with ProgressBar(Console(), clock=time.monotonic, on_bar=set_up_log) as story:
-        story.phase("joining", f"by {invited.public if isinstance(invited, SwarmLink) else config.manifest}")
+    with _screen(config, plain=plain) as screen:
+        screen.phase("joining", f"by {invited.public if isinstance(invited, SwarmLink) else config.manifest}")
 
         with importing():  # takes a second or two
             from swarmnet.peer.joining import find_place
             from swarmnet.peer.run import run_peer
 
         def tell(name: str, text: str) -> None:
-            story.phase(name, text)
+            screen.phase(name, text)
             times.passed(name)
 
-        def heard(event: str, fields: dict[str, object]) -> None:
-            story.on_event(event, fields)
-            if times.on_event(event, fields):
+        def see(state: RunState, now: float) -> None:
+            screen.see(state, now)
+            if times.see(state):
                 log.at(logging.INFO, "counts", {**times.seconds})
 
         # One loop for all of it: what has joined the DHT to find a stage is what serves it.
         with loop_runner() as runner, entered(runner, find_place(config, invited, tell)) as place:
-            story.phase("starting", "making room for the stage, then listening under this machine's own address")
+            screen.phase("starting", "making room for the stage, then listening under this machine's own address")
 
-            return run_peer(
+            code = run_peer(
                 place.config,
                 place.manifest,
-                heard=heard,
+                see=see,
                 # A manifest from strangers must not make this peer read a file that they name.
                 data_at_source=not isinstance(invited, SwarmLink) or place.manifest.data.source in BUILT_IN,
                 place=place,
                 runner=runner,
             )
+        _end(screen, config)
+        return code
 
 
 @click.command("peer", cls=SchemaCommand, context_settings=SETTINGS)
 @peer_options("manifest", *SERVING)
 @click.option("--no-restart", is_flag=True, help="End when the peer crashes. Without it, it is started again.")
+@PLAIN
 @click.pass_context
-def peer(ctx: click.Context, /, *, no_restart: bool, **_: Any) -> int:
+def peer(ctx: click.Context, /, *, no_restart: bool, plain: bool, **_: Any) -> int:
     """Serve stages of a run's model.
 
     \b
@@ -181,7 +211,11 @@ def peer(ctx: click.Context, /, *, no_restart: bool, **_: Any) -> int:
     with importing():
         from swarmnet.peer.run import run_peer
 
-    return run_peer(config, manifest)
+    with _screen(config, plain=plain) as screen:
+        # Where there is no screen, its log is all that it says.
+        code = run_peer(config, manifest, see=screen.see) if screen.redraws else run_peer(config, manifest)
+        _end(screen, config)
+        return code
 
 
 @click.command("trainer", cls=SchemaCommand, context_settings=SETTINGS)

@@ -337,6 +337,7 @@ SERVING = (
     "slots",
     "caps",
     "region",
+    "nickname",
     "metrics",
     "trace",
     "dashboard",

@@ -17,6 +17,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from swarmnet import host
 from swarmnet.config.plug_in import one_of
 from swarmnet.config.table import CliOption, Count, Positive, Seconds, Table, says
+from swarmnet.directory import MAX_NICKNAME
 
 Role = Literal["stage", "trainer", "bootstrap"]
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -59,6 +60,14 @@ def _own_address(text: str) -> str:
 def _listen_at(text: str) -> str:
     if text:
         listen_at(text)
+    return text
+
+
+def _nickname(text: str) -> str:
+    # Letters beyond ASCII can look like others, run from right to left or be of any width: every table would have to
+    # cope, and a stranger could pass for somebody else.
+    if len(text) > MAX_NICKNAME or not (text.isascii() and text.isprintable()) or text != text.strip():
+        raise ValueError(f"must be at most {MAX_NICKNAME} characters of printable ASCII, no space first or last")
     return text
 
 
@@ -257,6 +266,7 @@ class NetworkSettings:
     manifest: Path | None
     caps: Caps
     region: str
+    nickname: str
 
 
 class PeerConfig(Table):
@@ -321,6 +331,9 @@ class PeerConfig(Table):
     )
     region: Annotated[str, CliOption("NAME")] = says(
         "", "where this machine is, such as eu-west; shown by `swarmnet status`", pattern=r"^[A-Za-z0-9-]{0,24}$"
+    )
+    nickname: Annotated[str, AfterValidator(_nickname), CliOption("NAME")] = says(
+        "", "what this machine is called, for all who look at the run: at most 32 characters of printable ASCII"
     )
     metrics: Annotated[str, AfterValidator(_listen_at), CliOption("[HOST:]PORT")] = says(
         "", "serve figures for Prometheus there, to this machine unless HOST says more (docs/metrics.md); 0: any port"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from swarmnet.ids import PeerId
@@ -22,6 +22,9 @@ TRAINER = -1
 
 MOST_STAYS, MOST_CHANGES = 200, 400
 """That are remembered: the newest, and all stays that last."""
+
+MOST_CONTRIBUTORS = 100
+"""That are told: those who have contributed the most."""
 
 PACE_LOOKS = 16
 """A replica's microbatches per second are those between so many looks."""
@@ -138,10 +141,11 @@ class WatchedRun:
             "stages": [
                 {
                     "stage": line.stage,
-                    "replicas": [shown(each, "peer state version speed region") for each in line.replicas],
+                    "replicas": [shown(each, "peer state version speed region nickname") for each in line.replicas],
                 }
                 for line in found.stages
             ],
+            "contributors": [asdict(each) for each in found.contributors[:MOST_CONTRIBUTORS]],
             "trainers": [trainer.peer for trainer in found.trainers],
             "problems": [shown(each, "severity kind text") for each in found.problems],
         }

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from swarmnet.monitor.state import WatchedRun, synced
+from swarmnet.peer.contributors import HEAD
 from swarmnet.peer.swarm_health import Assessment, ReplicaLine
 from swarmnet.telemetry.log import encode
 from swarmnet.telemetry.screen import Screen, duration, stage_table
 from swarmnet.telemetry.text import printable, short
+
+MOST_ROWS = 5
+"""Contributors on the screen, below the stages."""
 
 
 class WatchView:
@@ -76,6 +80,14 @@ def stages(found: Assessment) -> Table:
     return stage_table(("synced", "replicas"), rows)
 
 
+def contributed(found: Assessment) -> Table:
+    """A row for each of those who have contributed the most."""
+    table = Table(*HEAD, box=None, pad_edge=False, header_style="dim")
+    for each in found.contributors[:MOST_ROWS]:
+        table.add_row(*map(Text, each.cells))
+    return table
+
+
 class WatchScreen(Screen, WatchView):
     """For a person. Whatever comes from strangers is printed as text."""
 
@@ -89,7 +101,9 @@ class WatchScreen(Screen, WatchView):
             self.note(printable(change.text))
         line = f"{seen.found.run[:12]}  {headline(seen)}"
         if self.redraws:
-            self.show(Group(*map(Text, folded(printable(line), self.width)), stages(seen.found)))
+            rows: list[RenderableType] = [*map(Text, folded(printable(line), self.width)), stages(seen.found)]
+            rows += [contributed(seen.found)] if seen.found.contributors else []
+            self.show(Group(*rows))
         # In a pipe, a line when something has happened; a person does not read thousands.
         elif (seen.steps or seen.changes or not self._said) and line != self._said:
             self.note(printable(line))

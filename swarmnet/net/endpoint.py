@@ -198,6 +198,7 @@ class Endpoint:
             invitation=self.joined.own_pass.shown,
             software=SOFTWARE,
             region=self.joined.network.region,
+            nickname=self.joined.network.nickname,
         )
 
     def whereabouts(self) -> dict[str, object]:

@@ -61,6 +61,13 @@ def _kept(path: Path) -> WorkDone | None:
         raise UsageError(f"{path} cannot be used ({error}): remove it") from error
 
 
+def contributed(directory: Path) -> str:
+    """In a line, what the peer of that directory had done when that was last written; "" if nothing was. Raises
+    UsageError."""
+    kept = _kept(directory / CONTRIBUTED)
+    return "" if kept is None else kept.words(_day(kept))
+
+
 # ---------------------------------------------------------------- the peer's end
 
 

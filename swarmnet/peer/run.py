@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from swarmnet import telemetry
-from swarmnet.clock import loop_runner, loop_time
+from swarmnet.clock import boot_time, loop_runner, loop_time
 from swarmnet.config.peer import PeerConfig, listen_at
 from swarmnet.data.source import load_tokens
 from swarmnet.engine.compute_thread import ComputeThread
@@ -26,6 +27,7 @@ from swarmnet.net.parent_death import dies_with_parent, same_python
 from swarmnet.net.stop import stopped_by_signal, unless_stopped
 from swarmnet.peer.auditor import AuditLog
 from swarmnet.peer.checkup import advice
+from swarmnet.peer.contributors import contributors
 from swarmnet.peer.control_socket import ControlSocket
 from swarmnet.peer.devices import NumericsClass, meaningless
 from swarmnet.peer.engines import InitialWeights, backend_of, numerics_of, torch_engine
@@ -42,18 +44,24 @@ from swarmnet.stage.seams import Engine
 from swarmnet.state.disk import CheckpointStore, DirectoryDisk
 from swarmnet.telemetry.events import EventLog
 from swarmnet.telemetry.journal import Journal, remind
-from swarmnet.telemetry.run_state import RunState
+from swarmnet.telemetry.run_state import ContributorRank, LineBytes, RunState
 from swarmnet.telemetry.text import short
 from swarmnet.telemetry.trace import TraceFile, check_trace
 from swarmnet.wire import kernel_build
 
 if TYPE_CHECKING:
+    from swarmnet.net.traffic import Traffic
     from swarmnet.peer.joining import Place
 
 log = telemetry.get(__name__)
 
 TRACE_S = 1.0
 """How often spans are written: a peer that is killed loses so much of its trace."""
+
+SeeState = Callable[[RunState, float], None]
+"""Shown the run state after each event and once a second, with the time by the clock of its events."""
+
+_OBSERVE_S = 1.0
 
 _END_S = 2.0
 """So long a peer that leaves waits for the end of its dashboard."""
@@ -67,6 +75,7 @@ def run_peer(
     manifest: Manifest,
     *,
     heard: OnEvent = lambda event, fields: None,
+    see: SeeState = lambda state, now: None,
     data_at_source: bool = True,
     wrap: Wrap = NOTHING_BETWEEN,
     wrap_engine: Callable[[Engine], Engine] = lambda engine: engine,
@@ -75,9 +84,9 @@ def run_peer(
 ) -> int:
     """Serve the configured stages until Ctrl+C or SIGTERM. Returns the exit code. Raises UsageError.
 
-    heard: is told every event, beside the journal. data_at_source: may data, and a checkpoint that the run begins with,
-    be read where the manifest says they are, if the config does not say it? A manifest that came from strangers has no
-    say in which files are opened here.
+    heard: is told every event, beside the journal. see: is shown the run state.
+    data_at_source: may data, and a checkpoint that the run begins with, be read where the manifest says they are, if
+    the config does not say it? A manifest that came from strangers has no say in which files are opened here.
     wrap, wrap_engine: a test bench's faults; see `net.endpoint`.
     place: what `find_place` has found, in a loop of `runner`; None: this process joins the DHT when it can serve.
     """
@@ -121,15 +130,18 @@ def run_peer(
 
         while True:
             has_data = 0 in config.stages and (data_at_source or config.data is not None)
-            tokens = own_tokens(config, manifest) if has_data else no_tokens
+            tokens, state = own_tokens(config, manifest) if has_data else no_tokens, RunState()
             with contextlib.ExitStack() as here:
                 engines: dict[int, TorchEngine] = {}
                 for stage in config.stages:
                     engines[stage] = begin.engine(stage, engine_of)
                     here.callback(engines[stage].close)
                     if layout.ranks > 1:
-                        heard("mesh_starting", {"stage": stage, "mesh": layout.label, "ranks": layout.ranks})
-                        log.info("mesh_starting", stage=stage, mesh=layout.label, ranks=layout.ranks)
+                        fields: dict[str, object] = {"stage": stage, "mesh": layout.label, "ranks": layout.ranks}
+                        state.on("mesh_starting", fields, now=boot_time())
+                        heard("mesh_starting", fields)
+                        see(state, boot_time())
+                        log.at(logging.INFO, "mesh_starting", fields)
                 seen = {stage: wrap_engine(Engine(engine, engine.sums)) for stage, engine in engines.items()}
                 ranks = [engine.supervise for engine in engines.values() if layout.ranks > 1]
                 limits = ReplicaLimits(
@@ -154,6 +166,8 @@ def run_peer(
                             limits,
                             carried=carried,
                             recent_moves=recent_moves,
+                            state=state,
+                            see=see,
                         )
                     )
                 del engines, seen, ranks
@@ -213,13 +227,15 @@ async def _serve(
     *,
     carried: int | None,
     recent_moves: RecentMoves,
+    state: RunState,
+    see: SeeState,
 ) -> tuple[PeerConfig, int | None] | None:
     """Until it is asked to stop, or has to go on with another stage: then how, and with which version of its state."""
-    state = RunState()
 
     def tell(event: str, fields: dict[str, object]) -> None:
         journal(event, fields)
         heard(event, fields)
+        see(state, loop_time())
         # From now on a network that is away is waited for.
         if event == "synced":
             remember(config.dir, run_id(manifest))
@@ -276,6 +292,7 @@ async def _serve(
             beside = group.create_task(wrap.beside())
             asked = group.create_task(control.run(peer))
             reminding = group.create_task(remind(log, peer.state))
+            observed = group.create_task(_observe(peer, endpoint.transport.traffic, see))
             tracing = group.create_task(_trace(config, peer))
             shut_out = group.create_task(until_convicted(peer))
             showing = group.create_task(_show(config.dashboard, endpoint.links, peer.say))
@@ -288,7 +305,7 @@ async def _serve(
                 for replica in peer.replicas.values():
                     await replica.state.checkpoints.write_now()
             await peer.leave()
-            for task in (serving, ending, beside, reminding, tracing, shut_out, asked, showing, *computing):
+            for task in (serving, ending, beside, reminding, observed, tracing, shut_out, asked, showing, *computing):
                 task.cancel()
         peer.say("traffic", {"calls": endpoint.transport.traffic.rows()})
         # Perhaps it was asked while it left its old stage.
@@ -299,6 +316,29 @@ async def _serve(
         peer.say("moved", {"from": config.stages[0], "to": moved.stage, "version": moved.version})
         # Its caps may have been changed while it ran.
         return control.config.model_copy(update={"stages": (moved.stage,)}), moved.version
+
+
+async def _observe(peer: Peer, traffic: Traffic, see: SeeState) -> None:
+    """Until cancelled, once a second: what no event says is written into the run state."""
+    while True:
+        observe(peer, traffic, now=loop_time())
+        see(peer.state, loop_time())
+        await asyncio.sleep(_OBSERVE_S)
+
+
+def observe(peer: Peer, traffic: Traffic, *, now: float) -> None:
+    """Write into the peer's run state what no event says, as it is now."""
+    state, record, training = peer.state, peer.status(), peer.manifest.training
+    state.peer, state.nickname, state.num_steps = record.peer, record.nickname, record.steps
+    state.microbatch_tokens = training.microbatch_size * training.sequence_length
+    for status in record.stages:
+        state.stages[status.stage].queue, state.stages[status.stage].slots = status.queue, status.slots
+    table = contributors([record, *peer.records.values()])
+    rank, mine = next(((rank, row) for rank, row in enumerate(table, 1) if row.peer == peer.me), (0, None))
+    state.standing = ContributorRank(rank, len(table), mine.share if mine is not None else 0.0)
+    state.waited_for = [(each.peer, each.stage, each.reason) for each in record.complaints if each.how == "waited_for"]
+    state.lent = traffic.up.lent, traffic.down.lent
+    state.crossed.append(LineBytes(now, traffic.up.total, traffic.down.total))
 
 
 async def _show(where: str, links: Sequence[str], say: OnEvent) -> None:

@@ -13,7 +13,7 @@ import shutil
 import sys
 import textwrap
 import threading
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +27,7 @@ from swarmnet.manifest.terms import RunTerms
 from swarmnet.net.admission import Admissions
 from swarmnet.net.admission_files import admissions_of
 from swarmnet.net.swarm_link import SwarmLink
+from swarmnet.peer.contributors import HEAD
 from swarmnet.peer.swarm_health import NO_BOOTSTRAP, AdmissionLine, Assessment, ReplicaLine, assess, unanswered
 from swarmnet.telemetry.journal import loopback_last
 from swarmnet.telemetry.screen import duration
@@ -45,6 +46,9 @@ SAY_AFTER_S, SAY_EVERY_S = 4.0, 10.0
 
 MOST_LINKS = 2
 """That are shown: one of the peers may leave."""
+
+MOST_CONTRIBUTORS = 10
+"""That are shown: those who have contributed the most."""
 
 GIVEN_UP_AFTER_S = 20.0
 """After so long it answers with what is there."""
@@ -290,18 +294,26 @@ def _show(assessment: Assessment) -> None:
         # A stage without a replica is what the reader looks for.
         if not line.replicas:
             rows.append((str(line.stage), "nobody", "", "", "", "", "", ""))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    _table(rows)
     replicas = list({each.peer: each for line in assessment.stages for each in line.replicas}.values())
     for name in ("numerics", "region", "software"):
         _say(*_alike(name, {each.peer: str(getattr(each, name)) for each in replicas}))
     names = ", ".join(short(trainer.peer) for trainer in assessment.trainers) or "none"
     _say(f"trainers: {names}")
+    if assessment.contributors:
+        _table([HEAD, *(each.cells for each in assessment.contributors[:MOST_CONTRIBUTORS])])
+    if (more := len(assessment.contributors) - MOST_CONTRIBUTORS) > 0:
+        _say(f"and {more:,} more, whom --json has")
     # Whole, on lines of their own: they are copied.
     for link in assessment.links[:MOST_LINKS] if going else ():
         print(f"join: swarmnet join {printable(link)}")
     _say(*(f"{problem.severity}: {problem.text}" for problem in assessment.problems))
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> None:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def _say(*texts: str) -> None:

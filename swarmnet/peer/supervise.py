@@ -123,6 +123,9 @@ def supervise(
                 os.kill(child, came)
             elif (status := os.waitpid(child, os.WNOHANG))[0]:
                 code = os.waitstatus_to_exitcode(status[1])
+        # What a killed child was drawing in the terminal has no end of line.
+        if code < 0 and sys.stdout.isatty():
+            print(flush=True)
         # The signals stay blocked: this process has nothing left to do.
         if (over := exit_code(code, asked=asked)) is not None:
             return over

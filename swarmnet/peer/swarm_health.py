@@ -17,6 +17,7 @@ from swarmnet.ids import NO_RESTART, Chain, Incarnation, PeerId, Restart, RunId
 from swarmnet.net.admission import Admissions
 from swarmnet.peer.audit_health import ConvictLine, DisputeLine, TaintedLine, convicts_of, disputes_of, tainted_of
 from swarmnet.peer.checkup import advice
+from swarmnet.peer.contributors import Contributor, contributors
 from swarmnet.peer.devices import NumericsClass
 from swarmnet.peer.rates import measured
 from swarmnet.quorum import quorum, reached_by_half
@@ -39,7 +40,8 @@ class ReplicaLine:
     disk: versions whose checkpoint it holds. draining: it is about to leave.
     restart: number of the newest restart of the run it follows. executions, counted: training forwards of its process,
     and indexes it has contributed to sums. drift, stray, still_s: see StageStatus.
-    going: the stage to which it is on its way. software: what runs there, region: where it is; empty: it does not say.
+    going: the stage to which it is on its way. software: what runs there, region: where it is, nickname: what it is
+    called; empty: it does not say.
     incarnation: random per process start.
     speed: microbatches per second, as it says and its mates bear out; 0 if unknown.
     convicted: most of those who serve have shut it out: whatever it says, it serves nothing.
@@ -66,6 +68,7 @@ class ReplicaLine:
     going: int | None = None
     software: str = ""
     region: str = ""
+    nickname: str = ""
     speed: float = 0.0
     incarnation: Incarnation = 0
     convicted: bool = False
@@ -193,6 +196,7 @@ class Assessment:
     convicts: tuple[ConvictLine, ...] = ()
     num_disputed: int = 0
     disputes: tuple[DisputeLine, ...] = ()
+    contributors: tuple[Contributor, ...] = ()
     links: tuple[str, ...] = ()
     """By which other peers join, each through another peer; those that only this machine can use last."""
 
@@ -274,6 +278,7 @@ def assess(run: RunId, records: Sequence[Record], num_stages: int, admissions: A
         convicts=convicts,
         num_disputed=sum(each.number for each in disputes),
         disputes=disputes,
+        contributors=contributors(records),
     )
 
 

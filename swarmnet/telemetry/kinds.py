@@ -6,7 +6,6 @@ again when it is resumed, and docs/events.md come from it: `python -m swarmnet.t
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -16,6 +15,7 @@ MARKS = {
     "self": "`swarmnet local` counts these alone of a Byzantine process, because it speaks of itself",
     "accuses": "names another peer as Byzantine",
     "kept": "a resumed `swarmnet local` reads it again",
+    "told": "a line on the terminal of `swarmnet join`",
 }
 
 # name | level and marks | fields, with * those that no log line for a person shows | meaning
@@ -31,11 +31,11 @@ traffic | debug | calls | bytes and seconds by kind of call, when the peer ends
 done | info | step | the trainer has fed the last step
 waiting | warning | stage reason advice | no step can be done until `reason` has passed
 complete | info | peers | every stage has a replica
-dialled_back | info | addresses could could_not not_asked dialled | other members have tried to connect to this peer
-hidden | info | addresses* could_not relays links* | no member could connect to this peer; relays carry its calls
+dialled_back | info told | addresses could could_not not_asked dialled | other members tried to connect to this peer
+hidden | info told | addresses* could_not relays links* | no member could connect to this peer; relays carry its calls
 unreachable | debug | addresses could_not | no member could connect to this peer, and no relay was found
 relay_reserved | info | relay bytes_per_s | a relay has a reservation for this peer
-relay_lost | warning | relay reason | a relay serves this peer no more
+relay_lost | warning told | relay reason | a relay serves this peer no more
 callers_refused | warning | reason caller relay | a call through a relay was refused; at most once a minute
 punched | debug | peer nat seconds | a direct connection through both routers was opened
 not_punched | debug | peer reason | no direct connection could be opened
@@ -44,17 +44,17 @@ cannot_reach | warning | stage peer reason | a replica is heard and cannot be co
 fetching | debug | stage version bytes total donors seconds_left level_in | the state of a stage is being fetched
 fetching_again | debug | stage version reason | the fetched state could not be used
 following | debug | stage version newest level_in | a joining replica catches up
-too_slow | debug | stage bytes_per_s sum_bytes step_s within needs donors needs_each | the link is too slow to catch up
+too_slow | debug told | stage bytes_per_s sum_bytes step_s within needs donors needs_each | too slow a link to catch up
 join_failed | warning | stage donor reason | a source of the state failed
-synced | info renews self | stage version how path from seconds bytes | the replica has the weights and serves
+synced | info renews self told | stage version how path from seconds bytes | the replica has the weights and serves
 dropped | warning kept | stage from to microbatches reason | the state of a stage was lost; training goes on from `to`
-mesh_starting | debug | stage mesh ranks | the processes of the ranks are started
-mesh_started | info self | stage mesh epoch pids* seconds | all ranks are up
-rank_lost | warning self | stage rank reason epoch seconds | a rank has ended; all ranks start again
+mesh_starting | debug told | stage mesh ranks | the processes of the ranks are started
+mesh_started | info self told | stage mesh epoch pids* seconds | all ranks are up
+rank_lost | warning self told | stage rank reason epoch seconds | a rank has ended; all ranks start again
 device_full | warning | stage slots reason | the device had no memory left; the replica takes fewer microbatches
-moving | info | from to rates | another stage needs this peer more; it fetches that state
-moved | info | from to version | the peer serves another stage
-move_failed | warning | to reason | the peer stays in its stage
+moving | info told | from to rates | another stage needs this peer more; it fetches that state
+moved | info told | from to version | the peer serves another stage
+move_failed | warning told | to reason | the peer stays in its stage
 pausing | info | why | the peer takes no new microbatches
 paused | info | serves_on | the peer is paused, apart from stages that need it
 resumed | info | - | the pause has ended
@@ -165,7 +165,9 @@ class EventKind:
     meaning: str
 
 
-_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
+WARNING = 30
+_LEVELS = {"debug": 10, "info": 20, "warning": WARNING}
+"""As `logging` numbers them, which pure modules do not import."""
 
 
 def _rows() -> Iterator[EventKind]:
@@ -181,7 +183,7 @@ KINDS = {kind.name: kind for kind in _rows()}
 
 def kind_of(event: str) -> EventKind:
     """The event's row. Tests hold that there is one; without one a running peer logs the event for debugging."""
-    return KINDS.get(event) or EventKind(event, logging.DEBUG, frozenset(), {}, "")
+    return KINDS.get(event) or EventKind(event, _LEVELS["debug"], frozenset(), {}, "")
 
 
 def marked(mark: str) -> frozenset[str]:

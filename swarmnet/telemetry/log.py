@@ -7,6 +7,7 @@ What JSON has no word for is written as text.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import io
@@ -18,6 +19,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping, MutableMapping, Set
+from pathlib import Path
 from typing import Any, Literal, TextIO
 
 from swarmnet.telemetry.text import printable
@@ -54,23 +56,48 @@ def get(name: str) -> FieldLogger:
     return FieldLogger(logging.getLogger(name))
 
 
-def setup(level: Level = "info", *, format: Literal["text", "json"] = "text", stream: TextIO | None = None) -> None:
-    """Send every log line of this process to `stream` (standard error). Call once, before foreign packages load.
+FILE_BYTES = 16 << 20
+"""Of a log file; the one before it is kept, too."""
+
+
+def setup(
+    level: Level = "info",
+    *,
+    format: Literal["text", "json"] = "text",
+    stream: TextIO | None = None,
+    file: Path | None = None,
+) -> None:
+    """Send every log line of this process to `file`, or else to `stream` (standard error). Call once, before foreign
+    packages load.
 
     A second call replaces the first one's handler.
     """
     ours = getattr(logging, level.upper())
-    handler = logging.StreamHandler(stream or sys.stderr)
+    handler = logging.StreamHandler(stream or sys.stderr) if file is None else _log_file(file)
     handler.setFormatter(Json() if format == "json" else TextFormatter())
     root = logging.getLogger()
     # Other packages hang handlers on the root when they are imported.
     for old in root.handlers[:]:
         root.removeHandler(old)
+        if isinstance(old, logging.FileHandler):
+            with contextlib.suppress(OSError):  # what its full disk has no room for
+                old.close()
     root.addHandler(handler)
     root.setLevel(logging.WARNING if ours <= logging.DEBUG else logging.ERROR)
     logging.getLogger("swarmnet").setLevel(ours)
     logging.captureWarnings(True)
     _hush(ours)
+
+
+def _log_file(path: Path) -> logging.StreamHandler[Any]:
+    from logging.handlers import RotatingFileHandler  # sockets and mail come with it
+
+    class LogFile(RotatingFileHandler):
+        def handleError(self, record: logging.LogRecord) -> None:
+            # A full disk ends no peer, and its terminal is somebody else's.
+            pass
+
+    return LogFile(path, maxBytes=FILE_BYTES, backupCount=1, encoding="utf-8", errors="backslashreplace")
 
 
 def _hush(ours: int) -> None:

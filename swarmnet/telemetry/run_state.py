@@ -1,6 +1,7 @@
 """The state of a run as the events of one process show it: `RunState`, with a `StageState` for each replica. Pure.
 
-Metrics, reminders, stall reports and contributions of a peer and the table of `swarmnet local` are drawn from it.
+Metrics, reminders, stall reports, contributions and the terminal of a peer and the table of `swarmnet local` are drawn
+from it. What no event says (queues, limits, bytes, the others' contributions) `peer.run` writes into it once a second.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 
 from swarmnet.bounds import Recent
 from swarmnet.ids import PeerId
+from swarmnet.telemetry.kinds import KINDS, WARNING, marked
 
 STEP_BUCKETS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
@@ -24,6 +26,15 @@ _MOST_PEERS = 64
 
 
 _few = partial(Recent, _MOST_PEERS)
+
+_TOLD = marked("told")
+_WARNS = frozenset(name for name, kind in KINDS.items() if kind.level == WARNING) - {"waiting"}
+"""What is waited for is in `RunState.waits`, for as long as it lasts."""
+
+_MOST_TOLD = 32
+
+CROSSED_S = 10
+"""Rates of the line are those of so many seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +91,12 @@ class StageState:
     """Training forwards."""
     contributed: int = 0
     """Microbatches in committed aggregates."""
+    worked: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=PACE_STEPS + 1))
+    """When the last steps were done, and `contributed` then."""
+    queue: int = 0
+    """Microbatches in flight."""
+    slots: int = 0
+    """Microbatches that it takes at once."""
     new_steps: int = 0
     new_contributed: int = 0
     """Of `steps` and `contributed`, those that were not computed once more after the run went back."""
@@ -98,6 +115,13 @@ class StageState:
     convicted: Recent[PeerId, tuple[str, float]] = field(default_factory=_few)
     disputed: Recent[PeerId, tuple[int, int]] = field(default_factory=_few)
     """By whose work it is: the last step, and how many cases."""
+
+    def per_second(self, now: float) -> float:
+        """Microbatches that it contributes, over the last steps; less and less while no step comes."""
+        if len(self.worked) < 2:
+            return 0.0
+        (began, first), (_, last) = self.worked[0], self.worked[-1]
+        return max(last - first, 0) / max(now - began, 1e-3)
 
     def on(self, event: str, fields: Mapping[str, Any], *, now: float) -> None:
         """Take in one event of the replica."""
@@ -122,6 +146,7 @@ class StageState:
                 counted = fields.get("counted", 0)
                 self.new_contributed += 0 if self.again else counted - self.contributed
                 self.executed, self.contributed = fields["executions"], counted
+                self.worked.append((now, counted))
             case "mesh_started":
                 self.mesh, self.ranks_lost = fields["mesh"], False
                 self.rank_restarts += fields["epoch"] > 1
@@ -151,10 +176,62 @@ class Wait(NamedTuple):
 
 
 @dataclass(slots=True)
+class StateTransfer:
+    """The state of a stage on its way here, and the steps since. first: bytes that were here at `since`, from an
+    earlier attempt: they say nothing about the pace. following: fields of that event, once the steps are replayed."""
+
+    since: float
+    first: int
+    fields: Mapping[str, Any]
+    following: Mapping[str, Any] | None = None
+
+
+class ContributorRank(NamedTuple):
+    """Where this peer stands among those of which it knows that they have contributed. rank: 1 is who has contributed
+    the most; 0: it has contributed nothing."""
+
+    rank: int = 0
+    known: int = 0
+    share: float = 0.0
+
+
+class LineBytes(NamedTuple):
+    """Bytes since the process began, and when that was looked up."""
+
+    time: float = 0.0
+    sent: int = 0
+    received: int = 0
+
+
+@dataclass(slots=True)
 class RunState:
     """One process, a peer or a trainer."""
 
     events: Counter[str] = field(default_factory=Counter)
+    first: dict[str, float] = field(default_factory=dict)
+    """When each kind of event first came."""
+    told: deque[tuple[str, Mapping[str, Any]]] = field(default_factory=lambda: deque(maxlen=_MOST_TOLD))
+    """The last events that the terminal tells, and `num_told` of all."""
+    num_told: int = 0
+    warned: Recent[tuple[str, object, object], tuple[Mapping[str, Any], float]] = field(default_factory=_few)
+    """The last warning of each kind, by its stage and peer: its fields, and when."""
+    fetches: dict[int, StateTransfer] = field(default_factory=dict)
+    """By stage."""
+    pausing: str = ""
+    """Why the peer takes no new microbatches; "": it does."""
+    leaving: str = ""
+    """What a peer that leaves waits for."""
+    peer: str = ""
+    nickname: str = ""
+    num_steps: int = 0
+    """Of the run, as far as it can be foreseen; 0: not yet."""
+    microbatch_tokens: int = 0
+    standing: ContributorRank = field(default_factory=ContributorRank)
+    waited_for: Sequence[tuple[PeerId, int, str]] = ()
+    """For whom the step waits, as far as that is known here: peer, its stage, and the reason."""
+    lent: tuple[float, float] = (0.0, 0.0)
+    """Bytes per second that may be sent and received; 0: all that the line carries."""
+    crossed: deque[LineBytes] = field(default_factory=lambda: deque(maxlen=CROSSED_S + 1))
     stages: dict[int, StageState] = field(default_factory=dict)
     links: Sequence[str] = ()
     """By which others join."""
@@ -170,6 +247,27 @@ class RunState:
     seconds: float = 0.0
     """Of these steps together."""
 
+    @property
+    def version(self) -> int | None:
+        """Which all its stages have; None: not all are in sync."""
+        versions = [here.version for here in self.stages.values()]
+        return None if None in versions else min((each for each in versions if each is not None), default=None)
+
+    @property
+    def eta_s(self) -> float | None:
+        """Seconds to the last step at the pace of the last ones; None: unknown."""
+        pace, version = step_s(self.points), self.version
+        return None if pace is None or version is None or not self.num_steps else (self.num_steps - version) * pace
+
+    @property
+    def line(self) -> tuple[float, float]:
+        """Bytes per second that were sent and received lately."""
+        if len(self.crossed) < 2:
+            return 0.0, 0.0
+        began, ended = self.crossed[0], self.crossed[-1]
+        seconds = max(ended.time - began.time, 1e-3)
+        return (ended.sent - began.sent) / seconds, (ended.received - began.received) / seconds
+
     def serve(self, stage: int, *, now: float) -> StageState:
         """From now on a replica of that stage runs here."""
         self.stages[stage] = StageState(stage, alive=True, paced=deque([now], maxlen=PACE_STEPS + 1))
@@ -178,6 +276,12 @@ class RunState:
     def on(self, event: str, fields: Mapping[str, Any], *, now: float) -> None:
         """Take in one event. now: seconds of any clock, the same for all of them."""
         self.events[event] += 1
+        self.first.setdefault(event, now)
+        if event in _TOLD:
+            self.told.append((event, fields))
+            self.num_told += 1
+        if event in _WARNS:
+            self.warned[event, fields.get("stage"), fields.get("peer")] = fields, now
         stage = fields.get("stage")
         here = self.stages.get(stage) if stage is not None else None
         before = here.applied_at if here is not None else None
@@ -194,8 +298,20 @@ class RunState:
             # What it waited for before is not what it waits for now.
             case "restart" | "draining":
                 self.waits.clear()
+                self.leaving = fields.get("left", "") if event == "draining" else self.leaving
+            case "pausing":
+                self.pausing = fields["why"]
+            case "resumed":
+                self.pausing = ""
+            case "fetching":
+                begun = self.fetches.get(fields["stage"]) or StateTransfer(now, fields["bytes"], fields)
+                self.fetches[fields["stage"]] = StateTransfer(begun.since, begun.first, fields)
+            case "following" if fields["stage"] in self.fetches:
+                self.fetches[fields["stage"]].following = fields
             case "synced" | "applied":
                 self.waits.pop(stage, None)
+                # A later fetch of the stage has a pace of its own.
+                self.fetches.pop(fields.get("stage", -1), None)
                 self.synced_at = now if event == "synced" else self.synced_at
             case "figures" if fields["num_tokens"]:
                 step, loss, num_tokens = fields["step"], fields["loss"], fields["num_tokens"]

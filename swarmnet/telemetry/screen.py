@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Self
 
 from rich.console import Console, RenderableType
+from rich.constrain import Constrain
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -30,6 +31,20 @@ def duration(seconds: float | None) -> str:
     minutes, rest = divmod(round(max(seconds, 0.0)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def phase_line(name: str, text: str) -> str:
+    """A line about one phase of what a command does."""
+    return f"{name:<9} {text}"
+
+
+def size(num_bytes: float) -> str:
+    """1.4 GB, 12 kB: decimal, as disks and links are measured."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if num_bytes < 1000:
+            return f"{num_bytes:.0f} B" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:.1f} TB"
 
 
 def stage_table(names: tuple[str, str], rows: Iterable[tuple[int, int, Iterable[str]]]) -> Table:
@@ -69,7 +84,12 @@ class Screen:
     @property
     def redraws(self) -> bool:
         """Is it a terminal, on which something can be shown in place?"""
-        return self._console.is_terminal
+        return self._console.is_terminal and not self._console.is_dumb_terminal
+
+    @property
+    def live(self) -> bool:
+        """Is something shown in place?"""
+        return self._live is not None
 
     @property
     def width(self) -> int:
@@ -88,12 +108,15 @@ class Screen:
         if self._live is None:
             self._live, self._drawn_at = Live(console=self._console, auto_refresh=False, transient=self._transient), 0.0
             self._live.start()
+            # rich hides the cursor, and a process that is killed could not give it back.
+            self._console.show_cursor()
             self._on_live()
         now = time.monotonic()
         # Redrawing for each of a thousand events would take more time than the work.
         due = now - self._drawn_at >= REFRESH_S
         self._drawn_at = now if due else self._drawn_at
-        self._live.update(what, refresh=due)
+        # A terminal prints ^C where the cursor is: at its edge that would be one more line, which nobody takes back.
+        self._live.update(Constrain(what, self.width - len("^C") - 1), refresh=due)
 
     def clear(self) -> None:
         """End what is shown, with its newest state if it stays."""

@@ -10,7 +10,9 @@ import csv
 import functools
 import io
 import json
+import os
 import signal
+import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -172,11 +174,34 @@ class Forked:
         self.send_signal(signal.SIGTERM)
 
 
+class Terminal:
+    """A pseudo-terminal. All that is written on it is appended to `copy`."""
+
+    def __init__(self, copy: Path) -> None:
+        self._ours, self._theirs = os.openpty()
+        termios.tcsetwinsize(self._theirs, (50, 120))
+        self.path = Path(os.ttyname(self._theirs))
+        self._copy = copy
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        # Once nobody has it open any more, reading is an error.
+        with self._copy.open("ab", buffering=0) as file, contextlib.suppress(OSError):
+            while data := os.read(self._ours, 1 << 16):
+                file.write(data)
+
+    def close(self) -> None:
+        os.close(self._theirs)
+        self._thread.join(PATIENCE_S)
+        os.close(self._ours)
+
+
 class Running:
     """One `swarmnet COMMAND` as a process, and what it says. As a context: it does not outlive the block.
 
     module: what is run, with `words`. host: the address it listens at. again: the directory is that of an earlier one.
-    launcher: of another swarmnet, if it is not the one under test.
+    launcher: of another swarmnet, if it is not the one under test. terminal: its output is a terminal.
     """
 
     def __init__(
@@ -187,6 +212,7 @@ class Running:
         host: str = "127.0.0.1",
         again: bool = False,
         launcher: Launcher | None = None,
+        terminal: bool = False,
     ) -> None:
         self.directory, self.words = directory, words
         self.events: list[dict[str, Any]] = []
@@ -196,7 +222,11 @@ class Running:
         events = directory / f"events{before or ''}.jsonl"
         self._reader = EventReader(events)
         where = ("--dir", str(directory), "--host", host, "--events", str(events))
-        self.process = Forked("-m", *module, *words, *where, log=self.log, launcher=launcher)
+        self._terminal = Terminal(self.log) if terminal else None
+        output = self._terminal.path if self._terminal else self.log
+        # What is forked has the standard output of a file, which seeks.
+        what = ("-c", "import swarmnet.cli; swarmnet.cli.main()") if terminal else ("-m", *module)
+        self.process = Forked(*what, *words, *where, log=output, launcher=launcher)
 
     def __enter__(self) -> Running:
         return self
@@ -205,6 +235,8 @@ class Running:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
+        if self._terminal is not None:
+            self._terminal.close()
 
     def until(self, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """The first event for which it holds, waiting for it. Fails with the log when the process ends before."""

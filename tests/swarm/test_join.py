@@ -58,7 +58,7 @@ def test_a_stranger_with_a_link_takes_part_and_changes_nothing(start: Callable[.
     (link,) = listening["links"]
     assert link == f"swarm:{run_id(manifest)}@{listening['dht'][0]}"
     # Left to choose, it goes by speeds that a busy machine measures (`test_find_place` has what they lead to).
-    joiner = start("joiner", "join", link, "--stage", "1", "--device", "cpu")
+    joiner = start("joiner", "join", link, "--stage", "1", "--device", "cpu", "--nickname", "Anna", terminal=True)
     me = joiner.says("listening")["peer"]
     synced = joiner.says("synced", stage=1)
     assert synced["how"] == "snapshot" and BEFORE_JOIN <= synced["version"] < STEPS
@@ -86,6 +86,8 @@ def test_a_stranger_with_a_link_takes_part_and_changes_nothing(start: Callable[.
     compared = [name for name in weights if name in reference.weights]
     assert compared and all(torch.equal(weights[name], reference.weights[name]) for name in compared)
 
+    assert (joiner.directory / f"run-{run_id(manifest)[:12]}.toml").is_file()
+    assert joiner.stop() == 0
     said = joiner.log.read_text()
     for words in (
         "identity  12D3Koo",
@@ -93,12 +95,18 @@ def test_a_stranger_with_a_link_takes_part_and_changes_nothing(start: Callable[.
         "its hash is the run's id",
         "serving   stage 1 from step",
         "Ctrl+C leaves in good order",
-        " counts identity=",
+        # The screen, and what is left when it has gone.
+        f"Anna ...{me[-8:]}, stage 1 ",
+        f"step {STEPS} of {STEPS}",
+        "of 4 contributors",
+        f"{joiner.directory}/peer.log",
+        "again     the same command goes on as the same peer",
     ):
         assert words in said, said
     assert re.search(r"stage +1, as you said", said), said
-    assert (joiner.directory / f"run-{run_id(manifest)[:12]}.toml").is_file()
-    assert joiner.stop() == 0
+    assert re.search(r"in all    \d+ microbatches? counted", said.rpartition("\x1b[2K")[2]), said
+    logged = (joiner.directory / "peer.log").read_text()
+    assert " counts identity=" in logged and " applied " in logged and " applied " not in said
 
 
 def test_an_interrupted_join_leaves_nothing_behind_and_says_nothing_more(tmp_path: Path) -> None:

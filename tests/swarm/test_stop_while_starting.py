@@ -26,6 +26,7 @@ from swarmnet.peer import run as peer_run
 from swarmnet.peer.memory_fit import Capacity
 from swarmnet.peer.rebalance import RecentMoves
 from swarmnet.peer.replica import ReplicaLimits
+from swarmnet.telemetry.run_state import RunState
 from swarmnet.trainer import run as trainer
 
 
@@ -108,6 +109,8 @@ def test_a_peer_that_comes_back_without_a_network_waits_for_it(
         ReplicaLimits(1, 0),
         carried=None,
         recent_moves=RecentMoves(),
+        state=RunState(),
+        see=lambda state, now: None,
     )
     if not was_there:
         with pytest.raises(UsageError, match="nobody answers at X"):

@@ -22,7 +22,7 @@ LINK = f"swarm:{run_id(Manifest())}@{ADDRESS}"
 def joined(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[PeerConfig, Any]]:
     """With what would have been joined, instead of joining; in an empty directory with a manifest."""
     made: list[tuple[PeerConfig, Any]] = []
-    monkeypatch.setattr(serve, "_join", lambda config, invited: made.append((config, invited)) or 0)
+    monkeypatch.setattr(serve, "_join", lambda config, invited, *, plain: made.append((config, invited)) or 0)
     monkeypatch.setattr(telemetry, "setup", lambda *args, **kwargs: None)
     for name in [name for name in __import__("os").environ if name.startswith("SWARMNET_")]:
         monkeypatch.delenv(name)
@@ -42,9 +42,10 @@ def test_a_link_needs_nothing_else(joined) -> None:
 
 
 def test_flags_arrive(joined) -> None:
-    flags = ["--stage", "2", "--dir", "d", "--slots", "3", "--bootstrap", ADDRESS]
+    flags = ["--stage", "2", "--dir", "d", "--slots", "3", "--bootstrap", ADDRESS, "--nickname", "Anna's <b>box</b>"]
     assert run(["join", "--no-restart", LINK, *flags]) == 0
     config, _ = joined.pop()
+    assert config.network.nickname == "Anna's <b>box</b>"
     assert (config.stages, config.dir, config.slots, config.bootstrap) == ((2,), Path("d"), 3, (ADDRESS,))
 
 

@@ -180,6 +180,7 @@ def test_roles_and_directories_follow_the_command(calls, name: str, role: str) -
         ("peer --manifest run.toml --stage 0 --ranks 2 --device cuda", "mesh.ranks = 2 are on the CPU"),
         ("peer --ranks 0", "--ranks: mesh.ranks = 0: must be above 0"),
         ("peer --shard zero4", "Invalid value for '--shard': 'zero4' is not one of 'none', 'dp', 'zero1'"),
+        ("peer --nickname a\x07", '--nickname: nickname = "a\\u0007": must be at most 32 characters'),
         ("peer --port 70000", "--port: port = 70000: must be at most 65535"),
         ("peer --port 4001 --set bulk_port=4001", "bulk_port = 4001 is taken by port or dht_port: it needs its own"),
         ("peer --port 4001 --dht-port 4001", "port and dht_port are both 4001: the data plane and the DHT each need"),

@@ -136,6 +136,7 @@ records = st.builds(
     num_tainted=st.integers(0, 2**53),
     disputed=st.none() | st.builds(DisputedWork, st.integers(0, 1023), st.integers(0, 2**53), st.just(OTHER.peer)),
     num_disputed=st.integers(0, 2**53),
+    nickname=st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=32),
 )
 
 
@@ -221,6 +222,9 @@ COMPLAINT = {"stage": 0, "peer": OTHER.peer, "how": "left_out", "reason": "late"
         ({"num_stages": 10**9}, "num_stages is 1000000000"),
         ({"num_stages": 0}, "num_stages is 0"),
         ({"numerics": "\x1b[31m"}, "other than printable"),
+        ({"nickname": "\x1b[31m"}, "other than printable"),
+        ({"nickname": "\u202egpj"}, "other than printable"),
+        ({"nickname": "a" * 33}, "nickname has 33 characters"),
         ({"complaints": [{**COMPLAINT, "reason": "\x1b[2J"}]}, "other than printable"),
         ({"complaints": [{**COMPLAINT, "how": "hated"}]}, "no word that is known"),
         ({"complaints": [COMPLAINT] * 9}, "complaints has 9 entries"),

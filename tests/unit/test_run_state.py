@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from swarmnet.telemetry.run_state import PACE_STEPS, STEP_BUCKETS_S, RunState, StepPoint, step_s, tokens_per_second
+from swarmnet.telemetry.run_state import (
+    PACE_STEPS,
+    STEP_BUCKETS_S,
+    LineBytes,
+    RunState,
+    StepPoint,
+    step_s,
+    tokens_per_second,
+)
 
 
 def test_a_wait_counts_from_its_reason_and_ends_with_what_it_waits_for() -> None:
@@ -74,3 +82,74 @@ def test_a_replica_has_finished_until_its_run_goes_on() -> None:
     ):
         state.on(event, {"stage": 0, "version": version}, now=1.0)
         assert (here.version, here.finished) == (version, finished)
+
+
+def test_the_pace_of_a_replica_is_that_of_its_last_steps_and_fades_while_none_comes() -> None:
+    state = RunState()
+    here = state.serve(0, now=0.0)
+    assert here.per_second(1.0) == 0.0
+    for step in range(PACE_STEPS + 5):
+        state.on("executed", {"stage": 0, "executions": 9, "counted": 4 * step}, now=2.0 * step)
+    last = 2.0 * (PACE_STEPS + 4)
+    assert here.per_second(last) == 2.0 and here.per_second(last + 2.0 * PACE_STEPS) == 1.0
+
+
+def test_state_on_its_way_has_a_pace_of_its_own_until_it_is_here() -> None:
+    state = RunState()
+    state.serve(0, now=0.0)
+    for now, got in ((1.0, 100), (3.0, 500)):
+        state.on("fetching", {"stage": 0, "bytes": got}, now=now)
+    state.on("following", {"stage": 0, "version": 4}, now=4.0)
+    transfer = state.fetches[0]
+    assert (transfer.since, transfer.first, transfer.fields["bytes"]) == (1.0, 100, 500)
+    assert transfer.following is not None and state.version is None
+    state.on("synced", {"stage": 0, "version": 4}, now=5.0)
+    assert not state.fetches and state.version == 4
+    state.on("following", {"stage": 0, "version": 4}, now=6.0)
+    assert not state.fetches, "it is level"
+
+
+def test_the_end_is_as_far_away_as_the_steps_that_are_left_of_the_stage_that_has_come_least_far() -> None:
+    state = RunState()
+    for stage, version in ((0, 7), (1, 6)):
+        state.serve(stage, now=0.0)
+        state.on("synced", {"stage": stage, "version": version}, now=1.0)
+    assert state.version == 6 and state.eta_s is None
+    for step in (5, 6):
+        figures = {"step": step, "loss": 1.0, "num_tokens": 8, "grad_norm": 0.5, "learning_rate": 0.1}
+        state.on("figures", figures, now=2.0 * step)
+    assert state.eta_s is None, "nobody has said how many steps there are"
+    state.num_steps = 100
+    assert state.eta_s == 94 * 2.0
+
+
+def test_warnings_are_remembered_by_what_they_are_about_and_told_events_in_their_order() -> None:
+    state = RunState()
+    for now, peer in ((1.0, "A"), (2.0, "B"), (3.0, "A")):
+        state.on("cannot_reach", {"stage": 0, "peer": peer, "reason": "silence"}, now=now)
+    state.on("waiting", {"reason": "no trainer"}, now=4.0)
+    state.on("relay_lost", {"relay": "R", "reason": "it left"}, now=5.0)
+    assert [(kind, peer, at) for (kind, _, peer), (_, at) in state.warned.items()] == [
+        ("cannot_reach", "B", 2.0),
+        ("cannot_reach", "A", 3.0),
+        ("relay_lost", None, 5.0),
+    ]
+    assert [event for event, _ in state.told] == ["relay_lost"] and state.num_told == 1
+    assert (state.first["cannot_reach"], state.first["relay_lost"]) == (1.0, 5.0)
+
+
+def test_what_crosses_the_line_is_told_of_the_last_seconds() -> None:
+    state = RunState()
+    assert state.line == (0.0, 0.0)
+    for second in range(30):
+        state.crossed.append(LineBytes(float(second), 100 * second, 0 if second < 25 else 500))
+    assert state.line == (100.0, 50.0)
+
+
+def test_why_it_pauses_and_what_it_waits_for_when_it_leaves() -> None:
+    state = RunState()
+    state.on("pausing", {"why": "as asked"}, now=1.0)
+    assert state.pausing == "as asked"
+    state.on("resumed", {}, now=2.0)
+    state.on("draining", {"left": "another replica to have its state"}, now=3.0)
+    assert (state.pausing, state.leaving) == ("", "another replica to have its state")

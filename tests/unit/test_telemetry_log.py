@@ -6,10 +6,12 @@ import logging
 import os
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from swarmnet import telemetry
+from swarmnet.telemetry import log as log_module
 
 
 @pytest.fixture
@@ -89,3 +91,27 @@ def test_what_the_operator_set_for_others_stays(stream: io.StringIO, monkeypatch
     monkeypatch.delitem(os.environ, "HIVEMIND_LOGLEVEL", raising=False)
     telemetry.setup(stream=stream)
     assert os.environ["GRPC_VERBOSITY"] == "DEBUG" and os.environ["HIVEMIND_LOGLEVEL"] == "CRITICAL"
+
+
+def test_a_log_goes_to_a_file_that_does_not_grow_without_end_and_back(
+    stream: io.StringIO, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_module, "FILE_BYTES", 200)
+    log = telemetry.get("swarmnet.x")
+    telemetry.setup(file=tmp_path / "peer.log")
+    for number in range(9):
+        log.event("told", number=number, peer="ä" * 9)
+    telemetry.setup(stream=stream)
+    log.event("told_again")
+    kept = [(tmp_path / name).read_text() for name in ("peer.log.1", "peer.log")]
+    assert "number=8" in kept[1] and len("".join(kept).encode()) <= 400 and len(list(tmp_path.iterdir())) == 2
+    assert len(stream.getvalue().splitlines()) == 1
+
+
+def test_a_log_file_on_a_full_disk_ends_nothing_and_prints_nothing(
+    stream: io.StringIO, capsys: pytest.CaptureFixture[str]
+) -> None:
+    telemetry.setup(file=Path("/dev/full"))
+    telemetry.get("swarmnet.x").event("told")
+    telemetry.setup(stream=stream)
+    assert capsys.readouterr().err == ""
