@@ -48,6 +48,7 @@ from swarmnet.messages import (
     TrailStep,
     Trouble,
 )
+from swarmnet.pacing import Backoff
 from swarmnet.quorum import quorum
 from swarmnet.stage.seams import Summation
 from swarmnet.transport import ask
@@ -95,8 +96,9 @@ class CheckedStep:
 class Exchange:
     """Takes part in rounds of one (peer, stage) and serves its parts to the others.
 
-    Round ids repeat from step to step: a round is named by stamp and id. piece_elements: of a finished sum's pieces.
-    meeting: of a simulation of many peers, which makes the sum without streams and checks no reducers.
+    A round is named by stamp and id: a correct leader uses no id twice (`step.ledger`), but ids are what leaders say.
+    piece_elements: of a finished sum's pieces. meeting: of a simulation of many peers, which makes the sum without
+    streams and checks no reducers.
     """
 
     def __init__(
@@ -210,7 +212,7 @@ class Exchange:
             return self._hold(current, mine[0])
         if not current.holders:
             raise Refused(RejectCode.NOT_FOUND, "nobody has that sum")
-        patience_s = SILENT_S
+        patience_s, pause = SILENT_S, Backoff(PAUSE_S, SILENT_S)
         while True:
             usual = self._holders.to_ask(current.holders, now=loop_time())
             for holder in dict.fromkeys((*usual, *current.holders)):
@@ -226,7 +228,7 @@ class Exchange:
                     self._holders.answered(holder)
                     return finished
             patience_s *= 2
-            await asyncio.sleep(PAUSE_S)
+            await asyncio.sleep(pause.failed(loop_time()))
 
     async def collect_from(
         self, current: Round, digest: bytes, *holders: PeerId, patience_s: float | None = None, kind: PartKind = "sum"
@@ -242,7 +244,7 @@ class Exchange:
         """
         ranges, before = pieces(*self._finished_span, self._piece_elements), self.collected_bytes
 
-        described: set[Finished] = set()
+        described: set[tuple[PeerId, Finished]] = set()
         found: dict[int, Packed] = {}
 
         async def get(holder: PeerId, piece: int) -> None:
@@ -250,18 +252,19 @@ class Exchange:
             finished, packed = await self._ask(holder, request, digest, patience_s)
             self.collected_bytes += packed.num_bytes
             found[piece] = packed
-            described.add(finished)
+            described.add((holder, finished))
 
         if (error := await PieceFetch(len(ranges), get, holders).run()) is not None:
             raise error
         self._last_bytes = self.collected_bytes - before
-        if len(described) != 1:
-            raise BadMessage(RejectCode.MALFORMED, "two descriptions of a sum", peer=holders[0])
-        finished = described.pop()
+        senders = sorted({holder for holder, _ in described})
+        finished, *others = {finished for _, finished in described}
+        if others:
+            raise BadMessage(RejectCode.MALFORMED, "two descriptions of a sum", peers=senders)
         held, sq_norm = await self._install(current, [found[piece] for piece in range(len(ranges))])
-        # Each piece had the right description; only the whole shows whether the bits are right.
+        # Each piece had the right description; only the whole shows that bits are wrong, and not whose.
         if held != digest or sq_norm != finished.grad_sq_norm:
-            raise BadMessage(RejectCode.MALFORMED, "the sum does not have its digest", peer=holders[0])
+            raise BadMessage(RejectCode.MALFORMED, "the sum does not have its digest", peers=senders)
         return self._hold(current, finished)
 
     @property

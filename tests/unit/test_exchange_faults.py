@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
@@ -227,7 +228,26 @@ async def test_collecting_goes_on_until_a_holder_has_it_whole() -> None:
     assert len(members.asked) == 6 and members.engines[B]._buffer == ONES
 
 
+async def test_holders_that_have_no_sum_are_asked_ever_less_often() -> None:
+    members = Members(ONES, TWOS)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(60.0):
+            await members.exchanges[B].collect(replace(ALONE, holders=(A,)), b"nowhere")
+    assert 50 < len(members.asked) < 80, "each second in the end"
+
+
 C = PeerId("c")
+
+
+async def test_of_many_holders_those_that_sent_something_are_named() -> None:
+    members = Members(ONES, TWOS)
+    committed = await members.sum(A, ALONE)
+    members.change = lambda _, answer: flip(answer)
+    exchange = Exchange(ExchangeContext(C, Engine([0] * NUM_ELEMENTS), members.transport, num_tokens=10))
+    with pytest.raises(BadMessage, match="digest") as caught:
+        await exchange.collect_from(ALONE, committed.digest, B, A)
+    assert caught.value.facts["peers"] == [A], "the first one has no sum"
+    assert "peer" not in caught.value.facts
 
 
 async def test_a_holder_that_cannot_be_called_costs_a_second_once_a_minute() -> None:
