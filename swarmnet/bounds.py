@@ -20,6 +20,9 @@ MAX_INDEXES = 1 << 16
 MAX_MEMBERS = 10_000
 """Members of one stage. A round of so many takes 0.9 MB, below what a message may have (`wire.convert`)."""
 
+LARGE_BYTES = 1 << 20
+"""More bytes than this are hashed, copied and coded on threads: on the event loop they would hold up others."""
+
 MAX_COMMITS = 1024
 """Commits in one message: one of each stage."""
 

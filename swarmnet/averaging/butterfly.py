@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -53,11 +53,11 @@ from swarmnet.messages import (
     is_loss,
 )
 from swarmnet.stage.seams import Contribution, Summation
+from swarmnet.telemetry.kinds import OnEvent
 from swarmnet.telemetry.spans import SpanBook, SpanKind
 from swarmnet.transport import Transport
 
 Losses = dict[int, tuple[float, int]]
-OnEvent = Callable[[str, dict[str, object]], None]
 
 _AHEAD = 4
 """Chunks of one contributor that may wait here for those of the others."""

@@ -18,6 +18,7 @@ from typing import Protocol, TypeVar, cast
 
 from torch import Tensor
 
+from swarmnet.bounds import LARGE_BYTES
 from swarmnet.clock import boot_time
 from swarmnet.engine.compute_thread import StageJobs, Work
 from swarmnet.engine.payloads import Payloads
@@ -33,7 +34,6 @@ Encode = Callable[[], tuple[Packed, ...]]
 """Encodes what a job has left."""
 
 _LOOK_S = 1.0  # between two looks after idle ranks
-_LARGE = 1 << 20  # bytes whose allocation, or coding, would hold up others
 
 
 class StageSums(Summation, Protocol):
@@ -87,7 +87,7 @@ class TorchEngine:
     ) -> None:
         self._backend, self.sums, self._jobs, self._payloads = backend, sums, jobs, payloads
         # Small ones are coded in less time than it takes to change threads.
-        self._codes_apart = backend.apart and payloads.num_bytes >= _LARGE
+        self._codes_apart = backend.apart and payloads.num_bytes >= LARGE_BYTES
         self.snapshot_bytes = snapshot_bytes
         self._state, self._accumulators = backend.state, backend.sums
         self.delay = backend.state.canonical.spec.averaging.delay
@@ -320,7 +320,7 @@ class TorchEngine:
 
     async def _memory(self) -> Tensor:
         layout = self._state.canonical.layout
-        return layout.memory() if layout.num_bytes < _LARGE else await asyncio.to_thread(layout.memory)
+        return layout.memory() if layout.num_bytes < LARGE_BYTES else await asyncio.to_thread(layout.memory)
 
     async def restore(self, data: bytes | memoryview, *, version: int, becomes: int | None = None) -> None:
         """Take over a snapshot's state; read and checked beside the compute thread."""

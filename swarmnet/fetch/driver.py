@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from swarmnet.bounds import LARGE_BYTES
 from swarmnet.clock import loop_time
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode, SwarmError
 from swarmnet.fetch.plan import FetchPlan, Holders, digest_of, num_pieces, span
@@ -20,9 +21,6 @@ T = TypeVar("T")
 
 GRACE_S = 1.0
 """How long after the first answer those of others are waited for; a holder that takes longer is late."""
-
-LARGE = 1 << 20
-"""More bytes than this are neither hashed nor copied on the event loop."""
 
 _TICK_S = 0.25
 """How often the driver looks for pieces that take too long."""
@@ -110,7 +108,7 @@ class PartialContent:
     async def put(self, piece: int, data: bytes | bytearray | memoryview, holder: PeerId) -> None:
         """Take in a piece. Raises BadMessage if it is not the one described."""
         start, stop = span(self.content, piece)
-        small = len(data) <= LARGE
+        small = len(data) <= LARGE_BYTES
         # To hand a small piece to a thread costs more than to hash it.
         digest = hashlib.sha256(data) if small else await asyncio.to_thread(hashlib.sha256, data)
         if len(data) != stop - start or digest.digest() != digest_of(self.content, piece):

@@ -66,13 +66,12 @@ from swarmnet.stage.canonical import rate_of
 from swarmnet.stage.seams import Engine
 from swarmnet.state.disk import Disk
 from swarmnet.state.rollback import newest_on_disk
-from swarmnet.telemetry.kinds import kind_of
+from swarmnet.telemetry.kinds import OnEvent, kind_of
 from swarmnet.telemetry.run_state import RunState, step_s, tokens_per_second
 from swarmnet.telemetry.spans import SpanBook
 from swarmnet.transport import ReadPayload, Service, Transport, layout_of
 
 Tokens = Callable[[int, int], tuple[Packed, ...] | None]
-OnEvent = Callable[[str, dict[str, object]], None]
 
 _LOOK_S = 1.0
 """How often a peer looks into the directory, which says itself when it is time to read again."""

@@ -34,7 +34,7 @@ from swarmnet.peer.engines import InitialWeights, backend_of, numerics_of, torch
 from swarmnet.peer.memory_fit import Capacity, full_in_words
 from swarmnet.peer.metrics import serve_metrics
 from swarmnet.peer.moving import Moving, NewStage
-from swarmnet.peer.peer import OnEvent, Peer, Tokens
+from swarmnet.peer.peer import Peer, Tokens
 from swarmnet.peer.rebalance import RecentMoves, Rules
 from swarmnet.peer.replica import ReplicaLimits
 from swarmnet.pipeline.router import routing_rule
@@ -44,6 +44,7 @@ from swarmnet.stage.seams import Engine
 from swarmnet.state.disk import CheckpointStore, DirectoryDisk
 from swarmnet.telemetry.events import EventLog
 from swarmnet.telemetry.journal import Journal, remind
+from swarmnet.telemetry.kinds import OnEvent
 from swarmnet.telemetry.run_state import ContributorRank, LineBytes, RunState
 from swarmnet.telemetry.text import short
 from swarmnet.telemetry.trace import TraceFile, check_trace

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Protocol
 
 from swarmnet.audit.pledge import counted_as
-from swarmnet.bounds import Recent
+from swarmnet.bounds import LARGE_BYTES, Recent
 from swarmnet.errors import BadMessage, PeerGone, Refused, RejectCode
 from swarmnet.ids import PeerId, Signer
 from swarmnet.messages import (
@@ -38,7 +38,7 @@ from swarmnet.messages import (
     Stamp,
     WorkRecord,
 )
-from swarmnet.pipeline.works import KEPT_STEPS, LARGE, digest
+from swarmnet.pipeline.works import KEPT_STEPS, digest
 from swarmnet.statement import statement
 
 Kind = Literal["output", "answer"]
@@ -277,5 +277,5 @@ def _refused(why: str, found: _Expected) -> BadMessage:
 
 async def digested(payload: Sequence[Packed]) -> bytes:
     """Its digest, made in a thread if that takes long."""
-    large = sum(packed.num_bytes for packed in payload) >= LARGE
+    large = sum(packed.num_bytes for packed in payload) > LARGE_BYTES
     return await asyncio.to_thread(digest, payload) if large else digest(payload)

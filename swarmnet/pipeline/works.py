@@ -39,9 +39,6 @@ after somebody took an accusation back; each for itself and in its member's whol
 _ACCUMULATORS = 3
 """Of a step whose works are kept. The leader may void without end, and an aggregate holds one of the last."""
 
-LARGE = 1 << 20
-"""Bytes that take longer to hash than to change threads."""
-
 
 def digest(payload: Sequence[Packed]) -> bytes:
     """BLAKE3 of tensors as they travel: of each the codec, shape and data, with their lengths before them."""

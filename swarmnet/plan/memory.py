@@ -28,6 +28,7 @@ from swarmnet.stage.rounding import chunk_elements
 from swarmnet.stage.seams import KEPT_WEIGHTS
 from swarmnet.sums.reducer import rule_of
 from swarmnet.sums.references import TURNS
+from swarmnet.wire import codecs
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -331,13 +332,12 @@ def audit_bytes(setup: Setup, canonical: Canonical) -> int:
 
 def _of_rounds(averaging: Averaging, canonical: Canonical, ranks: int) -> int:
     """What local sync holds in the round of the run's last step, whose outer step is of all elements; an aggregate of
-    integers takes nothing beyond the finished one. Of a plug-in codec the most it may take."""
+    integers takes nothing beyond the finished one."""
     if averaging.sync != "local":
         return 0
     rule = rule_of(averaging)
-    # Of what other codecs round away a replica sends the rest later; gossip partners send differences instead, and
-    # what a sparse codec drops stays in the weights.
-    feedback = not (averaging.gossip or averaging.sparse or averaging.codec in ("fp32", "fp16", "int8"))
+    # Gossip partners send differences instead.
+    feedback = not averaging.gossip and codecs.use(averaging.codec).feedback
     vectors = (
         (rule is not None and rule.needs_center)  # the last mean
         + 2  # what this replica gives, and what comes back

@@ -26,11 +26,11 @@ from swarmnet.ranks.memory import Place
 from swarmnet.ranks.program import PAST
 from swarmnet.ranks.supervisor import RankGroup, RankSupervisor, RestartBackoff
 from swarmnet.stage.accumulator import GradientSum, SumContent, sum_dtype
-from swarmnet.stage.backend import OnEvent
 from swarmnet.stage.canonical import Canonical, Initial
 from swarmnet.stage.passes import MemoryPolicy
 from swarmnet.stage.rounding import num_scales
 from swarmnet.stage.state import PastSteps, PastWeights, State
+from swarmnet.telemetry.kinds import OnEvent
 
 PROGRAM = "swarmnet.ranks.program:Program"
 

@@ -13,10 +13,10 @@ from swarmnet.ranks.layout import MeshLayout
 from swarmnet.ranks.memory import host_memory
 from swarmnet.ranks.stage import RankStage
 from swarmnet.stage.accumulator import Accumulator, sum_dtype
-from swarmnet.stage.backend import OnEvent
 from swarmnet.stage.canonical import Initial
 from swarmnet.stage.passes import ForwardPass, MemoryPolicy
 from swarmnet.stage.state import PastSteps, State
+from swarmnet.telemetry.kinds import OnEvent
 
 
 class DeviceBackend(RankStage):

@@ -32,7 +32,7 @@ from swarmnet.pacing import doubled_s
 from swarmnet.ranks.channel import ChannelClosed, ChildChannel, Packet, channel_pair, disagreement, error_of, packed
 from swarmnet.ranks.launcher import ChildCall, ChildProcess, Launcher, LauncherLost
 from swarmnet.ranks.memory import Place, SharedMemory, anonymous_file
-from swarmnet.stage.backend import OnEvent
+from swarmnet.telemetry.kinds import OnEvent
 
 log = telemetry.get(__name__)
 

@@ -15,9 +15,7 @@ from torch import Tensor
 
 from swarmnet.stage.accumulator import GradientSum
 from swarmnet.stage.state import PastSteps, PastWeights, State
-
-OnEvent = Callable[[str, dict[str, object]], None]
-"""Hears an event by its name, and its facts."""
+from swarmnet.telemetry.kinds import OnEvent
 
 
 class StageBackend(Protocol):

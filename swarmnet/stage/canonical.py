@@ -148,19 +148,21 @@ class Canonical:
         own_tokens: that the sum is over, where it is this replica's own. Then its own squared norm `own_square` counts
         in the norm by which it is clipped, and those of other stages are what their commits say. Raises as `check`.
         """
-        everybodys = self.check(version, commits)
-        norms = [commit.grad_sq_norm for commit in commits]
-        # My own sum, as long as it would be if everybody had my gradient per token.
+        self.check(version, commits)
+        summed = [(commit.grad_sq_norm, commit.num_tokens) for commit in commits]
         if own_tokens is not None:
-            norms[self.stage] = own_square * (everybodys / own_tokens) ** 2
+            summed[self.stage] = own_square, own_tokens
+        # The last stage's tokens; a sum over fewer counts as it would over as many, with the same gradient per token.
+        tokens = commits[-1].num_tokens
+        norms = [square * (tokens / num_tokens) ** 2 for square, num_tokens in summed]
         table = self.spec.optimizer
-        clipped = clip_factor(norms, num_tokens=everybodys, clip_norm=table.clip_norm)
-        # Everybody's tokens; this sum may be over my own alone.
-        scale = clipped / everybodys * (everybodys / (own_tokens or everybodys))
+        clipped = clip_factor(norms, num_tokens=tokens, clip_norm=table.clip_norm)
+        # Where no stage has voided a microbatch, both factors are exactly 1 (docs/numerics.md).
+        scale = clipped / tokens * (tokens / summed[self.stage][1])
         return Update(scale, rate_of(table, version, self.horizon), clipped)
 
-    def check(self, version: int, commits: Sequence[Commit]) -> int:
-        """Are these the commits that lead on from `version`? Returns the step's number of tokens.
+    def check(self, version: int, commits: Sequence[Commit]) -> None:
+        """Are these the commits that lead on from `version`?
 
         Raises BadMessage for a commit without tokens or norm, ValueError for other commits.
         """
@@ -168,11 +170,8 @@ class Canonical:
         # In stage order, in which the norm is summed.
         if stages != [(stage, version) for stage in range(self.spec.cut.stages)]:
             raise ValueError(f"version {version} needs a commit of each stage, in order; got {stages}")
-        # All stages count the same microbatches, so any commit has the number.
-        num_tokens = commits[-1].num_tokens
-        if num_tokens <= 0 or not all(0 <= commit.grad_sq_norm < math.inf for commit in commits):
+        if not all(commit.num_tokens > 0 and 0 <= commit.grad_sq_norm < math.inf for commit in commits):
             raise BadMessage(RejectCode.MALFORMED, "a commit without tokens or norm", step=version)
-        return num_tokens
 
     def initial(self, read: Initial | None) -> Iterator[tuple[str, Tensor]]:
         """The weights of version 0, one after the other: from the checkpoint that the run begins with, or its seed."""

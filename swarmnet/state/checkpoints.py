@@ -24,8 +24,7 @@ from swarmnet.stage.seams import Compute
 from swarmnet.state.disk import CheckpointInfo, Disk, RunMemory, Written
 from swarmnet.state.rollback import MAX_VOTERS, abandoned
 from swarmnet.state.snapshot_source import consistent_copy
-
-OnEvent = Callable[[str, dict[str, object]], None]
+from swarmnet.telemetry.kinds import OnEvent
 
 
 class CheckpointSchedule:

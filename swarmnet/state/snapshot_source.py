@@ -15,9 +15,9 @@ import hashlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from dataclasses import dataclass
 
+from swarmnet.bounds import LARGE_BYTES
 from swarmnet.clock import loop_time
 from swarmnet.errors import RejectCode
-from swarmnet.fetch.driver import LARGE
 from swarmnet.fetch.plan import PIECE_BYTES, address, num_pieces, piece_size, span
 from swarmnet.messages import (
     Accepted,
@@ -189,7 +189,7 @@ class SnapshotSource:
             return None
         header, data = found
         size = piece_size(len(data), self._piece_bytes)
-        content = described(data, size) if len(data) <= LARGE else await asyncio.to_thread(described, data, size)
+        content = described(data, size) if len(data) <= LARGE_BYTES else await asyncio.to_thread(described, data, size)
         # The run went back while the snapshot was taken.
         if times_back != self._times_back:
             return None

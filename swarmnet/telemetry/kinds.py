@@ -6,8 +6,11 @@ again when it is resumed, and docs/events.md come from it: `python -m swarmnet.t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+
+OnEvent = Callable[[str, dict[str, object]], None]
+"""Hears an event by its name, and its facts."""
 
 MARKS = {
     "step": "comes with every step: of each stage the log shows one line a second",

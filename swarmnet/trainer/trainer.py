@@ -13,7 +13,7 @@ import math
 import random
 import statistics
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping
 from dataclasses import replace
 from typing import Protocol
 
@@ -55,11 +55,10 @@ from swarmnet.pipeline.slots import Slots
 from swarmnet.quorum import reached_by_half, reached_by_most
 from swarmnet.stage.canonical import rate_of
 from swarmnet.state.rollback import MAX_RESTARTS_AHEAD
+from swarmnet.telemetry.kinds import OnEvent
 from swarmnet.trainer.evaluations import Evaluations
 from swarmnet.trainer.shares import FedShares, feeder
 from swarmnet.transport import ReadPayload, Transport
-
-OnEvent = Callable[[str, dict[str, object]], None]
 
 
 class TokenSource(Protocol):

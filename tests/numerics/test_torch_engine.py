@@ -541,7 +541,7 @@ async def test_large_payloads_are_coded_on_the_compute_thread_only_where_it_comp
 
         monkeypatch.setattr(Payloads, name, told)
     monkeypatch.setattr(DeviceBackend, "apart", apart)
-    monkeypatch.setattr("swarmnet.engine.torch_engine._LARGE", least)
+    monkeypatch.setattr("swarmnet.engine.torch_engine.LARGE_BYTES", least)
 
     async with chain_of(tiny(2)) as chain:
         await chain.step(random.Random(0))

@@ -9,10 +9,12 @@ import torch
 
 from swarmnet.config.fleet import Members
 from swarmnet.errors import UsageError
+from swarmnet.manifest.codec_names import BOUNDARY
 from swarmnet.manifest.file import override
 from swarmnet.manifest.schema import Cut, Manifest, Model, StageSpec, Training
 from swarmnet.plan.choice import Priced, search
 from swarmnet.plan.cost import (
+    BYTES,
     ROUND_TRIPS,
     Load,
     Site,
@@ -25,12 +27,18 @@ from swarmnet.plan.cost import (
     volumes,
 )
 from swarmnet.plan.members import situated
-from swarmnet.wire.codecs import encode
+from swarmnet.wire.codec import MAX_BLOCK
+from swarmnet.wire.codecs import encode, encoded_bytes
 
 MBIT = 1e6 / 8
 LOAD = Load(stages=4, replicas=4, microbatches=32, microbatch_s=0.6, boundary_elements=1 << 22, parameters=10**9)
 SITE = Site(bytes_per_s=200 * MBIT, flops_per_s=30e12)
 WAY = Way("int8", "nf4", "small", "exact", slots=8)
+
+
+@pytest.mark.parametrize("codec", BOUNDARY)
+def test_an_element_takes_the_bytes_that_its_codec_says(codec: str) -> None:
+    assert BYTES[codec] == pytest.approx(encoded_bytes(codec, (MAX_BLOCK,)) / MAX_BLOCK, abs=0.001)
 
 
 def members_of(site: Site) -> Members:

@@ -8,8 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnet.manifest.schema import Optimizer
-from swarmnet.stage.canonical import clip_factor, learning_rate
+from swarmnet.errors import BadMessage
+from swarmnet.ids import NO_CHAIN, Ballot, PeerId, RoundId
+from swarmnet.manifest.schema import Cut, Manifest, Model, Optimizer
+from swarmnet.messages import Commit
+from swarmnet.stage.canonical import Canonical, clip_factor, learning_rate
 
 
 def rates(total: int, **fields: object) -> list[float]:
@@ -77,3 +80,38 @@ def test_the_scaled_gradient_is_the_average_clipped(squares: list[float], tokens
 def test_tokens_are_needed() -> None:
     with pytest.raises(ValueError, match="num_tokens = 0"):
         clip_factor([1.0], num_tokens=0, clip_norm=1.0)
+
+
+# ---------------------------------------------------------------- what divides the sum of each stage
+
+ROUND = RoundId(Ballot(0, PeerId("")), 0)
+
+
+def scales(tokens: list[int], squares: list[float], clip_norm: float) -> list[float]:
+    """What each stage multiplies its sum with, by the tokens and the squared norm of all of them."""
+    manifest = Manifest(model=Model(num_layers=4), cut=Cut(stages=2), optimizer=Optimizer(clip_norm=clip_norm))
+    commits = [
+        Commit(stage, 0, NO_CHAIN, ROUND, b"", num_tokens, 0.0, square)
+        for stage, (num_tokens, square) in enumerate(zip(tokens, squares, strict=True))
+    ]
+    return [Canonical(manifest.of_stage(stage), {}).update(0, commits).scale for stage in range(2)]
+
+
+@given(st.lists(st.floats(0, 1e12), min_size=2, max_size=2), st.integers(1, 10**9), st.floats(1e-3, 1e3))
+def test_stages_that_counted_the_same_microbatches_scale_alike(squares: list[float], tokens: int, clip: float) -> None:
+    expected = clip_factor(squares, num_tokens=tokens, clip_norm=clip) / tokens
+    assert scales([tokens, tokens], squares, clip) == [expected, expected], "the same bits"
+
+
+@given(st.integers(1, 1000), st.integers(1, 1000), st.floats(1e-3, 1e3))
+def test_a_stage_that_has_voided_a_gradient_divides_by_what_it_counted(first: int, last: int, clip: float) -> None:
+    # The gradient of each token is 3 long in stage 0, and 4 in the last one.
+    found = scales([first, last], [(3.0 * first) ** 2, (4.0 * last) ** 2], clip)
+    expected = min(1.0, clip / 5.0)
+    assert [found[0] * first, found[1] * last] == pytest.approx([expected, expected], rel=1e-5)
+
+
+@pytest.mark.parametrize("tokens", [[0, 8], [8, 0]])
+def test_a_commit_without_tokens_is_refused(tokens: list[int]) -> None:
+    with pytest.raises(BadMessage):
+        scales(tokens, [1.0, 1.0], 1.0)
