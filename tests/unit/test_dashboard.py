@@ -37,6 +37,7 @@ def page(**hostile: Any) -> ServedPage:
     served = ServedPage(["box"])
     seen = WatchedRun(Curve(), now=0.0)
     seen.look(assess(record.run, [record], 1), now=0.0)
+    seen.name = HOSTILE
     served.look(seen)
     return served
 
@@ -124,11 +125,12 @@ def test_before_the_first_look_there_is_no_run() -> None:
 
 def test_what_strangers_say_is_text_that_does_nothing_to_its_surroundings() -> None:
     complaint = Complaint(0, PeerId("a"), "unreached", HOSTILE)
-    served = page(software=HOSTILE, numerics=HOSTILE, complaints=(complaint,))
+    served = page(software=HOSTILE, numerics=HOSTILE, nickname=HOSTILE, complaints=(complaint,))
     _, headers, body = ask(served, "/data.json")
     assert headers["content-type"] == "application/json"
-    peer = json.loads(body)["peers"]["a"]
-    for text in (peer["software"], peer["numerics"], peer["complaints"][0]["reason"]):
+    shown = json.loads(body)
+    peer = shown["peers"]["a"]
+    for text in (shown["name"], *map(peer.get, ("software", "numerics", "nickname")), peer["complaints"][0]["reason"]):
         assert text.startswith("<img src=x onerror=alert(1)>") and text.isprintable()
 
 
