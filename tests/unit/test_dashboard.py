@@ -151,6 +151,12 @@ def contrast(one: str, other: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
+def over(color: str, ground: str, opacity: float) -> str:
+    """What is seen of a color that lets its ground through."""
+    parts = [[int(each[at : at + 2], 16) for at in (1, 3, 5)] for each in (color, ground)]
+    return "#" + "".join(f"{round(opacity * one + (1 - opacity) * two):02x}" for one, two in zip(*parts, strict=True))
+
+
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_words_are_read_and_lines_seen_on_each_ground(theme: str) -> None:
     sheet = (ASSETS / "page.css").read_text(encoding="utf-8")
@@ -162,6 +168,10 @@ def test_words_are_read_and_lines_seen_on_each_ground(theme: str) -> None:
     assert not [(pair, found) for pair in words if (found := contrast(*(of[each] for each in pair))) < 4.5]
     drawn = ("loss", "held", "pace", "forward", "backward", "averaging", "barrier", "update", "good", "bad")
     assert not [(each, found) for each in drawn if (found := contrast(of[each], of["card"])) < 3.0]
+    # The names of a step's phases are on their bars.
+    (opacity,) = map(float, re.findall(r"rect\.phase \{ fill-opacity: ([0-9.]+); \}", sheet))
+    bars = {each: over(of[each], of["note-ground"], opacity) for each in drawn[3:8]}
+    assert not [(each, found) for each, bar in bars.items() if (found := contrast(of["ink"], bar)) < 4.5]
 
 
 @pytest.mark.parametrize(

@@ -442,8 +442,9 @@ const LANE = 17;
 const LETTER = 6.6; // pixels, of a phase's name at the most
 
 // The phases of a replica's step as bars with their names on them, or beside those that are too short for it; in as few
-// lanes as show all of that. from, to: pixels; text: at `at`.
-function labelled(bar, x, right) {
+// lanes as show all of that, but `least`: so that rows do not grow and shrink with each step. from, to: pixels; text: at
+// `at`.
+function labelled(bar, x, right, least) {
   const bars = PHASES.filter((name) => bar.phases[name].ended_s > bar.phases[name].began_s).map((name) => {
     const phase = bar.phases[name];
     const from = x(bar.began_s + phase.began_s);
@@ -460,8 +461,7 @@ function labelled(bar, x, right) {
     each.lane = free < 0 ? ends.length : free;
     ends[each.lane] = each.ends;
   }
-  // Two at least: so that rows do not grow and shrink with each step.
-  return { bars, lanes: Math.max(ends.length, 2) };
+  return { bars, lanes: Math.max(ends.length, least) };
 }
 
 function Waterfall({ data, step, width }) {
@@ -470,7 +470,7 @@ function Waterfall({ data, step, width }) {
   const x = (seconds) => left + (seconds / Math.max(step.seconds, 1e-9)) * (right - left);
   let high = 0;
   const rows = step.bars.map((bar) => {
-    const row = { bar, top: high + (narrow ? 18 : 0), ...labelled(bar, x, right) };
+    const row = { bar, top: high + (narrow ? 18 : 0), ...labelled(bar, x, right, narrow ? 3 : 2) };
     high = row.top + row.lanes * LANE + 8;
     return row;
   });
