@@ -5,6 +5,7 @@ It has nothing that `swarmnet watch` would not show. A record is its peer's own 
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -13,6 +14,7 @@ from typing import Any, TypeVar
 from swarmnet.monitor.curve import Curve
 from swarmnet.monitor.state import MOST_STAYS, WatchedRun, shown
 from swarmnet.peer.swarm_health import ReplicaLine
+from swarmnet.telemetry.run_state import StepPoint
 
 T = TypeVar("T")
 
@@ -21,6 +23,9 @@ MOST_POINTS = 1200
 
 MOST_PEERS, MOST_COMPLAINTS = 500, 32
 """That are shown; how many peers there are is said. Of complaints those of one peer."""
+
+LONGEST_NAME = 80
+"""Characters of the run's name that are shown: a manifest sets it no limit."""
 
 
 def page(seen: WatchedRun, *, now: float) -> dict[str, Any]:
@@ -40,6 +45,7 @@ def page(seen: WatchedRun, *, now: float) -> dict[str, Any]:
             if len(peers[peer]["complaints"]) < MOST_COMPLAINTS:
                 peers[peer]["complaints"].append(complaint)
     return seen.state() | {
+        "name": seen.name[:LONGEST_NAME],
         "time": now,
         "since": seen.since,
         "seen": found.seen,
@@ -77,8 +83,11 @@ def _replica(seen: WatchedRun, replica: ReplicaLine, stage: int, counted: int) -
 
 def _peer(replica: ReplicaLine) -> dict[str, Any]:
     """What is of the peer and not of its stage; `stages` and `complaints` are filled by the caller."""
-    named = shown(replica, "addresses software region restart")
-    return {"stages": [], "complaints": [], "numerics": str(replica.numerics), **named}
+    named = shown(replica, "addresses software region nickname restart")
+    # A processor's name is followed by what a layer makes there, which tells a reader nothing.
+    device = replica.numerics.device
+    device = device.partition("+")[0] if device.startswith("cpu") else device
+    return {"stages": [], "complaints": [], "numerics": str(replica.numerics), "device": device, **named}
 
 
 def fairly(stages: Iterable[Sequence[T]]) -> list[T]:
@@ -87,7 +96,8 @@ def fairly(stages: Iterable[Sequence[T]]) -> list[T]:
 
 
 def columns(curve: Curve, most: int = MOST_POINTS) -> dict[str, list[float | int | None]]:
-    """The curve by column: `x` steps or versions, `loss`, `tokens_per_second`, `held_out`; None where none is known.
+    """The curve by column: `x` steps or versions, `tokens` and `time` as `_progress` has them, `loss`,
+    `tokens_per_second`, `held_out`; None where none is known.
 
     most: steps, about; of a long curve each stretch shows its first, its least and its greatest loss.
     """
@@ -102,9 +112,31 @@ def columns(curve: Curve, most: int = MOST_POINTS) -> dict[str, list[float | int
     if len(versions) > most:
         versions = dict(sorted(versions.items())[:: -(-len(versions) // most)])
     x = sorted(kept.keys() | versions.keys())
+    tokens, times = _progress(points, x)
     return {
         "x": list(x),
+        "tokens": list(tokens),
+        "time": list(times),
         "loss": [kept[each].loss if each in kept else None for each in x],
         "tokens_per_second": [curve.tokens_per_second(each) if each in kept else None for each in x],
         "held_out": [versions.get(each) for each in x],
     }
+
+
+def _progress(points: Sequence[StepPoint], x: Sequence[int]) -> tuple[list[int], list[float]]:
+    """Tokens that made each of these versions, and Unix seconds when the last known step up to it was applied.
+
+    Zeros where no step is known. A step that is not known counts as many tokens as the next known one, or the last.
+    """
+    if not points:
+        return [0] * len(x), [0.0] * len(x)
+    steps = [point.step for point in points]
+    gaps = (step - before for before, step in itertools.pairwise([-1, *steps]))
+    totals = list(itertools.accumulate(gap * point.tokens for gap, point in zip(gaps, points, strict=True)))
+    tokens, times = [], []
+    for version in x:
+        later = bisect.bisect_left(steps, version)  # the first known step that is not in that version
+        done, total = (steps[later - 1] + 1, totals[later - 1]) if later else (0, 0)
+        tokens.append(total + (version - done) * points[min(later, len(points) - 1)].tokens)
+        times.append(points[max(bisect.bisect_right(steps, version) - 1, 0)].time)
+    return tokens, times

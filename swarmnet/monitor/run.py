@@ -219,6 +219,7 @@ class Watcher:
         live_s = self._options.every_s + ASK_S
         steps = self._curve.settle(answers, now=wall_time(), replicas=synced(found), live_s=live_s, busy=busy)
         bars = [bar for of_peer in self._bars.values() for bar in of_peer]
+        self._seen.name = self._observer.name
         self._seen.look(found, now=wall_time(), steps=steps, versions=versions, bars=bars)
         self._write(steps, versions)
         self._view.look(self._seen)

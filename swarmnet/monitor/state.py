@@ -75,6 +75,8 @@ class WatchedRun:
         self.stays: list[Stay] = []
         self.waterfall: dict[str, Any] | None = None
         """How members spent their last step, if they were asked (`one_step`)."""
+        self.name = ""
+        """Of the run, in its manifest; empty: unknown."""
         self._executions: dict[tuple[int, PeerId], deque[tuple[float, int]]] = {}
 
     def look(

@@ -147,13 +147,14 @@ class Observer:
     """Who looks at a run from outside: as a client of its DHT that stores nothing.
 
     admissions: who is admitted; None: unknown, nobody has given the manifest yet. until: loop time at which it makes
-    do with what it has.
+    do with what it has. name: of the run, in its manifest; empty: unknown.
     """
 
     run: RunId
     directory: DhtDirectory
     admissions: Admissions | None
     until: float
+    name: str = ""
 
     async def first_records(self, waiting: Waiting) -> tuple[Record, ...]:
         """Everybody's records; what has come by `until`, which is said, if they take long."""
@@ -177,7 +178,7 @@ class Observer:
     def learn(self, manifest: Manifest) -> None:
         """The run's manifest has come: from now on only records of admitted peers are heard."""
         terms = RunTerms.of(manifest)
-        self.admissions = admissions_of(terms)
+        self.admissions, self.name = admissions_of(terms), manifest.name
         self.directory.learn(terms.num_stages, self.admissions)
 
     def assess(self, records: tuple[Record, ...]) -> Assessment:
@@ -202,7 +203,7 @@ async def looking_on(
     Raises UsageError if the manifest cannot be read, `bootstrap` is empty or malformed, or several runs begin so;
     PeerTimeout if it has not even come to ask anybody.
     """
-    run, num_stages, admissions = _which(named)
+    run, num_stages, admissions, name = _which(named)
     if not bootstrap:
         raise UsageError(
             f"{waiting.command} needs to know a peer: give --bootstrap with the address that a running peer printed"
@@ -240,7 +241,7 @@ async def looking_on(
                     found = assess(run, (), num_stages)
                 else:
                     directory = await stack.enter_async_context(client(whole))
-                    found = Observer(whole, directory, admissions, until)
+                    found = Observer(whole, directory, admissions, until, name)
         except NobodyAnswered:
             found = unanswered(run, num_stages, bootstrap)
         except TimeoutError:
@@ -262,14 +263,15 @@ async def _ask(
             answer(found)
 
 
-def _which(named: Path | str) -> tuple[RunId, int, Admissions | None]:
-    """The run or the first digits of its id, its number of stages (0: unknown), who is admitted (None: unknown)."""
-    # Only a manifest says how many stages there are, and who is admitted.
+def _which(named: Path | str) -> tuple[RunId, int, Admissions | None, str]:
+    """The run or the first digits of its id, its number of stages (0: unknown), who is admitted (None: unknown), and
+    its name ("": unknown)."""
+    # Only a manifest says how many stages there are, who is admitted, and the name.
     if isinstance(named, str):
-        return RunId(named), 0, None
+        return RunId(named), 0, None, ""
     manifest = load(named)
     run = run_id(manifest)
-    return run, manifest.cut.stages, admissions_of(RunTerms.of(manifest))
+    return run, manifest.cut.stages, admissions_of(RunTerms.of(manifest)), manifest.name
 
 
 def _show(assessment: Assessment) -> None:

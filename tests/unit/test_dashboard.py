@@ -37,6 +37,7 @@ def page(**hostile: Any) -> ServedPage:
     served = ServedPage(["box"])
     seen = WatchedRun(Curve(), now=0.0)
     seen.look(assess(record.run, [record], 1), now=0.0)
+    seen.name = HOSTILE
     served.look(seen)
     return served
 
@@ -124,11 +125,12 @@ def test_before_the_first_look_there_is_no_run() -> None:
 
 def test_what_strangers_say_is_text_that_does_nothing_to_its_surroundings() -> None:
     complaint = Complaint(0, PeerId("a"), "unreached", HOSTILE)
-    served = page(software=HOSTILE, numerics=HOSTILE, complaints=(complaint,))
+    served = page(software=HOSTILE, numerics=HOSTILE, nickname=HOSTILE, complaints=(complaint,))
     _, headers, body = ask(served, "/data.json")
     assert headers["content-type"] == "application/json"
-    peer = json.loads(body)["peers"]["a"]
-    for text in (peer["software"], peer["numerics"], peer["complaints"][0]["reason"]):
+    shown = json.loads(body)
+    peer = shown["peers"]["a"]
+    for text in (shown["name"], *map(peer.get, ("software", "numerics", "nickname")), peer["complaints"][0]["reason"]):
         assert text.startswith("<img src=x onerror=alert(1)>") and text.isprintable()
 
 
@@ -149,6 +151,12 @@ def contrast(one: str, other: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
+def over(color: str, ground: str, opacity: float) -> str:
+    """What is seen of a color that lets its ground through."""
+    parts = [[int(each[at : at + 2], 16) for at in (1, 3, 5)] for each in (color, ground)]
+    return "#" + "".join(f"{round(opacity * one + (1 - opacity) * two):02x}" for one, two in zip(*parts, strict=True))
+
+
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_words_are_read_and_lines_seen_on_each_ground(theme: str) -> None:
     sheet = (ASSETS / "page.css").read_text(encoding="utf-8")
@@ -160,6 +168,10 @@ def test_words_are_read_and_lines_seen_on_each_ground(theme: str) -> None:
     assert not [(pair, found) for pair in words if (found := contrast(*(of[each] for each in pair))) < 4.5]
     drawn = ("loss", "held", "pace", "forward", "backward", "averaging", "barrier", "update", "good", "bad")
     assert not [(each, found) for each in drawn if (found := contrast(of[each], of["card"])) < 3.0]
+    # The names of a step's phases are on their bars.
+    (opacity,) = map(float, re.findall(r"rect\.phase \{ fill-opacity: ([0-9.]+); \}", sheet))
+    bars = {each: over(of[each], of["note-ground"], opacity) for each in drawn[3:8]}
+    assert not [(each, found) for each, bar in bars.items() if (found := contrast(of["ink"], bar)) < 4.5]
 
 
 @pytest.mark.parametrize(

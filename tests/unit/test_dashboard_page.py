@@ -11,7 +11,7 @@ from swarmnet.directory import Complaint, Record, StageStatus
 from swarmnet.ids import Chain, PeerId, Restart, RunId
 from swarmnet.messages import StepFigures
 from swarmnet.monitor.curve import Curve
-from swarmnet.monitor.page import MOST_COMPLAINTS, MOST_PEERS, MOST_POINTS, columns, page
+from swarmnet.monitor.page import LONGEST_NAME, MOST_COMPLAINTS, MOST_PEERS, MOST_POINTS, columns, page
 from swarmnet.monitor.state import MOST_STAYS, WatchedRun
 from swarmnet.peer.swarm_health import assess
 from swarmnet.telemetry.run_state import StepPoint
@@ -107,6 +107,34 @@ def looks_of(*records: Record) -> dict[str, Any]:
     return Looks().look(*records, num_stages=2)
 
 
+def test_contributors_are_shown_with_their_share_of_the_run() -> None:
+    data = looks_of(record("a", counted=3, nickname="rig"), record("b", counted=1), record("c", 1, counted=2))
+    assert [(each["peer"], each["accepted"], each["share"]) for each in data["contributors"]] == [
+        ("a", 3, 3 / 6),
+        ("c", 2, 2 / 6),
+        ("b", 1, 1 / 6),
+    ]
+
+
+def test_a_peer_has_its_nickname_region_and_the_name_of_its_device() -> None:
+    gpu = "NVIDIA H100 80GB HBM3/torch-2.13.0 cuda-13.0/tp2/bf16/eager/bdac02c7"
+    cpu = "cpu AVX512+0badcafe/torch-2.13.0/1/fp32/eager/bdac02c7"
+    records = record("a", numerics=gpu, nickname="rig", region="eu"), record("b", numerics=cpu), record("c")
+    peers = looks_of(*records)["peers"]
+    assert [(each["nickname"], each["region"], each["device"]) for each in peers.values()] == [
+        ("rig", "eu", "NVIDIA H100 80GB HBM3"),
+        ("", "", "cpu AVX512"),
+        ("", "", ""),
+    ]
+
+
+def test_the_runs_name_is_shown_and_bounded() -> None:
+    looks = Looks()
+    assert looks.look(record("a"))["name"] == ""
+    looks.seen.name = "n" * 1000
+    assert looks.look(record("a"))["name"] == "n" * LONGEST_NAME
+
+
 def test_complaints_are_with_both_and_bounded() -> None:
     said = Complaint(0, PeerId("b"), "unreached", "no answer")
     peers = looks_of(record("a", complaints=(said,)), record("b"), record("c", 1))["peers"]
@@ -144,3 +172,19 @@ def test_held_out_losses_stand_at_the_version_that_they_are_of() -> None:
     curve.evaluated({0: 5.0, 3: 2.0}, steps=9)
     assert columns(curve)["x"] == [0, 1, 2, 3] and columns(curve)["held_out"] == [5.0, None, None, 2.0]
     assert columns(curve)["loss"] == [1.0, 1.0, 1.0, None]
+
+
+def test_tokens_are_those_that_made_the_weights_of_a_step_and_unknown_steps_count_as_the_next_one() -> None:
+    # Steps 0, 1 and 3 are not known; version 6 is after the last step that is.
+    curve = Curve([StepPoint(step, 1.0, 10 * step, 100.0 + step, 0.5, 1e-3) for step in (2, 4)])
+    curve.evaluated({0: 5.0, 3: 4.0, 6: 3.0}, steps=9)
+    found = columns(curve)
+    assert found["x"] == [0, 2, 3, 4, 6]
+    assert found["tokens"] == [0, 40, 60, 100, 180]
+    assert found["time"] == [102.0, 102.0, 102.0, 104.0, 104.0]
+
+
+def test_held_out_losses_of_a_run_without_known_steps_have_no_tokens_or_time() -> None:
+    curve = Curve()
+    curve.evaluated({0: 5.0, 3: 4.0}, steps=9)
+    assert (columns(curve)["tokens"], columns(curve)["time"]) == ([0, 0], [0.0, 0.0])

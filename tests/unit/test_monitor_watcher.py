@@ -193,6 +193,20 @@ def test_a_manifest_that_is_not_the_runs_changes_nothing(capsys: pytest.CaptureF
     assert len([each for each in said(capsys) if each["event"] == "step"]) == 6
 
 
+def test_the_run_has_the_name_that_its_manifest_gives_it() -> None:
+    names: list[str] = []
+
+    class Names(WatchView):
+        def look(self, seen: WatchedRun) -> None:
+            names.append(seen.name)
+
+    manifest = Manifest(name="night run")
+    records = [replace(each, run=run_id(manifest)) for each in THREE[:1]]
+    members = Members({"a": honest}, records, toml=to_toml(manifest))
+    watch(members, WatchOptions(once=True), run=run_id(manifest), view=Names())
+    assert names == ["night run"]
+
+
 def test_who_comes_and_goes_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     short = [replace(each, steps=9) for each in THREE]
     looks = ([short[0], short[1]], short, short[:2], [replace(each, steps=6) for each in short[:2]])

@@ -8,11 +8,17 @@ const EVERY_MS = 2000;
 const OLD_S = 15; // a look that is older says so
 const WIDE = 720; // pixels from which on the map lies along the page
 const MOST_NODES = 12; // of a stage, on the map; half as many on a narrow page
-const MOST_ROWS = 30; // of the membership
+const MOST_ROWS = 30; // of the membership; longer tables scroll
 
 // ---------------------------------------------------------------- words and numbers
 
 const short = (peer) => `…${peer.slice(-8)}`;
+// A nickname is its peer's own word and may be another's, too: a title or the text beside it has the id.
+function called(data, peer, letters = 12) {
+  const name = data.peers[peer]?.nickname || short(peer);
+  return name.length > letters ? `${name.slice(0, letters - 1)}…` : name;
+}
+const runName = (data) => data.name || data.run.slice(0, 12);
 const number = (value, digits = 0) =>
   value == null ? "–" : value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
 const rate = (value) => (value ? `${value >= 10 ? number(value) : value.toPrecision(2)}/s` : "–");
@@ -36,6 +42,42 @@ const HOW = {
 };
 const MARKS = { joined: ["▲", "joined"], left: ["▼", "left"], gone: ["✕", "gone without a word"], restarted: ["↻", "killed or crashed, and started again"], went_back: ["◀", "run went back"] };
 
+// ---------------------------------------------------------------- choices
+
+// What a person may choose of the curves; the first of each is what the page begins with.
+const CHOICES = { axis: ["step", "tokens", "time"], smooth: [0, 5, 20, 100, 500], log: [false, true] };
+const KEPT_AS = "swarmnet-curves";
+
+// The browser may keep nothing for us, or something else.
+function kept() {
+  try {
+    return JSON.parse(localStorage.getItem(KEPT_AS)) ?? {};
+  } catch {
+    return {};
+  }
+}
+
+function choose(name, value) {
+  shown.choices = { ...shown.choices, [name]: value };
+  try {
+    localStorage.setItem(KEPT_AS, JSON.stringify(shown.choices));
+  } catch (error) {
+    console.info("swarmnet dashboard: choices are not kept:", error.message);
+  }
+  draw();
+}
+
+function Choices({ choices }) {
+  const pick = (name, words) => html`<select value=${choices[name]} onChange=${(event) => choose(name, CHOICES[name][event.target.selectedIndex])}>
+    ${CHOICES[name].map((value) => html`<option value=${value} selected=${value === choices[name]}>${words(value)}</option>`)}
+  </select>`;
+  return html`<div class="choices" role="group" aria-label="How the curves are drawn">
+    <label>axis ${pick("axis", (value) => (value === "step" ? "steps" : value))}</label>
+    <label>smoothing ${pick("smooth", (value) => (value ? `${value} steps` : "none"))}</label>
+    <label><input type="checkbox" checked=${choices.log} onChange=${(event) => choose("log", event.target.checked)} /> log scale</label>
+  </div>`;
+}
+
 const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
 // ---------------------------------------------------------------- frame
@@ -57,13 +99,13 @@ class Sized extends Component {
   }
 }
 
-function App({ data, age, lost, hash }) {
+function App({ data, age, lost, hash, choices }) {
   if (!data?.run) return html`<main><h1>swarmnet</h1><p role="status">${lost ? LOST : "Looking for the run."}</p></main>`;
   const peer = hash.startsWith("#peer/") ? hash.slice(6) : null;
   const old = lost ? LOST : age > OLD_S ? `No look for ${duration(age)}: the run's DHT does not answer.` : "";
   return html`<main>
     <${Head} data=${data} old=${old} />
-    ${peer ? html`<${PeerPage} data=${data} peer=${peer} />` : html`<${RunSections} data=${data} />`}
+    ${peer ? html`<${PeerPage} data=${data} peer=${peer} />` : html`<${RunSections} data=${data} choices=${choices} />`}
     <footer>Losses are what most of the members asked say; the rest is each peer's own word, as in swarmnet status.
       Last look ${clock(data.time)}; looking since ${clock(data.since)}.</footer>
   </main>`;
@@ -88,8 +130,8 @@ function Head({ data, old }) {
     ${some.map((each) => html`<li class=${each.severity}><b>${each.severity}</b>: ${each.text}</li>`)}
   </ul>`;
   return html`<header>
-      <h1><a href="#">swarmnet</a></h1>
-      <span>run <code>${data.run.slice(0, 12)}</code></span>
+      <h1><a href="#"><bdi>${runName(data)}</bdi></a></h1>
+      <span class="soft">swarmnet run <code>${data.run.slice(0, 12)}</code></span>
       <span class="state ${mood}" role="status">${words}</span>
       ${data.admission && html`<span class="soft">${data.admission.policy === "open" ? "open to all" : "by invitation"}</span>`}
     </header>
@@ -97,10 +139,11 @@ function Head({ data, old }) {
     ${notes.length > 0 && html`<details class="card"><summary>${count(notes.length, "note")}</summary>${list(notes)}</details>`}`;
 }
 
-function RunSections({ data }) {
+function RunSections({ data, choices }) {
   return html`<${Tiles} data=${data} />
-    <section class="card"><h2>Loss</h2><${Chart} kind="loss" data=${data} /><${MarkLegend} /></section>
-    <section class="card"><h2>Tokens per second</h2><${Chart} kind="pace" data=${data} /></section>
+    <section class="card"><h2>Loss, nats per token</h2><${Choices} choices=${choices} />
+      <${Chart} kind="loss" data=${data} choices=${choices} /><${MarkLegend} /></section>
+    <section class="card"><h2>Tokens per second</h2><${Chart} kind="pace" data=${data} choices=${choices} /></section>
     <section class="card"><h2>Stages and replicas</h2>
       <${Sized} label="Stages and replicas">${(width) => html`<${SwarmMap} data=${data} width=${width} />`}<//>
       <p class="legend">Lines move as fast, and are as thick, as a replica executes microbatches; gradients come back the
@@ -108,9 +151,9 @@ function RunSections({ data }) {
         one has its mates' complaints.</p>
     </section>
     ${data.waterfall && html`<section class="card"><h2>Step ${number(data.waterfall.step)}, replica by replica</h2>
-      <${Sized} label="One step">${(width) => html`<${Waterfall} step=${data.waterfall} width=${width} />`}<//>
-      <ul class="legend">${PHASES.map((name) => html`<li><i class=${name}></i>${name}</li>`)}
-        <li>From its first moment to its last; the paler, the less of it was under way. By each member's own clock and word.</li></ul>
+      <${Sized} label="One step">${(width) => html`<${Waterfall} data=${data} step=${data.waterfall} width=${width} />`}<//>
+      <p class="legend">A bar lasts from a phase's first moment to its last; the seconds are those in which it was under
+        way. By each replica's own clock and word.</p>
     </section>`}
     <section class="card"><h2>Membership</h2>
       <${Sized} label="Membership">${(width) => html`<${Timeline} data=${data} width=${width} />`}<//>
@@ -118,7 +161,8 @@ function RunSections({ data }) {
       <ul class="legend"><li><b class="joined">▬</b>here</li><li><b class="left">▬</b>was here, and left in good order</li>
         <li><b class="gone">✕</b>gone without a word (noticed within 30 s)</li></ul>
     </section>
-    <${PeerTable} data=${data} />`;
+    <${Contributors} data=${data} />
+    <${Replicas} data=${data} />`;
 }
 
 function Tiles({ data }) {
@@ -140,13 +184,52 @@ function Tiles({ data }) {
 
 // ---------------------------------------------------------------- curves
 
-const PLOTS = {
-  loss: [
-    { key: "loss", label: "loss (nats/token)", color: "loss", digits: 4 },
-    { key: "held_out", label: "held-out loss", color: "held", digits: 4, points: true },
-  ],
-  pace: [{ key: "tokens_per_second", label: "tokens/s", color: "pace", digits: 0 }],
+const DURATIONS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 43200, 86400, 604800];
+const ROUND = Array.from({ length: 24 }, (_, power) => [1, 2, 5].map((first) => first * 10 ** (power - 9))).flat();
+const WHOLE = ROUND.filter((value) => value >= 1);
+const compact = (value) => value.toLocaleString("en", { notation: "compact", maximumSignificantDigits: 4 });
+
+const AXES = {
+  step: { label: () => "step", of: (curve) => curve.x, words: number, incrs: WHOLE },
+  tokens: { label: () => "tokens", of: (curve) => curve.tokens, words: compact, incrs: WHOLE },
+  time: {
+    label: (curve) => `time since step ${number(curve.x[0])} (min:s or h:min:s)`,
+    of: (curve) => curve.time.map((time) => time - curve.time[0]),
+    words: duration,
+    incrs: DURATIONS,
+  },
 };
+
+// Each has a function that makes its values of the curve; two where one is drawn faintly behind its mean.
+function plotted(kind, { smooth, log }) {
+  if (kind === "pace") return [{ label: "tokens/s", color: color("pace"), digits: 0, of: (curve) => curve.tokens_per_second }];
+  // There is no place for 0 on a log scale.
+  const drawn = (values) => (log ? values.map((value) => (value > 0 ? value : null)) : values);
+  const loss = { label: "loss", color: color("loss"), digits: 4, of: (curve) => drawn(curve.loss) };
+  const mean = { ...loss, label: `loss, mean of about ${smooth} steps`, of: (curve) => drawn(smoothed(curve.x, curve.loss, smooth)) };
+  const held = { label: "held-out loss", color: color("held"), digits: 4, points: true, of: (curve) => drawn(curve.held_out) };
+  return smooth ? [{ ...loss, color: `${loss.color}80`, width: 1 }, mean, held] : [loss, held];
+}
+
+// An exponential mean over about so many steps, however far apart the values are; the first ones do not weigh more.
+function smoothed(x, values, steps) {
+  let [sum, weight, last] = [0, 0, null];
+  return values.map((value, index) => {
+    if (value == null) return null;
+    const stays = Math.exp(-(last == null ? 1 : x[index] - last) / steps);
+    [sum, weight, last] = [sum * stays + value * (1 - stays), weight * stays + 1 - stays, x[index]];
+    return sum / weight;
+  });
+}
+
+// 1, 2 and 5 of each power of ten; where few of them are in view, numbers at one distance.
+function logTicks(low, high) {
+  const found = ROUND.filter((value) => value >= low && value <= high);
+  if (found.length > 2) return found;
+  const every = ROUND.find((value) => (high - low) / value <= 5);
+  const first = Math.ceil(low / every);
+  return Array.from({ length: Math.floor(high / every) - first + 1 }, (_, index) => (first + index) * every);
+}
 
 class Chart extends Component {
   componentDidMount() {
@@ -158,10 +241,15 @@ class Chart extends Component {
     this.theme.addEventListener("change", this.redraw);
   }
   componentDidUpdate(before) {
-    // A part that somebody has drawn larger stays as it is.
-    const [x, scale] = [this.plot.data[0], this.plot.scales.x];
-    const whole = !x.length || (scale.min <= x[0] && scale.max >= x[x.length - 1]);
-    if (before.data !== this.props.data) this.plot.setData(this.columns(), whole);
+    // A part that somebody has drawn larger stays as it is, on the same axis.
+    const [x, { min, max }] = [this.plot.data[0], this.plot.scales.x];
+    const whole = !x.length || min == null || (min <= x[0] && max >= x[x.length - 1]);
+    if (before.choices !== this.props.choices) {
+      this.redraw();
+      if (!whole && before.choices.axis === this.props.choices.axis) this.plot.setScale("x", { min, max });
+      return;
+    }
+    this.plot.setData(this.columns(), whole);
     if (!whole) this.plot.redraw();
   }
   componentWillUnmount() {
@@ -172,52 +260,69 @@ class Chart extends Component {
   size() {
     return { width: Math.max(this.element.clientWidth, 200), height: this.props.kind === "loss" ? 280 : 160 };
   }
+  get log() {
+    return this.props.kind === "loss" && this.props.choices.log;
+  }
   columns() {
     const { curve } = this.props.data;
-    return [curve.x, ...PLOTS[this.props.kind].map((each) => curve[each.key])];
+    return [AXES[this.props.choices.axis].of(curve), ...plotted(this.props.kind, this.props.choices).map((each) => each.of(curve))];
   }
   draw() {
+    const { kind, choices, data } = this.props;
     const axis = { stroke: color("soft"), grid: { stroke: color("line"), width: 1 }, ticks: { stroke: color("line") }, font: "12px system-ui" };
-    const series = PLOTS[this.props.kind].map((each) => ({
+    const along = AXES[choices.axis];
+    const series = plotted(kind, choices).map((each) => ({
       label: each.label,
-      stroke: color(each.color),
-      width: 2,
+      stroke: each.color,
+      width: each.width ?? 2,
       spanGaps: true,
       dash: each.points ? [6, 4] : undefined,
-      points: each.points ? { show: true, size: 6, fill: color(each.color) } : { show: false },
+      points: each.points ? { show: true, size: 6, fill: each.color } : { show: false },
       value: (_, value) => number(value, each.digits),
     }));
+    const step = (index) => (index == null ? "–" : number(this.props.data.curve.x[index]));
+    const x = {
+      label: choices.axis === "step" ? "step" : `step, ${choices.axis}`,
+      value: (_, value, __, index) => (choices.axis === "step" || value == null ? step(index) : `${step(index)}, ${along.words(value)}`),
+    };
+    const logarithmic = this.log && { splits: (_, __, low, high) => logTicks(low, high), filter: (_, splits) => splits };
     this.plot = new uPlot(
       {
         ...this.size(),
         cursor: { sync: { key: "step" }, y: false },
-        scales: { x: { time: false }, y: { range: (_, low, high) => this.range(low, high) } },
+        scales: { x: { time: false }, y: { distr: this.log ? 3 : 1, range: (_, low, high) => this.range(low, high) } },
         axes: [
-          { ...axis, label: "step", labelSize: 18, labelFont: "12px system-ui", size: 34, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 1e6] },
-          { ...axis, size: 62, values: (_, values) => values.map((value) => value.toLocaleString("en")) },
+          { ...axis, label: along.label(data.curve), labelSize: 18, labelFont: "12px system-ui", size: 34, incrs: along.incrs, space: 64, values: (_, values) => values.map((value) => along.words(value)) },
+          { ...axis, size: 62, ...logarithmic, values: (_, values) => values.map((value) => value.toLocaleString("en", { maximumSignificantDigits: 6 })) },
         ],
-        series: [{ label: "step", value: (_, value) => number(value) }, ...series],
-        hooks: { draw: [(plot) => this.props.kind === "loss" && this.marks(plot)] },
+        series: [x, ...series],
+        hooks: { draw: [(plot) => kind === "loss" && this.marks(plot)] },
       },
       this.columns(),
       this.element,
     );
   }
   range(low, high) {
-    if (low == null) return [0, 1];
+    if (low == null) return this.log ? [0.1, 10] : [0, 1];
     if (this.props.kind === "pace") return [0, high * 1.1 || 1];
+    if (this.log) {
+      const room = Math.max((high / low) ** 0.08, 1.001);
+      return [low / room, high * room ** 2];
+    }
     const room = Math.max((high - low) * 0.08, 1e-3);
     return [Math.max(low - room, 0), high + 2 * room];
   }
   marks(plot) {
     const { ctx, bbox } = plot;
+    const { curve, marks } = this.props.data;
     const pixels = devicePixelRatio || 1;
     ctx.save();
     ctx.textAlign = "center";
     ctx.font = `bold ${13 * pixels}px system-ui`;
-    for (const mark of this.props.data.marks) {
-      const at = plot.valToPos(mark.step, "x", true);
-      if (at < bbox.left || at > bbox.left + bbox.width) continue;
+    for (const mark of marks) {
+      const index = curve.x.findIndex((step) => step >= mark.step);
+      const at = plot.valToPos(plot.data[0].at(index), "x", true);
+      if (!(at >= bbox.left && at <= bbox.left + bbox.width)) continue;
       ctx.strokeStyle = ctx.fillStyle = color({ joined: "good", left: "soft", gone: "bad", restarted: "bad", went_back: "warn" }[mark.kind]);
       ctx.lineWidth = 1.5 * pixels;
       ctx.setLineDash(mark.kind === "gone" ? [] : [4 * pixels, 3 * pixels]);
@@ -229,13 +334,13 @@ class Chart extends Component {
     }
     ctx.restore();
   }
-  render({ kind, data }) {
+  render({ kind, data, choices }) {
     const last = data.loss == null ? "" : `; now ${kind === "loss" ? data.loss.toFixed(4) : number(data.tokens_per_second)}`;
-    return html`<div class="chart ${kind}" role="img" aria-label="${kind === "loss" ? "Loss" : "Tokens per second"} by step${last}"
+    return html`<div class="chart ${kind}" role="img" aria-label="${kind === "loss" ? "Loss" : "Tokens per second"} by ${choices.axis}${last}"
       ref=${(element) => (this.element = element)}></div>`;
   }
   shouldComponentUpdate(next) {
-    return next.data !== this.props.data;
+    return next.data !== this.props.data || next.choices !== this.props.choices;
   }
 }
 
@@ -246,7 +351,7 @@ function MarkLegend() {
 
 // ---------------------------------------------------------------- the map
 
-const NODE = { width: 132, height: 48 };
+const NODE = { width: 144, height: 48 };
 
 function SwarmMap({ data, width }) {
   const along = width >= WIDE;
@@ -262,35 +367,42 @@ function SwarmMap({ data, width }) {
     { title: "trainers", under: count(data.num_trainers, "trainer"), more: data.num_trainers - trainers.length, nodes: trainers },
     ...stages,
   ];
-  const most = Math.max(...columns.map((each) => each.nodes.length + (each.more > 0)), 1);
-  // Along: stages from left to right. Else from top to bottom.
-  const step = along ? Math.max((width - NODE.width - 4) / Math.max(columns.length - 1, 1), NODE.width + 60) : NODE.height + 88;
-  const beside = along ? NODE.height + 14 : NODE.width + 10;
+  const sizes = columns.map((each) => each.nodes.length + (each.more > 0));
+  const most = Math.max(...sizes, 1);
+  // Along: stages from left to right, one replica above the other. Else from top to bottom, as many side by side as the
+  // page has room for, the others in lines below them.
+  const step = Math.max((width - NODE.width - 4) / Math.max(columns.length - 1, 1), NODE.width + 60);
+  const [beside, below] = [NODE.width + 10, NODE.height + 14];
+  const across = Math.min(most, Math.max(Math.floor((width + 6) / beside), 1));
+  const tops = [40];
+  for (const size of sizes) tops.push(tops.at(-1) + Math.max(Math.ceil(size / across), 1) * below + 74);
   const place = (column, row, rows) => {
-    const [far, near] = [column * step, (row + (most - rows) / 2) * beside];
-    return along ? [far + 2, near + 44] : [near + 2, far + 40];
+    if (along) return [column * step + 2, (row + (most - rows) / 2) * below + 44];
+    const line = Math.floor(row / across);
+    const inLine = Math.min(rows - line * across, across);
+    return [((row % across) + (across - inLine) / 2) * beside + 2, tops[column] + line * below];
   };
-  const [wide, high] = along ? [(columns.length - 1) * step + NODE.width + 4, most * beside + 48] : [Math.max(most * beside + 4, 200), columns.length * step - 40];
-  const placed = columns.map((column, c) => column.nodes.map((node, r) => ({ ...node, at: place(c, r, column.nodes.length + (column.more > 0)) })));
+  const [wide, high] = along ? [(columns.length - 1) * step + NODE.width + 4, most * below + 48] : [Math.max(across * beside - 6, 200), tops.at(-1) - 80];
+  const placed = columns.map((column, c) => column.nodes.map((node, r) => ({ ...node, at: place(c, r, sizes[c]) })));
   const fastest = Math.max(...stages.flatMap((each) => each.nodes.map((node) => node.line.per_second)), 1e-9);
   const paths = [];
   for (let c = 0; c + 1 < columns.length; c++) {
-    const knot = along ? [c * step + (NODE.width + step) / 2, 44 + (most * beside - 14) / 2] : [(most * beside - 10) / 2, c * step + 40 + (NODE.height + step) / 2 - 12];
+    const knot = along ? [c * step + (NODE.width + step) / 2, 44 + (most * below - 14) / 2] : [(across * beside - 6) / 2, tops[c + 1] - 56];
     for (const node of placed[c]) paths.push(flow(end(node.at, along, true), knot, node.line, fastest, along));
     for (const node of placed[c + 1]) paths.push(flow(knot, end(node.at, along, false), node.line, fastest, along));
   }
   return html`<svg width=${wide} height=${high} role="group" aria-label="Map of the run">
     ${paths}
     ${columns.map((column, c) => {
-      const [x, y] = along ? [c * step + 2, 14] : [2, c ? c * step - 12 : 14];
+      const [x, y] = along ? [c * step + 2, 14] : [2, c ? tops[c] - 52 : 14];
       return html`<text class="over" x=${x} y=${y}>${column.title}</text>
         <text class="soft over" x=${along ? x : Math.min(wide, width) - 2} y=${along ? y + 16 : y} text-anchor=${along ? "start" : "end"}>${column.under}</text>`;
     })}
     ${placed.map((column) => column.map((node) => html`<${MapNode} ...${node} data=${data} />`))}
     ${columns.map((column, c) => {
       if (column.more <= 0) return null;
-      const [x, y] = place(c, column.nodes.length, column.nodes.length + 1);
-      return html`<text class="soft" x=${x + 8} y=${y + 28}>and ${number(column.more)} more</text>`;
+      const [x, y] = place(c, column.nodes.length, sizes[c]);
+      return html`<text class="soft over" x=${x + 8} y=${y + 28}>and ${number(column.more)} more</text>`;
     })}
   </svg>`;
 }
@@ -314,41 +426,65 @@ function MapNode({ peer, line, at: [x, y], data }) {
   const full = NODE.width - 16;
   const part = line?.slots ? Math.min(line.held / line.slots, 1) : 0;
   const inside = html`<g class=${kind} transform="translate(${x},${y})">
-    <title>${peer}</title>
+    <title>${called(data, peer, 99)} ${peer}</title>
     <rect class="box" width=${NODE.width} height=${NODE.height} rx="6" />
-    <text x="8" y="17" class="mono">${short(peer)}</text>
+    <text x="8" y="17" class="mono">${called(data, peer, 15)}</text>
     <text x="8" y="32" class="soft">${words}${line?.per_second ? ` · ${rate(line.per_second)}` : ""}</text>
     ${line && html`<rect class="load" x="8" y="38" width=${full} height="4" rx="2" /><rect class="held" x="8" y="38" width=${full * part} height="4" rx="2" />`}
   </g>`;
-  return line ? html`<a href="#peer/${peer}" aria-label="replica ${short(peer)}, stage ${line.stage}, ${words}">${inside}</a>` : inside;
+  return line ? html`<a href="#peer/${peer}" aria-label="replica ${called(data, peer, 99)}, stage ${line.stage}, ${words}">${inside}</a>` : inside;
 }
 
 // ---------------------------------------------------------------- one step
 
 const PHASES = ["forward", "backward", "averaging", "barrier", "update"];
+const LANE = 17;
+const LETTER = 6.6; // pixels, of a phase's name at the most
 
-function Waterfall({ step, width }) {
-  const left = 142;
-  const right = width >= WIDE ? 80 : 8;
-  const x = (seconds) => left + (seconds / Math.max(step.seconds, 1e-9)) * (width - left - right);
-  const lane = 5;
-  const row = PHASES.length * lane + 9;
-  const high = step.bars.length * row + 24;
-  const marks = (width >= WIDE ? [0, 0.25, 0.5, 0.75, 1] : [0, 0.5, 1]).map((part) => part * step.seconds);
-  return html`<svg width=${width} height=${high} role="img" aria-label="Step ${step.step}: ${count(step.bars.length, "replica")}, ${step.seconds.toFixed(2)} seconds">
-    ${marks.map((at) => html`<line class="axis" x1=${x(at)} x2=${x(at)} y1="0" y2=${high - 20} />
-      <text class="soft" x=${x(at)} y=${high - 6} text-anchor=${at === step.seconds ? "end" : "middle"}>${at.toFixed(2)} s</text>`)}
-    ${step.bars.map((bar, index) => html`<g transform="translate(0,${index * row})">
-      <text x="0" y=${row / 2 + 4}><tspan class="soft">stage ${bar.stage}</tspan> <tspan>${short(bar.peer)}</tspan></text>
-      <rect class="whole" x=${x(bar.began_s)} y="2" width=${Math.max(x(bar.began_s + bar.seconds) - x(bar.began_s), 1)} height=${row - 4} rx="2" />
-      ${PHASES.map((name, at) => {
-        const phase = bar.phases[name];
-        const long = phase.ended_s - phase.began_s;
-        if (!long) return null;
-        return html`<rect class="phase ${name}" x=${x(bar.began_s + phase.began_s)} y=${4 + at * lane} height=${lane} width=${Math.max(x(long) - left, 1.5)}
-          fill-opacity=${0.35 + 0.65 * Math.min(phase.busy_s / long, 1)}><title>${bar.peer}: ${name} ${phase.busy_s.toFixed(3)} s, between ${phase.began_s.toFixed(3)} and ${phase.ended_s.toFixed(3)} s</title></rect>`;
-      })}
-      ${right > 8 && html`<text class="soft" x=${width - right + 6} y=${row / 2 + 4}>idle ${percent(bar.idle_s / (bar.seconds || 1))}</text>`}
+// The phases of a replica's step as bars with their names on them, or beside those that are too short for it; in as few
+// lanes as show all of that, but `least`: so that rows do not grow and shrink with each step. from, to: pixels; text: at
+// `at`.
+function labelled(bar, x, right, least) {
+  const bars = PHASES.filter((name) => bar.phases[name].ended_s > bar.phases[name].began_s).map((name) => {
+    const phase = bar.phases[name];
+    const from = x(bar.began_s + phase.began_s);
+    const to = Math.max(x(bar.began_s + phase.ended_s), from + 2);
+    const wide = (text) => text.length * LETTER + 6;
+    const inside = [`${name} ${phase.busy_s.toFixed(2)} s`, name].find((text) => wide(text) <= to - from);
+    if (inside) return { name, phase, from, to, text: inside, at: from + 4, begins: from, ends: to };
+    if (to + wide(name) <= right) return { name, phase, from, to, text: name, at: to + 4, begins: from, ends: to + wide(name) };
+    return { name, phase, from, to, text: name, at: from - wide(name) + 2, begins: from - wide(name), ends: to };
+  });
+  const ends = [];
+  for (const each of bars.sort((a, b) => a.begins - b.begins)) {
+    const free = ends.findIndex((end) => end <= each.begins);
+    each.lane = free < 0 ? ends.length : free;
+    ends[each.lane] = each.ends;
+  }
+  return { bars, lanes: Math.max(ends.length, least) };
+}
+
+function Waterfall({ data, step, width }) {
+  const narrow = width < WIDE; // a replica's name then stands above its bars, not beside them
+  const [left, right] = narrow ? [0, width] : [142, width - 80];
+  const x = (seconds) => left + (seconds / Math.max(step.seconds, 1e-9)) * (right - left);
+  let high = 0;
+  const rows = step.bars.map((bar) => {
+    const row = { bar, top: high + (narrow ? 18 : 0), ...labelled(bar, x, right, narrow ? 3 : 2) };
+    high = row.top + row.lanes * LANE + 8;
+    return row;
+  });
+  const marks = (narrow ? [0, 0.5, 1] : [0, 0.25, 0.5, 0.75, 1]).map((part) => part * step.seconds);
+  return html`<svg width=${width} height=${high + 20} role="img" aria-label="Step ${step.step}: ${count(rows.length, "replica")}, ${step.seconds.toFixed(2)} seconds">
+    ${marks.map((at) => html`<line class="axis" x1=${x(at)} x2=${x(at)} y1="0" y2=${high} />
+      <text class="soft" x=${x(at)} y=${high + 14} text-anchor=${at === step.seconds ? "end" : at || !narrow ? "middle" : "start"}>${at.toFixed(2)} s</text>`)}
+    ${rows.map(({ bar, top, bars, lanes }) => html`<g transform="translate(0,${top})">
+      <text x="0" y=${narrow ? -5 : (lanes * LANE) / 2 + 4}><tspan class="soft">stage ${bar.stage}</tspan> <tspan class="mono">${called(data, bar.peer)}</tspan></text>
+      <rect class="whole" x=${x(bar.began_s)} y="0" width=${Math.max(x(bar.began_s + bar.seconds) - x(bar.began_s), 1)} height=${lanes * LANE} rx="2" />
+      ${bars.map(({ name, phase, from, to, text, at, lane }) => html`<rect class="phase ${name}" x=${from} y=${lane * LANE + 1} height=${LANE - 2} width=${to - from} rx="2">
+          <title>${bar.peer}: ${name} ${phase.busy_s.toFixed(3)} s, between ${phase.began_s.toFixed(3)} and ${phase.ended_s.toFixed(3)} s</title></rect>
+        <text class="phase" x=${at} y=${lane * LANE + 12.5}>${text}</text>`)}
+      <text class="soft" x=${width} y=${narrow ? -5 : (lanes * LANE) / 2 + 4} text-anchor="end">idle ${percent(bar.idle_s / (bar.seconds || 1))}</text>
     </g>`)}
   </svg>`;
 }
@@ -356,7 +492,7 @@ function Waterfall({ step, width }) {
 // ---------------------------------------------------------------- who came and went
 
 function ticks(from, to, width) {
-  const every = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 86400].find((step) => (to - from) / step <= width / 90) ?? 864000;
+  const every = DURATIONS.find((step) => (to - from) / step <= width / 90) ?? 864000;
   const found = [];
   for (let at = Math.ceil(from / every) * every; at <= to; at += every) found.push(at);
   return found;
@@ -377,11 +513,11 @@ function Timeline({ data, width }) {
   const high = rows.size * 20 + 24;
   return html`<svg width=${width} height=${high} role="img" aria-label="Who was here when, since ${clock(from)}">
     ${ticks(from, to, width - left).map(
-      (at) => html`<line class="axis" x1=${x(at)} x2=${x(at)} y1="0" y2=${high - 20} /><text class="soft" x=${Math.min(x(at), width - 28)} y=${high - 6} text-anchor="middle">${clock(at)}</text>`,
+      (at) => html`<line class="axis" x1=${x(at)} x2=${x(at)} y1="0" y2=${high - 20} /><text class="soft" x=${x(at) > width - 44 ? width : x(at)} y=${high - 6} text-anchor=${x(at) > width - 44 ? "end" : "middle"}>${clock(at)}</text>`,
     )}
     ${[...rows.values()].map(
       (stays, row) => html`<g transform="translate(0,${row * 20})">
-        <text x="0" y="13"><tspan class="soft">${stays[0].stage < 0 ? "trainer" : `stage ${stays[0].stage}`}</tspan> <tspan>${short(stays[0].peer)}</tspan></text>
+        <text x="0" y="13"><tspan class="soft">${stays[0].stage < 0 ? "trainer" : `stage ${stays[0].stage}`}</tspan> <tspan class="mono">${called(data, stays[0].peer)}</tspan></text>
         ${stays.map((stay) => bar(stay, x(stay.began ?? from), x(stay.ended ?? to)))}
         ${stays.map((stay) => stay.how === "gone" && html`<text class="lost over" x=${x(stay.ended)} y="14" text-anchor="middle">✕</text>`)}
       </g>`,
@@ -402,27 +538,43 @@ function bar(stay, began, ended) {
 
 // ---------------------------------------------------------------- peers
 
-const link = (peer) => html`<a class="mono" href="#peer/${peer}" title=${peer}>${short(peer)}</a>`;
+function link(data, peer, nickname = data.peers[peer]?.nickname) {
+  const id = html`<span class="mono">${short(peer)}</span>`;
+  return html`<a href="#peer/${peer}" title=${peer}>${nickname || id}</a>${nickname && html` ${id}`}`;
+}
 
-function PeerTable({ data }) {
-  const lines = Object.entries(data.peers).flatMap(([peer, all]) => all.stages.map((line) => ({ peer, ...line })));
+// columns: [name, class]; rows: a key, then cells. On a narrow page each row is a list of its cells with their columns' names.
+function Table({ label, note, columns, rows }) {
+  return html`<div class="scroll ${rows.length > MOST_ROWS ? "tall" : ""}" tabindex="0" role="group" aria-label=${label}><table>
+    ${note && html`<caption>${note}</caption>`}
+    <thead><tr>${columns.map(([name, kind]) => html`<th scope="col" class=${kind}>${name}</th>`)}</tr></thead>
+    <tbody>${rows.map(([key, ...cells]) => html`<tr key=${key}>${cells.map((cell, at) => html`<td class=${columns[at][1]} data-name=${columns[at][0]}><span>${cell}</span></td>`)}</tr>`)}</tbody>
+  </table></div>`;
+}
+
+function Contributors({ data }) {
+  return html`<section class="card"><h2>Contributors</h2><${Table} label="Contributors"
+    note="Microbatches accepted since each peer's process began; at most 100 peers, those with the most."
+    columns=${[["contributor", "wide"], ["stage", "number"], ["accepted microbatches", "number"], ["share of the run", "number"]]}
+    rows=${data.contributors.map((each) => [each.peer, link(data, each.peer, each.nickname), each.stages.join(", "), number(each.accepted), percent(each.share)])} /></section>`;
+}
+
+function Replicas({ data }) {
+  const lines = Object.entries(data.peers).flatMap(([peer, { stages, device, region }]) => stages.map((line) => ({ peer, device, region, ...line })));
   const total = data.stages.reduce((sum, each) => sum + each.replicas, 0);
   lines.sort((a, b) => a.stage - b.stage || b.counted - a.counted);
-  return html`<section class="card"><h2>Replicas</h2><div class="scroll tall" tabindex="0" role="group" aria-label="Replicas"><table>
-    ${lines.length < total && html`<caption>${number(lines.length)} of ${number(total)}</caption>`}
-    <thead><tr><th scope="col">stage</th><th scope="col">peer</th><th scope="col">state</th><th scope="col" class="number">version</th>
-      <th scope="col" class="number">held</th><th scope="col" class="number">microbatches</th><th scope="col" class="number">counted</th><th scope="col" class="number">of its stage</th></tr></thead>
-    <tbody>${lines.map((line) => html`<tr key=${`${line.stage} ${line.peer}`}><td>${line.stage}</td><td>${link(line.peer)}</td><td>${line.state}</td>
-      <td class="number">${number(line.version)}</td><td class="number">${line.held}/${line.slots}</td><td class="number">${rate(line.per_second)}</td>
-      <td class="number">${number(line.counted)}</td><td class="number">${percent(line.share)}</td></tr>`)}</tbody>
-  </table></div></section>`;
+  return html`<section class="card"><h2>Replicas</h2><${Table} label="Replicas"
+    note=${lines.length < total && `${number(lines.length)} of ${number(total)}`}
+    columns=${[["stage"], ["peer", "wide"], ["state"], ["version", "number"], ["held", "number"], ["microbatches", "number"], ["accepted", "number"], ["of its stage", "number"], ["device", "wide"], ["region"]]}
+    rows=${lines.map((line) => [`${line.stage} ${line.peer}`, line.stage, link(data, line.peer), line.state, number(line.version), `${line.held}/${line.slots}`, rate(line.per_second),
+      number(line.counted), percent(line.share), line.device || "–", line.region || "–"])} /></section>`;
 }
 
 function PeerPage({ data, peer }) {
   const found = Object.hasOwn(data.peers, peer) ? data.peers[peer] : null;
   const stays = data.stays.filter((stay) => stay.peer === peer);
   const facts = (rows) => html`<dl class="facts">${rows.map(([name, value]) => html`<dt>${name}</dt><dd>${value}</dd>`)}</dl>`;
-  return html`<section class="card"><h2>Peer <code>${peer}</code></h2>
+  return html`<section class="card"><h2>Peer ${found?.nickname} <code>${peer}</code></h2>
       <p><a href="#">Back to the run</a></p>
       ${!found && html`<p>It is not here now.</p>`}
       ${facts(stays.map((stay) => [stay.stage < 0 ? "as a trainer" : `stage ${stay.stage}`, stayed(stay)]))}
@@ -430,7 +582,7 @@ function PeerPage({ data, peer }) {
     ${found?.stages.map((line) => html`<section class="card"><h2>Contribution to stage ${line.stage}</h2>
       ${facts([
         ["state", `${line.state}, version ${number(line.version)}${line.still_s ? `, no step for ${duration(line.still_s)}` : ""}`],
-        ["counted", `${count(line.counted, "microbatch")}${line.share == null ? "" : `, ${percent(line.share)} of those of its stage's processes`}`],
+        ["accepted", `${count(line.counted, "microbatch")}${line.share == null ? "" : `, ${percent(line.share)} of those of its stage's processes`}`],
         ["executed", `${count(line.executions, "forward")}, ${rate(line.per_second)} now`],
         ["speed", line.speed ? `${rate(line.speed)}, as far as its mates bear it out` : "unknown"],
         ["holds", `${line.held} of ${count(line.slots, "microbatch")} at once`],
@@ -440,15 +592,15 @@ function PeerPage({ data, peer }) {
     ${found && html`<section class="card"><h2>Standing</h2>
       ${facts(found.stages.map((line) => [`weights of stage ${line.stage}`,
         line.drift == null ? "not yet compared with its mates'" : `${line.stray ? "not those of its mates" : "those of its mates"} at version ${number(line.drift)}`]))}
-      ${found.complaints.length === 0 ? html`<p>No complaints, of it or by it.</p>` : html`<div class="scroll"><table>
-        <thead><tr><th scope="col">stage</th><th scope="col">by</th><th scope="col">about</th><th scope="col">what</th><th scope="col">why</th></tr></thead>
-        <tbody>${found.complaints.map((each) => html`<tr><td>${each.stage}</td><td>${each.by === peer ? "itself" : link(each.by)}</td>
-          <td>${each.about === peer ? "itself" : link(each.about)}</td><td>${HOW[each.how]}${each.seconds ? ` (${each.seconds} s)` : ""}</td><td class="wide">${each.reason}</td></tr>`)}</tbody>
-      </table></div>`}</section>
+      ${found.complaints.length === 0 ? html`<p>No complaints, of it or by it.</p>` : html`<${Table} label="Complaints"
+        columns=${[["stage"], ["by"], ["about"], ["what"], ["why", "wide"]]}
+        rows=${found.complaints.map((each, at) => [at, each.stage, ...[each.by, each.about].map((one) => (one === peer ? "itself" : link(data, one))),
+          `${HOW[each.how]}${each.seconds ? ` (${each.seconds} s)` : ""}`, each.reason])} />`}</section>
       <section class="card"><h2>Lines</h2>
       ${facts([
         ["reached", found.addresses.length === 0 ? "by nobody" : found.addresses.every((each) => each.includes("/p2p-circuit/")) ? "through relays" : "directly"],
         ...found.addresses.map((each) => ["address", html`<code>${each}</code>`]),
+        ["device", found.device || "unknown"],
         ["region", found.region || "not said"],
         ["software", found.software || "unknown"],
         ["numerics", found.numerics || "unknown"],
@@ -458,10 +610,15 @@ function PeerPage({ data, peer }) {
 
 // ---------------------------------------------------------------- asking
 
-const shown = { data: null, age: 0, lost: false, hash: location.hash };
+const before = kept();
+const choices = Object.fromEntries(Object.entries(CHOICES).map(([name, all]) => [name, all.includes(before[name]) ? before[name] : all[0]]));
+const shown = { data: null, age: 0, lost: false, hash: location.hash, choices };
 let tag = "";
 
-const draw = () => render(html`<${App} ...${shown} />`, document.getElementById("page"));
+function draw() {
+  if (shown.data?.run) document.title = `${runName(shown.data)} · swarmnet`;
+  render(html`<${App} ...${shown} />`, document.getElementById("page"));
+}
 
 async function ask() {
   try {
