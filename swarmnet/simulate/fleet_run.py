@@ -22,7 +22,7 @@ from typing import Any
 from swarmnet.ids import PeerId
 from swarmnet.messages import Answer, Control
 from swarmnet.simulate.fleet import Fleet, Machine, shape
-from swarmnet.simulate.swarm import Enough, Node, Swarm
+from swarmnet.simulate.swarm import Enough, Node, VirtualSwarm
 from swarmnet.testing.fault import Drain, Join, Kill, Partition, Slow, Stop, names, stage_of
 from swarmnet.testing.network import Message
 from swarmnet.testing.schedule import Action, FaultAction, FaultEnded, FaultSchedule, RestartAction
@@ -107,7 +107,7 @@ class FleetSimulation:
 
     def __init__(self, fleet: Fleet, *, on_progress: Callable[[FleetProgress], None] = lambda progress: None) -> None:
         self.fleet, self._on_progress = fleet, on_progress
-        self.swarm = swarm = Swarm(fleet.plan, fleet.seed)
+        self.swarm = swarm = VirtualSwarm(fleet.plan, fleet.seed)
         swarm.detailed = False
         self._rng = random.Random(f"{fleet.seed}/whom")
         self._faults: FaultSchedule | None = None
@@ -176,7 +176,7 @@ class FleetSimulation:
             down_bytes_per_s=machine.down_bytes_per_s / scale,
         )
 
-    async def _script(self, swarm: Swarm) -> None:
+    async def _script(self, swarm: VirtualSwarm) -> None:
         while not swarm.done:
             await asyncio.sleep(_FAULT_S if self._faults else _TICK_S)
             now = swarm.loop.time()

@@ -185,7 +185,7 @@ def class_of(peer: PeerId, classes: int) -> int:
     return found % (classes or 1 << 30)
 
 
-class Swarm:
+class VirtualSwarm:
     """Builds and runs the plan; faults are called on it."""
 
     def __init__(self, plan: Plan, seed: int, arithmetic: Callable[[int, Plan], Arithmetic] = Arithmetic) -> None:
@@ -481,7 +481,7 @@ class Swarm:
 
     # ------------------------------------------------------------ running
 
-    def run(self, *, until_s: float = 600.0, script: Callable[[Swarm], Awaitable[None]] | None = None) -> bool:
+    def run(self, *, until_s: float = 600.0, script: Callable[[VirtualSwarm], Awaitable[None]] | None = None) -> bool:
         """Start everything, run the script beside it, end when all live replicas are done. False if the script has had
         enough before. Raises Broken."""
         plan = self.plan
@@ -500,7 +500,7 @@ class Swarm:
         return whole
 
     async def _run(
-        self, served: Sequence[Sequence[int]], until_s: float, script: Callable[[Swarm], Awaitable[None]] | None
+        self, served: Sequence[Sequence[int]], until_s: float, script: Callable[[VirtualSwarm], Awaitable[None]] | None
     ) -> None:
         for number, stages in enumerate(served):
             self.add(stages, self.names.get(number, f"s{'-'.join(map(str, stages))}.{number}"))

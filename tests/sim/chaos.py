@@ -21,7 +21,7 @@ from strike import watched
 
 from swarmnet.ids import PeerId
 from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Node, Swarm
+from swarmnet.simulate.swarm import Node, VirtualSwarm
 from swarmnet.state.rollback import Holding, newest_on_disk
 from swarmnet.testing.fault import Duration, Fault, Join, Kill, KillRank, Stop
 
@@ -123,10 +123,10 @@ class Chaos:
                 at += rng.expovariate(1 / mean_s)
         return tuple(sorted(drawn, key=_at_s))
 
-    def script(self, faults: Sequence[Drawn]) -> Callable[[Swarm], Awaitable[None]]:
-        """What `Swarm.run` runs beside the swarm."""
+    def script(self, faults: Sequence[Drawn]) -> Callable[[VirtualSwarm], Awaitable[None]]:
+        """What `VirtualSwarm.run` runs beside the swarm."""
 
-        async def act(swarm: Swarm) -> None:
+        async def act(swarm: VirtualSwarm) -> None:
             away = _Away(swarm)
             async with asyncio.TaskGroup() as group:
                 for drawn in faults:
@@ -141,7 +141,7 @@ class Chaos:
 class _Away:
     """Who is dead and will be back, and what must not be lost with a disk."""
 
-    def __init__(self, swarm: Swarm) -> None:
+    def __init__(self, swarm: VirtualSwarm) -> None:
         self._swarm = swarm
         self.peers: set[PeerId] = set()
 
@@ -176,7 +176,7 @@ class _Away:
         return self.peers | {node.peer_id for node in self._swarm.nodes if node.up}
 
 
-async def _strike(swarm: Swarm, drawn: Drawn, chaos: Chaos, away: _Away) -> None:
+async def _strike(swarm: VirtualSwarm, drawn: Drawn, chaos: Chaos, away: _Away) -> None:
     """Carry out one fault, to its end."""
     fault, pick, variant = drawn
     up = [node for node in swarm.nodes if node.up]
@@ -225,7 +225,7 @@ async def _strike(swarm: Swarm, drawn: Drawn, chaos: Chaos, away: _Away) -> None
 
 
 async def _kill_together(
-    swarm: Swarm, victims: list[Node], back_s: float, rng: random.Random, chaos: Chaos, away: _Away
+    swarm: VirtualSwarm, victims: list[Node], back_s: float, rng: random.Random, chaos: Chaos, away: _Away
 ) -> None:
     """They come back one after the other."""
     swarm.counts["kill_together"] += 1
@@ -240,7 +240,7 @@ async def _kill_together(
         await asyncio.sleep(rng.choice((0.0, rng.expovariate(1.0))))
 
 
-def _cut(swarm: Swarm, up: list[Node], variant: float, rng: random.Random) -> None:
+def _cut(swarm: VirtualSwarm, up: list[Node], variant: float, rng: random.Random) -> None:
     """Any two groups; a third of the cuts run inside one stage, a third through all of them, the rest anywhere."""
     if variant < 1 / 3:
         stage = rng.randrange(swarm.plan.stages)
@@ -254,7 +254,7 @@ def _cut(swarm: Swarm, up: list[Node], variant: float, rng: random.Random) -> No
     swarm.partition(*sides, directory=rng.random() < 0.3)
 
 
-def _victim(swarm: Swarm, drawn: Drawn) -> Node | None:
+def _victim(swarm: VirtualSwarm, drawn: Drawn) -> Node | None:
     """A running replica without which every stage keeps its state; of a third of the faults, one that leads."""
     mortal = [node for node in swarm.nodes if node.up and not node.process.stopped and swarm.may_die(node)]
     if drawn.variant > 2 / 3:
@@ -297,7 +297,7 @@ def shrink(faults: Sequence[Drawn], fails: Callable[[Sequence[Drawn]], bool]) ->
     return left
 
 
-def play(plan: Plan, chaos: Chaos, seed: int, faults: Sequence[Drawn], *, end_s: float) -> Swarm:
+def play(plan: Plan, chaos: Chaos, seed: int, faults: Sequence[Drawn], *, end_s: float) -> VirtualSwarm:
     """One run under a schedule. It goes back at most twice for each time that many are killed or cut off."""
     swarm = watched(plan, seed)
     back = GoingBack(swarm)
@@ -307,7 +307,7 @@ def play(plan: Plan, chaos: Chaos, seed: int, faults: Sequence[Drawn], *, end_s:
     return swarm
 
 
-def run_seed(plan: Plan, chaos: Chaos, seed: int, *, end_s: float = 600.0) -> Swarm:
+def run_seed(plan: Plan, chaos: Chaos, seed: int, *, end_s: float = 600.0) -> VirtualSwarm:
     """One run under the seed's schedule. A failure names the fewest of its faults that still break it."""
     faults = chaos.schedule(seed)
 

@@ -16,7 +16,7 @@ from strike import watched
 
 from swarmnet.manifest.schema import Protocol
 from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Node, Swarm
+from swarmnet.simulate.swarm import Node, VirtualSwarm
 
 STEP = 1
 """The step that is cut."""
@@ -33,18 +33,18 @@ def halves(nodes: Sequence[Node]) -> tuple[list[Node], list[Node]]:
     return list(nodes[: len(nodes) // 2]), list(nodes[len(nodes) // 2 :])
 
 
-def inside_one_stage(swarm: Swarm) -> tuple[list[Node], list[Node]]:
+def inside_one_stage(swarm: VirtualSwarm) -> tuple[list[Node], list[Node]]:
     """Both sides see the stages beside them."""
     return halves(swarm.replicas(1))
 
 
-def whole_swarm(swarm: Swarm) -> tuple[list[Node], list[Node]]:
+def whole_swarm(swarm: VirtualSwarm) -> tuple[list[Node], list[Node]]:
     """All stages on both sides; trainers reach both."""
     sides = [halves(swarm.replicas(stage)) for stage in range(swarm.plan.stages)]
     return [node for one, _ in sides for node in one], [node for _, other in sides for node in other]
 
 
-def last_stage_on_one_side(swarm: Swarm) -> tuple[list[Node], list[Node]]:
+def last_stage_on_one_side(swarm: VirtualSwarm) -> tuple[list[Node], list[Node]]:
     """The smaller side has no replica of the last stage."""
     one, other = whole_swarm(swarm)
     lost = [node for node in one if 2 in node.stages]
@@ -79,7 +79,7 @@ def forked(one: Sequence[Node], other: Sequence[Node]) -> bool:
     return any(a.version == b.version and a.chain != b.chain for a in members(one) for b in members(other))
 
 
-async def until(swarm: Swarm, reached: Callable[[], bool], *, within_s: float) -> bool:
+async def until(swarm: VirtualSwarm, reached: Callable[[], bool], *, within_s: float) -> bool:
     """Look every two milliseconds."""
     ends = swarm.loop.time() + within_s
     while not reached():
@@ -114,17 +114,17 @@ def test_cut_and_heal(cut: str, cut_at: str, heal_at: str, replicas: int, direct
 
 
 def cut_and_heal(
-    cut: Callable[[Swarm], tuple[list[Node], list[Node]]],
+    cut: Callable[[VirtualSwarm], tuple[list[Node], list[Node]]],
     cut_at: str,
     heal_at: str,
     *,
     replicas: int,
     directory: bool,
     seed: int = 1,
-) -> Swarm:
+) -> VirtualSwarm:
     swarm = watched(plan(replicas), seed)
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         assert await until(swarm, lambda: REACHED[cut_at](members(swarm.replicas(1))), within_s=60.0)
         one, other = cut(swarm)
         swarm.partition(one, other, directory=directory)
@@ -161,7 +161,7 @@ def test_a_cut_inside_one_stage_of_two_forks_it_once_at_most_and_heals() -> None
 def test_with_a_majority_on_one_side_the_other_waits_and_nothing_forks() -> None:
     swarm = watched(plan(3))
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         assert await until(swarm, lambda: REACHED["before_round"](members(swarm.replicas(1))), within_s=60.0)
         few, many = inside_one_stage(swarm)
         swarm.partition(few, many)
@@ -175,7 +175,7 @@ def test_with_a_majority_on_one_side_the_other_waits_and_nothing_forks() -> None
 def test_a_line_that_is_deaf_one_way_delays_and_breaks_nothing() -> None:
     swarm = watched(plan(3))
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         assert await until(swarm, lambda: REACHED["before_round"](members(swarm.replicas(1))), within_s=60.0)
         one, two, _ = swarm.replicas(1)
         swarm.deafen(one, two)

@@ -17,7 +17,7 @@ from further import further
 
 from swarmnet import messages
 from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Swarm
+from swarmnet.simulate.swarm import VirtualSwarm
 from swarmnet.step import graph, membership
 from swarmnet.testing.links import Links
 
@@ -147,7 +147,7 @@ LONG = 20
 """Times as many again under --long, from 2000 on."""
 
 
-def run(kind: str, seed: int) -> Swarm:
+def run(kind: str, seed: int) -> VirtualSwarm:
     plan, chaos = KINDS[kind]
     with pytest.MonkeyPatch.context() as patch:
         if kind in SPARSE:
