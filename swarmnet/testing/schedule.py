@@ -17,7 +17,21 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from swarmnet.testing.fault import TRANSFERS, Drain, Fault, Join, Kill, KillRank, Partition, Slow, Stop, member_of
+from swarmnet.testing.fault import (
+    LINKS,
+    TRANSFERS,
+    DiskFull,
+    Drain,
+    Fault,
+    Join,
+    Kill,
+    KillRank,
+    OneWayCut,
+    Partition,
+    Slow,
+    Stop,
+    member_of,
+)
 
 ASK_S = 15.0
 """A replica held for a joiner is let go after this, whether the joiner has asked or not."""
@@ -172,8 +186,8 @@ class FaultSchedule:
 
     @property
     def rules(self) -> tuple[Fault, ...]:
-        """The partitions and slow links that hold now."""
-        return tuple(each.fault for each in self._lasting if isinstance(each.fault, Partition | Slow))
+        """The partitions, one-way cuts and slow links that hold now."""
+        return tuple(each.fault for each in self._lasting if isinstance(each.fault, LINKS))
 
     # ---------------------------------------------------------------- what happens
 
@@ -275,7 +289,7 @@ class FaultSchedule:
             return fault.place
         if isinstance(fault, KillRank):
             return self._rng.choice(self._meshed)
-        if fault.phase is not None or fault.takes_away:
+        if fault.phase is not None or fault.strikes_one:
             return self._rng.choice(sorted(self._stages))
         return None
 
@@ -449,8 +463,8 @@ class FaultSchedule:
                 if hold:  # until the joiner has asked
                     self._lasting.append(Lasting(now + ASK_S, fault, name, hold, joiner))
                     hold = ""
-            case Partition() | Slow():
-                self._lasting.append(Lasting(now + fault.for_s, fault))
+            case Partition() | OneWayCut() | Slow() | DiskFull():
+                self._lasting.append(Lasting(now + fault.for_s, fault, act.name))
         return [act, ReleaseAction(name, hold)] if hold else [act]
 
     def _newcomer(self, stage: int | None) -> str:

@@ -36,7 +36,7 @@ def test_who_is_not_invited_feeds_nobody_and_serves_nobody() -> None:
                 assert not {stranger.peer_id, feeder} & node.peer.records.keys()
                 assert stranger.peer_id not in node.peer.everyone()
         asked.append(await ask(transport, guest.peer_id, Fetch(0, 0, 0, "input", cached=False)))
-        swarm.kill_trainer(feeder)
+        swarm.kill(feeder)
         swarm.kill(stranger)
 
     swarm = VirtualSwarm(Plan(invite=True, steps=40), 1)

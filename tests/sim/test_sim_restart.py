@@ -19,11 +19,7 @@ PLAN = Plan(stages=3, replicas=2, microbatches=4, steps=12, checkpoint_every=2)
 def kill_everybody(swarm: VirtualSwarm) -> list[tuple[PeerId, tuple[int, ...]]]:
     """SIGKILL of all peers and trainers at one moment; returns who they were."""
     victims = [(node.peer_id, node.stages) for node in swarm.nodes if node.up]
-    for node in swarm.nodes:
-        if node.up:
-            swarm.kill(node)
-    for trainer in list(swarm.trainers):
-        swarm.kill_trainer(trainer)
+    swarm.kill_all(None)
     return victims
 
 
@@ -236,8 +232,8 @@ def test_a_full_disk_is_said_and_costs_nothing_else() -> None:
     swarm = watched(PLAN)
 
     async def script(swarm: VirtualSwarm) -> None:
-        for disk in swarm.disks.values():
-            disk.full = True
+        for peer in swarm.disks:
+            swarm.fill_disk(peer, full=True)
 
     swarm.run(script=script)
     assert swarm.counts["checkpoint_failed"] >= 6

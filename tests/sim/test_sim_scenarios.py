@@ -178,7 +178,7 @@ def test_trainer_dies_while_uploading() -> None:
     def answered(callee, caller, message) -> None:
         if isinstance(message, Accepted) and not struck and caller == "trainer.0":
             struck.append(caller)
-            soon(swarm, lambda: swarm.kill_trainer(caller))
+            soon(swarm, lambda: swarm.kill(caller))
 
     swarm.network.intercepts.append(answered)
     swarm.run(until_s=90.0, script=check_always)
@@ -285,7 +285,7 @@ def test_a_trainer_dies_in_the_middle_and_the_leader_orders_the_rest() -> None:
             state(node, 0).version == STEP and state(node, 0).oldest.claims.accumulated for node in swarm.replicas(0)
         ):
             await asyncio.sleep(0.002)
-        swarm.kill_trainer("trainer.0")
+        swarm.kill("trainer.0")
         await check_always(swarm)
 
     swarm.run(until_s=120.0, script=script)

@@ -15,6 +15,7 @@ from swarmnet.testing.fault import (
     Join,
     Kill,
     KillRank,
+    OneWayCut,
     Partition,
     Random,
     Slow,
@@ -66,6 +67,11 @@ for_s = 1.0
 stage = 1
 step = 9
 phase = "backward"
+[[one_way_cut]]
+step = 10
+senders = ["s0"]
+receivers = ["s1-r0"]
+for_s = 1.0
 """,
     )
     assert seed == 7
@@ -78,6 +84,7 @@ phase = "backward"
         "partition s0-r0|s0-r1+trainer-0@7": Partition(step=7, for_s=3.0, between=(("s0-r0",), ("s0-r1", "trainer-0"))),
         "slow s2@8": Slow(step=8, for_s=1.0, peers=("s2",), bytes_per_s=1e5),
         "kill_rank s1@9 backward": KillRank(stage=1, step=9, phase="backward"),
+        "one_way_cut s0|s1-r0@10": OneWayCut(step=10, senders=("s0",), receivers=("s1-r0",), for_s=1.0),
     }
     assert faults[1].place == 2
 
@@ -102,6 +109,8 @@ phase = "backward"
         ("[[partition]]\nstep = 1\nfor_s = 1\nbetween = [['s0']]", "between"),
         ("[[partition]]\nstep = 1\nfor_s = 1\nbetween = [['s0'], ['everybody']]", '"everybody" is no name'),
         ("[[slow]]\nstep = 1\nfor_s = 1\npeers = ['s0']", "name bytes_per_s, latency_s, or both"),
+        ("[[disk_full]]\nstep = 1\nfor_s = 1", "disk_full: only `swarmnet simulate` can do this, to virtual processes"),
+        ("[random]\nclock_change = 1", "clock_change: only `swarmnet simulate` can do this"),
         ("[random]\nkill = -1", "kill = -1"),
         ("seed = -1\n[random]\nkill = 1", "seed"),
         ("seed = ", "is not valid TOML"),

@@ -17,6 +17,7 @@ from swarmnet.testing.fault import (
     Kill,
     KillAll,
     LinkLimit,
+    OneWayCut,
     Partition,
     Slow,
     Stop,
@@ -355,6 +356,11 @@ def test_links_are_cut_between_groups_and_the_slowest_pace_counts() -> None:
     everybody = ["s0-r0", "s0-r1", "s0-r2", "s1-r0", "trainer-0"]
     assert links_of("s0-r0", [cut], everybody) == ({"s0-r1", "s1-r0"}, {})
     assert links_of("s0-r2", [cut], everybody) == (set(), {})
+    deaf = OneWayCut(step=0, senders=("s0-r0",), receivers=("s1",), for_s=1.0)
+    assert links_of("s0-r0", [deaf], everybody) == ({"s1-r0"}, {}) and links_of("s1-r0", [deaf], everybody) == (
+        set(),
+        {},
+    )
     assert links_of("s1-r0", [cut], everybody) == ({"s0-r0"}, {})
     _, paces = links_of("trainer-0", [slow, slower], everybody)
     assert paces == {"s1-r0": LinkLimit(50.0, 0.1)}
