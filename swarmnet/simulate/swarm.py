@@ -52,7 +52,7 @@ from swarmnet.telemetry.kinds import KINDS
 from swarmnet.testing.clock import SimulatedProcess, VirtualLoop
 from swarmnet.testing.directory import DirectoryAt, MemoryDirectory
 from swarmnet.testing.fault import Fault, Group, OneWayCut, Partition, Slow, member_of
-from swarmnet.testing.invariants import multiplicity
+from swarmnet.testing.invariants import InvariantChecker
 from swarmnet.testing.network import MemoryNetwork
 from swarmnet.trainer.trainer import Trainer
 from swarmnet.transport import Service, Transport
@@ -209,7 +209,7 @@ class VirtualSwarm:
         self.events: list[tuple[float, PeerId, str, dict[str, Any]]] = []
         self.counts: Counter[str] = Counter()
         self.recent_moves: dict[PeerId, RecentMoves] = {}
-        self.committed: dict[tuple[int, int], dict[PeerId, str]] = {}
+        self.checker = InvariantChecker(plan.stages, plan.steps, plan.microbatches)
         self.bits: dict[tuple[int, Chain], int] = {}
         self.hooks: list[Callable[[PeerId, str, dict[str, Any]], None]] = []
         self.slowdown: dict[PeerId, float] = {}
@@ -588,6 +588,7 @@ class VirtualSwarm:
     async def _run(
         self, served: Sequence[Sequence[int]], until_s: float, script: Callable[[VirtualSwarm], Awaitable[None]] | None
     ) -> None:
+        self.checker.bits = self.exact and self.plan.classes == 1
         for number, stages in enumerate(served):
             self.add(stages, self.names.get(number, f"s{'-'.join(map(str, stages))}.{number}"))
         for _ in range(self.plan.trainers):
@@ -616,10 +617,9 @@ class VirtualSwarm:
 
     def check_end(self) -> None:
         """All stages complete, weights equal to the single process's."""
-        for step in range(self.steps):
-            for stage in range(self.plan.stages):
-                if self.exact and (stage, step) not in self.committed:
-                    raise Broken(f"stage {stage} never committed step {step}")
+        self.checker.steps = self.steps
+        if self.exact and (problems := self.checker.report().problems):
+            raise Broken("; ".join(problems))
         for node in self.honest:
             for stage, engine in node.engines.items():
                 if self.exact and engine.weights != self.reference.weights[stage]:
@@ -664,22 +664,14 @@ class VirtualSwarm:
 
     def _check_commit(self, peer: PeerId, fields: dict[str, Any]) -> None:
         stage, step = fields["stage"], fields["step"]
-        lost, doubled = multiplicity(fields, self.plan.microbatches)
-        # In every stage the same indexes are out: all others are in once.
-        if lost or doubled or fields["voided"] != sorted(self.plan.voided(step)):
-            raise Broken(f"stage {stage} step {step}: {lost} lost, {doubled} doubled, voided {fields['voided']}")
-        engine = self.last[peer].engines[stage]
-        if self.exact and engine.exact_sum != self.reference.sums[step][stage]:
+        self.checker.on({"event": "committed", **fields}, by=peer)
+        if wrong := self.checker.wrong(stage, step):
+            raise Broken(wrong)
+        # In every stage the same indexes are out.
+        if fields["voided"] != sorted(self.plan.voided(step)):
+            raise Broken(f"stage {stage} step {step}: voided {fields['voided']}")
+        if self.exact and self.last[peer].engines[stage].exact_sum != self.reference.sums[step][stage]:
             raise Broken(f"stage {stage} step {step}: {peer} holds another sum than the single process")
-        others = self.committed.get((stage, step), {}).values()
-        if self.exact and self.plan.classes == 1 and len({*others, fields["digest"]}) > 1:
-            raise Broken(f"stage {stage} step {step}: two aggregates of one numerics class have different digests")
-        self.committed.setdefault((stage, step), {})[peer] = fields["digest"]
-
-    @property
-    def forks(self) -> int:
-        """Sums of one stage and step that were committed with different last digits, beyond the first."""
-        return sum(len(set(digests.values())) - 1 for digests in self.committed.values())
 
     def check_now(self) -> None:
         """What must hold at any moment: no accumulator counts an index twice, memory is bounded."""

@@ -248,7 +248,7 @@ def test_peers_that_come_and_leave_all_the_time_on_a_bad_network(seed: int) -> N
     farewells, rng = Farewells(swarm), random.Random(seed)
 
     async def script(swarm: VirtualSwarm) -> None:
-        while not any(step == plan.steps - 1 for _, step in swarm.committed):
+        while not any(step == plan.steps - 1 for _, step in swarm.checker.committed):
             await asyncio.sleep(0.5 * rng.random())
             swarm.check_now()
             stage = rng.randrange(plan.stages)

@@ -60,7 +60,7 @@ def test_a_replica_joins_during(point: str, killed: bool, seed: int) -> None:
 
     swarm.run(until_s=120.0, script=script)
     joiner = member_of(swarm, PeerId("joiner"), 1)
-    assert joiner is not None and joiner.done and swarm.forks == 0
+    assert joiner is not None and joiner.done and swarm.checker.forks == 0
 
 
 def test_a_committed_sum_outlives_its_stage_by_one_joiner() -> None:
@@ -166,6 +166,6 @@ def test_who_was_overruled_as_leader_lets_the_other_keep_the_next_step(joins_s: 
 
     swarm.run(until_s=120.0, script=script)
     kept = [fields["step"] for _, peer, event, fields in swarm.events if event == "leader" and fields["stage"] == 1]
-    assert sorted(kept) == [0, *range(8)] and swarm.forks == 0
+    assert sorted(kept) == [0, *range(8)] and swarm.checker.forks == 0
     # Ten seconds are in it in which the second waits for the first in a round that the first has left.
     assert swarm.loop.time() < 20.0, "forty and more, if both keep all the time"

@@ -136,7 +136,7 @@ def test_a_cut_through_a_large_stage_heals() -> None:
         await asyncio.sleep(8.0)
         swarm.heal()
 
-    assert swarm_of(script).forks == 0
+    assert swarm_of(script).checker.forks == 0
 
 
 def test_a_replica_gets_each_commit_about_once() -> None:

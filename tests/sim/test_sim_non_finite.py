@@ -40,4 +40,4 @@ def test_too_many_stop_the_run_with_words() -> None:
         swarm.run(until_s=60)
     reasons = {fields["reason"] for _, _, event, fields in swarm.events if event == "halted"}
     assert any("2 microbatches of step 1" in reason and "max_void = 1" in reason for reason in reasons)
-    assert max(step for _, step in swarm.committed) == 0
+    assert max(step for _, step in swarm.checker.committed) == 0

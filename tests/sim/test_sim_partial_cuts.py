@@ -34,5 +34,5 @@ def test_a_replica_that_some_mates_do_not_hear_costs_one_step_a_few_seconds(
 
     swarm.run(until_s=300.0, script=script)  # checks every commit and the final weights against the reference
     first, *later = sorted(gaps(swarm, since_s), reverse=True)
-    assert first < 10.0 and later[0] < 4.0 and not swarm.forks
+    assert first < 10.0 and later[0] < 4.0 and not swarm.checker.forks
     assert not [fields for _, _, event, fields in swarm.events if event == "late"], "nobody has done anything wrong"

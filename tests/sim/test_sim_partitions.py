@@ -148,14 +148,14 @@ def cut_and_heal(
 def test_halves_that_go_on_by_themselves_fork_and_the_fork_heals(seed: int, heal_at: str) -> None:
     """Two replicas, cut for longer than the long silence: no protocol can tell that from death."""
     swarm = cut_and_heal(whole_swarm, "before_round", heal_at, replicas=2, directory=False, seed=seed)
-    assert swarm.forks >= 1
+    assert swarm.checker.forks >= 1
     assert any(event == "resync" and fields["reason"] == "fork" for _, _, event, fields in swarm.events)
 
 
 def test_a_cut_inside_one_stage_of_two_forks_it_once_at_most_and_heals() -> None:
     """Each of two may be the one that lives. The neighbours wait for the other's word, which the cut does not stop."""
     swarm = cut_and_heal(inside_one_stage, "before_round", "after_apply", replicas=2, directory=False)
-    assert swarm.forks <= 1
+    assert swarm.checker.forks <= 1
 
 
 def test_with_a_majority_on_one_side_the_other_waits_and_nothing_forks() -> None:
@@ -169,7 +169,7 @@ def test_with_a_majority_on_one_side_the_other_waits_and_nothing_forks() -> None
         swarm.heal()
 
     swarm.run(until_s=120.0, script=script)
-    assert swarm.forks == 0
+    assert swarm.checker.forks == 0
 
 
 def test_a_line_that_is_deaf_one_way_delays_and_breaks_nothing() -> None:

@@ -73,7 +73,7 @@ def test_stopped_and_continued(point: str, leader: bool, after: str) -> None:
         swarm.resume(zombie)
 
     swarm.run(until_s=120.0, script=script)
-    assert swarm.forks == 0
+    assert swarm.checker.forks == 0
 
 
 @pytest.mark.parametrize("leader", [False, True], ids=["member", "leader"])
@@ -87,7 +87,7 @@ def test_with_a_majority_the_others_go_on_within_the_silence_limit(point: str, l
         swarm.resume(zombie)
 
     swarm.run(until_s=120.0, script=script)
-    assert swarm.forks == 0
+    assert swarm.checker.forks == 0
 
 
 @pytest.mark.parametrize("leader", [False, True], ids=["member", "leader"])
@@ -104,7 +104,7 @@ def test_of_two_replicas_the_other_waits_for_the_long_silence_and_nothing_forks(
         swarm.resume(zombie)
 
     swarm.run(until_s=120.0, script=script)
-    assert swarm.forks == 0
+    assert swarm.checker.forks == 0
 
 
 @pytest.mark.parametrize("leader", [False, True], ids=["member", "leader"])
