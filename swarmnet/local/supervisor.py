@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import shutil
 import signal
 import time
@@ -160,12 +159,10 @@ class Supervisor:
         swarm: LocalSwarm,
         faults: Sequence[Fault],
         *,
-        seed: str,
         launcher: Launcher,
         screen: SwarmScreen,
         interrupt: Interrupt,
     ) -> None:
-        """seed: of the choice of replicas, where a fault names only a stage."""
         self.swarm, self.timing, self.launcher = swarm, swarm.kit.timing, launcher
         self.screen, self.interrupt = screen, interrupt
         self.progress, self.checker = swarm.books()
@@ -173,7 +170,6 @@ class Supervisor:
             faults,
             replicas=swarm.replicas,
             steps=self.progress.steps,
-            rng=random.Random(seed),
             restart_s=self.timing.restart_s,
             meshed=meshed(swarm.meshes, swarm.replicas),
         )

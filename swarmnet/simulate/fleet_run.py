@@ -112,10 +112,7 @@ class FleetSimulation:
         self._faults: FaultSchedule | None = None
         if fleet.faults:
             self._faults = FaultSchedule(
-                fleet.faults,
-                replicas={name: stage_of(name) or 0 for name in fleet.machines},
-                steps=fleet.plan.steps,
-                rng=self._rng,
+                fleet.faults, replicas={name: stage_of(name) or 0 for name in fleet.machines}, steps=fleet.plan.steps
             )
             swarm.on_start, swarm.on_killed = self._starting, self._killed
         self._machines = dict(fleet.machines)

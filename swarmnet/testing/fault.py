@@ -48,7 +48,7 @@ class Fault(Table):
 
     step: Count | None = says(None, "in the middle of this step, or in its `phase`")
     at_s: Annotated[float, Field(ge=0)] | None = says(None, "seconds since every stage had a replica")
-    stage: Count | None = says(None, "a replica of this stage, chosen by the seed")
+    stage: Count | None = says(None, "a replica of this stage, of several orders each in turn")
     peer: Annotated[str, Field(pattern=r"^s\d+-r\d+$")] | None = says(None, 'this replica, such as "s1-r0"')
     phase: Phase | None = says(None, "while that replica is in this phase of the step")
     moment: Moment = says("begin", "before the phase's work is done, or after")
@@ -64,6 +64,7 @@ class Fault(Table):
     virtual_only: ClassVar[bool] = False
     """Can it be done to virtual processes alone?"""
     _label: str = PrivateAttr("")
+    _into_step: float = PrivateAttr(0.35)
 
     @model_validator(mode="after")
     def _once(self) -> Self:
@@ -86,6 +87,11 @@ class Fault(Table):
         found = self.model_copy()
         found._label = label
         return found
+
+    @property
+    def into_step(self) -> float:
+        """Which share of its step is over when it is done, where no phase says it."""
+        return self._into_step
 
     @property
     def place(self) -> int | None:
@@ -325,8 +331,8 @@ def kill_all(step: int | None, *, steps: int) -> tuple[Fault, ...]:
     return (KillAll(step=step).named(f"kill all@{step}"),)
 
 
-def load(text: str, *, stages: int, replicas: int, steps: int, virtual: bool = False) -> tuple[int, tuple[Fault, ...]]:
-    """(seed, faults) of `--chaos text`: the path of a chaos file, or `random:SEED`. virtual: are they for virtual
+def load(text: str, *, stages: int, replicas: int, steps: int, virtual: bool = False) -> tuple[Fault, ...]:
+    """The faults of `--chaos text`: the path of a chaos file, or `random:SEED`. virtual: are they for virtual
     processes?
 
     Raises:
@@ -335,7 +341,7 @@ def load(text: str, *, stages: int, replicas: int, steps: int, virtual: bool = F
     if (seed := text.removeprefix("random:")) != text:
         if not seed.isdigit():
             raise UsageError(f"--chaos {text}: write random:SEED, for example random:7, or the path of a file")
-        return int(seed), expand(SHORTHAND, int(seed), stages=stages, replicas=replicas, steps=steps)
+        return expand(SHORTHAND, int(seed), stages=stages, replicas=replicas, steps=steps)
     data = toml.read(Path(text))
     if unknown := sorted(data.keys() - {"seed", "random", *KINDS}):
         raise UsageError(f"{text}: {unknown[0]}: unknown key; known here: seed, random, [[{']], [['.join(KINDS)}]]")
@@ -355,7 +361,7 @@ def load(text: str, *, stages: int, replicas: int, steps: int, virtual: bool = F
     found += expand(top.random, top.seed, stages=stages, replicas=replicas, steps=steps)
     if not found:
         raise UsageError(f"{text}: nothing is to happen: add [[kill]], [[stop]], ... or [random]")
-    return top.seed, tuple(found)
+    return tuple(found)
 
 
 def _entry(model: type[Fault], entry: Mapping[str, Any], here: str) -> Fault:
@@ -384,7 +390,7 @@ def _check_exists(fault: Fault, here: str, *, stages: int, steps: int) -> None:
 
 def expand(rates: Table, seed: int, *, stages: int, replicas: int, steps: int) -> tuple[Fault, ...]:
     """Draw faults for `steps` steps: the same for the same arguments. The last steps are left alone."""
-    rng = random.Random(f"{seed}/chaos")
+    rng, moments = random.Random(f"{seed}/chaos"), random.Random(f"{seed}/moments")
     everybody = [f"s{stage}-r{number}" for stage in range(stages) for number in range(replicas)]
     found: list[Fault] = []
     for kind in KINDS:
@@ -393,7 +399,9 @@ def expand(rates: Table, seed: int, *, stages: int, replicas: int, steps: int) -
         for _ in range(int(expected) + (rng.random() < expected % 1)):
             # The last two steps are left alone: who is struck there has nothing to come back to.
             step, stage = rng.randrange(1, max(steps - 2, 2)), rng.randrange(stages)
-            found += _drawn(kind, rng, step, stage, everybody)
+            for fault in _drawn(kind, rng, step, stage, everybody):
+                fault._into_step = moments.uniform(0.1, 0.6)
+                found.append(fault)
     return tuple(sorted(found, key=lambda fault: fault.step or 0))
 
 
