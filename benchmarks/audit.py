@@ -54,7 +54,7 @@ from audit_model import Regression, held_out_loss
 from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Audits
 from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Broken, Swarm
+from swarmnet.simulate.swarm import Broken, VirtualSwarm
 
 STAGES, REPLICAS, MICROBATCHES, STEPS = 2, 5, 100, 100
 QUICK_MICROBATCHES, QUICK_STEPS = 10, 6
@@ -123,7 +123,7 @@ class Trial:
         self.plan = Plan(
             stages=STAGES, served=served, microbatches=microbatches, steps=steps, forward_s=FORWARD_S, audit=rates(row)
         )
-        self.swarm = Swarm(self.plan, row.seed, Regression)
+        self.swarm = VirtualSwarm(self.plan, row.seed, Regression)
         self.swarm.exact, self.swarm.detailed = False, False  # what liars do to the weights is counted
         self.swarm.hooks.append(self._on)
         names = [PeerId(f"liar.{each}") for each in range(number)]
@@ -141,7 +141,7 @@ class Trial:
     def run(self) -> None:
         """Live through it, and fill in the row."""
 
-        async def script(swarm: Swarm) -> None:
+        async def script(swarm: VirtualSwarm) -> None:
             for lie in self.lies:
                 lie.begin()
                 swarm.loop.start(lie._process, lie.live(0.0))

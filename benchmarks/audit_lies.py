@@ -22,7 +22,7 @@ from swarmnet.manifest.schema import Audits, Manifest
 from swarmnet.messages import NONE, Answer, AuditRequest, Case, Control, Gradient, MemberState, Packed, Request
 from swarmnet.pipeline.works import digest
 from swarmnet.simulate.engine import NUM_ELEMENTS, SimulatedEngine
-from swarmnet.simulate.swarm import SimulatedSigner, Swarm
+from swarmnet.simulate.swarm import SimulatedSigner, VirtualSwarm
 from swarmnet.statement import statement
 from swarmnet.transport import ReadPayload
 
@@ -53,7 +53,7 @@ class FalseWork(Lie):
     """What shows it: an audit of a microbatch or of a whole contribution, what was sent beside what was counted, the
     linear check of a sum, or the jury."""
 
-    def __init__(self, swarm: Swarm, me: PeerId, stage: int) -> None:
+    def __init__(self, swarm: VirtualSwarm, me: PeerId, stage: int) -> None:
         super().__init__(swarm, me)
         self.stage = stage  # type: ignore[misc]  # of this liar, not of its kind
         self.lies_told = 0
@@ -169,7 +169,7 @@ class Weights(Flips):
 class Copies(FalseWork):
     """What it has computed for another microbatch."""
 
-    def __init__(self, swarm: Swarm, me: PeerId, stage: int) -> None:
+    def __init__(self, swarm: VirtualSwarm, me: PeerId, stage: int) -> None:
         super().__init__(swarm, me, stage)
         self._kept: dict[str, tuple[int, Any]] = {}  # step and honest value, by what it is
 

@@ -78,7 +78,7 @@ PATIENCE_S, SLACK_S = 240.0, 5.0
 Found = dict[str, Any]
 
 
-class Swarm:
+class VirtualSwarm:
     """N processes on orders."""
 
     def __init__(
@@ -179,7 +179,7 @@ def measure(args: argparse.Namespace, peers: int, parameters: int) -> list[Found
     """One row per codec."""
     rows = []
     with ExitStack() as stack:
-        swarm = Swarm(stack, peers, parameters, hivemind=not args.no_hivemind, gloo=not args.no_gloo)
+        swarm = VirtualSwarm(stack, peers, parameters, hivemind=not args.no_hivemind, gloo=not args.no_gloo)
         number = 0
         for codec in args.codec:
             theirs = HIVEMINDS[codec]
@@ -212,7 +212,7 @@ def measure_links(args: argparse.Namespace, peers: int, mbit: int, parameters: i
     """One row per codec: ours against plain TCP, in turns, through the same lines."""
     rows = []
     with Links(peers, mbit=mbit, rtt_ms=args.rtt) as lines, ExitStack() as stack:
-        swarm = Swarm(stack, peers, parameters, hivemind=False, gloo=False, lines=lines)
+        swarm = VirtualSwarm(stack, peers, parameters, hivemind=False, gloo=False, lines=lines)
         swarm.order("connect")
         number = 0
         for codec in args.codec:
@@ -350,7 +350,7 @@ def kill(args: argparse.Namespace, peers: int, parameters: int) -> Found:
     found: Found = {"peers": peers, "parameters": parameters}
     for way in ["ours"] + ["hivemind"] * (not args.no_hivemind):
         with ExitStack() as stack:
-            swarm = Swarm(stack, peers, parameters, hivemind=way == "hivemind", gloo=False)
+            swarm = VirtualSwarm(stack, peers, parameters, hivemind=way == "hivemind", gloo=False)
             if way == "ours":
                 swarm.order("prepare", "int64")
                 swarm.turn("ours", 1)

@@ -12,7 +12,7 @@ from typing import Any
 from swarmnet.ids import PeerId
 from swarmnet.messages import Control, StagePlan
 from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Swarm
+from swarmnet.simulate.swarm import VirtualSwarm
 
 ELEMENT_BYTES = 8
 """The simulator's sums are int64."""
@@ -24,7 +24,7 @@ Found = dict[str, Any]
 def measure_uneven(peers: int, ratio: int, parameters: int) -> Found:
     """Six rounds of so many members, one of which has 1/ratio of the others' line, both ways."""
     plan = Plan(stages=1, replicas=peers, microbatches=8 * peers, steps=STEPS, padding=parameters)
-    swarm = Swarm(plan, seed=1)
+    swarm = VirtualSwarm(plan, seed=1)
     cut: dict[int, bool] = {}  # step -> are its parts of different lengths?
     tell = swarm.network.tell
 
@@ -33,7 +33,7 @@ def measure_uneven(peers: int, ratio: int, parameters: int) -> Found:
             cut[message.stamp.step] = len(set(message.attempt.bandwidths)) > 1
         tell(sender, peer, message)
 
-    async def narrow(swarm: Swarm) -> None:
+    async def narrow(swarm: VirtualSwarm) -> None:
         for number, node in enumerate(swarm.nodes):
             rate = MBIT * 125_000 / (ratio if number == 1 else 1)
             swarm.limit(node, up_bytes_per_s=rate, down_bytes_per_s=rate)
@@ -62,7 +62,7 @@ def measure_uneven(peers: int, ratio: int, parameters: int) -> Found:
     }
 
 
-def _median_s(swarm: Swarm, steps: list[int]) -> float | None:
+def _median_s(swarm: VirtualSwarm, steps: list[int]) -> float | None:
     """Seconds from the first leader's round to the last member's commit, the median of these steps; None: of none."""
     took = []
     for step in steps:

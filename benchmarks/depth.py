@@ -17,7 +17,7 @@ from pathlib import Path
 from timeline import Timeline
 
 from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Swarm
+from swarmnet.simulate.swarm import VirtualSwarm
 from swarmnet.testing.links import Links
 
 STAGES, ROUND_TRIPS_S = (2, 4, 8, 16, 32), (0.0, 0.05, 0.2)
@@ -47,7 +47,7 @@ def utilisation(stages: int, round_trip_s: float, slots: int, *, microbatches: i
         # With jitter an average message takes half as long again.
         links=Links(latency_s=max(round_trip_s, 1e-4) / 3),
     )
-    swarm = Swarm(plan, seed=1)
+    swarm = VirtualSwarm(plan, seed=1)
     timeline = Timeline(swarm)
     swarm.run(until_s=10_000.0)
     begin, end = timeline.applied_at(FIRST), timeline.applied_at(STEPS)

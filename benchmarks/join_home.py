@@ -16,7 +16,7 @@ from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Protocol
 from swarmnet.net.traffic import STATE_SHARE
 from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Enough, Swarm
+from swarmnet.simulate.swarm import Enough, VirtualSwarm
 from swarmnet.state.catch_up import WITHIN, line_needed, rate_needed, steps_until_in_sync
 
 SMALLER, FASTER = 1000, 20
@@ -94,8 +94,8 @@ def plan_of(scene: Scene) -> Plan:
     )
 
 
-def play(scene: Scene, seed: int = 1) -> tuple[Joined, Swarm]:
-    swarm = Swarm(plan_of(scene), seed)
+def play(scene: Scene, seed: int = 1) -> tuple[Joined, VirtualSwarm]:
+    swarm = VirtualSwarm(plan_of(scene), seed)
     swarm.slowdown["s0.0"] = 0.001
     applied: list[tuple[float, int]] = []
     told: dict[str, float] = {}
@@ -120,7 +120,7 @@ def play(scene: Scene, seed: int = 1) -> tuple[Joined, Swarm]:
             news.clear()
             await news.wait()
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         for node in swarm.replicas(1):
             swarm.limit(node, up_bytes_per_s=rate, down_bytes_per_s=rate)
         await until(lambda: bool(applied) and applied[-1][1] >= BEFORE)

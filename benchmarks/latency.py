@@ -37,7 +37,7 @@ from swarmnet.messages import Answer, Control, Gradient, Packed, Process, Reques
 from swarmnet.plan.cost import Load, Site, Way, averaging_round
 from swarmnet.simulate.device import Device, JobKind, JobTurn
 from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Swarm
+from swarmnet.simulate.swarm import VirtualSwarm
 from swarmnet.testing.clock import SimulatedProcess, VirtualLoop
 from swarmnet.testing.links import Links
 from swarmnet.testing.network import MemoryNetwork
@@ -168,10 +168,10 @@ class Ours:
 
 def ours(plan: Plan, *, first: int = 1) -> Ours:
     """Run it on lines of 500 Mbit/s, and measure from version `first` on."""
-    swarm = Swarm(plan, seed=1)
+    swarm = VirtualSwarm(plan, seed=1)
     timeline = Timeline(swarm)
 
-    async def narrow(swarm: Swarm) -> None:
+    async def narrow(swarm: VirtualSwarm) -> None:
         for node in swarm.nodes:
             swarm.limit(node, up_bytes_per_s=LINE / SMALLER, down_bytes_per_s=LINE / SMALLER)
 

@@ -23,7 +23,7 @@ import statistics
 from pathlib import Path
 
 from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Swarm
+from swarmnet.simulate.swarm import VirtualSwarm
 from swarmnet.testing.links import Links
 
 REPLICAS = 2
@@ -55,7 +55,7 @@ def step_seconds(stages: int, served: tuple[tuple[int, ...], ...], microbatches:
         forward_s=LONG_FORWARD_S * len(served) / (REPLICAS * stages),
         links=Links(latency_s=latency_s),
     )
-    swarm = Swarm(plan, seed=1)
+    swarm = VirtualSwarm(plan, seed=1)
     swarm.run(until_s=3600.0)
     ends: dict[int, float] = {}
     for at, _, event, fields in swarm.events:

@@ -18,7 +18,7 @@ from pathlib import Path
 from timeline import Bar, Timeline, seconds_of
 
 from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Swarm
+from swarmnet.simulate.swarm import VirtualSwarm
 
 STEPS, FIRST, LAST = 9, 3, 8
 """Steps run, and the versions between which is measured."""
@@ -37,7 +37,7 @@ class Measured:
 
 
 def measure(plan: Plan) -> Measured:
-    swarm = Swarm(plan, seed=1)
+    swarm = VirtualSwarm(plan, seed=1)
     timeline = Timeline(swarm)
     swarm.run(until_s=1000.0)
     begin, end = timeline.applied_at(FIRST), timeline.applied_at(LAST)

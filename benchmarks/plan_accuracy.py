@@ -41,7 +41,7 @@ from swarmnet.plan.cost import Load, Site, Way, averaging_round, cost
 from swarmnet.plan.measure import measure as measure_layers
 from swarmnet.plan.members import situated
 from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Swarm
+from swarmnet.simulate.swarm import VirtualSwarm
 from swarmnet.stage.passes import MemoryPolicy
 from swarmnet.testing.links import Links
 
@@ -144,13 +144,13 @@ def simulated(of: Fleet, *, steps: int = 4, first: int = 1) -> tuple[float, floa
         # What audits say is not smaller here, as payloads are.
         audit=Audits(microbatches=0.0, contributions=0.0),
     )
-    swarm = Swarm(plan, seed=1)
+    swarm = VirtualSwarm(plan, seed=1)
     for number, stages in enumerate(served if of.speeds else ()):
         name = PeerId(f"s{'-'.join(map(str, stages))}.{number}")
         swarm.slowdown[name] = 1.0 / of.speeds[number % load.replicas]
     timeline = Timeline(swarm)
 
-    async def narrow(swarm: Swarm) -> None:
+    async def narrow(swarm: VirtualSwarm) -> None:
         for node in swarm.nodes:
             swarm.limit(node, up_bytes_per_s=site.bytes_per_s / SMALLER, down_bytes_per_s=site.bytes_per_s / SMALLER)
 

@@ -31,7 +31,7 @@ from pathlib import Path
 
 from swarmnet.manifest.timers import Timers
 from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Node, Swarm
+from swarmnet.simulate.swarm import Node, VirtualSwarm
 
 LASTS_S = 30.0
 """How long a hang, a cut or the absence of a lost machine lasts."""
@@ -58,7 +58,7 @@ class Row:
 
     name: str
     replicas: int
-    strike: Callable[[Swarm, list[Node]], None]
+    strike: Callable[[VirtualSwarm, list[Node]], None]
     bound_s: float
     every_stage: bool = False
     leader: bool | None = None
@@ -79,25 +79,25 @@ class Found:
     runs: int
 
 
-def kill(swarm: Swarm, struck: list[Node]) -> None:
+def kill(swarm: VirtualSwarm, struck: list[Node]) -> None:
     """SIGKILL."""
     for node in struck:
         swarm.kill(node)
 
 
-def hang(swarm: Swarm, struck: list[Node]) -> None:
+def hang(swarm: VirtualSwarm, struck: list[Node]) -> None:
     """SIGSTOP."""
     for node in struck:
         swarm.stop(node)
 
 
-def lost(swarm: Swarm, struck: list[Node]) -> None:
+def lost(swarm: VirtualSwarm, struck: list[Node]) -> None:
     """Each is alone on its side of a cut."""
     others = [node for node in swarm.nodes if node not in struck]
     swarm.partition([*others, *swarm.trainers], *([node] for node in struck))
 
 
-def cut(swarm: Swarm, struck: list[Node]) -> None:
+def cut(swarm: VirtualSwarm, struck: list[Node]) -> None:
     """The replicas of stage 0 are apart."""
     here, *others = swarm.replicas(0)
     for node in others:
@@ -123,7 +123,7 @@ ROWS = (
 )
 
 
-def victims(swarm: Swarm, row: Row, *, leader: bool) -> list[Node]:
+def victims(swarm: VirtualSwarm, row: Row, *, leader: bool) -> list[Node]:
     """Whom this run strikes."""
     struck = []
     for stage in range(swarm.plan.stages if row.every_stage else 1):
@@ -145,11 +145,11 @@ def first_applied(events: Iterable[tuple[float, object, str, dict[str, object]]]
 def standstill(row: Row, *, leader: bool, moment: float, seed: int) -> tuple[float, float]:
     """(usual seconds of a step, how much longer the longest one was after the fault). moment: of a step, in [0, 1)."""
     plan = Plan(stages=2, replicas=row.replicas, microbatches=max(8, row.replicas), steps=1000, forward_s=0.03)
-    swarm, at = Swarm(plan, seed), list[float]()
+    swarm, at = VirtualSwarm(plan, seed), list[float]()
 
     begin_s, lasts_s = (LARGE_BEGIN_S, LARGE_LASTS_S) if row.replicas >= LARGE else (BEGIN_S, LASTS_S)
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await asyncio.sleep(begin_s)
         steps = first_applied(swarm.events)
         usual = statistics.median(later - earlier for earlier, later in itertools.pairwise(steps))

@@ -39,7 +39,7 @@ from strangers_lies import BESIDE, LIES, OPEN, STAGE, Lie
 from swarmnet.ids import PeerId, RunId
 from swarmnet.manifest.schema import Audits
 from swarmnet.simulate.plan import RUN, Plan
-from swarmnet.simulate.swarm import Broken, Swarm
+from swarmnet.simulate.swarm import Broken, VirtualSwarm
 
 LIE_FROM_S, LIE_FOR_S = 20.0, 300.0
 LEAST = 0.8
@@ -125,7 +125,7 @@ class Trial:
     ) -> None:
         self.seconds, self.quiet = seconds, quiet
         replicas = {BESIDE: 2, STAGE: 2, stage: honest}
-        self.swarm = Swarm(
+        self.swarm = VirtualSwarm(
             Plan(
                 stages=2,
                 served=tuple((of,) for of in sorted(replicas) for _ in range(replicas[of])),
@@ -157,7 +157,7 @@ class Trial:
     def run(self, lies: list[Lie]) -> None:
         """Live through it."""
 
-        async def script(swarm: Swarm) -> None:
+        async def script(swarm: VirtualSwarm) -> None:
             for lie in lies:
                 lie.begin()
                 swarm.loop.start(lie._process, lie.live(self.quiet))

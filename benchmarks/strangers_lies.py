@@ -52,7 +52,7 @@ from swarmnet.messages import (
 )
 from swarmnet.messages import Process as ProcessCall
 from swarmnet.simulate.engine import NUM_ELEMENTS, Arithmetic, SimulatedEngine, proven_tokens_of, tokens_of
-from swarmnet.simulate.swarm import Guise, Node, Swarm
+from swarmnet.simulate.swarm import Guise, Node, VirtualSwarm
 from swarmnet.step.commits import commit_of
 from swarmnet.testing.clock import SimulatedProcess
 from swarmnet.transport import ReadPayload, Service, Transport
@@ -94,7 +94,7 @@ class Lie(Guise):
     audited: ClassVar[Audits | None] = None
     """How much is computed again in the run of a lie that only this shows, when its steps are applied."""
 
-    def __init__(self, swarm: Swarm, me: PeerId) -> None:
+    def __init__(self, swarm: VirtualSwarm, me: PeerId) -> None:
         self.swarm, self.me, self.lying = swarm, me, False
         self.friends: frozenset[PeerId] = frozenset()
         self.node: Node | None = None
@@ -1231,7 +1231,7 @@ class SilentStranger(Bare):
 class FreshEveryTenSeconds(Bare):
     """a fresh identity every ten seconds sends the stage's heartbeat and nothing else, and they all stay"""
 
-    def __init__(self, swarm: Swarm, me: PeerId) -> None:
+    def __init__(self, swarm: VirtualSwarm, me: PeerId) -> None:
         super().__init__(swarm, me)
         self._others: list[SilentStranger] = []
         self._next = 0.0
@@ -1263,7 +1263,7 @@ class FreshKeyEvery4S(Bare):
 
     number = 0
 
-    def __init__(self, swarm: Swarm, me: PeerId) -> None:
+    def __init__(self, swarm: VirtualSwarm, me: PeerId) -> None:
         super().__init__(swarm, me)
         self._key: ReportsNothing | None = None
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from swarmnet.ids import PeerId
 from swarmnet.messages import Process
-from swarmnet.simulate.swarm import Swarm
+from swarmnet.simulate.swarm import VirtualSwarm
 from swarmnet.testing.network import Message
 
 Span = tuple[float, float]
@@ -34,7 +34,7 @@ class Bar:
 class Timeline:
     """Watches a swarm from before it runs."""
 
-    def __init__(self, swarm: Swarm) -> None:
+    def __init__(self, swarm: VirtualSwarm) -> None:
         self._swarm = swarm
         self._averaged: list[Bar] = []
         self._held: list[Bar] = []

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from swarmnet.ids import PeerId, RunId
 from swarmnet.simulate.plan import RUN, Plan
-from swarmnet.simulate.swarm import Swarm
+from swarmnet.simulate.swarm import VirtualSwarm
 
 MICROBATCHES, REPLICAS = 32, 3
 FORWARD_S = 0.05
@@ -65,7 +65,7 @@ def step_seconds(
         forward_s=forward_s,
         run=run,
     )
-    swarm = Swarm(plan, seed)
+    swarm = VirtualSwarm(plan, seed)
     for number, speed in enumerate(speeds):
         swarm.slowdown[PeerId(f"s{uneven}.{REPLICAS * uneven + number}")] = 1.0 / speed
     swarm.run(until_s=3600.0)

@@ -68,7 +68,7 @@ def local(ctx: click.Context, /, **_: Any) -> int:
             options = _from_manifest(options)
         # What cannot be is refused at once.
         # A kill of a stage that the run has not would only be noticed at its step.
-        options.faults(stages=options.stages, replicas=options.replicas, steps=options.steps, seed=options.seed)
+        options.faults(stages=options.stages, replicas=options.replicas, steps=options.steps)
     telemetry.setup(ctx.params["log_level"])
 
     from swarmnet.local import run_local

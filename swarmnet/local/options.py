@@ -175,21 +175,14 @@ class LocalOptions:
             raise UsageError(reason) from error
         return replace(begun, **{name: getattr(self, name) for name in SESSION})
 
-    def faults(self, *, stages: int, replicas: int, steps: int, seed: int) -> tuple[str, tuple[Fault, ...]]:
-        """What seeds the choice of replicas, and the faults that are asked for. Raises UsageError for what cannot be.
-
-        Args:
-            replicas: of each stage.
-            seed: the run's, which counts unless a schedule of faults has its own.
-        """
+    def faults(self, *, stages: int, replicas: int, steps: int) -> tuple[Fault, ...]:
+        """What is asked for. replicas: of each stage. Raises UsageError for what cannot be."""
         everything = fault.kill_all(self.kill_all, steps=steps)
         if self.chaos is not None:
-            # A schedule has a seed of its own: the same faults in any run.
-            own, faults = fault.load(self.chaos, stages=stages, replicas=replicas, steps=steps)
-            return f"{own}/whom", (*faults, *everything)
-        flagged = (
+            return *fault.load(self.chaos, stages=stages, replicas=replicas, steps=steps), *everything
+        return (
             *fault.flagged(Kill, self.kill, stages=stages, steps=steps),
             *fault.flagged(KillRank, self.kill_rank, stages=stages, steps=steps),
             *fault.kill_every(self.kill_every),
+            *everything,
         )
-        return f"{seed}/churn", (*flagged, *everything)

@@ -82,7 +82,7 @@ def _run_in(out: Path, options: LocalOptions, kit: Kit, console: Console) -> int
     with contextlib.closing(Launcher(()) if finished else kit.launcher()) as launcher:
         swarm, before = _composed(options, kit, out, console), None
         if not finished:
-            seed, faults = _faults(swarm)
+            faults = _faults(swarm)
             if not options.resume:
                 swarm.prepared.write()  # only now: nothing is left of what is refused
             say(console, *_introduction(swarm, faults))
@@ -92,7 +92,7 @@ def _run_in(out: Path, options: LocalOptions, kit: Kit, console: Console) -> int
                 # The swarm was judged by who saw it end; only the comparison is new.
                 before = summary_before(out, steps=outcome.progress.steps)
             else:
-                outcome = _run(swarm, seed, faults, launcher, interrupt)
+                outcome = _run(swarm, faults, launcher, interrupt)
                 if options.trace:
                     merge({name: out / "peers" / name / TRACE for name in outcome.progress.replicas}, options.trace)
                 # Who was interrupted, or gave up, has nothing to compare.
@@ -150,18 +150,16 @@ def _composed(options: LocalOptions, kit: Kit, out: Path, console: Console) -> L
     return LocalSwarm(options, kit, out, console, prepared, replicas, trainers, meshes, lives, liars)
 
 
-def _faults(swarm: LocalSwarm) -> tuple[str, tuple[Fault, ...]]:
-    """(seed, faults) that the options ask for. Raises UsageError."""
-    training, stages = swarm.prepared.manifest.training, swarm.prepared.manifest.cut.stages
-    seed, faults = swarm.options.faults(
-        stages=stages, replicas=len(swarm.replicas) // stages, steps=training.total_steps, seed=training.seed
-    )
+def _faults(swarm: LocalSwarm) -> tuple[Fault, ...]:
+    """What the options ask for. Raises UsageError."""
+    steps, stages = swarm.prepared.manifest.training.total_steps, swarm.prepared.manifest.cut.stages
+    faults = swarm.options.faults(stages=stages, replicas=len(swarm.replicas) // stages, steps=steps)
     several = {swarm.replicas[name] for name in meshed(swarm.meshes, swarm.replicas)}
     for fault in faults:
         if isinstance(fault, KillRank) and (fault.place not in several if fault.place is not None else not several):
             where = "no stage" if fault.place is None else f"no replica of stage {fault.place}"
             raise UsageError(f"{fault}: {where} has more than one rank: add --ranks {fault.place or 0}=2")
-    return seed, faults
+    return faults
 
 
 def _introduction(swarm: LocalSwarm, faults: Sequence[Fault]) -> Iterator[str]:
@@ -202,11 +200,11 @@ def _introduction(swarm: LocalSwarm, faults: Sequence[Fault]) -> Iterator[str]:
         yield f"note: step {options.kill_all} comes before {when}: --resume will do everything again"
 
 
-def _run(swarm: LocalSwarm, seed: str, faults: Sequence[Fault], launcher: Launcher, interrupt: Interrupt) -> RunOutcome:
+def _run(swarm: LocalSwarm, faults: Sequence[Fault], launcher: Launcher, interrupt: Interrupt) -> RunOutcome:
     """The swarm from its first process to its last."""
     began = time.monotonic()
     with SwarmScreen(swarm.console) as shown:
-        supervisor = Supervisor(swarm, faults, seed=seed, launcher=launcher, screen=shown, interrupt=interrupt)
+        supervisor = Supervisor(swarm, faults, launcher=launcher, screen=shown, interrupt=interrupt)
         problem = supervisor.run()
     return RunOutcome(
         run_id=swarm.prepared.run_id,

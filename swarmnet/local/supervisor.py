@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import shutil
 import signal
 import time
@@ -20,6 +19,7 @@ from typing import Any, cast
 from rich.console import Console
 
 from swarmnet.config.peer import Log, LogLevel, PeerConfig
+from swarmnet.errors import UsageError
 from swarmnet.host import OomKills
 from swarmnet.local import earlier
 from swarmnet.local.options import LocalOptions
@@ -43,27 +43,16 @@ from swarmnet.ranks.launcher import Launcher, LauncherLost
 from swarmnet.telemetry.events import LATER, EventLog, EventReader
 from swarmnet.telemetry.kinds import KINDS
 from swarmnet.telemetry.run_state import StageState
-from swarmnet.testing.fault import Drain, Fault, Join, Kill, KillAll, KillRank, Stop, member_of
+from swarmnet.testing.fault import Fault, Kill, KillAll, member_of, stage_of
 from swarmnet.testing.invariants import InvariantChecker
-from swarmnet.testing.schedule import (
-    Action,
-    FaultAction,
-    FaultEnded,
-    FaultPostponed,
-    FaultSchedule,
-    HoldAction,
-    ReleaseAction,
-    RestartAction,
-)
+from swarmnet.testing.schedule import Action, FaultAction, FaultEnded, FaultPostponed, FaultSchedule
+from swarmnet.testing.swarm import carry_out
 
 TRACE = "trace.json"
 """Of each peer, in its directory."""
 
 FULL_BYTES = 1 << 16
 """A disk with less room is full."""
-
-
-_SIGNALS: dict[type[Fault], signal.Signals] = {Kill: signal.SIGKILL, Stop: signal.SIGSTOP, Drain: signal.SIGTERM}
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,19 +152,17 @@ class LocalSwarm:
 
 
 class Supervisor:
-    """One swarm. `run` once."""
+    """One swarm of processes: a `testing.swarm.Swarm`. `run` once."""
 
     def __init__(
         self,
         swarm: LocalSwarm,
         faults: Sequence[Fault],
         *,
-        seed: str,
         launcher: Launcher,
         screen: SwarmScreen,
         interrupt: Interrupt,
     ) -> None:
-        """seed: of the choice of replicas, where a fault names only a stage."""
         self.swarm, self.timing, self.launcher = swarm, swarm.kit.timing, launcher
         self.screen, self.interrupt = screen, interrupt
         self.progress, self.checker = swarm.books()
@@ -183,7 +170,6 @@ class Supervisor:
             faults,
             replicas=swarm.replicas,
             steps=self.progress.steps,
-            rng=random.Random(seed),
             restart_s=self.timing.restart_s,
             meshed=meshed(swarm.meshes, swarm.replicas),
         )
@@ -257,9 +243,9 @@ class Supervisor:
         self._perform(self.faults.tick(now=now), now=now)
         for name in [name for name, at in self._back_at.items() if now >= at]:
             del self._back_at[name]
-            self._start(name, now=now)
+            self.start(name)
         if self._waiting and self.launcher.ready():
-            self._start_waiting(now)
+            self._start_waiting()
         if self._dashboard is not None and (news := self._dashboard.news()):
             self.screen.note(news)
         self.screen.update(self.progress, now=now)
@@ -288,16 +274,16 @@ class Supervisor:
 
     # ---------------------------------------------------------------- children
 
-    def _start_waiting(self, now: float) -> None:
+    def _start_waiting(self) -> None:
         """The first replica alone, as there must be a DHT node to join; all others as soon as it has an address."""
         if not self.progress.starts:
-            self._start(self._waiting.pop(0), now=now)
+            self.start(self._waiting.pop(0))
         elif self.progress.bootstrap():
             while self._waiting and not self.interrupt.count:  # of many processes the last is started late
                 # A liar is named by a majority, which a run that begins with some of its replicas does not have.
                 if self._waiting[0] in self.swarm.trainers and self.swarm.liars and self._replicas_start():
                     break
-                self._start(self._waiting.pop(0), now=now)
+                self.start(self._waiting.pop(0))
 
     def _replicas_start(self) -> bool:
         """Does one of them not hold its weights yet? Nobody waits for one that a fault has struck."""
@@ -306,7 +292,10 @@ class Supervisor:
             for name, replica in self.progress.replicas.items()
         )
 
-    def _start(self, name: str, *, now: float) -> None:
+    def start(self, name: str, stage: int | None = None) -> None:
+        if stage is not None:
+            self.progress.replicas[name] = StageState(stage)
+        now = time.monotonic()
         directory, replica = self.swarm.out / "peers" / name, self.progress.replicas.get(name)
         config = self.swarm.config.model_copy(
             update={
@@ -455,60 +444,80 @@ class Supervisor:
 
     def _perform(self, actions: list[Action], *, now: float) -> None:
         for action in actions:
-            match action:
-                case FaultAction():
-                    self._strike(action, now)
-                case FaultEnded(fault, name):
-                    if name in self._children:  # else it was killed while it was stopped
-                        self._children[name].send(signal.SIGCONT)
-                        self._write("continued", child=name, order=str(fault))
-                    self.screen.note(f"{fault} is over")
-                    self._write("over", order=str(fault))
-                case FaultPostponed(fault, reason):
-                    self.progress.postponed.append(str(fault))
-                    self.screen.note(f"{fault} is postponed: {reason}")
-                    self._write("postponed", order=str(fault), reason=reason)
-                case HoldAction(name, id, fault):
-                    step = -1 if fault.step is None else fault.step
-                    self._orders.send(name, "hold", id=id, phase=fault.phase, step=step, moment=fault.moment)
-                case ReleaseAction(name, id):
-                    self._orders.send(name, "go_on", id=id)
-                case RestartAction(name):
-                    self._start(name, now=now)
+            self._say(action, now)
+            carry_out(action, self)
+
+    def _say(self, action: Action, now: float) -> None:
+        """What is about to be done: on the terminal, in events.jsonl, in the summary."""
+        match action:
+            case FaultAction(KillAll() as fault, step):
+                self.killed_all = step
+                self.screen.note(fault.told.format(step=step))
+                self._write(fault.event, step=step)
+            case FaultAction(fault, step, name, stage, rank):
+                self.checker.faulted |= {
+                    each for each in self.progress.replicas if member_of(fault.groups, each) is not None
+                }
+                told = fault.told.format(fault=fault, name=name, step=step, stage=stage, rank=rank)
+                by = {"order": str(fault)}
+                if isinstance(fault, Kill):
+                    by = {"by": f"{fault}, step {step}"}
+                    if fault.back:
+                        self._away[name] = now
+                self._note_fault(type(fault), name, told, now=now, **by)
+            case FaultEnded(fault, name):
+                if name in self._children:  # else it was killed while it was stopped
+                    self._write("continued", child=name, order=str(fault))
+                self.screen.note(f"{fault} is over")
+                self._write("over", order=str(fault))
+            case FaultPostponed(fault, reason):
+                self.progress.postponed.append(str(fault))
+                self.screen.note(f"{fault} is postponed: {reason}")
+                self._write("postponed", order=str(fault), reason=reason)
+
+    def kill(self, name: str) -> None:
+        self._killed.add(name)
+        self._children[name].send(signal.SIGKILL)
+
+    def kill_rank(self, name: str, rank: int) -> None:
+        # It may have ended by itself a moment ago.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._ranks[name][rank], signal.SIGKILL)
+
+    def kill_all(self, stage: int | None) -> None:
+        for name, child in self._children.items():
+            if stage in (None, stage_of(name)):
+                child.send(signal.SIGKILL)
+
+    def stop(self, name: str) -> None:
+        self._children[name].send(signal.SIGSTOP)
+
+    def resume(self, name: str) -> None:
+        if name in self._children:
+            self._children[name].send(signal.SIGCONT)
+
+    def drain(self, name: str) -> None:
+        self._leaving.add(name)
+        self._children[name].send(signal.SIGTERM)
+
+    def cut(self, rule: Fault) -> None:
         self._orders.rules(self.faults.rules)
 
-    def _strike(self, action: FaultAction, now: float) -> None:
-        """Do it, and say so."""
-        fault, name, by = action.fault, action.name, {"order": str(action.fault)}
-        told = fault.told.format(fault=fault, name=name, step=action.step, stage=action.stage, rank=action.rank)
-        self.checker.faulted |= {each for each in self.progress.replicas if member_of(fault.groups, each) is not None}
-        match fault:
-            case Kill():
-                self._killed.add(name)
-                if fault.back:
-                    self._away[name] = now
-                by = {"by": f"{fault}, step {action.step}"}
-            case KillAll():
-                self.killed_all = action.step
-                self.screen.note(told)
-                self._write(fault.event, step=action.step)
-                for child in self._children.values():
-                    child.send(signal.SIGKILL)
-                return
-            case KillRank():
-                # It may have ended by itself a moment ago.
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(self._ranks[name][action.rank], signal.SIGKILL)
-            case Drain():
-                self._leaving.add(name)
-            case Join():
-                # Progress has to know it before its process is started.
-                self.progress.replicas[name] = StageState(action.stage)
-        if (number := _SIGNALS.get(type(fault))) is not None:
-            self._children[name].send(number)
-        self._note_fault(type(fault), name, told, now=now, **by)
-        if isinstance(fault, Join):
-            self._start(name, now=now)
+    def heal(self, rule: Fault) -> None:
+        self._orders.rules(self.faults.rules)
+
+    def fill_disk(self, name: str, *, full: bool) -> None:
+        raise UsageError("all processes are on the disk of this machine")
+
+    def turn_clock(self, name: str, by_s: float) -> None:
+        raise UsageError("all processes go by the clock of this machine")
+
+    def hold(self, name: str, id: str, fault: Fault) -> None:
+        step = -1 if fault.step is None else fault.step
+        self._orders.send(name, "hold", id=id, phase=fault.phase, step=step, moment=fault.moment)
+
+    def go_on(self, name: str, id: str) -> None:
+        self._orders.send(name, "go_on", id=id)
 
     def _note_fault(self, kind: type[Fault], name: str, told: str, *, now: float, **fields: str) -> None:
         """A fault was done, to `name` or to nobody in particular: on the terminal, in events.jsonl, in the summary."""

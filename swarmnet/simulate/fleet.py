@@ -23,7 +23,7 @@ from swarmnet.manifest.schema import Protocol
 from swarmnet.peer.rebalance import Rules
 from swarmnet.simulate.plan import Plan
 from swarmnet.testing import fault
-from swarmnet.testing.fault import Fault, Kill, KillRank
+from swarmnet.testing.fault import Fault, Kill, KillRank, Slow
 from swarmnet.testing.links import Links
 
 ABSTRACT_ABOVE = 600
@@ -168,7 +168,7 @@ def drawn(said: FleetFile, here: str) -> Fleet:
     spare = tuple(_machine(said, rng.choice(all_kinds), rng, here) for _ in range(max(peers // 4, 16)))
     placed = _placed(machines, run.stages)
     scale = max(run.activation_bytes / (4 * WIDTH), 1.0)
-    faults = _faults(said, placed, here)
+    faults = tuple(_scaled(each, scale) for each in _faults(said, placed, here))
     abstract = run.abstract == "on" or (run.abstract == "auto" and peers > ABSTRACT_ABOVE)
     plan = Plan(
         stages=run.stages,
@@ -259,7 +259,7 @@ def _faults(said: FleetFile, placed: dict[str, Machine], here: str) -> tuple[Fau
     found: list[Fault] = []
     if churn.chaos is not None:
         each = max(sum(fault.names(f"s{stage}", name) for name in placed) for stage in range(run.stages))
-        found += fault.load(str(churn.chaos), stages=run.stages, replicas=each, steps=run.steps)[1]
+        found += fault.load(str(churn.chaos), stages=run.stages, replicas=each, steps=run.steps, virtual=True)
     for number, one in enumerate(found, 1):
         if one.phase is not None or isinstance(one, KillRank):
             what = "a phase" if one.phase is not None else "a rank"
@@ -273,6 +273,10 @@ def _faults(said: FleetFile, placed: dict[str, Machine], here: str) -> tuple[Fau
             found.append(Kill(peer=name, at_s=at, back_s=back))
             at += back + rng.expovariate(1 / churn.life_s)
     return tuple(found)
+
+
+def _scaled(one: Fault, scale: float) -> Fault:
+    return one.model_copy(update={"bytes_per_s": one.bytes_per_s / scale}) if isinstance(one, Slow) else one
 
 
 def shape(fleet: Fleet) -> dict[str, Any]:

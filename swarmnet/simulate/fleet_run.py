@@ -22,10 +22,11 @@ from typing import Any
 from swarmnet.ids import PeerId
 from swarmnet.messages import Answer, Control
 from swarmnet.simulate.fleet import Fleet, Machine, shape
-from swarmnet.simulate.swarm import Enough, Node, Swarm
-from swarmnet.testing.fault import Drain, Join, Kill, Partition, Slow, Stop, names, stage_of
+from swarmnet.simulate.swarm import Enough, VirtualSwarm
+from swarmnet.testing.fault import stage_of
 from swarmnet.testing.network import Message
-from swarmnet.testing.schedule import Action, FaultAction, FaultEnded, FaultSchedule, RestartAction
+from swarmnet.testing.schedule import Action, FaultAction, FaultSchedule
+from swarmnet.testing.swarm import carry_out
 from swarmnet.wire.convert import write_control, write_request
 from swarmnet.wire.deflate import Deflater
 from swarmnet.wire.peer_ids import peer_id_from_public_bytes
@@ -39,8 +40,6 @@ fleet of fewer peers one of as many links as there are peers."""
 
 _COLLECT = 50_000, 20, 100
 """When garbage is collected: rarely."""
-
-_DRAIN_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,29 +106,27 @@ class FleetSimulation:
 
     def __init__(self, fleet: Fleet, *, on_progress: Callable[[FleetProgress], None] = lambda progress: None) -> None:
         self.fleet, self._on_progress = fleet, on_progress
-        self.swarm = swarm = Swarm(fleet.plan, fleet.seed)
+        self.swarm = swarm = VirtualSwarm(fleet.plan, fleet.seed)
         swarm.detailed = False
         self._rng = random.Random(f"{fleet.seed}/whom")
         self._faults: FaultSchedule | None = None
         if fleet.faults:
             self._faults = FaultSchedule(
-                fleet.faults,
-                replicas={name: stage_of(name) or 0 for name in fleet.machines},
-                steps=fleet.plan.steps,
-                rng=self._rng,
+                fleet.faults, replicas={name: stage_of(name) or 0 for name in fleet.machines}, steps=fleet.plan.steps
             )
+            swarm.on_start, swarm.on_killed = self._starting, self._killed
         self._machines = dict(fleet.machines)
-        self._ids = {name: peer_id_of(name) for name in fleet.machines}
-        self._names = {peer: name for name, peer in self._ids.items()}
+        swarm.ids = {name: peer_id_of(name) for name in fleet.machines}
+        self._names = {peer: name for name, peer in swarm.ids.items()}
         self._spare = list(reversed(fleet.spare))
-        swarm.names = dict(enumerate(self._ids.values()))
+        swarm.names = dict(enumerate(swarm.ids.values()))
         swarm.network.lines.between = fleet.latencies_s
         for name, machine in fleet.machines.items():
             self._equip(name, machine)
         for number in range(fleet.plan.trainers):
             name = f"trainer-{number}"
-            self._ids[name] = swarm.trainer_names[number] = peer_id_of(name)
-            swarm.network.lines.regions[self._ids[name]] = number % len(fleet.regions)
+            swarm.ids[name] = swarm.trainer_names[number] = peer_id_of(name)
+            swarm.network.lines.regions[swarm.ids[name]] = number % len(fleet.regions)
         self._weights = _Weights(min(_EVERY, len(fleet.machines)))
         swarm.network.intercepts.append(self._weights.add)
         swarm.hooks.append(self._on_event)
@@ -162,7 +159,7 @@ class FleetSimulation:
     # ------------------------------------------------------------ while it runs
 
     def _equip(self, name: str, machine: Machine) -> None:
-        swarm, peer = self.swarm, self._ids[name]
+        swarm, peer = self.swarm, self.swarm.ids[name]
         swarm.slowdown[peer], swarm.slots[peer] = 1 / machine.speed, machine.slots
         swarm.free_bytes[peer] = round(machine.memory_bytes / self.fleet.scale)
         swarm.network.lines.regions[peer] = machine.region
@@ -171,12 +168,12 @@ class FleetSimulation:
     def _set_line(self, name: str) -> None:
         machine, scale = self._machines[name], self.fleet.scale
         self.swarm.limit(
-            self._ids[name],
+            self.swarm.ids[name],
             up_bytes_per_s=machine.up_bytes_per_s / scale,
             down_bytes_per_s=machine.down_bytes_per_s / scale,
         )
 
-    async def _script(self, swarm: Swarm) -> None:
+    async def _script(self, swarm: VirtualSwarm) -> None:
         while not swarm.done:
             await asyncio.sleep(_FAULT_S if self._faults else _TICK_S)
             now = swarm.loop.time()
@@ -227,68 +224,24 @@ class FleetSimulation:
             )
 
     def _perform(self, actions: Iterable[Action]) -> None:
-        swarm = self.swarm
         for action in actions:
             if isinstance(action, FaultAction):
                 self.done[action.fault.kind] += 1
-            match action:
-                case FaultAction(Kill(), name=name):
-                    self._kill(name)
-                case FaultAction(Drain(), name=name):
-                    swarm.loop.start(self._node(name).process, self._drain(self._node(name)))
-                case FaultAction(Stop(), name=name):
-                    swarm.stop(self._node(name))
-                case FaultEnded(Stop(), name) if self._node(name).up:
-                    swarm.resume(self._node(name))
-                case FaultAction(Join(), name=name, stage=stage):
-                    # Those that have left make room; without any, machines begin again from the first.
-                    machine = self._spare.pop() if self._spare else self._rng.choice(self.fleet.spare)
-                    self._machines[name], self._ids[name] = machine, peer_id_of(name)
-                    self._names[self._ids[name]] = name
-                    self._equip(name, machine)
-                    self._start(name, stage)
-                case RestartAction(name):
-                    self._start(name, self._node(name).stages[0])
-                case FaultAction(Partition(between=groups)):
-                    swarm.partition(*([self._ids[name] for name in self._whom(group)] for group in groups))
-                case FaultEnded(Partition()):
-                    swarm.heal()
-                case FaultAction(Slow() as fault):
-                    for name in self._whom(fault.peers):
-                        if fault.bytes_per_s:
-                            rate = fault.bytes_per_s / self.fleet.scale
-                            swarm.limit(self._ids[name], up_bytes_per_s=rate, down_bytes_per_s=rate)
-                        swarm.network.lines.held_s[self._ids[name]] = fault.latency_s
-                case FaultEnded(Slow(peers=peers)):
-                    for name in self._whom(peers):
-                        swarm.network.lines.held_s.pop(self._ids[name], None)
-                        if name in self._machines:
-                            self._set_line(name)
+            carry_out(action, self.swarm)
 
-    def _whom(self, group: Iterable[str]) -> list[str]:
-        return [name for name in self._ids if any(names(each, name) for each in group)]
-
-    def _node(self, name: str) -> Node:
-        return self.swarm.last[self._ids[name]]
-
-    def _start(self, name: str, stage: int) -> None:
+    def _starting(self, name: str) -> None:
         assert self._faults is not None
-        self.swarm.add((stage,), self._ids[name])
+        if name not in self._machines:
+            # Those that have left make room; without any, machines begin again from the first.
+            machine = self._spare.pop() if self._spare else self._rng.choice(self.fleet.spare)
+            self._machines[name], self.swarm.ids[name] = machine, peer_id_of(name)
+            self._names[self.swarm.ids[name]] = name
+            self._equip(name, machine)
         self._perform(self._faults.started(name, now=self.swarm.loop.time()))
 
-    def _kill(self, name: str) -> None:
+    def _killed(self, peer: PeerId) -> None:
         assert self._faults is not None
-        node = self._node(name)
-        # It may be about to begin anew in another stage.
-        if node.up:
-            self.swarm.kill(node)
-        self._perform(self._faults.gone(name, now=self.swarm.loop.time()))
-
-    async def _drain(self, node: Node) -> None:
-        await node.peer.drain(_DRAIN_S)
-        await node.peer.leave()
-        # Not from inside the process that ends with it.
-        self.swarm.loop.call_soon(self._kill, self._names[node.peer_id])
+        self._perform(self._faults.gone(self._names[peer], now=self.swarm.loop.time()))
 
     # ------------------------------------------------------------ after it
 

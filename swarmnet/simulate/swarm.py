@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import hashlib
+import itertools
 import random
 import zlib
 from collections import Counter
@@ -50,13 +51,17 @@ from swarmnet.statement import SignedMessage, in_envelope
 from swarmnet.telemetry.kinds import KINDS
 from swarmnet.testing.clock import SimulatedProcess, VirtualLoop
 from swarmnet.testing.directory import DirectoryAt, MemoryDirectory
-from swarmnet.testing.invariants import multiplicity
+from swarmnet.testing.fault import Fault, Group, OneWayCut, Partition, Slow, member_of
+from swarmnet.testing.invariants import InvariantChecker
 from swarmnet.testing.network import MemoryNetwork
 from swarmnet.trainer.trainer import Trainer
 from swarmnet.transport import Service, Transport
 from swarmnet.wire.signed import sign
 
 T = TypeVar("T")
+
+DRAIN_S = 60.0
+"""A peer that is told to leave goes after this, whatever it still holds."""
 
 
 class SimulatedSigner:
@@ -130,7 +135,7 @@ class SimulatedHost:
     directory: DirectoryAt
     admissions: Admissions
     notices: Notices
-    loop: VirtualLoop
+    wall: Callable[[], float]
     proofs: Proofs = Proofs()  # noqa: RUF009
     hides: bool = False
 
@@ -149,9 +154,6 @@ class SimulatedHost:
     @property
     def signer(self) -> SimulatedSigner:
         return SimulatedSigner(self.me)
-
-    def wall(self) -> float:
-        return self.loop.time()
 
     def record(self) -> Record:
         return self.announced
@@ -185,8 +187,8 @@ def class_of(peer: PeerId, classes: int) -> int:
     return found % (classes or 1 << 30)
 
 
-class Swarm:
-    """Builds and runs the plan; faults are called on it."""
+class VirtualSwarm:
+    """Builds and runs the plan: a `testing.swarm.Swarm`."""
 
     def __init__(self, plan: Plan, seed: int, arithmetic: Callable[[int, Plan], Arithmetic] = Arithmetic) -> None:
         """arithmetic: of each stage."""
@@ -207,7 +209,7 @@ class Swarm:
         self.events: list[tuple[float, PeerId, str, dict[str, Any]]] = []
         self.counts: Counter[str] = Counter()
         self.recent_moves: dict[PeerId, RecentMoves] = {}
-        self.committed: dict[tuple[int, int], dict[PeerId, str]] = {}
+        self.checker = InvariantChecker(plan.stages, plan.steps, plan.microbatches)
         self.bits: dict[tuple[int, Chain], int] = {}
         self.hooks: list[Callable[[PeerId, str, dict[str, Any]], None]] = []
         self.slowdown: dict[PeerId, float] = {}
@@ -227,6 +229,11 @@ class Swarm:
         """The newest node of each name, dead or alive."""
         self.notices: dict[PeerId, Notices] = {}
         self.in_force: tuple[Notice, ...] = ()  # those that are to take force
+        self.ids: dict[str, PeerId] = {}  # of those that go by other names
+        self.clock_s: dict[PeerId, float] = {}  # how far a peer's wall clock is ahead
+        self.on_start: Callable[[str], None] = lambda name: None  # of who joins or returns
+        self.on_killed: Callable[[PeerId], None] = lambda peer: None
+        self._limits: dict[PeerId, tuple[float | None, float | None]] = {}
         self._processes: list[SimulatedProcess] = []
 
     # ------------------------------------------------------------ building
@@ -263,7 +270,7 @@ class Swarm:
         record = Record(self.plan.run, peer_id, incarnation, (where,), (), numerics=computes, invitation=shown)
         directory = self._directory_at(peer_id, served, admissions)
         peer = Peer(
-            SimulatedHost(record, directory, admissions, self.notices[peer_id], self.loop),
+            SimulatedHost(record, directory, admissions, self.notices[peer_id], self._wall(peer_id)),
             guise.transport(self.network.transport(peer_id)),
             guise.manifest(self.manifest),
             {stage: Engine(engine, engine) for stage, engine in seen.items()},
@@ -333,7 +340,7 @@ class Swarm:
     def ban(self, *peers: Node | PeerId) -> None:
         """Everybody hears at once that the owner bans these, and nobody else."""
         number = 1 if self.bans is None else self.bans.value.number + 1
-        self.bans = signed(Bans(self.plan.run, number, tuple(map(_name, peers))))
+        self.bans = signed(Bans(self.plan.run, number, tuple(map(self.id_of, peers))))
         for admissions in self.admissions.values():
             admissions.learn(self.bans)
 
@@ -363,7 +370,7 @@ class Swarm:
         record = Record(self.plan.run, peer_id, self.rng.getrandbits(62), ("memory",), (), invitation=shown)
         directory = self._directory_at(peer_id, [0], admissions)
         trainer = Trainer(
-            SimulatedHost(record, directory, admissions, Notices(self.plan.steps), self.loop),
+            SimulatedHost(record, directory, admissions, Notices(self.plan.steps), self._wall(peer_id)),
             self.manifest,
             transport=self.network.transport(peer_id),
             tokens=SimulatedTokens(),
@@ -398,53 +405,132 @@ class Swarm:
 
     # ------------------------------------------------------------ faults
 
-    def kill(self, node: Node) -> None:
-        """SIGKILL."""
-        assert node.up
-        node.ended_at = self.loop.time()
-        self.counts["kills"] += 1
-        self.network.kill(node.peer_id)
+    def start(self, name: str, stage: int | None = None) -> None:
+        self.on_start(name)
+        peer = self.id_of(name)
+        if stage is None and peer not in self.last:
+            self.add_trainer(peer)
+        else:
+            self.add(self.last[peer].stages if stage is None else (stage,), peer)
 
-    def kill_trainer(self, peer: PeerId) -> None:
-        """SIGKILL a trainer."""
-        self.trainers.pop(peer)
-        self.network.kill(peer)
+    def kill(self, peer: Node | str) -> None:
+        """SIGKILL. A peer that goes to another stage has no process for a moment."""
+        if (killed := self.id_of(peer)) in self.trainers:
+            self.trainers.pop(killed)
+            self.network.kill(killed)
+            return
+        if (node := self._node(peer)).up:
+            node.ended_at = self.loop.time()
+            self.counts["kills"] += 1
+            self.network.kill(killed)
+        self.on_killed(killed)
 
-    def stop(self, node: Node) -> None:
+    def kill_rank(self, name: str, rank: int) -> None:
+        """A peer's ranks die and come back at once; it hears of it a little later. No state is lost."""
+        node = self._node(name)
+        told_after_s = self.rng.choice((0.0, self.rng.uniform(0.0, 0.3)))
+        node.engines[node.stages[rank % len(node.stages)]].lose_ranks(told_after_s=told_after_s)
+
+    def kill_all(self, stage: int | None) -> None:
+        for node in [node for node in self.nodes if node.up and (stage is None or stage in node.stages)]:
+            self.kill(node)
+        for trainer in sorted(self.trainers) if stage is None else ():
+            self.kill(trainer)
+
+    def stop(self, peer: Node | str) -> None:
         """SIGSTOP."""
-        self.network.stop(node.peer_id)
+        self.network.stop(self.id_of(peer))
 
-    def resume(self, node: Node) -> None:
-        """SIGCONT."""
-        self.network.resume(node.peer_id)
+    def resume(self, peer: Node | str) -> None:
+        """SIGCONT, if it still runs."""
+        if self._node(peer).up:
+            self.network.resume(self.id_of(peer))
+
+    def drain(self, name: str) -> None:
+        """SIGTERM."""
+        node = self._node(name)
+        self.loop.start(node.process, self._drain(node))
+
+    async def _drain(self, node: Node) -> None:
+        await node.peer.drain(DRAIN_S)
+        await node.peer.leave()
+        # Not from inside the process that ends with it.
+        self.loop.call_soon(self.kill, node)
+
+    def cut(self, rule: Fault) -> None:
+        match rule:
+            case Partition(between=groups):
+                self.partition(*map(self._meant, groups))
+            case OneWayCut(senders=senders, receivers=receivers):
+                for sender, receiver in itertools.product(self._meant(senders), self._meant(receivers)):
+                    self.deafen(sender, receiver)
+            case Slow(peers=peers, bytes_per_s=rate, latency_s=latency_s):
+                for peer in self._meant(peers):
+                    self.network.lines.held_s[peer] = latency_s
+                    if rate:
+                        self.network.lines.limit(peer, rate, rate)
+
+    def heal(self, rule: Fault | None = None) -> None:
+        """End all cuts, or what one slow link is."""
+        if not isinstance(rule, Slow):
+            self.network.heal()
+            self.directory.unite()
+            return
+        for peer in self._meant(rule.peers):
+            self.network.lines.held_s.pop(peer, None)
+            self.network.lines.limit(peer, *self._limits.get(peer, (None, None)))
+
+    def fill_disk(self, name: str, *, full: bool) -> None:
+        self.disks[self.id_of(name)].full = full
+
+    def turn_clock(self, name: str, by_s: float) -> None:
+        peer = self.id_of(name)
+        self.clock_s[peer] = self.clock_s.get(peer, 0.0) + by_s
+
+    def hold(self, name: str, id: str, fault: Fault) -> None:
+        raise UsageError(f"{fault}: a phase needs `swarmnet local --chaos`")
+
+    def go_on(self, name: str, id: str) -> None:
+        """Nobody holds."""
+
+    def _wall(self, peer: PeerId) -> Callable[[], float]:
+        return lambda: self.loop.time() + self.clock_s.get(peer, 0.0)
+
+    def id_of(self, peer: Node | str) -> PeerId:
+        """Of a peer or trainer that is meant by its name, in a chaos file too."""
+        return peer.peer_id if isinstance(peer, Node) else self.ids.get(peer, PeerId(peer))
+
+    def _node(self, peer: Node | str) -> Node:
+        return peer if isinstance(peer, Node) else self.last[self.id_of(peer)]
+
+    def _meant(self, group: Group) -> list[PeerId]:
+        """Who is in a group of names and stages."""
+        known: Mapping[str, PeerId] = self.ids or {peer: peer for peer in (*self.last, *self.trainers)}
+        return [peer for name, peer in known.items() if member_of((group,), name) is not None]
 
     def partition(self, *groups: Iterable[Node | PeerId], directory: bool = False) -> None:
         """Cut the groups off from each other; who is in none reaches everybody. `directory`: records too."""
         self.counts["partitions"] += 1
-        self.network.partition([[_name(member) for member in group] for group in groups])
+        self.network.partition([[self.id_of(member) for member in group] for group in groups])
         if directory:
             self.directory.split()
 
     def deafen(self, sender: Node | PeerId, receiver: Node | PeerId) -> None:
         """What `sender` sends does not reach `receiver`."""
         self.counts["deafened"] += 1
-        self.network.lines.deafen(_name(sender), _name(receiver))
+        self.network.lines.deafen(self.id_of(sender), self.id_of(receiver))
 
     def block_dial(self, sender: Node | PeerId, receiver: Node | PeerId) -> None:
         """`sender` cannot open connections to `receiver`; the other way works in full, answers included."""
         self.counts["undialled"] += 1
-        self.network.lines.block_dial(_name(sender), _name(receiver))
-
-    def heal(self) -> None:
-        """End all cuts."""
-        self.network.heal()
-        self.directory.unite()
+        self.network.lines.block_dial(self.id_of(sender), self.id_of(receiver))
 
     def limit(
         self, peer: Node | PeerId, *, up_bytes_per_s: float | None = None, down_bytes_per_s: float | None = None
     ) -> None:
         """Limit what a peer sends and receives in all."""
-        self.network.lines.limit(_name(peer), up_bytes_per_s, down_bytes_per_s)
+        self._limits[self.id_of(peer)] = up_bytes_per_s, down_bytes_per_s
+        self.network.lines.limit(self.id_of(peer), up_bytes_per_s, down_bytes_per_s)
 
     @property
     def honest(self) -> list[Node]:
@@ -481,7 +567,7 @@ class Swarm:
 
     # ------------------------------------------------------------ running
 
-    def run(self, *, until_s: float = 600.0, script: Callable[[Swarm], Awaitable[None]] | None = None) -> bool:
+    def run(self, *, until_s: float = 600.0, script: Callable[[VirtualSwarm], Awaitable[None]] | None = None) -> bool:
         """Start everything, run the script beside it, end when all live replicas are done. False if the script has had
         enough before. Raises Broken."""
         plan = self.plan
@@ -500,8 +586,9 @@ class Swarm:
         return whole
 
     async def _run(
-        self, served: Sequence[Sequence[int]], until_s: float, script: Callable[[Swarm], Awaitable[None]] | None
+        self, served: Sequence[Sequence[int]], until_s: float, script: Callable[[VirtualSwarm], Awaitable[None]] | None
     ) -> None:
+        self.checker.bits = self.exact and self.plan.classes == 1
         for number, stages in enumerate(served):
             self.add(stages, self.names.get(number, f"s{'-'.join(map(str, stages))}.{number}"))
         for _ in range(self.plan.trainers):
@@ -530,10 +617,9 @@ class Swarm:
 
     def check_end(self) -> None:
         """All stages complete, weights equal to the single process's."""
-        for step in range(self.steps):
-            for stage in range(self.plan.stages):
-                if self.exact and (stage, step) not in self.committed:
-                    raise Broken(f"stage {stage} never committed step {step}")
+        self.checker.steps = self.steps
+        if self.exact and (problems := self.checker.report().problems):
+            raise Broken("; ".join(problems))
         for node in self.honest:
             for stage, engine in node.engines.items():
                 if self.exact and engine.weights != self.reference.weights[stage]:
@@ -578,22 +664,14 @@ class Swarm:
 
     def _check_commit(self, peer: PeerId, fields: dict[str, Any]) -> None:
         stage, step = fields["stage"], fields["step"]
-        lost, doubled = multiplicity(fields, self.plan.microbatches)
-        # In every stage the same indexes are out: all others are in once.
-        if lost or doubled or fields["voided"] != sorted(self.plan.voided(step)):
-            raise Broken(f"stage {stage} step {step}: {lost} lost, {doubled} doubled, voided {fields['voided']}")
-        engine = self.last[peer].engines[stage]
-        if self.exact and engine.exact_sum != self.reference.sums[step][stage]:
+        self.checker.on({"event": "committed", **fields}, by=peer)
+        if wrong := self.checker.wrong(stage, step):
+            raise Broken(wrong)
+        # In every stage the same indexes are out.
+        if fields["voided"] != sorted(self.plan.voided(step)):
+            raise Broken(f"stage {stage} step {step}: voided {fields['voided']}")
+        if self.exact and self.last[peer].engines[stage].exact_sum != self.reference.sums[step][stage]:
             raise Broken(f"stage {stage} step {step}: {peer} holds another sum than the single process")
-        others = self.committed.get((stage, step), {}).values()
-        if self.exact and self.plan.classes == 1 and len({*others, fields["digest"]}) > 1:
-            raise Broken(f"stage {stage} step {step}: two aggregates of one numerics class have different digests")
-        self.committed.setdefault((stage, step), {})[peer] = fields["digest"]
-
-    @property
-    def forks(self) -> int:
-        """Sums of one stage and step that were committed with different last digits, beyond the first."""
-        return sum(len(set(digests.values())) - 1 for digests in self.committed.values())
 
     def check_now(self) -> None:
         """What must hold at any moment: no accumulator counts an index twice, memory is bounded."""
@@ -641,10 +719,6 @@ class Swarm:
             self.loop.call_soon(self.loop.stop)
             self.loop.run_forever()
         self.loop.close()
-
-
-def _name(peer: Node | PeerId) -> PeerId:
-    return peer.peer_id if isinstance(peer, Node) else peer
 
 
 def standing(replica: Replica) -> str:

@@ -144,7 +144,10 @@ continued | debug | name child order | a stopped process was continued
 join | debug | name child order step | one more replica was started
 drain | debug | name child order step | a replica was told to leave
 partition | debug | name order step | links between two groups were cut
+one_way_cut | debug | name order step | what some send does not reach others
 slow | debug | name child order step | links were made slow
+disk_full | debug | name child order step | the disk of a virtual replica is full
+clock_change | debug | name child order step | the wall clock of a virtual replica jumped
 over | debug | name order | such a fault has ended
 postponed | debug | name order reason | a fault waits until it does no lasting harm
 reached | debug | hold phase step | a process is held in the phase that a fault names

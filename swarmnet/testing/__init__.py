@@ -2,6 +2,7 @@
 
 fault.py       one `Fault`, the names it strikes, and its text: chaos files, `--kill`, `random:SEED`
 schedule.py    when a fault is due, which replica it strikes, who is started again
+swarm.py       what faults are done to: virtual or real processes, and the one place that does them
 injector.py    a peer or trainer as a process with faults below it
 byzantine.py   replicas that compute or send something else
 doubles.py     a transport, a service and a directory that answer by script

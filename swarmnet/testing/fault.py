@@ -48,7 +48,7 @@ class Fault(Table):
 
     step: Count | None = says(None, "in the middle of this step, or in its `phase`")
     at_s: Annotated[float, Field(ge=0)] | None = says(None, "seconds since every stage had a replica")
-    stage: Count | None = says(None, "a replica of this stage, chosen by the seed")
+    stage: Count | None = says(None, "a replica of this stage, of several orders each in turn")
     peer: Annotated[str, Field(pattern=r"^s\d+-r\d+$")] | None = says(None, 'this replica, such as "s1-r0"')
     phase: Phase | None = says(None, "while that replica is in this phase of the step")
     moment: Moment = says("begin", "before the phase's work is done, or after")
@@ -61,7 +61,10 @@ class Fault(Table):
     """Is there a replica less while this lasts?"""
     strikes_one: ClassVar[bool] = False
     """Is it done to one replica?"""
+    virtual_only: ClassVar[bool] = False
+    """Can it be done to virtual processes alone?"""
     _label: str = PrivateAttr("")
+    _into_step: float = PrivateAttr(0.35)
 
     @model_validator(mode="after")
     def _once(self) -> Self:
@@ -84,6 +87,11 @@ class Fault(Table):
         found = self.model_copy()
         found._label = label
         return found
+
+    @property
+    def into_step(self) -> float:
+        """Which share of its step is over when it is done, where no phase says it."""
+        return self._into_step
 
     @property
     def place(self) -> int | None:
@@ -148,6 +156,23 @@ class Partition(Fault):
         return self.between
 
 
+class OneWayCut(Fault):
+    """What some send does not reach some others; the other way is open."""
+
+    senders: Annotated[Group, Field(min_length=1)] = Field(
+        description='who is not heard: replicas, stages, trainers, such as ["s1-r0"]'
+    )
+    receivers: Annotated[Group, Field(min_length=1)] = Field(description="who does not hear them")
+    for_s: Duration = Field(description="seconds until it is healed")
+
+    kind, event = "one_way_cut", "one_way_cut"
+    told = "{fault} begins"
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        return self.senders, self.receivers
+
+
 class Slow(Fault):
     """Slow links."""
 
@@ -179,14 +204,37 @@ class KillRank(Fault):
     told = "rank {rank} of {name} was killed ({fault}, step {step})"
 
 
+class DiskFull(Fault):
+    """The disk of one replica has no room: what it writes there fails."""
+
+    for_s: Duration = Field(description="seconds until there is room")
+
+    kind, event, strikes_one, virtual_only = "disk_full", "disk_full", True, True
+    told = "the disk of {name} is full for {fault.for_s:.1f} s ({fault})"
+
+
+class ClockChange(Fault):
+    """The wall clock of one replica jumps."""
+
+    by_s: Annotated[float, Field(ge=-1e9, le=1e9)] = Field(description="seconds ahead; below 0: back")
+
+    kind, event, strikes_one, virtual_only = "clock_change", "clock_change", True, True
+    told = "the clock of {name} jumps by {fault.by_s:g} s ({fault})"
+
+
 class KillAll(Fault):
-    """SIGKILL to every process, by `--kill-all` alone."""
+    """SIGKILL to every process, or to every replica of `stage`; by `--kill-all` and by tests, in no chaos file."""
 
     kind, event = "kill_all", "killed_all"
     told = "step {step}: everything is killed"
 
 
-KINDS: dict[str, type[Fault]] = {each.kind: each for each in (Kill, Stop, Join, Drain, Partition, Slow, KillRank)}
+LINKS = (Partition, OneWayCut, Slow)
+"""Kinds that are done to links."""
+
+KINDS: dict[str, type[Fault]] = {
+    each.kind: each for each in (Kill, Stop, Join, Drain, Partition, Slow, KillRank, OneWayCut, DiskFull, ClockChange)
+}
 """What a chaos file may order, by its key."""
 
 _RATES: dict[str, Any] = dict.fromkeys(KINDS, (Annotated[float, Field(ge=0, le=1000)], 0.0))
@@ -231,7 +279,7 @@ class LinkLimit(NamedTuple):
 
 
 def links_of(name: str, rules: Iterable[Fault], others: Iterable[str]) -> tuple[set[str], Mapping[str, LinkLimit]]:
-    """Under these partitions and slow links: whom `name` cannot reach, and at what pace it reaches whom.
+    """Under these rules of links: whom `name` cannot reach, and at what pace it reaches whom.
 
     A process in no group of a partition reaches everybody. Of several slow links between two the slowest counts.
     """
@@ -243,7 +291,8 @@ def links_of(name: str, rules: Iterable[Fault], others: Iterable[str]) -> tuple[
             theirs = member_of(rule.groups, other)
             if other == name:
                 continue
-            if isinstance(rule, Partition) and None not in (mine, theirs) and mine != theirs:
+            apart = None not in (mine, theirs) and mine != theirs
+            if apart and (isinstance(rule, Partition) or (isinstance(rule, OneWayCut) and mine == 0)):
                 cut.add(other)
             elif isinstance(rule, Slow) and (mine is not None or theirs is not None):
                 before = paces.get(other, LinkLimit(0.0, 0.0))
@@ -282,8 +331,9 @@ def kill_all(step: int | None, *, steps: int) -> tuple[Fault, ...]:
     return (KillAll(step=step).named(f"kill all@{step}"),)
 
 
-def load(text: str, *, stages: int, replicas: int, steps: int) -> tuple[int, tuple[Fault, ...]]:
-    """(seed, faults) of `--chaos text`: the path of a chaos file, or `random:SEED`.
+def load(text: str, *, stages: int, replicas: int, steps: int, virtual: bool = False) -> tuple[Fault, ...]:
+    """The faults of `--chaos text`: the path of a chaos file, or `random:SEED`. virtual: are they for virtual
+    processes?
 
     Raises:
         UsageError: one line that names the file and the entry.
@@ -291,7 +341,7 @@ def load(text: str, *, stages: int, replicas: int, steps: int) -> tuple[int, tup
     if (seed := text.removeprefix("random:")) != text:
         if not seed.isdigit():
             raise UsageError(f"--chaos {text}: write random:SEED, for example random:7, or the path of a file")
-        return int(seed), expand(SHORTHAND, int(seed), stages=stages, replicas=replicas, steps=steps)
+        return expand(SHORTHAND, int(seed), stages=stages, replicas=replicas, steps=steps)
     data = toml.read(Path(text))
     if unknown := sorted(data.keys() - {"seed", "random", *KINDS}):
         raise UsageError(f"{text}: {unknown[0]}: unknown key; known here: seed, random, [[{']], [['.join(KINDS)}]]")
@@ -301,6 +351,8 @@ def load(text: str, *, stages: int, replicas: int, steps: int) -> tuple[int, tup
         entries = data.get(kind, [])
         if not (isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries)):
             raise UsageError(f"{text}: {kind}: write [[{kind}]] above each entry")
+        if model.virtual_only and not virtual and (entries or getattr(top.random, kind)):
+            raise UsageError(f"{text}: {kind}: only `swarmnet simulate` can do this, to virtual processes")
         for number, entry in enumerate(entries, 1):
             # Its place is the number in its kind, as a reader of the file counts.
             here = f"{text}: [[{kind}]] number {number}"
@@ -309,7 +361,7 @@ def load(text: str, *, stages: int, replicas: int, steps: int) -> tuple[int, tup
     found += expand(top.random, top.seed, stages=stages, replicas=replicas, steps=steps)
     if not found:
         raise UsageError(f"{text}: nothing is to happen: add [[kill]], [[stop]], ... or [random]")
-    return top.seed, tuple(found)
+    return tuple(found)
 
 
 def _entry(model: type[Fault], entry: Mapping[str, Any], here: str) -> Fault:
@@ -338,7 +390,7 @@ def _check_exists(fault: Fault, here: str, *, stages: int, steps: int) -> None:
 
 def expand(rates: Table, seed: int, *, stages: int, replicas: int, steps: int) -> tuple[Fault, ...]:
     """Draw faults for `steps` steps: the same for the same arguments. The last steps are left alone."""
-    rng = random.Random(f"{seed}/chaos")
+    rng, moments = random.Random(f"{seed}/chaos"), random.Random(f"{seed}/moments")
     everybody = [f"s{stage}-r{number}" for stage in range(stages) for number in range(replicas)]
     found: list[Fault] = []
     for kind in KINDS:
@@ -347,7 +399,9 @@ def expand(rates: Table, seed: int, *, stages: int, replicas: int, steps: int) -
         for _ in range(int(expected) + (rng.random() < expected % 1)):
             # The last two steps are left alone: who is struck there has nothing to come back to.
             step, stage = rng.randrange(1, max(steps - 2, 2)), rng.randrange(stages)
-            found += _drawn(kind, rng, step, stage, everybody)
+            for fault in _drawn(kind, rng, step, stage, everybody):
+                fault._into_step = moments.uniform(0.1, 0.6)
+                found.append(fault)
     return tuple(sorted(found, key=lambda fault: fault.step or 0))
 
 
@@ -369,6 +423,13 @@ def _drawn(kind: str, rng: random.Random, step: int, stage: int, replicas: Seque
             for_s, bytes_per_s = rng.uniform(1.0, 5.0), 10 ** rng.uniform(5.0, 7.0)
             latency_s = rng.uniform(0.0, 0.1)
             yield Slow(step=step, peers=peers, for_s=for_s, bytes_per_s=bytes_per_s, latency_s=latency_s)
+        case "disk_full":
+            yield DiskFull(step=step, stage=stage, for_s=rng.uniform(1.0, 10.0))
+        case "clock_change":
+            yield ClockChange(step=step, stage=stage, by_s=rng.uniform(-60.0, 60.0))
+        case "one_way_cut" if len(replicas) > 1:
+            sender, receiver = rng.sample(replicas, 2)
+            yield OneWayCut(step=step, for_s=rng.uniform(0.5, 4.0), senders=(sender,), receivers=(receiver,))
         case "partition":
             rng.shuffle(everybody := list(replicas))
             here = rng.choice((1, max(len(everybody) // 2, 1)))

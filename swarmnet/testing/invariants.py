@@ -5,7 +5,8 @@
 - The losses are those of one process.
 - No correct peer suspends another one, unless a fault was done to one of the two.
 
-`swarmnet local`, `swarmnet simulate` and the tests check runs by this. It trusts neither leaders nor the loss.
+`swarmnet local`, `swarmnet simulate` and the tests check runs by this. It trusts neither leaders nor the loss. What no
+process tells, its sums and weights, a virtual swarm shows: `simulate.swarm` holds them against those of one process.
 """
 
 from __future__ import annotations
@@ -87,8 +88,10 @@ class InvariantChecker:
     A run that goes on after everybody was gone does some steps again: each life is judged by itself, and a step must
     have the same loss in all of them, with `exact` the same sums. After `anew` the run is another one, and
     so it is for a member that has gone back before a tainted step. Not `equal`: replicas train on their own, and need
-    not end with the same weights. Not `repeats`: it shows in a step who computed what, so one that is done again may
-    have another loss. names: of processes, by peer id, which the caller fills in. liars: Byzantine ones, by name.
+    not end with the same weights. Not `bits`: replicas compute on unlike machines, and what they sum apart differs in
+    its last digits: that is a fork, which is counted. Not `repeats`: it shows in a step who computed what, so one that
+    is done again may have another loss. names: of processes, by peer id, which the caller fills in. liars: Byzantine
+    ones, by name.
     """
 
     stages: int
@@ -96,6 +99,7 @@ class InvariantChecker:
     microbatches: int
     exact: bool = True
     equal: bool = True
+    bits: bool = True
     repeats: bool = True
     names: Mapping[str, str] = field(default_factory=dict)
     liars: Collection[str] = ()
@@ -141,6 +145,23 @@ class InvariantChecker:
         self._renewed.append((version, life))
         return True
 
+    @property
+    def committed(self) -> Collection[tuple[int, int]]:
+        """Of what (stage, step) somebody wrote."""
+        return self._commits.keys()
+
+    @property
+    def forks(self) -> int:
+        """Sums of one stage and step that were committed with different digests, beyond the first."""
+        return sum(len({word.digest for word in words}) - 1 for words in self._commits.values())
+
+    def wrong(self, stage: int, step: int) -> str:
+        """What is wrong with the commits of this step so far, to end a run at once; "" if nothing."""
+        words, here = self._commits[stage, step], f"stage {stage} step {step}"
+        if word := next((word for word in words if word.lost or word.doubled), None):
+            return f"{here}: {word.lost} lost, {word.doubled} doubled"
+        return f"{here}: sums with different digests" if self._differ(words) else ""
+
     def report(self) -> InvariantReport:
         """Judge what has been written so far. Where members differ, the worst word counts."""
         lost = doubled = voided = 0
@@ -179,6 +200,8 @@ class InvariantChecker:
 
     def _differ(self, commits: Sequence[_Word]) -> bool:
         """Other sums in one life, or, where sums do not depend on order, in two."""
+        if not self.bits:
+            return False
         sums = {(word.when[:1] if self.exact else word.when, word.digest, word.num_tokens) for word in commits}
         return len(sums) > len({when for when, _, _ in sums})
 

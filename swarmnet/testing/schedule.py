@@ -5,19 +5,35 @@ stage's newest version and be undisturbed. Until then it is postponed, and said 
 off or not yet a member, its stage may commit a step without it, whose sum the others alone have: it counts as good
 again when it has been through a whole step since.
 
+Nothing is drawn here. Of replicas that a fault may strike the one is struck that was struck least often, the first by
+name; of stages likewise. What is drawn from a seed is drawn before (`fault.expand`).
+
 A fault in a phase is armed: replicas of its stage hold there and say so, and only then is decided. Knows no
 processes: the supervisor kills, starts and tells what happened. Names are those of processes: "s1-r0".
 """
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from swarmnet.testing.fault import TRANSFERS, Drain, Fault, Join, Kill, KillRank, Partition, Slow, Stop, member_of
+from swarmnet.testing.fault import (
+    LINKS,
+    TRANSFERS,
+    DiskFull,
+    Drain,
+    Fault,
+    Join,
+    Kill,
+    KillRank,
+    OneWayCut,
+    Partition,
+    Slow,
+    Stop,
+    member_of,
+)
 
 ASK_S = 15.0
 """A replica held for a joiner is let go after this, whether the joiner has asked or not."""
@@ -138,7 +154,6 @@ class FaultSchedule:
         faults: what is ordered.
         replicas: stage by name.
         steps: of the whole run.
-        rng: chooses replicas where a fault names only a stage, and moments inside a step.
         restart_s: who died by itself returns then.
         meshed: who has ranks that can be killed.
     """
@@ -149,11 +164,12 @@ class FaultSchedule:
         *,
         replicas: Mapping[str, int],
         steps: int,
-        rng: random.Random,
         restart_s: float = 1.0,
         meshed: Collection[str] = (),
     ) -> None:
-        self._rng, self._meshed = rng, sorted({replicas[name] for name in meshed})
+        self._meshed = sorted({replicas[name] for name in meshed})
+        self._struck: Counter[str] = Counter()
+        self._ordered: Counter[int] = Counter()  # of each stage, where the order names none
         self._replicas = {name: ReplicaStanding(stage) for name, stage in sorted(replicas.items())}
         self._stages = {stage: Stage() for stage in sorted(set(replicas.values()))}
         self._orders = [Order(fault, self._stage_for(fault)) for fault in faults]
@@ -172,8 +188,8 @@ class FaultSchedule:
 
     @property
     def rules(self) -> tuple[Fault, ...]:
-        """The partitions and slow links that hold now."""
-        return tuple(each.fault for each in self._lasting if isinstance(each.fault, Partition | Slow))
+        """The partitions, one-way cuts and slow links that hold now."""
+        return tuple(each.fault for each in self._lasting if isinstance(each.fault, LINKS))
 
     # ---------------------------------------------------------------- what happens
 
@@ -273,11 +289,11 @@ class FaultSchedule:
         """Whose steps and phases count."""
         if fault.place is not None:
             return fault.place
-        if isinstance(fault, KillRank):
-            return self._rng.choice(self._meshed)
-        if fault.phase is not None or fault.takes_away:
-            return self._rng.choice(sorted(self._stages))
-        return None
+        if fault.phase is None and not fault.strikes_one:
+            return None
+        stage = min(self._meshed if isinstance(fault, KillRank) else self._stages, key=self._ordered.__getitem__)
+        self._ordered[stage] += 1
+        return stage
 
     def _versions(self, stage: int) -> list[int]:
         """Of the replicas that hold the stage's weights."""
@@ -340,8 +356,8 @@ class FaultSchedule:
         if stage.seen < fault.step:
             return False
         if order.fire_at is None:
-            # Somewhere in the middle, by how long the last step took.
-            order.fire_at = stage.since + self._rng.uniform(0.1, 0.6) * stage.step_s
+            # By how long the last step took.
+            order.fire_at = stage.since + fault.into_step * stage.step_s
         return stage.seen > fault.step or now >= order.fire_at
 
     def _try(self, order: Order, now: float) -> list[Action]:
@@ -356,7 +372,9 @@ class FaultSchedule:
         if not order.fault.strikes_one:
             return self._carry_out(order, "", now)
         victims = [name for name in self._whom(order) if self._may(order.fault, name)]
-        return self._carry_out(order, self._rng.choice(victims), now) if victims else self._postponed(order)
+        if not victims:
+            return self._postponed(order)
+        return self._carry_out(order, min(victims, key=self._struck.__getitem__), now)
 
     def _whom(self, order: Order) -> list[str]:
         peer = order.fault.peer
@@ -425,6 +443,7 @@ class FaultSchedule:
         if replica is not None and fault.strikes_one:
             act = act._replace(name=name, stage=replica.stage)
         self._orders.remove(order)
+        self._struck[name] += 1
         if (again_s := _again_s(fault)) and self._training_at is not None:
             # Ordered when this one is done, so that those that have to wait do not pile up.
             again = fault.model_copy(update={"step": None, "at_s": now - self._training_at + again_s})
@@ -438,7 +457,7 @@ class FaultSchedule:
                 replica.draining = True
                 self._back_s[name] = fault.back_s
             case KillRank() if replica is not None:
-                act, replica.ranks = act._replace(rank=self._rng.randrange(replica.ranks)), 0
+                act, replica.ranks = act._replace(rank=self._struck[name] % replica.ranks), 0
             case Stop() if replica is not None:
                 replica.stopped = True
                 self._lasting.append(Lasting(now + fault.for_s, fault, name, hold))
@@ -449,8 +468,8 @@ class FaultSchedule:
                 if hold:  # until the joiner has asked
                     self._lasting.append(Lasting(now + ASK_S, fault, name, hold, joiner))
                     hold = ""
-            case Partition() | Slow():
-                self._lasting.append(Lasting(now + fault.for_s, fault))
+            case Partition() | OneWayCut() | Slow() | DiskFull():
+                self._lasting.append(Lasting(now + fault.for_s, fault, act.name))
         return [act, ReleaseAction(name, hold)] if hold else [act]
 
     def _newcomer(self, stage: int | None) -> str:

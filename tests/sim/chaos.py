@@ -21,50 +21,20 @@ from strike import watched
 
 from swarmnet.ids import PeerId
 from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Node, Swarm
+from swarmnet.simulate.swarm import Node, VirtualSwarm
 from swarmnet.state.rollback import Holding, newest_on_disk
-from swarmnet.testing.fault import Duration, Fault, Join, Kill, KillRank, Stop
-
-
-class KillTogether(Fault):
-    """SIGKILL to all replicas of a stage, or to every process. They return one after the other."""
-
-    everybody: bool
-    back_s: Duration
-    kind = "kill_together"
-
-
-class LoseRanks(KillRank):
-    """A peer's ranks die and come back at once; it hears of it a little later. No state is lost."""
-
-    told_after_s: float
-
-
-class KillTrainer(Fault):
-    """SIGKILL to a trainer. It returns, or another one comes."""
-
-    back_s: Duration
-    kind = "kill_trainer"
-
-
-class Cut(Fault):
-    """Two groups of the peers that run then do not hear of each other."""
-
-    for_s: Duration
-    kind = "cut"
-
-
-class Deafen(Fault):
-    """What one peer sends does not reach another one."""
-
-    for_s: Duration
-    kind = "deafen"
+from swarmnet.testing.fault import Fault, Group, Join, Kill, KillAll, KillRank, OneWayCut, Partition, Stop
+from swarmnet.testing.schedule import FaultAction, FaultEnded, RestartAction
+from swarmnet.testing.swarm import carry_out
 
 
 class Drawn(NamedTuple):
-    """A fault, and what is drawn for its time. pick: whom it strikes. variant: of the kind. Both in [0, 1)."""
+    """A fault of some kind, and what is drawn for its time. seconds: how long it lasts, or until its victim is back.
+    pick: whom it strikes. variant: of the kind. Both in [0, 1)."""
 
-    fault: Fault
+    kind: str
+    at_s: float
+    seconds: float
     pick: float
     variant: float
 
@@ -94,24 +64,19 @@ class Chaos:
         """What happens when, in order."""
         rng = random.Random(seed)
 
-        def draw(kind: str, at_s: float) -> Fault:
+        def seconds(kind: str) -> float:
             match kind:
                 case "crash":
-                    return Kill(at_s=at_s, back_s=_long(rng.expovariate(1.0)))
-                case "stop":
-                    return Stop(at_s=at_s, for_s=_long(rng.uniform(0.5, self.longest_stop_s)))
+                    return rng.expovariate(1.0)
                 case "trainer":
-                    return KillTrainer(at_s=at_s, back_s=_long(rng.expovariate(0.5)))
-                case "cut":
-                    return Cut(at_s=at_s, for_s=_long(rng.uniform(0.5, self.longest_cut_s)))
-                case "deafen":
-                    return Deafen(at_s=at_s, for_s=_long(rng.uniform(0.5, self.longest_cut_s)))
-                case "join":
-                    return Join(at_s=at_s)
-                case "ranks":
-                    return LoseRanks(at_s=at_s, told_after_s=round(rng.choice((0.0, rng.uniform(0.0, 0.3))), 3))
-            back_s = _long(rng.uniform(0.0, self.longest_away_s))
-            return KillTogether(at_s=at_s, everybody=kind == "kill_all", back_s=back_s)
+                    return rng.expovariate(0.5)
+                case "stop":
+                    return rng.uniform(0.5, self.longest_stop_s)
+                case "cut" | "deafen":
+                    return rng.uniform(0.5, self.longest_cut_s)
+                case "kill_stage" | "kill_all":
+                    return rng.uniform(0.0, self.longest_away_s)
+            return 0.0
 
         drawn: list[Drawn] = []
         for kind in ("crash", "stop", "trainer", "cut", "deafen", "join", "kill_stage", "kill_all", "ranks"):
@@ -119,18 +84,18 @@ class Chaos:
             at = rng.expovariate(1 / mean_s) if mean_s else self.until_s
             while at < self.until_s:
                 pick = rng.random()
-                drawn.append(Drawn(draw(kind, round(at, 3)), pick, rng.random()))
+                drawn.append(Drawn(kind, round(at, 3), max(round(seconds(kind), 3), 0.001), pick, rng.random()))
                 at += rng.expovariate(1 / mean_s)
-        return tuple(sorted(drawn, key=_at_s))
+        return tuple(sorted(drawn, key=lambda each: each.at_s))
 
-    def script(self, faults: Sequence[Drawn]) -> Callable[[Swarm], Awaitable[None]]:
-        """What `Swarm.run` runs beside the swarm."""
+    def script(self, faults: Sequence[Drawn]) -> Callable[[VirtualSwarm], Awaitable[None]]:
+        """What `VirtualSwarm.run` runs beside the swarm."""
 
-        async def act(swarm: Swarm) -> None:
+        async def act(swarm: VirtualSwarm) -> None:
             away = _Away(swarm)
             async with asyncio.TaskGroup() as group:
                 for drawn in faults:
-                    await asyncio.sleep(max(_at_s(drawn) - swarm.loop.time(), 0.0))
+                    await asyncio.sleep(max(drawn.at_s - swarm.loop.time(), 0.0))
                     if swarm.done and not away.peers:
                         return
                     group.create_task(_strike(swarm, drawn, self, away))
@@ -141,7 +106,7 @@ class Chaos:
 class _Away:
     """Who is dead and will be back, and what must not be lost with a disk."""
 
-    def __init__(self, swarm: Swarm) -> None:
+    def __init__(self, swarm: VirtualSwarm) -> None:
         self._swarm = swarm
         self.peers: set[PeerId] = set()
 
@@ -164,10 +129,6 @@ class _Away:
         begun = bool(found) or newest > self._swarm.plan.checkpoint_every
         return not begun or newest_on_disk(found, stages) is not None
 
-    def kill(self, node: Node) -> None:
-        self._swarm.kill(node)
-        self.peers.add(node.peer_id)
-
     def back(self, node: Node, name: PeerId | None) -> None:
         self.peers.discard(node.peer_id)
         self._swarm.add(node.stages, name)
@@ -176,62 +137,66 @@ class _Away:
         return self.peers | {node.peer_id for node in self._swarm.nodes if node.up}
 
 
-async def _strike(swarm: Swarm, drawn: Drawn, chaos: Chaos, away: _Away) -> None:
+async def _strike(swarm: VirtualSwarm, drawn: Drawn, chaos: Chaos, away: _Away) -> None:
     """Carry out one fault, to its end."""
-    fault, pick, variant = drawn
+    kind, at_s, seconds, pick, variant = drawn
     up = [node for node in swarm.nodes if node.up]
-    match fault:
-        case Kill(back_s=back_s) if node := _victim(swarm, drawn):
-            away.kill(node)
-            await asyncio.sleep(back_s)
+
+    def do(fault: Fault, name: str = "", **whom: int) -> None:
+        carry_out(FaultAction(fault, -1, name, **whom), swarm)
+
+    async def lasts(fault: Fault, name: str = "") -> None:
+        do(fault, name)
+        await asyncio.sleep(seconds)
+        carry_out(FaultEnded(fault, name), swarm)
+
+    match kind:
+        case "crash" if node := _victim(swarm, drawn):
+            do(Kill(at_s=at_s), node.peer_id)
+            away.peers.add(node.peer_id)
+            await asyncio.sleep(seconds)
             renamed = variant < chaos.new_name and away.may_lose_disk(node)
             away.back(node, None if renamed else node.peer_id)
-        case Stop(for_s=for_s) if node := _victim(swarm, drawn):
-            swarm.stop(node)
-            await asyncio.sleep(for_s)
-            if node.up:
-                swarm.resume(node)
-        case Join():
+        case "stop" if node := _victim(swarm, drawn):
+            await lasts(Stop(at_s=at_s, for_s=seconds), node.peer_id)
+        case "join":
             stage = int(pick * swarm.plan.stages)
             if len(swarm.replicas(stage)) < chaos.most_replicas:
-                swarm.add((stage,))
-        case LoseRanks(told_after_s=told_after_s):
-            if able := [node for node in up if not node.process.stopped]:
-                node = _pick(able, pick)
-                swarm.counts["ranks"] += 1
-                node.engines[_pick(node.stages, variant)].lose_ranks(told_after_s=told_after_s)
-        case KillTrainer(back_s=back_s) if swarm.trainers:
+                do(Join(at_s=at_s), f"s{stage}.{len(swarm.nodes)}", stage=stage)
+        case "ranks" if able := [node for node in up if not node.process.stopped]:
+            node = _pick(able, pick)
+            swarm.counts["ranks"] += 1
+            do(KillRank(at_s=at_s), node.peer_id, rank=int(variant * len(node.stages)))
+        case "trainer" if swarm.trainers:
             trainer = _pick(sorted(swarm.trainers), pick)
-            swarm.kill_trainer(trainer)
-            await asyncio.sleep(back_s)
-            swarm.add_trainer(trainer if variant < 0.5 else f"trainer.{int(variant * 1e9)}")
-        case KillTogether(everybody=everybody, back_s=back_s) if away.may_lose_memory():
-            trainers = sorted(swarm.trainers) if everybody else []
+            do(Kill(at_s=at_s), trainer)
+            await asyncio.sleep(seconds)
+            carry_out(RestartAction(trainer if variant < 0.5 else f"trainer.{int(variant * 1e9)}"), swarm)
+        case "kill_stage" | "kill_all" if away.may_lose_memory():
+            swarm.counts["kill_together"] += 1
+            stage = int(pick * swarm.plan.stages) if kind == "kill_stage" else None
+            trainers = sorted(swarm.trainers) if stage is None else []
+            victims = [node for node in up if stage is None or stage in node.stages]
+            do(KillAll(at_s=at_s, stage=stage))
+            away.peers |= {node.peer_id for node in victims}
+            await asyncio.sleep(seconds)
+            await _come_back(swarm, victims, random.Random(variant), chaos, away)
             for trainer in trainers:
-                swarm.kill_trainer(trainer)
-            stage = int(pick * swarm.plan.stages)
-            victims = [node for node in up if everybody or stage in node.stages]
-            await _kill_together(swarm, victims, back_s, random.Random(variant), chaos, away)
-            for trainer in trainers:
-                swarm.add_trainer(trainer)
-        case Cut(for_s=for_s):
-            _cut(swarm, up, variant, random.Random(pick))
-            await asyncio.sleep(for_s)
-            swarm.heal()
-        case Deafen(for_s=for_s) if len(up) > 1:
-            swarm.deafen(*_pick([(one.peer_id, two.peer_id) for one, two in itertools.permutations(up, 2)], pick))
-            await asyncio.sleep(for_s)
-            swarm.heal()
+                carry_out(RestartAction(trainer), swarm)
+        case "cut":
+            rng = random.Random(pick)
+            sides = _sides(swarm, up, variant, rng)
+            if rng.random() < 0.3:
+                swarm.directory.split()
+            await lasts(Partition(at_s=at_s, for_s=seconds, between=sides))
+        case "deafen" if len(up) > 1:
+            sender, receiver = _pick([*itertools.permutations(up, 2)], pick)
+            cut = {"senders": (sender.peer_id,), "receivers": (receiver.peer_id,)}
+            await lasts(OneWayCut(at_s=at_s, for_s=seconds, **cut))
 
 
-async def _kill_together(
-    swarm: Swarm, victims: list[Node], back_s: float, rng: random.Random, chaos: Chaos, away: _Away
-) -> None:
-    """They come back one after the other."""
-    swarm.counts["kill_together"] += 1
-    for node in victims:
-        away.kill(node)
-    await asyncio.sleep(back_s)
+async def _come_back(swarm: VirtualSwarm, victims: list[Node], rng: random.Random, chaos: Chaos, away: _Away) -> None:
+    """One after the other."""
     rng.shuffle(victims)
     for node in victims:
         if rng.random() < chaos.new_disk and away.may_lose_disk(node):
@@ -240,21 +205,20 @@ async def _kill_together(
         await asyncio.sleep(rng.choice((0.0, rng.expovariate(1.0))))
 
 
-def _cut(swarm: Swarm, up: list[Node], variant: float, rng: random.Random) -> None:
+def _sides(swarm: VirtualSwarm, up: list[Node], variant: float, rng: random.Random) -> tuple[Group, ...]:
     """Any two groups; a third of the cuts run inside one stage, a third through all of them, the rest anywhere."""
     if variant < 1 / 3:
         stage = rng.randrange(swarm.plan.stages)
         up = [node for node in up if stage in node.stages]
     rng.shuffle(up)
+    names = [node.peer_id for node in up]
     if variant < 2 / 3:
-        sides = up[::2], up[1::2]
-    else:
-        place = rng.randrange(len(up) + 1)
-        sides = up[:place], up[place:]
-    swarm.partition(*sides, directory=rng.random() < 0.3)
+        return tuple(names[::2]), tuple(names[1::2])
+    place = rng.randrange(len(up) + 1)
+    return tuple(names[:place]), tuple(names[place:])
 
 
-def _victim(swarm: Swarm, drawn: Drawn) -> Node | None:
+def _victim(swarm: VirtualSwarm, drawn: Drawn) -> Node | None:
     """A running replica without which every stage keeps its state; of a third of the faults, one that leads."""
     mortal = [node for node in swarm.nodes if node.up and not node.process.stopped and swarm.may_die(node)]
     if drawn.variant > 2 / 3:
@@ -267,15 +231,6 @@ def _victim(swarm: Swarm, drawn: Drawn) -> Node | None:
 
 def _pick(among: Sequence, number: float):
     return among[int(number * len(among))]
-
-
-def _at_s(drawn: Drawn) -> float:
-    assert drawn.fault.at_s is not None
-    return drawn.fault.at_s
-
-
-def _long(seconds: float) -> float:
-    return max(round(seconds, 3), 0.001)
 
 
 def shrink(faults: Sequence[Drawn], fails: Callable[[Sequence[Drawn]], bool]) -> list[Drawn]:
@@ -297,7 +252,7 @@ def shrink(faults: Sequence[Drawn], fails: Callable[[Sequence[Drawn]], bool]) ->
     return left
 
 
-def play(plan: Plan, chaos: Chaos, seed: int, faults: Sequence[Drawn], *, end_s: float) -> Swarm:
+def play(plan: Plan, chaos: Chaos, seed: int, faults: Sequence[Drawn], *, end_s: float) -> VirtualSwarm:
     """One run under a schedule. It goes back at most twice for each time that many are killed or cut off."""
     swarm = watched(plan, seed)
     back = GoingBack(swarm)
@@ -307,7 +262,7 @@ def play(plan: Plan, chaos: Chaos, seed: int, faults: Sequence[Drawn], *, end_s:
     return swarm
 
 
-def run_seed(plan: Plan, chaos: Chaos, seed: int, *, end_s: float = 600.0) -> Swarm:
+def run_seed(plan: Plan, chaos: Chaos, seed: int, *, end_s: float = 600.0) -> VirtualSwarm:
     """One run under the seed's schedule. A failure names the fewest of its faults that still break it."""
     faults = chaos.schedule(seed)
 
@@ -322,6 +277,6 @@ def run_seed(plan: Plan, chaos: Chaos, seed: int, *, end_s: float = 600.0) -> Sw
         return play(plan, chaos, seed, faults, end_s=end_s)
     except Exception as error:
         error.add_note(f"seed {seed}, shrunk from {len(faults)} faults to:")
-        for fault, pick, variant in shrink(faults, fails):
-            error.add_note(f"    {fault.kind} {fault.model_dump(exclude_defaults=True)} {pick} {variant}")
+        for drawn in shrink(faults, fails):
+            error.add_note(f"    {drawn}")
         raise

@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from swarmnet.ids import PeerId, Restart
-from swarmnet.simulate.swarm import Broken, Swarm
+from swarmnet.simulate.swarm import Broken, VirtualSwarm
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Move:
 class GoingBack:
     """Watches a swarm from its start; raises Broken where a past that was given up is served."""
 
-    def __init__(self, swarm: Swarm) -> None:
+    def __init__(self, swarm: VirtualSwarm) -> None:
         self._swarm = swarm
         self.moves: list[Move] = []
         self._reach: dict[tuple[Restart, int], int] = {}

@@ -10,21 +10,21 @@ from collections.abc import Callable
 
 from swarmnet.ids import PeerId
 from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Node, Swarm
+from swarmnet.simulate.swarm import Node, VirtualSwarm
 
 
-def node_of(swarm: Swarm, peer: PeerId) -> Node | None:
+def node_of(swarm: VirtualSwarm, peer: PeerId) -> Node | None:
     """The live peer process of that name."""
     return next((node for node in swarm.nodes if node.up and node.peer_id == peer), None)
 
 
-def member_of(swarm: Swarm, peer: PeerId, stage: int):
+def member_of(swarm: VirtualSwarm, peer: PeerId, stage: int):
     """The step machine of a live replica."""
     node = node_of(swarm, peer)
     return node.peer.replicas[stage].member if node is not None and stage in node.peer.replicas else None
 
 
-def leader_of(swarm: Swarm, stage: int) -> Node | None:
+def leader_of(swarm: VirtualSwarm, stage: int) -> Node | None:
     """Whoever keeps a stage under the highest ballot."""
     keeping = [
         (member.oldest.leader.ballot, node)
@@ -34,12 +34,12 @@ def leader_of(swarm: Swarm, stage: int) -> Node | None:
     return max(keeping, key=lambda entry: entry[0])[1] if keeping else None
 
 
-def soon(swarm: Swarm, act: Callable[[], object]) -> None:
+def soon(swarm: VirtualSwarm, act: Callable[[], object]) -> None:
     """Do it right after the callback that runs now: the process has done this and nothing more."""
     swarm.loop.call_soon(act)
 
 
-def kill_and_restart(swarm: Swarm, node: Node | None, *, after_s: float | None = 1.0) -> None:
+def kill_and_restart(swarm: VirtualSwarm, node: Node | None, *, after_s: float | None = 1.0) -> None:
     """SIGKILL, and the same name again after a while (None: never)."""
     if node is None or not node.up:
         return
@@ -54,7 +54,7 @@ async def until(condition: Callable[[], object], *, every_s: float = 0.002) -> N
         await asyncio.sleep(every_s)
 
 
-async def happened(swarm: Swarm, *events: str, peer: PeerId | None = None, **wanted: object) -> None:
+async def happened(swarm: VirtualSwarm, *events: str, peer: PeerId | None = None, **wanted: object) -> None:
     """Wait for one of these events with these fields, from now on."""
     seen = asyncio.Event()
 
@@ -66,12 +66,12 @@ async def happened(swarm: Swarm, *events: str, peer: PeerId | None = None, **wan
     await seen.wait()
 
 
-async def reached(swarm: Swarm, step: int) -> None:
+async def reached(swarm: VirtualSwarm, step: int) -> None:
     """The last stage has committed `step`."""
     await happened(swarm, "committed", stage=swarm.plan.stages - 1, step=step)
 
 
-def versions(swarm: Swarm, event: str, how: str | None = None) -> list[int]:
+def versions(swarm: VirtualSwarm, event: str, how: str | None = None) -> list[int]:
     return [
         fields["version"]
         for _, _, name, fields in swarm.events
@@ -79,14 +79,14 @@ def versions(swarm: Swarm, event: str, how: str | None = None) -> list[int]:
     ]
 
 
-def watched(plan: Plan, seed: int = 1) -> Swarm:
+def watched(plan: Plan, seed: int = 1) -> VirtualSwarm:
     """A swarm whose invariants are checked at every event and every 50 virtual milliseconds."""
-    swarm = Swarm(plan, seed)
+    swarm = VirtualSwarm(plan, seed)
     swarm.hooks.append(lambda peer, event, fields: swarm.check_now())
     return swarm
 
 
-async def check_always(swarm: Swarm) -> None:
+async def check_always(swarm: VirtualSwarm) -> None:
     """A script that only checks."""
     while not swarm.done:
         swarm.check_now()

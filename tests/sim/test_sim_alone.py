@@ -12,7 +12,7 @@ from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Audits
 from swarmnet.messages import Packed
 from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Guise, Swarm
+from swarmnet.simulate.swarm import Guise, VirtualSwarm
 from swarmnet.stage.seams import Recomputed
 from tests.benchmark_modules import load
 
@@ -60,7 +60,7 @@ def run(
 
     hear: told of every event.
     """
-    swarm, told = Swarm(PLAN, 1, audit_model.Regression), dict[str, set[PeerId]]()
+    swarm, told = VirtualSwarm(PLAN, 1, audit_model.Regression), dict[str, set[PeerId]]()
     swarm.exact = False
     kind = ({"": audit_lies.FalseWork} | audit_lies.LIES)[lie]
     lying = kind(swarm, ALONE, stage)
@@ -75,7 +75,7 @@ def run(
 
     swarm.hooks += [look, *([hear] if hear is not None else [])]
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         swarm.add((stage,), ALONE)
 
     swarm.run(until_s=240.0, script=script)

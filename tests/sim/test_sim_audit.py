@@ -21,7 +21,7 @@ import audit_model  # noqa: E402
 
 from swarmnet.manifest.schema import Audits  # noqa: E402
 from swarmnet.simulate.plan import Plan  # noqa: E402
-from swarmnet.simulate.swarm import Swarm  # noqa: E402
+from swarmnet.simulate.swarm import VirtualSwarm  # noqa: E402
 
 SHORT = {"microbatches": 20, "steps": 12, "q": 0.4}
 RARE: dict[str, dict[str, float]] = {
@@ -37,7 +37,7 @@ WITHOUT_HARM = ("reducer", "auditor", "accuser")
 
 
 def test_honest_members_learn_what_one_process_does() -> None:
-    swarm = Swarm(Plan(microbatches=8, steps=12, trainers=2), 1, audit_model.Regression)
+    swarm = VirtualSwarm(Plan(microbatches=8, steps=12, trainers=2), 1, audit_model.Regression)
     swarm.run()
     assert all(
         engine.weights == swarm.reference.weights[stage]
@@ -51,7 +51,7 @@ def test_honest_members_learn_what_one_process_does() -> None:
 
 
 def test_what_is_learnt_is_the_truth() -> None:
-    reference = Swarm(Plan(microbatches=50, steps=100), 1, audit_model.Regression).reference
+    reference = VirtualSwarm(Plan(microbatches=50, steps=100), 1, audit_model.Regression).reference
     found = [audit_model.weights_in(weights) for weights in reference.weights]
     off = [abs(a - b) for stage in range(2) for a, b in zip(found[stage], audit_model.truth(stage), strict=True)]
     assert max(off) < audit_model.ONE / 4

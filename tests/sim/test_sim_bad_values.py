@@ -18,7 +18,7 @@ from swarmnet.ids import PeerId
 from swarmnet.messages import Answer, Fetched, Gradient, Packed, Process, Rejected
 from swarmnet.simulate.engine import proven_tokens_of
 from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Swarm
+from swarmnet.simulate.swarm import VirtualSwarm
 from swarmnet.testing.clock import SimulatedProcess
 from swarmnet.testing.doubles import FakeService
 from swarmnet.testing.network import Message
@@ -31,7 +31,7 @@ LONG = Packed("fp32", (1, 1, 2), struct.pack("<ff", 1.0, 2.0))
 STRANGER = PeerId("stranger")
 
 
-async def begun(swarm: Swarm) -> None:
+async def begun(swarm: VirtualSwarm) -> None:
     """Everybody has state: from now on calls are looked at."""
     synced, there = set(), asyncio.Event()
 
@@ -45,7 +45,7 @@ async def begun(swarm: Swarm) -> None:
     await there.wait()
 
 
-def unharmed(swarm: Swarm) -> None:
+def unharmed(swarm: VirtualSwarm) -> None:
     """Nothing was left out, nobody stopped; that the weights are right, the run itself has checked."""
     assert not swarm.counts["voided"] and not swarm.counts["halted"]
 
@@ -79,7 +79,7 @@ def test_somebody_uploads_what_is_wrong_to_everybody(
     answers: list[Answer] = []
     liar = PeerId(f"s{stage - 1}.{2 * stage - 2}") if stage else STRANGER
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         swarm.network.attach(STRANGER, SimulatedProcess(STRANGER), FakeService())
         transport = swarm.network.transport(liar)
         await begun(swarm)
@@ -109,7 +109,7 @@ def test_somebody_uploads_what_is_wrong_to_everybody(
     assert named == {(liar, stage, code.value)}
 
 
-def lying(swarm: Swarm, liar: str, change: Callable[[Answer], Answer]) -> list[Answer]:
+def lying(swarm: VirtualSwarm, liar: str, change: Callable[[Answer], Answer]) -> list[Answer]:
     """Change what one peer answers; returns the lies it told."""
     told: list[Answer] = []
 

@@ -10,7 +10,7 @@ from benchmark_modules import load, printed_by
 from further import further
 
 from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Swarm
+from swarmnet.simulate.swarm import VirtualSwarm
 
 depth = load("depth")
 
@@ -28,10 +28,10 @@ def test_four_slots_are_too_few_for_eight_stages() -> None:
 
 
 def test_slots_are_no_more_than_the_operator_lends() -> None:
-    swarm = Swarm(Plan(stages=4, replicas=1, microbatches=16, slots=0), seed=2)
+    swarm = VirtualSwarm(Plan(stages=4, replicas=1, microbatches=16, slots=0), seed=2)
     taken: list[int] = []
 
-    async def cap(swarm: Swarm) -> None:
+    async def cap(swarm: VirtualSwarm) -> None:
         for node in swarm.nodes:
             node.peer.limit(slots=2, disk_bytes=0, line_bytes_per_s=0)
 

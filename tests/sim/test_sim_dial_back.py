@@ -9,21 +9,21 @@ from strike import happened
 
 from swarmnet.ids import PeerId
 from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Node, Swarm
+from swarmnet.simulate.swarm import Node, VirtualSwarm
 
 JOINER = PeerId("joiner")
 PLAN = Plan(stages=2, replicas=2, microbatches=4, steps=12, forward_s=0.1)
 
 
-def said(swarm: Swarm, event: str, peer: PeerId = JOINER) -> list[dict[str, object]]:
+def said(swarm: VirtualSwarm, event: str, peer: PeerId = JOINER) -> list[dict[str, object]]:
     return [fields for _, who, name, fields in swarm.events if who == peer and name == event]
 
 
-def joined(firewall: Callable[[Swarm], list[Node]], *, seed: int = 1) -> Swarm:
+def joined(firewall: Callable[[VirtualSwarm], list[Node]], *, seed: int = 1) -> VirtualSwarm:
     """A run of 2 x 2 that a newcomer joins after two steps; `firewall` says who cannot dial it."""
-    swarm = Swarm(PLAN, seed)
+    swarm = VirtualSwarm(PLAN, seed)
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await happened(swarm, "applied", version=2)
         for node in firewall(swarm):
             swarm.network.lines.block_dial(node.peer_id, JOINER)
@@ -35,7 +35,7 @@ def joined(firewall: Callable[[Swarm], list[Node]], *, seed: int = 1) -> Swarm:
     return swarm
 
 
-def ends_at(swarm: Swarm) -> float:
+def ends_at(swarm: VirtualSwarm) -> float:
     """When the run made its last step."""
     return max(at for at, who, event, _ in swarm.events if event == "applied" and who != JOINER)
 
@@ -53,7 +53,7 @@ def test_a_firewalled_newcomer_stops_and_the_run_does_not_notice() -> None:
         peer for *_, event, fields in swarm.events if event == "committed" for peer, _ in fields["contributions"]
     }  # type: ignore[attr-defined]
     assert JOINER not in contributors
-    alone = Swarm(PLAN, 1)
+    alone = VirtualSwarm(PLAN, 1)
     alone.run(until_s=120.0)
     assert ends_at(swarm) < 1.15 * ends_at(alone), "no step waited for it"
 
@@ -66,9 +66,9 @@ def test_a_newcomer_that_half_of_them_reach_is_let_in() -> None:
 
 
 def test_the_first_of_a_run_ask_nobody_and_who_comes_back_is_asked_for_again() -> None:
-    swarm = Swarm(PLAN, 3)
+    swarm = VirtualSwarm(PLAN, 3)
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         node = swarm.nodes[3]
         await happened(swarm, "applied", version=2)
         assert not said(swarm, "dialled_back", node.peer_id)
@@ -82,9 +82,9 @@ def test_the_first_of_a_run_ask_nobody_and_who_comes_back_is_asked_for_again() -
 
 def test_members_that_cannot_be_asked_keep_nobody_out() -> None:
     """The newcomer's own network is away: it waits, as it always did, and comes in when the network is back."""
-    swarm = Swarm(PLAN, 4)
+    swarm = VirtualSwarm(PLAN, 4)
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await happened(swarm, "applied", version=2)
         swarm.partition([node.peer_id for node in swarm.nodes], [JOINER])
         swarm.add((1,), JOINER)

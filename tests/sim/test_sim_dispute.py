@@ -17,7 +17,7 @@ from swarmnet.ids import PeerId
 from swarmnet.messages import Packed, Part
 from swarmnet.simulate.engine import SimulatedEngine
 from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Node, Swarm
+from swarmnet.simulate.swarm import Node, VirtualSwarm
 from swarmnet.testing.network import Message
 
 STEP, STAGE = 1, 0
@@ -54,8 +54,8 @@ def spoil(node: Node, fault: Fault) -> None:
     engine.contribution = contribution  # type: ignore[method-assign]
 
 
-def play(fault: Fault, *, leader: bool, replicas: int, steps: int = 4) -> tuple[Swarm, Node]:
-    swarm = Swarm(Plan(stages=2, replicas=replicas, microbatches=2 * replicas, steps=steps), seed=3)
+def play(fault: Fault, *, leader: bool, replicas: int, steps: int = 4) -> tuple[VirtualSwarm, Node]:
+    swarm = VirtualSwarm(Plan(stages=2, replicas=replicas, microbatches=2 * replicas, steps=steps), seed=3)
     struck: list[Node] = []
 
     def hook(peer: object, event: str, fields: dict[str, object]) -> None:
@@ -68,7 +68,7 @@ def play(fault: Fault, *, leader: bool, replicas: int, steps: int = 4) -> tuple[
     return swarm, struck[0]
 
 
-def left_out(swarm: Swarm) -> list[tuple[object, object, object]]:
+def left_out(swarm: VirtualSwarm) -> list[tuple[object, object, object]]:
     return [
         (fields["peer"], fields["reason"], fields["step"])
         for _, _, event, fields in swarm.events
@@ -127,7 +127,7 @@ def test_what_only_the_reducer_of_one_place_refuses_is_found_by_cutting_again_un
 
 
 def test_a_line_broken_between_two_members_costs_one_step_and_not_each() -> None:
-    swarm = Swarm(Plan(stages=1, replicas=4, microbatches=8, steps=8), seed=3)
+    swarm = VirtualSwarm(Plan(stages=1, replicas=4, microbatches=8, steps=8), seed=3)
     broken: list[PeerId] = []
     since: list[float] = []
 

@@ -18,7 +18,7 @@ from strike import check_always, soon, until, watched
 from test_sim_scenarios import PLAN, POINTS, Trap
 
 from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Enough, Node, Swarm
+from swarmnet.simulate.swarm import Enough, Node, VirtualSwarm
 from swarmnet.testing.network import Links
 
 
@@ -26,7 +26,7 @@ from swarmnet.testing.network import Links
 class Farewells:
     """Who has left, when it was asked, when it went, and what it said."""
 
-    swarm: Swarm
+    swarm: VirtualSwarm
     asked: dict[str, float] = field(default_factory=dict)
     gone: dict[str, tuple[float, str]] = field(default_factory=dict)
 
@@ -52,7 +52,7 @@ class Farewells:
         ]
 
 
-def executions(swarm: Swarm) -> int:
+def executions(swarm: VirtualSwarm) -> int:
     """Training forwards of everybody who ever was."""
     return sum(replica.execution.executions for node in swarm.nodes for replica in node.peer.replicas.values())
 
@@ -61,7 +61,7 @@ def indexes(plan: Plan) -> int:
     return plan.stages * plan.steps * plan.microbatches
 
 
-async def at_step(swarm: Swarm, step: int) -> None:
+async def at_step(swarm: VirtualSwarm, step: int) -> None:
     """Until everybody has reached that version, at the latest moment at which nothing of it has begun."""
     while not all(replica.member.version >= step for node in swarm.nodes for replica in node.peer.replicas.values()):
         swarm.check_now()
@@ -94,7 +94,7 @@ def test_one_after_the_other_until_each_stage_has_one(trainers: int) -> None:
     swarm = watched(plan)
     farewells = Farewells(swarm)
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         for step, node in enumerate([node for node in swarm.nodes if not node.peer_id.endswith((".0", ".3", ".6"))]):
             while swarm.replicas(0)[0].peer.replicas[0].member.version < step:
                 await asyncio.sleep(0.01)
@@ -111,7 +111,7 @@ def test_a_leaving_peer_begins_nothing_new() -> None:
     farewells = Farewells(swarm)
     begun: list[int] = []
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         node = swarm.replicas(1)[0]
         await until(lambda: node.peer.replicas and node.peer.replicas[1].execution.num_tasks == 2)
         farewells.ask(node)
@@ -133,7 +133,7 @@ def test_the_only_replica_serves_on_until_another_has_its_state() -> None:
     swarm = watched(plan)
     farewells = Farewells(swarm)
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         node = swarm.replicas(1)[0]
         await at_step(swarm, 2)
         farewells.ask(node, drain_s=500.0)
@@ -154,7 +154,7 @@ def test_the_only_replica_leaves_when_its_time_is_up() -> None:
     swarm = watched(Plan(stages=2, replicas=1, microbatches=6, steps=60))
     farewells = Farewells(swarm)
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         node = swarm.replicas(1)[0]
         await at_step(swarm, 2)
         farewells.ask(node, drain_s=4.0)
@@ -173,7 +173,7 @@ def test_when_everybody_leaves_nobody_waits_and_all_stages_stand_at_the_same_ver
     swarm = watched(Plan(stages=stages, replicas=2, microbatches=6, steps=20))
     farewells, rng = Farewells(swarm), random.Random(seed)
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await at_step(swarm, 3)
         await asyncio.sleep(0.4 * rng.random())
         everybody = list(swarm.nodes)
@@ -197,7 +197,7 @@ def test_of_two_that_leave_together_the_last_one_stays() -> None:
     swarm = watched(Plan(stages=2, replicas=2, microbatches=6, steps=40), 3)
     farewells = Farewells(swarm)
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await at_step(swarm, 2)
         first, second = swarm.replicas(0)
         farewells.ask(first, drain_s=500.0)
@@ -219,7 +219,7 @@ def test_a_newcomer_without_state_leaves_at_once() -> None:
     swarm = watched(Plan(stages=2, replicas=2, microbatches=6, steps=6))
     farewells = Farewells(swarm)
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await at_step(swarm, 2)
         node = swarm.add([0])
         await until(lambda: node.peer.replicas, every_s=0)
@@ -247,8 +247,8 @@ def test_peers_that_come_and_leave_all_the_time_on_a_bad_network(seed: int) -> N
     swarm = watched(plan, seed)
     farewells, rng = Farewells(swarm), random.Random(seed)
 
-    async def script(swarm: Swarm) -> None:
-        while not any(step == plan.steps - 1 for _, step in swarm.committed):
+    async def script(swarm: VirtualSwarm) -> None:
+        while not any(step == plan.steps - 1 for _, step in swarm.checker.committed):
             await asyncio.sleep(0.5 * rng.random())
             swarm.check_now()
             stage = rng.randrange(plan.stages)

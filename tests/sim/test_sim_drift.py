@@ -13,7 +13,7 @@ from swarmnet.ids import PeerId
 from swarmnet.messages import Commit
 from swarmnet.simulate.engine import SimulatedEngine
 from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Node, Swarm
+from swarmnet.simulate.swarm import Node, VirtualSwarm
 from swarmnet.step import member
 
 EVERY = 4
@@ -34,7 +34,7 @@ def plan(*, replicas: int = 3, steps: int = 16, drift_every: int = EVERY, resync
     )
 
 
-def spared(swarm: Swarm, *victims: PeerId) -> None:
+def spared(swarm: VirtualSwarm, *victims: PeerId) -> None:
     """The bits of these peers' weights are wrong on purpose, until they have taken others'."""
     check, off = swarm._check_weights, set(victims)
 
@@ -56,14 +56,14 @@ def version(node: Node) -> int:
     return node.peer.replicas[0].member.version if 0 in node.peer.replicas else -1
 
 
-def order(swarm: Swarm) -> list[Node]:
+def order(swarm: VirtualSwarm) -> list[Node]:
     """Replicas of stage 0 in the order of leaders."""
     member = swarm.replicas(0)[0].peer.replicas[0].member
     names = member.view.leader_order(member.term_chain, now=swarm.loop.time())
     return [node for name in names if (node := node_of(swarm, name)) is not None]
 
 
-def said(swarm: Swarm, event: str, **wanted: object) -> list[tuple[float, PeerId, dict[str, object]]]:
+def said(swarm: VirtualSwarm, event: str, **wanted: object) -> list[tuple[float, PeerId, dict[str, object]]]:
     return [
         (at, who, fields)
         for at, who, name, fields in swarm.events
@@ -77,7 +77,7 @@ def test_the_odd_one_of_three_is_named_and_repaired(place: int, sync: Literal["e
     swarm = watched(replace(plan(), sync=sync))
     victims: list[PeerId] = []
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await until(lambda: min(map(version, swarm.replicas(0))) >= 5, every_s=0.01)
         victim = order(swarm)[place]
         victims.append(victim.peer_id)
@@ -101,7 +101,7 @@ def test_of_two_the_first_in_order_stands() -> None:
     swarm = watched(plan(replicas=2, steps=13))
     victims: list[PeerId] = []
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await until(lambda: min(map(version, swarm.replicas(0))) >= 5, every_s=0.01)
         victim = order(swarm)[1]
         victims.append(victim.peer_id)
@@ -123,7 +123,7 @@ def test_three_with_three_different_states_agree_in_the_end_and_two_serve_at_any
 
     swarm.hooks.append(two_serve)
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await until(lambda: min(map(version, swarm.replicas(0))) >= 5, every_s=0.01)
         first, second, third = order(swarm)
         spared(swarm, second.peer_id, third.peer_id)
@@ -139,7 +139,7 @@ def test_three_with_three_different_states_agree_in_the_end_and_two_serve_at_any
 def test_what_is_off_at_the_last_version_is_repaired_after_it() -> None:
     swarm = watched(plan(steps=9, drift_every=100))
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await until(lambda: min(map(version, swarm.replicas(0))) >= 7, every_s=0.01)
         victim = order(swarm)[2]
         spared(swarm, victim.peer_id)

@@ -12,7 +12,7 @@ from swarmnet.directory import Record, StageStatus
 from swarmnet.ids import NO_RESTART, OnDisk, PeerId, Restart, first_chain
 from swarmnet.messages import Heartbeat, Stamp
 from swarmnet.simulate.plan import RUN, Plan
-from swarmnet.simulate.swarm import Swarm
+from swarmnet.simulate.swarm import VirtualSwarm
 from swarmnet.state.rollback import Move
 from tests.sim.going_back import GoingBack
 from tests.sim.strike import watched
@@ -20,7 +20,7 @@ from tests.sim.test_sim_restart import reached
 from tests.sim.test_sim_restart_races import all_serve, member, until
 
 
-def newest(swarm: Swarm) -> int:
+def newest(swarm: VirtualSwarm) -> int:
     return max(member(node).version for node in swarm.nodes if node.up)
 
 
@@ -32,7 +32,7 @@ def test_one_peer_whose_cable_is_out_takes_nobody_back(replicas: int, away_s: fl
     swarm = watched(Plan(stages=2, replicas=replicas, steps=90, checkpoint_every=checkpoint_every))
     back = GoingBack(swarm)
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await reached(swarm, 14)
         lone = swarm.replicas(1)[0]
         swarm.partition([lone], [*[n for n in swarm.nodes if n is not lone], *swarm.trainers], directory=True)
@@ -87,7 +87,7 @@ def test_what_free_identities_say_moves_nobody(
                     node.peer.on_tell(liar, beat)
             await asyncio.sleep(0.5)
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await reached(swarm, 68 if crowd > 1 else 4)
         async with asyncio.TaskGroup() as group:
             lying = group.create_task(lie())
@@ -109,7 +109,7 @@ def test_one_that_went_back_alone_takes_it_back_and_nothing_is_lost() -> None:
     back = GoingBack(swarm)
     had: list[int] = []
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await reached(swarm, 9)
         lone = swarm.replicas(1)[0]
         await until(lambda: not member(lone).oldest.applying)
@@ -126,5 +126,5 @@ def test_one_that_went_back_alone_takes_it_back_and_nothing_is_lost() -> None:
     assert last_commit_s(swarm) < 25.0
 
 
-def last_commit_s(swarm: Swarm) -> float:
+def last_commit_s(swarm: VirtualSwarm) -> float:
     return max(at for at, _, event, _ in swarm.events if event == "committed")

@@ -19,7 +19,7 @@ from swarmnet.manifest.schema import Protocol
 from swarmnet.messages import Control, Round, StagePlan
 from swarmnet.simulate.engine import SimulatedEngine
 from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Swarm
+from swarmnet.simulate.swarm import VirtualSwarm
 from swarmnet.stage.seams import Contribution, Reduced
 
 
@@ -53,7 +53,7 @@ def test_replicas_are_lost_in_the_middle_of_a_round(
 ) -> None:
     """The whole product. What was summed and where everybody ends is the single process's, to the bit."""
     plan = Plan(stages=1, replicas=members, microbatches=members, steps=1, group_size=16, protocol=protocol)
-    swarm = Swarm(plan, seed=1)
+    swarm = VirtualSwarm(plan, seed=1)
     lost: set[PeerId] = set()
     rounds: list[Round] = []
 
@@ -72,7 +72,7 @@ def test_replicas_are_lost_in_the_middle_of_a_round(
             if node.peer_id in lost:
                 swarm.kill(node)
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         struck = asyncio.Event()
         for node in swarm.nodes:
             watch_sums(node.engines[0], struck)
@@ -106,11 +106,11 @@ def test_two_rounds_of_a_full_grid_are_the_mean_and_absentees_cost_no_more_than_
 
 
 def test_a_replica_that_sums_alone_says_why() -> None:
-    swarm = Swarm(Plan(stages=1, replicas=2, microbatches=4, steps=6, state_bytes=1 << 21), seed=2)
+    swarm = VirtualSwarm(Plan(stages=1, replicas=2, microbatches=4, steps=6, state_bytes=1 << 21), seed=2)
     first_applied = asyncio.Event()
     swarm.hooks.append(lambda peer, event, fields: first_applied.set() if event == "applied" else None)
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await first_applied.wait()
         gone = swarm.nodes[1]
         swarm.kill(gone)

@@ -12,13 +12,13 @@ from strike import watched
 from swarmnet.messages import Process
 from swarmnet.pipeline.router import Router
 from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Enough, Node, Swarm
+from swarmnet.simulate.swarm import Enough, Node, VirtualSwarm
 
 WINDOW_S = 30.0
 PLAN = Plan(stages=2, replicas=4, microbatches=16, steps=400, forward_s=0.1)
 
 
-def steps_within(swarm: Swarm, begin: float, end: float) -> int:
+def steps_within(swarm: VirtualSwarm, begin: float, end: float) -> int:
     """Steps that were committed by everybody's first commit, in [begin, end)."""
     first: dict[object, float] = {}
     for at, _, event, fields in swarm.events:
@@ -29,11 +29,11 @@ def steps_within(swarm: Swarm, begin: float, end: float) -> int:
 
 def measure(
     *, stage: int | None, seed: int = 3, plan: Plan = PLAN, window_s: float = WINDOW_S
-) -> tuple[int, float, Swarm]:
+) -> tuple[int, float, VirtualSwarm]:
     """Steps in the window, and how long it took from the stop to the next commit of stage 0."""
     swarm = watched(plan, seed)
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await asyncio.sleep(20.0)
         if stage is not None:
             victim = max(
@@ -83,7 +83,7 @@ def test_it_is_routed_around_and_rejoins_with_equal_weights() -> None:
     )
     stopped: list[Node] = []
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await asyncio.sleep(4.0)
         stopped.append(swarm.replicas(1)[2])
         swarm.stop(stopped[0])

@@ -8,7 +8,7 @@ import pytest
 
 from swarmnet.ids import PeerId
 from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Swarm
+from swarmnet.simulate.swarm import VirtualSwarm
 
 PLAN = Plan(stages=1, replicas=4, microbatches=8, steps=20, forward_s=0.01, padding=250_000, padding_bytes=4.0)
 SUM_BYTES = 1e6
@@ -16,9 +16,9 @@ SUM_BYTES = 1e6
 
 def relayed_bytes(hidden: tuple[int, ...]) -> float:
     """Bytes of rounds that crossed the relay, per step. hidden: places of members."""
-    swarm = Swarm(PLAN, 0)
+    swarm = VirtualSwarm(PLAN, 0)
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         replicas = [node.peer_id for node in swarm.replicas(0)]
         for at in hidden:
             for other in hidden:

@@ -12,7 +12,7 @@ from swarmnet.ids import PeerId
 from swarmnet.messages import History, HistoryRequest, Packed, StepFigures
 from swarmnet.monitor.waterfall import bars_of
 from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Node, Swarm
+from swarmnet.simulate.swarm import Node, VirtualSwarm
 from swarmnet.transport import ReadPayload
 
 STRANGER = PeerId("stranger")
@@ -37,10 +37,10 @@ def key(figures: StepFigures) -> tuple[int, float, int, float, float]:
 @pytest.mark.parametrize("sync", ["exact", "overlap"])
 @pytest.mark.parametrize("served", [None, ((0, 2), (1,), (1, 2), (0,))])
 def test_members_of_all_stages_tell_the_uninvited_the_same(sync, served) -> None:
-    swarm = Swarm(Plan(stages=3, steps=12, invite=True, sync=sync, served=served), 1)
+    swarm = VirtualSwarm(Plan(stages=3, steps=12, invite=True, sync=sync, served=served), 1)
     heard: list[History] = []
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await reached(swarm, 4)
         first = swarm.replicas(1)[0]
         swarm.kill(first)
@@ -59,10 +59,10 @@ def test_members_of_all_stages_tell_the_uninvited_the_same(sync, served) -> None
 
 @pytest.mark.parametrize("sync", ["exact", "overlap"])
 def test_every_member_tells_how_it_spent_its_last_step(sync: Literal["exact", "overlap"]) -> None:
-    swarm = Swarm(Plan(stages=2, replicas=2, steps=8, sync=sync), 1)
+    swarm = VirtualSwarm(Plan(stages=2, replicas=2, steps=8, sync=sync), 1)
     heard: list[tuple[Node, History]] = []
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await reached(swarm, 6)
         heard.extend([(node, await told(node, 1 << 53)) for node in swarm.nodes if node.up])
 
@@ -85,9 +85,9 @@ def test_every_member_tells_how_it_spent_its_last_step(sync: Literal["exact", "o
 
 
 def test_an_observer_that_asks_too_often_is_told_to_wait_and_nobody_else_is_kept_waiting() -> None:
-    swarm = Swarm(Plan(steps=4), 1)
+    swarm = VirtualSwarm(Plan(steps=4), 1)
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await reached(swarm, 2)
         node = swarm.nodes[0]
         for _ in range(40):

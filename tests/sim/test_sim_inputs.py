@@ -20,7 +20,7 @@ from swarmnet.pipeline.windows import OwnTokens, ProvenWindows
 from swarmnet.simulate import reference, swarm
 from swarmnet.simulate.engine import proven_tokens_of
 from swarmnet.simulate.plan import Plan, manifest_of
-from swarmnet.simulate.swarm import Swarm
+from swarmnet.simulate.swarm import VirtualSwarm
 from swarmnet.testing.clock import SimulatedProcess
 from swarmnet.testing.doubles import FakeService
 from swarmnet.testing.network import Message
@@ -53,7 +53,7 @@ def test_real_windows_go_through_all_stages(data_at_peers: bool, monkeypatch: py
     proven(plan, monkeypatch)
     here = watched(plan, 1)
 
-    async def script(here: Swarm) -> None:
+    async def script(here: VirtualSwarm) -> None:
         await asyncio.sleep(1.3)
         here.kill(here.replicas(0)[0])
         here.kill(here.replicas(1)[0])
@@ -74,7 +74,7 @@ def test_a_stranger_with_other_tokens_changes_nothing_and_is_named(lie: str, mon
             return others, others_path
         return (others, path) if lie == "tokens" else (tokens, Packed("uint8", path.shape, bytes(len(path.data))))
 
-    async def script(here: Swarm) -> None:
+    async def script(here: VirtualSwarm) -> None:
         here.network.attach(STRANGER, SimulatedProcess(STRANGER), FakeService())
         transport = here.network.transport(STRANGER)
         for step in range(PLAN.steps):
@@ -132,7 +132,7 @@ def test_a_stranger_may_not_feed_later_stages(stage: int, purpose: str, monkeypa
 
     monkeypatch.setattr(Execution, "receive", watching)
 
-    async def script(here: Swarm) -> None:
+    async def script(here: VirtualSwarm) -> None:
         here.network.attach(STRANGER, SimulatedProcess(STRANGER), FakeService())
         transport = here.network.transport(STRANGER)
         await asyncio.sleep(0.5)

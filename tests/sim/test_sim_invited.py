@@ -7,12 +7,12 @@ import asyncio
 from swarmnet.errors import RejectCode
 from swarmnet.messages import Fetch, Rejected
 from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Swarm
+from swarmnet.simulate.swarm import VirtualSwarm
 from swarmnet.transport import ask
 
 
 def outcome(*, invite: bool) -> tuple[float, int]:
-    swarm = Swarm(Plan(invite=invite, steps=5), 1)
+    swarm = VirtualSwarm(Plan(invite=invite, steps=5), 1)
     swarm.run()
     return swarm.loop.time(), len(swarm.events)
 
@@ -25,7 +25,7 @@ def test_who_is_not_invited_feeds_nobody_and_serves_nobody() -> None:
     """An uninvited replica and an uninvited trainer run the same code as all others."""
     asked: list[object] = []
 
-    async def strangers(swarm: Swarm) -> None:
+    async def strangers(swarm: VirtualSwarm) -> None:
         await asyncio.sleep(1)
         stranger = swarm.add([0], "stranger", invited=False)
         feeder = swarm.add_trainer("feeder", invited=False)
@@ -36,10 +36,10 @@ def test_who_is_not_invited_feeds_nobody_and_serves_nobody() -> None:
                 assert not {stranger.peer_id, feeder} & node.peer.records.keys()
                 assert stranger.peer_id not in node.peer.everyone()
         asked.append(await ask(transport, guest.peer_id, Fetch(0, 0, 0, "input", cached=False)))
-        swarm.kill_trainer(feeder)
+        swarm.kill(feeder)
         swarm.kill(stranger)
 
-    swarm = Swarm(Plan(invite=True, steps=40), 1)
+    swarm = VirtualSwarm(Plan(invite=True, steps=40), 1)
     swarm.run(script=strangers)
     assert not [peer for _, peer, event, _ in swarm.events if event == "committed" and peer == "stranger"]
     (answer,) = asked
@@ -51,7 +51,7 @@ def test_a_banned_member_is_out_and_the_others_go_on() -> None:
     """Its mates take it for silent; weights are still those of one process."""
     at: list[int] = []
 
-    async def banning(swarm: Swarm) -> None:
+    async def banning(swarm: VirtualSwarm) -> None:
         banned = swarm.nodes[-1]
         await asyncio.sleep(2)
         swarm.ban(banned)
@@ -60,6 +60,6 @@ def test_a_banned_member_is_out_and_the_others_go_on() -> None:
         assert all(banned.peer_id not in node.peer.records for node in swarm.nodes[:-1])
         swarm.kill(banned)
 
-    swarm = Swarm(Plan(invite=True, replicas=3, steps=60), 1)
+    swarm = VirtualSwarm(Plan(invite=True, replicas=3, steps=60), 1)
     swarm.run(script=banning, until_s=900)
     assert at[0] < 60

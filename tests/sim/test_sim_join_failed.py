@@ -9,7 +9,7 @@ from strike import watched
 
 from swarmnet.errors import BadMessage, RejectCode
 from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Swarm
+from swarmnet.simulate.swarm import VirtualSwarm
 from swarmnet.state import snapshot_fetch
 
 
@@ -19,7 +19,7 @@ def test_a_failed_join_is_said_and_tried_again(monkeypatch: pytest.MonkeyPatch) 
 
     swarm = watched(Plan(stages=2, replicas=2, microbatches=6, steps=12))
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         applied = asyncio.Event()
         swarm.hooks.append(lambda peer, event, fields: applied.set() if fields.get("version") == 2 else None)
         await applied.wait()

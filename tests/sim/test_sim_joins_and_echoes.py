@@ -13,12 +13,12 @@ from strike import check_always, kill_and_restart, leader_of, member_of, watched
 from swarmnet.ids import PeerId
 from swarmnet.messages import Control
 from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Swarm
+from swarmnet.simulate.swarm import VirtualSwarm
 
 STEP = 1
 
 
-async def until(swarm: Swarm, reached: Callable[[], object], *, within_s: float = 60.0) -> None:
+async def until(swarm: VirtualSwarm, reached: Callable[[], object], *, within_s: float = 60.0) -> None:
     ends = swarm.loop.time() + within_s
     while not reached():
         assert swarm.loop.time() < ends, swarm.describe()
@@ -26,7 +26,7 @@ async def until(swarm: Swarm, reached: Callable[[], object], *, within_s: float 
         await asyncio.sleep(0.002)
 
 
-def standing(swarm: Swarm, stage: int) -> list:
+def standing(swarm: VirtualSwarm, stage: int) -> list:
     return [node.peer.replicas[stage].member for node in swarm.replicas(stage) if stage in node.peer.replicas]
 
 
@@ -50,7 +50,7 @@ POINTS: dict[str, Callable[[list], bool]] = {
 def test_a_replica_joins_during(point: str, killed: bool, seed: int) -> None:
     swarm = watched(Plan(stages=2, replicas=2, microbatches=6, steps=6, classes=2), seed)
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await until(swarm, lambda: POINTS[point]([m for m in standing(swarm, 1) if m.version == STEP]))
         swarm.add([1], "joiner")
         leader = leader_of(swarm, 1)
@@ -60,7 +60,7 @@ def test_a_replica_joins_during(point: str, killed: bool, seed: int) -> None:
 
     swarm.run(until_s=120.0, script=script)
     joiner = member_of(swarm, PeerId("joiner"), 1)
-    assert joiner is not None and joiner.done and swarm.forks == 0
+    assert joiner is not None and joiner.done and swarm.checker.forks == 0
 
 
 def test_a_committed_sum_outlives_its_stage_by_one_joiner() -> None:
@@ -74,7 +74,7 @@ def test_a_committed_sum_outlives_its_stage_by_one_joiner() -> None:
             m.version > STEP or (m.version == STEP and m.oldest.barrier.of(stage)) for m in standing(swarm, stage)
         )
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await until(swarm, lambda: committed(1))
         await until(swarm, lambda: all(m.version == STEP and m.oldest.finished for m in standing(swarm, 1)))
         last, gone = swarm.replicas(1)
@@ -104,7 +104,7 @@ def test_every_message_arrives_again_much_later(seed: int) -> None:
 
     swarm.network.tell = echoed  # type: ignore[method-assign]
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         while not swarm.done:
             await asyncio.sleep(2.0)
             leader = leader_of(swarm, rng.randrange(2))
@@ -127,7 +127,7 @@ def test_a_newcomer_can_tell_others_how_the_step_before_ended() -> None:
 
     swarm.network.intercepts.append(hush)
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         nonlocal deaf
         old, other = swarm.replicas(0)[0], swarm.replicas(1)[0]
         at_two, applied, joined = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -160,12 +160,12 @@ def test_who_was_overruled_as_leader_lets_the_other_keep_the_next_step(joins_s: 
     """
     swarm = watched(Plan(stages=3, microbatches=8, steps=8, classes=2, served=((0,), (0,), (1,), (1,), (2,))))
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await asyncio.sleep(joins_s)
         swarm.add([2], "zz")
 
     swarm.run(until_s=120.0, script=script)
     kept = [fields["step"] for _, peer, event, fields in swarm.events if event == "leader" and fields["stage"] == 1]
-    assert sorted(kept) == [0, *range(8)] and swarm.forks == 0
+    assert sorted(kept) == [0, *range(8)] and swarm.checker.forks == 0
     # Ten seconds are in it in which the second waits for the first in a round that the first has left.
     assert swarm.loop.time() < 20.0, "forty and more, if both keep all the time"

@@ -15,12 +15,12 @@ from swarmnet import messages
 from swarmnet.ids import PeerId
 from swarmnet.messages import Committed, Control, Heartbeat
 from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Node, Swarm
+from swarmnet.simulate.swarm import Node, VirtualSwarm
 from swarmnet.step import graph, membership
 
 REPLICAS = 16
 
-Fault = Callable[[Swarm, Node, list[Node]], list[Node]]
+Fault = Callable[[VirtualSwarm, Node, list[Node]], list[Node]]
 
 
 @pytest.fixture(autouse=True)
@@ -31,39 +31,43 @@ def small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(membership, "_PRESUMED", 5)
 
 
-def leader_of(swarm: Swarm, stage: int) -> Node:
+def leader_of(swarm: VirtualSwarm, stage: int) -> Node:
     return next(node for node in swarm.replicas(stage) if node.peer.replicas[stage].member.oldest.leader is not None)
 
 
-def counting(swarm: Swarm, stage: int) -> list[Node]:
+def counting(swarm: VirtualSwarm, stage: int) -> list[Node]:
     roster = swarm.replicas(stage)[0].peer.replicas[stage].member.membership.roster(stage)
     return [node for node in swarm.replicas(stage) if node.peer_id in roster]
 
 
-def member(swarm: Swarm, leader: Node, others: list[Node]) -> list[Node]:
+def member(swarm: VirtualSwarm, leader: Node, others: list[Node]) -> list[Node]:
     return [others[3]]
 
 
-def leader(swarm: Swarm, leader: Node, others: list[Node]) -> list[Node]:
+def leader(swarm: VirtualSwarm, leader: Node, others: list[Node]) -> list[Node]:
     return [leader]
 
 
-def leader_and_successor(swarm: Swarm, leader: Node, others: list[Node]) -> list[Node]:
+def leader_and_successor(swarm: VirtualSwarm, leader: Node, others: list[Node]) -> list[Node]:
     order = leader.peer.replicas[0].member.oldest.election.order(swarm.loop.time())
     return [leader, next(node for node in others if node.peer_id == order[1])]
 
 
-def half_of_those_who_count(swarm: Swarm, leader: Node, others: list[Node]) -> list[Node]:
+def half_of_those_who_count(swarm: VirtualSwarm, leader: Node, others: list[Node]) -> list[Node]:
     return [node for node in counting(swarm, 0) if node is not leader][:3]
 
 
-def swarm_of(script: Callable[[Swarm], Awaitable[None]] | None, *, stages: int = 2, steps: int = 3) -> Swarm:
-    swarm = Swarm(Plan(stages=stages, replicas=REPLICAS, microbatches=2 * REPLICAS, steps=steps, forward_s=0.2), 1)
+def swarm_of(
+    script: Callable[[VirtualSwarm], Awaitable[None]] | None, *, stages: int = 2, steps: int = 3
+) -> VirtualSwarm:
+    swarm = VirtualSwarm(
+        Plan(stages=stages, replicas=REPLICAS, microbatches=2 * REPLICAS, steps=steps, forward_s=0.2), 1
+    )
     swarm.run(until_s=300.0, script=script)  # checks every commit and the final weights against the reference
     return swarm
 
 
-async def in_step_1(swarm: Swarm) -> tuple[Node, list[Node]]:
+async def in_step_1(swarm: VirtualSwarm) -> tuple[Node, list[Node]]:
     await until(
         lambda: any(replica.member.version for node in swarm.nodes for replica in node.peer.replicas.values()),
         every_s=0.05,
@@ -78,7 +82,7 @@ def test_the_death_of_some_is_noticed_at_once(fault: Fault) -> None:
     killed: list[Node] = []
     at: list[float] = []
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         killed.extend(fault(swarm, *await in_step_1(swarm)))
         at.append(swarm.loop.time())
         for node in killed:
@@ -93,7 +97,7 @@ def test_the_death_of_some_is_noticed_at_once(fault: Fault) -> None:
 def test_a_replica_has_few_neighbours_and_the_leader_all() -> None:
     seen: list[tuple[int, int]] = []
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         found, others = await in_step_1(swarm)
         heard = [sum(1 for _ in node.peer.replicas[0].member.view.mates()) for node in [found, *others]]
         mates = {node.peer_id for node in swarm.replicas(0)}
@@ -110,7 +114,7 @@ def test_a_replica_has_few_neighbours_and_the_leader_all() -> None:
 def test_a_stopped_member_and_a_stopped_leader_are_missed() -> None:
     at: list[float] = []
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         found, others = await in_step_1(swarm)
         for node in (found, others[3]):
             swarm.stop(node)
@@ -125,14 +129,14 @@ def test_a_stopped_member_and_a_stopped_leader_are_missed() -> None:
 
 
 def test_a_cut_through_a_large_stage_heals() -> None:
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         _, others = await in_step_1(swarm)
         away = others[:5]
         swarm.partition(away, [node for node in swarm.nodes if node not in away])
         await asyncio.sleep(8.0)
         swarm.heal()
 
-    assert swarm_of(script).forks == 0
+    assert swarm_of(script).checker.forks == 0
 
 
 def test_a_replica_gets_each_commit_about_once() -> None:
@@ -145,7 +149,7 @@ def test_a_replica_gets_each_commit_about_once() -> None:
         for commit in (message.commit,) if isinstance(message, Committed) else told:
             copies[receiver, commit.stage, commit.step] += sender != receiver
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         swarm.network.intercepts.append(count)
 
     swarm_of(script, stages=3)
@@ -156,7 +160,7 @@ def test_a_replica_gets_each_commit_about_once() -> None:
 def test_a_commit_whose_messages_are_lost_comes_all_the_same() -> None:
     """No push of a commit reaches anybody but the leader itself: all have to ask."""
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         swarm.network.intercepts.append(lambda sender, receiver, message: not isinstance(message, Committed))
 
     assert swarm_of(script, stages=3).loop.time() < 60.0

@@ -14,7 +14,7 @@ from swarmnet.peer.replica import ReplicaLimits
 from swarmnet.peer.swarm_health import Assessment, assess
 from swarmnet.simulate import swarm as simulated
 from swarmnet.simulate.plan import RUN, Plan
-from swarmnet.simulate.swarm import Swarm
+from swarmnet.simulate.swarm import VirtualSwarm
 from tests.benchmark_modules import load
 from tests.sim.going_back import GoingBack
 from tests.sim.strike import reached
@@ -43,14 +43,14 @@ def lived(
     share: float = 0.6,
     seed: int = 3,
     **changes: Any,
-) -> tuple[Swarm, GoingBack, Assessment]:
+) -> tuple[VirtualSwarm, GoingBack, Assessment]:
     """A run with that liar, and what status says of it near its end."""
     audit = Audits(microbatches=share, contributions=share, on_late=on_late)
-    swarm = Swarm(replace(PLAN, audit=audit, **changes), seed, audit_model.Regression)
+    swarm = VirtualSwarm(replace(PLAN, audit=audit, **changes), seed, audit_model.Regression)
     swarm.exact = False  # while the false step is applied
     back, lie, found = GoingBack(swarm), kind(swarm, LIAR, 1), list[Assessment]()
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         lie.begin()
         swarm.loop.start(lie._process, lie.live(0.0))
         await reached(swarm, 26)
@@ -62,11 +62,11 @@ def lived(
     return swarm, back, found[0]
 
 
-def said(swarm: Swarm, event: str) -> dict[PeerId, dict[str, Any]]:
+def said(swarm: VirtualSwarm, event: str) -> dict[PeerId, dict[str, Any]]:
     return {peer: fields for _, peer, name, fields in swarm.events if name == event}
 
 
-def is_as_if_nobody_had_lied(swarm: Swarm) -> bool:
+def is_as_if_nobody_had_lied(swarm: VirtualSwarm) -> bool:
     return all(
         engine.weights == swarm.reference.weights[stage]
         for node in swarm.honest

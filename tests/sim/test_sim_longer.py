@@ -12,35 +12,35 @@ from swarmnet.ids import PeerId
 from swarmnet.manifest.extension import Extension, Horizon, Notices
 from swarmnet.simulate.plan import OWNER, RUN, Plan
 from swarmnet.simulate.reference import SimulatedReference
-from swarmnet.simulate.swarm import Guise, Node, SimulatedSigner, Swarm
+from swarmnet.simulate.swarm import Guise, Node, SimulatedSigner, VirtualSwarm
 from swarmnet.step.member import Member
 from swarmnet.wire.signed import sign
 
 
-def members(swarm: Swarm, *, without: Node | None = None) -> list[Member]:
+def members(swarm: VirtualSwarm, *, without: Node | None = None) -> list[Member]:
     replicas = [
         replica for node in swarm.nodes if node.up and node is not without for replica in node.peer.replicas.values()
     ]
     return [replica.member for replica in replicas if replica.member.synced]
 
 
-async def reached(swarm: Swarm, version: int, *, without: Node | None = None) -> None:
+async def reached(swarm: VirtualSwarm, version: int, *, without: Node | None = None) -> None:
     """Until every live replica is there, but for those of `without`."""
     while not (found := members(swarm, without=without)) or min(member.version for member in found) < version:  # noqa: ASYNC110
         await asyncio.sleep(0.02)
 
 
-def told(swarm: Swarm, event: str) -> set[PeerId]:
+def told(swarm: VirtualSwarm, event: str) -> set[PeerId]:
     return {peer for _, peer, name, _ in swarm.events if name == event}
 
 
 @pytest.mark.parametrize("sync", ["exact", "overlap"])
 def test_one_who_hears_of_it_is_enough(sync: str) -> None:
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await reached(swarm, 1)
         swarm.extend(14, 26, swarm.nodes[0])
 
-    swarm = Swarm(Plan(steps=20, sync=sync, eval_every=4), 1)  # type: ignore[arg-type]
+    swarm = VirtualSwarm(Plan(steps=20, sync=sync, eval_every=4), 1)  # type: ignore[arg-type]
     swarm.run(script=script)
     assert told(swarm, "extended") == {node.peer_id for node in swarm.nodes}
     assert {member.version for member in members(swarm)} == {26}
@@ -52,7 +52,7 @@ def test_one_who_hears_of_it_is_enough(sync: str) -> None:
 def test_a_run_that_is_over_goes_on(sync: str) -> None:
     """Peers serve read-only for a while; a trainer has to be started again."""
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await reached(swarm, 5)
         await asyncio.sleep(20)
         assert all(node.peer.finished.is_set() for node in swarm.nodes)
@@ -65,7 +65,7 @@ def test_a_run_that_is_over_goes_on(sync: str) -> None:
         await reached(swarm, 9)
         swarm.extend(9, 11, swarm.nodes[0])
 
-    swarm = Swarm(Plan(steps=5, sync=sync), 1)  # type: ignore[arg-type]
+    swarm = VirtualSwarm(Plan(steps=5, sync=sync), 1)  # type: ignore[arg-type]
     swarm.run(script=script)
     assert {member.version for member in members(swarm)} == {11}
 
@@ -73,7 +73,7 @@ def test_a_run_that_is_over_goes_on(sync: str) -> None:
 def test_all_peers_have_gone_home_and_come_back() -> None:
     """Checkpoints of the last version are on their disks, and one of them has the notice there."""
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await reached(swarm, 5)
         for node in list(swarm.nodes):
             replica = node.peer.replicas[node.stages[0]]
@@ -85,7 +85,7 @@ def test_all_peers_have_gone_home_and_come_back() -> None:
         swarm.extend(5, 9, swarm.nodes[-1])
         await asyncio.sleep(1)
 
-    swarm = Swarm(Plan(steps=5), 1)
+    swarm = VirtualSwarm(Plan(steps=5), 1)
     swarm.run(script=script)
     assert {member.version for member in members(swarm)} == {9}
 
@@ -94,7 +94,7 @@ def test_all_peers_have_gone_home_and_come_back() -> None:
 def test_who_was_cut_off_while_it_took_force_catches_up(checkpoints: int) -> None:
     """It comes back past the step: with the trail, or the copy, it gets what is in force."""
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await reached(swarm, 3)
         late = swarm.nodes[2]
         swarm.partition([late], directory=True)
@@ -102,13 +102,13 @@ def test_who_was_cut_off_while_it_took_force_catches_up(checkpoints: int) -> Non
         await reached(swarm, 20, without=late)
         swarm.heal()
 
-    swarm = Swarm(Plan(steps=12, replicas=3, checkpoint_every=checkpoints), 3)
+    swarm = VirtualSwarm(Plan(steps=12, replicas=3, checkpoint_every=checkpoints), 3)
     swarm.run(script=script)
     assert {member.horizon.last for member in members(swarm)} == {40}
 
 
 def test_a_joiner_gets_it_with_the_state_and_a_restart_with_its_checkpoint() -> None:
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await reached(swarm, 3)
         swarm.extend(5, 30, swarm.nodes[0])
         await reached(swarm, 9)
@@ -121,7 +121,7 @@ def test_a_joiner_gets_it_with_the_state_and_a_restart_with_its_checkpoint() -> 
         del swarm.notices[old.peer_id]  # what its checkpoint remembers has to be enough
         swarm.add(old.stages, old.peer_id)
 
-    swarm = Swarm(Plan(steps=8, checkpoint_every=4), 2)
+    swarm = VirtualSwarm(Plan(steps=8, checkpoint_every=4), 2)
     swarm.run(script=script)
     assert {member.horizon.last for member in members(swarm)} == {36}
     assert {len(member.horizon.notices) for member in members(swarm)} == {2}
@@ -130,7 +130,7 @@ def test_a_joiner_gets_it_with_the_state_and_a_restart_with_its_checkpoint() -> 
 def test_the_run_goes_back_to_before_it_took_force() -> None:
     """A stage is lost with its newest state: the steps are done again, with the notice again."""
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await reached(swarm, 3)
         swarm.extend(6, 14, swarm.nodes[0])
         await reached(swarm, 7)
@@ -141,7 +141,7 @@ def test_the_run_goes_back_to_before_it_took_force() -> None:
         for node in lost:
             swarm.add(node.stages, node.peer_id)
 
-    swarm = Swarm(Plan(steps=10, checkpoint_every=4), 2)
+    swarm = VirtualSwarm(Plan(steps=10, checkpoint_every=4), 2)
     swarm.run(script=script, until_s=900)
     assert swarm.counts["restart"] and {member.version for member in members(swarm)} == {14}
 
@@ -154,7 +154,7 @@ def test_heard_of_at_the_last_moment_it_holds_for_all_or_for_nobody(seed: int) -
     """
     rng = random.Random(seed)
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await reached(swarm, rng.randrange(3, 6))
         await asyncio.sleep(rng.uniform(0, 0.5))
         swarm.extend(5, 12, rng.choice(swarm.nodes), takes=False, number=1)
@@ -167,7 +167,7 @@ def test_heard_of_at_the_last_moment_it_holds_for_all_or_for_nobody(seed: int) -
                 swarm.kill(victim)
                 swarm.add(victim.stages, victim.peer_id)
 
-    swarm = Swarm(Plan(steps=8, replicas=3, checkpoint_every=2), seed)
+    swarm = VirtualSwarm(Plan(steps=8, replicas=3, checkpoint_every=2), seed)
     swarm.exact = False  # which single process it is shows at the end
     swarm.run(script=script, until_s=900)
     (held,) = {member.horizon for member in members(swarm)}
@@ -182,7 +182,7 @@ def test_heard_of_at_the_last_moment_it_holds_for_all_or_for_nobody(seed: int) -
 def test_a_notice_of_anybody_else_costs_its_sender_only() -> None:
     """A peer believes one that the run's owner has not signed, tells the others, and waits for a step that never is."""
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await reached(swarm, 2)
         liar = swarm.nodes[0]
         forged = sign(Extension(RUN, 1, 6, 90), OWNER, SimulatedSigner(liar.peer_id).sign)
@@ -190,7 +190,7 @@ def test_a_notice_of_anybody_else_costs_its_sender_only() -> None:
         believes.learn(forged)
         liar.peer.notices.__dict__.update(believes.__dict__)
 
-    swarm = Swarm(Plan(steps=8, replicas=3), 1)
+    swarm = VirtualSwarm(Plan(steps=8, replicas=3), 1)
     swarm.guises[PeerId("s0.0")] = Guise()
     swarm.run(script=script, until_s=900)
     assert all(member.version == 8 for member in members(swarm, without=swarm.nodes[0]))
@@ -199,12 +199,12 @@ def test_a_notice_of_anybody_else_costs_its_sender_only() -> None:
 
 
 def test_what_a_late_notice_says_is_named() -> None:
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await reached(swarm, 6)
         swarm.extend(3, 20, takes=False)
         await asyncio.sleep(3)
 
-    swarm = Swarm(Plan(steps=8), 1)
+    swarm = VirtualSwarm(Plan(steps=8), 1)
     swarm.run(script=script)
     (reason,) = {fields["reason"] for _, _, event, fields in swarm.events if event == "notice_missed"}
     assert reason == "step 3 was committed without it, so it changes nothing"

@@ -12,13 +12,13 @@ from strike import check_always, kill_and_restart, watched
 
 from swarmnet.messages import Process
 from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Node, Swarm
+from swarmnet.simulate.swarm import Node, VirtualSwarm
 
 SIZES = [0, 200, 1 << 20]
 """Nothing; two or three entries; everything."""
 
 
-def executions_per_index(swarm: Swarm) -> float:
+def executions_per_index(swarm: VirtualSwarm) -> float:
     plan = swarm.plan
     executed = sum(replica.execution.executions for node in swarm.nodes for replica in node.peer.replicas.values())
     return executed / (plan.stages * plan.steps * plan.microbatches)
@@ -48,7 +48,7 @@ def test_a_loss_late_in_the_step_is_repaired_with_what_is_remembered_or_without(
                 return node
         return None
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         while (node := victim()) is None:
             await asyncio.sleep(0.002)
         lost.append(node.peer.replicas[stage].execution.executions)

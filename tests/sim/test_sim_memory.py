@@ -18,7 +18,7 @@ from swarmnet.manifest.schema import Audits
 from swarmnet.messages import MAX_EVALUATIONS
 from swarmnet.net.history import KEPT_STEPS
 from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Swarm
+from swarmnet.simulate.swarm import VirtualSwarm
 
 STEPS = 80
 """After so many steps everything has its size: of sums and contributors, the last 64 are kept."""
@@ -113,7 +113,7 @@ def test_no_container_grows_with_the_steps(sync: str) -> None:
         drift_every=5,
         audit=Audits(microbatches=0.2, contributions=0.2),
     )
-    swarm = Swarm(plan, seed=1)
+    swarm = VirtualSwarm(plan, seed=1)
     swarm.detailed = False
     most, cached = {STEPS: Counter[str](), 2 * STEPS: Counter[str]()}, dict[int, dict[str, Any]]()
 

@@ -19,7 +19,7 @@ from swarmnet.ids import PeerId
 from swarmnet.peer.leaving import hand_over, standing_of
 from swarmnet.peer.rebalance import Rules
 from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Node, Swarm
+from swarmnet.simulate.swarm import Node, VirtualSwarm
 
 RULES = Rules(period_s=6.0, settle_s=2.5, hurry_s=2.0, promise_s=30.0)
 
@@ -29,15 +29,15 @@ def plan_of(*counts: int, steps: int = 20, **more: Any) -> Plan:
     return Plan(stages=len(counts), served=served, microbatches=8, steps=steps, rebalance=RULES, forward_s=0.25, **more)
 
 
-def counts(swarm: Swarm) -> list[int]:
+def counts(swarm: VirtualSwarm) -> list[int]:
     return [len(swarm.replicas(stage)) for stage in range(swarm.plan.stages)]
 
 
-def events(swarm: Swarm, name: str) -> list[tuple[PeerId, dict[str, Any]]]:
+def events(swarm: VirtualSwarm, name: str) -> list[tuple[PeerId, dict[str, Any]]]:
     return [(peer, fields) for _, peer, event, fields in swarm.events if event == name]
 
 
-async def at_version(swarm: Swarm, version: int) -> None:
+async def at_version(swarm: VirtualSwarm, version: int) -> None:
     await until(
         lambda: any(
             replica.member.version >= version for node in swarm.nodes for replica in node.peer.replicas.values()
@@ -47,7 +47,7 @@ async def at_version(swarm: Swarm, version: int) -> None:
 
 
 def lose_all_but_one(stage: int, *, at: int = 2):
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await at_version(swarm, at)
         for node in swarm.replicas(stage)[1:]:
             swarm.kill(node)
@@ -90,7 +90,7 @@ def test_of_all_that_go_elsewhere_at_once_one_stays(standstill: bool) -> None:
             gone.append(node.peer_id)
             soon(swarm, lambda: swarm.kill(node))
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await at_version(swarm, 3)
         movers = swarm.replicas(1)
         await until(
@@ -113,7 +113,7 @@ def test_a_replica_that_is_first_at_a_version_waits_for_the_others() -> None:
         ended.append(await hand_over(node.peer, 30.0, standstill=False))
         soon(swarm, lambda: swarm.kill(node))
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await at_version(swarm, 3)
         while True:
             for node in swarm.replicas(1):
@@ -136,7 +136,7 @@ def test_a_run_in_balance_moves_nobody() -> None:
 def test_the_last_but_one_replica_of_a_stage_does_not_move() -> None:
     swarm = watched(plan_of(1, 2, steps=12))
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await at_version(swarm, 9)
         assert all(count >= 1 for count in counts(swarm))
 
@@ -172,7 +172,7 @@ def test_killed_while_it_moves(phase: str) -> None:
         if phase == "synced" and event == "synced" and swarm.counts["moved"]:
             kill(peer)
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await lose_all_but_one(1)(swarm)
         while not killed:
             await asyncio.sleep(0.005)
@@ -200,7 +200,7 @@ def test_the_donors_die_while_the_state_is_fetched() -> None:
     plan = plan_of(3, 1, state_bytes=200_000, checkpoint_every=1)
     swarm = watched(plan)
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await until(lambda: swarm.counts["moving"], every_s=0.01)
         (donor,) = swarm.replicas(1)
         swarm.kill(donor)
@@ -215,7 +215,7 @@ def test_the_donors_die_while_the_state_is_fetched() -> None:
 def lost(stage: int, *, leaves_disk_to: str | None = None):
     """All replicas of a stage are gone, and their disks; a copy of those may lie with somebody of another stage."""
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await at_version(swarm, 5)
         swarm.check_now()
         for node in swarm.replicas(stage):
@@ -240,7 +240,7 @@ def test_nobody_moves_to_a_stage_whose_state_is_nowhere() -> None:
     """They stay where they are, and say why; whoever has its state on disk brings it back."""
     swarm = watched(plan_of(3, 2, steps=9, checkpoint_every=2))
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         donor = swarm.replicas(1)[0]
         kept = swarm.disks[donor.peer_id]
         await lost(1)(swarm)

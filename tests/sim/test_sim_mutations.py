@@ -19,12 +19,12 @@ from swarmnet.pipeline.slots import Slots
 from swarmnet.pipeline.tasks import StepTasks
 from swarmnet.simulate.engine import SimulatedEngine, SimulatedSum
 from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Broken, Swarm
+from swarmnet.simulate.swarm import Broken, VirtualSwarm
 
 Accumulate = Callable[[SimulatedEngine, object], object]
 
 
-def void_within_a_weight_pass(monkeypatch: pytest.MonkeyPatch, accumulate: Accumulate) -> Swarm:
+def void_within_a_weight_pass(monkeypatch: pytest.MonkeyPatch, accumulate: Accumulate) -> VirtualSwarm:
     """A swarm in which one replica's accumulator is voided while a weight pass on top of others is under way."""
     swarm, struck = watched(Plan(stages=2, replicas=2, microbatches=6, steps=3)), []
 
@@ -65,7 +65,7 @@ def owners_die_in_full_replicas(seed: int) -> None:
     """One slot each, nothing remembered: every repair recomputes from tokens (scenarios 8 and 9)."""
     swarm = watched(Plan(stages=3, replicas=2, microbatches=6, steps=4, memo_bytes=0, slots=1), seed)
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         while not (victims := owners_of_one_index(swarm)):
             await asyncio.sleep(0.002)
         for node in victims:
@@ -106,7 +106,7 @@ def test_without_the_reserved_slot_repairs_wait_for_each_other(monkeypatch: pyte
     assert stuck, "it depends on who is where: more than half of all seeds are stuck"
 
 
-def ranks_lost_in_a_round(monkeypatch: pytest.MonkeyPatch) -> Swarm:
+def ranks_lost_in_a_round(monkeypatch: pytest.MonkeyPatch) -> VirtualSwarm:
     """A swarm in which a replica's ranks are lost just before its contribution is asked for; it hears of it later."""
     swarm, struck = watched(Plan(stages=2, replicas=2, microbatches=6, steps=3)), []
     contribution = SimulatedEngine.contribution

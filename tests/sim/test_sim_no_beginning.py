@@ -8,10 +8,10 @@ from strike import reached, versions, watched
 
 from swarmnet.errors import UsageError
 from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Swarm
+from swarmnet.simulate.swarm import VirtualSwarm
 
 
-def how(swarm: Swarm, peer: str) -> list[object]:
+def how(swarm: VirtualSwarm, peer: str) -> list[object]:
     return [fields["how"] for _, who, event, fields in swarm.events if who == peer and event == "synced"]
 
 
@@ -30,7 +30,7 @@ def test_who_has_it_no_longer_goes_back_to_version_0_with_a_mate() -> None:
     async def moved() -> None:
         raise UsageError("hf: cannot be read: it was moved")
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await reached(swarm, 2)
         swarm.replicas(0)[0].engines[0].reset_to_seed = moved
         for victim in swarm.replicas(1):
@@ -48,7 +48,7 @@ def test_a_stage_that_nobody_can_begin_waits_in_words() -> None:
     swarm = watched(plan)
     lacking = swarm.add([1], name="lacking")
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await asyncio.sleep(20.0)
         waiting = [fields for _, who, event, fields in swarm.events if who == "lacking" and event == "waiting"]
         assert [fields["reason"] for fields in waiting] == ["no weights"]

@@ -5,18 +5,18 @@ from __future__ import annotations
 from test_sim_slow_joiner import JOINER, PLAN, check_joined, fields, join, version
 
 from swarmnet.ids import PeerId
-from swarmnet.simulate.swarm import Swarm
+from swarmnet.simulate.swarm import VirtualSwarm
 
 
 def test_a_donor_that_cannot_be_called_costs_a_joiner_its_patience_once() -> None:
     """Steps take a second; for the one that does not answer each of them would take ten."""
-    swarm = Swarm(PLAN, 1)
+    swarm = VirtualSwarm(PLAN, 1)
 
     def heal(peer: PeerId, event: str, _: dict[str, object]) -> None:
         if (peer, event) == (JOINER, "synced"):
             swarm.heal()  # what a member does that cannot call a mate is told elsewhere
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await version(swarm, 5)
         swarm.hooks.append(heal)
         swarm.deafen(JOINER, swarm.replicas(1)[0])

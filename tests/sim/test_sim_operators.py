@@ -10,15 +10,15 @@ import pytest
 from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Audits
 from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Swarm
+from swarmnet.simulate.swarm import VirtualSwarm
 
 KIN = (PeerId("s1.3"), PeerId("s1.4"))
 PLAN = Plan(stages=2, replicas=3, microbatches=12, steps=12, audit=Audits(microbatches=0.3, contributions=0.0))
 
 
-def swarm_of(*kin: PeerId, plan: Plan = PLAN, seed: int = 1) -> Swarm:
+def swarm_of(*kin: PeerId, plan: Plan = PLAN, seed: int = 1) -> VirtualSwarm:
     """These are run by one operator, the others by one each."""
-    swarm = Swarm(plan, seed)
+    swarm = VirtualSwarm(plan, seed)
     swarm.operators = dict.fromkeys(kin, 7)
     return swarm
 

@@ -24,7 +24,7 @@ from swarmnet.messages import Process
 from swarmnet.simulate.engine import tokens_of
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.reference import SimulatedReference
-from swarmnet.simulate.swarm import Node, Swarm
+from swarmnet.simulate.swarm import Node, VirtualSwarm
 
 timelines = load("timeline")
 
@@ -80,7 +80,7 @@ def test_nobody_sends_what_is_more_than_one_step_ahead_of_the_open_ones() -> Non
 def test_the_held_out_loss_of_a_version_is_that_of_its_weights() -> None:
     swarm = watched(replace(PLAN, steps=5, eval_every=1))
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await until(lambda: swarm.counts["done"], every_s=0.05)
 
     swarm.run(until_s=60.0, script=script)
@@ -127,7 +127,7 @@ def test_stopped_and_continued(point: str, leader: bool, for_s: float) -> None:
             None,
         )
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         while (zombie := found()) is None:
             await asyncio.sleep(0.002)
         swarm.stop(zombie)
@@ -141,7 +141,7 @@ def test_stopped_and_continued(point: str, leader: bool, for_s: float) -> None:
 def test_a_replica_joins_while_both_steps_are_at_work() -> None:
     swarm = watched(replace(PLAN, steps=10))
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         for version in (1, 3):
             first = swarm.replicas(1)[0]
             while not (
@@ -170,7 +170,7 @@ def test_who_leaves_stays_until_both_its_steps_are_averaged(leader: bool) -> Non
 def test_owners_of_the_oldest_step_die_while_the_newest_has_taken_all_its_slots(slots: int) -> None:
     swarm = watched(replace(PLAN, stages=3, microbatches=12, slots=slots, memo_bytes=0))
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         def tasks_of(node: Node, stage: int):
             return node.peer.replicas[stage].execution.steps
 
@@ -205,7 +205,7 @@ def test_owners_of_the_oldest_step_die_while_the_newest_has_taken_all_its_slots(
 def test_a_cut_through_all_stages_heals(for_s: float) -> None:
     swarm = watched(replace(PLAN, steps=8, classes=2, forward_s=0.1), seed=2)
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await until(
             lambda: any(newest(node, 0).accumulated and state(node, 0).version == STEP for node in swarm.replicas(0))
         )
@@ -222,7 +222,7 @@ def test_a_cut_through_all_stages_heals(for_s: float) -> None:
 def test_everybody_dies_and_goes_on_from_disks_with_the_weights_of_both_versions() -> None:
     swarm = watched(replace(PLAN, steps=8, checkpoint_every=2))
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         while (
             min(
                 (
@@ -255,7 +255,7 @@ BUSY = Plan(stages=2, replicas=2, microbatches=32, steps=7, averaging_s=0.4)
 def stalls(sync: str) -> tuple[list[float], float]:
     """(seconds per step that each device waits for averaging, seconds per step), steady state."""
     # With audits a device has something to do while it waits.
-    swarm = Swarm(replace(BUSY, sync=sync, audit=Audits(microbatches=0.0, contributions=0.0)), 1)
+    swarm = VirtualSwarm(replace(BUSY, sync=sync, audit=Audits(microbatches=0.0, contributions=0.0)), 1)
     timeline = timelines.Timeline(swarm)
     swarm.run(until_s=60.0)
     begin, end = timeline.applied_at(2), timeline.applied_at(6)

@@ -14,7 +14,7 @@ from test_sim_scenarios import STEP, Trap
 
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.reference import SimulatedReference
-from swarmnet.simulate.swarm import Swarm
+from swarmnet.simulate.swarm import VirtualSwarm
 
 PLAN = Plan(stages=2, replicas=2, microbatches=6, steps=6, averaging_s=0.3, sync="overlap", overlap_after=3)
 
@@ -23,7 +23,7 @@ PLAN = Plan(stages=2, replicas=2, microbatches=6, steps=6, averaging_s=0.3, sync
 def test_it_is_the_single_process_that_is_late_from_that_step_on(after: int) -> None:
     swarm = watched(replace(PLAN, overlap_after=after, eval_every=1))
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await until(lambda: swarm.counts["done"], every_s=0.05)
 
     swarm.run(until_s=60.0, script=script)
@@ -42,7 +42,7 @@ def test_until_then_nobody_computes_ahead() -> None:
     swarm = watched(PLAN)
     ahead: set[tuple[int, int]] = set()
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         while not swarm.counts["done"]:
             for node in swarm.nodes:
                 for replica in node.peer.replicas.values():
@@ -70,7 +70,7 @@ def test_kill_where_steps_begin_to_overlap(point: str, leader: bool, after: int)
 def test_a_replica_that_slept_over_the_change_comes_back(for_s: float) -> None:
     swarm = watched(replace(PLAN, replicas=3))
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         while min(node.peer.replicas[0].member.version for node in swarm.replicas(0)) < 1:
             await asyncio.sleep(0.005)
         asleep = swarm.replicas(0)[0]

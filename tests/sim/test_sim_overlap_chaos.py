@@ -20,7 +20,7 @@ from strike import check_always, kill_and_restart, leader_of, until, watched
 from swarmnet.errors import Refused, RejectCode
 from swarmnet.simulate.engine import SimulatedEngine
 from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Broken, Node, Swarm
+from swarmnet.simulate.swarm import Broken, Node, VirtualSwarm
 from swarmnet.step.followers import AtStep
 from swarmnet.step.leader import Leader
 from swarmnet.step.member import Member
@@ -32,29 +32,29 @@ from swarmnet.testing.links import Links
 FORKED = Plan(microbatches=4, steps=6, forward_s=0.1, averaging_s=0.3, sync="overlap", classes=2)
 
 
-def members(swarm: Swarm, stage: int) -> list[Member]:
+def members(swarm: VirtualSwarm, stage: int) -> list[Member]:
     return [node.peer.replicas[stage].member for node in swarm.replicas(stage) if stage in node.peer.replicas]
 
 
-def forked(swarm: Swarm, stage: int) -> bool:
+def forked(swarm: VirtualSwarm, stage: int) -> bool:
     """Do the replicas stand at one version, on two weights of it, and on one of the version before?"""
     found = members(swarm, stage)
     return len({m.oldest.stamp for m in found}) == 1 and len({m.chain for m in found}) == 2
 
 
-def in_round(swarm: Swarm, stage: int) -> bool:
+def in_round(swarm: VirtualSwarm, stage: int) -> bool:
     """Is each side summing the oldest step by itself?"""
     return all(m.oldest.leader is not None and m.oldest.leader.round is not None for m in members(swarm, stage))
 
 
-def counting(swarm: Swarm) -> bool:
+def counting(swarm: VirtualSwarm) -> bool:
     """Is everybody at step 1, and has begun to count it?"""
     found = [member for stage in range(swarm.plan.stages) for member in members(swarm, stage)]
     level = len(found) == len(swarm.nodes) and all(m.version == 1 and m.oldest.finished is None for m in found)
     return level and any(m.oldest.claims.accumulated for m in found)
 
 
-HEALS: dict[str, Callable[[Swarm, int], bool]] = {
+HEALS: dict[str, Callable[[VirtualSwarm, int], bool]] = {
     "at_once": forked,
     "in_the_rounds_of_both": lambda swarm, stage: forked(swarm, stage) and in_round(swarm, stage),
 }
@@ -70,7 +70,7 @@ def test_sides_that_forked_the_newest_weights_still_sum_the_oldest_step_together
     again under the stamp it had, as its leader too."""
     swarm, oldest = watched(replace(FORKED, stages=stages), seed), []
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await until(lambda: counting(swarm))
         swarm.partition(*zip(*(swarm.replicas(stage) for stage in range(stages)), strict=True))
         await until(lambda: HEALS[heal](swarm, 0))
@@ -79,9 +79,13 @@ def test_sides_that_forked_the_newest_weights_still_sum_the_oldest_step_together
         await check_always(swarm)
 
     swarm.run(until_s=200.0, script=script)
-    assert swarm.forks >= 1
+    assert swarm.checker.forks >= 1
     reasons = {fields["reason"] for _, _, event, fields in swarm.events if event == "resync"}
-    digests = swarm.committed[0, oldest[0]]
+    digests = {
+        peer: fields["digest"]
+        for _, peer, event, fields in swarm.events
+        if event == "committed" and (fields["stage"], fields["step"]) == (0, oldest[0])
+    }
     # A side whose round ends before it hears the other has committed the step; the other follows, a version behind.
     assert reasons == ({"fork"} if len(digests) == 2 else {"behind"})
     assert len(set(digests.values())) == 1, "the sides summed the common step apart"
@@ -101,7 +105,7 @@ def owner_of_the_oldest_dies() -> None:
     """Somebody has counted the oldest step, the newest is under way, and what was counted goes with its owner."""
     swarm = watched(replace(STEADY, memo_bytes=0))
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         def victim() -> Node | None:
             return next(
                 (

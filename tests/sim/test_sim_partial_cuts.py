@@ -8,7 +8,7 @@ from test_sim_slow_joiner import version
 from test_sim_uncallable import gaps
 
 from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Swarm
+from swarmnet.simulate.swarm import VirtualSwarm
 
 
 @pytest.mark.parametrize(
@@ -20,10 +20,10 @@ def test_a_replica_that_some_mates_do_not_hear_costs_one_step_a_few_seconds(
     stage: int, replicas: int, mates: int
 ) -> None:
     """It still got work that nobody counted, stood for leader under its own order, and had honest mates struck."""
-    swarm = Swarm(Plan(stages=2, replicas=replicas, microbatches=8, steps=30, forward_s=0.1), 1)
+    swarm = VirtualSwarm(Plan(stages=2, replicas=replicas, microbatches=8, steps=30, forward_s=0.1), 1)
     since_s = 0.0
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         nonlocal since_s
         await version(swarm, 6, stage)
         since_s = swarm.loop.time()
@@ -34,5 +34,5 @@ def test_a_replica_that_some_mates_do_not_hear_costs_one_step_a_few_seconds(
 
     swarm.run(until_s=300.0, script=script)  # checks every commit and the final weights against the reference
     first, *later = sorted(gaps(swarm, since_s), reverse=True)
-    assert first < 10.0 and later[0] < 4.0 and not swarm.forks
+    assert first < 10.0 and later[0] < 4.0 and not swarm.checker.forks
     assert not [fields for _, _, event, fields in swarm.events if event == "late"], "nobody has done anything wrong"

@@ -16,7 +16,7 @@ from strike import watched
 
 from swarmnet.manifest.schema import Protocol
 from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Node, Swarm
+from swarmnet.simulate.swarm import Node, VirtualSwarm
 
 STEP = 1
 """The step that is cut."""
@@ -33,18 +33,18 @@ def halves(nodes: Sequence[Node]) -> tuple[list[Node], list[Node]]:
     return list(nodes[: len(nodes) // 2]), list(nodes[len(nodes) // 2 :])
 
 
-def inside_one_stage(swarm: Swarm) -> tuple[list[Node], list[Node]]:
+def inside_one_stage(swarm: VirtualSwarm) -> tuple[list[Node], list[Node]]:
     """Both sides see the stages beside them."""
     return halves(swarm.replicas(1))
 
 
-def whole_swarm(swarm: Swarm) -> tuple[list[Node], list[Node]]:
+def whole_swarm(swarm: VirtualSwarm) -> tuple[list[Node], list[Node]]:
     """All stages on both sides; trainers reach both."""
     sides = [halves(swarm.replicas(stage)) for stage in range(swarm.plan.stages)]
     return [node for one, _ in sides for node in one], [node for _, other in sides for node in other]
 
 
-def last_stage_on_one_side(swarm: Swarm) -> tuple[list[Node], list[Node]]:
+def last_stage_on_one_side(swarm: VirtualSwarm) -> tuple[list[Node], list[Node]]:
     """The smaller side has no replica of the last stage."""
     one, other = whole_swarm(swarm)
     lost = [node for node in one if 2 in node.stages]
@@ -79,7 +79,7 @@ def forked(one: Sequence[Node], other: Sequence[Node]) -> bool:
     return any(a.version == b.version and a.chain != b.chain for a in members(one) for b in members(other))
 
 
-async def until(swarm: Swarm, reached: Callable[[], bool], *, within_s: float) -> bool:
+async def until(swarm: VirtualSwarm, reached: Callable[[], bool], *, within_s: float) -> bool:
     """Look every two milliseconds."""
     ends = swarm.loop.time() + within_s
     while not reached():
@@ -114,17 +114,17 @@ def test_cut_and_heal(cut: str, cut_at: str, heal_at: str, replicas: int, direct
 
 
 def cut_and_heal(
-    cut: Callable[[Swarm], tuple[list[Node], list[Node]]],
+    cut: Callable[[VirtualSwarm], tuple[list[Node], list[Node]]],
     cut_at: str,
     heal_at: str,
     *,
     replicas: int,
     directory: bool,
     seed: int = 1,
-) -> Swarm:
+) -> VirtualSwarm:
     swarm = watched(plan(replicas), seed)
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         assert await until(swarm, lambda: REACHED[cut_at](members(swarm.replicas(1))), within_s=60.0)
         one, other = cut(swarm)
         swarm.partition(one, other, directory=directory)
@@ -148,20 +148,20 @@ def cut_and_heal(
 def test_halves_that_go_on_by_themselves_fork_and_the_fork_heals(seed: int, heal_at: str) -> None:
     """Two replicas, cut for longer than the long silence: no protocol can tell that from death."""
     swarm = cut_and_heal(whole_swarm, "before_round", heal_at, replicas=2, directory=False, seed=seed)
-    assert swarm.forks >= 1
+    assert swarm.checker.forks >= 1
     assert any(event == "resync" and fields["reason"] == "fork" for _, _, event, fields in swarm.events)
 
 
 def test_a_cut_inside_one_stage_of_two_forks_it_once_at_most_and_heals() -> None:
     """Each of two may be the one that lives. The neighbours wait for the other's word, which the cut does not stop."""
     swarm = cut_and_heal(inside_one_stage, "before_round", "after_apply", replicas=2, directory=False)
-    assert swarm.forks <= 1
+    assert swarm.checker.forks <= 1
 
 
 def test_with_a_majority_on_one_side_the_other_waits_and_nothing_forks() -> None:
     swarm = watched(plan(3))
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         assert await until(swarm, lambda: REACHED["before_round"](members(swarm.replicas(1))), within_s=60.0)
         few, many = inside_one_stage(swarm)
         swarm.partition(few, many)
@@ -169,13 +169,13 @@ def test_with_a_majority_on_one_side_the_other_waits_and_nothing_forks() -> None
         swarm.heal()
 
     swarm.run(until_s=120.0, script=script)
-    assert swarm.forks == 0
+    assert swarm.checker.forks == 0
 
 
 def test_a_line_that_is_deaf_one_way_delays_and_breaks_nothing() -> None:
     swarm = watched(plan(3))
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         assert await until(swarm, lambda: REACHED["before_round"](members(swarm.replicas(1))), within_s=60.0)
         one, two, _ = swarm.replicas(1)
         swarm.deafen(one, two)

@@ -17,7 +17,7 @@ from swarmnet.ids import PeerId, Restart
 from swarmnet.messages import Answer, Commit, Finished, Round, TrailRequest, TrailStep
 from swarmnet.simulate.engine import SimulatedEngine
 from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Node, Swarm
+from swarmnet.simulate.swarm import Node, VirtualSwarm
 from swarmnet.state.disk import Written
 from swarmnet.step.member import Member
 
@@ -42,13 +42,13 @@ def member(node: Node) -> Member:
     return node.peer.replicas[node.stages[0]].member
 
 
-def lose_checkpoints(swarm: Swarm, node: Node, *, after: int) -> None:
+def lose_checkpoints(swarm: VirtualSwarm, node: Node, *, after: int) -> None:
     """The newer files of a dead peer's disk are gone: the run can only go back further than it had to."""
     disk = swarm.disks[node.peer_id]
     disk.files = {at: file for at, file in disk.files.items() if at[1] <= after}
 
 
-def synced(swarm: Swarm, peer: PeerId, *, under: Restart) -> list[float]:
+def synced(swarm: VirtualSwarm, peer: PeerId, *, under: Restart) -> list[float]:
     """When a peer came to serve under that restart."""
     began = next(
         at for at, who, event, f in swarm.events if event == "restart" and who == peer and f["number"] == under.number
@@ -61,7 +61,7 @@ def test_half_a_copy_of_a_past_that_was_given_up_is_not_completed(transfer_s: in
     """The run goes back while somebody fetches, so slowly that the donor still has the copy when it has gone back."""
     swarm = watched(plan())
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await reached(swarm, 18)
         donor, other = swarm.replicas(0)[0], swarm.replicas(1)[0]
         swarm.limit(donor, up_bytes_per_s=STATE_BYTES / transfer_s)
@@ -94,7 +94,7 @@ def test_a_joiner_is_not_led_along_the_past_that_was_given_up() -> None:
     """Its donor had kept sums of that past for somebody else who was on the way."""
     swarm = watched(plan())
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await reached(swarm, 5)
         early = swarm.add((0,), "early")
         await reached(swarm, 18)
@@ -123,7 +123,7 @@ def test_a_take_over_that_ends_after_the_run_went_back_is_not_taken_for_the_pres
     taken: list[tuple[float, int]] = []
     become = SimulatedEngine._become
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         mate, laggard = swarm.replicas(0)
         await until(lambda: member(laggard).version == 4)
         swarm.stop(laggard)
@@ -175,7 +175,7 @@ def test_commits_that_nobody_signed_cost_their_teller_only(monkeypatch: pytest.M
     monkeypatch.setattr(Exchange, "follow", lying)
     monkeypatch.setattr(SimulatedEngine, "apply", strict)
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await reached(swarm, 9)
         for donor in swarm.replicas(0):
             swarm.limit(donor, up_bytes_per_s=50_000)
@@ -245,7 +245,7 @@ def test_why_nobody_hands_over_state_is_said_once() -> None:
     """The only donors are cut off for a long time: one line, not one for every attempt."""
     swarm = watched(replace(plan(replicas=2, steps=80), forward_s=0.1))
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await reached(swarm, 2)
         joiner = swarm.add((0,), JOINER)
         swarm.partition([joiner], [node for node in swarm.nodes if node is not joiner])

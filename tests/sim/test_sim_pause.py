@@ -13,14 +13,14 @@ from strike import watched
 from test_sim_drain import Farewells, at_step, executions, indexes
 
 from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Node, Swarm
+from swarmnet.simulate.swarm import Node, VirtualSwarm
 
 
 def counted(node: Node) -> int:
     return sum(replica.execution.executions for replica in node.peer.replicas.values())
 
 
-def pause(swarm: Swarm, node: Node) -> asyncio.Task[None]:
+def pause(swarm: VirtualSwarm, node: Node) -> asyncio.Task[None]:
     return swarm.loop.start(node.process, node.peer.hold())
 
 
@@ -28,7 +28,7 @@ def test_a_paused_replica_computes_nothing_and_follows_until_it_is_resumed() -> 
     plan = Plan(stages=2, replicas=2, microbatches=8, steps=16)
     swarm = watched(plan)
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         node = swarm.replicas(1)[0]
         await at_step(swarm, 3)
         held = pause(swarm, node)
@@ -53,7 +53,7 @@ def test_a_paused_replica_computes_nothing_and_follows_until_it_is_resumed() -> 
 def test_of_all_that_pause_one_serves_on_and_says_so() -> None:
     swarm = watched(Plan(stages=2, replicas=2, microbatches=6, steps=15))
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await at_step(swarm, 2)
         nodes = swarm.replicas(1)
         for node in nodes:
@@ -73,7 +73,7 @@ def test_who_leaves_need_not_wait_for_more_than_a_paused_mate() -> None:
     swarm = watched(Plan(stages=2, replicas=2, microbatches=6, steps=24))
     farewells = Farewells(swarm)
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await at_step(swarm, 2)
         leaver, mate = swarm.replicas(0)
         pause(swarm, mate)

@@ -7,18 +7,18 @@ from dataclasses import replace
 
 from swarmnet.ids import PeerId
 from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Enough, Swarm
+from swarmnet.simulate.swarm import Enough, VirtualSwarm
 
 BEFORE_S, FOR_S = 20.0, 120.0
 
 
 def steps_with(phantoms: int) -> int:
     """How many steps are applied in FOR_S, in which so many announce that they feed."""
-    swarm = Swarm(Plan(stages=1, served=((0,), (0,), (0,)), microbatches=8, steps=10_000, forward_s=0.05), 1)
+    swarm = VirtualSwarm(Plan(stages=1, served=((0,), (0,), (0,)), microbatches=8, steps=10_000, forward_s=0.05), 1)
     swarm.detailed = False
     reached: list[int] = []
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await asyncio.sleep(BEFORE_S)
         reached.append(newest())
         (real,) = swarm.trainers

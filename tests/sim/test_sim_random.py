@@ -12,12 +12,12 @@ and named below.
 from __future__ import annotations
 
 import pytest
-from chaos import Chaos, KillTogether, run_seed, shrink
+from chaos import Chaos, run_seed, shrink
 from further import further
 
 from swarmnet import messages
 from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Swarm
+from swarmnet.simulate.swarm import VirtualSwarm
 from swarmnet.step import graph, membership
 from swarmnet.testing.links import Links
 
@@ -147,7 +147,7 @@ LONG = 20
 """Times as many again under --long, from 2000 on."""
 
 
-def run(kind: str, seed: int) -> Swarm:
+def run(kind: str, seed: int) -> VirtualSwarm:
     plan, chaos = KINDS[kind]
     with pytest.MonkeyPatch.context() as patch:
         if kind in SPARSE:
@@ -177,12 +177,12 @@ def counted(seeds: dict[str, int]) -> int:
 def test_the_sets_are_large_enough() -> None:
     assert sum(SEEDS.values()) >= 60
     assert counted(SEEDS) >= 5_000 and LONG * counted(SEEDS) >= 100_000
-    each = {"cut", "stop", "kill", "deafen", "kill_trainer", "join", "kill_rank"}
-    assert {*each, "kill_together False", "kill_together True"} <= {
-        f"{fault.kind} {fault.everybody}" if isinstance(fault, KillTogether) else fault.kind
+    kinds = {"cut", "stop", "crash", "deafen", "trainer", "join", "ranks", "kill_stage", "kill_all"}
+    assert kinds == {
+        drawn.kind
         for kind, number in SEEDS.items()
         for seed in range(number)
-        for fault, _, _ in KINDS[kind][1].schedule(1000 + seed)
+        for drawn in KINDS[kind][1].schedule(1000 + seed)
     }
 
 

@@ -13,7 +13,7 @@ from swarmnet.errors import PeerGone, PeerTimeout
 from swarmnet.ids import PeerId
 from swarmnet.messages import Busy, Fetch, Fetched, Heartbeat
 from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Swarm
+from swarmnet.simulate.swarm import VirtualSwarm
 from swarmnet.testing.clock import SimulatedProcess, VirtualLoop
 from swarmnet.testing.doubles import FakeService
 from swarmnet.testing.links import Links
@@ -121,10 +121,10 @@ def test_a_stopped_process_answers_when_it_goes_on_and_some_never_answer() -> No
 
 
 def test_a_replica_is_out_of_touch_with_one_that_it_cannot_call() -> None:
-    swarm = Swarm(Plan(stages=2, replicas=2, microbatches=4, steps=200), seed=1)
+    swarm = VirtualSwarm(Plan(stages=2, replicas=2, microbatches=4, steps=200), seed=1)
     out: set[tuple[PeerId, PeerId]] = set()
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         one, two = swarm.replicas(0)
         swarm.block_dial(one, two)
         await asyncio.sleep(5.0)

@@ -11,12 +11,12 @@ from strike import check_always, node_of, soon, watched
 from swarmnet.ids import PeerId
 from swarmnet.messages import Process, Request
 from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Swarm
+from swarmnet.simulate.swarm import VirtualSwarm
 
 STEP = 2
 
 
-def executions(swarm: Swarm) -> Counter[int]:
+def executions(swarm: VirtualSwarm) -> Counter[int]:
     """stage -> executions of STEP by replicas that lived to apply it."""
     found: Counter[int] = Counter()
     before: dict[tuple[PeerId, int], int] = {}

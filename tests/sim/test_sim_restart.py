@@ -11,27 +11,23 @@ from strike import node_of, reached, versions, watched
 
 from swarmnet.ids import PeerId
 from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Swarm
+from swarmnet.simulate.swarm import VirtualSwarm
 
 PLAN = Plan(stages=3, replicas=2, microbatches=4, steps=12, checkpoint_every=2)
 
 
-def kill_everybody(swarm: Swarm) -> list[tuple[PeerId, tuple[int, ...]]]:
+def kill_everybody(swarm: VirtualSwarm) -> list[tuple[PeerId, tuple[int, ...]]]:
     """SIGKILL of all peers and trainers at one moment; returns who they were."""
     victims = [(node.peer_id, node.stages) for node in swarm.nodes if node.up]
-    for node in swarm.nodes:
-        if node.up:
-            swarm.kill(node)
-    for trainer in list(swarm.trainers):
-        swarm.kill_trainer(trainer)
+    swarm.kill_all(None)
     return victims
 
 
-def all_come_back(apart_s: float) -> Swarm:
+def all_come_back(apart_s: float) -> VirtualSwarm:
     """Everybody is killed at version 6, and starts again, each so long after the one before."""
     swarm = watched(PLAN)
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await reached(swarm, 6)
         victims = kill_everybody(swarm)
         await asyncio.sleep(40.0)  # longer than any record lives
@@ -60,14 +56,14 @@ def test_a_restart_from_the_same_version_has_a_number_of_its_own() -> None:
     """After an orderly end the run is killed before its next checkpoint: the steps in between are done again."""
     swarm = watched(Plan(stages=2, replicas=2, microbatches=4, steps=12, checkpoint_every=50))
 
-    async def start_again(swarm: Swarm) -> None:
+    async def start_again(swarm: VirtualSwarm) -> None:
         victims = kill_everybody(swarm)
         await asyncio.sleep(40.0)  # longer than any record lives
         for peer, stages in victims:
             swarm.add(stages, peer)
         swarm.add_trainer()
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await reached(swarm, 4)
         replicas = [node.peer.replicas[node.stages[0]] for node in swarm.nodes]
 
@@ -90,7 +86,7 @@ def test_a_restart_from_the_same_version_has_a_number_of_its_own() -> None:
 def test_the_last_replica_of_a_stage_comes_back_and_the_others_go_back_to_it() -> None:
     swarm = watched(Plan(stages=3, replicas=1, microbatches=4, steps=9, checkpoint_every=3))
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await reached(swarm, 4)
         victim = swarm.replicas(1)[0]
         swarm.kill(victim)
@@ -104,7 +100,7 @@ def test_the_last_replica_of_a_stage_comes_back_and_the_others_go_back_to_it() -
 def test_a_stage_that_never_came_so_far_as_a_checkpoint_goes_back_to_the_seed() -> None:
     swarm = watched(Plan(stages=2, replicas=1, microbatches=4, steps=6, checkpoint_every=50))
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await reached(swarm, 2)
         swarm.kill(swarm.replicas(1)[0])
         await asyncio.sleep(2.0)
@@ -117,7 +113,7 @@ def test_a_stage_that_never_came_so_far_as_a_checkpoint_goes_back_to_the_seed() 
 def test_a_checkpoint_that_was_altered_is_named_and_an_older_one_used() -> None:
     swarm = watched(PLAN)
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await reached(swarm, 6)
         victims = kill_everybody(swarm)
         for peer, stages in victims:
@@ -135,7 +131,7 @@ def test_a_checkpoint_that_was_altered_is_named_and_an_older_one_used() -> None:
 def test_who_has_only_damaged_checkpoints_waits_for_a_sound_one() -> None:
     swarm = watched(PLAN)
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await reached(swarm, 6)
         victims = kill_everybody(swarm)
         damaged = next(peer for peer, stages in victims if 1 in stages)
@@ -160,7 +156,7 @@ def test_a_newcomer_without_anything_does_not_start_the_run_again() -> None:
     """It is there first, and takes the seed; when the others come with what they have, it goes on with them."""
     swarm = watched(PLAN)
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await reached(swarm, 6)
         victims = kill_everybody(swarm)
         swarm.add((0,), "newcomer")
@@ -180,13 +176,13 @@ def test_a_newcomer_without_anything_does_not_start_the_run_again() -> None:
 def test_a_stage_whose_state_nobody_has_is_waited_for_in_words() -> None:
     swarm = watched(Plan(stages=3, replicas=1, microbatches=4, steps=9, checkpoint_every=2))
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await reached(swarm, 4)
         victim = swarm.replicas(1)[0]
         swarm.kill(victim)
         swarm.add((1,), "empty-handed")
         await asyncio.sleep(120.0)
-        assert max(step for _, step in swarm.committed) == 4
+        assert max(step for _, step in swarm.checker.committed) == 4
         said = [str(fields["reason"]) for _, _, name, fields in swarm.events if name == "waiting"]
         assert any("nobody has the state of stage 1" in words for words in said), said
         swarm.add((1,), victim.peer_id)  # with its checkpoint, the run goes on
@@ -198,7 +194,7 @@ def test_a_stage_whose_only_replica_is_gone_is_named_before_its_record_expires()
     swarm = watched(Plan(stages=2, replicas=1, microbatches=4, steps=9, checkpoint_every=2))
     waited: list[float] = []
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await reached(swarm, 4)
         victim = swarm.replicas(1)[0]
         swarm.kill(victim)
@@ -213,10 +209,10 @@ def test_a_stage_whose_only_replica_is_gone_is_named_before_its_record_expires()
 
 def test_with_leave_to_drop_the_others_do_not_go_back() -> None:
     plan = Plan(stages=3, replicas=1, microbatches=4, steps=9, checkpoint_every=3, allow_drop=True)
-    swarm = Swarm(plan, 1)
+    swarm = VirtualSwarm(plan, 1)
     swarm.exact = False  # what is dropped makes the curve another one, and is counted
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await reached(swarm, 4)
         victim = swarm.replicas(1)[0]
         swarm.kill(victim)
@@ -235,9 +231,9 @@ def test_with_leave_to_drop_the_others_do_not_go_back() -> None:
 def test_a_full_disk_is_said_and_costs_nothing_else() -> None:
     swarm = watched(PLAN)
 
-    async def script(swarm: Swarm) -> None:
-        for disk in swarm.disks.values():
-            disk.full = True
+    async def script(swarm: VirtualSwarm) -> None:
+        for peer in swarm.disks:
+            swarm.fill_disk(peer, full=True)
 
     swarm.run(script=script)
     assert swarm.counts["checkpoint_failed"] >= 6
@@ -250,7 +246,7 @@ def test_the_swarm_is_killed_again_and_again(seed: int) -> None:
     rng = random.Random(seed)
     swarm = watched(Plan(stages=rng.choice([1, 2, 3]), replicas=2, microbatches=4, steps=12, checkpoint_every=2), seed)
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         for _ in range(3):
             await asyncio.sleep(rng.uniform(0.5, 6.0))
             if swarm.done:
@@ -272,7 +268,7 @@ def test_a_stage_that_lost_a_sum_others_have_applied_brings_the_run_back() -> No
     """One replica is stopped, the other commits alone and dies once its commit is out: nobody has that sum any more."""
     swarm = watched(Plan(stages=3, replicas=2, microbatches=4, steps=10, checkpoint_every=2))
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         survivor, victim = swarm.replicas(2)
         begun, passed = asyncio.Event(), asyncio.Event()
 

@@ -11,7 +11,7 @@ from strike import until
 from swarmnet.directory import Record, StageStatus
 from swarmnet.ids import PeerId, Restart, first_chain
 from swarmnet.simulate.plan import RUN, Plan
-from swarmnet.simulate.swarm import Node, Swarm
+from swarmnet.simulate.swarm import Node, VirtualSwarm
 from tests.sim.going_back import GoingBack
 from tests.sim.strike import leader_of, node_of, watched
 from tests.sim.test_sim_restart import kill_everybody, reached
@@ -23,18 +23,18 @@ def member(node: Node):
     return replica and replica.member
 
 
-def all_serve(swarm: Swarm, version: int) -> bool:
+def all_serve(swarm: VirtualSwarm, version: int) -> bool:
     """Has every live replica got so far?"""
     found = [member(node) for node in swarm.nodes if node.up]
     return all(one is not None and one.synced and one.version >= version for one in found)
 
 
-def last_step_at(swarm: Swarm) -> float:
+def last_step_at(swarm: VirtualSwarm) -> float:
     """When the last replica came to the end."""
     return max(at for at, _, event, fields in swarm.events if event == "applied")
 
 
-def committed_after(swarm: Swarm, began: float) -> list[int]:
+def committed_after(swarm: VirtualSwarm, began: float) -> list[int]:
     return [int(str(fields["step"])) for at, _, event, fields in swarm.events if event == "committed" and at > began]
 
 
@@ -57,7 +57,7 @@ def test_a_strangers_word_moves_nobody(number: int, version: int, data_at_peers:
     back = GoingBack(swarm)
     everybody = [PeerId(name) for name in ("s0.0", "s0.1", "s1.2", "s1.3")]
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await reached(swarm, 8)
         for _ in range(3):
             status = StageStatus(0, 0, first_chain(RUN, 0), False)
@@ -85,7 +85,7 @@ def test_the_side_that_is_whole_and_further_goes_back_for_nobody() -> None:
     healthy = [PeerId("s0.0"), PeerId("s1.2")]
     far: list[int] = []
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await reached(swarm, 9)
         left: list[Node | PeerId] = [node for node in swarm.nodes if node.peer_id in healthy] + [PeerId("trainer.0")]
         right = [node for node in swarm.nodes if node.peer_id not in healthy]
@@ -118,7 +118,7 @@ def test_whoever_restarts_alone_behind_a_cut_takes_nobody_back(away_s: float) ->
     rest = [PeerId("s0.0"), PeerId("s0.1"), PeerId("s0.2")]
     lone = PeerId("s0.3")
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await reached(swarm, 9)
         victim = node_of(swarm, lone)
         assert victim is not None
@@ -148,7 +148,7 @@ def test_disks_that_remember_a_higher_restart_are_not_forgotten(seed: int) -> No
     back = GoingBack(swarm)
     ends: list[int] = []
 
-    async def again(swarm: Swarm, *empty: str) -> None:
+    async def again(swarm: VirtualSwarm, *empty: str) -> None:
         ends.append(min(member(node).version for node in swarm.nodes if node.up))
         victims = kill_everybody(swarm)
         for name in empty:
@@ -158,7 +158,7 @@ def test_disks_that_remember_a_higher_restart_are_not_forgotten(seed: int) -> No
             swarm.add(stages, peer)
         swarm.add_trainer()
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         for version, empty in ((7, ()), (14, ()), (22, ("s0.1", "s1.3")), (36, ())):
             await until(lambda version=version: all_serve(swarm, version), every_s=0.05)
             await again(swarm, *empty)
@@ -183,7 +183,7 @@ def test_checkpoints_of_a_run_under_a_lower_number_than_disks_remember_are_good(
     swarm = watched(Plan(stages=2, replicas=1, steps=40, checkpoint_every=2))
     back = GoingBack(swarm)
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         for version in (5, 7, 9):
             await until(lambda version=version: all_serve(swarm, version), every_s=0.05)
             victims = kill_everybody(swarm)
@@ -223,7 +223,7 @@ def test_newcomers_without_a_disk_do_not_begin_the_run_again(between_s: float, e
     empty = {PeerId("s0.1"), PeerId("s1.3")}
     times: list[float] = []
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await reached(swarm, 22)
         victims = kill_everybody(swarm)
         await asyncio.sleep(40.0)
@@ -251,7 +251,7 @@ def test_one_newcomer_looks_for_a_moment_before_it_begins_at_the_seed(stage: int
     swarm = watched(Plan(stages=2, replicas=1, steps=16, checkpoint_every=2))
     back = GoingBack(swarm)
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await reached(swarm, 8)
         victims = kill_everybody(swarm)
         await asyncio.sleep(40.0)
@@ -272,7 +272,7 @@ def test_a_run_begun_again_gives_way_when_the_last_stage_of_the_old_one_is_back(
     swarm = watched(Plan(stages=2, replicas=1, steps=60, checkpoint_every=2))
     back = GoingBack(swarm)
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await reached(swarm, 44)
         victims = sorted(kill_everybody(swarm), key=lambda victim: victim[1] != (first,))
         await asyncio.sleep(40.0)
@@ -302,7 +302,7 @@ def test_the_sum_of_a_step_that_is_done_a_second_time_is_handed_over() -> None:
     def all_at(version: int) -> bool:
         return all(member(node) is not None and member(node).version == version for node in swarm.replicas(0))
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await until(lambda: len(swarm.replicas(0)) == 3 and all_at(5))
         lost = swarm.replicas(1)
         for node in lost:

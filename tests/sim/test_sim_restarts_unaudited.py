@@ -12,7 +12,7 @@ from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Audits
 from swarmnet.simulate.engine import NUM_ELEMENTS
 from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Swarm
+from swarmnet.simulate.swarm import VirtualSwarm
 from swarmnet.testing.clock import SimulatedProcess
 from tests.benchmark_modules import load
 
@@ -68,9 +68,9 @@ def test_who_has_no_process_left_to_show_its_false_work_is_excluded() -> None:
 
 def test_a_peer_that_crashes_now_and_then_is_not_excluded() -> None:
     plan = Plan(stages=1, replicas=3, microbatches=3, steps=4 * APART, forward_s=0.1, audit=RARELY)
-    swarm = Swarm(plan, 1)
+    swarm = VirtualSwarm(plan, 1)
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         victim = swarm.nodes[0].peer_id
         for crash in range(1, 4):
             await reached(swarm, crash * (APART + 4))

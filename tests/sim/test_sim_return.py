@@ -13,7 +13,7 @@ from test_sim_restart import reached
 
 from swarmnet.ids import PeerId
 from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Swarm
+from swarmnet.simulate.swarm import VirtualSwarm
 
 
 @pytest.mark.parametrize("sync", ["exact", "overlap"])
@@ -30,7 +30,7 @@ def test_of_two_one_is_killed_and_comes_back(sync: Literal["exact", "overlap"], 
     swarm.hooks.append(look)
     back_at = 0.0
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         nonlocal back_at
         await reached(swarm, 5)
         kill_and_restart(swarm, swarm.nodes[seed], after_s=2.0)

@@ -17,13 +17,13 @@ from strike import check_always, kill_and_restart, leader_of, member_of, node_of
 
 from swarmnet.messages import Accepted, Committed, Gradient, Process
 from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Node, Swarm
+from swarmnet.simulate.swarm import Node, VirtualSwarm
 
 PLAN = Plan(stages=3, replicas=2, microbatches=6, steps=5)
 STEP = 1
 """The first step that may be struck; the one before it has shown that all is well."""
 
-Predicate = Callable[[Swarm, Node, int], bool]
+Predicate = Callable[[VirtualSwarm, Node, int], bool]
 
 
 def state(node: Node, stage: int):
@@ -49,7 +49,7 @@ def answered(node: Node, stage: int) -> set[int]:
     return {index for index in range(64) if tasks.memo.answer(index)} if tasks is not None else set()
 
 
-def holds_sum(swarm: Swarm, stage: int) -> bool:
+def holds_sum(swarm: VirtualSwarm, stage: int) -> bool:
     members = [state(node, stage) for node in swarm.replicas(stage) if stage in node.peer.replicas]
     return any(member.oldest.finished is not None and member.version >= STEP for member in members)
 
@@ -72,7 +72,9 @@ POINTS: dict[str, Predicate] = {
 class Trap:
     """Springs once, on the first replica of the stage that is at the point, not before step STEP."""
 
-    def __init__(self, swarm: Swarm, stage: int, point: str, *, leader: bool, strike: Callable[[Node], None]) -> None:
+    def __init__(
+        self, swarm: VirtualSwarm, stage: int, point: str, *, leader: bool, strike: Callable[[Node], None]
+    ) -> None:
         self.swarm, self.stage, self.reached, self.leader = swarm, stage, POINTS[point], leader
         self.strike, self.sprung = strike, False
         swarm.network.intercepts.append(lambda sender, receiver, message: self.look())
@@ -89,7 +91,7 @@ class Trap:
                 soon(self.swarm, lambda node=node: self.strike(node))
                 return
 
-    async def watch(self, swarm: Swarm) -> None:
+    async def watch(self, swarm: VirtualSwarm) -> None:
         while not swarm.done:
             self.look()
             swarm.check_now()
@@ -176,14 +178,14 @@ def test_trainer_dies_while_uploading() -> None:
     def answered(callee, caller, message) -> None:
         if isinstance(message, Accepted) and not struck and caller == "trainer.0":
             struck.append(caller)
-            soon(swarm, lambda: swarm.kill_trainer(caller))
+            soon(swarm, lambda: swarm.kill(caller))
 
     swarm.network.intercepts.append(answered)
     swarm.run(until_s=90.0, script=check_always)
     assert struck
 
 
-def owners_of_one_index(swarm: Swarm) -> list[Node]:
+def owners_of_one_index(swarm: VirtualSwarm) -> list[Node]:
     """The replicas that have summed one and the same index in every stage, in the struck step."""
     for index in range(swarm.plan.microbatches):
         found = [
@@ -205,7 +207,7 @@ def owners_of_one_index(swarm: Swarm) -> list[Node]:
 def test_owners_of_an_index_in_all_stages_die_together(memo_bytes: int, slots: int) -> None:
     swarm = watched(Plan(stages=3, replicas=2, microbatches=6, steps=4, memo_bytes=memo_bytes, slots=slots))
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         while not (victims := owners_of_one_index(swarm)):
             await asyncio.sleep(0.002)
         for node in victims:
@@ -220,7 +222,7 @@ def test_owners_of_an_index_in_all_stages_die_together(memo_bytes: int, slots: i
 def test_one_slot_and_loss_of_one_owner_in_each_stage_at_once(trainers: int) -> None:
     swarm = watched(Plan(stages=3, replicas=2, microbatches=8, steps=4, slots=1, trainers=trainers))
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         while not all(
             any(state(node, stage).version == STEP and held(node, stage).accumulated for node in swarm.replicas(stage))
             for stage in range(3)
@@ -278,12 +280,12 @@ def test_two_trainers_on_the_same_split_count_nothing_twice() -> None:
 def test_a_trainer_dies_in_the_middle_and_the_leader_orders_the_rest() -> None:
     swarm = watched(Plan(stages=2, replicas=2, microbatches=6, steps=4))
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         while not any(
             state(node, 0).version == STEP and state(node, 0).oldest.claims.accumulated for node in swarm.replicas(0)
         ):
             await asyncio.sleep(0.002)
-        swarm.kill_trainer("trainer.0")
+        swarm.kill("trainer.0")
         await check_always(swarm)
 
     swarm.run(until_s=120.0, script=script)
@@ -299,7 +301,7 @@ def test_without_any_trainer_the_leader_executes_from_data() -> None:
 def test_a_trainer_far_behind_or_ahead_of_the_run_finds_its_place() -> None:
     swarm = watched(Plan(stages=2, replicas=2, microbatches=4, steps=6))
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         trainer = swarm.trainers["trainer.0"]
         while min(state(node, 0).version for node in swarm.replicas(0)) < 1:
             await asyncio.sleep(0.01)

@@ -11,7 +11,7 @@ from chaos import Chaos
 from swarmnet.ids import PeerId
 from swarmnet.simulate.engine import SimulatedEngine, tokens_of
 from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Guise, Swarm
+from swarmnet.simulate.swarm import Guise, VirtualSwarm
 from swarmnet.stage.seams import Stash
 
 PLAN = Plan(stages=2, replicas=3, microbatches=6, steps=8, eval_every=1, eval_microbatches=4)
@@ -52,21 +52,21 @@ class NeverScores(Guise):
         return honest
 
 
-def lied_to(plan: Plan, seed: int) -> Swarm:
+def lied_to(plan: Plan, seed: int) -> VirtualSwarm:
     """A run whose last stage has one such replica."""
-    swarm = Swarm(plan, seed)
+    swarm = VirtualSwarm(plan, seed)
     swarm.names[plan.replicas] = "liar"
     swarm.guises[PeerId("liar")] = FalseScores()
     swarm.run()
     return swarm
 
 
-def said(swarm: Swarm, event: str) -> dict[int, dict[str, Any]]:
+def said(swarm: VirtualSwarm, event: str) -> dict[int, dict[str, Any]]:
     """What trainers said, by version."""
     return {fields["step"]: fields for _, _, name, fields in swarm.events if name == event}
 
 
-def honest(swarm: Swarm, version: int) -> float:
+def honest(swarm: VirtualSwarm, version: int) -> float:
     """The held-out loss of that version in one process."""
     first, last = (swarm.arithmetic(stage, swarm.plan) for stage in range(2))
     before, after = swarm.reference.history[version]
@@ -99,7 +99,7 @@ def test_of_two_replicas_of_which_one_lies_no_score_is_published() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_who_dies_is_no_liar(seed: int) -> None:
-    swarm = Swarm(PLAN, seed)
+    swarm = VirtualSwarm(PLAN, seed)
     chaos = Chaos(until_s=20.0, crash_s=1.5, stop_s=6.0, join_s=8.0, longest_stop_s=4.0)
     swarm.run(script=chaos.script(chaos.schedule(seed)))
     assert swarm.counts["kills"] and not swarm.counts["eval_disputed"]
@@ -108,13 +108,13 @@ def test_who_dies_is_no_liar(seed: int) -> None:
 
 
 def test_one_replica_a_stage_is_taken_at_its_word() -> None:
-    swarm = Swarm(Plan(stages=2, replicas=1, microbatches=4, steps=3, eval_every=1, eval_microbatches=4), 1)
+    swarm = VirtualSwarm(Plan(stages=2, replicas=1, microbatches=4, steps=3, eval_every=1, eval_microbatches=4), 1)
     swarm.run()
     assert said(swarm, "evaluated").keys() >= {0, 1, 2} and not swarm.counts["eval_disputed"]
 
 
 def test_a_replica_that_never_ends_an_evaluation_costs_the_scores_that_it_was_asked_for_and_no_other() -> None:
-    swarm = Swarm(Plan(stages=2, replicas=3, microbatches=12, steps=20, eval_every=1, eval_microbatches=4), 0)
+    swarm = VirtualSwarm(Plan(stages=2, replicas=3, microbatches=12, steps=20, eval_every=1, eval_microbatches=4), 0)
     swarm.names[0], liar = "liar", NeverScores()
     swarm.guises[PeerId("liar")] = liar
     swarm.run()

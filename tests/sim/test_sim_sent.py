@@ -32,7 +32,7 @@ from swarmnet.messages import (
 from swarmnet.peer.peer import Peer
 from swarmnet.pipeline.works import digest
 from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Guise, SimulatedSigner, Swarm
+from swarmnet.simulate.swarm import Guise, SimulatedSigner, VirtualSwarm
 from swarmnet.statement import statement
 from swarmnet.testing.network import Message
 from swarmnet.transport import Transport, ask
@@ -81,7 +81,7 @@ class _Voice:
 class Watch:
     """Who is named, and who sits out for what it shows or says."""
 
-    def __init__(self, swarm: Swarm) -> None:
+    def __init__(self, swarm: VirtualSwarm) -> None:
         self.named: set[PeerId] = set()
         self.reasons: set[str] = set()
         self.struck: set[PeerId] = set()
@@ -100,12 +100,12 @@ class Watch:
         assert event != "disputed" or fields["peer"] == "liar", (peer, event, fields)
 
 
-def watched(plan: Plan, seed: int = 1) -> tuple[Swarm, Watch]:
-    swarm = Swarm(plan, seed)
+def watched(plan: Plan, seed: int = 1) -> tuple[VirtualSwarm, Watch]:
+    swarm = VirtualSwarm(plan, seed)
     return swarm, Watch(swarm)
 
 
-async def killing(swarm: Swarm, seed: int) -> None:
+async def killing(swarm: VirtualSwarm, seed: int) -> None:
     """A replica after the other is killed, and comes back."""
     rng = random.Random(seed)
     while not swarm.done:
@@ -115,7 +115,7 @@ async def killing(swarm: Swarm, seed: int) -> None:
             kill_and_restart(swarm, node, after_s=rng.uniform(0.1, 0.6))
 
 
-def with_liar(guise: Guise, **changes: Any) -> tuple[Swarm, Watch]:
+def with_liar(guise: Guise, **changes: Any) -> tuple[VirtualSwarm, Watch]:
     """`liar` lies, once it is added."""
     swarm, watch = watched(replace(PLAN, **changes))
     swarm.exact, swarm.detailed = False, False
@@ -127,7 +127,7 @@ def with_liar(guise: Guise, **changes: Any) -> tuple[Swarm, Watch]:
 def test_whoever_sends_other_outputs_than_it_counts_is_named(stage: int, killed: bool) -> None:
     swarm, watch = with_liar(FalseOutputs(), steps=14 if killed else 7)
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         swarm.add((stage,), PeerId("liar"))
         if killed:
             await killing(swarm, 3)
@@ -140,7 +140,7 @@ def test_whoever_sends_other_outputs_than_it_counts_is_named(stage: int, killed:
 def test_in_a_stage_of_two_its_own_signatures_name_it() -> None:
     swarm, watch = with_liar(FalseOutputs(), replicas=1, steps=12)
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         swarm.add((1,), PeerId("liar"))
 
     swarm.run(until_s=240.0, script=script)
@@ -153,7 +153,7 @@ def test_whoever_says_that_it_may_have_counted_something_else_is_tried_by_a_jury
     """An honest peer can be made to say so: of two signatures alone nothing follows."""
     swarm, watch = with_liar(FalseOutputs(lambda sent: replace(sent, again=True)), replicas=replicas, stages=2, steps=8)
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         swarm.add((0,), PeerId("liar"))
 
     swarm.run(until_s=240.0, script=script)
@@ -172,7 +172,7 @@ FALSE_WORDS: dict[str, Callable[[Sent], Sent]] = {
 def test_nobody_takes_what_is_not_made_of_something_signed(says: Callable[[Sent], Sent], stage: int) -> None:
     swarm, watch = with_liar(FalseOutputs(says), steps=6)
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         swarm.add((stage,), PeerId("liar"))
 
     swarm.run(until_s=240.0, script=script)
@@ -190,7 +190,7 @@ def test_whoever_does_not_show_the_work_that_it_counted_sits_out(monkeypatch: py
 
     monkeypatch.setattr(Peer, "_answers", refuse)
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         swarm.add((0,), PeerId("liar"))
 
     swarm.run(until_s=240.0, script=script)
@@ -199,7 +199,7 @@ def test_whoever_does_not_show_the_work_that_it_counted_sits_out(monkeypatch: py
 
 
 def test_what_is_not_signed_is_refused_and_costs_its_sender_alone() -> None:
-    swarm, refused = Swarm(PLAN, 1), set[PeerId]()
+    swarm, refused = VirtualSwarm(PLAN, 1), set[PeerId]()
 
     def look(peer: PeerId, event: str, fields: dict[str, Any]) -> None:
         assert event not in ("convicted", "reducer_lied", "pledge_lied")
@@ -209,7 +209,7 @@ def test_what_is_not_signed_is_refused_and_costs_its_sender_alone() -> None:
     swarm.hooks.append(look)
     swarm.guises[PeerId("liar")] = FalseOutputs(lambda sent: replace(sent, digest=bytes(32)))
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         swarm.add((1,), PeerId("liar"))
 
     swarm.run(until_s=240.0, script=script)
@@ -218,7 +218,7 @@ def test_what_is_not_signed_is_refused_and_costs_its_sender_alone() -> None:
 
 def test_nothing_is_signed_where_no_audit_is_asked_for() -> None:
     plan = Plan(stages=2, replicas=2, steps=2, audit=Audits(microbatches=0.0, contributions=0.0))
-    swarm, sents = Swarm(plan, 1), []
+    swarm, sents = VirtualSwarm(plan, 1), []
     swarm.network.intercepts.append(
         lambda caller, callee, request: sents.append(request.sents) if isinstance(request, Process) else None
     )
@@ -233,7 +233,7 @@ CHAOS = [("exact", 1 << 20, 1), ("overlap", 1 << 20, 2), ("exact", 64, 3)]
 def test_nobody_honest_is_named_while_replicas_die_and_repair(sync: Any, memo_bytes: int, seed: int) -> None:
     swarm, watch = watched(replace(PLAN, sync=sync, memo_bytes=memo_bytes), seed)
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await killing(swarm, seed)
 
     swarm.run(until_s=240.0, script=script)
@@ -254,7 +254,7 @@ def test_whoever_feeds_false_inputs_and_counts_nothing_is_named(stage: int) -> N
 
     swarm.network.intercepts.append(wants_none)
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         swarm.add((stage,), PeerId("liar"))
 
     swarm.run(until_s=240.0, script=script)
@@ -321,7 +321,7 @@ def test_nobody_takes_the_word_of_an_identity_that_serves_no_stage() -> None:
 
     swarm.hooks.append(look)
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         swarm.add((1,), PeerId("liar"))
 
     swarm.run(until_s=240.0, script=script)
@@ -345,7 +345,7 @@ def test_no_right_output_is_false_because_of_a_gradient_that_no_engine_takes() -
         for node in mates:
             swarm.network.tell(PeerId("liar"), node.peer_id, made.sents[0])
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         liar = swarm.add((1,), PeerId("liar"))
         await reached(swarm, 1)
         works = liar.peer.replicas[1].execution.works

@@ -13,7 +13,7 @@ import pytest
 from swarmnet.ids import PeerId
 from swarmnet.messages import Answer, Packed, Snapshot, SnapshotPiece, TrailStep
 from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Node, Swarm
+from swarmnet.simulate.swarm import Node, VirtualSwarm
 
 JOINER = PeerId("joiner")
 STATE, PIECE = 24_000, 1_000
@@ -21,7 +21,7 @@ PLAN = Plan(stages=2, replicas=3, microbatches=4, steps=32, forward_s=0.1, state
 """A step takes about a second. What the sum of a step weighs is 32 bytes."""
 
 
-async def version(swarm: Swarm, least: int, stage: int = 1) -> None:
+async def version(swarm: VirtualSwarm, least: int, stage: int = 1) -> None:
     """Wait until somebody has got so far."""
     got = asyncio.Event()
 
@@ -33,7 +33,7 @@ async def version(swarm: Swarm, least: int, stage: int = 1) -> None:
     await got.wait()
 
 
-def newest(swarm: Swarm, stage: int = 1) -> int:
+def newest(swarm: VirtualSwarm, stage: int = 1) -> int:
     return max(
         int(str(facts["version"]))
         for *_, event, facts in swarm.events
@@ -41,16 +41,16 @@ def newest(swarm: Swarm, stage: int = 1) -> int:
     )
 
 
-def fields(swarm: Swarm, event: str, peer: PeerId = JOINER) -> list[tuple[float, dict[str, object]]]:
+def fields(swarm: VirtualSwarm, event: str, peer: PeerId = JOINER) -> list[tuple[float, dict[str, object]]]:
     return [(at, facts) for at, who, name, facts in swarm.events if who == peer and name == event]
 
 
-def join(swarm: Swarm, *, down: float, name: str = JOINER) -> Node:
+def join(swarm: VirtualSwarm, *, down: float, name: str = JOINER) -> Node:
     swarm.limit(PeerId(name), down_bytes_per_s=down, up_bytes_per_s=1e6)
     return swarm.add((1,), name)
 
 
-def check_joined(swarm: Swarm) -> tuple[dict[str, object], int]:
+def check_joined(swarm: VirtualSwarm) -> tuple[dict[str, object], int]:
     """It became a member in the middle of the run and counted from then on. Returns how, and how many steps it took."""
     [(at, synced)] = fields(swarm, "synced")
     began = min(when for when, who, *_ in swarm.events if who == JOINER)
@@ -75,9 +75,9 @@ def check_joined(swarm: Swarm) -> tuple[dict[str, object], int]:
 
 
 def test_a_transfer_of_ten_steps_is_followed_by_the_trail() -> None:
-    swarm = Swarm(PLAN, 1)
+    swarm = VirtualSwarm(PLAN, 1)
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await version(swarm, 5)
         join(swarm, down=2_000.0)
 
@@ -91,9 +91,9 @@ def test_a_transfer_of_ten_steps_is_followed_by_the_trail() -> None:
 
 
 def test_the_copy_comes_from_all_donors_and_progress_is_told() -> None:
-    swarm = Swarm(PLAN, 2)
+    swarm = VirtualSwarm(PLAN, 2)
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await version(swarm, 5)
         for node in swarm.replicas(1):
             swarm.limit(node, up_bytes_per_s=1_500.0)
@@ -109,9 +109,9 @@ def test_the_copy_comes_from_all_donors_and_progress_is_told() -> None:
 
 
 def test_donors_that_die_in_the_middle_of_the_transfer() -> None:
-    swarm = Swarm(PLAN, 3)
+    swarm = VirtualSwarm(PLAN, 3)
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await version(swarm, 5)
         join(swarm, down=2_000.0)
         for _ in range(2):
@@ -124,9 +124,9 @@ def test_donors_that_die_in_the_middle_of_the_transfer() -> None:
 
 
 def test_a_trail_that_is_too_short_means_another_copy_with_a_word() -> None:
-    swarm = Swarm(PLAN, 4)
+    swarm = VirtualSwarm(PLAN, 4)
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await version(swarm, 5)
         for node in swarm.replicas(1):
             node.peer.replicas[1].exchange.replay_log.most_steps = 3
@@ -139,7 +139,7 @@ def test_a_trail_that_is_too_short_means_another_copy_with_a_word() -> None:
     assert 1 <= len(fields(swarm, "fetching_again")) <= 2
 
 
-def lie(swarm: Swarm, liar: Node, change: Callable[[Answer], Answer]) -> None:
+def lie(swarm: VirtualSwarm, liar: Node, change: Callable[[Answer], Answer]) -> None:
     """What this peer answers is changed under way."""
     serve = liar.peer.on_call
 
@@ -182,10 +182,10 @@ def forged_history(answer: Answer) -> Answer:
 
 @pytest.mark.parametrize("change", [wrong_piece, wrong_digests, wrong_history, forged_history])
 def test_a_lying_donor_is_named_and_does_no_harm(change: Callable[[Answer], Answer]) -> None:
-    swarm = Swarm(PLAN, 5)
+    swarm = VirtualSwarm(PLAN, 5)
     liars: list[PeerId] = []
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await version(swarm, 5)
         liar = swarm.replicas(1)[0]
         liars.append(liar.peer_id)
@@ -203,9 +203,9 @@ def test_joiners_slow_nobody_while_there_is_bandwidth() -> None:
     """Copies, digests and kept sums cost no steps; what bandwidth costs is measured in benchmarks/join.py."""
 
     def steps_in(joiners: int) -> int:
-        swarm = Swarm(PLAN, 6)
+        swarm = VirtualSwarm(PLAN, 6)
 
-        async def script(swarm: Swarm) -> None:
+        async def script(swarm: VirtualSwarm) -> None:
             await version(swarm, 5)
             for number in range(joiners):
                 join(swarm, down=600.0, name=f"joiner{number}")

@@ -11,7 +11,7 @@ from further import further
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.messages import Commit, Committed, Control, Finished, Heartbeat, MemberState, Round, StagePlan, Stamp
 from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Swarm
+from swarmnet.simulate.swarm import VirtualSwarm
 from swarmnet.step.commits import commit_of
 from swarmnet.testing.clock import SimulatedProcess
 from swarmnet.testing.doubles import FakeService
@@ -20,7 +20,7 @@ from swarmnet.testing.doubles import FakeService
 class Stranger:
     """A greeted identity that serves nothing and says what it likes."""
 
-    def __init__(self, swarm: Swarm, name: str, rng: random.Random) -> None:
+    def __init__(self, swarm: VirtualSwarm, name: str, rng: random.Random) -> None:
         self.swarm, self.peer, self.rng = swarm, PeerId(name), rng
         swarm.network.attach(self.peer, SimulatedProcess(name), FakeService(lambda *_: []))
 
@@ -85,9 +85,9 @@ class Stranger:
 
 @pytest.mark.parametrize("seed", [0, 1, *further(*range(2, 8))])
 def test_strangers_cost_only_themselves(seed: int) -> None:
-    swarm = Swarm(Plan(stages=2, replicas=2, microbatches=4, steps=12), seed)
+    swarm = VirtualSwarm(Plan(stages=2, replicas=2, microbatches=4, steps=12), seed)
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         rng = random.Random(seed)
         strangers = [Stranger(swarm, f"stranger.{number}", rng) for number in range(2)]
         await asyncio.sleep(1.0)

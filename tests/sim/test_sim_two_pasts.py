@@ -12,7 +12,7 @@ from test_sim_restart import kill_everybody, reached
 
 from swarmnet.ids import OnDisk, PeerId, Restart
 from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Swarm
+from swarmnet.simulate.swarm import VirtualSwarm
 
 AWAY, STAYS = PeerId("s0.0"), PeerId("s0.1")
 PLAN = Plan(
@@ -20,7 +20,7 @@ PLAN = Plan(
 )
 
 
-def on_disk(swarm: Swarm, peer: PeerId) -> list[OnDisk]:
+def on_disk(swarm: VirtualSwarm, peer: PeerId) -> list[OnDisk]:
     return [info.on_disk for _, (info, _) in sorted(swarm.disks[peer].files.items())]
 
 
@@ -30,7 +30,7 @@ def test_the_other_past_of_whoever_was_away_leads_nobody(later: bool) -> None:
     a run that waits for its stage, which nobody else has kept."""
     swarm = watched(replace(PLAN))
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await reached(swarm, 13)
         away = next(node for node in swarm.nodes if node.peer_id == AWAY)
         other = swarm.replicas(1)[0]

@@ -11,7 +11,7 @@ from further import further
 from strike import check_always, kill_and_restart, watched
 
 from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Swarm
+from swarmnet.simulate.swarm import VirtualSwarm
 
 SINGLE = ((0, 3), (1, 2))
 DOUBLE = ((0, 3), (1, 2), (0, 3), (1, 2))
@@ -33,7 +33,7 @@ def test_they_train_without_deadlock(served: tuple[tuple[int, ...], ...], slots:
 def test_one_of_them_dies_and_comes_back(victim: int, slots: int, seed: int) -> None:
     swarm = watched(Plan(stages=4, served=DOUBLE, microbatches=8, steps=5, slots=slots), seed)
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         node = swarm.nodes[victim]
         while not any(
             r.member.version == 1 and r.member.oldest.claims.accumulated for r in node.peer.replicas.values()

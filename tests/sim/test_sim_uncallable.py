@@ -12,12 +12,12 @@ from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Audits
 from swarmnet.messages import Heartbeat, Stamp
 from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Swarm
+from swarmnet.simulate.swarm import VirtualSwarm
 from swarmnet.testing.clock import SimulatedProcess
 from swarmnet.testing.doubles import FakeService
 
 
-def gaps(swarm: Swarm, since_s: float) -> list[float]:
+def gaps(swarm: VirtualSwarm, since_s: float) -> list[float]:
     """Seconds between two steps' first commits."""
     first: dict[object, float] = {}
     for at, _, event, fields in swarm.events:
@@ -27,7 +27,7 @@ def gaps(swarm: Swarm, since_s: float) -> list[float]:
     return [later - earlier for earlier, later in itertools.pairwise(times)]
 
 
-def struck(swarm: Swarm) -> set[object]:
+def struck(swarm: VirtualSwarm) -> set[object]:
     return {fields["peer"] for _, _, event, fields in swarm.events if event == "late"}
 
 
@@ -42,9 +42,9 @@ UNCHECKED = Audits(microbatches=0.0, contributions=0.0)
 )
 def test_a_member_that_nobody_can_call_any_more_holds_the_run_up_once(seed: int, alone: bool) -> None:
     audit = UNCHECKED if alone else Audits()
-    swarm = Swarm(Plan(stages=2, replicas=3, microbatches=6, steps=70, forward_s=0.05, audit=audit), seed)
+    swarm = VirtualSwarm(Plan(stages=2, replicas=3, microbatches=6, steps=70, forward_s=0.05, audit=audit), seed)
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await asyncio.sleep(3.0)
         victim = swarm.replicas(seed % 2)[seed % 3]
         for node in swarm.nodes:
@@ -65,9 +65,9 @@ def test_a_member_that_nobody_can_call_any_more_holds_the_run_up_once(seed: int,
 @pytest.mark.parametrize(("replicas", "blocked", "seed"), [(3, ((0, 2),), 0), (4, ((0, 3), (1, 3), (2, 3)), 1)])
 def test_who_cannot_call_a_mate_that_calls_it_costs_the_steps_nothing(replicas: int, blocked: tuple, seed: int) -> None:
     """Each speaks on the link of the other, and pulls nothing: both reduce nothing, or the one sits out."""
-    swarm = Swarm(Plan(stages=2, replicas=replicas, microbatches=4, steps=50), seed)
+    swarm = VirtualSwarm(Plan(stages=2, replicas=replicas, microbatches=4, steps=50), seed)
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         mates = swarm.replicas(0)
         for caller, called in blocked:
             swarm.block_dial(mates[caller], mates[called])
@@ -78,10 +78,10 @@ def test_who_cannot_call_a_mate_that_calls_it_costs_the_steps_nothing(replicas: 
 
 @pytest.mark.parametrize("replicas", [3, *further(2)])
 def test_an_identity_that_only_sends_heartbeats_is_waited_for_once_in_a_while(replicas: int) -> None:
-    swarm = Swarm(Plan(stages=2, replicas=replicas, microbatches=6, steps=60, forward_s=0.05), 1)
+    swarm = VirtualSwarm(Plan(stages=2, replicas=replicas, microbatches=6, steps=60, forward_s=0.05), 1)
     stranger = PeerId("stranger")
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         swarm.network.attach(stranger, SimulatedProcess("stranger"), FakeService(lambda *_: []))
         await asyncio.sleep(2.0)
         while not swarm.done:

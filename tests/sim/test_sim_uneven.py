@@ -9,7 +9,7 @@ import pytest
 
 from swarmnet.ids import PeerId
 from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Node, Swarm
+from swarmnet.simulate.swarm import Node, VirtualSwarm
 
 MEMBERS, ELEMENTS, ELEMENT_BYTES = 4, 2_000_000, 8
 VECTOR = ELEMENTS * ELEMENT_BYTES
@@ -21,11 +21,11 @@ MEASURED_STEP = 3
 """By then rounds are cut by what lines have carried: the narrow one reduces nothing."""
 
 
-def play(*, steps: int, slow_up: float = SLOW, hook: object = None, seed: int = 3) -> Swarm:
+def play(*, steps: int, slow_up: float = SLOW, hook: object = None, seed: int = 3) -> VirtualSwarm:
     plan = Plan(stages=1, replicas=MEMBERS, microbatches=4 * MEMBERS, steps=steps, padding=ELEMENTS)
-    swarm = Swarm(plan, seed)
+    swarm = VirtualSwarm(plan, seed)
 
-    async def narrow(swarm: Swarm) -> None:
+    async def narrow(swarm: VirtualSwarm) -> None:
         for node in swarm.nodes:
             rates = (slow_up, SLOW) if node.peer_id == NARROW else (FAST, FAST)
             swarm.limit(node, up_bytes_per_s=rates[0], down_bytes_per_s=rates[1])
@@ -36,7 +36,7 @@ def play(*, steps: int, slow_up: float = SLOW, hook: object = None, seed: int = 
     return swarm
 
 
-def exchanges(swarm: Swarm) -> list[tuple[PeerId, str, float]]:
+def exchanges(swarm: VirtualSwarm) -> list[tuple[PeerId, str, float]]:
     return [
         (peer, event, float(str(fields["seconds"])))
         for _, peer, event, fields in swarm.events
@@ -60,7 +60,7 @@ class Blow:
         self.kill, self.node, self.struck_at = kill, None, 0.0
         self.leader = PeerId("")
 
-    def __call__(self, swarm: Swarm, peer: PeerId, event: str, fields: dict[str, object]) -> None:
+    def __call__(self, swarm: VirtualSwarm, peer: PeerId, event: str, fields: dict[str, object]) -> None:
         if event == "leader":
             self.leader = peer
         if self.node is None and event == "averaged" and fields["step"] == MEASURED_STEP:

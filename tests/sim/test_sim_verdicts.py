@@ -20,7 +20,7 @@ from swarmnet.messages import NONE, Case, Contributions, Pledge, Process, Reques
 from swarmnet.peer.run import until_convicted
 from swarmnet.pipeline.router import least_time
 from swarmnet.simulate.plan import RUN, Plan, manifest_of
-from swarmnet.simulate.swarm import SimulatedSigner, Swarm
+from swarmnet.simulate.swarm import SimulatedSigner, VirtualSwarm
 from swarmnet.statement import statement
 from swarmnet.trainer.trainer import FirstStage
 from tests.sim.strike import reached
@@ -50,11 +50,11 @@ def decided(accused: PeerId, stamp: Stamp, shares: Contributions, digest: bytes,
 
 
 def test_identities_of_ones_own_ban_only_each_other_and_fill_nothing() -> None:
-    swarm = Swarm(
+    swarm = VirtualSwarm(
         Plan(stages=1, replicas=3, steps=8, forward_s=0.2, audit=Audits(microbatches=1e-9, contributions=0.0)), 1
     )
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await reached(swarm, 3)
         hears = swarm.nodes[0].peer.replicas[0].auditor
         assert hears is not None
@@ -70,14 +70,14 @@ def test_identities_of_ones_own_ban_only_each_other_and_fill_nothing() -> None:
 def test_a_trainer_leaves_a_convict_with_all_that_it_has_brought_there() -> None:
     """Nobody tells a convict that a step is over, so what was brought there would be in work until the call's limit."""
     plan = Plan(stages=2, replicas=3, microbatches=12, steps=14, forward_s=0.2, audit=Audits(microbatches=1e-9))
-    swarm, out = Swarm(plan, 1), PeerId("s0.2")
+    swarm, out = VirtualSwarm(plan, 1), PeerId("s0.2")
     asked, applied, told_at = list[float](), dict[int, float](), list[float]()
 
     def note(caller: PeerId, callee: PeerId, request: Request) -> None:
         if callee == out and isinstance(request, Process):
             asked.append(swarm.loop.time())
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await reached(swarm, 6)
         hears = swarm.nodes[0].peer.replicas[0].auditor
         assert hears is not None
@@ -139,10 +139,10 @@ def test_a_trainer_believes_two_signatures_of_a_peer_against_it() -> None:
 
 
 def test_who_was_convicted_in_an_earlier_life_takes_part_in_no_step_of_this_one() -> None:
-    swarm = Swarm(Plan(stages=1, replicas=3, steps=4, forward_s=0.2, audit=Audits(microbatches=1e-9)), 1)
+    swarm = VirtualSwarm(Plan(stages=1, replicas=3, steps=4, forward_s=0.2, audit=Audits(microbatches=1e-9)), 1)
     out = swarm.names[2] = PeerId("out")
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         for node in swarm.nodes[:2]:
             hears = node.peer.replicas[0].auditor
             assert hears is not None
@@ -160,10 +160,10 @@ def test_who_was_convicted_in_an_earlier_life_takes_part_in_no_step_of_this_one(
 @pytest.mark.parametrize("again", [False, True], ids=["while it runs", "started again"])
 def test_a_convict_hears_of_it_and_what_its_operator_can_do(again: bool) -> None:
     """The last that mates tell it is the proof; started again, it knows it by its own evidence."""
-    swarm = Swarm(Plan(stages=1, replicas=4, steps=8, forward_s=0.2, audit=Audits(microbatches=1e-9)), 1)
+    swarm = VirtualSwarm(Plan(stages=1, replicas=4, steps=8, forward_s=0.2, audit=Audits(microbatches=1e-9)), 1)
     out, proof = (PeerId("s0.3"), case_on(PeerId("s0.3"), by=("s0.0", "s0.1", "s0.2")))
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await reached(swarm, 1)
         hears = swarm.nodes[3 if again else 0].peer.replicas[0].auditor
         assert hears is not None
@@ -185,13 +185,13 @@ def test_a_convict_hears_of_it_and_what_its_operator_can_do(again: bool) -> None
 
 def test_who_is_told_a_proof_against_it_that_proves_nothing_goes_on() -> None:
     """One liar sends an honest peer what it has not signed, what a jury of strangers says, and what only one says."""
-    swarm = Swarm(Plan(stages=1, replicas=3, steps=4, forward_s=0.2, audit=Audits(microbatches=1e-9)), 1)
+    swarm = VirtualSwarm(Plan(stages=1, replicas=3, steps=4, forward_s=0.2, audit=Audits(microbatches=1e-9)), 1)
     me = PeerId("s0.0")
     whole = case_on(me, by=("s0.1", "s0.2"))
     unsigned = replace(whole, pledge=replace(whole.pledge, signature=b"x" * 64))
     others = case_on(me, 1)
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await reached(swarm, 1)
         for proof in (unsigned, others, replace(whole, rechecks=whole.rechecks[:1])):
             swarm.nodes[0].peer.on_tell(PeerId("s0.2"), proof)

@@ -9,7 +9,7 @@ from strike import until
 
 from swarmnet.messages import MAX_COUNTING
 from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Node, Swarm
+from swarmnet.simulate.swarm import Node, VirtualSwarm
 
 
 @pytest.mark.parametrize("replicas", [40, pytest.param(200, marks=(pytest.mark.long, pytest.mark.timeout(1200)))])
@@ -17,7 +17,7 @@ def test_the_leader_and_two_who_count_die_and_the_step_ends_in_its_time(replicas
     """Sums and weights are held against those of one process; nobody else is evicted."""
     killed: list[Node] = []
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         members = [node.peer.replicas[0].member for node in swarm.nodes]
         await until(lambda: any(member.version for member in members), every_s=0.05)
         await asyncio.sleep(0.5)
@@ -29,7 +29,7 @@ def test_the_leader_and_two_who_count_die_and_the_step_ends_in_its_time(replicas
             swarm.kill(node)
 
     plan = Plan(replicas=replicas, stages=1, microbatches=2 * replicas, steps=2, forward_s=0.2, between_reads_s=2.0)
-    swarm = Swarm(plan, 1)
+    swarm = VirtualSwarm(plan, 1)
     swarm.run(until_s=60.0, script=script)
     applied = {peer for _, peer, event, fields in swarm.events if event == "applied" and fields["version"] == 2}
     assert len(applied) == replicas - len(killed)

@@ -17,7 +17,7 @@ from swarmnet.manifest.schema import Audits
 from swarmnet.messages import AuditRequest, Heartbeat, Rejected, Sent
 from swarmnet.peer.peer import Peer
 from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import SimulatedSigner, Swarm
+from swarmnet.simulate.swarm import SimulatedSigner, VirtualSwarm
 from swarmnet.statement import statement
 from swarmnet.testing.network import MemoryTransport
 
@@ -26,9 +26,9 @@ PLAN = Plan(
 )
 
 
-def watched(plan: Plan) -> tuple[Swarm, Counter[str], Counter[str]]:
+def watched(plan: Plan) -> tuple[VirtualSwarm, Counter[str], Counter[str]]:
     """A swarm, what is held against whom, and who sits out."""
-    swarm, withheld, struck = Swarm(plan, 1), Counter[str](), Counter[str]()
+    swarm, withheld, struck = VirtualSwarm(plan, 1), Counter[str](), Counter[str]()
 
     def look(peer: str, event: str, fields: dict[str, Any]) -> None:
         if event == "withheld":
@@ -44,7 +44,7 @@ def watched(plan: Plan) -> tuple[Swarm, Counter[str], Counter[str]]:
 def test_a_replica_that_was_started_again_is_not_blamed_for_what_it_lost() -> None:
     swarm, withheld, struck = watched(PLAN)
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         for node in swarm.nodes[:3]:
             await reached(swarm, 3 + 3 * swarm.nodes.index(node))
             kill_and_restart(swarm, node, after_s=0.5)
@@ -139,7 +139,7 @@ def test_who_does_not_show_its_work_sits_out(way: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(Peer, "_answers", refuse)
     monkeypatch.setattr(MemoryTransport, "tell", lie)
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         nonlocal liar
         liar = swarm.nodes[0].peer_id
         await reached(swarm, 5)
@@ -150,10 +150,10 @@ def test_who_does_not_show_its_work_sits_out(way: str, monkeypatch: pytest.Monke
 
 def test_who_tells_too_much_of_what_was_sent_is_heard_no_more_until_the_next_step() -> None:
     """Each word that nobody has heard before costs a signature, and a call to whoever has counted that."""
-    swarm = Swarm(replace(PLAN, stages=2, steps=6), 1)
+    swarm = VirtualSwarm(replace(PLAN, stages=2, steps=6), 1)
     heard: Counter[str] = Counter()
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await reached(swarm, 2)
         flooder = swarm.nodes[0]
         replica = flooder.peer.replicas[0]
@@ -176,10 +176,10 @@ def test_who_tells_too_much_of_what_was_sent_is_heard_no_more_until_the_next_ste
 
 def test_nobody_has_work_computed_again_that_it_can_compute_itself() -> None:
     """Who is of another numerics class may ask what was made; a mate of the same would cost others their devices."""
-    swarm = Swarm(replace(PLAN, steps=8, audit=Audits(microbatches=1e-9, contributions=0.0)), 1)
+    swarm = VirtualSwarm(replace(PLAN, steps=8, audit=Audits(microbatches=1e-9, contributions=0.0)), 1)
     answers, named = list[Any](), set[str]()
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await reached(swarm, 3)
         asker, mate = swarm.nodes[:2]
         known = list(asker.peer.replicas[0].auditor.cases._sums.values())[-1]

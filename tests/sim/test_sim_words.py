@@ -10,18 +10,18 @@ from further import further
 from swarmnet.manifest.schema import Audits
 from swarmnet.peer.swarm_health import assess
 from swarmnet.simulate.plan import RUN, Plan
-from swarmnet.simulate.swarm import Swarm
+from swarmnet.simulate.swarm import VirtualSwarm
 
 
 @pytest.mark.parametrize("checked", [False, True])
 @pytest.mark.parametrize("seed", [0, *further(1, 2, 3)])
 def test_a_run_that_stands_still_for_a_member_that_cannot_be_called_says_so(seed: int, checked: bool) -> None:
     audit = Audits() if checked else Audits(microbatches=0.0, contributions=0.0)
-    swarm = Swarm(Plan(stages=2, replicas=2, microbatches=6, steps=60, forward_s=0.05, audit=audit), seed)
+    swarm = VirtualSwarm(Plan(stages=2, replicas=2, microbatches=6, steps=60, forward_s=0.05, audit=audit), seed)
     mate, victim = "s0.0", "s0.1"
     said: set[tuple[str, str]] = set()
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await asyncio.sleep(3.0)
         for node in swarm.nodes:
             if node.peer_id != victim:

@@ -18,7 +18,7 @@ from swarmnet.messages import AuditData, AuditRequest, Rejected, Request, WorkRe
 from swarmnet.pipeline.works import MOST_ASKS, digest
 from swarmnet.simulate.engine import product
 from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Node, Swarm
+from swarmnet.simulate.swarm import Node, VirtualSwarm
 from swarmnet.stage.seams import PastWork
 from swarmnet.transport import ask
 
@@ -34,7 +34,7 @@ class Auditors:
     sums: what stands for what a replica had in its accumulator as the step was applied, by (stage, step, peer).
     """
 
-    def __init__(self, swarm: Swarm) -> None:
+    def __init__(self, swarm: VirtualSwarm) -> None:
         self.swarm, self.looked, self.shares, self.without, self.due = swarm, 0, 0, 0, 0
         self.sums: dict[tuple[int, int, PeerId], bytes] = {}
         self._due: list[tuple[Node, int, int]] = []
@@ -101,7 +101,7 @@ class Auditors:
             self.shares += 1
 
 
-def remember_sums(swarm: Swarm, auditors: Auditors) -> None:
+def remember_sums(swarm: VirtualSwarm, auditors: Auditors) -> None:
     """What each replica has summed, as it is asked for its part in the round."""
     for node in swarm.nodes:
         for stage, engine in node.engines.items():
@@ -122,7 +122,7 @@ def test_mates_find_what_was_counted(sync: Literal["exact", "overlap"], killed: 
     swarm = watched(plan)
     auditors = Auditors(swarm)
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         remember_sums(swarm, auditors)
         async with asyncio.TaskGroup() as group:
             group.create_task(auditors.look())
@@ -141,7 +141,7 @@ def test_mates_find_what_was_counted(sync: Literal["exact", "overlap"], killed: 
 def test_only_a_mate_is_shown_anything() -> None:
     swarm, said = watched(Plan(stages=2, replicas=2, microbatches=4, steps=4, audit=SELDOM)), {}
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await reached(swarm, 2)
         asked, mate, stranger = swarm.nodes[2], swarm.nodes[3], swarm.nodes[0]
         index = min(asked.peer.replicas[1].execution.works.records(1))
@@ -158,7 +158,7 @@ def test_a_mate_that_asks_for_ever_is_refused_and_named() -> None:
     """It is shown each work so many times, and its asking costs no other mate anything."""
     swarm, shown = watched(Plan(stages=1, replicas=3, microbatches=6, steps=8, audit=SELDOM)), Counter[AuditRequest]()
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         await reached(swarm, 2)
         asked, greedy, other = swarm.nodes
         indexes = asked.peer.replicas[0].execution.works.records(1)

@@ -15,7 +15,7 @@ from strike import leader_of, watched
 
 from swarmnet.manifest.schema import Protocol
 from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Node, Swarm
+from swarmnet.simulate.swarm import Node, VirtualSwarm
 
 STEP = 1
 LONG_S = Protocol().long_silence_s
@@ -35,7 +35,7 @@ POINTS: dict[str, Callable[[Node], bool]] = {
 }
 
 
-async def stop_at(swarm: Swarm, point: str, *, leader: bool) -> Node:
+async def stop_at(swarm: VirtualSwarm, point: str, *, leader: bool) -> Node:
     """Stop the first replica of stage 1 that gets there in step STEP."""
     while True:
         keeps = leader_of(swarm, 1)
@@ -47,7 +47,7 @@ async def stop_at(swarm: Swarm, point: str, *, leader: bool) -> Node:
         await asyncio.sleep(0.001)
 
 
-async def version_reached(swarm: Swarm, version: int, *, but: Node, within_s: float) -> float:
+async def version_reached(swarm: VirtualSwarm, version: int, *, but: Node, within_s: float) -> float:
     """Seconds until every other replica of stage 1 has that version."""
     began = swarm.loop.time()
     others = [node for node in swarm.replicas(1) if node is not but]
@@ -64,7 +64,7 @@ async def version_reached(swarm: Swarm, version: int, *, but: Node, within_s: fl
 def test_stopped_and_continued(point: str, leader: bool, after: str) -> None:
     swarm = watched(PLAN)
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         zombie = await stop_at(swarm, point, leader=leader)
         if after == "index_executed_again":
             await asyncio.sleep(4.0)  # beyond the silence limit: the others have begun to do its share
@@ -73,7 +73,7 @@ def test_stopped_and_continued(point: str, leader: bool, after: str) -> None:
         swarm.resume(zombie)
 
     swarm.run(until_s=120.0, script=script)
-    assert swarm.forks == 0
+    assert swarm.checker.forks == 0
 
 
 @pytest.mark.parametrize("leader", [False, True], ids=["member", "leader"])
@@ -81,13 +81,13 @@ def test_stopped_and_continued(point: str, leader: bool, after: str) -> None:
 def test_with_a_majority_the_others_go_on_within_the_silence_limit(point: str, leader: bool) -> None:
     swarm = watched(PLAN)
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         zombie = await stop_at(swarm, point, leader=leader)
         assert await version_reached(swarm, STEP + 1, but=zombie, within_s=LONG_S) < 5.0
         swarm.resume(zombie)
 
     swarm.run(until_s=120.0, script=script)
-    assert swarm.forks == 0
+    assert swarm.checker.forks == 0
 
 
 @pytest.mark.parametrize("leader", [False, True], ids=["member", "leader"])
@@ -95,7 +95,7 @@ def test_with_a_majority_the_others_go_on_within_the_silence_limit(point: str, l
 def test_of_two_replicas_the_other_waits_for_the_long_silence_and_nothing_forks(point: str, leader: bool) -> None:
     swarm = watched(PAIRS)
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         zombie = await stop_at(swarm, point, leader=leader)
         await asyncio.sleep(0.8 * LONG_S)
         (other,) = (node for node in swarm.replicas(1) if node is not zombie)
@@ -104,7 +104,7 @@ def test_of_two_replicas_the_other_waits_for_the_long_silence_and_nothing_forks(
         swarm.resume(zombie)
 
     swarm.run(until_s=120.0, script=script)
-    assert swarm.forks == 0
+    assert swarm.checker.forks == 0
 
 
 @pytest.mark.parametrize("leader", [False, True], ids=["member", "leader"])
@@ -112,7 +112,7 @@ def test_of_two_replicas_the_other_waits_for_the_long_silence_and_nothing_forks(
 def test_of_two_replicas_the_other_goes_on_after_the_long_silence(point: str, leader: bool) -> None:
     swarm = watched(PAIRS)
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         zombie = await stop_at(swarm, point, leader=leader)
         await version_reached(swarm, STEP + 1, but=zombie, within_s=3 * LONG_S)
         swarm.resume(zombie)
@@ -123,7 +123,7 @@ def test_of_two_replicas_the_other_goes_on_after_the_long_silence(point: str, le
 def test_a_replica_that_is_stopped_again_and_again_delays_but_never_breaks_a_step() -> None:
     swarm = watched(Plan(stages=2, replicas=3, microbatches=6, steps=12, forward_s=0.05, classes=2))
 
-    async def script(swarm: Swarm) -> None:
+    async def script(swarm: VirtualSwarm) -> None:
         node = swarm.replicas(1)[0]
         while not swarm.done:
             swarm.stop(node)

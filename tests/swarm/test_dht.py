@@ -46,7 +46,7 @@ def record(who: Identity, *stages: int, **changes: Any) -> Record:
     return replace(Record(RUN, who.peer, 1, ("/ip4/127.0.0.1/tcp/4000",), statuses), **changes)
 
 
-class Swarm:
+class VirtualSwarm:
     """Starts directories and closes all of them; the first one is everybody's bootstrap."""
 
     def __init__(self, stack: contextlib.AsyncExitStack) -> None:
@@ -63,9 +63,9 @@ class Swarm:
 
 
 @contextlib.asynccontextmanager
-async def swarm() -> AsyncIterator[Swarm]:
+async def swarm() -> AsyncIterator[VirtualSwarm]:
     async with contextlib.AsyncExitStack() as stack:
-        yield Swarm(stack)
+        yield VirtualSwarm(stack)
 
 
 @contextlib.asynccontextmanager

@@ -20,7 +20,7 @@ from swarmnet.peer.placement import Choice, placement_rule
 from swarmnet.peer.run import run_peer
 from swarmnet.pipeline.router import Candidate, Router
 from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Swarm
+from swarmnet.simulate.swarm import VirtualSwarm
 from swarmnet.trainer.run import run_trainer
 
 TIMERS = Timers(suspect_s=2.0)
@@ -40,7 +40,7 @@ def counted(routing: str, stage: int = 1, steps: int = 6, seeds: int = 1) -> Cou
             found.update({name: len(indexes) for name, indexes in fields["contributions"]})
 
     for seed in range(1, 1 + seeds):
-        swarm = Swarm(Plan(stages=2, replicas=2, steps=steps, routing=routing), seed=seed)
+        swarm = VirtualSwarm(Plan(stages=2, replicas=2, steps=steps, routing=routing), seed=seed)
         swarm.hooks.append(hear)
         swarm.run()
     return found

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 from fault_events import at
 
@@ -20,9 +18,9 @@ def kill_order(stage: int, step: int) -> Fault:
     return Kill(stage=stage, step=step).named(f"kill {stage}@{step}")
 
 
-def machine(*kills: Fault, replicas: int = 2, seed: int = 0) -> FaultSchedule:
+def machine(*kills: Fault, replicas: int = 2) -> FaultSchedule:
     names = {f"s{stage}-r{number}": stage for stage in range(2) for number in range(replicas)}
-    return FaultSchedule(kills, replicas=names, steps=STEPS, rng=random.Random(seed), restart_s=1.0)
+    return FaultSchedule(kills, replicas=names, steps=STEPS, restart_s=1.0)
 
 
 def bring(churn: FaultSchedule, version: int, *names: str, now: float) -> list[Action]:
@@ -115,6 +113,20 @@ def test_a_timed_kill_is_ordered_again_when_it_is_done() -> None:
                 churn.started(action.name, now=now + 1.0)
                 at(churn, action.name, 0, now=now + 2.0)
     assert killed == [5.0, 10.0, 15.0] and churn.pending == ()
+
+
+def test_kills_that_name_no_replica_strike_each_in_turn() -> None:
+    churn, killed = machine(*fault.kill_every(5.0)), []
+    for stage in range(2):
+        bring(churn, 0, f"s{stage}-r0", f"s{stage}-r1", now=0.0)
+    for now in range(5, 45, 5):
+        (kill,) = [action for action in churn.tick(now=now) if isinstance(action, FaultAction)]
+        killed.append(kill.name)
+        churn.gone(kill.name, now=now)
+        churn.tick(now=now + 1)
+        churn.started(kill.name, now=now + 1)
+        at(churn, kill.name, 0, now=now + 2)
+    assert killed == 2 * ["s0-r0", "s1-r0", "s0-r1", "s1-r1"]
 
 
 def test_nobody_is_killed_after_the_last_step() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from swarmnet.testing.fault import (
     Kill,
     KillAll,
     LinkLimit,
+    OneWayCut,
     Partition,
     Slow,
     Stop,
@@ -43,8 +43,8 @@ STEPS = 20
 NAMES = {f"s{stage}-r{number}": stage for stage in range(2) for number in range(3)}
 
 
-def machine(*faults: Fault, seed: int = 0) -> FaultSchedule:
-    found = FaultSchedule(faults, replicas=NAMES, steps=STEPS, rng=random.Random(seed))
+def machine(*faults: Fault) -> FaultSchedule:
+    found = FaultSchedule(faults, replicas=NAMES, steps=STEPS)
     for name in NAMES:
         assert found.started(name, now=0.0) == []
     return found
@@ -269,15 +269,15 @@ moves = st.sampled_from(["step", "step", "step", "hold", "gone", "wait"])
 story = st.lists(st.tuples(st.sampled_from(sorted(NAMES)), moves, st.floats(0.0, 2.0)), min_size=60, max_size=150)
 
 
-@given(st.lists(taking | cutting, max_size=8), story, st.integers(0, 3), st.sampled_from([None, 0.5, 3.0]))
+@given(st.lists(taking | cutting, max_size=8), story, st.sampled_from([None, 0.5, 3.0]))
 def test_whatever_takes_a_replica_away_leaves_a_good_one(
-    orders: list[Fault], story: list, seed: int, every_s: float | None
+    orders: list[Fault], story: list, every_s: float | None
 ) -> None:
     """The law, from outside: at each kill, stop and drain of a replica with state another one of its stage is up, is
     not stopped or leaving, and holds the newest version ever shown. Whoever is stopped goes on; whoever holds is
     let go, or dies."""
     orders += kill_every(every_s, back_s=0.5)
-    faults = FaultSchedule(orders, replicas=NAMES, steps=STEPS, rng=random.Random(seed))
+    faults = FaultSchedule(orders, replicas=NAMES, steps=STEPS)
     version: dict[str, int | None] = dict.fromkeys(NAMES)
     up, away, holding = dict.fromkeys(NAMES, True), set(), {}
     newest, stopped, now = {0: -1, 1: -1}, set(), 0.0
@@ -355,6 +355,11 @@ def test_links_are_cut_between_groups_and_the_slowest_pace_counts() -> None:
     everybody = ["s0-r0", "s0-r1", "s0-r2", "s1-r0", "trainer-0"]
     assert links_of("s0-r0", [cut], everybody) == ({"s0-r1", "s1-r0"}, {})
     assert links_of("s0-r2", [cut], everybody) == (set(), {})
+    deaf = OneWayCut(step=0, senders=("s0-r0",), receivers=("s1",), for_s=1.0)
+    assert links_of("s0-r0", [deaf], everybody) == ({"s1-r0"}, {}) and links_of("s1-r0", [deaf], everybody) == (
+        set(),
+        {},
+    )
     assert links_of("s1-r0", [cut], everybody) == ({"s0-r0"}, {})
     _, paces = links_of("trainer-0", [slow, slower], everybody)
     assert paces == {"s1-r0": LinkLimit(50.0, 0.1)}

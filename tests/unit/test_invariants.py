@@ -92,6 +92,17 @@ def test_members_who_disagree() -> None:
     assert audit(GOOD, ended("w"), ended("v")).report().split_stages == (0,)
 
 
+def test_what_is_wrong_is_known_at_once() -> None:
+    judge = audit(GOOD)
+    assert not judge.wrong(0, 0) and set(judge.committed) == {(0, 0)}
+    judge.on(said(digest="e"))
+    assert judge.wrong(0, 0) == "stage 0 step 0: sums with different digests" and judge.forks == 1
+    judge.bits = False
+    assert not judge.wrong(0, 0) and not judge.report().problems and judge.forks == 1
+    judge.on(said(contributions=(("a", (0, 0)),)))
+    assert judge.wrong(0, 0) == "stage 0 step 0: 7 lost, 1 doubled"
+
+
 def test_a_step_that_is_done_anew_without_false_work_has_other_sums() -> None:
     before, after = said(digest="false"), said(digest="true", loss_sum=9.0)
     tainted, back = {"event": "tainted", "step": 0, "stage": 0}, {"event": "restart", "number": 1, "version": 0}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import pytest
@@ -94,7 +93,7 @@ def test_how_ranks_share_means_nothing_without_ranks(changes: dict[str, Any]) ->
 
 def machine(*faults: Fault, meshed: tuple[str, ...] = ("s1-r0", "s1-r1")) -> FaultSchedule:
     replicas = {name: int(name[1]) for name in REPLICAS}
-    found = FaultSchedule(faults, replicas=replicas, steps=20, rng=random.Random(0), meshed=meshed)
+    found = FaultSchedule(faults, replicas=replicas, steps=20, meshed=meshed)
     for name in REPLICAS:
         assert found.started(name, now=0.0) == []
     for name in meshed:

@@ -117,7 +117,7 @@ def test_a_late_answer_lifts_the_ban() -> None:
 # ---------------------------------------------------------------- a small swarm on virtual time
 
 
-class Swarm:
+class VirtualSwarm:
     """One caller with `window` microbatches open, four replicas that serve in order; `HUNG` stops at `hang_at`.
 
     answered: (when first sent, when answered) of each microbatch; a failed or refused one is sent again.
@@ -191,7 +191,7 @@ class Swarm:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("window", [8, 16])
 def test_a_hung_replica_of_four_costs_little(seed: int, window: int) -> None:
-    swarm = Swarm(seed, window=window, hang_at=10.0)
+    swarm = VirtualSwarm(seed, window=window, hang_at=10.0)
     swarm.run(130.0)
     assert swarm.throughput(10.0, 130.0) >= 0.7 * swarm.throughput(0.0, 10.0)
     waits = [now - max(first, 10.0) for first, now in swarm.answered if first < 13.0 and now >= 10.0]
@@ -201,7 +201,7 @@ def test_a_hung_replica_of_four_costs_little(seed: int, window: int) -> None:
 
 
 def test_uneven_replicas_are_used_in_full() -> None:
-    swarm = Swarm(0, window=24, hang_at=1e9)
+    swarm = VirtualSwarm(0, window=24, hang_at=1e9)
     swarm.serve_s = dict(zip(PEERS, (0.1, 0.2, 0.4, 0.8), strict=True))
     swarm.run(200.0)
     assert swarm.throughput(20.0, 200.0) >= 0.93 * sum(1 / s for s in swarm.serve_s.values())

@@ -52,7 +52,7 @@ def test_kills_and_farewells_spare_the_first_replicas_and_newcomers_leave_again(
     assert text == soak.schedule(HOUR, seed=1) != soak.schedule(HOUR, seed=2)
     path = tmp_path / "chaos.toml"
     path.write_text(text)
-    _, faults = fault.load(str(path), stages=soak.STAGES, replicas=soak.REPLICAS, steps=1)
+    faults = fault.load(str(path), stages=soak.STAGES, replicas=soak.REPLICAS, steps=1)
     assert {each.kind for each in faults} == set(soak.WEIGHTS)
     assert 200 < len(faults) < 700 and max(each.at_s for each in faults) > HOUR - 60
     spared = {f"s{stage}-r0" for stage in range(soak.STAGES)}
