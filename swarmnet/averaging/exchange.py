@@ -22,7 +22,7 @@ from swarmnet.averaging.grid import circles, grid_of
 from swarmnet.averaging.parts import chunk_elements, shares
 from swarmnet.averaging.pledges import NOTHING, PAUSE_S, RoundCheck, Said
 from swarmnet.averaging.replay_log import ReplayLog
-from swarmnet.averaging.watch import allowance_s, needs_s
+from swarmnet.averaging.watch import allowance_s, needs_s, odd_ones
 from swarmnet.bounds import Recent
 from swarmnet.clock import loop_time
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode, leaves
@@ -49,7 +49,6 @@ from swarmnet.messages import (
     Trouble,
 )
 from swarmnet.pacing import Backoff
-from swarmnet.quorum import quorum
 from swarmnet.stage.seams import Summation
 from swarmnet.transport import ask
 
@@ -111,7 +110,7 @@ class Exchange:
         self._open: tuple[Butterfly, ...] = ()
         self._opened = asyncio.Event()
         self._holders = Holders()
-        self._patience: tuple[RoundId | None, float] = None, SILENT_S  # of whose collecting, and for how long
+        self._patience_s: dict[RoundId, float] = {}  # of the sum that was collected last
         self._sent_bytes = 0
         self.collected_bytes = self._last_bytes = 0  # of sums that were fetched: of all, and of the last one
         self.replay_log = ReplayLog(self._sums)
@@ -214,11 +213,8 @@ class Exchange:
             return self._hold(current, mine[0])
         if not current.holders:
             raise Refused(RejectCode.NOT_FOUND, "nobody has that sum")
-        of, patience_s = self._patience
-        if of != current.id:
-            patience_s = SILENT_S
+        patience_s, pause = self._patience_s.get(current.id, SILENT_S), Backoff(PAUSE_S, SILENT_S)
         lacking: set[PeerId] = set()
-        pause = Backoff(PAUSE_S, SILENT_S)
         while not lacking:
             usual = self._holders.to_ask(current.holders, now=loop_time())
             for holder in dict.fromkeys((*usual, *current.holders)):
@@ -235,7 +231,7 @@ class Exchange:
                     self._holders.answered(holder)
                     return finished
             patience_s *= 2
-            self._patience = current.id, patience_s
+            self._patience_s = {current.id: patience_s}
             await asyncio.sleep(pause.failed(loop_time()))
         raise Refused(RejectCode.NOT_FOUND, "no holder hands over that sum", lacking=tuple(sorted(lacking)))
 
@@ -469,15 +465,6 @@ class Exchange:
         if finished is None or (finished.id, finished.digest) != (request.id, digest):
             raise BadMessage(RejectCode.MALFORMED, "another sum than the one asked for", peer=peer)
         return finished, data.payload[0]
-
-
-def odd_ones(told: Sequence[tuple[PeerId, Losses]]) -> list[PeerId]:
-    """The reducers that tell other losses than most do; none if there is no majority."""
-    for _, losses in told:
-        odd = [peer for peer, others in told if others != losses]
-        if len(told) - len(odd) >= quorum(told):
-            return odd
-    return []
 
 
 def _describe(current: Round, digest: bytes, sq_norm: float, losses: Losses) -> Finished:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from swarmnet.ids import PeerId, RoundId
 from swarmnet.messages import MAX_MATES, Late, LineQuality, Trouble
+from swarmnet.quorum import quorum
 
 # ---------------------------------------------------------------- what a line carries
 #
@@ -316,3 +317,12 @@ class Watch:
         if not late and not self._refused:
             return None
         return Trouble(self._round, late[:MAX_MATES], tuple(sorted(self._refused))[:MAX_MATES])
+
+
+def odd_ones(told: Sequence[tuple[PeerId, object]]) -> list[PeerId]:
+    """The reducers that tell something else than most do; none if there is no majority."""
+    for _, most in told:
+        odd = [peer for peer, others in told if others != most]
+        if len(told) - len(odd) >= quorum(told):
+            return odd
+    return []

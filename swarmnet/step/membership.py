@@ -160,7 +160,7 @@ class Membership:
         """
         counting = self._counting.get(self.stage, {})
         if peer not in counting or peer in self._convicted:
-            return len(counting) > len(self._convicted) or bool(counting.keys() - self._convicted)
+            return bool(counting.keys() - self._convicted)
         if peer == self.me:
             return peer not in self._lives
         seen = self._view.get(peer)

@@ -123,8 +123,7 @@ class View:
         return fresh
 
     def _make_room(self, stage: int) -> None:
-        """Identities cost nothing: of too many strangers the one that was silent longest is forgotten, and never a
-        contributor."""
+        """Identities cost nothing: of too many strangers the one that was silent longest is forgotten."""
         known = self._seen[stage]
         voters = self.voters if stage == self.stage else self.contributors(stage)
         most = max(_LEAST_STRANGERS, _STRANGERS_EACH * len(voters)) if voters else _MOST_REPLICAS

@@ -50,7 +50,7 @@ class Gradient:
         return frozenset({self.place})
 
 
-class VirtualSwarm:
+class Swarm:
     """Replicas of one stage that take an outer step in every step but the first. whole: what each of them has sent
     whole in this step, and what as a difference. breaks: how often a stream does."""
 
@@ -146,7 +146,7 @@ class VirtualSwarm:
         self.step_number += 1
 
 
-def together(swarm: VirtualSwarm, groups: Sequence[Sequence[PeerId]]) -> None:
+def together(swarm: Swarm, groups: Sequence[Sequence[PeerId]]) -> None:
     """Everybody holds what its group does, bit by bit."""
     for first, *others in groups:
         assert all(torch.equal(swarm.slow(first), swarm.slow(other)) for other in others)
@@ -155,7 +155,7 @@ def together(swarm: VirtualSwarm, groups: Sequence[Sequence[PeerId]]) -> None:
 @pytest.mark.parametrize("codec", ["int8", "nf4"])
 @pytest.mark.parametrize("breaks", [0.0, 0.2])
 async def test_differences_travel_from_the_first_outer_step_on(codec: str, breaks: float) -> None:
-    swarm, plain = VirtualSwarm(5, codec=codec, breaks=breaks), VirtualSwarm(5, codec="fp32")
+    swarm, plain = Swarm(5, codec=codec, breaks=breaks), Swarm(5, codec="fp32")
     for number in range(2 * TURNS + 2):
         groups = swarm.groups
         await swarm.step()
@@ -169,7 +169,7 @@ async def test_differences_travel_from_the_first_outer_step_on(codec: str, break
 
 
 async def test_groups_of_a_few_do_as_pairs_do() -> None:
-    swarm = VirtualSwarm(9, partners="groups", group_size=3)
+    swarm = Swarm(9, partners="groups", group_size=3)
     for number in range(TURNS + 2):
         groups = swarm.groups
         await swarm.step()
@@ -194,7 +194,7 @@ async def test_a_latecomer_fetches_the_sum_of_every_step_whatever_the_step_befor
 
 @pytest.mark.parametrize("what", ["restarted", "another reference"])
 async def test_who_has_lost_its_references_makes_its_group_send_whole_vectors_once_in_each_turn(what: str) -> None:
-    swarm = VirtualSwarm(4)
+    swarm = Swarm(4)
     lost = swarm.peers[2]
     for _ in range(TURNS + 2):
         await swarm.step()
@@ -215,7 +215,7 @@ async def test_who_has_lost_its_references_makes_its_group_send_whole_vectors_on
 @settings(max_examples=6, deadline=None)
 @given(st.integers(2, 6), st.integers(2, 3), st.integers(0, 10**6))
 def test_whatever_anybody_has_missed_partners_agree_and_agree_on_their_mean(num: int, size: int, seed: int) -> None:
-    swarm, rng = VirtualSwarm(num, partners="groups", group_size=size, breaks=0.05), random.Random(seed)
+    swarm, rng = Swarm(num, partners="groups", group_size=size, breaks=0.05), random.Random(seed)
 
     async def story() -> None:
         await swarm.step()
@@ -239,7 +239,7 @@ def test_whatever_anybody_has_missed_partners_agree_and_agree_on_their_mean(num:
 
 @pytest.mark.parametrize("reducer", ["sum", "norm_clip"])
 async def test_a_difference_to_what_is_not_here_is_refused_or_left_out_and_its_sender_named(reducer: str) -> None:
-    swarm = VirtualSwarm(2, reducer=reducer)
+    swarm = Swarm(2, reducer=reducer)
     me, other = swarm.peers
     for _ in range(TURNS + 1):
         await swarm.step()
@@ -264,7 +264,7 @@ async def test_a_difference_to_what_is_not_here_is_refused_or_left_out_and_its_s
 
 
 async def test_codes_of_a_partner_move_nobody_further_than_their_scales_say() -> None:
-    swarm = VirtualSwarm(2)
+    swarm = Swarm(2)
     me, other = swarm.peers
     for _ in range(TURNS + 1):
         await swarm.step()
