@@ -128,7 +128,7 @@ def table(state: RunState, *, now: float, log_file: Path) -> Table:
     """The screen."""
     grid = Table.grid(padding=(0, 2))
     for name, words in (*_rows(state, now), ("log", str(log_file)), ("Ctrl+C", _LEAVES)):
-        grid.add_row(Text(name, style="red" if name == "problem" else "dim"), Text(printable(words)))
+        grid.add_row(Text(name, style="red" if name == "problem" else "dim"), Text(printable(words), overflow="fold"))
     return grid
 
 
