@@ -61,7 +61,7 @@ _MOST_ELEMENT_BYTES = 8
 _CHECKED_STEPS = 4
 """So many of the last steps pledges are remembered of."""
 
-SILENT_S = 1.0
+SILENT_S, _MOST_SILENT_S = 1.0, 16.0
 """A holder of a finished sum that shows no sign of life for so long is passed over; twice as long in the next turn."""
 
 
@@ -213,9 +213,9 @@ class Exchange:
             return self._hold(current, mine[0])
         if not current.holders:
             raise Refused(RejectCode.NOT_FOUND, "nobody has that sum")
-        patience_s, pause = self._patience_s.get(current.id, SILENT_S), Backoff(PAUSE_S, SILENT_S)
-        lacking: set[PeerId] = set()
+        pause, lacking = Backoff(PAUSE_S, SILENT_S), set[PeerId]()
         while not lacking:
+            patience_s = self._patience_s.get(current.id, SILENT_S)
             usual = self._holders.to_ask(current.holders, now=loop_time())
             for holder in dict.fromkeys((*usual, *current.holders)):
                 try:
@@ -223,6 +223,7 @@ class Exchange:
                 # Silence costs time, a refused connection does not.
                 except PeerTimeout:
                     self._holders.was_late(holder, now=loop_time())
+                    self._patience_s = {current.id: min(2 * patience_s, _MOST_SILENT_S)}
                 # It has another sum or none: the next holder may have this one.
                 except (PeerGone, BadMessage, Refused) as error:
                     if isinstance(error, Refused) and error.code is RejectCode.NOT_FOUND:
@@ -230,8 +231,6 @@ class Exchange:
                 else:
                     self._holders.answered(holder)
                     return finished
-            patience_s *= 2
-            self._patience_s = {current.id: patience_s}
             await asyncio.sleep(pause.failed(loop_time()))
         raise Refused(RejectCode.NOT_FOUND, "no holder hands over that sum", lacking=tuple(sorted(lacking)))
 

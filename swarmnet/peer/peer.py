@@ -66,6 +66,7 @@ from swarmnet.stage.canonical import rate_of
 from swarmnet.stage.seams import Engine
 from swarmnet.state.disk import Disk
 from swarmnet.state.rollback import newest_on_disk
+from swarmnet.step.commits import gradient_norm
 from swarmnet.telemetry.kinds import OnEvent, kind_of
 from swarmnet.telemetry.run_state import RunState, step_s, tokens_per_second
 from swarmnet.telemetry.spans import SpanBook
@@ -501,9 +502,8 @@ class Peer:
         if last is None:
             return
         step, num_tokens = last.step, last.num_tokens
-        norm = math.sqrt(sum(commits[stage].grad_sq_norm for stage in sorted(commits)))
         rate = rate_of(self.manifest.optimizer, step, replica.member.horizon)
-        figures = StepFigures(step, last.loss_sum, num_tokens, norm / max(num_tokens, 1), rate, loop_time())
+        figures = StepFigures(step, last.loss_sum, num_tokens, gradient_norm(commits.values()), rate, loop_time())
         self._history.applied(figures)
         loss = last.loss_sum / num_tokens if num_tokens else 0.0
         fields = {"loss": loss, "num_tokens": num_tokens, "grad_norm": figures.grad_norm, "learning_rate": rate}

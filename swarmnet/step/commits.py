@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -40,6 +41,11 @@ def commit_of(stamp: Stamp, finished: Finished, *, named: bool = True) -> Commit
         late=finished.late,
         bans=finished.bans,
     )
+
+
+def gradient_norm(commits: Iterable[Commit]) -> float:
+    """Of a step's average gradient, as the optimizer sees it: each stage divides by the tokens that it has counted."""
+    return math.sqrt(math.fsum(commit.grad_sq_norm / max(commit.num_tokens, 1) ** 2 for commit in commits))
 
 
 def counting(of: Finished | Round) -> tuple[PeerId, ...]:

@@ -7,7 +7,6 @@ engine's, routes are the pipeline's.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Set
 from dataclasses import replace
@@ -21,6 +20,7 @@ from swarmnet.messages import Commit, Committed, Finished, Measure, Round, Stamp
 from swarmnet.pipeline.execution import Execution
 from swarmnet.pipeline.host import Spawn
 from swarmnet.stage.seams import Compute, Stash
+from swarmnet.step.commits import gradient_norm
 from swarmnet.step.member import Member
 from swarmnet.telemetry.spans import SpanBook, SpanKind
 from swarmnet.transport import Transport
@@ -409,6 +409,4 @@ class StepDriver:
 
 def _measures(commits: tuple[Commit, ...]) -> dict[str, object]:
     """The step's mean loss and the norm of its average gradient, as the optimizer saw them."""
-    num_tokens = max(commits[-1].num_tokens, 1)
-    norm = math.sqrt(math.fsum(commit.grad_sq_norm for commit in commits)) / num_tokens
-    return {"loss": commits[-1].loss_sum / num_tokens, "grad_norm": norm}
+    return {"loss": commits[-1].loss_sum / max(commits[-1].num_tokens, 1), "grad_norm": gradient_norm(commits)}

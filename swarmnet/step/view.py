@@ -31,7 +31,7 @@ from swarmnet.step.graph import leader_rank
 _MOST_REPLICAS = 4096
 """Replicas of one stage that are remembered; identities are free, memory is not."""
 
-_LEAST_STRANGERS, _STRANGERS_EACH = 64, 4
+_LEAST_STRANGERS, _STRANGERS_EACH = 512, 4
 """Replicas that have contributed nothing lately are remembered up to so many, and to so many for each that has."""
 
 

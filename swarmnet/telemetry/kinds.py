@@ -18,7 +18,7 @@ MARKS = {
     "self": "`swarmnet local` counts these alone of a Byzantine process, because it speaks of itself",
     "accuses": "names another peer as Byzantine",
     "kept": "a resumed `swarmnet local` reads it again",
-    "told": "a line on the terminal of `swarmnet join`",
+    "told": "a line on the terminal of `swarmnet join` and `peer`",
 }
 
 # name | level and marks | fields, with * those that no log line for a person shows | meaning

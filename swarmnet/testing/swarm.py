@@ -14,7 +14,7 @@ from swarmnet.testing.schedule import Action, FaultAction, FaultEnded, HoldActio
 
 class Swarm(Protocol):
     """Processes that faults can be done to, by name: "s1-r0", "trainer-0". What a kind of swarm cannot do it refuses
-    when the chaos file is read (`fault.load`)."""
+    before anything starts."""
 
     def start(self, name: str, stage: int | None = None) -> None:
         """A replica more, of this stage; None: the same process again, on what its disk has."""

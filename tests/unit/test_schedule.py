@@ -13,6 +13,7 @@ from swarmnet.ids import NO_CHAIN, Ballot, PeerId, RoundId
 from swarmnet.manifest.schema import Cut, Manifest, Model, Optimizer
 from swarmnet.messages import Commit
 from swarmnet.stage.canonical import Canonical, clip_factor, learning_rate
+from swarmnet.step.commits import gradient_norm
 
 
 def rates(total: int, **fields: object) -> list[float]:
@@ -109,6 +110,12 @@ def test_a_stage_that_has_voided_a_gradient_divides_by_what_it_counted(first: in
     found = scales([first, last], [(3.0 * first) ** 2, (4.0 * last) ** 2], clip)
     expected = min(1.0, clip / 5.0)
     assert [found[0] * first, found[1] * last] == pytest.approx([expected, expected], rel=1e-5)
+
+
+def test_the_norm_that_is_shown_is_the_one_that_is_clipped_by() -> None:
+    tokens = ((3, 100), (4, 25))
+    commits = [Commit(0, 0, NO_CHAIN, ROUND, b"", num, 0.0, float(each * num) ** 2) for each, num in tokens]
+    assert gradient_norm(commits) == pytest.approx(5.0)
 
 
 @pytest.mark.parametrize("tokens", [[0, 8], [8, 0]])

@@ -243,8 +243,8 @@ def test_beside_voters_others_have_no_say_in_who_is_late_or_cut_off():
 def test_of_many_strangers_the_silent_ones_give_way_and_who_has_contributed_never():
     view = view_of(B, C)
     view.voters = frozenset({B})
-    for number in range(200):
+    for number in range(1000):
         view.hear(PeerId(f"stranger {number:03}"), beat(), now=1.0 + number / 100)
         view.hear(C, beat(), now=1.0 + number / 100)
     known = {peer for peer, _ in view.mates()}
-    assert {B, C, PeerId("stranger 199")} < known and len(known) <= 1 + 64, "and a newcomer that beats is known"
+    assert {B, C, PeerId("stranger 999")} < known and len(known) <= 1 + 512, "and a newcomer that beats is known"

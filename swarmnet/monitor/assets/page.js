@@ -39,6 +39,7 @@ const HOW = {
   unreached: "cannot be connected to",
   sits_out: "is not waited for",
   left_out: "a step went on without it",
+  convicted: "is proven to lie",
 };
 const MARKS = { joined: ["▲", "joined"], left: ["▼", "left"], gone: ["✕", "gone without a word"], restarted: ["↻", "killed or crashed, and started again"], went_back: ["◀", "run went back"] };
 
