@@ -124,7 +124,8 @@ async def one_stash(chain: StageChain, index: int = 0) -> tuple[TorchEngine, Sta
 async def test_a_stash_is_added_once_and_answers_the_same_again() -> None:
     async with chain_of(tiny(2)) as chain:
         engine, stash = await one_stash(chain)
-        assert await engine.accumulate(stash)
+        passed_s = stash.compute_s
+        assert await engine.accumulate(stash) and stash.compute_s > passed_s
         once = await the_sum(engine)
         assert await engine.accumulate(stash)
         assert torch.equal(await the_sum(engine), once)

@@ -158,11 +158,12 @@ def test_with_one_slow_member_of_four_a_round_ends_near_the_optimum(slow: int) -
     assert cut < 1.15 * best_s(rates), (even, cut, best_s(rates))
 
 
-def test_who_is_narrow_in_one_direction_is_narrow() -> None:
+@pytest.mark.parametrize(("up", "down"), [(3 * MB, 50 * MB), (50 * MB, 3 * MB)])
+def test_who_is_narrow_in_one_direction_is_narrow(up: int, down: int) -> None:
     rates = [10 * MB] * 4
 
     async def story(members: Members) -> tuple[int, ...]:
-        members.network.lines.limit(members.peers[1], 3 * MB, 50 * MB)
+        members.network.lines.limit(members.peers[1], up, down)
         await members.round(1, ())
         return members.measured()
 

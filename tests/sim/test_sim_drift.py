@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
@@ -95,6 +96,27 @@ def test_the_odd_one_of_three_is_named_and_repaired(place: int, sync: Literal["e
     assert [who for _, who, _ in healed] == [victim] and healed[0][2]["version"] <= 8 + EVERY
     digits = {node.engines[0].digits for node in swarm.replicas(0)}
     assert len(digits) == 1 and set(others) < {node.peer_id for node in swarm.replicas(0)}
+
+
+def test_a_replica_that_is_off_again_after_each_repair_is_repaired_less_and_less_often() -> None:
+    swarm = watched(plan(steps=60, drift_every=2))
+    swarm._check_weights = lambda peer, fields: None  # type: ignore[method-assign]
+
+    async def script(swarm: VirtualSwarm) -> None:
+        await until(lambda: min(map(version, swarm.replicas(0))) >= 5, every_s=0.01)
+        victim = order(swarm)[2]
+
+        def off_again(peer: PeerId, event: str, fields: dict[str, object]) -> None:
+            if (peer, event) == (victim.peer_id, "synced"):
+                flip(victim)
+
+        swarm.hooks.append(off_again)
+        flip(victim)
+
+    swarm.run(script=script)
+    at = [fields["version"] for _, _, fields in said(swarm, "resync", reason="drift")]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(at)]
+    assert len(gaps) >= 4 and gaps[-1] == max(gaps)
 
 
 def test_of_two_the_first_in_order_stands() -> None:

@@ -151,6 +151,22 @@ def test_children_of_a_lost_fork_server_die_with_it_and_that_is_said(place: Path
     launcher.close()
 
 
+def test_what_children_have_started_ends_with_the_launcher(place: Path) -> None:
+    launcher = Launcher(())
+    until_ready(launcher)
+    os.mkfifo(place / "up")
+    words = (
+        "import subprocess, sys; sleep = subprocess.Popen(['sleep', '1000'])\n"
+        "print(sleep.pid, file=open(sys.argv[1], 'w'), flush=True); sleep.wait()"
+    )
+    call = ChildCall(["-c", words, str(place / "up")], "child", output=place / "log.txt")
+    launcher.start(call, time.monotonic() + 60)
+    handle = os.pidfd_open(int((place / "up").read_text()))
+    launcher.close()
+    assert select.select([handle], [], [], 30)[0], "it outlived the launcher"
+    os.close(handle)
+
+
 def test_words_that_are_no_module_are_run_by_a_fresh_interpreter(launcher: Launcher, place: Path) -> None:
     call = ChildCall(["-c", "import sys; sys.exit(len(sys.argv))", "a", "b"], "child", output=place / "log.txt")
     assert code(launcher.start(call, time.monotonic() + 60)) == 3

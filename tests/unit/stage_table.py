@@ -80,7 +80,7 @@ class Table:
     more whom most have promised."""
 
     def __init__(self, *names: str, microbatches: int = 2, stages: int = 1, delay: int = 0) -> None:
-        self.now, self.shape = 0.0, Shape(stages, microbatches, 10, delay=Delay(delay))
+        self.now, self.shape = 1000.0, Shape(stages, microbatches, 10, delay=Delay(delay))
         self.members: dict[str, Member] = {}
         self.sums: dict[str, list[int]] = {}
         self.later: dict[str, list[int]] = {}

@@ -175,6 +175,7 @@ REFUSED = {
     "other contributors": with_case(GOOD, contributions=SHARES[:3]),
     "other indexes": with_case(GOOD, contributions=(*SHARES[:4], (SHARES[4][0], SHARES[4][1], frozenset({4})))),
     "others voided": with_case(GOOD, voided=frozenset()),
+    "a pledge of a replica that contributed nothing": evidence_of(JURY, pledge=signed_pledge(STRANGER), index=-1),
     "another class": with_case(GOOD, numerics="cuda"),
     "another work": with_case(GOOD, work=WORKS[0]),
     "the work left out": with_case(GOOD, work=None),

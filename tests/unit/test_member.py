@@ -976,6 +976,37 @@ def test_a_commit_is_told_to_who_asks_and_asked_of_one_at_a_time():
     assert to == "n0" and told.commits == (theirs,)
 
 
+def test_a_stage_is_orphaned_once_another_one_was_ahead_for_two_long_silences_without_a_break():
+    table = Table("A", "K", stages=2)
+    member, ahead = table.members["A"], PeerId("n0")
+
+    def orphaned(incarnation: int, seconds: float) -> bool:
+        member.receive(ahead, Heartbeat(Stamp(1, 1, CHAIN), incarnation, True, None), now=table.now)
+        table.tick(seconds)
+        return any(call.name == "orphan" for name, call in table.did if name == "A")
+
+    assert not orphaned(1, 1.0)
+    member.gone(ahead, definite=True, now=table.now)
+    table.tick(TIMERS.lease_s)
+    assert not orphaned(2, TIMERS.lease_s)
+    assert orphaned(2, 2.0)
+
+
+def test_a_round_is_cut_again_once_for_a_broken_link_and_not_without_one():
+    table = Table("A", "B", "C", "K", microbatches=4)
+    for index, name in enumerate(table.members):
+        table.execute(name, index)
+    table.tick(2.0)
+
+    def cut_again() -> int:
+        return sum(call.args == ("cut_again",) for _, call in table.did)
+
+    assert table.rounds[table.leader] is not None and cut_again() == 0
+    table.members[table.leader].lines.broken(PeerId("A"), [PeerId("B")], step=0)
+    table.tick(2.0)
+    assert cut_again() == 1
+
+
 def test_in_a_large_stage_who_never_answers_does_not_keep_others_from_being_asked():
     """However often it says that it knows a commit."""
     table = Table("A", "K", stages=2)

@@ -73,9 +73,11 @@ def test_the_outer_step_is_torchs_nesterov() -> None:
     sgd = torch.optim.SGD([reference], lr=0.7, momentum=0.6, nesterov=True)
     for seed in range(5):
         learn(outer, seed)
-        reference.grad = outer.slow - weights(outer)
+        before = weights(outer)
+        reference.grad = outer.slow - before
         sgd.step()
-        exchange([outer])
+        moved = outer.step(outer.vector(0, SIZE), 0)
+        assert moved == pytest.approx(float((weights(outer) - before).norm() / weights(outer).norm()), rel=1e-4)
         torch.testing.assert_close(outer.slow, reference.detach(), rtol=0, atol=1e-6)
 
 

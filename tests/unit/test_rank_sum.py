@@ -163,6 +163,22 @@ def test_what_is_written_is_read_only_as_long_as_it_stands(change: str) -> None:
         assert total.read(0).tolist() == [counted] * 3
 
 
+def test_a_write_that_breaks_off_leaves_nothing_to_read() -> None:
+    table = Table()
+    assert table.add(0, 5) and table.add(1, 0) and any(table.sums[0].read(0))
+    whole = table.group.wrote
+
+    def torn(step: int) -> None:
+        table.reading.flat[0] = 9.0
+        raise DeviceFull("half of it")
+
+    table.group.wrote = torn
+    with pytest.raises(DeviceFull):
+        table.sums[1].read(1)
+    table.group.wrote = whole
+    assert table.sums[0].read(0).tolist() == [1.0] * 3
+
+
 def test_what_ranks_refuse_alike_is_not_counted() -> None:
     table = Table()
     table.ranks.start()

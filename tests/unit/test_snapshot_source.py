@@ -45,8 +45,10 @@ async def test_a_copy_is_described_signed_and_given_out_in_pieces() -> None:
     for number in range(-(-SIZE // PIECE)):
         found = await piece(mate, copy, number)
         assert isinstance(found, SnapshotPiece)
-        assert isinstance(found.payload[0].data, memoryview), "a piece is not copied"
-        data += bytes(found.payload[0].data)
+        packed = found.payload[0]
+        assert isinstance(packed.data, memoryview), "a piece is not copied"
+        assert packed.shape == (len(packed.data),)
+        data += bytes(packed.data)
     assert data == state_at(5)
 
 
