@@ -230,6 +230,7 @@ class Exchange:
                         lacking.add(holder)
                 else:
                     self._holders.answered(holder)
+                    self._patience_s.clear()
                     return finished
             await asyncio.sleep(pause.failed(loop_time()))
         raise Refused(RejectCode.NOT_FOUND, "no holder hands over that sum", lacking=tuple(sorted(lacking)))
