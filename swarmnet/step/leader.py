@@ -553,10 +553,9 @@ class Leader:
         for peer, generation in list(self.members.items()):
             if peer == self.view.me:
                 continue
-            seen = self.view.get(peer)
+            seen, said_at = self.view.get(peer), self._follower(peer).echoed_at
             # Rule 12: a process that was started again has lost its accumulator, and may be long without a state.
-            restarted = seen is not None and seen.incarnation != generation.incarnation
-            restarted = restarted and self._follower(peer).echoed_at < seen.since
+            restarted = seen is not None and seen.incarnation != generation.incarnation and seen.since > said_at
             if peer in self._at_step.given_up or restarted or (peer in out and seen is None):
                 reason = "dead" if seen is None or restarted or self.view.refused(peer) else "silent"
             elif self._stalled(peer, now):
