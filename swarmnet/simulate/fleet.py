@@ -259,7 +259,7 @@ def _faults(said: FleetFile, placed: dict[str, Machine], here: str) -> tuple[Fau
     found: list[Fault] = []
     if churn.chaos is not None:
         each = max(sum(fault.names(f"s{stage}", name) for name in placed) for stage in range(run.stages))
-        found += fault.load(str(churn.chaos), stages=run.stages, replicas=each, steps=run.steps, virtual=True)
+        found += fault.load(str(churn.chaos), stages=run.stages, replicas=each, steps=run.steps)
     for number, one in enumerate(found, 1):
         if one.phase is not None or isinstance(one, KillRank):
             what = "a phase" if one.phase is not None else "a rank"

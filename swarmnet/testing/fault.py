@@ -331,9 +331,8 @@ def kill_all(step: int | None, *, steps: int) -> tuple[Fault, ...]:
     return (KillAll(step=step).named(f"kill all@{step}"),)
 
 
-def load(text: str, *, stages: int, replicas: int, steps: int, virtual: bool = False) -> tuple[Fault, ...]:
-    """The faults of `--chaos text`: the path of a chaos file, or `random:SEED`. virtual: are they for virtual
-    processes?
+def load(text: str, *, stages: int, replicas: int, steps: int) -> tuple[Fault, ...]:
+    """The faults of `--chaos text`: the path of a chaos file, or `random:SEED`.
 
     Raises:
         UsageError: one line that names the file and the entry.
@@ -351,8 +350,8 @@ def load(text: str, *, stages: int, replicas: int, steps: int, virtual: bool = F
         entries = data.get(kind, [])
         if not (isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries)):
             raise UsageError(f"{text}: {kind}: write [[{kind}]] above each entry")
-        if model.virtual_only and not virtual and (entries or getattr(top.random, kind)):
-            raise UsageError(f"{text}: {kind}: only `swarmnet simulate` can do this, to virtual processes")
+        if model.virtual_only and (entries or getattr(top.random, kind)):
+            raise UsageError(f"{text}: {kind}: only tests can do this, to a virtual swarm (docs/testing.md)")
         for number, entry in enumerate(entries, 1):
             # Its place is the number in its kind, as a reader of the file counts.
             here = f"{text}: [[{kind}]] number {number}"
