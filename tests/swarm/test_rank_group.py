@@ -448,11 +448,14 @@ def test_a_program_that_starts_threads_when_imported_gets_fresh_interpreters() -
 
 
 def test_restarts_leave_no_descriptor_and_no_zombie(group: RankGroup) -> None:
-    running, alive = len(os.listdir("/proc/self/fd")), len(descendants())
+    running, others = len(os.listdir("/proc/self/fd")), descendants() - set(group.pids)
     for _ in range(3):
         pids = set(group.pids)
         group.start()
-        assert len(os.listdir("/proc/self/fd")) == running and len(descendants()) == alive
+        assert len(os.listdir("/proc/self/fd")) == running
+        deadline = time.monotonic() + GONE_MS / 1000
+        while left := descendants() - others - set(group.pids):  # a busy fork server reaps a little later
+            assert time.monotonic() < deadline, f"{left} were left behind"
         assert not pids & descendants()
 
 
