@@ -22,7 +22,7 @@ from swarmnet.ids import PeerId
 from swarmnet.messages import STRANGERS_ASK, Accepted, Answer, Busy, Control, Packed, Rejected, Request, gives_way
 from swarmnet.net.address import endpoint_of
 from swarmnet.net.background import beside
-from swarmnet.net.bulk.connection import BulkCall, Outgoing
+from swarmnet.net.bulk.connection import BulkSession
 from swarmnet.net.bulk.pool import BulkListener
 from swarmnet.net.greeting import HELLO
 from swarmnet.net.grpc_caller import METHODS
@@ -31,6 +31,7 @@ from swarmnet.net.grpc_link import LINK, Outbox
 from swarmnet.net.grpc_options import GrpcConfig
 from swarmnet.net.nat.circuits import Handler
 from swarmnet.net.nat.dial_back import public_home
+from swarmnet.net.payloads import CallPayloads
 from swarmnet.net.tls import caller_of
 from swarmnet.net.traffic import Flow, Traffic
 from swarmnet.net.twins import TWIN_REFUSED
@@ -55,7 +56,7 @@ from swarmnet.wire.convert import (
     write_hello_reply,
 )
 from swarmnet.wire.deflate import Deflater, Inflater
-from swarmnet.wire.framing import Assembly, answer_messages, check_declared, read_payload
+from swarmnet.wire.framing import answer_messages, check_declared
 
 log = telemetry.get(__name__)
 
@@ -146,16 +147,13 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
         return write_hello_reply(self._greeter.hello())
 
     async def _offer_bulk(self, data: bytes, context: grpc.aio.ServicerContext) -> bytes:
-        caller = caller_of(context.auth_context())
+        caller, offer = caller_of(context.auth_context()), BulkOffer(0)
         # It asks again by and by; what is wrong with it, its next call is told.
-        if caller is None or not self.knows(caller):
-            return write_bulk_offer(BulkOffer(0))
-        try:
-            outside = bool(public_home(endpoint_of(context.peer())[0]))
-            now = loop_time()
-            return write_bulk_offer(self._bulk.offer(caller, read_bulk_ask(data), now=now, outside=outside))
-        except BadMessage:
-            return write_bulk_offer(BulkOffer(0))
+        with contextlib.suppress(BadMessage):
+            if caller is not None and self.knows(caller):
+                outside = bool(public_home(endpoint_of(context.peer())[0]))
+                offer = self._bulk.offer(caller, read_bulk_ask(data), now=loop_time(), outside=outside)
+        return write_bulk_offer(offer)
 
     async def _link(self, _: object, context: grpc.aio.ServicerContext) -> None:
         caller = caller_of(context.auth_context())
@@ -292,8 +290,7 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
                 try:
                     await self._serve(expected, caller, inbound)
                 finally:
-                    if inbound.bulk is not None:
-                        inbound.bulk.end()
+                    inbound.payloads.end()
                     _one_less(self._calls, caller)
                     self._strange[expected] -= stranger
             await inbound.finish()
@@ -322,7 +319,8 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
             request, declared, lane = self._config.reader.request(
                 await inbound.read(within_s=math.inf if caller in self.greeted else _STRANGERS_WORD_S)
             )
-            inbound.bulk = self._bulk.call(caller, lane) if lane is not None else None
+            if lane is not None:
+                inbound.payloads = inbound.begin(self._bulk.session(caller, lane), lane)
             # Limits were chosen by the method: a Process must not come in as a Part.
             if type(request) is not expected:
                 raise BadMessage(RejectCode.MALFORMED, "the request belongs to another method")
@@ -399,7 +397,11 @@ class Inbound:
         self.gives_way = False  # it asks for what can wait
         self._caller, self._config, self._flow = caller, config, flow
         self._writing = asyncio.Lock()
-        self.bulk: BulkCall | None = None  # payloads may come and leave there
+        self.payloads = self.begin(BulkSession(mine=False), None)
+
+    def begin(self, session: BulkSession, lane: Lane | None) -> CallPayloads:
+        """Its payloads. lane: what its header says."""
+        return CallPayloads(session, self._flow, self.read, max_bytes=self._config.max_payload_bytes, lane=lane)
 
     async def read(self, *, within_s: float = math.inf) -> bytes:
         """The caller's next message. Raises PeerGone if there is none or it does not come."""
@@ -414,11 +416,6 @@ class Inbound:
         self._flow.receives(len(data))
         return data
 
-    async def _read_piece(self) -> bytes:
-        """Of a payload."""
-        await self._flow.down.turn()  # for the piece before: unread, this one holds up its sender
-        return await self.read()
-
     def payload_reader(self, declared: Sequence[TensorHeader]) -> ReadPayload:
         """Read what was declared, once."""
         reading = False
@@ -427,54 +424,34 @@ class Inbound:
             nonlocal reading
             assert not reading, "a payload can be read once"
             reading = True
-            if self.bulk is not None and self.bulk.brings:
-                received = await self._read_bulk(self.bulk, declared)
-            else:
-                received = await read_payload(self._read_piece, declared, max_bytes=self._config.max_payload_bytes)
+            self.payloads.receive(declared)
+            try:
+                await self.payloads.come(stall_s=self._config.stall_s)
+            except TimeoutError as error:
+                raise PeerGone("the caller stalls", peer=self._caller) from error
             self.unread = False
-            return received
+            return self.payloads.payload
 
         return ReadPayload(tuple((tensor.codec, tensor.shape) for tensor in declared), payload)
-
-    async def _read_bulk(self, bulk: BulkCall, declared: Sequence[TensorHeader]) -> tuple[Packed, ...]:
-        """The payload, from the bulk connection that the header names. Raises BadMessage, PeerGone."""
-        assembly = Assembly(declared, max_bytes=self._config.max_payload_bytes)
-        incoming = bulk.receive(bulk.brings, assembly, self._flow)
-        try:
-            await incoming.come(stall_s=self._config.stall_s)
-        except TimeoutError as error:
-            raise PeerGone("the caller stalls", peer=self._caller) from error
-        return incoming.payload
 
     async def answer(self, answer: Answer | Signal) -> None:
         """Send one answer with its payload. Raises PeerGone if the caller is gone or does not take it."""
         payload: tuple[Packed, ...] = getattr(answer, "payload", ())
-        num_bytes = sum(packed.num_bytes for packed in payload)
         # State for a joiner gives way to all other tensors. While it waits the caller hears pulses.
         if payload and self.gives_way:
-            await self._flow.priority.turn(num_bytes)
+            await self._flow.priority.turn(sum(packed.num_bytes for packed in payload))
         async with self._writing:
-            outgoing = self.bulk.send(payload, self._flow) if self.bulk is not None else None
-            lane = Lane(connection=self.bulk.connection) if self.bulk is not None and outgoing is not None else None
-            header = write_answer(answer, lane)
+            left = self.payloads.send(payload)
+            header = write_answer(answer, self.payloads.lane)
             with self._flow.priority.urgent() if payload and not self.gives_way else contextlib.nullcontext():
-                if self.bulk is not None and outgoing is not None:
-                    await self._send_bulk(self.bulk, outgoing, header)
-                    return
-                for message in answer_messages(header, payload):
-                    if payload:
+                for message in answer_messages(header, left):
+                    if left:
                         await self._flow.up.turn()
                     await self._write(message)
-
-    async def _send_bulk(self, bulk: BulkCall, outgoing: Outgoing, header: bytes) -> None:
-        """An answer, whose payload leaves beside it. Raises PeerGone."""
-        try:
-            await self._write(header)
-            await outgoing.left(stall_s=self._config.stall_s)
-        except TimeoutError as error:
-            raise PeerGone("the caller does not read", peer=self._caller) from error
-        finally:
-            bulk.stop()
+                try:
+                    await self.payloads.left(stall_s=self._config.stall_s)
+                except TimeoutError as error:
+                    raise PeerGone("the caller does not read", peer=self._caller) from error
 
     async def finish(self) -> None:
         """After the last answer: a caller that may still be uploading is told to leave, and leaving cancels us here."""
