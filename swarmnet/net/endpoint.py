@@ -19,7 +19,7 @@ from swarmnet import SOFTWARE
 from swarmnet.clock import wall_time
 from swarmnet.config.peer import NetworkSettings
 from swarmnet.directory import Record, Role
-from swarmnet.ids import PeerId, RunId
+from swarmnet.ids import PeerId
 from swarmnet.manifest.extension import Notices
 from swarmnet.manifest.terms import RunTerms
 from swarmnet.net.address import Address, announced_at
@@ -32,7 +32,7 @@ from swarmnet.net.greeting import Greeter
 from swarmnet.net.grpc_options import GrpcConfig
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import IDENTITY_FILE, Identity, own_identity
-from swarmnet.net.nat.dial_back import Proofs, Say
+from swarmnet.net.nat.dial_back import Say
 from swarmnet.net.nat.kinds import at_home
 from swarmnet.net.nat.port_mapping import Outside, mapped_ports
 from swarmnet.net.nat.relay_book import RelayCaps
@@ -126,60 +126,20 @@ class JoinedRun:
         return Endpoint(self, transport, twins, numerics)
 
 
-@dataclass(frozen=True, slots=True)
 class Endpoint:
     """An endpoint. `serve` must be entered before anything is heard or said."""
 
-    joined: JoinedRun
-    transport: GrpcTransport
-    twins: Twins
-    numerics: str
-
-    @property
-    def directory(self) -> DhtDirectory:
-        """Its node of the DHT."""
-        return self.joined.directory
-
-    @property
-    def run(self) -> RunId:
-        """The run that it is in."""
-        return self.joined.terms.run
-
-    @property
-    def incarnation(self) -> int:
-        """Tells this start of the process from others under its identity."""
-        return self.joined.boot_id
-
-    @property
-    def signer(self) -> Identity:
-        """Signs for this process."""
-        return self.joined.identity
-
-    @property
-    def admissions(self) -> Admissions:
-        """Who takes part in the run."""
-        return self.joined.admissions
-
-    @property
-    def notices(self) -> Notices:
-        """What the run's owner has signed to extend it."""
-        return self.joined.notices
-
-    @property
-    def proofs(self) -> Proofs:
-        """What connections have shown of this process and of others."""
-        return self.transport.proofs
-
     hides: ClassVar[bool] = True
+
+    def __init__(self, joined: JoinedRun, transport: GrpcTransport, twins: Twins, numerics: str) -> None:
+        self.joined, self.transport, self.twins, self.numerics = joined, transport, twins, numerics
+        self.directory, self.run, self.incarnation = joined.directory, joined.terms.run, joined.boot_id
+        self.me, self.signer, self.proofs = joined.identity.peer, joined.identity, transport.proofs
+        self.admissions, self.notices = joined.admissions, joined.notices
 
     def wall(self) -> float:
         """Unix seconds, by which invitations end."""
         return wall_time()
-
-    @property
-    def me(self) -> PeerId:
-        """Who I am."""
-        return self.joined.identity.peer
 
     @property
     def links(self) -> tuple[str, ...]:
