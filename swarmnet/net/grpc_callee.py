@@ -29,6 +29,7 @@ from swarmnet.net.grpc_caller import METHODS
 from swarmnet.net.grpc_channels import BULK, SERVICE_FAILED, Dialling
 from swarmnet.net.grpc_link import LINK, Outbox
 from swarmnet.net.grpc_options import GrpcConfig
+from swarmnet.net.limits import ALL_COMPLAINTS, COMPLAINTS
 from swarmnet.net.nat.circuits import Handler
 from swarmnet.net.nat.dial_back import public_home
 from swarmnet.net.payloads import CallPayloads
@@ -71,8 +72,6 @@ _STRANGERS_WORD_S = 2.0
 
 _MOST_GREETED = 1 << 14
 """Callers whose greeting is remembered: half a kilobyte each."""
-_COMPLAIN_EVERY_S, _MOST_COMPLAINTS = 60.0, 32
-"""One caller is named so often for one thing, and no more than so many within that time."""
 
 
 class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
@@ -102,7 +101,8 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._back: dict[PeerId, Outbox] = {}  # what goes to the caller of a link on the way back, on its newest one
         self._calls: Counter[PeerId] = Counter()
         self._strange: Counter[type] = Counter()  # of those who have not greeted, by what they ask
-        self._complained_at: Recent[tuple[str, PeerId], float] = Recent(_MOST_COMPLAINTS)
+        self._complaints = Budgets[tuple[str, PeerId]](COMPLAINTS)
+        self._all_complaints = ALL_COMPLAINTS.bucket()
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
         """gRPC asks who answers a method."""
@@ -306,13 +306,8 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def _may_complain(self, event: str, caller: PeerId) -> bool:
         """Is it time to log that of this caller? What it sends costs it nothing, and neither does another identity."""
-        now, said = loop_time(), self._complained_at
-        # Of a newcomer when there is room again: the complaint that is oldest has had its time.
-        oldest = next(iter(said.values())) if len(said) == said.most else -math.inf
-        if now - said.get((event, caller), oldest) < _COMPLAIN_EVERY_S:
-            return False
-        said[event, caller] = now
-        return True
+        mine, now = self._complaints.of((event, caller)), loop_time()
+        return not (mine.wait_s(now) or self._all_complaints.ask(now) or mine.ask(now))
 
     async def _serve(self, expected: type, caller: PeerId, inbound: Inbound) -> None:
         try:
