@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
@@ -22,7 +21,7 @@ from swarmnet.directory import Record
 from swarmnet.errors import PeerGone, PeerTimeout, SwarmError, UsageError
 from swarmnet.ids import PeerId, RunId
 from swarmnet.messages import Answer, Control, Heartbeat, Packed, Request
-from swarmnet.net.address import Address
+from swarmnet.net.address import Address, ip_of
 from swarmnet.net.background import BackgroundTasks
 from swarmnet.net.bulk.pool import BulkListener
 from swarmnet.net.descriptors import DescriptorWatch, raise_limit
@@ -369,12 +368,9 @@ class GrpcTransport(Proofs):
 def outbound_hosts(host: str) -> list[str]:
     """What to publish for a bound host: a wildcard becomes the addresses this machine sends from; :: stands for IPv4,
     too."""
-    try:
-        ip = ipaddress.ip_address(host)
-    except ValueError:
-        return [host]
-    # A fixed address is published as it is.
-    if not ip.is_unspecified:
+    ip = ip_of(host)
+    # A fixed address, or a name, is published as it is.
+    if ip is None or not ip.is_unspecified:
         return [host]
     if ip.version == 4:
         return [_outbound(socket.AF_INET) or "127.0.0.1"]
