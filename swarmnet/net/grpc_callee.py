@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 import grpc
 
 from swarmnet import telemetry
-from swarmnet.bounds import Recent
+from swarmnet.bounds import Recent, one_less
 from swarmnet.clock import loop_time
 from swarmnet.errors import BadMessage, PeerGone, Refused, RejectCode, leaves
 from swarmnet.ids import PeerId
@@ -26,12 +26,11 @@ from swarmnet.net.bulk.connection import BulkSession
 from swarmnet.net.bulk.pool import BulkListener
 from swarmnet.net.greeting import HELLO
 from swarmnet.net.grpc_caller import METHODS
-from swarmnet.net.grpc_channels import BULK, SERVICE_FAILED, Dialling
+from swarmnet.net.grpc_channels import SERVICE_FAILED, Dialling
 from swarmnet.net.grpc_link import LINK, Outbox
 from swarmnet.net.grpc_options import GrpcConfig
 from swarmnet.net.limits import ALL_COMPLAINTS, COMPLAINTS
 from swarmnet.net.nat.circuits import Handler
-from swarmnet.net.nat.dial_back import public_home
 from swarmnet.net.payloads import CallPayloads
 from swarmnet.net.tls import caller_of
 from swarmnet.net.traffic import Flow, Traffic
@@ -39,7 +38,6 @@ from swarmnet.net.twins import TWIN_REFUSED
 from swarmnet.pacing import Budgets
 from swarmnet.transport import ReadPayload, Service
 from swarmnet.wire.convert import (
-    BulkOffer,
     Done,
     GreetFirst,
     Hello,
@@ -50,10 +48,8 @@ from swarmnet.wire.convert import (
     Signal,
     TensorHeader,
     Told,
-    read_bulk_ask,
     read_hello,
     write_answer,
-    write_bulk_offer,
     write_hello_reply,
 )
 from swarmnet.wire.deflate import Deflater, Inflater
@@ -109,8 +105,6 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
         method = handler_call_details.method
         if method == HELLO:
             return grpc.unary_unary_rpc_method_handler(self._hello)
-        if method == BULK:
-            return grpc.unary_unary_rpc_method_handler(self._offer_bulk)
         if method == LINK:
             return grpc.stream_stream_rpc_method_handler(self._link)
         if method in _REQUESTS:
@@ -145,15 +139,6 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
         if host:
             self._dials.called(caller, host)
         return write_hello_reply(self._greeter.hello())
-
-    async def _offer_bulk(self, data: bytes, context: grpc.aio.ServicerContext) -> bytes:
-        caller, offer = caller_of(context.auth_context()), BulkOffer(0)
-        # It asks again by and by; what is wrong with it, its next call is told.
-        with contextlib.suppress(BadMessage):
-            if caller is not None and self.knows(caller):
-                outside = bool(public_home(endpoint_of(context.peer())[0]))
-                offer = self._bulk.offer(caller, read_bulk_ask(data), now=loop_time(), outside=outside)
-        return write_bulk_offer(offer)
 
     async def _link(self, _: object, context: grpc.aio.ServicerContext) -> None:
         caller = caller_of(context.auth_context())
@@ -192,7 +177,7 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
             # A newer link of the same caller may have taken its place.
             if self._back.get(caller) is back:
                 del self._back[caller]
-            _one_less(self._links, caller)
+            one_less(self._links, caller)
             self._link_ended(caller, boot_id)
 
     async def _read_link(
@@ -291,7 +276,7 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
                     await self._serve(expected, caller, inbound)
                 finally:
                     inbound.payloads.end()
-                    _one_less(self._calls, caller)
+                    one_less(self._calls, caller)
                     self._strange[expected] -= stranger
             await inbound.finish()
         except PeerGone as error:
@@ -349,12 +334,6 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
             # collected.
             if isinstance(answers, AsyncGenerator):
                 await answers.aclose()
-
-
-def _one_less(counts: Counter[PeerId], peer: PeerId) -> None:
-    counts[peer] -= 1
-    if not counts[peer]:
-        del counts[peer]
 
 
 async def _last_word(context: grpc.aio.ServicerContext, answer: Answer | GreetFirst) -> None:

@@ -121,7 +121,7 @@ class GrpcTransport(Proofs):
             self.traffic,
             self._written,
             self.bulk,
-            self.network.methods,
+            {**self.network.methods, **self.bulk.methods(lambda peer: self._callee.knows(peer))},
         )
         self._channels: dict[PeerId, PeerChannels] = {}
         self._links: dict[PeerId, tuple[Link, asyncio.Task[object]]] = {}

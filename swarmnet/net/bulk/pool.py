@@ -20,19 +20,26 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
+import grpc
+
 from swarmnet import telemetry
+from swarmnet.bounds import one_less
 from swarmnet.clock import loop_time
 from swarmnet.errors import BadMessage, RejectCode, UsageError
 from swarmnet.ids import PeerId, RunId
-from swarmnet.net.address import home_of
+from swarmnet.net.address import endpoint_of, home_of
 from swarmnet.net.background import BackgroundTasks
 from swarmnet.net.bulk.connection import BULK_FROM, BulkConnection, BulkSession
 from swarmnet.net.bulk.records import AROUND, BulkKeys, Kind, Opener, Sealer, read_head
 from swarmnet.net.descriptors import set_options
 from swarmnet.net.limits import BULK_AGAIN, BULK_JUNK, BULK_SESSIONS
+from swarmnet.net.nat.circuits import CallEnd, Handler, for_members
+from swarmnet.net.nat.dial_back import public_home
 from swarmnet.net.sockets import connected, read_exactly
 from swarmnet.pacing import Budgets
-from swarmnet.wire.convert import SECRET_BYTES, SESSION_BYTES, BulkAsk, BulkOffer, Lane
+from swarmnet.wire.convert import SECRET_BYTES, SESSION_BYTES, BulkAsk, BulkOffer, Lane, read_bulk_ask, write_bulk_offer
+
+BULK = "/swarmnet.v1.Run/Bulk"
 
 MOST_CONNECTIONS = 8
 """Of one pool."""
@@ -249,6 +256,17 @@ class BulkListener:
         """Whose connections are open."""
         return frozenset(taken.caller for taken in self._sessions.values() if taken.connections)
 
+    def methods(self, welcome: Callable[[PeerId], bool]) -> dict[str, Handler]:
+        """What this port answers over gRPC. welcome(peer): has it greeted, and is it admitted?"""
+
+        async def answer(caller: PeerId, end: CallEnd, context: grpc.aio.ServicerContext) -> None:
+            outside = bool(public_home(endpoint_of(context.peer())[0]))
+            offer = self.offer(caller, read_bulk_ask(await end.read()), now=loop_time(), outside=outside)
+            await end.write(write_bulk_offer(offer))
+
+        # It asks again by and by; what is wrong with it, its next call is told.
+        return {BULK: for_members(welcome, lambda _: write_bulk_offer(BulkOffer(0)), answer)}
+
     def offer(self, caller: PeerId, ask: BulkAsk, *, now: float, outside: bool = False) -> BulkOffer:
         """Answer a caller that is proved and admitted: a new session of its own, unless it asks too often. outside: it
         calls from elsewhere, and has to come by the router."""
@@ -333,8 +351,7 @@ class BulkListener:
             self._junk.of(line).take(loop_time())
             log.debug("no_bulk_connection_of_ours", host=line, error=repr(error))
         finally:
-            self._unproven[line] -= 1
-            self._unproven += Counter()  # without those that are zero
+            one_less(self._unproven, line)
             if taken is None:
                 sock.close()
 
@@ -359,17 +376,11 @@ class BulkListener:
 
     def _lose(self, caller: PeerId) -> None:
         # Not at once: each that is opened costs us a millisecond, and its caller next to nothing.
-        asyncio.get_running_loop().call_later(_PLACE_S, self._give_back, caller)
-
-    def _give_back(self, caller: PeerId) -> None:
-        self._of_caller[caller] -= 1
-        self._of_caller += Counter()
+        asyncio.get_running_loop().call_later(_PLACE_S, one_less, self._of_caller, caller)
 
     async def close(self) -> None:
         """Close the port and all connections."""
         self.port = 0
         for taken in tuple(self._sessions.values()):
             self._close(taken)
-        for task in (tasks := tuple(self._tasks)):
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.end()

@@ -146,8 +146,7 @@ async def punch(
     except TimeoutError as error:
         raise PeerGone("no hole was found", places=list(places)) from error
     finally:
-        tasks.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await tasks.end()
 
 
 # ---------------------------------------------------------------- what is said before
