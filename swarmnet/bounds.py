@@ -6,7 +6,7 @@ of others. Standard library only.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeVar
@@ -96,6 +96,13 @@ class Bounds:
 
 
 ANY_RUN = Bounds()
+
+
+def one_less(counts: Counter[K], key: K) -> None:
+    """Count down. A table that others fill keeps no zeros."""
+    counts[key] -= 1
+    if not counts[key]:
+        del counts[key]
 
 
 class Recent(OrderedDict[K, V]):

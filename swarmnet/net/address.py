@@ -53,9 +53,7 @@ class Address:
     @classmethod
     def of(cls, host: str, port: int, peer: PeerId | None = None) -> Address:
         """The address of a numeric host or a host name."""
-        try:
-            ip = ipaddress.ip_address(host)
-        except ValueError:
+        if (ip := ip_of(host)) is None:
             return cls("dns4", _host(host, "dns4", host), port, peer)
         return cls("ip4" if ip.version == 4 else "ip6", str(ip), port, peer)
 
@@ -158,23 +156,26 @@ def peer_in(address: str) -> PeerId | None:
 # ---------------------------------------------------------------- whose network it is
 
 
-def network_of(host: str, ip4: int, ip6: int) -> str:
-    """The network of a host, of so many bits of IPv4 and of IPv6. "": it is a name, or no public address."""
+def ip_of(host: str, *, unmapped: bool = False) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The address that a host's text is; None: it is a name. unmapped: of an IPv4 address inside IPv6 that one."""
     try:
         ip = ipaddress.ip_address(host)
     except ValueError:
+        return None
+    return (getattr(ip, "ipv4_mapped", None) or ip) if unmapped else ip
+
+
+def network_of(host: str, ip4: int, ip6: int) -> str:
+    """The network of a host, of so many bits of IPv4 and of IPv6. "": it is a name, or no public address."""
+    if (ip := ip_of(host, unmapped=True)) is None or not ip.is_global:
         return ""
-    ip = getattr(ip, "ipv4_mapped", None) or ip
-    return str(ipaddress.ip_network((ip, ip4 if ip.version == 4 else ip6), strict=False)) if ip.is_global else ""
+    return str(ipaddress.ip_network((ip, ip4 if ip.version == 4 else ip6), strict=False))
 
 
 def home_of(host: str) -> str:
     """One home's addresses count as one: of IPv6 it has 2**64."""
-    try:
-        ip = ipaddress.ip_address(host)
-    except ValueError:
+    if (ip := ip_of(host, unmapped=True)) is None:
         return host
-    ip = getattr(ip, "ipv4_mapped", None) or ip
     return str(ip) if ip.version == 4 else str(ipaddress.ip_network((int(ip), 64), strict=False))
 
 

@@ -34,3 +34,8 @@ class BackgroundTasks(set["asyncio.Task[Any]"]):
         """Cancel all. Some may end only later."""
         for task in tuple(self):
             task.cancel()
+
+    async def end(self) -> None:
+        """Cancel all, and return when they have ended."""
+        self.cancel()
+        await asyncio.gather(*self, return_exceptions=True)

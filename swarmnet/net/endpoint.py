@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from swarmnet import SOFTWARE
 from swarmnet.clock import wall_time
 from swarmnet.config.peer import NetworkSettings
 from swarmnet.directory import Record, Role
-from swarmnet.ids import PeerId, RunId
+from swarmnet.ids import PeerId
 from swarmnet.manifest.extension import Notices
 from swarmnet.manifest.terms import RunTerms
 from swarmnet.net.address import Address, announced_at
@@ -32,7 +33,7 @@ from swarmnet.net.greeting import Greeter
 from swarmnet.net.grpc_options import GrpcConfig
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import IDENTITY_FILE, Identity, own_identity
-from swarmnet.net.nat.dial_back import Proofs, Say
+from swarmnet.net.nat.dial_back import Say
 from swarmnet.net.nat.kinds import at_home
 from swarmnet.net.nat.port_mapping import Outside, mapped_ports
 from swarmnet.net.nat.relay_book import RelayCaps
@@ -70,7 +71,7 @@ LOOK_S = 5.0
 log = get(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class JoinedRun:
     """A process in the DHT of a run: who it is, and what admits it. One endpoint is opened on it."""
 
@@ -87,12 +88,12 @@ class JoinedRun:
         """The same as a process that has just started, as far as others can tell."""
         return replace(self, boot_id=new_boot_id())
 
-    def greeter(self, numerics: str = "") -> Greeter:
+    @functools.cached_property
+    def greeter(self) -> Greeter:
         """How this process greets others."""
         terms = self.terms
         return Greeter(
             terms.run,
-            numerics,
             terms.max_clock_offset_s,
             admissions=self.admissions,
             invitation=lambda: self.own_pass.shown,
@@ -101,8 +102,9 @@ class JoinedRun:
             boot_id=self.boot_id,
         )
 
-    def endpoint(self, numerics: str) -> Endpoint:
-        """Open nothing yet. numerics: my numerics class, for greetings and my record. Raises UsageError."""
+    @functools.cached_property
+    def endpoint(self) -> Endpoint:
+        """The one that is opened on it, which can be asked and does not listen yet. Raises UsageError."""
         identity, directory, network, terms = self.identity, self.directory, self.network, self.terms
         announced = announced_at(network.announce, identity.peer, port=network.port, dht_port=network.dht_port)
         twins = Twins(self.boot_id, network.dir / IDENTITY_FILE)
@@ -117,69 +119,30 @@ class JoinedRun:
             bulk_port=network.bulk_port,
             announce=announced["port"],
             config=GrpcConfig.of(terms),
-            greeter=self.greeter(numerics),
+            greeter=self.greeter,
             relay_caps=RelayCaps(network.caps.relay_peers),
             relay_bytes_per_s=network.caps.relay_mbit * 1e6 / 8,
             on_twin=lambda hello, host, clocks_agree: twins.met(hello.boot_id, host, clocks_agree=clocks_agree),
         )
         directory.believes = transport.believes
-        return Endpoint(self, transport, twins, numerics)
+        return Endpoint(self, transport, twins)
 
 
-@dataclass(frozen=True, slots=True)
 class Endpoint:
-    """An endpoint. `serve` must be entered before anything is heard or said."""
-
-    joined: JoinedRun
-    transport: GrpcTransport
-    twins: Twins
-    numerics: str
-
-    @property
-    def directory(self) -> DhtDirectory:
-        """Its node of the DHT."""
-        return self.joined.directory
-
-    @property
-    def run(self) -> RunId:
-        """The run that it is in."""
-        return self.joined.terms.run
-
-    @property
-    def incarnation(self) -> int:
-        """Tells this start of the process from others under its identity."""
-        return self.joined.boot_id
-
-    @property
-    def signer(self) -> Identity:
-        """Signs for this process."""
-        return self.joined.identity
-
-    @property
-    def admissions(self) -> Admissions:
-        """Who takes part in the run."""
-        return self.joined.admissions
-
-    @property
-    def notices(self) -> Notices:
-        """What the run's owner has signed to extend it."""
-        return self.joined.notices
-
-    @property
-    def proofs(self) -> Proofs:
-        """What connections have shown of this process and of others."""
-        return self.transport.proofs
+    """An endpoint. `serve` must be entered before anything is heard or said. numerics: of its record."""
 
     hides: ClassVar[bool] = True
+    numerics = ""
+
+    def __init__(self, joined: JoinedRun, transport: GrpcTransport, twins: Twins) -> None:
+        self.joined, self.transport, self.twins = joined, transport, twins
+        self.directory, self.run, self.incarnation = joined.directory, joined.terms.run, joined.boot_id
+        self.me, self.signer, self.proofs = joined.identity.peer, joined.identity, transport
+        self.admissions, self.notices = joined.admissions, joined.notices
 
     def wall(self) -> float:
         """Unix seconds, by which invitations end."""
         return wall_time()
-
-    @property
-    def me(self) -> PeerId:
-        """Who I am."""
-        return self.joined.identity.peer
 
     @property
     def links(self) -> tuple[str, ...]:
@@ -236,12 +199,16 @@ class Endpoint:
             self.transport.forwarded(outside)
             await self.directory.serve(BETWEEN_READS_S)
             # Before anything is announced: until now no other peer has taken notice of this process.
-            await ask_twin(self.transport, self.twins, await self.directory.look_for_myself(), starting=True)
-            self.twins.check()
-            LastPorts(self.transport.port, self.directory.port, self.transport.bulk_port).keep(self.joined.network.dir)
+            await self.refuse_twin()
+            LastPorts(self.transport.port, self.directory.port, self.transport.bulk.port).keep(self.joined.network.dir)
             # Only now: what it announces needs the port that was bound.
             async with beside(self.directory.run(), self._while_admitted()):
                 yield
+
+    async def refuse_twin(self) -> None:
+        """Raises UsageError if another process under this identity answers, and started earlier."""
+        await self._ask_twin(await self.directory.look_for_myself(), starting=True)
+        self.twins.check()
 
     def _mapped_ports(self) -> AbstractAsyncContextManager[Outside]:
         """Ports of our router's, if we are at home behind one."""
@@ -262,22 +229,17 @@ class Endpoint:
             # A twin that started at the same moment found no record of mine, and I none of its.
             if asked is not self.directory.elsewhere:
                 asked = self.directory.elsewhere
-                await ask_twin(self.transport, self.twins, asked)
+                await self._ask_twin(asked)
             self.twins.check()
 
-
-async def ask_twin(
-    transport: GrpcTransport, twins: Twins, found: Announcement | None, *, starting: bool = False
-) -> None:
-    """Does the process that signed this still run under my identity? Its addresses are asked at the same time."""
-    if found is None or not found.record.addresses:
-        return
-    addresses = found.record.addresses
-    answers = await asyncio.gather(*(transport.answers_as_me(at, limit_s=ASK_S) for at in addresses))
-    for at, answer in zip(addresses, answers, strict=True):
-        if answer is not None:
-            where = at.removesuffix(f"/p2p/{transport.peer}")
-            twins.met(answer[0], where, clocks_agree=answer[1], starting=starting)
+    async def _ask_twin(self, found: Announcement | None, *, starting: bool = False) -> None:
+        """Does the process that signed this still run under my identity? Its addresses are asked at the same time."""
+        addresses = found.record.addresses if found is not None else ()
+        answers = await asyncio.gather(*(self.transport.answers_as_me(at, limit_s=ASK_S) for at in addresses))
+        for at, answer in zip(addresses, answers, strict=True):
+            if answer is not None:
+                where = at.removesuffix(f"/p2p/{self.me}")
+                self.twins.met(answer[0], where, clocks_agree=answer[1], starting=starting)
 
 
 @contextlib.asynccontextmanager
@@ -341,4 +303,5 @@ async def open_endpoint(
 ) -> AsyncGenerator[Endpoint, None]:
     """`join_run`, and an endpoint on it."""
     async with join_run(terms, network, role=role) as joined:
-        yield joined.endpoint(numerics)
+        joined.endpoint.numerics = numerics
+        yield joined.endpoint

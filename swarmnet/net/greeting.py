@@ -1,7 +1,7 @@
 """Hello: the two ends of a line make sure they are in the same run, admitted, speak the same protocol, share a clock.
 
 Both judge. The callee remembers who has greeted it, a bounded number of peers; whoever was forgotten is asked to greet
-again. The numerics class is announced, not refused: peers of one stage compare it (docs/protocol.md).
+again.
 """
 
 from __future__ import annotations
@@ -50,7 +50,6 @@ class Greeter:
     """
 
     run: RunId | None
-    numerics: str
     max_clock_offset_s: float
     version: tuple[int, int] = PROTOCOL_VERSION
     clock: Callable[[], float] = wall_time
@@ -68,7 +67,6 @@ class Greeter:
         return Hello(
             self.run,
             *self.version,
-            self.numerics,
             self.clock(),
             self.invitation(),
             self._software,

@@ -15,29 +15,29 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 import grpc
 
 from swarmnet import telemetry
-from swarmnet.bounds import Recent
+from swarmnet.bounds import Recent, one_less
 from swarmnet.clock import loop_time
 from swarmnet.errors import BadMessage, PeerGone, Refused, RejectCode, leaves
 from swarmnet.ids import PeerId
 from swarmnet.messages import STRANGERS_ASK, Accepted, Answer, Busy, Control, Packed, Rejected, Request, gives_way
 from swarmnet.net.address import endpoint_of
 from swarmnet.net.background import beside
-from swarmnet.net.bulk.connection import BulkCall, Outgoing
+from swarmnet.net.bulk.connection import BulkSession
 from swarmnet.net.bulk.pool import BulkListener
 from swarmnet.net.greeting import HELLO
 from swarmnet.net.grpc_caller import METHODS
-from swarmnet.net.grpc_channels import BULK, SERVICE_FAILED, Dialling
+from swarmnet.net.grpc_channels import SERVICE_FAILED, Dialling
 from swarmnet.net.grpc_link import LINK, Outbox
 from swarmnet.net.grpc_options import GrpcConfig
+from swarmnet.net.limits import ALL_COMPLAINTS, COMPLAINTS
 from swarmnet.net.nat.circuits import Handler
-from swarmnet.net.nat.dial_back import public_home
+from swarmnet.net.payloads import CallPayloads
 from swarmnet.net.tls import caller_of
 from swarmnet.net.traffic import Flow, Traffic
 from swarmnet.net.twins import TWIN_REFUSED
 from swarmnet.pacing import Budgets
 from swarmnet.transport import ReadPayload, Service
 from swarmnet.wire.convert import (
-    BulkOffer,
     Done,
     GreetFirst,
     Hello,
@@ -48,14 +48,12 @@ from swarmnet.wire.convert import (
     Signal,
     TensorHeader,
     Told,
-    read_bulk_ask,
     read_hello,
     write_answer,
-    write_bulk_offer,
     write_hello_reply,
 )
 from swarmnet.wire.deflate import Deflater, Inflater
-from swarmnet.wire.framing import Assembly, answer_messages, check_declared, read_payload
+from swarmnet.wire.framing import answer_messages, check_declared
 
 log = telemetry.get(__name__)
 
@@ -70,8 +68,6 @@ _STRANGERS_WORD_S = 2.0
 
 _MOST_GREETED = 1 << 14
 """Callers whose greeting is remembered: half a kilobyte each."""
-_COMPLAIN_EVERY_S, _MOST_COMPLAINTS = 60.0, 32
-"""One caller is named so often for one thing, and no more than so many within that time."""
 
 
 class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
@@ -101,15 +97,14 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._back: dict[PeerId, Outbox] = {}  # what goes to the caller of a link on the way back, on its newest one
         self._calls: Counter[PeerId] = Counter()
         self._strange: Counter[type] = Counter()  # of those who have not greeted, by what they ask
-        self._complained_at: Recent[tuple[str, PeerId], float] = Recent(_MOST_COMPLAINTS)
+        self._complaints = Budgets[tuple[str, PeerId]](COMPLAINTS)
+        self._all_complaints = ALL_COMPLAINTS.bucket()
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
         """gRPC asks who answers a method."""
         method = handler_call_details.method
         if method == HELLO:
             return grpc.unary_unary_rpc_method_handler(self._hello)
-        if method == BULK:
-            return grpc.unary_unary_rpc_method_handler(self._offer_bulk)
         if method == LINK:
             return grpc.stream_stream_rpc_method_handler(self._link)
         if method in _REQUESTS:
@@ -144,18 +139,6 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
         if host:
             self._dials.called(caller, host)
         return write_hello_reply(self._greeter.hello())
-
-    async def _offer_bulk(self, data: bytes, context: grpc.aio.ServicerContext) -> bytes:
-        caller = caller_of(context.auth_context())
-        # It asks again by and by; what is wrong with it, its next call is told.
-        if caller is None or not self.knows(caller):
-            return write_bulk_offer(BulkOffer(0))
-        try:
-            outside = bool(public_home(endpoint_of(context.peer())[0]))
-            now = loop_time()
-            return write_bulk_offer(self._bulk.offer(caller, read_bulk_ask(data), now=now, outside=outside))
-        except BadMessage:
-            return write_bulk_offer(BulkOffer(0))
 
     async def _link(self, _: object, context: grpc.aio.ServicerContext) -> None:
         caller = caller_of(context.auth_context())
@@ -194,7 +177,7 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
             # A newer link of the same caller may have taken its place.
             if self._back.get(caller) is back:
                 del self._back[caller]
-            _one_less(self._links, caller)
+            one_less(self._links, caller)
             self._link_ended(caller, boot_id)
 
     async def _read_link(
@@ -292,9 +275,8 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
                 try:
                     await self._serve(expected, caller, inbound)
                 finally:
-                    if inbound.bulk is not None:
-                        inbound.bulk.end()
-                    _one_less(self._calls, caller)
+                    inbound.payloads.end()
+                    one_less(self._calls, caller)
                     self._strange[expected] -= stranger
             await inbound.finish()
         except PeerGone as error:
@@ -309,20 +291,16 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def _may_complain(self, event: str, caller: PeerId) -> bool:
         """Is it time to log that of this caller? What it sends costs it nothing, and neither does another identity."""
-        now, said = loop_time(), self._complained_at
-        # Of a newcomer when there is room again: the complaint that is oldest has had its time.
-        oldest = next(iter(said.values())) if len(said) == said.most else -math.inf
-        if now - said.get((event, caller), oldest) < _COMPLAIN_EVERY_S:
-            return False
-        said[event, caller] = now
-        return True
+        mine, now = self._complaints.of((event, caller)), loop_time()
+        return not (mine.wait_s(now) or self._all_complaints.ask(now) or mine.ask(now))
 
     async def _serve(self, expected: type, caller: PeerId, inbound: Inbound) -> None:
         try:
             request, declared, lane = self._config.reader.request(
                 await inbound.read(within_s=math.inf if caller in self.greeted else _STRANGERS_WORD_S)
             )
-            inbound.bulk = self._bulk.call(caller, lane) if lane is not None else None
+            if lane is not None:
+                inbound.payloads = inbound.begin(self._bulk.session(caller, lane), lane)
             # Limits were chosen by the method: a Process must not come in as a Part.
             if type(request) is not expected:
                 raise BadMessage(RejectCode.MALFORMED, "the request belongs to another method")
@@ -356,12 +334,6 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
             # collected.
             if isinstance(answers, AsyncGenerator):
                 await answers.aclose()
-
-
-def _one_less(counts: Counter[PeerId], peer: PeerId) -> None:
-    counts[peer] -= 1
-    if not counts[peer]:
-        del counts[peer]
 
 
 async def _last_word(context: grpc.aio.ServicerContext, answer: Answer | GreetFirst) -> None:
@@ -399,7 +371,11 @@ class Inbound:
         self.gives_way = False  # it asks for what can wait
         self._caller, self._config, self._flow = caller, config, flow
         self._writing = asyncio.Lock()
-        self.bulk: BulkCall | None = None  # payloads may come and leave there
+        self.payloads = self.begin(BulkSession(mine=False), None)
+
+    def begin(self, session: BulkSession, lane: Lane | None) -> CallPayloads:
+        """Its payloads. lane: what its header says."""
+        return CallPayloads(session, self._flow, self.read, max_bytes=self._config.max_payload_bytes, lane=lane)
 
     async def read(self, *, within_s: float = math.inf) -> bytes:
         """The caller's next message. Raises PeerGone if there is none or it does not come."""
@@ -414,11 +390,6 @@ class Inbound:
         self._flow.receives(len(data))
         return data
 
-    async def _read_piece(self) -> bytes:
-        """Of a payload."""
-        await self._flow.down.turn()  # for the piece before: unread, this one holds up its sender
-        return await self.read()
-
     def payload_reader(self, declared: Sequence[TensorHeader]) -> ReadPayload:
         """Read what was declared, once."""
         reading = False
@@ -427,54 +398,34 @@ class Inbound:
             nonlocal reading
             assert not reading, "a payload can be read once"
             reading = True
-            if self.bulk is not None and self.bulk.brings:
-                received = await self._read_bulk(self.bulk, declared)
-            else:
-                received = await read_payload(self._read_piece, declared, max_bytes=self._config.max_payload_bytes)
+            self.payloads.receive(declared)
+            try:
+                await self.payloads.come(stall_s=self._config.stall_s)
+            except TimeoutError as error:
+                raise PeerGone("the caller stalls", peer=self._caller) from error
             self.unread = False
-            return received
+            return self.payloads.payload
 
         return ReadPayload(tuple((tensor.codec, tensor.shape) for tensor in declared), payload)
-
-    async def _read_bulk(self, bulk: BulkCall, declared: Sequence[TensorHeader]) -> tuple[Packed, ...]:
-        """The payload, from the bulk connection that the header names. Raises BadMessage, PeerGone."""
-        assembly = Assembly(declared, max_bytes=self._config.max_payload_bytes)
-        incoming = bulk.receive(bulk.brings, assembly, self._flow)
-        try:
-            await incoming.come(stall_s=self._config.stall_s)
-        except TimeoutError as error:
-            raise PeerGone("the caller stalls", peer=self._caller) from error
-        return incoming.payload
 
     async def answer(self, answer: Answer | Signal) -> None:
         """Send one answer with its payload. Raises PeerGone if the caller is gone or does not take it."""
         payload: tuple[Packed, ...] = getattr(answer, "payload", ())
-        num_bytes = sum(packed.num_bytes for packed in payload)
         # State for a joiner gives way to all other tensors. While it waits the caller hears pulses.
         if payload and self.gives_way:
-            await self._flow.priority.turn(num_bytes)
+            await self._flow.priority.turn(sum(packed.num_bytes for packed in payload))
         async with self._writing:
-            outgoing = self.bulk.send(payload, self._flow) if self.bulk is not None else None
-            lane = Lane(connection=self.bulk.connection) if self.bulk is not None and outgoing is not None else None
-            header = write_answer(answer, lane)
+            left = self.payloads.send(payload)
+            header = write_answer(answer, self.payloads.lane)
             with self._flow.priority.urgent() if payload and not self.gives_way else contextlib.nullcontext():
-                if self.bulk is not None and outgoing is not None:
-                    await self._send_bulk(self.bulk, outgoing, header)
-                    return
-                for message in answer_messages(header, payload):
-                    if payload:
+                for message in answer_messages(header, left):
+                    if left:
                         await self._flow.up.turn()
                     await self._write(message)
-
-    async def _send_bulk(self, bulk: BulkCall, outgoing: Outgoing, header: bytes) -> None:
-        """An answer, whose payload leaves beside it. Raises PeerGone."""
-        try:
-            await self._write(header)
-            await outgoing.left(stall_s=self._config.stall_s)
-        except TimeoutError as error:
-            raise PeerGone("the caller does not read", peer=self._caller) from error
-        finally:
-            bulk.stop()
+                try:
+                    await self.payloads.left(stall_s=self._config.stall_s)
+                except TimeoutError as error:
+                    raise PeerGone("the caller does not read", peer=self._caller) from error
 
     async def finish(self) -> None:
         """After the last answer: a caller that may still be uploading is told to leave, and leaving cancels us here."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 
 from swarmnet.clock import loop_time
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, RejectCode
@@ -31,11 +31,12 @@ from swarmnet.messages import (
     SnapshotRequest,
     TrailRequest,
 )
-from swarmnet.net.bulk.connection import Incoming, Outgoing
+from swarmnet.net.bulk.connection import PayloadLost
 from swarmnet.net.grpc_channels import Channel, PeerChannels
+from swarmnet.net.payloads import CallPayloads
 from swarmnet.net.traffic import Flow
 from swarmnet.wire.convert import Done, GreetFirst, Pong, Pulse, Told, declare, with_payload, write_request
-from swarmnet.wire.framing import Assembly, payload_messages, split_answer
+from swarmnet.wire.framing import payload_messages, split_answer
 
 METHODS: dict[type, str] = {
     Process: "/swarmnet.v1.Stage/Process",
@@ -99,13 +100,11 @@ class _Call:
         flow: Flow,
     ) -> None:
         self._channels, self._channel, self._config, self._flow = channels, channel, channels.config, flow
-        self._max_bytes = self._config.max_bytes(type(request))
         self._deadline = deadline
         self._moved = loop_time()
         self._guard: asyncio.Timeout | None = None
-        self._refused = self._answered = False
-        self._arriving: tuple[Answer, Assembly | Incoming] | None = None
-        self._outgoing: Outgoing | None = None
+        self._refused = False
+        self._arriving: Answer | None = None
         self._uploading = contextlib.ExitStack()
         # A call that cannot begin keeps nothing: neither its number nor a connection.
         with contextlib.ExitStack() as taken:
@@ -113,33 +112,25 @@ class _Call:
             if payload:
                 # State that we hand out to joiners waits until this upload is over.
                 self._uploading.enter_context(flow.priority.urgent())
-            self._bulk = channels.bulk.call()
-            taken.callback(self._bulk.end)
+            max_bytes = self._config.max_bytes(type(request))
+            self._payloads = CallPayloads(channels.bulk, flow, self._read_chunk, max_bytes=max_bytes)
+            taken.callback(self._payloads.end)
             self._begin(channel, request, payload)
             self._taken = taken.pop_all()
 
     def _begin(self, channel: Channel, request: Request, payload: tuple[Packed, ...]) -> None:
         # Beside the header, not after it: the callee brings the two together.
-        self._outgoing = self._bulk.send(payload, self._flow, self._advance)
-        self._header = write_request(request, declare(payload), self._channels.bulk.lane(self._bulk))
-        if self._outgoing is not None:
-            payload = ()
+        left = self._payloads.send(payload, self._advance)
+        self._header = write_request(request, declare(payload), self._payloads.lane)
         method = channel.aio.stream_stream(METHODS[type(request)])
         # Without gRPC's own deadline, a time of day that is computed here: `_patience` ends the call, by our clock.
-        self._stream = method(self._upload(payload))
+        self._stream = method(self._upload(left))
 
     def leave(self) -> None:
         """Cancel whatever is still under way."""
-        if self._outgoing is not None and self._outgoing.over and self._answered and not self._refused:
-            self._channels.bulk.carried()
         self._refused = True
         self._taken.close()
         self._stream.cancel()
-
-    def _stop(self) -> None:
-        """Send no more of the payload."""
-        self._refused = True
-        self._bulk.stop()
 
     async def next(self) -> Answer | GreetFirst | None:
         """The next answer with its payload, or Running while that arrives; None after the last one.
@@ -147,7 +138,7 @@ class _Call:
         Raises PeerGone, PeerTimeout, BadMessage.
         """
         if self._arriving is not None:
-            return await self._receive(*self._arriving)
+            return await self._receive(self._arriving)
         while (data := await self._read()) is not None:
             header, chunk = split_answer(data)
             answer, declared, lane = self._config.reader.answer(header)
@@ -157,74 +148,53 @@ class _Call:
                 break
             # The callee does not want the payload: stop sending it.
             if isinstance(answer, Busy | MovedTo | Rejected | GreetFirst):
-                self._stop()
+                self._refused = True
+                self._payloads.stop()
             if isinstance(answer, GreetFirst):
                 return answer
             if isinstance(answer, Pong | Told):
                 raise BadMessage(RejectCode.MALFORMED, "what is said on links, in a call", peer=self._channels.peer)
-            assembly = Assembly(declared, max_bytes=self._max_bytes)
-            self._arriving = answer, assembly
-            if lane is not None:
-                try:
-                    self._arriving = answer, self._bulk.receive(lane.connection, assembly, self._flow)
-                except PeerGone as error:
-                    raise await self._lost() from error
-            elif chunk is not None:
-                assembly.take(chunk)
-                await self._flow.down.turn()
-            self._answered = True
-            return await self._receive(*self._arriving)
+            self._payloads.receive(declared, lane, chunk)
+            self._payloads.answered = not self._refused
+            return await self._receive(answer)
         # The callee ends a call without a word when its payload does not come.
-        if self._outgoing is not None and not self._answered:
+        if self._payloads.elsewhere and not (self._payloads.answered or self._refused):
             raise await self._lost()
         return None
 
-    async def _receive(self, answer: Answer, payload: Assembly | Incoming) -> Answer:
+    async def _receive(self, answer: Answer) -> Answer:
         """Go on receiving: whoever waits must not take a long payload for silence."""
-        whole = self._receive_chunks(payload) if isinstance(payload, Assembly) else self._receive_bulk(payload)
-        # A sign of life to our own caller; the next `next` goes on with the same payload.
-        if not await whole:
-            return Running()
-        self._arriving = None
-        return with_payload(answer, payload.payload)
-
-    async def _receive_bulk(self, incoming: Incoming) -> bool:
-        """Is all of it here?"""
+        self._arriving = answer
         try:
             within_s = min(_PROGRESS_S, self._deadline - loop_time())
-            whole = await incoming.come(stall_s=self._config.stall_s, within_s=within_s)
+            whole = await self._payloads.come(stall_s=self._config.stall_s, within_s=within_s)
         except TimeoutError as error:
-            self._channels.bulk.failed()
             raise PeerTimeout("the peer stalls", peer=self._channels.peer) from error
-        except PeerGone as error:
+        except PayloadLost as error:
             raise await self._lost() from error
-        if not whole and loop_time() >= self._deadline:
-            raise PeerTimeout("no answer in time", peer=self._channels.peer)
-        if whole:
-            self._channels.bulk.carried()
-        return whole
+        # A sign of life to our own caller; the next `next` goes on with the same payload.
+        if not whole:
+            if loop_time() >= self._deadline:
+                raise PeerTimeout("no answer in time", peer=self._channels.peer)
+            return Running()
+        self._arriving = None
+        if payload := self._payloads.payload:
+            await self._flow.down.turn()  # unread, what comes next holds up its sender
+        return with_payload(answer, payload)
 
     async def _lost(self) -> PeerGone:
-        """A bulk connection broke under the call: is the process gone?"""
-        self._channels.bulk.failed()
+        """A payload does not arrive: is the process gone?"""
+        self._payloads.failed()
         definite = await self._channels.broke(None)
         return PeerGone("the bulk connection broke", definite=definite, peer=self._channels.peer)
 
-    async def _receive_chunks(self, assembly: Assembly) -> bool:
-        """Likewise, over gRPC."""
-        self._channels.bulk.grow(assembly.num_bytes)
-        began = loop_time()
-        while not assembly.whole:
-            # gRPC ended the stream well, so this is no broken line: the callee said less than it declared.
-            if (chunk := await self._read()) is None:
-                raise BadMessage(RejectCode.MALFORMED, "the answer ends in the middle", peer=self._channels.peer)
-            assembly.take(chunk)
-            await self._flow.down.turn()  # unread, the rest holds up its sender
-            if not assembly.whole and loop_time() - began >= _PROGRESS_S:
-                return False
-        return True
+    async def _read_chunk(self) -> bytes:
+        # gRPC ended the stream well, so this is no broken line: the callee said less than it declared.
+        if (chunk := await self._read()) is None:
+            raise BadMessage(RejectCode.MALFORMED, "the answer ends in the middle", peer=self._channels.peer)
+        return chunk
 
-    async def _upload(self, payload: tuple[Packed, ...]) -> AsyncGenerator[bytes, None]:
+    async def _upload(self, payload: Sequence[Packed]) -> AsyncGenerator[bytes, None]:
         """What gRPC sends; it asks for the next message when the one before has left."""
         self._flow.sends(len(self._header))
         yield self._header
@@ -235,12 +205,12 @@ class _Call:
             self._advance()
             self._flow.sends(len(message))
             yield message
-        if self._outgoing is None:
+        if not self._payloads.elsewhere:
             self._uploading.close()
 
     def _advance(self) -> None:
         self._moved = loop_time()
-        if self._outgoing is not None and self._outgoing.over:
+        if self._payloads.over:
             self._uploading.close()
         # Sending is movement, too: who uploads for minutes has not stalled.
         if self._guard is not None and not self._guard.expired():
@@ -248,8 +218,8 @@ class _Call:
 
     @property
     def _upload_lost(self) -> bool:
-        """Did the bulk connection break under our payload?"""
-        return self._outgoing is not None and self._outgoing.failed and not self._refused
+        """Did a connection break under our payload?"""
+        return self._payloads.lost and not self._refused
 
     def _patience(self) -> float:
         return min(self._deadline, self._moved + self._config.stall_s)

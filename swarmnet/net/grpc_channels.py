@@ -25,7 +25,7 @@ from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCo
 from swarmnet.ids import PeerId
 from swarmnet.messages import Rejected
 from swarmnet.net.address import Address
-from swarmnet.net.bulk.pool import BulkPlace, BulkPool
+from swarmnet.net.bulk.pool import BULK, BulkPlace, BulkPool
 from swarmnet.net.bulk.records import BulkKeys
 from swarmnet.net.dials import Dials
 from swarmnet.net.greeting import HELLO, Greeter
@@ -43,8 +43,6 @@ from swarmnet.wire.convert import (
     write_bulk_ask,
     write_hello,
 )
-
-BULK = "/swarmnet.v1.Run/Bulk"
 
 # ---------------------------------------------------------------- gRPC's errors in our words
 

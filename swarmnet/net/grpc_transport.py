@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
@@ -22,7 +21,7 @@ from swarmnet.directory import Record
 from swarmnet.errors import PeerGone, PeerTimeout, SwarmError, UsageError
 from swarmnet.ids import PeerId, RunId
 from swarmnet.messages import Answer, Control, Heartbeat, Packed, Request
-from swarmnet.net.address import Address
+from swarmnet.net.address import Address, ip_of
 from swarmnet.net.background import BackgroundTasks
 from swarmnet.net.bulk.pool import BulkListener
 from swarmnet.net.descriptors import DescriptorWatch, raise_limit
@@ -48,7 +47,7 @@ log = telemetry.get(__name__)
 _LOOKS_PER_FORGET = 4
 
 
-class GrpcTransport:
+class GrpcTransport(Proofs):
     """`transport.Transport` over gRPC.
 
     run: None for somebody who joins and can only ask for a manifest. addresses: where a peer listens (multiaddrs),
@@ -82,13 +81,15 @@ class GrpcTransport:
         self.peer = identity.peer
         self.service = service
         self.traffic = Traffic()
-        self._host, self._port, self._announce = host, port, tuple(announce)
+        self._host, self._announce = host, tuple(announce)
+        self.port = port
+        """The port bound; before that the one to bind, 0 if any will do."""
         self.mapped: Address | None = None
         """Where a router forwards our port, once one does."""
         self._first_port = 0 if port else first_port
         self._config = config
         self._leaf = Leaf(identity)
-        greeter = greeter or Greeter(run, "", config.max_clock_offset_s)
+        greeter = greeter or Greeter(run, config.max_clock_offset_s)
         self.network = Network(
             self._leaf,
             self._channels_to,
@@ -111,7 +112,7 @@ class GrpcTransport:
             find=find,
             on_twin=on_twin,
         )
-        self._bulk, self._bulk_port = BulkListener(self.peer, run, stall_s=config.stall_s), bulk_port
+        self.bulk, self._bulk_port = BulkListener(self.peer, run, stall_s=config.stall_s), bulk_port
         self._written = MessageWriter()
         self._callee = Callee(
             self._dialling,
@@ -119,8 +120,8 @@ class GrpcTransport:
             self._link_ended,
             self.traffic,
             self._written,
-            self._bulk,
-            self.network.methods,
+            self.bulk,
+            {**self.network.methods, **self.bulk.methods(lambda peer: self._callee.knows(peer))},
         )
         self._channels: dict[PeerId, PeerChannels] = {}
         self._links: dict[PeerId, tuple[Link, asyncio.Task[object]]] = {}
@@ -155,13 +156,13 @@ class GrpcTransport:
                 first = self._bind(listener, self._first_port)
         listener.add_secure_port(f"unix:{self.network.open_door()}", self._leaf.listener_credentials())
         try:
-            self._port = first or self._bind(listener, self._port)
+            self.port = first or self._bind(listener, self.port)
         except RuntimeError as error:
             raise UsageError(
-                f"cannot listen on {self._at(self._port)}: choose another with --port, or --port 0 for a free one"
+                f"cannot listen on {self._at(self.port)}: choose another with --port, or --port 0 for a free one"
             ) from error
         if self._bulk_port is not None:
-            self._bulk.listen(self._host, self._bulk_port)
+            self.bulk.listen(self._host, self._bulk_port)
         await listener.start()
         return listener
 
@@ -180,7 +181,7 @@ class GrpcTransport:
         self._tasks.cancel()
         if self._listener is not None:
             await self._listener.stop(grace=None)
-        await self._bulk.close()
+        await self.bulk.close()
         self.network.holes.close()
         # While one is being closed, what ends with it may look up another.
         for channels in tuple(self._channels.values()):
@@ -189,30 +190,15 @@ class GrpcTransport:
         self.network.remove()
 
     @property
-    def port(self) -> int:
-        """The port bound; 0 before that if any would do."""
-        return self._port
-
-    @property
     def ports(self) -> tuple[int, ...]:
         """Those bound: `port`, and the one of bulk connections if they are taken."""
-        return tuple(filter(None, (self._port, self.bulk_port)))
-
-    @property
-    def bulk_port(self) -> int:
-        """Where bulk connections are taken; 0: nowhere."""
-        return self._bulk.port
-
-    @property
-    def bulk_callers(self) -> frozenset[PeerId]:
-        """Who has bulk connections open to this peer."""
-        return self._bulk.callers
+        return tuple(filter(None, (self.port, self.bulk.port)))
 
     def forwarded(self, outside: Mapping[int, Address]) -> None:
         """A router forwards these ports of ours, from those addresses; or none any more."""
-        self.mapped = outside.get(self._port)
-        at = outside.get(self._bulk.port)
-        self._bulk.outside_port = at.port if at is not None else 0 if outside else None
+        self.mapped = outside.get(self.port)
+        at = outside.get(self.bulk.port)
+        self.bulk.outside_port = at.port if at is not None else 0 if outside else None
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -223,23 +209,16 @@ class GrpcTransport:
 
     def _listening_at(self) -> Sequence[Address]:
         # Behind one router others may not get in through its outside: our own address stays, and comes last.
-        own = [Address.of(host, self._port, self.peer) for host in outbound_hosts(self._host)]
+        own = [Address.of(host, self.port, self.peer) for host in outbound_hosts(self._host)]
         return self._announce or ([self.mapped, *own] if self.mapped else own)
 
     def came_from(self) -> frozenset[str]:
-        """Public networks from which somebody has connected to this peer's port, its own left out."""
         inside = {"", *(public_home(address.host) for address in self._listening_at())}
         return frozenset(map(public_home, self._dialling.dials.callers)) - inside
 
     def network_of(self, peer: PeerId) -> str:
-        """The public network where the peer has answered us, or from which it has called; "": none."""
         hosts = [*self.network.verified_hosts(peer), self.network.dials.called_from(peer)]
         return next(filter(None, map(public_home, hosts)), "")
-
-    @property
-    def proofs(self) -> Proofs:
-        """What others' connections have shown, for `Asking`."""
-        return Proofs(self.came_from, self.network_of)
 
     async def hide(self, candidates: Callable[[], Sequence[PeerId]], say: Say) -> bool:
         """Nobody can dial this peer: from now on it is reached through relays (`Network.hide`)."""
@@ -361,7 +340,7 @@ class GrpcTransport:
         while True:
             await asyncio.sleep(self._config.forget_s / _LOOKS_PER_FORGET)
             now = loop_time()
-            self._bulk.drop(self._dialling.greeter.unwelcome)
+            self.bulk.drop(self._dialling.greeter.unwelcome)
             for peer, channels in self._channels.items():
                 channels.bulk.close_idle(welcome=self._dialling.greeter.unwelcome(peer) is None)
             # A peer that is in use stays, whatever the directory says: records are lost more easily than lines.
@@ -389,12 +368,9 @@ class GrpcTransport:
 def outbound_hosts(host: str) -> list[str]:
     """What to publish for a bound host: a wildcard becomes the addresses this machine sends from; :: stands for IPv4,
     too."""
-    try:
-        ip = ipaddress.ip_address(host)
-    except ValueError:
-        return [host]
-    # A fixed address is published as it is.
-    if not ip.is_unspecified:
+    ip = ip_of(host)
+    # A fixed address, or a name, is published as it is.
+    if ip is None or not ip.is_unspecified:
         return [host]
     if ip.version == 4:
         return [_outbound(socket.AF_INET) or "127.0.0.1"]

@@ -53,6 +53,8 @@ IN_VAIN = Rate.every(60.0)
 """Summons of one peer that did not come directly, through one relay."""
 REPEATS = Rate.every(600.0)
 """Of one line in the log, while what it says lasts."""
+COMPLAINTS, ALL_COMPLAINTS = Rate.every(60.0), Rate(0.5, burst_s=60.0)
+"""Lines about one thing that one caller does wrong, and about all callers."""
 REFUSALS_TOLD = Rate.every(60.0)
 """Lines about callers that a hidden peer does not come to."""
 

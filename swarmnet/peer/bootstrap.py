@@ -73,7 +73,7 @@ async def _watch_for_twins(directory: DhtDirectory, identity: Identity, key_file
         if (found := directory.elsewhere) is None or found is asked:
             continue
         # As the latest start of all: the process that is asked must not give way to a node that only asks.
-        asked, greeter = found, Greeter(found.record.run, "", math.inf, boot_id=LATEST)
+        asked, greeter = found, Greeter(found.record.run, math.inf, boot_id=LATEST)
         for address in found.record.addresses:
             # This node has no gRPC port: a process that answers there under its key is another one.
             with contextlib.suppress(SwarmError):

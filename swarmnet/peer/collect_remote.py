@@ -75,7 +75,7 @@ async def collect_remote(
             addresses=lambda peer: addresses.get(peer, ()),
             listens=False,
             config=GrpcConfig.of(terms),
-            greeter=found.joined.greeter(),
+            greeter=found.joined.greeter,
         )
         store = CheckpointStore(folder, terms.run)
         async with transport:

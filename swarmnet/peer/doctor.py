@@ -30,6 +30,7 @@ from swarmnet.manifest.schema import Manifest
 from swarmnet.manifest.terms import RunTerms
 from swarmnet.messages import Answer, Control, HistoryRequest, Rejected, Request, Snapshot, SnapshotRequest
 from swarmnet.net.address import announced_at, peer_in
+from swarmnet.net.bulk.pool import BulkListener
 from swarmnet.net.descriptors import raise_limit
 from swarmnet.net.endpoint import Endpoint, listen_as
 from swarmnet.net.grpc_transport import GrpcTransport
@@ -181,7 +182,7 @@ async def _swarm(config: PeerConfig, invited: SwarmLink | Manifest, found: Calla
             with own_identity(config.dir) as identity:
                 listen = listen_as(identity, config.network)
                 async with reach(config, identity, invited, lambda phase, words: None, "stage", listen) as run:
-                    terms, endpoint = run.joined.terms, run.joined.endpoint("")
+                    terms, endpoint = run.joined.terms, run.joined.endpoint
                     found(checkup.swarm(terms.run, sum(bool(record.stages) for record in run.records)))
                     async with endpoint.serve(_Silent()):
                         await _beside(endpoint, terms, found, mine)
@@ -207,7 +208,7 @@ async def _beside(endpoint: Endpoint, terms: RunTerms, found: Callable[[Row], No
         members,
         lambda event, fields: events.update({event: fields}),
         hide=endpoint.hide,
-        proofs=transport.proofs,
+        proofs=transport,
     )
     with contextlib.suppress(UsageError):  # it is among the events
         await asking.check()
@@ -215,8 +216,8 @@ async def _beside(endpoint: Endpoint, terms: RunTerms, found: Callable[[Row], No
     reached = checkup.reached(said, events.get(said, {}), (transport.port, directory.port))
     found(reached)
     how = reached.facts["how"]
-    if transport.bulk_port:
-        found(checkup.bulk(how, transport.bulk_port, await _bulk_callers(transport, how)))
+    if transport.bulk.port:
+        found(checkup.bulk(how, transport.bulk.port, await _bulk_callers(transport.bulk, how)))
     offsets = {}
     serving = [record for record in directory.known() if record.peer not in (endpoint.me, mine) and record.stages]
     for record in sorted(serving, key=lambda record: record.hidden)[:MEMBERS]:
@@ -265,13 +266,13 @@ async def _fetch_rate(transport: GrpcTransport, peer: PeerId, stage: int, round_
     return 0.0
 
 
-async def _bulk_callers(transport: GrpcTransport, how: str) -> frozenset[PeerId]:
+async def _bulk_callers(bulk: BulkListener, how: str) -> frozenset[PeerId]:
     """Who has connected to the port of bulk connections: members that dial back try that as well."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_BULK_S):
-            while how == "direct" and not transport.bulk_callers:  # noqa: ASYNC110
+            while how == "direct" and not bulk.callers:  # noqa: ASYNC110
                 await asyncio.sleep(_BULK_S / 50)
-    return transport.bulk_callers
+    return bulk.callers
 
 
 async def _nat(endpoint: Endpoint, mine: PeerId | None, how: str, found: Callable[[Row], None]) -> None:

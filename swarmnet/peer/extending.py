@@ -5,13 +5,14 @@ Which of them are in force is decided by the commits of each stage (`manifest.ex
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
+from swarmnet.clock import loop_time
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused
 from swarmnet.ids import PeerId
 from swarmnet.manifest.extension import Notice
 from swarmnet.messages import ManifestData, ManifestRequest
+from swarmnet.pacing import Budgets, Rate
 from swarmnet.state.rollback import Rollbacks
 from swarmnet.step.member import Member
 from swarmnet.transport import ask
@@ -30,7 +31,8 @@ class Extending:
     def __init__(self, peer: Peer, rollbacks: Rollbacks) -> None:
         self._peer, self._notices, self._rollbacks = peer, peer.notices, rollbacks
         self._seen = b""  # the mark of those that were considered
-        self._asked_at: dict[PeerId, float] = {}
+        # A peer that says something else each time costs one question per silence limit.
+        self._questions = Budgets[PeerId](Rate.every(peer.timers.suspect_s), _MOST_ASKED)
         self._refused: set[str] = set()
         self._said: set[Notice] = set()
 
@@ -46,14 +48,8 @@ class Extending:
         # Nobody could have signed any, or they are the same.
         if not mark or mark == self._notices.mark or self._notices.owner is None or peer == self._peer.me:
             return
-        now = asyncio.get_running_loop().time()
-        # Who says something else each time costs one question per silence limit.
-        if now - self._asked_at.get(peer, -1e9) < self._peer.timers.suspect_s:
-            return
-        if len(self._asked_at) >= _MOST_ASKED:
-            self._asked_at.clear()
-        self._asked_at[peer] = now
-        self._peer.spawn(self._ask(peer))
+        if not self._questions.of(peer).ask(loop_time()):
+            self._peer.spawn(self._ask(peer))
 
     async def _ask(self, peer: PeerId) -> None:
         try:

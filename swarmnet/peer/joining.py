@@ -31,11 +31,11 @@ from swarmnet.net.away import until_somebody_answers, was_in
 from swarmnet.net.dht import DhtDirectory
 from swarmnet.net.dht_daemon import Listen
 from swarmnet.net.dht_node import NobodyAnswered
-from swarmnet.net.endpoint import JoinedRun, ask_twin, listen_as, own_pass_of
+from swarmnet.net.endpoint import JoinedRun, listen_as, own_pass_of
 from swarmnet.net.grpc_transport import GrpcTransport
-from swarmnet.net.identity import IDENTITY_FILE, Identity, own_identity
+from swarmnet.net.identity import Identity, own_identity
 from swarmnet.net.swarm_link import SwarmLink
-from swarmnet.net.twins import Twins, new_boot_id
+from swarmnet.net.twins import new_boot_id
 from swarmnet.peer.placement import Choice, Serving, placement_rule
 from swarmnet.peer.rates import measured
 from swarmnet.state.disk import CheckpointStore
@@ -107,14 +107,7 @@ async def _place(found: FoundRun, tell: Tell) -> Place:
             "model, and who owns it can give it more steps with `swarmnet owner extend`"
         )
     # Before it announces that it chooses a stage.
-    twins = Twins(joined.boot_id, config.dir / IDENTITY_FILE)
-    directory, greeter = joined.directory, joined.greeter()
-    transport = GrpcTransport(
-        joined.identity, joined.terms.run, addresses=directory.addresses, listens=False, greeter=greeter
-    )
-    async with transport:
-        await ask_twin(transport, twins, await directory.look_for_myself(), starting=True)
-    twins.check()
+    await joined.endpoint.refuse_twin()
 
     from swarmnet.peer.memory_fit import Capacity
 

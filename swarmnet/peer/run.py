@@ -259,7 +259,8 @@ async def _serve(
         if joined is None:
             early("stopped", "asked to stop before it had joined")
             return None
-        endpoint = joined.endpoint(str(numerics))
+        endpoint = joined.endpoint
+        endpoint.numerics = str(numerics)
         disk = DirectoryDisk(CheckpointStore(config.dir, endpoint.run, numerics=str(numerics)))
         control = ControlSocket(config, capacity, endpoint.transport.traffic, stop)
 

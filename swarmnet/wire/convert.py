@@ -127,20 +127,18 @@ class Hello:
     major: Uint32
     """Of the protocol's version, as `minor`."""
     minor: Uint32
-    numerics: Annotated[str, Size(128)]
-    """Numerics class."""
-    clock: Annotated[float, Between(0.0, 1e12)]
+    # Number 4 was the numerics class, and number 6 the pass as text.
+    clock: Annotated[float, Between(0.0, 1e12), Proto(5)]
     """What its clock shows: Unix seconds."""
-    # Number 6 was the pass as text.
     invitation: Annotated[Pass | None, Proto(11)] = None
     """The pass that it shows in a run by invitation."""
-    software: Annotated[str, Size(MAX_SOFTWARE_CHARS, cut=True)] = ""
+    software: Annotated[str, Size(MAX_SOFTWARE_CHARS, cut=True), Proto(7)] = ""
     """What runs there, for people: "swarmnet 0.1.0"."""
-    completed: Annotated[bytes, Size(32)] = b""
+    completed: Annotated[bytes, Size(32), Proto(8)] = b""
     """`manifest.file.completed_hash` of its manifest; empty: an earlier version does not say it."""
-    filled_in: Annotated[str, Size(MAX_FILLED_IN_CHARS)] = ""
+    filled_in: Annotated[str, Size(MAX_FILLED_IN_CHARS), Proto(9)] = ""
     """`manifest.file.filled_in` of its manifest."""
-    boot_id: Incarnation = 0
+    boot_id: Annotated[Incarnation, Proto(10)] = 0
     """Of its process; 0: not said."""
 
 

@@ -12,13 +12,13 @@ The declared length must be one that codec and shape allow, and the sum within t
 chunks must then fill it exactly. The end of a stream proves nothing (a dying sender looks the same): a payload is whole
 when every declared byte has come. TLS authenticates every byte, so there is no hash.
 
-Knows neither gRPC nor what the tensors mean: it is given a way to read the next message of a stream.
+Knows neither gRPC nor what the tensors mean.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -28,9 +28,6 @@ from swarmnet.wire.codecs import encoded_sizes
 from swarmnet.wire.convert import TensorHeader
 
 CHUNK_BYTES = 1 << 21
-
-ReadMessage = Callable[[], Awaitable[bytes]]
-"""The next message of a stream. It raises (PeerGone) when there is none: an end in the middle is never clean."""
 
 _LEAD = struct.Struct("<I")  # The header's length times 256: a zero byte, then three of length.
 
@@ -163,11 +160,3 @@ class Assembly:
                 return
             self._tensors.append(memoryview(b""))
             self._filled = 0
-
-
-async def read_payload(read: ReadMessage, declared: Sequence[TensorHeader], *, max_bytes: int) -> tuple[Packed, ...]:
-    """Receive a declared payload. Raises BadMessage, and what `read` raises."""
-    assembly = Assembly(declared, max_bytes=max_bytes)
-    while not assembly.whole:
-        assembly.take(await read())
-    return assembly.payload

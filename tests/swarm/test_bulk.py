@@ -220,7 +220,7 @@ def test_an_answer_has_its_lane_until_its_call_ends(carried: list[int]) -> None:
     async def scenario(pair: Pair) -> None:
         pool = await open_bulk(pair)
         await grown(pool)
-        theirs = [each for taken in pair.b.transport._bulk._sessions.values() for each in taken.connections.values()]
+        theirs = [each for taken in pair.b.transport.bulk._sessions.values() for each in taken.connections.values()]
         asked = asyncio.Event()
 
         async def twice(caller: PeerId, request: Request, payload: ReadPayload) -> AsyncIterator[Answer]:
@@ -297,7 +297,7 @@ def test_a_payload_whose_call_never_comes_costs_the_next_one_a_moment(monkeypatc
 def test_a_call_that_comes_after_its_payload_was_thrown_away_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(pair: Pair) -> None:
         pool = await open_bulk(pair)
-        (session,) = pair.b.transport._bulk._sessions.values()
+        (session,) = pair.b.transport.bulk._sessions.values()
         upload = grpc_caller._Call._upload
 
         async def late(self, payload):
@@ -512,7 +512,7 @@ def test_what_was_overheard_opens_no_connection_and_is_not_readable() -> None:
         secret = b"nobody may read this" * 20_000
         assert same(await answered(pair, (Packed("uint8", (len(secret),), secret),)), (packed_bytes(secret),))
         assert secret[:20] not in between.heard
-        listener = pair.b.transport._bulk
+        listener = pair.b.transport.bulk
         reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
         writer.write(between.heard)
         with contextlib.suppress(ConnectionError):
@@ -534,7 +534,7 @@ def packed_bytes(data: bytes) -> Packed:
 def test_hostile_bytes_get_no_word_and_do_no_harm(known_session: bool) -> None:
     async def scenario(pair: Pair) -> None:
         pool = await open_bulk(pair)
-        listener = pair.b.transport._bulk
+        listener = pair.b.transport.bulk
         name = pool.session if known_session else bytes(16)
         for said in (b"GET / HTTP/1.1\r\n" * 10, pools._OPENING.pack(b"swb1", name, 2) + bytes(AROUND)):
             reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
@@ -556,7 +556,7 @@ def test_a_flood_of_strangers_is_bounded_and_ends(monkeypatch: pytest.MonkeyPatc
 
     async def scenario(pair: Pair) -> None:
         await open_bulk(pair)
-        listener = pair.b.transport._bulk
+        listener = pair.b.transport.bulk
         most = pools._MOST_UNPROVEN_OF_LINE
         lines = [await asyncio.open_connection("127.0.0.1", listener.port) for _ in range(3 * most)]
         ends = [asyncio.create_task(reader.read()) for reader, _ in lines]
@@ -575,7 +575,7 @@ def test_a_flood_of_strangers_is_bounded_and_ends(monkeypatch: pytest.MonkeyPatc
 def test_junk_dials_cost_their_line_its_next_ones_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(pair: Pair) -> None:
         pool = await open_bulk(pair)
-        listener = pair.b.transport._bulk
+        listener = pair.b.transport.bulk
         proving: list[str] = []
         prove = listener._prove
         monkeypatch.setattr(listener, "_prove", lambda sock: proving.append("") or prove(sock))
@@ -607,7 +607,7 @@ def test_where_the_port_is_closed_grpc_carries_all_and_dials_back_off(carried: l
         await greet(pair)
         pool = pool_of(pair)
         with socket.create_server(("127.0.0.1", 0)) as taken:
-            pair.b.transport._bulk.port = taken.getsockname()[1]
+            pair.b.transport.bulk.port = taken.getsockname()[1]
         pool.grow()
         await asyncio.wait([pool._dialling])
         assert same(await answered(pair), UP)
@@ -629,12 +629,12 @@ def test_who_dials_a_peer_back_opens_a_bulk_connection_too_where_it_can(is_open:
     async def scenario(pair: Pair) -> None:
         there = pair.b.transport
         if not is_open:
-            await there._bulk.close()
+            await there.bulk.close()
         await pair.a.transport.dial(pair.b.peer, there.addresses[0], deadline=asyncio.get_running_loop().time() + 10)
         pool = pool_of(pair)
         await until(lambda: pool.connections or pool._pausing)
-        await until(lambda: len(there.bulk_callers) == is_open)
-        assert there.bulk_callers == ({pair.a.peer} if is_open else set())
+        await until(lambda: len(there.bulk.callers) == is_open)
+        assert there.bulk.callers == ({pair.a.peer} if is_open else set())
 
     run(scenario)
 
@@ -644,7 +644,7 @@ def test_only_the_host_where_the_peer_answered_is_dialled(monkeypatch: pytest.Mo
         await greet(pair)
         channels = pair.a.transport._channels_to(pair.b.peer)
         place = await channels._ask_for_bulk()
-        assert (place.host, place.port) == ("127.0.0.1", pair.b.transport._bulk.port)
+        assert (place.host, place.port) == ("127.0.0.1", pair.b.transport.bulk.port)
         monkeypatch.setattr(channels._dialling.dials, "shown", lambda peer, address: False)
         assert await channels._ask_for_bulk() is None
 
@@ -665,18 +665,18 @@ def test_a_banned_peer_loses_its_connections() -> None:
     async def main() -> None:
         book: dict[PeerId, tuple[str, ...]] = {}
         a, _ = make_transport(book)
-        b, service = make_transport(book, greeter=Greeter(RUN, "", 60.0, admissions=Admissions()))
+        b, service = make_transport(book, greeter=Greeter(RUN, 60.0, admissions=Admissions()))
         service.answering = echo
         async with asyncio.timeout(LIMIT_S), a, b:
             book |= {a.peer: a.addresses, b.peer: b.addresses}
             pair = Pair(*(type("End", (), {"peer": t.peer, "transport": t}) for t in (a, b)), None)
             pool = await open_bulk(pair)
             banned.add(a.peer)
-            b._bulk.drop(b._dialling.greeter.unwelcome)
+            b.bulk.drop(b._dialling.greeter.unwelcome)
             await until(lambda: not pool.connections)
             answers = [answer async for answer in pair.call_b(PROCESS, UP)]
             assert isinstance(answers[-1], Rejected)
-            assert pool.session not in b._bulk._sessions
+            assert pool.session not in b.bulk._sessions
             pool._backoff.until = 0.0
             pool.grow()
             await asyncio.wait([pool._dialling])
@@ -691,7 +691,7 @@ def test_a_host_that_vanished_is_gone_after_25_s_at_both_ends() -> None:
 
     async def scenario(pair: Pair) -> None:
         pool = await open_bulk(pair)
-        (taken,) = pair.b.transport._bulk._sessions.values()
+        (taken,) = pair.b.transport.bulk._sessions.values()
         await until(lambda: taken.connections)
         for connection in (*pool.connections.values(), *taken.connections.values()):
             sock = connection._sock
@@ -710,6 +710,6 @@ def test_closing_a_transport_closes_its_connections() -> None:
         pool = await open_bulk(pair)
         await pair.kill_b()
         await until(lambda: not pool.connections)
-        assert pair.b.transport._bulk._sessions == {}
+        assert pair.b.transport.bulk._sessions == {}
 
     run(scenario)

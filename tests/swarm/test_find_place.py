@@ -114,7 +114,7 @@ async def test_what_finds_the_place_serves_it(tmp_path: Path, monkeypatch: pytes
         async with find_place(newcomer(tmp_path / "me"), asked, lambda *_: None) as place:
             me, directory = place.joined.identity.peer, place.joined.directory
             assert not directory.maddrs and me not in found[0].directory.neighbours, "so far it only asks"
-            end = place.joined.endpoint("cpu")
+            end = place.joined.endpoint
             async with end.serve(gives(HONEST)):
                 assert directory.maddrs and all(me in other.directory.neighbours for other in found)
                 await directory.publish(replace(end.record(), trainer=True))
@@ -123,7 +123,7 @@ async def test_what_finds_the_place_serves_it(tmp_path: Path, monkeypatch: pytes
                 monkeypatch.setattr(DHTProtocol, "remove_p2p_handlers", never)
             await directory.rest()
             assert directory._mine is None, "it is announced no more"
-            async with place.joined.anew().endpoint("cpu").serve(gives(HONEST)):
+            async with place.joined.anew().endpoint.serve(gives(HONEST)):
                 assert directory.maddrs and directory.neighbours
         assert len(started) == 1 + silent
 

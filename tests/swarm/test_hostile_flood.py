@@ -255,7 +255,7 @@ class Flood:
         where = Address.parse(self._of.addresses[0]).target
         loop, room = asyncio.get_running_loop(), asyncio.Semaphore(OPEN_AT_ONCE)
         async with grpc.aio.secure_channel(where, credentials, options=CHANNEL_OPTIONS) as channel:
-            greeting = write_hello(Greeter(self._of.run, "hostile", 60.0).hello())
+            greeting = write_hello(Greeter(self._of.run, 60.0).hello())
             await channel.unary_unary(HELLO)(greeting, timeout=10)
             due = loop.time()
             async with asyncio.TaskGroup() as group:

@@ -90,7 +90,7 @@ class Guest:
             RUN,
             addresses=lambda peer: book.get(peer, ()),
             service=self.service,
-            greeter=Greeter(RUN, "", 60.0, admissions=self.admissions, invitation=lambda: self.shown),
+            greeter=Greeter(RUN, 60.0, admissions=self.admissions, invitation=lambda: self.shown),
         )
 
     async def _answer(self, caller: PeerId, request: Request, payload: ReadPayload) -> AsyncIterator[Answer]:

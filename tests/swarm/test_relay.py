@@ -520,7 +520,7 @@ def test_who_is_banned_loses_its_place_and_its_circuits(monkeypatch: pytest.Monk
 
     async def scenario(world: World) -> None:
         bans = Bans()
-        greeter = Greeter(RUN, "", 60.0, admissions=bans)  # type: ignore[arg-type]
+        greeter = Greeter(RUN, 60.0, admissions=bans)  # type: ignore[arg-type]
         via, caller, other = await world.member(greeter=greeter), await no_relay(world), await no_relay(world)
         peer = await world.hidden()
         async with asks(caller, via, CONNECT, Connect(peer.peer, bytes(16))) as end:

@@ -37,7 +37,7 @@ TERMS = RunTerms.of(MANIFEST)
 
 
 def greeter(boot_id: int) -> Greeter:
-    return Greeter(RUN, "cpu/test", 60.0, boot_id=boot_id)
+    return Greeter(RUN, 60.0, boot_id=boot_id)
 
 
 # ---------------------------------------------------------------- what an address answers

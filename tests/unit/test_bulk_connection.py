@@ -16,7 +16,7 @@ from swarmnet.ids import PeerId
 from swarmnet.messages import Packed
 from swarmnet.net.bulk import connection as connections
 from swarmnet.net.bulk.connection import BulkConnection, BulkSession, Incoming, LeastRate, Outgoing
-from swarmnet.net.bulk.pool import BulkListener
+from swarmnet.net.bulk.pool import BulkListener, TakenSession
 from swarmnet.net.bulk.records import RECORD_BYTES, BulkKeys, Kind, Opener, Sealer
 from swarmnet.net.limits import BULK_SESSIONS
 from swarmnet.net.traffic import Flow
@@ -43,8 +43,7 @@ class Ends:
         declared = [TensorHeader("uint8", (length,), length) for length in lengths]
         incoming = Incoming(Assembly(declared, max_bytes=1 << 30), Flow())
         self.calls.begin(call)
-        self.calls.want(1, call, incoming)
-        return incoming
+        return self.calls.expect(1, call, incoming)
 
 
 @contextlib.asynccontextmanager
@@ -54,10 +53,10 @@ async def open_ends(*, stall_s: float = 60.0) -> AsyncIterator[Ends]:
     for sock in (ours, theirs):
         sock.setblocking(False)
     up, down = BulkKeys("run", "caller", "callee", bytes(16), bytes(64)).secrets(1)
-    calls, closed = BulkSession(mine=False), asyncio.Event()
-    connection = BulkConnection(
-        ours, PeerId("caller"), 1, Sealer(down), Opener(up), calls, lambda _: closed.set(), stall_s=stall_s
-    )
+    closed = asyncio.Event()
+    calls = TakenSession(BulkKeys("run", "caller", "callee", bytes(16), bytes(64)), PeerId("caller"), closed.set)
+    connection = BulkConnection(ours, PeerId("caller"), 1, Sealer(down), Opener(up), calls, stall_s=stall_s)
+    calls.connections[1] = connection
     async with asyncio.timeout(20):
         with theirs:
             yield Ends(connection, calls, theirs, Sealer(up), closed)
@@ -295,9 +294,9 @@ def test_a_session_is_its_callers_alone() -> None:
     listener.port = 1
     offer = listener.offer(PeerId("caller"), BulkAsk(bytes(32)), now=0.0)
     lane = Lane(offer.session, connection=3, call=5)
-    assert listener.call(PeerId("another"), lane) is None
-    found = listener.call(PeerId("caller"), lane)
-    assert found is not None and (found.number, found.brings) == (5, 3)
+    assert not isinstance(listener.session(PeerId("another"), lane), TakenSession)
+    found = listener.session(PeerId("caller"), lane)
+    assert isinstance(found, TakenSession) and not found.idle
     assert listener.offer(PeerId("caller"), BulkAsk(bytes(32)), now=0.0).session != offer.session
 
 
@@ -307,6 +306,6 @@ def test_who_asks_again_and_again_gets_no_more_sessions_and_keeps_its_last_one()
     offers = [listener.offer(PeerId("flood"), ask, now=0.0) for _ in range(100)]
     most = int(BULK_SESSIONS.per_s * BULK_SESSIONS.burst_s)
     assert [offer.port for offer in offers] == [1] * most + [0] * (100 - most)
-    assert listener.call(PeerId("flood"), Lane(offers[most - 1].session, call=1)) is not None
+    assert isinstance(listener.session(PeerId("flood"), Lane(offers[most - 1].session, call=1)), TakenSession)
     assert listener.offer(PeerId("other"), ask, now=0.0).port == 1, "nobody else pays for it"
     assert listener.offer(PeerId("flood"), ask, now=1.1).port == 1, "nor does it for ever"

@@ -12,8 +12,9 @@ import pytest
 from swarmnet.errors import Refused, RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.messages import Answer, ManifestRequest, Rejected
-from swarmnet.net.grpc_callee import _COMPLAIN_EVERY_S, _MOST_COMPLAINTS, Callee
+from swarmnet.net.grpc_callee import Callee
 from swarmnet.net.grpc_options import GrpcConfig
+from swarmnet.net.limits import ALL_COMPLAINTS, COMPLAINTS
 from swarmnet.net.traffic import Traffic
 from swarmnet.testing.doubles import FakeService, run_virtual
 
@@ -53,16 +54,18 @@ def test_a_refusal_is_logged_once_a_minute_of_each_and_of_few(level: int, caplog
         caplog.clear()
         return count
 
+    most = ALL_COMPLAINTS.per_s * ALL_COMPLAINTS.burst_s
+
     async def story() -> None:
         await refused(callee, *["a"] * 100)
         assert lines() == (1 if level == logging.INFO else 100)
-        await asyncio.sleep(0.5 * _COMPLAIN_EVERY_S)
+        await asyncio.sleep(0.5 / COMPLAINTS.per_s)
         crowd = [f"name {number}" for number in range(300)]
         await refused(callee, *crowd, "a")
-        assert lines() == (_MOST_COMPLAINTS - 1 if level == logging.INFO else 301), "names are free"
-        await asyncio.sleep(0.6 * _COMPLAIN_EVERY_S)
+        assert lines() == (most if level == logging.INFO else 301), "names are free"
+        await asyncio.sleep(0.6 / COMPLAINTS.per_s)
         await refused(callee, *crowd, "late")
-        assert lines() == (1 if level == logging.INFO else 301), "the first complaint is a minute old"
+        assert lines() == (round(0.6 * most) if level == logging.INFO else 301), "no name twice a minute"
 
     with caplog.at_level(level, "swarmnet.net.grpc_callee"):
         run_virtual(story())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import pytest
 
@@ -58,6 +58,19 @@ async def test_who_can_be_connected_to_goes_on_and_asks_once() -> None:
     ]
 
 
+class Shown(Proofs):
+    """Members were met in these networks, and somebody has come from those."""
+
+    def __init__(self, met: Callable[[PeerId], str], came_from: Iterable[str] = ()) -> None:
+        self._met, self._came_from = met, frozenset(came_from)
+
+    def came_from(self) -> frozenset[str]:
+        return self._came_from
+
+    def network_of(self, peer: PeerId) -> str:
+        return self._met(peer)
+
+
 async def test_whom_nobody_can_connect_to_stops_and_says_who_tried_where() -> None:
     transport = saying(**{name: [NO] for name in "ABCDEF"})
     one, said = asking(transport, *"ABCDEF")
@@ -77,7 +90,7 @@ def test_those_at_home_do_not_outvote_the_others() -> None:
     async def hide(_: object) -> dict[str, object]:
         return {"relays": ["A"]}
 
-    proofs = Proofs(network_of=lambda peer: public_home(where[peer]))
+    proofs = Shown(lambda peer: public_home(where[peer]))
     one = Asking(lambda: record(ME), transport, lambda: records, lambda event, _: said.append(event), hide, proofs)
     run_virtual(one.check())
     assert said == ["hidden"]
@@ -105,7 +118,7 @@ def at_homes(
     def say(event: str, fields: dict) -> None:
         said.append((event, fields))
 
-    proofs = Proofs(lambda: frozenset(map(public_home, came_from)), proved)
+    proofs = Shown(proved, map(public_home, came_from))
     run_virtual(Asking(lambda: record(ME), transport, lambda: records, say, hide, proofs).check())
     return [*said, ("asked", transport.asked)]
 

@@ -11,16 +11,11 @@ from hypothesis import strategies as st
 
 from swarmnet.errors import BadMessage, PeerGone, RejectCode
 from swarmnet.messages import Packed
+from swarmnet.net.payloads import Chunks
+from swarmnet.net.traffic import Flow
 from swarmnet.wire import framing
 from swarmnet.wire.convert import TensorHeader, declare
-from swarmnet.wire.framing import (
-    Assembly,
-    answer_messages,
-    check_declared,
-    payload_messages,
-    read_payload,
-    split_answer,
-)
+from swarmnet.wire.framing import Assembly, answer_messages, check_declared, payload_messages, split_answer
 
 MAX = 1 << 30
 
@@ -38,7 +33,9 @@ class Stream:
 
 
 def receive(messages: Iterable[bytes], declared: tuple[TensorHeader, ...], max_bytes: int = MAX) -> tuple[Packed, ...]:
-    return asyncio.run(read_payload(Stream(messages).read, declared, max_bytes=max_bytes))
+    chunks = Chunks(Assembly(declared, max_bytes=max_bytes), Flow(), Stream(messages).read)
+    assert asyncio.run(chunks.come(stall_s=1.0))
+    return chunks.payload
 
 
 def tensor(length: int) -> Packed:

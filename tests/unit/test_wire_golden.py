@@ -171,7 +171,7 @@ INVITATION = sign(
     Invitation(RunId(chain(5)), peer(2), ("stage",), True, 3), peer(1), lambda data: bytes(64), not_after=7
 )
 PASS = sign(BearerPass(peer(3), INVITATION), peer(2), lambda data: bytes(64))
-HELLO = Hello(RunId(chain(5)), 1, 4, "cpu/1", 1.7e9, PASS)
+HELLO = Hello(RunId(chain(5)), 1, 4, 1.7e9, PASS)
 
 
 def all_written() -> dict[str, bytes]:

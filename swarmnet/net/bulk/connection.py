@@ -26,7 +26,9 @@ from swarmnet.errors import BadMessage, PeerGone, RejectCode, SwarmError
 from swarmnet.ids import PeerId
 from swarmnet.messages import Packed
 from swarmnet.net.bulk.records import AROUND, HEAD_BYTES, RECORD_BYTES, Kind, Opener, Sealer, read_call, read_head
+from swarmnet.net.sockets import fill_from
 from swarmnet.net.traffic import Flow
+from swarmnet.wire.convert import Lane
 from swarmnet.wire.framing import CHUNK_BYTES, Assembly, pieces
 
 BULK_FROM = 1 << 18
@@ -55,7 +57,11 @@ _ENDED_CALLS = 512
 log = telemetry.get(__name__)
 
 
-def _nothing() -> None:
+class PayloadLost(PeerGone):
+    """A payload does not arrive; whether the peer's process is gone is not known yet."""
+
+
+def no_word() -> None:
     """Nobody is told."""
 
 
@@ -184,13 +190,13 @@ class Outgoing(_UnderWay):
         self.failed = failed
         self._over.set()
         self._moved()
-        self._moved = _nothing  # it leads back here
+        self._moved = no_word  # it leads back here
 
     async def left(self, *, stall_s: float) -> None:
         """Return when the whole payload has left. Raises PeerGone; TimeoutError if too little moves in `stall_s`."""
         await self.ends(stall_s=stall_s)
         if self.failed:
-            raise PeerGone("the bulk connection broke")
+            raise PayloadLost("the bulk connection broke")
 
 
 class BulkSession:
@@ -231,16 +237,34 @@ class BulkSession:
         self._ended[call] = None
         self._tell()
 
-    def want(self, connection: int, call: int, incoming: Incoming) -> None:
+    def expect(self, connection: int, call: int, incoming: Incoming) -> Incoming:
         """Somebody waits for the payload that this connection brings for this open call."""
+        if connection not in self.connections:
+            incoming.end(PayloadLost("the bulk connection broke"))
+            return incoming
         self._open[call].append(incoming)
         self._wanted[connection, call] = incoming
         self._tell()
+        return incoming
+
+    def lane(self, call: int, connection: int) -> Lane | None:
+        """What a header says of a payload that leaves on this connection; 0: on none."""
+        return Lane(connection=connection) if connection else None
+
+    def carried(self) -> None:
+        """A payload got through. Who opens the connections goes by this and by the next two."""
+
+    def failed(self) -> None:
+        """A payload did not get through."""
+
+    def grow(self, num_bytes: int) -> None:
+        """A payload of so many bytes found no connection."""
 
     def lost(self, connection: int) -> None:
         """The connection broke: what was to come there does not."""
+        self.connections.pop(connection, None)
         for key in [key for key in self._wanted if key[0] == connection]:
-            self._wanted.pop(key).end(PeerGone("the bulk connection broke"))
+            self._wanted.pop(key).end(PayloadLost("the bulk connection broke"))
 
     @property
     def idle(self) -> bool:
@@ -272,67 +296,10 @@ class BulkSession:
         self._news = asyncio.Event()
 
 
-async def fill_from(sock: socket.socket, into: memoryview, fill: int, least: int, most: int = 0) -> int:
-    """Read until `least` bytes are there, and no more than `most`. Returns how many are. Raises OSError, EOFError."""
-    while fill < least:
-        came = await asyncio.get_running_loop().sock_recv_into(sock, into[fill : max(least, most)])
-        if not came:
-            raise EOFError
-        fill += came
-    return fill
-
-
-class BulkCall:
-    """The payloads of one call on bulk connections, at either end. brings: the connection on which the payload of the
-    call itself comes, where this end answers it; 0: gRPC brings it."""
-
-    def __init__(self, session: BulkSession, number: int, brings: int = 0) -> None:
-        self.number, self.brings = number, brings
-        self._session = session
-        self._connection: BulkConnection | None = None
-        self._outgoing: Outgoing | None = None
-
-    @property
-    def connection(self) -> int:
-        """On which this end sends; 0: on none so far."""
-        return self._connection.number if self._connection is not None else 0
-
-    def send(self, payload: Sequence[Packed], flow: Flow, moved: Callable[[], None] = _nothing) -> Outgoing | None:
-        """Begin to send a payload; None: gRPC carries it. moved(): called whenever a part of it has left."""
-        num_bytes = sum(packed.num_bytes for packed in payload)
-        # One for all answers of a call.
-        if self._connection is None:
-            self._connection = self._session.take(num_bytes)
-        if num_bytes < BULK_FROM or self._connection is None or not self._connection.ready:
-            return None
-        self._outgoing = self._connection.send(self.number, payload, flow, moved)
-        return self._outgoing
-
-    def receive(self, connection: int, assembly: Assembly, flow: Flow) -> Incoming:
-        """The payload that comes on this connection. Raises PeerGone if that has ended."""
-        if connection not in self._session.connections:
-            raise PeerGone("its bulk connection is gone")
-        incoming = Incoming(assembly, flow)
-        self._session.want(connection, self.number, incoming)
-        return incoming
-
-    def stop(self) -> None:
-        """Send no more of a payload."""
-        if self._connection is not None and self._outgoing is not None:
-            self._connection.give_up(self._outgoing)
-
-    def end(self) -> None:
-        """The call has ended: what is still to come is thrown away."""
-        self.stop()
-        if self._connection is not None:
-            self._connection.release()
-        self._session.end(self.number)
-
-
 class BulkConnection:
     """An authenticated connection, which it owns. sealer, opener: past the first record of each direction.
 
-    on_end(connection): told once, when it is closed. stall_s: what the other end may leave undone for so long.
+    session: hears once, when it is closed. stall_s: what the other end may leave undone for so long.
     """
 
     def __init__(
@@ -343,13 +310,12 @@ class BulkConnection:
         sealer: Sealer,
         opener: Opener,
         session: BulkSession,
-        on_end: Callable[[BulkConnection], None],
         *,
         stall_s: float,
     ) -> None:
         self.peer, self.number = peer, number
         self._sock, self._sealer, self._opener, self._session = sock, sealer, opener, session
-        self._on_end, self._stall_s = on_end, stall_s
+        self._stall_s = stall_s
         self._loop = asyncio.get_running_loop()
         self._sending: asyncio.Task[None] | None = None
         self._closed = self._held = False
@@ -386,23 +352,22 @@ class BulkConnection:
         try:
             while True:
                 await self._receive()
-        except (OSError, EOFError, BadMessage) as error:
+        except (OSError, BadMessage) as error:
             log.debug("bulk_connection_ends", peer=self.peer, error=repr(error))
 
     def _ended(self, _: object) -> None:
         self._closed = True
-        self._session.lost(self.number)
         if self._sending is None:
             self._sock.close()
         else:
             # The loop still watches the socket for it.
             self._sending.add_done_callback(lambda _: self._sock.close())
             self._sending.cancel()
-        self._on_end(self)
+        self._session.lost(self.number)
 
     # ------------------------------------------------------------ sending
 
-    def send(self, call: int, payload: Sequence[Packed], flow: Flow, moved: Callable[[], None] = _nothing) -> Outgoing:
+    def send(self, call: int, payload: Sequence[Packed], flow: Flow, moved: Callable[[], None] = no_word) -> Outgoing:
         """Begin to send a payload of this call; the connection must be ready."""
         assert self.ready, "one payload at a time"
         outgoing = Outgoing(moved)
@@ -454,7 +419,7 @@ class BulkConnection:
     # ------------------------------------------------------------ receiving
 
     async def _receive(self) -> None:
-        """One payload, for whoever wants it. Raises BadMessage, OSError, EOFError."""
+        """One payload, for whoever wants it. Raises BadMessage, OSError."""
         start = memoryview(bytearray(AROUND + 8))
         # The head first: the end of what another kind is may never come.
         fill = await fill_from(self._sock, start, 0, HEAD_BYTES)
@@ -474,10 +439,10 @@ class BulkConnection:
         try:
             await self._records(incoming)
         except BadMessage as error:
-            incoming.end(PeerGone("the bulk connection broke", peer=self.peer, error=str(error)))
+            incoming.end(PayloadLost("the bulk connection broke", peer=self.peer, error=str(error)))
             raise
         finally:
-            incoming.end(PeerGone("the bulk connection broke", peer=self.peer))
+            incoming.end(PayloadLost("the bulk connection broke", peer=self.peer))
         # Its sender chose how many there are of these, and pays nothing for the next one.
         if unwanted:
             await asyncio.sleep(_UNWANTED_S)
@@ -514,7 +479,7 @@ class BulkConnection:
             self._opener.open(records[:end], place)
             incoming.flow.receives(end)
             if over:
-                incoming.end(PeerGone("its sender has ended it", peer=self.peer) if kind is Kind.STOP else None)
+                incoming.end(PayloadLost("its sender has ended it", peer=self.peer) if kind is Kind.STOP else None)
                 return
             fill -= end
             records[:fill] = records[end : end + fill]

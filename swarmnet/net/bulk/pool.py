@@ -18,19 +18,28 @@ import struct
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
+
+import grpc
 
 from swarmnet import telemetry
+from swarmnet.bounds import one_less
 from swarmnet.clock import loop_time
 from swarmnet.errors import BadMessage, RejectCode, UsageError
 from swarmnet.ids import PeerId, RunId
-from swarmnet.net.address import home_of
+from swarmnet.net.address import endpoint_of, home_of
 from swarmnet.net.background import BackgroundTasks
-from swarmnet.net.bulk.connection import BULK_FROM, BulkCall, BulkConnection, BulkSession, fill_from
+from swarmnet.net.bulk.connection import BULK_FROM, BulkConnection, BulkSession
 from swarmnet.net.bulk.records import AROUND, BulkKeys, Kind, Opener, Sealer, read_head
 from swarmnet.net.descriptors import set_options
 from swarmnet.net.limits import BULK_AGAIN, BULK_JUNK, BULK_SESSIONS
+from swarmnet.net.nat.circuits import CallEnd, Handler, for_members
+from swarmnet.net.nat.dial_back import public_home
+from swarmnet.net.sockets import connected, read_exactly
 from swarmnet.pacing import Budgets
-from swarmnet.wire.convert import SECRET_BYTES, SESSION_BYTES, BulkAsk, BulkOffer, Lane
+from swarmnet.wire.convert import SECRET_BYTES, SESSION_BYTES, BulkAsk, BulkOffer, Lane, read_bulk_ask, write_bulk_offer
+
+BULK = "/swarmnet.v1.Run/Bulk"
 
 MOST_CONNECTIONS = 8
 """Of one pool."""
@@ -101,7 +110,7 @@ class BulkPool(BulkSession):
         if self._pausing:
             return
         self._backoff.failed(loop_time())
-        for connection in tuple(self.connections.values()):
+        for connection in self.connections.values():
             if connection.free:
                 connection.close()
 
@@ -109,13 +118,9 @@ class BulkPool(BulkSession):
         """A payload got through."""
         self._backoff.reset()
 
-    def call(self) -> BulkCall:
-        """Begin a call of mine."""
-        return BulkCall(self, self.number())
-
-    def lane(self, call: BulkCall) -> Lane | None:
-        """What the header of a call says of it; None: it has to do without bulk connections."""
-        return Lane(self.session, call.connection, call.number) if self.session else None
+    def lane(self, call: int, connection: int) -> Lane | None:
+        """Likewise; without a connection for this payload an answer may still come on one."""
+        return Lane(self.session, connection, call) if self.session else None
 
     def take(self, num_bytes: int) -> BulkConnection | None:
         """Likewise; where none is free there may be one next time."""
@@ -164,12 +169,11 @@ class BulkPool(BulkSession):
             except BaseException:
                 sock.close()
                 raise
-        self.connections[number] = BulkConnection(
-            sock, self._peer, number, sealer, opener, self, self._lose, stall_s=self._stall_s
-        )
+        self.connections[number] = BulkConnection(sock, self._peer, number, sealer, opener, self, stall_s=self._stall_s)
 
-    def _lose(self, connection: BulkConnection) -> None:
-        del self.connections[connection.number]
+    def lost(self, connection: int) -> None:
+        """Likewise."""
+        super().lost(connection)
         # It may have restarted: the next session is its next process's.
         if not self.connections:
             self._place = None
@@ -190,19 +194,13 @@ class BulkPool(BulkSession):
 
 async def _dial(host: str, port: int) -> socket.socket:
     """Raises OSError."""
-    loop = asyncio.get_running_loop()
     error = OSError("no address")
-    for family, kind, proto, _, at in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-        sock = _ready(socket.socket(family, kind, proto))
+    places = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    for family, kind, proto, _, place in places:
         try:
-            await loop.sock_connect(sock, at)
-            return sock
+            return await connected(_ready(socket.socket(family, kind, proto)), place)
         except OSError as found:
             error = found
-            sock.close()
-        except BaseException:
-            sock.close()
-            raise
     raise error
 
 
@@ -213,16 +211,9 @@ def _ready(sock: socket.socket) -> socket.socket:
     return sock
 
 
-async def _read(sock: socket.socket, num_bytes: int) -> memoryview:
-    """Raises EOFError, OSError."""
-    data = memoryview(bytearray(num_bytes))
-    await fill_from(sock, data, 0, num_bytes)
-    return data
-
-
 async def _hello(sock: socket.socket, opener: Opener) -> None:
-    """Read the first record. Raises EOFError, OSError, BadMessage if who sent it does not have the keys."""
-    record = await _read(sock, AROUND)
+    """Read the first record. Raises OSError, BadMessage if who sent it does not have the keys."""
+    record = await read_exactly(sock, AROUND)
     if read_head(record)[0] is not Kind.HELLO:
         raise BadMessage(RejectCode.MALFORMED, "no bulk connection begins so")
     opener.open(record, memoryview(bytearray()))
@@ -232,13 +223,18 @@ async def _hello(sock: socket.socket, opener: Opener) -> None:
 
 
 class TakenSession(BulkSession):
-    """A session that I have offered, with the connections that came."""
+    """A session that I have offered, with the connections that came. on_lost: called when one of them has ended."""
 
-    def __init__(self, keys: BulkKeys, caller: PeerId) -> None:
+    def __init__(self, keys: BulkKeys, caller: PeerId, on_lost: Callable[[], object]) -> None:
         super().__init__(mine=False)
-        self.keys, self.caller = keys, caller
+        self.keys, self.caller, self._on_lost = keys, caller, on_lost
         self.last = 0
         """The highest number that a connection of it has shown it may have."""
+
+    def lost(self, connection: int) -> None:
+        """Likewise."""
+        super().lost(connection)
+        self._on_lost()
 
 
 class BulkListener:
@@ -260,6 +256,17 @@ class BulkListener:
         """Whose connections are open."""
         return frozenset(taken.caller for taken in self._sessions.values() if taken.connections)
 
+    def methods(self, welcome: Callable[[PeerId], bool]) -> dict[str, Handler]:
+        """What this port answers over gRPC. welcome(peer): has it greeted, and is it admitted?"""
+
+        async def answer(caller: PeerId, end: CallEnd, context: grpc.aio.ServicerContext) -> None:
+            outside = bool(public_home(endpoint_of(context.peer())[0]))
+            offer = self.offer(caller, read_bulk_ask(await end.read()), now=loop_time(), outside=outside)
+            await end.write(write_bulk_offer(offer))
+
+        # It asks again by and by; what is wrong with it, its next call is told.
+        return {BULK: for_members(welcome, lambda _: write_bulk_offer(BulkOffer(0)), answer)}
+
     def offer(self, caller: PeerId, ask: BulkAsk, *, now: float, outside: bool = False) -> BulkOffer:
         """Answer a caller that is proved and admitted: a new session of its own, unless it asks too often. outside: it
         calls from elsewhere, and has to come by the router."""
@@ -272,17 +279,19 @@ class BulkListener:
                 return BulkOffer(0)
             del self._sessions[idle.keys.id]
         mine, name = secrets.token_bytes(SECRET_BYTES), secrets.token_bytes(SESSION_BYTES)
-        taken = TakenSession(BulkKeys(self._run, caller, self._me, name, ask.secret + mine), caller)
+        keys = BulkKeys(self._run, caller, self._me, name, ask.secret + mine)
+        taken = TakenSession(keys, caller, partial(self._lose, caller))
         self._sessions[name] = taken
         return BulkOffer(port, name, mine)
 
-    def call(self, caller: PeerId, lane: Lane) -> BulkCall | None:
-        """The call that begins with this header; None: its session has ended. Raises BadMessage, PeerGone."""
+    def session(self, caller: PeerId, lane: Lane) -> BulkSession:
+        """That of a call which begins with this header; one without connections, if it has ended. Raises BadMessage,
+        PeerGone."""
         taken = self._sessions.get(lane.session)
         if taken is None or taken.caller != caller:
-            return None
+            return BulkSession(mine=False)
         taken.begin(lane.call)
-        return BulkCall(taken, lane.call, lane.connection)
+        return taken
 
     def drop(self, unwelcome: Callable[[PeerId], object]) -> None:
         """Close the connections of all callers that are not welcome any more."""
@@ -338,17 +347,16 @@ class BulkListener:
         try:
             async with asyncio.timeout(_PROVE_S):
                 taken = await self._prove(sock)
-        except (OSError, EOFError, BadMessage) as error:
+        except (OSError, BadMessage) as error:
             self._junk.of(line).take(loop_time())
             log.debug("no_bulk_connection_of_ours", host=line, error=repr(error))
         finally:
-            self._unproven[line] -= 1
-            self._unproven += Counter()  # without those that are zero
+            one_less(self._unproven, line)
             if taken is None:
                 sock.close()
 
     async def _prove(self, sock: socket.socket) -> TakenSession:
-        protocol, name, number = _OPENING.unpack(await _read(sock, _OPENING.size))
+        protocol, name, number = _OPENING.unpack(await read_exactly(sock, _OPENING.size))
         taken = self._sessions.get(name)
         if protocol != _PROTOCOL or taken is None:
             raise BadMessage(RejectCode.MALFORMED, "no such session")
@@ -362,31 +370,17 @@ class BulkListener:
         sock.send(sealer.record(Kind.HELLO))  # the first bytes: there is room
         self._of_caller[taken.caller] += 1
         taken.connections[number] = BulkConnection(
-            sock,
-            taken.caller,
-            number,
-            sealer,
-            opener,
-            taken,
-            lambda connection: self._lose(taken, connection),
-            stall_s=self._stall_s,
+            sock, taken.caller, number, sealer, opener, taken, stall_s=self._stall_s
         )
         return taken
 
-    def _lose(self, taken: TakenSession, connection: BulkConnection) -> None:
-        del taken.connections[connection.number]
+    def _lose(self, caller: PeerId) -> None:
         # Not at once: each that is opened costs us a millisecond, and its caller next to nothing.
-        asyncio.get_running_loop().call_later(_PLACE_S, self._give_back, taken.caller)
-
-    def _give_back(self, caller: PeerId) -> None:
-        self._of_caller[caller] -= 1
-        self._of_caller += Counter()
+        asyncio.get_running_loop().call_later(_PLACE_S, one_less, self._of_caller, caller)
 
     async def close(self) -> None:
         """Close the port and all connections."""
         self.port = 0
         for taken in tuple(self._sessions.values()):
             self._close(taken)
-        for task in (tasks := tuple(self._tasks)):
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.end()

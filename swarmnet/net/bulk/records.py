@@ -51,13 +51,8 @@ class Kind(enum.IntEnum):
     """The payload ends here, before it is whole. Empty."""
 
 
-_LENGTHS = {
-    Kind.HELLO: (0, 0),
-    Kind.START: (_CALL.size, _CALL.size),
-    Kind.DATA: (1, RECORD_BYTES),
-    Kind.LAST: (1, RECORD_BYTES),
-    Kind.STOP: (0, 0),
-}
+_LENGTHS = {Kind.HELLO: 0, Kind.START: _CALL.size, Kind.STOP: 0}
+"""Of kinds that have one; the others have from 1 to `RECORD_BYTES` plain bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +80,7 @@ class BulkKeys:
 class _Keys:
     """The key and the nonce of each record of one direction, in order."""
 
-    def __init__(self, secret: bytes, rekey_after: int) -> None:
+    def __init__(self, secret: bytes, *, rekey_after: int = REKEY_AFTER) -> None:
         self._secret, self._rekey_after = secret, rekey_after
         self._records = 0
         self._cipher = AESGCM(_expand(secret, b"key", _KEY_BYTES))
@@ -104,15 +99,12 @@ def _expand(secret: bytes, label: bytes, length: int) -> bytes:
     return HKDFExpand(SHA256(), length, info=b"swarmnet bulk 1 " + label).derive(secret)
 
 
-class Sealer:
+class Sealer(_Keys):
     """Seals the records of one direction."""
-
-    def __init__(self, secret: bytes, *, rekey_after: int = REKEY_AFTER) -> None:
-        self._keys = _Keys(secret, rekey_after)
 
     def seal(self, kind: Kind, plain: bytes | memoryview, into: memoryview) -> int:
         """Write the next record to the beginning of `into`. Returns its length, `AROUND` bytes more than `plain`."""
-        cipher, nonce = self._keys.next()
+        cipher, nonce = self.next()
         head = (kind << 24 | len(plain)).to_bytes(HEAD_BYTES, "big")
         into[:HEAD_BYTES] = head
         cipher.encrypt_into(nonce, plain, head, into[HEAD_BYTES : AROUND + len(plain)])
@@ -137,9 +129,8 @@ def read_head(head: bytes | memoryview) -> tuple[Kind, int]:
         kind = Kind(number >> 24)
     except ValueError:
         raise BadMessage(RejectCode.MALFORMED, "no such record", kind=number >> 24) from None
-    least, most = _LENGTHS[kind]
     # By its head alone: a length must not make anybody wait for bytes that no record has.
-    if not least <= length <= most:
+    if not _LENGTHS.get(kind, 1) <= length <= _LENGTHS.get(kind, RECORD_BYTES):
         raise BadMessage(RejectCode.MALFORMED, "no such length of a record", kind=kind.name, length=length)
     return kind, length
 
@@ -149,11 +140,8 @@ def read_call(plain: bytes | memoryview) -> int:
     return int(_CALL.unpack(plain)[0])
 
 
-class Opener:
+class Opener(_Keys):
     """Opens the records of one direction, in the order in which they were sealed."""
-
-    def __init__(self, secret: bytes, *, rekey_after: int = REKEY_AFTER) -> None:
-        self._keys = _Keys(secret, rekey_after)
 
     def open(self, record: memoryview, into: memoryview) -> None:
         """Open a whole record into `into`, which is as long as its plain bytes.
@@ -161,7 +149,7 @@ class Opener:
         Raises BadMessage if it is not the next one that the other end sealed. `into` then holds nothing to be used, and
         neither does anything that comes after.
         """
-        cipher, nonce = self._keys.next()
+        cipher, nonce = self.next()
         try:
             cipher.decrypt_into(nonce, record[HEAD_BYTES:], record[:HEAD_BYTES], into)
         except InvalidTag:

@@ -17,7 +17,6 @@ import hashlib
 import socket
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence, Set
-from dataclasses import dataclass
 
 from swarmnet.clock import loop_time
 from swarmnet.directory import Record
@@ -67,16 +66,16 @@ async def _no_relays(say: Say) -> None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
 class Proofs:
-    """What connections have shown, whatever records and members say.
+    """What connections have shown, whatever records and members say. Here: nothing."""
 
-    came_from(): public networks, this peer's own left out, from which somebody has connected to its port.
-    network_of(peer): the public network where the peer has answered or from which it has called; "": none.
-    """
+    def came_from(self) -> Set[str]:
+        """Public networks, this peer's own left out, from which a peer has connected to its port."""
+        return frozenset()
 
-    came_from: Callable[[], Set[str]] = frozenset
-    network_of: Callable[[PeerId], str] = lambda peer: ""
+    def network_of(self, peer: PeerId) -> str:
+        """The public network where the peer has answered or from which it has called; "": none."""
+        return ""
 
 
 class Asking:
@@ -92,7 +91,7 @@ class Asking:
         records: Callable[[], Mapping[PeerId, Record]],
         say: Say,
         hide: Hide = _no_relays,
-        proofs: Proofs = Proofs(),
+        proofs: Proofs = Proofs(),  # noqa: B008
     ) -> None:
         self._record, self._transport, self._records, self._say = record, transport, records, say
         self._hide, self._proofs = hide, proofs

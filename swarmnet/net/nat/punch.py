@@ -32,6 +32,7 @@ from swarmnet.net.grpc_options import CHANNEL_OPTIONS
 from swarmnet.net.nat.circuits import CallEnd, Connection, Doors, End, Handler, Tunnel, enter, for_members, hear
 from swarmnet.net.nat.dial_back import Say
 from swarmnet.net.nat.kinds import BUSY_S, Endpoint, Punches, Sight, dialled
+from swarmnet.net.sockets import connected, read_exactly
 from swarmnet.net.tls import Leaf
 from swarmnet.wire.convert import NONCE_BYTES, Ping, Pong
 from swarmnet.wire.punch import (
@@ -86,13 +87,7 @@ class Hole:
 
     async def dial(self, place: Endpoint) -> socket.socket:
         """Raises OSError."""
-        sock = self.another()
-        try:
-            await asyncio.get_running_loop().sock_connect(sock, place)
-        except BaseException:
-            sock.close()
-            raise
-        return sock
+        return await connected(self.another(), place)
 
 
 async def punch(
@@ -108,7 +103,7 @@ async def punch(
     async def try_out(sock: socket.socket) -> None:
         try:
             await loop.sock_sendall(sock, mine)
-            if await _receive(sock, TOKEN_BYTES) != theirs:
+            if await read_exactly(sock, TOKEN_BYTES) != theirs:
                 raise OSError("somebody else")
             if decides:
                 if found.done():
@@ -117,7 +112,7 @@ async def punch(
                 found.set_result(sock)
                 await loop.sock_sendall(sock, _CHOSEN)
             else:
-                await _receive(sock, len(_CHOSEN))
+                await read_exactly(sock, len(_CHOSEN))
                 found.set_result(sock)
         except BaseException as error:
             if not (found.done() and not found.cancelled() and found.result() is sock):
@@ -151,18 +146,7 @@ async def punch(
     except TimeoutError as error:
         raise PeerGone("no hole was found", places=list(places)) from error
     finally:
-        tasks.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _receive(sock: socket.socket, num_bytes: int) -> bytes:
-    """Raises OSError at an early end."""
-    data = b""
-    while len(data) < num_bytes:
-        if not (more := await asyncio.get_running_loop().sock_recv(sock, num_bytes - len(data))):
-            raise OSError("it hung up")
-        data += more
-    return data
+        await tasks.end()
 
 
 # ---------------------------------------------------------------- what is said before
