@@ -141,7 +141,7 @@ _LEAVES = "finishes what this peer holds and leaves; a second one ends it at onc
 def _rows(state: RunState, work: tuple[int, int], now: float) -> Iterator[tuple[str, str]]:
     stages = [state.stages[stage] for stage in sorted(state.stages)]
     yield "peer", ", ".join([f"{state.nickname} {short(state.peer)}".strip(), *map(_stage, stages)])
-    yield "run", _run(state)
+    yield "run", _run(state, now)
     pace = sum(here.per_second(now) for here in stages)
     slots = f"{sum(here.queue for here in stages)} of {sum(here.slots for here in stages)} slots in use"
     yield "speed", f"{pace:.3g} microbatches/s, {pace * state.microbatch_tokens:,.0f} tokens/s, {slots}"
@@ -166,7 +166,7 @@ def _stage(here: StageState) -> str:
     return f"stage {here.stage}{mesh} {'has no state yet' if here.version is None else 'in sync'}"
 
 
-def _run(state: RunState) -> str:
+def _run(state: RunState, now: float) -> str:
     version, steps = state.version, f"{state.num_steps:,} steps" if state.num_steps else ""
     if version is None:
         return f"{steps or 'steps'}, of which this peer has taken part in none yet"
@@ -174,7 +174,8 @@ def _run(state: RunState) -> str:
     loss = f", loss {state.points[-1].loss:.4f}" if state.points else ""
     if version == state.num_steps:
         return f"{at}{loss}, complete: `swarmnet export` writes its model"
-    ends = "" if state.eta_s is None else f", ends in about {duration(state.eta_s)}"
+    eta_s = state.eta_s(now)
+    ends = "" if eta_s is None else f", ends in about {duration(eta_s)}"
     return f"{at}{loss}{ends}"
 
 
