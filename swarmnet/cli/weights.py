@@ -229,7 +229,9 @@ def export(run: str, target: Path, directories: tuple[Path, ...], step: int | No
         )
     notices = notices_of(RunTerms.of(manifest))
     notices.learn_all(found.collection.notices)
-    click.echo(f"wrote {target}: the weights of step {found.collection.version} of {notices.end}, in {', '.join(files)}")
+    click.echo(
+        f"wrote {target}: the weights of step {found.collection.version} of {notices.end}, in {', '.join(files)}"
+    )
     if like is not None and (what := brought(like)):
         click.echo(f"from {like} came {', '.join(what)}")
     for note in notes:

@@ -323,6 +323,8 @@ def own_pass_of(
 ) -> OwnPass:
     """What admits that process to the run. transient: its identity is for one command. Raises UsageError if it is not
     admitted."""
+    if network.invitation and admissions.owner is None:
+        log.warning("invitation_unused", reason="anybody may take part in this run: it needs no invitation")
     return OwnPass(
         admissions,
         identity,

@@ -5,11 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+
+from swarmnet.config.peer import PeerConfig
 from swarmnet.directory import Record, StageStatus
 from swarmnet.ids import Chain, PeerId, RunId
-from swarmnet.net.endpoint import Endpoint
+from swarmnet.manifest.schema import Manifest
+from swarmnet.manifest.terms import RunTerms
+from swarmnet.net.admission_files import admissions_of
+from swarmnet.net.endpoint import Endpoint, own_pass_of
+from swarmnet.net.identity import Identity
 
 RUN = RunId("0" * 64)
 
@@ -33,3 +41,13 @@ def test_only_members_that_are_there_and_can_be_dialled_are_asked_to_relay() -> 
     endpoint = SimpleNamespace(directory=SimpleNamespace(known=lambda: known), transport=SimpleNamespace(hide=hide))
     assert asyncio.run(Endpoint.hide(endpoint, lambda name, fields: None)) is None  # type: ignore[arg-type]
     assert asked == ["feeds", "serves"]
+
+
+@pytest.mark.parametrize("given", ["", "invitation:AAAA"])
+def test_an_invitation_to_an_open_run_is_said_to_be_of_no_use(
+    given: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    network = PeerConfig(dir=tmp_path, invitation=given).network
+    own_pass = own_pass_of(admissions_of(RunTerms.of(Manifest())), Identity.from_seed(b"p" * 32), "stage", network)
+    assert own_pass.shown is None
+    assert [record.message for record in caplog.records] == (["invitation_unused"] if given else [])
