@@ -109,7 +109,7 @@ def run_peer(
     memory, slots = capacity.setup(config).memory, capacity.slots(config, config.stages)
     # The operator left the number to this machine, or lends too little for so many.
     if slots != config.slots:
-        log.info("slots_chosen", slots=slots, stages=list(config.stages))
+        log.info("slots_chosen", at_most=slots, stages=list(config.stages))
 
     numerics = numerics_of(mine, layout, memory)
     # Where its operator chose the stage, it stays there.
