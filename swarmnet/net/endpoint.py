@@ -25,6 +25,7 @@ from swarmnet.manifest.terms import RunTerms
 from swarmnet.net.address import Address, announced_at
 from swarmnet.net.admission import Admissions
 from swarmnet.net.admission_files import OwnPass, admissions_of, notices_of
+from swarmnet.net.away import other_runs
 from swarmnet.net.background import beside
 from swarmnet.net.dht import DhtDirectory
 from swarmnet.net.dht_daemon import Listen
@@ -280,6 +281,12 @@ async def ask_twin(
             twins.met(answer[0], where, clocks_agree=answer[1], starting=starting)
 
 
+_ANOTHER_RUN = (
+    "this --dir was in other runs, and a manifest that was changed in one word is another run: start with the one of "
+    "before to go on with its run"
+)
+
+
 @contextlib.asynccontextmanager
 async def join_run(
     terms: RunTerms, network: NetworkSettings, *, role: Role = "stage"
@@ -289,6 +296,8 @@ async def join_run(
     Raises UsageError, with what to do.
     """
     with own_identity(network.dir) as identity:
+        if others := other_runs(network.dir, terms.run):
+            log.warning("another_run", run=terms.run[:12], was_in=others, reason=_ANOTHER_RUN)
         admissions, notices = admissions_of(terms), notices_of(terms)
         own_pass = own_pass_of(admissions, identity, role, network)
         async with DhtDirectory(
