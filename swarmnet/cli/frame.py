@@ -285,7 +285,8 @@ def _report(error: BaseException) -> int:
         told = _of_the_host(error)
         assert told is not None, error
         return _say(*told)
-    text = str(error) if error.message else f"{type(error).__name__}: {error}"
+    # An error without a word names its class already.
+    text = str(error) if error.message or not error.facts else f"{type(error).__name__}: {error}"
     return _say(" ".join(text.split()), BAD_INPUT if isinstance(error, UsageError) else FAILED)
 
 

@@ -241,7 +241,6 @@ def extend(path: Path, steps: int, since: int | None, bootstrap: tuple[str, ...]
       swarmnet owner extend run.toml --steps 20000
       swarmnet owner extend run.toml --steps 20000 --bootstrap /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...
     """
-    from swarmnet.manifest.extension import Horizon
     from swarmnet.manifest.file import load
     from swarmnet.manifest.terms import RunTerms
     from swarmnet.net.address import check_addresses
@@ -251,7 +250,7 @@ def extend(path: Path, steps: int, since: int | None, bootstrap: tuple[str, ...]
     terms = RunTerms.of(load(path.expanduser()))
     owner = Owner(path, terms, admits=False)
     known = owner.notices()
-    end = known.foreseen(0, Horizon(terms.total_steps)).last
+    end = known.end
     version, steps_per_s = _stands(path, bootstrap) if bootstrap else (None, 0.0)
     if since is None:
         since = end if version is None else min(version + max(_LEAD, math.ceil(_LEAD_S * steps_per_s)), end)

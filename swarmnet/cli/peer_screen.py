@@ -63,7 +63,8 @@ class PeerScreen(Screen):
     ) -> None:
         super().__init__(console, transient=True, on_live=on_live)
         self._log_file, self._plain = log_file, plain
-        self._state, self._told, self._earlier = RunState(), 0, 0
+        self._state, self._told = RunState(), 0
+        self._earlier = 0, 0  # what was accepted and computed in the stages before
         self._serving: set[int] = set()
         self._shown_at = self._said_at = float("-inf")
 
@@ -73,9 +74,11 @@ class PeerScreen(Screen):
         return super().redraws and not self._plain
 
     @property
-    def accepted(self) -> int:
-        """Microbatches of this peer since its process began."""
-        return self._earlier + sum(here.contributed for here in self._state.stages.values())
+    def work(self) -> tuple[int, int]:
+        """Microbatches of this peer that were accepted, and computed, since its process began."""
+        stages = self._state.stages.values()
+        accepted, computed = (sum(getattr(here, name) for here in stages) for name in ("contributed", "executed"))
+        return self._earlier[0] + accepted, self._earlier[1] + computed
 
     def phase(self, name: str, text: str) -> None:
         """One line that stays."""
@@ -84,7 +87,7 @@ class PeerScreen(Screen):
     def see(self, state: RunState, now: float) -> None:
         """The state as it is now; as often as one likes."""
         if state is not self._state:  # it serves another stage
-            self._earlier, self._state, self._told = self.accepted, state, 0
+            self._earlier, self._state, self._told = self.work, state, 0
         fresh = state.num_told - self._told
         for event, fields in list(state.told)[-fresh:] if fresh else ():
             self._tell(event, fields)
@@ -94,7 +97,7 @@ class PeerScreen(Screen):
         # Before it is observed for the first time nothing is known of it.
         elif state.peer and now - self._shown_at >= DRAW_S:
             self._shown_at = now
-            self.show(table(state, now=now, log_file=self._log_file))
+            self.show(table(state, self.work, now=now, log_file=self._log_file))
 
     def _tell(self, event: str, fields: Mapping[str, Any]) -> None:
         name, words = _TELLS[event]
@@ -118,16 +121,16 @@ class PeerScreen(Screen):
         """The last lines of a screen. contributed: by the peer of that directory, in all."""
         self.clear()
         share = f", {share:.1%} of the run" if (share := self._state.standing.share) else ""
-        self.phase("accepted", f"{counted(self.accepted, 'microbatch')} since it was started{share}")
+        self.phase("accepted", f"{counted(self.work[0], 'microbatch')} since it was started{share}")
         if contributed:
             self.phase("in all", contributed)
         self.phase("again", f"the same command goes on as the same peer: its key and its state are in {directory}")
 
 
-def table(state: RunState, *, now: float, log_file: Path) -> Table:
-    """The screen."""
+def table(state: RunState, work: tuple[int, int], *, now: float, log_file: Path) -> Table:
+    """The screen. work: as of `PeerScreen`."""
     grid = Table.grid(padding=(0, 2))
-    for name, words in (*_rows(state, now), ("log", str(log_file)), ("Ctrl+C", _LEAVES)):
+    for name, words in (*_rows(state, work, now), ("log", str(log_file)), ("Ctrl+C", _LEAVES)):
         grid.add_row(Text(name, style="red" if name == "problem" else "dim"), Text(printable(words), overflow="fold"))
     return grid
 
@@ -135,17 +138,16 @@ def table(state: RunState, *, now: float, log_file: Path) -> Table:
 _LEAVES = "finishes what this peer holds and leaves; a second one ends it at once"
 
 
-def _rows(state: RunState, now: float) -> Iterator[tuple[str, str]]:
+def _rows(state: RunState, work: tuple[int, int], now: float) -> Iterator[tuple[str, str]]:
     stages = [state.stages[stage] for stage in sorted(state.stages)]
     yield "peer", ", ".join([f"{state.nickname} {short(state.peer)}".strip(), *map(_stage, stages)])
-    yield "run", _run(state)
+    yield "run", _run(state, now)
     pace = sum(here.per_second(now) for here in stages)
     slots = f"{sum(here.queue for here in stages)} of {sum(here.slots for here in stages)} slots in use"
     yield "speed", f"{pace:.3g} microbatches/s, {pace * state.microbatch_tokens:,.0f} tokens/s, {slots}"
-    accepted, executed = (sum(getattr(here, name) for here in stages) for name in ("contributed", "executed"))
-    standing = state.standing
+    (accepted, computed), standing = work, state.standing
     stands = f", {standing.share:.1%} of the run, number {standing.rank} of {standing.known:,} contributors"
-    yield "accepted", f"{counted(accepted, 'microbatch')} of {executed:,} computed{stands if standing.rank else ''}"
+    yield "accepted", f"{counted(accepted, 'microbatch')} of {computed:,} computed{stands if standing.rank else ''}"
     yield "link", _link(state)
     yield "waits for", "; ".join(_waits(state, now)) or "nothing"
     problems = list(_problems(state, now))
@@ -164,7 +166,7 @@ def _stage(here: StageState) -> str:
     return f"stage {here.stage}{mesh} {'has no state yet' if here.version is None else 'in sync'}"
 
 
-def _run(state: RunState) -> str:
+def _run(state: RunState, now: float) -> str:
     version, steps = state.version, f"{state.num_steps:,} steps" if state.num_steps else ""
     if version is None:
         return f"{steps or 'steps'}, of which this peer has taken part in none yet"
@@ -172,7 +174,8 @@ def _run(state: RunState) -> str:
     loss = f", loss {state.points[-1].loss:.4f}" if state.points else ""
     if version == state.num_steps:
         return f"{at}{loss}, complete: `swarmnet export` writes its model"
-    ends = "" if state.eta_s is None else f", ends in about {duration(state.eta_s)}"
+    eta_s = state.eta_s(now)
+    ends = "" if eta_s is None else f", ends in about {duration(eta_s)}"
     return f"{at}{loss}{ends}"
 
 

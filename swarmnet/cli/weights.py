@@ -212,7 +212,9 @@ def export(run: str, target: Path, directories: tuple[Path, ...], step: int | No
 
     say = lambda phase, words: click.echo(f"{phase:<10} {words}")  # noqa: E731
     with weights_of(run, directories, step, say=say, agreed=agreed) as found:
+        from swarmnet.manifest.terms import RunTerms
         from swarmnet.model.huggingface.write import brought, write_model
+        from swarmnet.net.admission_files import notices_of
 
         manifest, base = found.manifest, found.base
         like = like or _beginning(manifest, base)
@@ -225,8 +227,11 @@ def export(run: str, target: Path, directories: tuple[Path, ...], step: int | No
             began=_began(manifest, base, like),
             tokenizer=_tokenizer(manifest, base),
         )
-    total = manifest.training.total_steps
-    click.echo(f"wrote {target}: the weights of step {found.collection.version} of {total}, in {', '.join(files)}")
+    notices = notices_of(RunTerms.of(manifest))
+    notices.learn_all(found.collection.notices)
+    click.echo(
+        f"wrote {target}: the weights of step {found.collection.version} of {notices.end}, in {', '.join(files)}"
+    )
     if like is not None and (what := brought(like)):
         click.echo(f"from {like} came {', '.join(what)}")
     for note in notes:

@@ -111,6 +111,11 @@ class Notices:
         """No step of the run is at or after this one, as far as is known."""
         return max([self._manifests, *(each.value.total_steps for each in self._known)])
 
+    @property
+    def end(self) -> int:
+        """The run's last version, once all that are known are in force."""
+        return self.foreseen(0, Horizon(self._manifests)).last
+
     def learn(self, notice: Notice) -> Notice:
         """Take in one notice. Raises ValueError, in words: it is not this run's owner's."""
         # It comes with every message about its step, and was verified once.

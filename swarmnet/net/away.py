@@ -18,7 +18,7 @@ from swarmnet.ids import RunId
 from swarmnet.net.dht_node import NobodyAnswered
 from swarmnet.net.limits import BOOTSTRAP_AGAIN, REPEATS
 
-_DIGITS = 12
+_MARK, _DIGITS = "was-in-", 12
 
 T = TypeVar("T")
 
@@ -34,8 +34,14 @@ def was_in(directory: Path, run: str) -> bool:
     return _mark(directory, run).exists()
 
 
+def other_runs(directory: Path, run: RunId) -> list[str]:
+    """The first digits of runs that the peer or trainer of `directory` was in, if it never was in `run`."""
+    found = sorted(path.name.removeprefix(_MARK) for path in directory.glob(f"{_MARK}*"))
+    return [] if run[:_DIGITS] in found else found
+
+
 def _mark(directory: Path, run: str) -> Path:
-    return directory / f"was-in-{run[:_DIGITS]}"
+    return directory / f"{_MARK}{run[:_DIGITS]}"
 
 
 async def until_somebody_answers(

@@ -26,6 +26,7 @@ from swarmnet.manifest.terms import RunTerms
 from swarmnet.net.address import Address, announced_at
 from swarmnet.net.admission import Admissions
 from swarmnet.net.admission_files import OwnPass, admissions_of, notices_of
+from swarmnet.net.away import other_runs
 from swarmnet.net.background import beside
 from swarmnet.net.dht import DhtDirectory
 from swarmnet.net.dht_daemon import Listen
@@ -242,6 +243,12 @@ class Endpoint:
                 self.twins.met(answer[0], where, clocks_agree=answer[1], starting=starting)
 
 
+_ANOTHER_RUN = (
+    "this --dir was in other runs, and a manifest that was changed in one word is another run: start with the one of "
+    "before to go on with its run"
+)
+
+
 @contextlib.asynccontextmanager
 async def join_run(
     terms: RunTerms, network: NetworkSettings, *, role: Role = "stage"
@@ -251,6 +258,8 @@ async def join_run(
     Raises UsageError, with what to do.
     """
     with own_identity(network.dir) as identity:
+        if others := other_runs(network.dir, terms.run):
+            log.warning("another_run", run=terms.run[:12], was_in=others, reason=_ANOTHER_RUN)
         admissions, notices = admissions_of(terms), notices_of(terms)
         own_pass = own_pass_of(admissions, identity, role, network)
         async with DhtDirectory(
@@ -285,6 +294,8 @@ def own_pass_of(
 ) -> OwnPass:
     """What admits that process to the run. transient: its identity is for one command. Raises UsageError if it is not
     admitted."""
+    if network.invitation and admissions.owner is None:
+        log.warning("invitation_unused", reason="anybody may take part in this run: it needs no invitation")
     return OwnPass(
         admissions,
         identity,

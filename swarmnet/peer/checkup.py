@@ -265,7 +265,7 @@ _NATS = {
     "cone": "a router with one port outside for whomever this machine calls",
     "symmetric": "a router with another port outside for every connection",
     "carrier": "a carrier's router, and none at home",
-    "unknown": "fewer than two members could say",
+    "unknown": "fewer than two members outside this network could say",
 }
 
 

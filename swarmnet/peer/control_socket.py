@@ -319,8 +319,10 @@ async def _ask(directory: Path, request: dict[str, object]) -> dict[str, Any]:
         raise UsageError(f"the peer with --dir {directory} does not answer: look at its log") from error
     except (OSError, ValueError) as error:
         if holder_of(directory):
-            words = f"the peer with --dir {directory} is starting, or serves no stage: ask again in a moment"
-            raise UsageError(words) from error
+            raise UsageError(
+                f"the process with --dir {directory} does not listen: a peer that is starting does in a moment; a "
+                "trainer or bootstrap node has no controls, and Ctrl+C ends it"
+            ) from error
         raise NobodyRuns(nobody) from error
     if "error" in answer:
         raise UsageError(answer["error"])

@@ -178,6 +178,8 @@ async def reach(
         if not listen.client:
             await directory.take_part(notices, config.manifest)
             own_pass.check(now=wall_time())  # now that bans have been heard of
+            if notices.end != terms.total_steps:
+                tell("extended", f"by the run's owner, to {notices.end:,} steps")
         joined = JoinedRun(identity, directory, terms, config.network, admissions, notices, own_pass, new_boot_id())
         yield FoundRun(config, manifest, joined, records)
 

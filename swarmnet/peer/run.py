@@ -25,6 +25,7 @@ from swarmnet.net.away import remember, until_somebody_answers, was_in
 from swarmnet.net.endpoint import NOTHING_BETWEEN, JoinedRun, Wrap, join_run
 from swarmnet.net.parent_death import dies_with_parent, same_python
 from swarmnet.net.stop import stopped_by_signal, unless_stopped
+from swarmnet.peer.audit_health import convicts_of
 from swarmnet.peer.auditor import AuditLog
 from swarmnet.peer.checkup import advice
 from swarmnet.peer.contributors import contributors
@@ -108,7 +109,7 @@ def run_peer(
     memory, slots = capacity.setup(config).memory, capacity.slots(config, config.stages)
     # The operator left the number to this machine, or lends too little for so many.
     if slots != config.slots:
-        log.info("slots_chosen", slots=slots, stages=list(config.stages))
+        log.info("slots_chosen", at_most=slots, stages=list(config.stages))
 
     numerics = numerics_of(mine, layout, memory)
     # Where its operator chose the stage, it stays there.
@@ -335,7 +336,9 @@ def observe(peer: Peer, traffic: Traffic, *, now: float) -> None:
     state.microbatch_tokens = training.microbatch_size * training.sequence_length
     for status in record.stages:
         state.stages[status.stage].queue, state.stages[status.stage].slots = status.queue, status.slots
-    table = contributors([record, *peer.records.values()])
+    records = [record, *peer.records.values()]
+    out = {each.peer for each in convicts_of(records)}  # as `status` has it
+    table = contributors(each for each in records if each.peer not in out)
     rank, mine = next(((rank, row) for rank, row in enumerate(table, 1) if row.peer == peer.me), (0, None))
     state.standing = ContributorRank(rank, len(table), mine.share if mine is not None else 0.0)
     state.waited_for = [(each.peer, each.stage, each.reason) for each in record.complaints if each.how == "waited_for"]

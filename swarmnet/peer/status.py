@@ -284,7 +284,12 @@ def _show(assessment: Assessment) -> None:
     pace = f", {assessment.tokens_per_second:,.0f} tokens/s" if assessment.tokens_per_second and going else ""
     twice = f", executions per index {assessment.executions_per_index:.3f}" if assessment.executions_per_index else ""
     eta = f", ETA {duration(assessment.eta_s)}" if assessment.eta_s is not None and going else ""
-    kept = f"version {assessment.on_disk}" if assessment.on_disk is not None else "no version of all stages yet"
+    kept = "no version of all stages yet"
+    if assessment.on_disk is not None:
+        kept = f"version {assessment.on_disk}"
+    # Disks of peers that are down are not seen.
+    elif any(replica.disk for line in assessment.stages for replica in line.replicas):
+        kept = "no version of all stages at the peers that are up"
     _say(f"run {assessment.run[:12]}: {state}{loss}{evaluated}{pace}{eta}{twice}", f"on disk: {kept}")
     if assessment.finished:
         _say("the run is complete: `swarmnet export` writes its model, and then its peers can be stopped")

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from swarmnet.errors import BadCheckpoint, UsageError
 from swarmnet.ids import PeerId, RunId
+from swarmnet.manifest.extension import Notice
 from swarmnet.model.huggingface.checkpoint import Shapes, opened, tensor_in
 from swarmnet.state.disk import CheckpointInfo, CheckpointStore
 from swarmnet.state.rollback import Holding, Rollbacks, of_one_lineage
@@ -68,6 +69,11 @@ class CollectedCheckpoints:
             f"no version of the weights is here whole ({held}{broken}): name the directories of peers "
             "that have the others with --dir"
         )
+
+    @property
+    def notices(self) -> tuple[Notice, ...]:
+        """What had extended the run by `version`, as a checkpoint of it says: not verified."""
+        return self._kept[0][self.version][0][1].header.notices
 
     def passed_over(self) -> list[str]:
         """What is here of `version` and newer ones and is not used, and why: files that are damaged, parts of steps."""

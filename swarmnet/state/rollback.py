@@ -302,8 +302,9 @@ class Rollbacks:
             return _GOES_ON
         found = "; ".join(self._held(stage, holdings) for stage in range(self.num_stages))
         return (
-            f"no version of the weights exists in every stage ({found}): start more of the run's peers again, each "
-            "with the --stage and --dir that it had, until one has a version that the other stages have"
+            f"the peers that are up have no version of the weights in every stage ({found}): start more of the run's "
+            "peers again, each with the --stage and --dir that it had, until one has a version that the other stages "
+            "have"
         )
 
     def source(

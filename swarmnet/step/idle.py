@@ -52,6 +52,15 @@ class IdleWork:
         """That member is another now: it has the whole time again to show some progress."""
         self._moved.pop(peer, None)
 
+    def blocked(self, num_stages: int, *, now: float) -> bool:
+        """Can no member finish what it owns? A gradient comes through all stages, and one of them has no replica in
+        touch. Then each member has the whole time again."""
+        others = {*range(num_stages)} - {self._view.stage}
+        blocked = not all(self._view.live(stage, now=now) for stage in others)
+        if blocked:
+            self._moved.clear()
+        return blocked
+
     def still_s(self, peer: PeerId, *, now: float) -> float:
         """Seconds for which a member's counter has stood still; 0 if it has not reported (rule 12)."""
         moved = self._moved.get(peer)

@@ -546,7 +546,8 @@ class Leader:
             attempt.told_at.pop(peer, None)
 
     def _evict_lost(self, now: float) -> None:
-        left = {peer for peer in self.members if self._work.at_work.get(peer)}
+        blocked = self._work.blocked(self._member.shape.num_stages, now=now)
+        left = {peer for peer in self.members if self._work.at_work.get(peer) and not blocked}
         last = self.ledger.complete and not blocks(left, self.members.keys())
         self._waits.for_last(left if last else set(), now=now)
         out = self.members.keys() - {self.view.me, *self._at_step.live}

@@ -13,7 +13,8 @@ OnEvent = Callable[[str, dict[str, object]], None]
 """Hears an event by its name, and its facts."""
 
 MARKS = {
-    "step": "comes with every step: of each stage the log shows one line a second",
+    "step": "comes with every step: of each stage the log shows one line a second; `untold=3` at its end says that "
+    "three more came since the line before",
     "renews": "the peer publishes its record at once",
     "self": "`swarmnet local` counts these alone of a Byzantine process, because it speaks of itself",
     "accuses": "names another peer as Byzantine",

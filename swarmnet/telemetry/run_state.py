@@ -253,11 +253,14 @@ class RunState:
         versions = [here.version for here in self.stages.values()]
         return None if None in versions else min((each for each in versions if each is not None), default=None)
 
-    @property
-    def eta_s(self) -> float | None:
-        """Seconds to the last step at the pace of the last ones; None: unknown."""
+    def eta_s(self, now: float) -> float | None:
+        """Seconds to the last step at the pace of the last ones; None: unknown. The step under way counts for as long
+        as it has lasted, if that makes the pace slower."""
         pace, version = step_s(self.points), self.version
-        return None if pace is None or version is None or not self.num_steps else (self.num_steps - version) * pace
+        if pace is None or version is None or not self.num_steps:
+            return None
+        first, last = self.points[0], self.points[-1]
+        return (self.num_steps - version) * max(pace, (now - first.time) / (last.step - first.step + 1))
 
     @property
     def line(self) -> tuple[float, float]:

@@ -332,8 +332,12 @@ class FaultSchedule:
         if not fault.takes_away:
             able = not isinstance(fault, KillRank) or (replica.ranks > 0 and not replica.stopped)
             return able and replica.version is not None
-        free = replica.up and replica.version is not None and not (replica.stopped or replica.draining)
-        return free and any(self._good(other) for other in self._others(name))
+        return self._free(name) and any(self._good(other) for other in self._others(name))
+
+    def _free(self, name: str) -> bool:
+        """Synced, and nothing is being done to it."""
+        replica = self._replicas[name]
+        return replica.up and replica.version is not None and not (replica.stopped or replica.draining)
 
     # ---------------------------------------------------------------- when
 
@@ -395,6 +399,8 @@ class FaultSchedule:
         versions = self._versions(order.stage)
         if len(versions) < 2:
             return f"{len(versions)} synced replica{'' if len(versions) == 1 else 's'} in stage {order.stage}"
+        if missed and order.fault.peer is not None and not any(map(self._free, self._whom(order))):
+            return f"{order.fault.peer} is away, or something is being done to it"
         if missed:
             return f"only one replica of stage {order.stage} is at its newest version and undisturbed"
         return ""  # the others are a moment behind: not worth a word

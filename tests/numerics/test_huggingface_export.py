@@ -23,12 +23,15 @@ from swarmnet.data.source import load_tokens
 from swarmnet.data.windows import with_digests
 from swarmnet.ids import NO_RESTART, Restart, RunId, first_chain
 from swarmnet.local.reference import run_reference
+from swarmnet.manifest.extension import Extension, Notice
 from swarmnet.manifest.file import load, run_id, to_toml
 from swarmnet.manifest.schema import Manifest, Model
 from swarmnet.messages import StateHeader
 from swarmnet.model.decoder import StageModule
 from swarmnet.model.whole import generate
+from swarmnet.net.identity import Identity
 from swarmnet.state.disk import CheckpointStore
+from swarmnet.wire.signed import sign
 
 MODEL = Model(
     vocab_size=61,
@@ -45,10 +48,18 @@ MODEL = Model(
 IDS = torch.randint(0, 61, (2, 16), generator=torch.Generator().manual_seed(0))
 
 
-def keep(directory: Path, run: RunId, stage: int, version: int, data: bytes, restart: Restart = NO_RESTART) -> None:
+def keep(
+    directory: Path,
+    run: RunId,
+    stage: int,
+    version: int,
+    data: bytes,
+    restart: Restart = NO_RESTART,
+    notices: tuple[Notice, ...] = (),
+) -> None:
     """Write a checkpoint as a peer does."""
     store, chain = CheckpointStore(directory, run), first_chain(run, stage)
-    store.write(store.describe(stage, StateHeader(version, chain, chain, chain, restart), data), data)
+    store.write(store.describe(stage, StateHeader(version, chain, chain, chain, restart, notices), data), data)
 
 
 def train(manifest: Manifest, here: Path, steps: int = 3) -> dict[str, Tensor]:
@@ -120,6 +131,20 @@ def test_a_trained_run_loads_in_transformers_and_continues_here(
     tokens = load_tokens("ids.u8.bin", "ids")
     losses = run_reference(again, tokens, steps=2).losses
     assert losses[0] == pytest.approx(hf_models.first_loss(here / "out/model", again, tokens), abs=1e-5) != losses[1]
+
+
+def test_an_extended_run_has_as_many_steps_as_its_checkpoint_says(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    owner = Identity.from_seed(b"o" * 32)
+    manifest = tiny(1)
+    manifest = manifest.model_copy(update={"admission": manifest.admission.model_copy(update={"key": owner.peer})})
+    train(manifest, here)
+    (path,) = here.glob("peers/s0/snapshots/*/stage-0-step-3.safetensors")
+    longer = sign(Extension(run_id(manifest), 1, 2, 777), owner.peer, owner.sign)
+    keep(here / "peers" / "s0", run_id(manifest), 0, 3, path.read_bytes(), notices=(longer,))
+    assert run(["export", "run.toml", "out/model"]) == 0
+    assert "the weights of step 3 of 777" in capsys.readouterr().out
 
 
 def test_a_run_that_begins_with_an_export_goes_on_from_what_was_learned(here: Path) -> None:

@@ -15,6 +15,7 @@ from swarmnet.config.peer import Caps, PeerConfig
 from swarmnet.directory import Record, StageStatus
 from swarmnet.errors import RejectCode, UsageError
 from swarmnet.ids import Chain, first_chain
+from swarmnet.manifest.extension import Extension
 from swarmnet.manifest.file import load, override, run_id, to_toml
 from swarmnet.manifest.schema import Manifest
 from swarmnet.manifest.terms import RunTerms
@@ -29,6 +30,7 @@ from swarmnet.peer.memory_fit import judge, setup_of
 from swarmnet.ranks.layout import MeshLayout
 from swarmnet.state.disk import CheckpointStore
 from swarmnet.testing.doubles import FakeService
+from swarmnet.wire.signed import sign, to_text
 
 MANIFEST = Manifest(name="genuine")
 RUN = run_id(MANIFEST)
@@ -93,6 +95,19 @@ async def test_a_link_leads_to_the_neediest_stage_and_the_manifest_stays(tmp_pat
         assert place.config.stages == (2,) and f"kept in {kept}" in again[3] and again[4] == "2, as you said"
         with pytest.raises(UsageError, match="--stage 3: there is no such stage: the run has stages 0 to 2"):
             await placed(newcomer(tmp_path / "me", stages=(3,)), link(found[1]), lambda name, text: None)
+
+
+async def test_a_run_that_its_owner_has_extended_is_said_to_have_the_new_steps(tmp_path: Path) -> None:
+    owner = Identity.from_seed(b"o" * 32)
+    manifest = override(MANIFEST, [f"admission.key={owner.peer}"])
+    run = run_id(manifest)
+    longer = sign(Extension(run, 1, 5, 7777), owner.peer, owner.sign)
+    (tmp_path / "stage-0-0").mkdir()
+    (tmp_path / "stage-0-0" / f"run-{run[:12]}.notices").write_text(f"{to_text(longer)}\n")
+    told: list[tuple[str, str]] = []
+    async with peers(tmp_path, 0, toml=to_toml(manifest), manifest=manifest) as found:
+        await placed(newcomer(tmp_path / "me"), link(found[0]), lambda name, text: told.append((name, text)))
+    assert ("extended", "by the run's owner, to 7,777 steps") in told
 
 
 @pytest.mark.parametrize("silent", [False, True])

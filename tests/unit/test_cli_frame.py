@@ -40,6 +40,7 @@ def boom(monkeypatch: pytest.MonkeyPatch):
     [
         (UsageError("run.toml: x: unknown key"), 2, "swarmnet: error: run.toml: x: unknown key\n"),
         (NoReplica(stage=3), 1, "swarmnet: error: NoReplica: stage=3\n"),
+        (NoReplica(), 1, "swarmnet: error: NoReplica\n"),
         (PeerGone("nobody listens", peer="a\nb"), 1, "swarmnet: error: nobody listens definite=False peer='a\\nb'\n"),
         (click.UsageError("two\nlines"), 2, "swarmnet: error: two lines\n"),
         (UsageError("it says \x1b[2J"), 2, "swarmnet: error: it says \\x1b[2J\n"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from dataclasses import asdict, replace
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -13,9 +14,12 @@ from swarmnet.ids import Chain, PeerId, RunId
 from swarmnet.monitor.curve import Curve
 from swarmnet.monitor.state import MOST_CONTRIBUTORS, WatchedRun
 from swarmnet.monitor.view import WatchScreen
+from swarmnet.net.traffic import Traffic
 from swarmnet.peer import status
 from swarmnet.peer.contributors import contributors
+from swarmnet.peer.run import observe
 from swarmnet.peer.swarm_health import assess
+from swarmnet.telemetry.run_state import RunState
 
 RUN = RunId("ab" * 32)
 
@@ -47,6 +51,18 @@ def test_whom_most_have_banned_is_in_no_table() -> None:
     ban = (Complaint(0, RECORDS[1].peer, "convicted", "lied"),)
     accusers = [record(name, 1, complaints=ban) for name in "defghi"]
     assert RECORDS[1].peer not in {each.peer for each in assess(RUN, [*RECORDS, *accusers], 2).contributors}
+    training, state = SimpleNamespace(microbatch_size=1, sequence_length=1), RunState()
+    for stage in (0, 1):
+        state.serve(stage, now=0.0)
+    peer = SimpleNamespace(
+        me=RECORDS[0].peer,
+        state=state,
+        status=lambda: RECORDS[0],
+        manifest=SimpleNamespace(training=training),
+        records={each.peer: each for each in [*RECORDS[1:], *accusers]},
+    )
+    observe(peer, Traffic(), now=0.0)
+    assert state.standing == (1, 7, 40 / 46), "a peer's own screen counts those that the table has"
 
 
 def test_status_shows_the_first_and_says_how_many_more(capsys: pytest.CaptureFixture[str]) -> None:

@@ -296,6 +296,8 @@ def test_without_a_socket_the_peer_goes_on_and_says_so_once(tmp_path: Path, capl
 def test_who_is_starting_is_not_said_to_be_gone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with own_identity(tmp_path):
         assert run(["control", "drain", "--dir", str(tmp_path)]) == 2
-    assert "is starting, or serves no stage: ask again in a moment" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "a peer that is starting does in a moment" in said
+    assert "a trainer or bootstrap node has no controls, and Ctrl+C ends it" in said
     assert run(["control", "drain", "--dir", str(tmp_path)]) == 2
     assert "no peer that serves a stage runs with --dir" in capsys.readouterr().err

@@ -63,6 +63,16 @@ def test_the_last_synced_replica_is_spared_and_that_is_said_once() -> None:
     assert churn.pending == ()
 
 
+def test_a_fault_that_names_a_replica_which_is_away_says_so() -> None:
+    order = Kill(peer="s0-r0", step=2).named("kill s0-r0@2")
+    churn = machine(order, replicas=3)
+    bring(churn, 1, "s0-r0", "s0-r1", "s0-r2", now=1.0)
+    churn.gone("s0-r0", now=1.5)
+    said = [action for version in (2, 3) for action in bring(churn, version, "s0-r1", "s0-r2", now=float(version))]
+    postponed = [action for action in said if isinstance(action, FaultPostponed)]
+    assert postponed == [FaultPostponed(order, "s0-r0 is away, or something is being done to it")]
+
+
 def test_a_replica_that_lags_does_not_make_its_fellow_dispensable() -> None:
     churn = machine(kill_order(0, 5))
     bring(churn, 4, "s0-r0", "s0-r1", now=0.0)

@@ -53,9 +53,14 @@ class Office:
     """A leader with members that have reported nothing yet."""
 
     def __init__(
-        self, *mates: PeerId, microbatches: int = 2, lines: BrokenLines | None = None, excluded: tuple[PeerId, ...] = ()
+        self,
+        *mates: PeerId,
+        microbatches: int = 2,
+        lines: BrokenLines | None = None,
+        excluded: tuple[PeerId, ...] = (),
+        stages: int = 1,
     ) -> None:
-        signer, shape = SimulatedSigner(ME), Shape(1, microbatches, 100, max_void=1)
+        signer, shape = SimulatedSigner(ME), Shape(stages, microbatches, 100, max_void=1)
         member = Member(ME, 0, shape, TIMERS, incarnation=1, chain=CHAIN, now=0.0, signer=signer)
         self.host, self.view, self.membership = member.calls, member.view, member.membership
         self.lateness = member.lateness
@@ -651,6 +656,22 @@ def test_silence_of_one_of_two_evicts_after_the_long_limit_only():
     assert office.leader.ledger.owners[0] == (B, gen(0))
     office.advance(now=15.2, resend=True)
     assert office.leader.ledger.owners[0] is None
+
+
+def test_no_member_is_stalled_while_a_stage_has_no_replica_and_its_time_begins_when_one_is_back():
+    office, alone = Office(B, stages=2), 60.0
+    office.everybody_reports(B)
+    office.claim(B, 0)
+    gone: list[tuple[float, str]] = []
+    for second in range(1, 120):
+        now = float(second)
+        office.beat(B, now)
+        if now > alone:
+            office.view.hear(D, Heartbeat(replace(STAMP, stage=1), 1, True, None), now=now)
+        calls = office.report(B, owned=[0], now=now) + office.advance(now=now, resend=True)
+        gone += [(now, event["reason"]) for event in logged(calls, "evicted")]
+    assert [reason for _, reason in gone[:1]] == ["stalled"]
+    assert gone[0][0] > alone + TIMERS.long_silence_s, "the time in which it waited for stage 1 is not its own"
 
 
 def test_a_round_is_cut_by_what_its_receivers_have_measured():

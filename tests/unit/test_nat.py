@@ -31,6 +31,12 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = PUNCH_AGAIN().first_s, PUNCH_AGAIN().longest_s
         (Sight(HOME, (OUT, ("44.0.0.9", 4712))), "symmetric"),
         (Sight(("100.64.0.3", 4711), (OUT, OUT)), "carrier"),
         (Sight(HOME, (OUT,)), "unknown"),
+        (Sight(("127.0.0.1", 4711), (("127.0.0.1", 4711),) * 2), "none"),
+        (Sight(HOME, (HOME, ("127.0.0.1", 4711))), "none"),
+        (Sight(HOME, (OUT, ("127.0.0.1", 4711))), "unknown"),
+        (Sight(HOME, (("127.0.0.1", 4711),) * 2), "unknown"),
+        (Sight(HOME, (HOME, OUT)), "unknown"),
+        (Sight(HOME, (HOME, OUT, ("44.0.0.9", 4712))), "symmetric"),
         (Sight(HOME, ()), "unknown"),
     ],
 )

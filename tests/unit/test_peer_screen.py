@@ -155,7 +155,7 @@ def shown(tell: Callable[[Story], None]) -> dict[str, str]:
     story.state.peer, story.state.nickname = ME, "Anna"
     story.state.crossed.append(LineBytes(story.now))
     tell(story)
-    console.print(table(story.state, now=story.now, log_file=LOG))
+    console.print(table(story.state, story.screen.work, now=story.now, log_file=LOG))
     rows: dict[str, str] = {}
     name = ""
     for line in console.file.getvalue().splitlines():
@@ -185,6 +185,16 @@ def test_the_screen_is_about_this_machine() -> None:
     assert rows["accepted"] == "9 microbatches of 12 computed, 12.4% of the run, number 2 of 5 contributors"
     assert rows["link"] == "sends 1.0 MB/s of 10 Mbit/s lent, receives 500.0 kB/s; 6.0 MB sent and 3.0 MB received"
     assert (rows["waits for"], rows["problems"], rows["log"]) == ("nothing", "none", str(LOG))
+
+
+def test_what_was_accepted_before_a_move_stays_on_the_screen() -> None:
+    def tell(story: Story) -> None:
+        story.on("executed", stage=1, executions=9, counted=7)
+        story.state = RunState(peer=ME, crossed=story.state.crossed)
+        story.state.serve(2, now=story.now)
+        story.on("executed", stage=2, executions=6, counted=5)
+
+    assert shown(tell)["accepted"] == "12 microbatches of 15 computed"
 
 
 def test_the_screen_says_what_is_waited_for_and_what_is_wrong() -> None:

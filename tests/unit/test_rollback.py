@@ -52,7 +52,10 @@ def test_everybody_killed_goes_on_from_the_newest_version_that_every_stage_has()
 def test_a_stage_that_has_not_come_back_yet_is_waited_for() -> None:
     machine = restarts()
     assert decided(machine, [holding("a", 0, disk=(10, 20))], after_s=LOST_S) is None
-    assert "stage 1" in machine.words([holding("a", 0, disk=(10, 20))])
+    words = machine.words([holding("a", 0, disk=(10, 20))])
+    assert "stage 1" in words and words.startswith(
+        "the peers that are up have no version of the weights in every stage"
+    )
 
 
 def test_whoever_comes_back_late_is_waited_for_as_long_as_others_appear() -> None:

@@ -114,13 +114,14 @@ def test_the_end_is_as_far_away_as_the_steps_that_are_left_of_the_stage_that_has
     for stage, version in ((0, 7), (1, 6)):
         state.serve(stage, now=0.0)
         state.on("synced", {"stage": stage, "version": version}, now=1.0)
-    assert state.version == 6 and state.eta_s is None
+    assert state.version == 6 and state.eta_s(1.0) is None
     for step in (5, 6):
         figures = {"step": step, "loss": 1.0, "num_tokens": 8, "grad_norm": 0.5, "learning_rate": 0.1}
         state.on("figures", figures, now=2.0 * step)
-    assert state.eta_s is None, "nobody has said how many steps there are"
+    assert state.eta_s(12.0) is None, "nobody has said how many steps there are"
     state.num_steps = 100
-    assert state.eta_s == 94 * 2.0
+    assert state.eta_s(12.0) == state.eta_s(14.0) == 94 * 2.0
+    assert state.eta_s(30.0) == 94 * 10.0, "no step for 18 s: the end moves away"
 
 
 def test_warnings_are_remembered_by_what_they_are_about_and_told_events_in_their_order() -> None:

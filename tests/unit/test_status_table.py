@@ -54,6 +54,13 @@ def test_a_replica_is_a_line_and_what_all_have_is_said_once(shown: Shown) -> Non
     assert f"numerics: {NUMERICS}" in lines
 
 
+def test_a_lost_stage_may_have_its_version_on_a_disk_that_is_not_seen(shown: Shown) -> None:
+    assert "on disk: version 2800" in "\n".join(shown())
+    assert "on disk: no version of all stages at the peers that are up" in "\n".join(shown(RECORDS[:1]))
+    fresh = [replace(each, stages=(replace(each.stages[0], disk=()),)) for each in RECORDS]
+    assert "on disk: no version of all stages yet" in "\n".join(shown(fresh))
+
+
 def test_links_to_join_by_stand_whole_on_lines_of_their_own(shown: Shown) -> None:
     links = tuple(f"swarm:{'ab' * 32}@/ip4/203.0.113.{number}/tcp/31337/p2p/12D3KooWpeer" for number in range(3))
     assert [line for line in shown(links=links) if "swarm:" in line] == [

@@ -33,7 +33,8 @@ _REMEMBERED = 4096
 
 NatKind = Literal["none", "cone", "symmetric", "carrier", "unknown"]
 """none: others see the address that the peer has. cone: the same outside port for everybody. symmetric: another for
-every connection. carrier: a carrier's, and no router at home. unknown: fewer than two members said what they saw.
+every connection. carrier: a carrier's, and no router at home. unknown: fewer than two members outside this network said
+what they saw.
 """
 
 
@@ -49,15 +50,16 @@ class Sight:
     outside: tuple[Endpoint, ...]
 
     def kind(self) -> NatKind:
-        """What two members saw."""
+        """What two members saw. One on this machine, or in its network, says nothing of what is further out."""
+        beyond = [place for place in self.outside if place != self.inside and not _of_this_machine(place[0])]
         # A port of its own for each: whatever else is in between, others cannot know which is theirs.
-        if len(set(self.outside)) > 1:
+        if len(set(beyond)) > 1:
             return "symmetric"
-        if self.inside in self.outside:
+        if self.inside in self.outside and not beyond:
             return "none"
         if (ip := _ip(self.inside[0])) is not None and ip in _CARRIERS:
             return "carrier"
-        return "cone" if len(self.outside) > 1 else "unknown"
+        return "cone" if len(beyond) > 1 else "unknown"
 
 
 def dialled(mine: Sight, theirs: Sight) -> list[Endpoint]:
@@ -115,6 +117,10 @@ def at_home(host: str) -> bool:
     if not isinstance(ip, ipaddress.IPv4Address) or not ip.is_private:
         return False
     return not (ip.is_loopback or ip.is_link_local or ip.is_unspecified or ip.is_multicast or ip.is_reserved)
+
+
+def _of_this_machine(host: str) -> bool:
+    return (ip := _ip(host)) is not None and ip.is_loopback
 
 
 def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
