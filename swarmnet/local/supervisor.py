@@ -450,14 +450,13 @@ class Supervisor:
     def _say(self, action: Action, now: float) -> None:
         """What is about to be done: on the terminal, in events.jsonl, in the summary."""
         match action:
-            case FaultAction(KillAll() as fault, step):
+            case FaultAction(KillAll(stage=None) as fault, step):
                 self.killed_all = step
-                self.screen.note(fault.told.format(step=step))
+                self.screen.note(fault.told.format(fault=fault, step=step))
                 self._write(fault.event, step=step)
             case FaultAction(fault, step, name, stage, rank):
-                self.checker.faulted |= {
-                    each for each in self.progress.replicas if member_of(fault.groups, each) is not None
-                }
+                struck = fault.groups or [[f"s{fault.stage}"]] * isinstance(fault, KillAll)
+                self.checker.faulted |= {each for each in self.progress.replicas if member_of(struck, each) is not None}
                 told = fault.told.format(fault=fault, name=name, step=step, stage=stage, rank=rank)
                 by = {"order": str(fault)}
                 if isinstance(fault, Kill):
@@ -485,9 +484,9 @@ class Supervisor:
             os.kill(self._ranks[name][rank], signal.SIGKILL)
 
     def kill_all(self, stage: int | None) -> None:
-        for name, child in self._children.items():
+        for name in self._children:
             if stage in (None, stage_of(name)):
-                child.send(signal.SIGKILL)
+                self.kill(name)
 
     def stop(self, name: str) -> None:
         self._children[name].send(signal.SIGSTOP)

@@ -259,7 +259,9 @@ class FaultSchedule:
         for order in self._orders:
             order.holds.pop(name, None)
             order.waits.pop(name, None)
-        actions = self._end([lasting for lasting in self._lasting if name in (lasting.name, lasting.joiner)])
+        # What is done to its disk outlives the process.
+        mine = [each for each in self._lasting if name in (each.name, each.joiner)]
+        actions = self._end([each for each in mine if not isinstance(each.fault, DiskFull)])
         # The dead need not be told to go on.
         return self._next([act for act in actions if not (isinstance(act, ReleaseAction) and act.name == name)], now)
 
@@ -291,7 +293,9 @@ class FaultSchedule:
             return fault.place
         if fault.phase is None and not fault.strikes_one:
             return None
-        stage = min(self._meshed if isinstance(fault, KillRank) else self._stages, key=self._ordered.__getitem__)
+        # Where no replica has ranks, it is postponed.
+        meshed = self._meshed if isinstance(fault, KillRank) else []
+        stage = min(meshed or self._stages, key=self._ordered.__getitem__)
         self._ordered[stage] += 1
         return stage
 

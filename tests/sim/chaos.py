@@ -257,7 +257,7 @@ def play(plan: Plan, chaos: Chaos, seed: int, faults: Sequence[Drawn], *, end_s:
     swarm = watched(plan, seed)
     back = GoingBack(swarm)
     swarm.run(until_s=end_s, script=chaos.script(faults))
-    struck = swarm.counts["kill_together"] + swarm.counts["partitions"]
+    struck = swarm.counts["kill_together"] + swarm.counts["partition"]
     assert len(back.restarts) <= 2 * struck, (struck, sorted(back.restarts))
     return swarm
 

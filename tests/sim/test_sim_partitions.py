@@ -140,7 +140,7 @@ def cut_and_heal(
         await until(swarm, lambda: swarm.done and not forked(one, other), within_s=200.0)
 
     swarm.run(until_s=260.0, script=script)
-    assert swarm.counts["partitions"] == 1
+    assert swarm.counts["partition"] == 1
     return swarm
 
 

@@ -31,6 +31,7 @@ from swarmnet.local.supervisor import Kit, Timing
 from swarmnet.manifest.file import run_id
 from swarmnet.ranks.launcher import ChildProcess, Launcher, LauncherLost, child_environment
 from swarmnet.telemetry.events import EventReader
+from swarmnet.testing.fault import KillAll
 
 STAGES, REPLICAS, STEPS, M = 3, 2, 6, 4
 FAST = Timing(poll_s=0.002, restart_s=0.01, stalled_s=5.0, give_up_s=30.0, settle_s=5.0, grace_s=2.0)
@@ -225,6 +226,14 @@ def test_an_undisturbed_run_leaves_its_files_and_needs_no_home(tmp_path: Path, m
     assert said(tools).splitlines()[-1] == f'next: swarmnet generate {tmp_path}/out/run.toml "def "'
     pytest.importorskip("matplotlib")
     assert (tmp_path / "out" / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_all_of_a_stage_may_be_killed_and_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarmnet.local.run._faults", lambda swarm: (KillAll(stage=1, step=3),))
+    tools = kit(tmp_path / "board", hold=3)
+    assert run_local(options(tmp_path), tools) == 0, said(tools)
+    assert "step 3: all of stage 1 is killed" in said(tools) and "from outside" not in said(tools)
+    assert summary(tmp_path)["faults"] == {"kill_all": 1} and summary(tmp_path)["killed_all"] is None
 
 
 def test_a_kill_in_the_middle_and_a_return_by_snapshot(tmp_path: Path) -> None:

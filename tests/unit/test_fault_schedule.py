@@ -10,11 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.testing.fault import (
+    DiskFull,
     Drain,
     Fault,
     Join,
     Kill,
     KillAll,
+    KillRank,
     LinkLimit,
     OneWayCut,
     Partition,
@@ -69,6 +71,21 @@ def armed(fault: Fault) -> tuple[FaultSchedule, list[HoldAction]]:
     faults = machine(fault)
     acts = [act for version in range(3) for act in bring(faults, version, now=float(version))]
     return faults, only(acts, HoldAction)
+
+
+def test_a_disk_is_full_until_its_time_is_over_also_when_its_replica_dies_before() -> None:
+    faults = machine(DiskFull(stage=1, step=1, for_s=9.0))
+    (full,) = struck([act for version in (0, 1, 2) for act in bring(faults, version, now=float(version))], DiskFull)
+    assert not only(faults.gone(full.name, now=3.0), FaultEnded)
+    (over,) = only(faults.tick(now=12.0), FaultEnded)
+    assert over == FaultEnded(full.fault, full.name)
+
+
+def test_a_rank_is_killed_nowhere_where_nobody_has_ranks() -> None:
+    faults = machine(KillRank(step=1))
+    acts = [act for version in (0, 1, 2) for act in bring(faults, version, now=float(version))]
+    assert [act.reason for act in acts if isinstance(act, FaultPostponed)] == ["no replica of stage 0 has its ranks up"]
+    assert faults.pending
 
 
 @pytest.mark.parametrize("phase", ["backward", "snapshot"])
