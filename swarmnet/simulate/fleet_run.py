@@ -22,11 +22,11 @@ from typing import Any
 from swarmnet.ids import PeerId
 from swarmnet.messages import Answer, Control
 from swarmnet.simulate.fleet import Fleet, Machine, shape
-from swarmnet.simulate.swarm import Enough, VirtualSwarm
 from swarmnet.testing.fault import Join, stage_of
 from swarmnet.testing.network import Message
 from swarmnet.testing.schedule import Action, FaultAction, FaultSchedule, RestartAction
 from swarmnet.testing.swarm import carry_out
+from swarmnet.testing.virtual_swarm import Enough, VirtualSwarm
 from swarmnet.wire.convert import write_control, write_request
 from swarmnet.wire.deflate import Deflater
 from swarmnet.wire.peer_ids import peer_id_from_public_bytes
@@ -122,7 +122,7 @@ class FleetSimulation:
             self._equip(name, machine)
         for number in range(fleet.plan.trainers):
             name = f"trainer-{number}"
-            swarm.ids[name] = swarm.trainer_names[number] = peer_id_of(name)
+            swarm.ids[name] = peer_id_of(name)
             swarm.network.lines.regions[swarm.ids[name]] = number % len(fleet.regions)
         self._weights = _Weights(min(_EVERY, len(fleet.machines)))
         swarm.network.intercepts.append(self._weights.add)

@@ -20,12 +20,12 @@ from going_back import GoingBack
 from strike import watched
 
 from swarmnet.ids import PeerId
-from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Node, VirtualSwarm
 from swarmnet.state.rollback import Holding, newest_on_disk
 from swarmnet.testing.fault import Fault, Group, Join, Kill, KillAll, KillRank, OneWayCut, Partition, Stop
+from swarmnet.testing.plan import Plan
 from swarmnet.testing.schedule import FaultAction, FaultEnded, RestartAction
 from swarmnet.testing.swarm import carry_out
+from swarmnet.testing.virtual_swarm import Node, VirtualSwarm
 
 
 class Drawn(NamedTuple):

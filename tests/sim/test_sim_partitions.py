@@ -15,8 +15,8 @@ from further import further
 from strike import watched
 
 from swarmnet.manifest.schema import Protocol
-from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Node, VirtualSwarm
+from swarmnet.testing.plan import Plan
+from swarmnet.testing.virtual_swarm import Node, VirtualSwarm
 
 STEP = 1
 """The step that is cut."""

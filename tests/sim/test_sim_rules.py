@@ -15,13 +15,13 @@ from test_sim_fleet import small
 from swarmnet.ids import PeerId
 from swarmnet.messages import HistoryRequest, Running
 from swarmnet.simulate.fleet_run import FleetSimulation
-from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Enough, VirtualSwarm
 from swarmnet.testing.clock import SimulatedProcess
 from swarmnet.testing.doubles import FakeService, run_virtual
 from swarmnet.testing.fault import Fault, Join, Kill, OneWayCut, Partition, Slow
 from swarmnet.testing.links import Links
 from swarmnet.testing.network import MemoryNetwork
+from swarmnet.testing.plan import Plan
+from swarmnet.testing.virtual_swarm import Enough, VirtualSwarm
 
 ONE, TWO, THREE, FOUR = map(PeerId, ("s0.0", "s0.1", "s1.2", "s1.3"))
 STAGES = Partition(step=0, for_s=1.0, between=(("s0",), ("s1",)))

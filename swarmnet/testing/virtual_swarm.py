@@ -32,19 +32,6 @@ from swarmnet.peer.peer import Peer
 from swarmnet.peer.rebalance import RecentMoves, Rules
 from swarmnet.peer.replica import Replica, ReplicaLimits
 from swarmnet.pipeline.router import routing_rule
-from swarmnet.simulate.device import Device
-from swarmnet.simulate.disk import SimulatedDisk
-from swarmnet.simulate.engine import (
-    NUM_ELEMENTS,
-    Arithmetic,
-    SimulatedEngine,
-    SimulatedTokens,
-    SimulatedWindows,
-    proven_tokens_of,
-)
-from swarmnet.simulate.meeting import RoundMeeting
-from swarmnet.simulate.plan import OWNER, Plan, manifest_of
-from swarmnet.simulate.reference import SimulatedReference
 from swarmnet.stage.seams import Engine
 from swarmnet.statement import SignedMessage, in_envelope
 from swarmnet.telemetry.kinds import KINDS
@@ -52,7 +39,20 @@ from swarmnet.testing.clock import SimulatedProcess, VirtualLoop
 from swarmnet.testing.directory import DirectoryAt, MemoryDirectory
 from swarmnet.testing.fault import Fault, Group, OneWayCut, Slow, member_of
 from swarmnet.testing.invariants import InvariantChecker
+from swarmnet.testing.meeting import RoundMeeting
 from swarmnet.testing.network import MemoryNetwork
+from swarmnet.testing.plan import OWNER, Plan, manifest_of
+from swarmnet.testing.virtual_device import Device
+from swarmnet.testing.virtual_disk import SimulatedDisk
+from swarmnet.testing.virtual_engine import (
+    NUM_ELEMENTS,
+    Arithmetic,
+    SimulatedEngine,
+    SimulatedTokens,
+    SimulatedWindows,
+    proven_tokens_of,
+)
+from swarmnet.testing.virtual_reference import SimulatedReference
 from swarmnet.trainer.trainer import Trainer
 from swarmnet.transport import Service, Transport
 from swarmnet.wire.signed import sign
@@ -214,7 +214,6 @@ class VirtualSwarm:
         self.slowdown: dict[PeerId, float] = {}
         self.slots: dict[PeerId, int] = {}  # of machines that do not hold as many as the plan says
         self.names: dict[int, str] = {}  # of the first peers, by number; others are named by their stages
-        self.trainer_names: dict[int, str] = {}
         self.detailed = True  # are all events and all jobs of all devices kept?
         self.classes: dict[PeerId, str] = {}
         self.operators: dict[PeerId, int] = {}  # by number; each other peer has its own
@@ -366,7 +365,8 @@ class VirtualSwarm:
 
     def add_trainer(self, name: str | None = None, *, invited: bool = True) -> PeerId:
         """Start a trainer process."""
-        peer_id = PeerId(name or self.trainer_names.get(len(self.trainers), f"trainer.{len(self.trainers)}"))
+        number = len(self.trainers)
+        peer_id = PeerId(name) if name else self.ids.get(f"trainer-{number}", PeerId(f"trainer.{number}"))
         process = SimulatedProcess(peer_id)
         self._processes.append(process)
         admissions, shown = self._admit(peer_id, "trainer", invited)
