@@ -7,6 +7,8 @@ injector.py    a peer or trainer as a process with faults below it
 byzantine.py   replicas that compute or send something else
 doubles.py     a transport, a service and a directory that answer by script
 virtual_*.py   a whole swarm on virtual time, with production code: engine, device, disk, reference
+process_swarm.py  a whole swarm of real processes: children, what each is told, what is done to it
+reference.py   one process that trains the whole model
 plan.py        its shape, timers and links
 meeting.py     rounds of many peers, without streams
 clock.py       a loop whose time jumps, with processes that are stopped and killed

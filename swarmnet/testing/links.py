@@ -53,18 +53,12 @@ class LinkDirection:
     def __init__(self, bytes_per_s: float) -> None:
         if bytes_per_s <= 0:
             raise ValueError(f"a link needs bandwidth, got {bytes_per_s}")
-        self._bytes_per_s = bytes_per_s
+        self.bytes_per_s = bytes_per_s
         self._free_at = 0.0
-        self.carried_bytes = 0
-
-    @property
-    def bytes_per_s(self) -> float:
-        return self._bytes_per_s
 
     def reserve(self, num_bytes: int, *, now: float) -> float:
         """When `num_bytes` more, asked for now, will have passed."""
-        self._free_at = max(now, self._free_at) + num_bytes / self._bytes_per_s
-        self.carried_bytes += num_bytes
+        self._free_at = max(now, self._free_at) + num_bytes / self.bytes_per_s
         return self._free_at
 
 

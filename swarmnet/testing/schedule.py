@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from swarmnet.testing.fault import (
-    LINKS,
     TRANSFERS,
     DiskFull,
     Drain,
@@ -185,11 +184,6 @@ class FaultSchedule:
     def pending(self) -> tuple[str, ...]:
         """Labels of what was ordered and has not happened (yet). A repeated fault counts once it was postponed."""
         return tuple(str(order.fault) for order in self._orders if order.reported or not _again_s(order.fault))
-
-    @property
-    def rules(self) -> tuple[Fault, ...]:
-        """The partitions, one-way cuts and slow links that hold now."""
-        return tuple(each.fault for each in self._lasting if isinstance(each.fault, LINKS))
 
     # ---------------------------------------------------------------- what happens
 

@@ -25,13 +25,13 @@ from swarmnet.errors import UsageError
 from swarmnet.local import LocalOptions, run_local
 from swarmnet.local.prepare import Prepared, choose
 from swarmnet.local.prepare import prepare as real_prepare
-from swarmnet.local.processes import ChildSpec, reference_command, stop, swarmnet_command
 from swarmnet.local.report import UNCOMPARED
 from swarmnet.local.supervisor import Kit, Timing
 from swarmnet.manifest.file import run_id
 from swarmnet.ranks.launcher import ChildProcess, Launcher, LauncherLost, child_environment
 from swarmnet.telemetry.events import EventReader
 from swarmnet.testing.fault import KillAll
+from swarmnet.testing.process_swarm import ChildSpec, reference_command, stop, swarmnet_command
 
 STAGES, REPLICAS, STEPS, M = 3, 2, 6, 4
 FAST = Timing(poll_s=0.002, restart_s=0.01, stalled_s=5.0, give_up_s=30.0, settle_s=5.0, grace_s=2.0)
@@ -382,16 +382,16 @@ class Deaf:
     """A child that ends by SIGKILL only."""
 
     def __init__(self, name: str, story: list[str]) -> None:
-        self.spec, self.story = ChildSpec(name, PeerConfig()), story
+        self.name, self.story = name, story
 
     def returncode(self) -> int | None:
         return None
 
     def send(self, number: signal.Signals) -> None:
-        self.story.append(f"{number.name} {self.spec.name}")
+        self.story.append(f"{number.name} {self.name}")
 
     def wait(self) -> None:
-        self.story.append(f"wait {self.spec.name}")
+        self.story.append(f"wait {self.name}")
 
 
 def test_all_are_killed_before_any_is_waited_for() -> None:
