@@ -11,7 +11,7 @@ the stash's in MiB for scale. "offload" runs on CUDA only.
 Then `optimizer.state = "8bit"`. How far updates are off (rms, of their own) for moments of heavy-tailed gradients,
 beside bitsandbytes' dynamic map rounded to the nearest value. Over "fp32": bytes of moments, seconds of an update, the
 mean loss of the last 20 of --steps steps and the held-out loss, of a small decoder on the default data, trained by
-`swarmnet.local.reference`. --steps 0 leaves the training out.
+`swarmnet.testing.reference`. --steps 0 leaves the training out.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from live_bytes import LiveBytes
 from torch import Tensor
 
 from swarmnet.data.source import load_tokens
-from swarmnet.local.reference import run_reference
 from swarmnet.manifest.schema import Cut, Data, Manifest, Model, Optimizer, Training
 from swarmnet.model.decoder import StageModule
 from swarmnet.stage.optimizer import StageOptimizer
 from swarmnet.stage.optimizer_8bit import BLOCK, PackedMoments
 from swarmnet.stage.passes import MemoryPolicy, Passes
+from swarmnet.testing.reference import run_reference
 
 POLICIES = ("stash", "selective", "recompute_layers", "recompute", "offload")
 SMOOTH = 20

@@ -53,8 +53,8 @@ from audit_model import Regression, held_out_loss
 
 from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Audits
-from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Broken, VirtualSwarm
+from swarmnet.testing.plan import Plan
+from swarmnet.testing.virtual_swarm import Broken, VirtualSwarm
 
 STAGES, REPLICAS, MICROBATCHES, STEPS = 2, 5, 100, 100
 QUICK_MICROBATCHES, QUICK_STEPS = 10, 6

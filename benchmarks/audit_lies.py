@@ -21,9 +21,9 @@ from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Audits, Manifest
 from swarmnet.messages import NONE, Answer, AuditRequest, Case, Control, Gradient, MemberState, Packed, Request
 from swarmnet.pipeline.works import digest
-from swarmnet.simulate.engine import NUM_ELEMENTS, SimulatedEngine
-from swarmnet.simulate.swarm import SimulatedSigner, VirtualSwarm
 from swarmnet.statement import statement
+from swarmnet.testing.virtual_engine import NUM_ELEMENTS, SimulatedEngine
+from swarmnet.testing.virtual_swarm import SimulatedSigner, VirtualSwarm
 from swarmnet.transport import ReadPayload
 
 TENTH, SCALE, QUIET_STEPS = 0.1, 10, 4

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 
 from swarmnet.manifest.extension import Horizon
 from swarmnet.messages import Commit, Packed
-from swarmnet.simulate.engine import NUM_ELEMENTS, Arithmetic, tokens_of
-from swarmnet.simulate.plan import Plan
+from swarmnet.testing.plan import Plan
+from swarmnet.testing.virtual_engine import NUM_ELEMENTS, Arithmetic, tokens_of
 
 ONE = 1 << 10
 """1 as a fixed point number. What crosses a boundary stays below 2^23, which fp32 holds exactly."""

@@ -11,8 +11,8 @@ from typing import Any
 
 from swarmnet.ids import PeerId
 from swarmnet.messages import Control, StagePlan
-from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import VirtualSwarm
+from swarmnet.testing.plan import Plan
+from swarmnet.testing.virtual_swarm import VirtualSwarm
 
 ELEMENT_BYTES = 8
 """The simulator's sums are int64."""

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from timeline import Timeline
 
-from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import VirtualSwarm
 from swarmnet.testing.links import Links
+from swarmnet.testing.plan import Plan
+from swarmnet.testing.virtual_swarm import VirtualSwarm
 
 STAGES, ROUND_TRIPS_S = (2, 4, 8, 16, 32), (0.0, 0.05, 0.2)
 MICROBATCH_S, STEPS, FIRST = 0.3, 3, 1

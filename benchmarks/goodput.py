@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 
 from swarmnet.config.fleet import DrawnMachine, FleetRegions
-from swarmnet.simulate.device import JobKind
 from swarmnet.simulate.fleet import FleetChurn, FleetFile, FleetRun, calm, drawn
 from swarmnet.simulate.fleet_run import FleetSimulation
+from swarmnet.testing.virtual_device import JobKind
 
 KILL_EVERY_S, BACK_S = 15.0, 30.0
 LEAVE_PER_HOUR = 0.01

@@ -15,9 +15,9 @@ from typing import Any
 from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Protocol
 from swarmnet.net.traffic import STATE_SHARE
-from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Enough, VirtualSwarm
 from swarmnet.state.catch_up import WITHIN, line_needed, rate_needed, steps_until_in_sync
+from swarmnet.testing.plan import Plan
+from swarmnet.testing.virtual_swarm import Enough, VirtualSwarm
 
 SMALLER, FASTER = 1000, 20
 JOINER = PeerId("joiner")

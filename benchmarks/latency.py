@@ -35,12 +35,12 @@ from timeline import Timeline
 from swarmnet.ids import PeerId
 from swarmnet.messages import Answer, Control, Gradient, Packed, Process, Request
 from swarmnet.plan.cost import Load, Site, Way, averaging_round
-from swarmnet.simulate.device import Device, JobKind, JobTurn
-from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import VirtualSwarm
 from swarmnet.testing.clock import SimulatedProcess, VirtualLoop
 from swarmnet.testing.links import Links
 from swarmnet.testing.network import MemoryNetwork
+from swarmnet.testing.plan import Plan
+from swarmnet.testing.virtual_device import Device, JobKind, JobTurn
+from swarmnet.testing.virtual_swarm import VirtualSwarm
 from swarmnet.transport import ReadPayload
 
 TOKENS, LINE = 512, 500e6 / 8

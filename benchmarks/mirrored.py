@@ -22,9 +22,9 @@ import math
 import statistics
 from pathlib import Path
 
-from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import VirtualSwarm
 from swarmnet.testing.links import Links
+from swarmnet.testing.plan import Plan
+from swarmnet.testing.virtual_swarm import VirtualSwarm
 
 REPLICAS = 2
 LONG_FORWARD_S = 0.1

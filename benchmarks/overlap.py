@@ -17,8 +17,8 @@ from pathlib import Path
 
 from timeline import Bar, Timeline, seconds_of
 
-from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import VirtualSwarm
+from swarmnet.testing.plan import Plan
+from swarmnet.testing.virtual_swarm import VirtualSwarm
 
 STEPS, FIRST, LAST = 9, 3, 8
 """Steps run, and the versions between which is measured."""

@@ -46,7 +46,8 @@ from stage_cost import Costs, Plain
 from torch import Tensor, nn
 
 from swarmnet.data.sampler import Sampler
-from swarmnet.local.prepare import read_tokens, with_data
+from swarmnet.data.source import read_tokens
+from swarmnet.local.prepare import with_data
 from swarmnet.manifest.file import load, to_toml
 from swarmnet.manifest.schema import Averaging, Cut, Data, Manifest, Model, Numerics, Optimizer, Training, Wire
 from swarmnet.model.cut import cut_layers
@@ -241,7 +242,7 @@ class Batches:
     """The run's tokens, a whole step at a time: inputs and labels [M B, T]."""
 
     def __init__(self, manifest: Manifest) -> None:
-        self._training, self._tokens = manifest.training, read_tokens(manifest)
+        self._training, self._tokens = manifest.training, read_tokens(manifest.data)
         training = self._training
         self._sampler = Sampler(
             training.seed, self._tokens.num_tokens, training.sequence_length, training.microbatch_size

@@ -40,10 +40,10 @@ from swarmnet.manifest.schema import Audits, Averaging, Cut, Data, Manifest, Mod
 from swarmnet.plan.cost import Load, Site, Way, averaging_round, cost
 from swarmnet.plan.measure import measure as measure_layers
 from swarmnet.plan.members import situated
-from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import VirtualSwarm
 from swarmnet.stage.passes import MemoryPolicy
 from swarmnet.testing.links import Links
+from swarmnet.testing.plan import Plan
+from swarmnet.testing.virtual_swarm import VirtualSwarm
 
 SMALLER = 100
 FAST, HOME, FAR = Site(1e9, 30e12, 0.001), Site(25e6, 30e12, 0.05), Site(62.5e6, 30e12, 0.2)

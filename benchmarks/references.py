@@ -18,10 +18,10 @@ from collections.abc import Callable, Coroutine
 
 from swarmnet.ids import PeerId
 from swarmnet.plan.cost import Load, Site
-from swarmnet.simulate.device import Device, JobKind, JobTurn
 from swarmnet.testing.clock import VirtualLoop
 from swarmnet.testing.links import Links
 from swarmnet.testing.network import MemoryNetwork
+from swarmnet.testing.virtual_device import Device, JobKind, JobTurn
 
 
 class Place:

@@ -38,8 +38,8 @@ from strangers_lies import BESIDE, LIES, OPEN, STAGE, Lie
 
 from swarmnet.ids import PeerId, RunId
 from swarmnet.manifest.schema import Audits
-from swarmnet.simulate.plan import RUN, Plan
-from swarmnet.simulate.swarm import Broken, VirtualSwarm
+from swarmnet.testing.plan import RUN, Plan
+from swarmnet.testing.virtual_swarm import Broken, VirtualSwarm
 
 LIE_FROM_S, LIE_FOR_S = 20.0, 300.0
 LEAST = 0.8

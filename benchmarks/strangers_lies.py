@@ -51,10 +51,10 @@ from swarmnet.messages import (
     Trouble,
 )
 from swarmnet.messages import Process as ProcessCall
-from swarmnet.simulate.engine import NUM_ELEMENTS, Arithmetic, SimulatedEngine, proven_tokens_of, tokens_of
-from swarmnet.simulate.swarm import Guise, Node, VirtualSwarm
 from swarmnet.step.commits import commit_of
 from swarmnet.testing.clock import SimulatedProcess
+from swarmnet.testing.virtual_engine import NUM_ELEMENTS, Arithmetic, SimulatedEngine, proven_tokens_of, tokens_of
+from swarmnet.testing.virtual_swarm import Guise, Node, VirtualSwarm
 from swarmnet.transport import ReadPayload, Service, Transport
 
 STAGE, BESIDE = 1, 0

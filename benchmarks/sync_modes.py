@@ -4,7 +4,7 @@
                                     [--json FILE] [--png FILE]
 
 A small decoder on the default data (Python's standard library, as bytes), trained by the single process that a swarm's
-curve is equal to, bit for bit (`swarmnet.local.reference`; tests/numerics/test_overlap.py holds the engines to it). A
+curve is equal to, bit for bit (`swarmnet.testing.reference`; tests/numerics/test_overlap.py holds the engines to it). A
 variant is a mode and, if need be, fields of the manifest's [averaging] and [optimizer]; the first of them is what
 `swarmnet init --sync overlap` writes, the others take its parts away. Printed for each variant and seed: the mean
 training loss of the last SMOOTH steps and the held-out loss at the end, both over those of `exact` at the default
@@ -28,8 +28,8 @@ from curves import SMOOTH, Curve, smooth
 from curves import draw as draw_curves
 
 from swarmnet.data.source import load_tokens
-from swarmnet.local.reference import run_reference
 from swarmnet.manifest.schema import Averaging, Cut, Data, Manifest, Model, Optimizer, Training
+from swarmnet.testing.reference import run_reference
 
 VARIANTS = (
     "overlap lead=2.5 overlap_after=300",

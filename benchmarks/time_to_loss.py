@@ -6,7 +6,7 @@ Steps: one small decoder (four layers of width 64, one a stage) on the default d
 equal weights, with four replicas; held-out loss every ten steps. Ours round activations and their gradients to int8 at
 each of the three boundaries. A curve is a property of arithmetic, so it is trained once and serves all lines.
 
-    exact       small sums (`swarmnet.local.reference`, the bits of a swarm)
+    exact       small sums (`swarmnet.testing.reference`, the bits of a swarm)
     overlap     a step late, with what `init` writes beside it
     local       outer steps in int8 every 20 steps (`local_sync.py`)
     1F1B, SWARM-like   fp32 sums
@@ -52,11 +52,11 @@ from torch import Tensor
 from swarmnet.data.sampler import Sampler
 from swarmnet.data.source import load_tokens
 from swarmnet.data.tokens import Tokens
-from swarmnet.local.reference import run_reference
 from swarmnet.manifest.implied import LEAD
 from swarmnet.manifest.schema import Averaging, Cut, Data, Manifest, Model, Numerics, Training
 from swarmnet.model.decoder import Layer, StageModule, loss_sum
 from swarmnet.plan.cost import BYTES, Load, Site, Way, cost
+from swarmnet.testing.reference import run_reference
 
 MODEL = Model(hidden_size=64, intermediate_size=176, num_layers=4, num_heads=4, num_kv_heads=2, head_dim=16)
 STAGES, REPLICAS, SHARE, ROWS = 4, 4, 16, 4

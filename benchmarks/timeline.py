@@ -12,8 +12,8 @@ from typing import Any
 
 from swarmnet.ids import PeerId
 from swarmnet.messages import Process
-from swarmnet.simulate.swarm import VirtualSwarm
 from swarmnet.testing.network import Message
+from swarmnet.testing.virtual_swarm import VirtualSwarm
 
 Span = tuple[float, float]
 

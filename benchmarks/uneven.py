@@ -25,8 +25,8 @@ import statistics
 from pathlib import Path
 
 from swarmnet.ids import PeerId, RunId
-from swarmnet.simulate.plan import RUN, Plan
-from swarmnet.simulate.swarm import VirtualSwarm
+from swarmnet.testing.plan import RUN, Plan
+from swarmnet.testing.virtual_swarm import VirtualSwarm
 
 MICROBATCHES, REPLICAS = 32, 3
 FORWARD_S = 0.05

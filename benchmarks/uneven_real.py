@@ -1,8 +1,8 @@
 """The swarm of `benchmarks/uneven.py --real`: three replicas of one stage and a trainer, as processes on loopback.
 
 Everything is real but the time that arithmetic takes: a replica holds a queue for compute like the simulator's
-(`simulate.device`), on the machine's clock, before it computes a tiny model. So three machines of any speeds fit on two
-cores. What is left of the machine shows all the same: the figure is worth as much as the machine is idle.
+(`testing.virtual_device`), on the machine's clock, before it computes a tiny model. So three machines of any speeds fit
+on two cores. What is left of the machine shows all the same: the figure is worth as much as the machine is idle.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from swarmnet.manifest.file import to_toml
 from swarmnet.manifest.schema import Cut, Data, Manifest, Model, Training
 from swarmnet.messages import Packed
 from swarmnet.peer.run import run_peer
-from swarmnet.simulate.device import Device, JobKind, JobTurn
 from swarmnet.stage.seams import Compute, Engine, Stash
 from swarmnet.telemetry.events import EventReader
+from swarmnet.testing.virtual_device import Device, JobKind, JobTurn
 from swarmnet.trainer.run import run_trainer
 
 Work = Callable[[PeerConfig, Manifest], int]

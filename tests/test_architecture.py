@@ -427,6 +427,7 @@ READS_A_CLOCK = {
     "swarmnet.peer.control_socket": "`--hours` are hours of the day where the machine stands",
     "swarmnet.local.run": "a directory's name",
     "swarmnet.local.supervisor": "a file's name",
+    "swarmnet.testing.process_swarm": "it waits for processes of this machine",
     "swarmnet.telemetry.screen": "how often a screen is drawn",
 }
 

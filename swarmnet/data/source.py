@@ -6,7 +6,7 @@
     FILE.bin, .npy    token ids: .u8.bin, .u16.bin, .u32.bin little endian, plain .bin is u16; .npy says its own type
 
 Each document ends with the tokenizer's end token. What is not UTF-8 is never silently repaired, since two peers would
-repair differently. Knows no run.
+repair differently. Only `read_tokens` knows of a run.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ import numpy as np
 
 from swarmnet.data.documents import COLUMN, Reading, documents_of, split_column, text_of, unreadable, utf8_name, walk
 from swarmnet.data.tokenizer import MAX_VOCAB, Bytes, HuggingFace, Tokenizer, smallest_dtype
-from swarmnet.data.tokens import Tokens
+from swarmnet.data.tokens import Tokens, verify
 from swarmnet.errors import UsageError
+from swarmnet.manifest.schema import Data
 from swarmnet.telemetry.text import counted, printable
 
 Progress = Callable[[int, int], None]
@@ -265,3 +266,10 @@ def _standard_library() -> Iterator[bytes]:
         # Two machines with one Python version read the same text.
         if path.endswith(".py") and not os.path.basename(path).startswith(_STDLIB_LOCAL):
             yield from text_of(root / path, Reading())
+
+
+def read_tokens(data: Data) -> Tokens:
+    """The token stream of a manifest that was prepared. Raises UsageError if it has changed since."""
+    tokens = load_tokens(data.source, data.tokenizer)
+    verify(tokens, data)
+    return tokens

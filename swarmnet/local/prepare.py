@@ -18,7 +18,7 @@ from swarmnet.config.check import layer
 from swarmnet.config.peer import Mesh, PeerConfig
 from swarmnet.data.documents import split_column
 from swarmnet.data.source import load_tokens
-from swarmnet.data.tokens import Tokens, verify
+from swarmnet.data.tokens import verify
 from swarmnet.data.windows import with_digests
 from swarmnet.errors import UsageError
 from swarmnet.host import available_memory
@@ -237,13 +237,6 @@ def resume(directory: Path) -> Prepared:
     manifest = file.load(path)
     codecs.use_all(named_by(manifest))
     return Prepared(manifest, run_id(manifest), path)
-
-
-def read_tokens(manifest: Manifest) -> Tokens:
-    """The token stream of a manifest that was prepared. Raises UsageError if it has changed since."""
-    tokens = load_tokens(manifest.data.source, manifest.data.tokenizer)
-    verify(tokens, manifest.data)
-    return tokens
 
 
 # ---------------------------------------------------------------- ranks

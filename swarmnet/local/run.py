@@ -15,7 +15,6 @@ from swarmnet.host import cores
 from swarmnet.local import earlier
 from swarmnet.local.options import LocalOptions
 from swarmnet.local.prepare import in_words, mesh_of, meshed, parse_meshes, resume
-from swarmnet.local.processes import Child, ChildSpec, Interrupt, stop
 from swarmnet.local.report import (
     INTERRUPTED,
     UNCOMPARED,
@@ -39,6 +38,7 @@ from swarmnet.telemetry.trace import check_trace, merge
 from swarmnet.testing.byzantine import choose_liars, parse_liars
 from swarmnet.testing.fault import Fault, KillRank, unlikely
 from swarmnet.testing.invariants import compare
+from swarmnet.testing.process_swarm import Child, ChildSpec, Interrupt, stop
 
 PROCESSES_PER_CORE = 8
 """With more, most of the machine's time goes into starting them and passing on."""
@@ -244,7 +244,8 @@ def _compare(swarm: LocalSwarm, outcome: RunOutcome, launcher: Launcher, interru
     spec = ChildSpec("reference", swarm.config.model_copy(update={"dir": swarm.out / "reference"}))
     spec.events.unlink(missing_ok=True)  # of a comparison that was broken off
     try:
-        child = Child(spec, swarm.kit.reference, EventReader(spec.events), launcher)
+        words, log = swarm.kit.reference(spec), spec.config.dir / "log.txt"
+        child = Child("reference", words, log, launcher, EventReader(spec.events))
     except LauncherLost as error:
         return _with(outcome, f"the reference was not started: {error}")
     try:

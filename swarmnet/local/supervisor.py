@@ -6,8 +6,6 @@ swarm from the children's event files and exit codes alone; it never speaks the 
 
 from __future__ import annotations
 
-import contextlib
-import os
 import shutil
 import signal
 import time
@@ -18,33 +16,31 @@ from typing import Any, cast
 
 from rich.console import Console
 
-from swarmnet.config.peer import Log, LogLevel, PeerConfig
-from swarmnet.errors import UsageError
+from swarmnet.config.peer import Log, LogLevel, PeerConfig, listen_at
 from swarmnet.host import OomKills
 from swarmnet.local import earlier
 from swarmnet.local.options import LocalOptions
 from swarmnet.local.prepare import Meshes, Prepared, device_of, mesh_of, meshed, prepare
-from swarmnet.local.processes import (
+from swarmnet.local.progress import SwarmProgress
+from swarmnet.local.screen import SwarmScreen
+from swarmnet.net.admission_files import invitation_beside
+from swarmnet.ranks.launcher import Launcher, LauncherLost
+from swarmnet.telemetry.events import LATER, EventLog
+from swarmnet.telemetry.kinds import KINDS
+from swarmnet.telemetry.run_state import StageState
+from swarmnet.testing.fault import Fault, Kill, KillAll, member_of
+from swarmnet.testing.invariants import InvariantChecker
+from swarmnet.testing.process_swarm import (
     Child,
     ChildCommand,
     ChildSpec,
-    DashboardProcess,
-    FaultOrders,
     Interrupt,
+    ProcessSwarm,
     child_launcher,
     reference_command,
     stop,
     swarmnet_command,
 )
-from swarmnet.local.progress import SwarmProgress
-from swarmnet.local.screen import SwarmScreen
-from swarmnet.net.admission_files import invitation_beside
-from swarmnet.ranks.launcher import Launcher, LauncherLost
-from swarmnet.telemetry.events import LATER, EventLog, EventReader
-from swarmnet.telemetry.kinds import KINDS
-from swarmnet.telemetry.run_state import StageState
-from swarmnet.testing.fault import Fault, Kill, KillAll, member_of, stage_of
-from swarmnet.testing.invariants import InvariantChecker
 from swarmnet.testing.schedule import Action, FaultAction, FaultEnded, FaultPostponed, FaultSchedule
 from swarmnet.testing.swarm import carry_out
 
@@ -152,7 +148,7 @@ class LocalSwarm:
 
 
 class Supervisor:
-    """One swarm of processes: a `testing.swarm.Swarm`. `run` once."""
+    """Runs one `ProcessSwarm`. `run` once."""
 
     def __init__(
         self,
@@ -180,16 +176,11 @@ class Supervisor:
         if not swarm.options.resume:
             (swarm.out / "events.jsonl").unlink(missing_ok=True)
         self._log = EventLog(swarm.out / "events.jsonl")
-        self._orders = FaultOrders(trace=swarm.kit.trace)
-        self._ranks: dict[str, Sequence[int]] = {}  # process ids, of the replicas that have several
-        self._leaving: set[str] = set()  # told to drain
-        self._children: dict[str, Child] = {}
-        self._dashboard: DashboardProcess | None = None
-        self._readers: dict[str, EventReader] = {}  # outlive their children
+        self.processes = ProcessSwarm(launcher, swarm.kit.child, begin=self._begin, trace=swarm.kit.trace)
+        self._dashboard: Child | None = None
         self._waiting: list[str] = []  # not started yet
         self._back_at: dict[str, float] = {}  # trainers killed from outside, and who found no room on the disk
         self._not_started: set[str] = set()  # of these, who found no room: it is said once
-        self._killed: set[str] = set()  # by us, not reaped yet
         self._oom_kills = OomKills.read()
         self._known_liars: set[str] = set()  # honest replicas have named them
         self._away: dict[str, float] = {}  # killed replicas that have not synced again: since when
@@ -224,30 +215,29 @@ class Supervisor:
     def _end_all(self) -> None:
         self._ending = True
         # Who is stopped would not hear the SIGTERM.
-        for child in self._children.values():
+        for child in self.processes.children.values():
             child.send(signal.SIGCONT)
         if self._dashboard is not None:
-            self._dashboard.stop(self.timing.grace_s)
-        forced = stop(self._children.values(), grace_s=self.timing.grace_s, hurry=lambda: self.interrupt.again)
+            stop([self._dashboard], grace_s=self.timing.grace_s)
+        forced = stop(self.processes.children.values(), grace_s=self.timing.grace_s, hurry=lambda: self.interrupt.again)
         # What they wrote at their end counts: final weights, commits.
-        for name in list(self._children):
+        for name in list(self.processes.children):
             self._read(name, now=time.monotonic())
         if forced and not self._problem and not self.interrupt.count:
             self.screen.note(f"{', '.join(forced)} did not stop within {self.timing.grace_s:g} s and had to be killed")
         self.screen.update(self.progress, now=time.monotonic())
 
     def _turn(self, now: float) -> None:
-        for name in list(self._children):
+        for name in list(self.processes.children):
             self._read(name, now=now)
             self._reap(name, now=now)  # after its last words
         self._perform(self.faults.tick(now=now), now=now)
         for name in [name for name, at in self._back_at.items() if now >= at]:
             del self._back_at[name]
-            self.start(name)
+            self._begin(name)
         if self._waiting and self.launcher.ready():
             self._start_waiting()
-        if self._dashboard is not None and (news := self._dashboard.news()):
-            self.screen.note(news)
+        self._look_at_dashboard()
         self.screen.update(self.progress, now=now)
         self._watch(now)
 
@@ -259,7 +249,7 @@ class Supervisor:
         if self._complete_at is None:
             self._complete_at = self._all_up_at = now
             self._perform(self.faults.complete(now=now), now=now)
-        trainers = any(name in self._children for name in self.swarm.trainers)
+        trainers = any(name in self.processes.children for name in self.swarm.trainers)
         # A replica killed in the last moments comes back and takes the final weights like any other.
         settled = self.progress.all_finished and not trainers and not self._away
         # A mesh may need minutes to start: it is no sign that its replica hangs.
@@ -277,13 +267,13 @@ class Supervisor:
     def _start_waiting(self) -> None:
         """The first replica alone, as there must be a DHT node to join; all others as soon as it has an address."""
         if not self.progress.starts:
-            self.start(self._waiting.pop(0))
+            self._begin(self._waiting.pop(0))
         elif self.progress.bootstrap():
             while self._waiting and not self.interrupt.count:  # of many processes the last is started late
                 # A liar is named by a majority, which a run that begins with some of its replicas does not have.
                 if self._waiting[0] in self.swarm.trainers and self.swarm.liars and self._replicas_start():
                     break
-                self.start(self._waiting.pop(0))
+                self._begin(self._waiting.pop(0))
 
     def _replicas_start(self) -> bool:
         """Does one of them not hold its weights yet? Nobody waits for one that a fault has struck."""
@@ -292,7 +282,7 @@ class Supervisor:
             for name, replica in self.progress.replicas.items()
         )
 
-    def start(self, name: str, stage: int | None = None) -> None:
+    def _begin(self, name: str, stage: int | None = None) -> None:
         if stage is not None:
             self.progress.replicas[name] = StageState(stage)
         now = time.monotonic()
@@ -312,15 +302,9 @@ class Supervisor:
         kind = self.swarm.liars.get(name)
         ordered = self.swarm.options.chaos is not None or kind is not None
         spec = ChildSpec(name, config, directory / "orders" / f"{time.time_ns()}.jsonl" if ordered else None)
-        if spec.orders is not None:
-            self._orders.open(name, spec.orders)
-        if kind is not None:
-            self._orders.send(name, "lie", kind=kind, seed=f"{self.swarm.prepared.run_id}/{name}")
-        if (reader := self._readers.get(name)) is None:
-            reader = self._readers[name] = EventReader(spec.events)
-            reader.read()  # of a run that goes on: said before, and replayed by `earlier`
         try:
-            child = Child(spec, self.swarm.kit.child, reader, self.launcher)
+            lie = None if kind is None else (kind, f"{self.swarm.prepared.run_id}/{name}")
+            child = self.processes.launch(spec, lie=lie)
         except OSError as error:
             # Before training nothing is lost, and nobody would be there to train.
             if error.errno not in LATER or self.progress.training_at is None:
@@ -333,14 +317,13 @@ class Supervisor:
                 )
             return
         self._not_started.discard(name)
-        self._children[name] = child
         self.progress.started(name, now=now)
         self._write("started", child=name, pid=child.pid, start=self.progress.starts[name])
         if replica is not None:
             self._perform(self.faults.started(name, now=now), now=now)
 
     def _read(self, name: str, *, now: float) -> None:
-        for event in self._children[name].read():
+        for event in self.processes.children[name].read():
             self._log.copy({"name": name, **event})
             # A liar may say anything: what is true of the run, the others say.
             if name not in self.swarm.liars and not self.checker.on(event, life=self._life, by=name):
@@ -353,16 +336,13 @@ class Supervisor:
                 continue
             match event:
                 case {"event": "listening", "peer": peer}:
-                    self._orders.listening(name, peer)
+                    self.processes.orders.listening(name, peer)
                     if self._dashboard is None and self.swarm.options.dashboard is not None:
-                        log = self.swarm.out / "dashboard.txt"
-                        self._dashboard = DashboardProcess(
-                            self.swarm.options.dashboard, event["links"][-1], log, self.launcher
-                        )
+                        self._serve_dashboard(self.swarm.options.dashboard, event["links"][-1])
                 case {"event": "mesh_started", "pids": pids}:
-                    self._ranks[name] = pids
+                    self.processes.ranks[name] = pids
                 case {"event": "synced", "version": version, "how": how}:
-                    if name in self._away and name not in self._killed:
+                    if name in self._away and name not in self.processes.killed:
                         away = f"{now - self._away.pop(name):.1f} s after it was killed"
                         self.screen.note(f"{name} is back at version {version} by {how}, {away}")
                 case {"peer": peer} if "accuses" in KINDS[event["event"]].marks and name not in self.swarm.liars:
@@ -371,6 +351,24 @@ class Supervisor:
         if self._resumes and self.progress.training_at is not None:
             self._resumes = False
             self.screen.note(self.progress.again())
+
+    def _serve_dashboard(self, where: str, link: str) -> None:
+        """`swarmnet dashboard` beside the swarm, which does not depend on it."""
+        host, port = listen_at(where)
+        words = ("-m", "swarmnet", "dashboard", link, "--host", host, "--port", str(port))
+        log = self.swarm.out / "dashboard.txt"
+        log.unlink(missing_ok=True)
+        self._dashboard, self._dashboard_told = Child("dashboard", words, log, self.launcher), False
+
+    def _look_at_dashboard(self) -> None:
+        """Say once where it is, or that it has ended."""
+        if self._dashboard is None or self._dashboard_told:
+            return
+        ended = self._dashboard.returncode() is not None
+        line, whole, _ = self._dashboard.log.read_text(encoding="utf-8", errors="replace").partition("\n")
+        if whole or ended:
+            self._dashboard_told = True
+            self.screen.note(line if whole else "the dashboard has ended")
 
     def _named(self, peer: str) -> None:
         """An honest replica has named this peer as a liar: said the first time that anybody does."""
@@ -381,24 +379,23 @@ class Supervisor:
             self.screen.note(f"{name} ({how}) is named as a liar: {found.reason}")
 
     def _reap(self, name: str, *, now: float) -> None:
-        child = self._children[name]
+        child = self.processes.children[name]
         if (code := child.returncode()) is None:
             return
         self._read(name, now=now)  # it may have written between the last look and its end
         # Whether it ended before training began, those say that are with it; and whether it ended as a convict.
         if self.progress.training_at is None or code == 2:
-            for other in list(self._children):
+            for other in list(self.processes.children):
                 self._read(other, now=now)
-        del self._children[name]
-        self._orders.close(name)
+        self.processes.reaped(name)
         self.progress.ended(name)
-        replica, ours, killed = name in self.progress.replicas, name in self._killed, code == -signal.SIGKILL
+        replica, ours, killed = name in self.progress.replicas, name in self.processes.killed, code == -signal.SIGKILL
         # Somebody by hand, or the kernel for want of memory: it comes back all the same.
         by_others = killed and not ours
         self.screen.gone(name, self.progress.processes, back=by_others or (killed and name in self._away))
-        self._killed.discard(name)
-        if left := code == 0 and name in self._leaving:
-            self._leaving.discard(name)
+        self.processes.killed.discard(name)
+        if left := code == 0 and name in self.processes.leaving:
+            self.processes.leaving.discard(name)
             self.screen.note(f"{name} has left")
             self._write("left", child=name)
         elif code == 0 and (self._complete_at is not None or not replica):
@@ -420,7 +417,7 @@ class Supervisor:
             self._back_at[name] = now + self.timing.restart_s
 
     def _crashed(self, child: Child, code: int) -> None:
-        name = child.spec.name
+        name = child.name
         self.checker.faulted.add(name)
         how = f"ended with exit code {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
         # Who is thrown out of the run may end as it likes.
@@ -437,7 +434,7 @@ class Supervisor:
             self._problem = f"{name} {how} before training began, see {child.log}"
         elif replica is not None and not self.progress.alive(replica.stage):
             self._problem = f"{name} {how}, it was the last replica of stage {replica.stage}, see {child.log}"
-        elif replica is None and not (self._children.keys() | self._back_at.keys()) & set(self.swarm.trainers):
+        elif replica is None and not (self.processes.children.keys() | self._back_at.keys()) & set(self.swarm.trainers):
             self._problem = f"{name} {how}, no trainer is left, see {child.log}"
 
     # ---------------------------------------------------------------- faults
@@ -445,19 +442,18 @@ class Supervisor:
     def _perform(self, actions: list[Action], *, now: float) -> None:
         for action in actions:
             self._say(action, now)
-            carry_out(action, self)
+            carry_out(action, self.processes)
 
     def _say(self, action: Action, now: float) -> None:
         """What is about to be done: on the terminal, in events.jsonl, in the summary."""
         match action:
-            case FaultAction(KillAll() as fault, step):
+            case FaultAction(KillAll(stage=None) as fault, step):
                 self.killed_all = step
-                self.screen.note(fault.told.format(step=step))
+                self.screen.note(fault.told.format(fault=fault, step=step))
                 self._write(fault.event, step=step)
             case FaultAction(fault, step, name, stage, rank):
-                self.checker.faulted |= {
-                    each for each in self.progress.replicas if member_of(fault.groups, each) is not None
-                }
+                struck = fault.groups or [[f"s{fault.stage}"]] * isinstance(fault, KillAll)
+                self.checker.faulted |= {each for each in self.progress.replicas if member_of(struck, each) is not None}
                 told = fault.told.format(fault=fault, name=name, step=step, stage=stage, rank=rank)
                 by = {"order": str(fault)}
                 if isinstance(fault, Kill):
@@ -466,7 +462,7 @@ class Supervisor:
                         self._away[name] = now
                 self._note_fault(type(fault), name, told, now=now, **by)
             case FaultEnded(fault, name):
-                if name in self._children:  # else it was killed while it was stopped
+                if name in self.processes.children:  # else it was killed while it was stopped
                     self._write("continued", child=name, order=str(fault))
                 self.screen.note(f"{fault} is over")
                 self._write("over", order=str(fault))
@@ -474,50 +470,6 @@ class Supervisor:
                 self.progress.postponed.append(str(fault))
                 self.screen.note(f"{fault} is postponed: {reason}")
                 self._write("postponed", order=str(fault), reason=reason)
-
-    def kill(self, name: str) -> None:
-        self._killed.add(name)
-        self._children[name].send(signal.SIGKILL)
-
-    def kill_rank(self, name: str, rank: int) -> None:
-        # It may have ended by itself a moment ago.
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._ranks[name][rank], signal.SIGKILL)
-
-    def kill_all(self, stage: int | None) -> None:
-        for name, child in self._children.items():
-            if stage in (None, stage_of(name)):
-                child.send(signal.SIGKILL)
-
-    def stop(self, name: str) -> None:
-        self._children[name].send(signal.SIGSTOP)
-
-    def resume(self, name: str) -> None:
-        if name in self._children:
-            self._children[name].send(signal.SIGCONT)
-
-    def drain(self, name: str) -> None:
-        self._leaving.add(name)
-        self._children[name].send(signal.SIGTERM)
-
-    def cut(self, rule: Fault) -> None:
-        self._orders.rules(self.faults.rules)
-
-    def heal(self, rule: Fault) -> None:
-        self._orders.rules(self.faults.rules)
-
-    def fill_disk(self, name: str, *, full: bool) -> None:
-        raise UsageError("all processes are on the disk of this machine")
-
-    def turn_clock(self, name: str, by_s: float) -> None:
-        raise UsageError("all processes go by the clock of this machine")
-
-    def hold(self, name: str, id: str, fault: Fault) -> None:
-        step = -1 if fault.step is None else fault.step
-        self._orders.send(name, "hold", id=id, phase=fault.phase, step=step, moment=fault.moment)
-
-    def go_on(self, name: str, id: str) -> None:
-        self._orders.send(name, "go_on", id=id)
 
     def _note_fault(self, kind: type[Fault], name: str, told: str, *, now: float, **fields: str) -> None:
         """A fault was done, to `name` or to nobody in particular: on the terminal, in events.jsonl, in the summary."""

@@ -21,10 +21,10 @@ from swarmnet.config.table import CliOption, Count, Positive, Table, says
 from swarmnet.errors import UsageError
 from swarmnet.manifest.schema import Protocol
 from swarmnet.peer.rebalance import Rules
-from swarmnet.simulate.plan import Plan
 from swarmnet.testing import fault
 from swarmnet.testing.fault import Fault, Kill, KillRank, Slow
 from swarmnet.testing.links import Links
+from swarmnet.testing.plan import Plan
 
 ABSTRACT_ABOVE = 600
 """Peers of a fleet whose rounds and directory are modelled, if nobody says otherwise."""

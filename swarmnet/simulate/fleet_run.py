@@ -22,11 +22,11 @@ from typing import Any
 from swarmnet.ids import PeerId
 from swarmnet.messages import Answer, Control
 from swarmnet.simulate.fleet import Fleet, Machine, shape
-from swarmnet.simulate.swarm import Enough, VirtualSwarm
-from swarmnet.testing.fault import stage_of
+from swarmnet.testing.fault import Join, stage_of
 from swarmnet.testing.network import Message
-from swarmnet.testing.schedule import Action, FaultAction, FaultSchedule
+from swarmnet.testing.schedule import Action, FaultAction, FaultSchedule, RestartAction
 from swarmnet.testing.swarm import carry_out
+from swarmnet.testing.virtual_swarm import Enough, VirtualSwarm
 from swarmnet.wire.convert import write_control, write_request
 from swarmnet.wire.deflate import Deflater
 from swarmnet.wire.peer_ids import peer_id_from_public_bytes
@@ -109,12 +109,9 @@ class FleetSimulation:
         self.swarm = swarm = VirtualSwarm(fleet.plan, fleet.seed)
         swarm.detailed = False
         self._rng = random.Random(f"{fleet.seed}/whom")
-        self._faults: FaultSchedule | None = None
-        if fleet.faults:
-            self._faults = FaultSchedule(
-                fleet.faults, replicas={name: stage_of(name) or 0 for name in fleet.machines}, steps=fleet.plan.steps
-            )
-            swarm.on_start, swarm.on_killed = self._starting, self._killed
+        replicas = {name: stage_of(name) or 0 for name in fleet.machines}
+        self._schedule = FaultSchedule(fleet.faults, replicas=replicas, steps=fleet.plan.steps)
+        swarm.on_start, swarm.on_gone = self._starting, self._gone
         self._machines = dict(fleet.machines)
         swarm.ids = {name: peer_id_of(name) for name in fleet.machines}
         self._names = {peer: name for name, peer in swarm.ids.items()}
@@ -125,7 +122,7 @@ class FleetSimulation:
             self._equip(name, machine)
         for number in range(fleet.plan.trainers):
             name = f"trainer-{number}"
-            swarm.ids[name] = swarm.trainer_names[number] = peer_id_of(name)
+            swarm.ids[name] = peer_id_of(name)
             swarm.network.lines.regions[swarm.ids[name]] = number % len(fleet.regions)
         self._weights = _Weights(min(_EVERY, len(fleet.machines)))
         swarm.network.intercepts.append(self._weights.add)
@@ -175,10 +172,9 @@ class FleetSimulation:
 
     async def _script(self, swarm: VirtualSwarm) -> None:
         while not swarm.done:
-            await asyncio.sleep(_FAULT_S if self._faults else _TICK_S)
+            await asyncio.sleep(_FAULT_S if self.fleet.faults else _TICK_S)
             now = swarm.loop.time()
-            if self._faults is not None:
-                self._perform(self._faults.tick(now=now))
+            self._perform(self._schedule.tick(now=now))
             self._on_progress(self.progress())
             if self._stopped or now >= self.fleet.seconds:
                 raise Enough
@@ -205,8 +201,7 @@ class FleetSimulation:
                 self._synced.add(stage)
                 if self._began_at is None and len(self._synced) == self.fleet.plan.stages:
                     self._began_at = now
-                if self._faults is not None:
-                    self._faults.moved(self._names[peer], stage)
+                self._schedule.moved(self._names[peer], stage)
             case "averaged":
                 self._seconds["averaging"] += fields["seconds"]
                 self._averaged_at[peer, stage] = now
@@ -217,31 +212,32 @@ class FleetSimulation:
                 if len(stages) == self.fleet.plan.stages and fields["version"] == len(self._ends) + 1:
                     self._ends.append(now)
                     del self._applied[fields["version"]]
-        if self._faults is not None and event in ("synced", "applied"):
+        actions = self._schedule.on(self._names[peer], {"event": event, **fields}, now=now) if stage >= 0 else []
+        if actions:
             # Actions are for the script: who says this may be the one that is killed.
-            self.swarm.loop.call_soon(
-                self._perform, self._faults.on(self._names[peer], {"event": event, **fields}, now=now)
-            )
+            self.swarm.loop.call_soon(self._perform, actions)
 
     def _perform(self, actions: Iterable[Action]) -> None:
         for action in actions:
             if isinstance(action, FaultAction):
                 self.done[action.fault.kind] += 1
             carry_out(action, self.swarm)
+            # Only now is there a process that it may be told of.
+            if isinstance(action, RestartAction) or (
+                isinstance(action, FaultAction) and isinstance(action.fault, Join)
+            ):
+                self._perform(self._schedule.started(action.name, now=self.swarm.loop.time()))
 
     def _starting(self, name: str) -> None:
-        assert self._faults is not None
         if name not in self._machines:
             # Those that have left make room; without any, machines begin again from the first.
             machine = self._spare.pop() if self._spare else self._rng.choice(self.fleet.spare)
             self._machines[name], self.swarm.ids[name] = machine, peer_id_of(name)
             self._names[self.swarm.ids[name]] = name
             self._equip(name, machine)
-        self._perform(self._faults.started(name, now=self.swarm.loop.time()))
 
-    def _killed(self, peer: PeerId) -> None:
-        assert self._faults is not None
-        self._perform(self._faults.gone(self._names[peer], now=self.swarm.loop.time()))
+    def _gone(self, peer: PeerId, back: bool) -> None:
+        self._perform(self._schedule.gone(self._names[peer], now=self.swarm.loop.time(), back=back))
 
     # ------------------------------------------------------------ after it
 

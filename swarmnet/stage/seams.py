@@ -1,7 +1,8 @@
 """What one replica computes with: the two seams between protocol and arithmetic.
 
 `Compute` runs microbatches and holds the weights; `Summation` takes a step's gradients through a round to the finished
-sum. Torch implements both on threads (`engine.torch_engine`, `sums.step_sum`), `simulate.engine` on virtual time.
+sum. Torch implements both on threads (`engine.torch_engine`, `sums.step_sum`), `testing.virtual_engine` on virtual
+time.
 Neither knows peers. Step s leads from version s to s + 1; `version` counts the applied ones.
 
 delay = 0: there are the weights of one version, one accumulator and one finished sum, for step `version`. delay = 1

@@ -226,7 +226,11 @@ class KillAll(Fault):
     """SIGKILL to every process, or to every replica of `stage`; by `--kill-all` and by tests, in no chaos file."""
 
     kind, event = "kill_all", "killed_all"
-    told = "step {step}: everything is killed"
+    told = "step {step}: {fault.whom} is killed"
+
+    @property
+    def whom(self) -> str:
+        return "everything" if self.stage is None else f"all of stage {self.stage}"
 
 
 LINKS = (Partition, OneWayCut, Slow)

@@ -6,7 +6,7 @@
 - No correct peer suspends another one, unless a fault was done to one of the two.
 
 `swarmnet local`, `swarmnet simulate` and the tests check runs by this. It trusts neither leaders nor the loss. What no
-process tells, its sums and weights, a virtual swarm shows: `simulate.swarm` holds them against those of one process.
+process tells, its sums and weights, a virtual swarm shows: `testing.virtual_swarm` compares them with one process.
 """
 
 from __future__ import annotations

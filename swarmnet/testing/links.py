@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from swarmnet.ids import PeerId
 
@@ -34,24 +35,30 @@ class Links:
     """A callee that shows no life for so long, stopped or cut off, has timed out."""
 
 
+class LinkCut(NamedTuple):
+    """Groups between which nothing passes; one_way: only what the first sends to the others is lost."""
+
+    group_of: dict[PeerId, int]
+    one_way: bool = False
+
+    def loses(self, sender: PeerId, receiver: PeerId) -> bool:
+        """Does what `sender` sends not reach `receiver`? A peer that is in no group reaches every other one."""
+        mine, theirs = self.group_of.get(sender), self.group_of.get(receiver)
+        return mine is not None and theirs is not None and mine != theirs and not (self.one_way and mine)
+
+
 class LinkDirection:
     """One direction of one peer's line."""
 
     def __init__(self, bytes_per_s: float) -> None:
         if bytes_per_s <= 0:
             raise ValueError(f"a link needs bandwidth, got {bytes_per_s}")
-        self._bytes_per_s = bytes_per_s
+        self.bytes_per_s = bytes_per_s
         self._free_at = 0.0
-        self.carried_bytes = 0
-
-    @property
-    def bytes_per_s(self) -> float:
-        return self._bytes_per_s
 
     def reserve(self, num_bytes: int, *, now: float) -> float:
         """When `num_bytes` more, asked for now, will have passed."""
-        self._free_at = max(now, self._free_at) + num_bytes / self._bytes_per_s
-        self.carried_bytes += num_bytes
+        self._free_at = max(now, self._free_at) + num_bytes / self.bytes_per_s
         return self._free_at
 
 
@@ -60,8 +67,8 @@ class SimulatedLinks:
 
     def __init__(self, links: Links) -> None:
         self.links = links
-        self._group: dict[PeerId, int] = {}
-        self._deaf: set[tuple[PeerId, PeerId]] = set()
+        self.cuts: dict[object, LinkCut] = {}
+        """Those that hold, each under the key by which it ends."""
         self._undialled: set[tuple[PeerId, PeerId]] = set()
         self._pairs: dict[frozenset[PeerId], tuple[float | None, float | None]] = {}
         self._relays: dict[frozenset[PeerId], PeerId] = {}
@@ -76,21 +83,26 @@ class SimulatedLinks:
 
     # ------------------------------------------------------------ faults
 
-    def partition(self, groups: Iterable[Iterable[PeerId]]) -> None:
-        """Nothing passes between these groups any more; who is in none of them reaches everybody."""
-        self._group = {peer: number for number, group in enumerate(groups) for peer in group}
+    def cut(self, key: object, groups: Iterable[Iterable[PeerId]], *, one_way: bool = False) -> None:
+        """Nothing passes between these groups until `heal(key)`, whatever other cuts begin and end meanwhile.
 
-    def deafen(self, sender: PeerId, receiver: PeerId) -> None:
-        """What `sender` sends does not reach `receiver`; the other way is open."""
-        self._deaf.add((sender, receiver))
+        one_way: what the first group sends is lost, the other way is open. Who is in two groups is in the first.
+        """
+        group_of: dict[PeerId, int] = {}
+        for number, group in enumerate(groups):
+            for peer in group:
+                group_of.setdefault(peer, number)
+        self.cuts[key] = LinkCut(group_of, one_way)
 
     def block_dial(self, sender: PeerId, receiver: PeerId) -> None:
         """`sender` cannot open connections to `receiver`: silence. What `receiver` opens works in full."""
         self._undialled.add((sender, receiver))
 
-    def heal(self) -> None:
-        """End every cut."""
-        self._group, self._deaf, self._undialled = {}, set(), set()
+    def heal(self, key: object = None) -> None:
+        """End this cut; None: every cut, and let everybody dial."""
+        if key is None:
+            self.cuts, self._undialled = {}, set()
+        self.cuts.pop(key, None)
 
     def slow(self, one: PeerId, other: PeerId, bytes_per_s: float | None, latency_s: float | None) -> None:
         """Override speed and latency between two peers, both ways; None: as everywhere."""
@@ -99,9 +111,11 @@ class SimulatedLinks:
     def limit(self, peer: PeerId, up_bytes_per_s: float | None, down_bytes_per_s: float | None) -> None:
         """Limit what a peer sends and receives in all; None: without limit."""
         for directions, rate in ((self._up, up_bytes_per_s), (self._down, down_bytes_per_s)):
-            directions.pop(peer, None)
+            before = directions.pop(peer, None)
             if rate is not None:
-                directions[peer] = LinkDirection(rate)
+                # What is under way at this rate goes on.
+                same = before is not None and before.bytes_per_s == rate
+                directions[peer] = before if before is not None and same else LinkDirection(rate)
 
     def relay_by(self, one: PeerId, other: PeerId, relay: PeerId) -> None:
         """These two reach each other through `relay` alone, and what passes between them crosses its line twice."""
@@ -115,13 +129,7 @@ class SimulatedLinks:
 
     def reaches(self, sender: PeerId, receiver: PeerId) -> bool:
         """Does a message pass?"""
-        if not (self._deaf or self._group):
-            return True
-        if (sender, receiver) in self._deaf:
-            return False
-        # Who is in no group reaches everybody.
-        mine, theirs = self._group.get(sender), self._group.get(receiver)
-        return mine is None or theirs is None or mine == theirs
+        return not self.cuts or not any(cut.loses(sender, receiver) for cut in self.cuts.values())
 
     def connected(self, one: PeerId, other: PeerId) -> bool:
         """Do messages pass both ways, as a connection needs?"""

@@ -13,7 +13,7 @@ import contextlib
 import functools
 import random
 from collections import Counter, defaultdict, deque
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,21 +114,22 @@ class MemoryNetwork:
         """SIGCONT."""
         self.loop.continue_process(self._nodes[peer].process)
 
-    def partition(self, groups: Iterable[Iterable[PeerId]]) -> None:
-        self.lines.partition(groups)
-
-    def heal(self) -> None:
-        """End every cut: answers of calls that have not broken yet go on."""
-        self.lines.heal()
+    def heal(self, key: object = None) -> None:
+        """End this cut, None: every cut. Answers of calls that have not broken yet go on where no other cut holds."""
+        self.lines.heal(key)
         for call in list(self._calls):
-            if call.node is not None and self._nodes.get(call.callee) is not call.node:
+            died = call.node is not None and self._nodes.get(call.callee) is not call.node
+            if died and self.lines.connected(call.caller, call.callee):
                 self.break_call(call)  # its process died behind the cut
         held, self._held = self._held, []
         for call, answer in held:
-            self._answer(call, answer)
+            self._deliver(call, answer)
         knocking, self._knocking = self._knocking, []
         for call, request, payload in knocking:
             if call not in self._calls:
+                continue
+            if not self.lines.dials(call.caller, call.callee):
+                self._knocking.append((call, request, payload))
                 continue
             call.node = node = self._nodes.get(call.callee)
             if node is None:
@@ -314,10 +315,15 @@ class MemoryNetwork:
         self._answer(call, None)
 
     def _answer(self, call: _SimulatedCall, answer: Answer | None) -> None:
+        if call.over or call.caller not in self._nodes:
+            return
+        if answer is None or (answer := self._passed(call.callee, call.caller, answer)) is not None:
+            self._deliver(call, answer)
+
+    def _deliver(self, call: _SimulatedCall, answer: Answer | None) -> None:
+        """Send what the intercepts have let pass: they see it once, also if it waits until a cut heals."""
         caller = self._nodes.get(call.caller)
         if call.over or caller is None:
-            return
-        if answer is not None and (answer := self._passed(call.callee, call.caller, answer)) is None:
             return
         if not self.lines.connected(call.caller, call.callee):
             self._held.append((call, answer))  # it goes on if the cut heals in time

@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from swarmnet.testing.fault import (
-    LINKS,
     TRANSFERS,
     DiskFull,
     Drain,
@@ -186,11 +185,6 @@ class FaultSchedule:
         """Labels of what was ordered and has not happened (yet). A repeated fault counts once it was postponed."""
         return tuple(str(order.fault) for order in self._orders if order.reported or not _again_s(order.fault))
 
-    @property
-    def rules(self) -> tuple[Fault, ...]:
-        """The partitions, one-way cuts and slow links that hold now."""
-        return tuple(each.fault for each in self._lasting if isinstance(each.fault, LINKS))
-
     # ---------------------------------------------------------------- what happens
 
     def tick(self, *, now: float) -> list[Action]:
@@ -259,7 +253,9 @@ class FaultSchedule:
         for order in self._orders:
             order.holds.pop(name, None)
             order.waits.pop(name, None)
-        actions = self._end([lasting for lasting in self._lasting if name in (lasting.name, lasting.joiner)])
+        # What is done to its disk outlives the process.
+        mine = [each for each in self._lasting if name in (each.name, each.joiner)]
+        actions = self._end([each for each in mine if not isinstance(each.fault, DiskFull)])
         # The dead need not be told to go on.
         return self._next([act for act in actions if not (isinstance(act, ReleaseAction) and act.name == name)], now)
 
@@ -291,7 +287,9 @@ class FaultSchedule:
             return fault.place
         if fault.phase is None and not fault.strikes_one:
             return None
-        stage = min(self._meshed if isinstance(fault, KillRank) else self._stages, key=self._ordered.__getitem__)
+        # Where no replica has ranks, it is postponed.
+        meshed = self._meshed if isinstance(fault, KillRank) else []
+        stage = min(meshed or self._stages, key=self._ordered.__getitem__)
         self._ordered[stage] += 1
         return stage
 

@@ -9,7 +9,15 @@ from __future__ import annotations
 from typing import Protocol
 
 from swarmnet.testing.fault import LINKS, ClockChange, DiskFull, Drain, Fault, Join, Kill, KillAll, KillRank, Stop
-from swarmnet.testing.schedule import Action, FaultAction, FaultEnded, HoldAction, ReleaseAction, RestartAction
+from swarmnet.testing.schedule import (
+    Action,
+    FaultAction,
+    FaultEnded,
+    FaultPostponed,
+    HoldAction,
+    ReleaseAction,
+    RestartAction,
+)
 
 
 class Swarm(Protocol):
@@ -57,7 +65,8 @@ class Swarm(Protocol):
 
 
 def carry_out(action: Action, swarm: Swarm) -> None:
-    """Do what was decided. What is only to be said (`FaultPostponed`) does nothing."""
+    """Do what was decided. What is only to be said (`FaultPostponed`) does nothing. Raises TypeError for what no swarm
+    can do."""
     match action:
         case FaultAction(Join(), name=name, stage=stage):
             swarm.start(name, stage)
@@ -89,3 +98,7 @@ def carry_out(action: Action, swarm: Swarm) -> None:
             swarm.hold(name, id, fault)
         case ReleaseAction(name, id):
             swarm.go_on(name, id)
+        case FaultPostponed():
+            pass
+        case _:
+            raise TypeError(f"nothing is to be done for {action}")

@@ -36,10 +36,10 @@ from machines import Effects, Event, Machines, Node, Share
 from swarmnet.ids import Chain, PeerId
 from swarmnet.manifest.timers import Timers
 from swarmnet.messages import NONE, Committed, Finished, MemberState, Round, StagePlan, StateHeader
-from swarmnet.simulate.swarm import SimulatedSigner
 from swarmnet.step.commits import statement
 from swarmnet.step.gate import Shape
 from swarmnet.step.member import Member
+from swarmnet.testing.virtual_swarm import SimulatedSigner
 
 
 @dataclass(frozen=True, slots=True)

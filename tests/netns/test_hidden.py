@@ -19,8 +19,8 @@ from running import Running
 from tiny_run import write_tiny_run
 
 from swarmnet.data.source import load_tokens
-from swarmnet.local.reference import run_reference
 from swarmnet.manifest import file
+from swarmnet.testing.reference import run_reference
 
 routers = load("routers")
 

@@ -8,7 +8,7 @@ import random
 import torch
 from stage_chain import MODEL, StageChain, compute_thread, text, tiny
 
-from swarmnet.local.reference import run_reference
+from swarmnet.testing.reference import run_reference
 
 WIDE = MODEL.model_copy(update={"hidden_size": 64, "intermediate_size": 96, "num_layers": 2})  # matrices above LEAST
 

@@ -13,7 +13,6 @@ from stage_chain import StageChain, compute_thread, text, tiny
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from swarmnet.local.reference import ReferenceResult, run_reference
 from swarmnet.manifest.schema import Manifest, Numerics
 from swarmnet.model.comm import Comm
 from swarmnet.model.decoder import StageModule, loss_sum
@@ -24,6 +23,7 @@ from swarmnet.model.sharded import take
 from swarmnet.model.split import Casts
 from swarmnet.model.tensor_plan import TensorSplit
 from swarmnet.stage.passes import MemoryPolicy, Passes
+from swarmnet.testing.reference import ReferenceResult, run_reference
 from tests.contracts.tensor_parts import reduce_partial
 from tests.contracts.thread_comm import run_ranks
 

@@ -22,7 +22,6 @@ from swarmnet.cli.frame import run
 from swarmnet.data.source import load_tokens
 from swarmnet.data.windows import with_digests
 from swarmnet.ids import NO_RESTART, Restart, RunId, first_chain
-from swarmnet.local.reference import run_reference
 from swarmnet.manifest.extension import Extension, Notice
 from swarmnet.manifest.file import load, run_id, to_toml
 from swarmnet.manifest.schema import Manifest, Model
@@ -31,6 +30,7 @@ from swarmnet.model.decoder import StageModule
 from swarmnet.model.whole import generate
 from swarmnet.net.identity import Identity
 from swarmnet.state.disk import CheckpointStore
+from swarmnet.testing.reference import run_reference
 from swarmnet.wire.signed import sign
 
 MODEL = Model(

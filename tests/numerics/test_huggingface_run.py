@@ -21,12 +21,12 @@ from swarmnet.cli.frame import run
 from swarmnet.config.peer import PeerConfig
 from swarmnet.data.source import load_tokens
 from swarmnet.errors import UsageError
-from swarmnet.local.reference import run_reference
 from swarmnet.manifest.file import load
 from swarmnet.manifest.schema import Manifest
 from swarmnet.model.huggingface import checkpoint
 from swarmnet.peer.engines import InitialWeights, torch_engine
 from swarmnet.ranks.device_backend import DeviceBackend
+from swarmnet.testing.reference import run_reference
 
 SMALL = (
     "--set training.sequence_length=16 --set training.microbatches=2 --set training.microbatch_size=2 "

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from swarmnet.data.sampler import Sampler
 from swarmnet.data.tokens import Tokens
-from swarmnet.local.reference import run_reference
 from swarmnet.manifest.schema import Averaging, Cut, Manifest, Model, Numerics, Optimizer, Training
 from swarmnet.model.initial import draw
+from swarmnet.testing.reference import run_reference
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: there is no other Llama")
 

@@ -16,10 +16,10 @@ from stage_chain import StageChain, batch_of, chain_of, compute_thread, text, ti
 
 from swarmnet.engine.torch_engine import TorchEngine
 from swarmnet.errors import Refused, RejectCode
-from swarmnet.local.reference import ReferenceResult, run_reference
 from swarmnet.manifest.schema import Averaging, Manifest
 from swarmnet.stage.passes import MemoryPolicy
 from swarmnet.stage.seams import Stash
+from swarmnet.testing.reference import ReferenceResult, run_reference
 from swarmnet.wire import codecs
 
 STEPS = 10

@@ -8,8 +8,8 @@ import random
 import numpy as np
 
 from swarmnet.data.tokens import Tokens
-from swarmnet.local.reference import run_reference
 from swarmnet.manifest.schema import Averaging, Cut, Manifest, Model, Optimizer, Training
+from swarmnet.testing.reference import run_reference
 
 AFTER, STEPS = 90, 125
 

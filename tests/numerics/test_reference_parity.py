@@ -11,8 +11,8 @@ import torch
 from further import further
 from stage_chain import MODEL, StageChain, compute_thread, text, tiny
 
-from swarmnet.local.reference import ReferenceResult, run_reference
 from swarmnet.manifest.schema import Averaging, Manifest
+from swarmnet.testing.reference import ReferenceResult, run_reference
 
 STEPS = 8
 

@@ -20,7 +20,6 @@ from swarmnet.engine.payloads import Payloads
 from swarmnet.engine.torch_engine import TorchEngine
 from swarmnet.errors import BadMessage, DeviceFull, Overflow, Refused, RejectCode
 from swarmnet.ids import PeerId
-from swarmnet.local.reference import run_reference
 from swarmnet.manifest.schema import Numerics, Wire
 from swarmnet.messages import Packed
 from swarmnet.model.decoder import StageModule, loss_sum
@@ -28,6 +27,7 @@ from swarmnet.ranks.device_backend import DeviceBackend
 from swarmnet.stage.rounding import MAX_SUM
 from swarmnet.stage.seams import Contribution, Engine, Stash
 from swarmnet.stage.snapshot import Layout
+from swarmnet.testing.reference import run_reference
 from swarmnet.wire import codecs
 
 Scenario = Callable[[StageChain], Coroutine[Any, Any, None]]

@@ -20,12 +20,12 @@ from going_back import GoingBack
 from strike import watched
 
 from swarmnet.ids import PeerId
-from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Node, VirtualSwarm
 from swarmnet.state.rollback import Holding, newest_on_disk
 from swarmnet.testing.fault import Fault, Group, Join, Kill, KillAll, KillRank, OneWayCut, Partition, Stop
+from swarmnet.testing.plan import Plan
 from swarmnet.testing.schedule import FaultAction, FaultEnded, RestartAction
 from swarmnet.testing.swarm import carry_out
+from swarmnet.testing.virtual_swarm import Node, VirtualSwarm
 
 
 class Drawn(NamedTuple):
@@ -257,7 +257,7 @@ def play(plan: Plan, chaos: Chaos, seed: int, faults: Sequence[Drawn], *, end_s:
     swarm = watched(plan, seed)
     back = GoingBack(swarm)
     swarm.run(until_s=end_s, script=chaos.script(faults))
-    struck = swarm.counts["kill_together"] + swarm.counts["partitions"]
+    struck = swarm.counts["kill_together"] + swarm.counts["partition"]
     assert len(back.restarts) <= 2 * struck, (struck, sorted(back.restarts))
     return swarm
 

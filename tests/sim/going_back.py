@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from swarmnet.ids import PeerId, Restart
-from swarmnet.simulate.swarm import Broken, VirtualSwarm
+from swarmnet.testing.virtual_swarm import Broken, VirtualSwarm
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ import asyncio
 from collections.abc import Callable
 
 from swarmnet.ids import PeerId
-from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Node, VirtualSwarm
+from swarmnet.testing.plan import Plan
+from swarmnet.testing.virtual_swarm import Node, VirtualSwarm
 
 
 def node_of(swarm: VirtualSwarm, peer: PeerId) -> Node | None:

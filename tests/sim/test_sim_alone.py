@@ -11,9 +11,9 @@ import pytest
 from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Audits
 from swarmnet.messages import Packed
-from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Guise, VirtualSwarm
 from swarmnet.stage.seams import Recomputed
+from swarmnet.testing.plan import Plan
+from swarmnet.testing.virtual_swarm import Guise, VirtualSwarm
 from tests.benchmark_modules import load
 
 load("audit")

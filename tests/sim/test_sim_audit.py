@@ -20,8 +20,8 @@ import audit_lies  # noqa: E402
 import audit_model  # noqa: E402
 
 from swarmnet.manifest.schema import Audits  # noqa: E402
-from swarmnet.simulate.plan import Plan  # noqa: E402
-from swarmnet.simulate.swarm import VirtualSwarm  # noqa: E402
+from swarmnet.testing.plan import Plan  # noqa: E402
+from swarmnet.testing.virtual_swarm import VirtualSwarm  # noqa: E402
 
 SHORT = {"microbatches": 20, "steps": 12, "q": 0.4}
 RARE: dict[str, dict[str, float]] = {

@@ -16,12 +16,12 @@ from strike import watched
 from swarmnet.errors import RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.messages import Answer, Fetched, Gradient, Packed, Process, Rejected
-from swarmnet.simulate.engine import proven_tokens_of
-from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import VirtualSwarm
 from swarmnet.testing.clock import SimulatedProcess
 from swarmnet.testing.doubles import FakeService
 from swarmnet.testing.network import Message
+from swarmnet.testing.plan import Plan
+from swarmnet.testing.virtual_engine import proven_tokens_of
+from swarmnet.testing.virtual_swarm import VirtualSwarm
 from swarmnet.transport import ask
 
 PLAN = Plan(stages=3, replicas=2, microbatches=6, steps=4, max_void=0)

@@ -9,8 +9,8 @@ import pytest
 from benchmark_modules import load, printed_by
 from further import further
 
-from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import VirtualSwarm
+from swarmnet.testing.plan import Plan
+from swarmnet.testing.virtual_swarm import VirtualSwarm
 
 depth = load("depth")
 

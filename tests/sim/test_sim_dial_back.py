@@ -8,8 +8,8 @@ from collections.abc import Callable
 from strike import happened
 
 from swarmnet.ids import PeerId
-from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Node, VirtualSwarm
+from swarmnet.testing.plan import Plan
+from swarmnet.testing.virtual_swarm import Node, VirtualSwarm
 
 JOINER = PeerId("joiner")
 PLAN = Plan(stages=2, replicas=2, microbatches=4, steps=12, forward_s=0.1)

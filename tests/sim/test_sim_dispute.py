@@ -15,10 +15,10 @@ from further import further
 
 from swarmnet.ids import PeerId
 from swarmnet.messages import Packed, Part
-from swarmnet.simulate.engine import SimulatedEngine
-from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Node, VirtualSwarm
 from swarmnet.testing.network import Message
+from swarmnet.testing.plan import Plan
+from swarmnet.testing.virtual_engine import SimulatedEngine
+from swarmnet.testing.virtual_swarm import Node, VirtualSwarm
 
 STEP, STAGE = 1, 0
 Read = Callable[[int, int], Awaitable[Packed]]

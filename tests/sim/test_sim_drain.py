@@ -17,9 +17,9 @@ from further import further
 from strike import check_always, soon, until, watched
 from test_sim_scenarios import PLAN, POINTS, Trap
 
-from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Enough, Node, VirtualSwarm
 from swarmnet.testing.network import Links
+from swarmnet.testing.plan import Plan
+from swarmnet.testing.virtual_swarm import Enough, Node, VirtualSwarm
 
 
 @dataclass

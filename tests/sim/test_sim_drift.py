@@ -12,10 +12,10 @@ from strike import node_of, until, watched
 
 from swarmnet.ids import PeerId
 from swarmnet.messages import Commit
-from swarmnet.simulate.engine import SimulatedEngine
-from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Node, VirtualSwarm
 from swarmnet.step import member
+from swarmnet.testing.plan import Plan
+from swarmnet.testing.virtual_engine import SimulatedEngine
+from swarmnet.testing.virtual_swarm import Node, VirtualSwarm
 
 EVERY = 4
 

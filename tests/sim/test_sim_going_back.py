@@ -11,9 +11,9 @@ from further import further
 from swarmnet.directory import Record, StageStatus
 from swarmnet.ids import NO_RESTART, OnDisk, PeerId, Restart, first_chain
 from swarmnet.messages import Heartbeat, Stamp
-from swarmnet.simulate.plan import RUN, Plan
-from swarmnet.simulate.swarm import VirtualSwarm
 from swarmnet.state.rollback import Move
+from swarmnet.testing.plan import RUN, Plan
+from swarmnet.testing.virtual_swarm import VirtualSwarm
 from tests.sim.going_back import GoingBack
 from tests.sim.strike import watched
 from tests.sim.test_sim_restart import reached

@@ -17,10 +17,10 @@ from swarmnet.averaging.grid import grid_of
 from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Protocol
 from swarmnet.messages import Control, Round, StagePlan
-from swarmnet.simulate.engine import SimulatedEngine
-from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import VirtualSwarm
 from swarmnet.stage.seams import Contribution, Reduced
+from swarmnet.testing.plan import Plan
+from swarmnet.testing.virtual_engine import SimulatedEngine
+from swarmnet.testing.virtual_swarm import VirtualSwarm
 
 
 @pytest.fixture(scope="module")

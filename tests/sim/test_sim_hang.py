@@ -11,8 +11,8 @@ from strike import watched
 
 from swarmnet.messages import Process
 from swarmnet.pipeline.router import Router
-from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Enough, Node, VirtualSwarm
+from swarmnet.testing.plan import Plan
+from swarmnet.testing.virtual_swarm import Enough, Node, VirtualSwarm
 
 WINDOW_S = 30.0
 PLAN = Plan(stages=2, replicas=4, microbatches=16, steps=400, forward_s=0.1)

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from swarmnet.ids import PeerId
-from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import VirtualSwarm
+from swarmnet.testing.plan import Plan
+from swarmnet.testing.virtual_swarm import VirtualSwarm
 
 PLAN = Plan(stages=1, replicas=4, microbatches=8, steps=20, forward_s=0.01, padding=250_000, padding_bytes=4.0)
 SUM_BYTES = 1e6

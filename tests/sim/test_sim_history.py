@@ -11,8 +11,8 @@ from strike import reached
 from swarmnet.ids import PeerId
 from swarmnet.messages import History, HistoryRequest, Packed, StepFigures
 from swarmnet.monitor.waterfall import bars_of
-from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Node, VirtualSwarm
+from swarmnet.testing.plan import Plan
+from swarmnet.testing.virtual_swarm import Node, VirtualSwarm
 from swarmnet.transport import ReadPayload
 
 STRANGER = PeerId("stranger")

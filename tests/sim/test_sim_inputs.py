@@ -18,12 +18,12 @@ from swarmnet.messages import Answer, Fetched, Packed, Process, Rejected
 from swarmnet.pipeline.execution import Execution
 from swarmnet.pipeline.windows import OwnTokens, ProvenWindows
 from swarmnet.simulate import reference, swarm
-from swarmnet.simulate.engine import proven_tokens_of
-from swarmnet.simulate.plan import Plan, manifest_of
-from swarmnet.simulate.swarm import VirtualSwarm
 from swarmnet.testing.clock import SimulatedProcess
 from swarmnet.testing.doubles import FakeService
 from swarmnet.testing.network import Message
+from swarmnet.testing.plan import Plan, manifest_of
+from swarmnet.testing.virtual_engine import proven_tokens_of
+from swarmnet.testing.virtual_swarm import VirtualSwarm
 from swarmnet.trainer.trainer import Trainer
 from swarmnet.transport import ReadPayload, ask
 

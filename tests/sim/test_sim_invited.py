@@ -6,8 +6,8 @@ import asyncio
 
 from swarmnet.errors import RejectCode
 from swarmnet.messages import Fetch, Rejected
-from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import VirtualSwarm
+from swarmnet.testing.plan import Plan
+from swarmnet.testing.virtual_swarm import VirtualSwarm
 from swarmnet.transport import ask
 
 

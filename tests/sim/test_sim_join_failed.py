@@ -8,9 +8,9 @@ import pytest
 from strike import watched
 
 from swarmnet.errors import BadMessage, RejectCode
-from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import VirtualSwarm
 from swarmnet.state import snapshot_fetch
+from swarmnet.testing.plan import Plan
+from swarmnet.testing.virtual_swarm import VirtualSwarm
 
 
 def test_a_failed_join_is_said_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,8 @@ from strike import check_always, kill_and_restart, leader_of, member_of, watched
 
 from swarmnet.ids import PeerId
 from swarmnet.messages import Control
-from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import VirtualSwarm
+from swarmnet.testing.plan import Plan
+from swarmnet.testing.virtual_swarm import VirtualSwarm
 
 STEP = 1
 

@@ -14,9 +14,9 @@ from strike import until
 from swarmnet import messages
 from swarmnet.ids import PeerId
 from swarmnet.messages import Committed, Control, Heartbeat
-from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Node, VirtualSwarm
 from swarmnet.step import graph, membership
+from swarmnet.testing.plan import Plan
+from swarmnet.testing.virtual_swarm import Node, VirtualSwarm
 
 REPLICAS = 16
 

@@ -13,8 +13,8 @@ from swarmnet.manifest.schema import Audits
 from swarmnet.peer.replica import ReplicaLimits
 from swarmnet.peer.swarm_health import Assessment, assess
 from swarmnet.simulate import swarm as simulated
-from swarmnet.simulate.plan import RUN, Plan
-from swarmnet.simulate.swarm import VirtualSwarm
+from swarmnet.testing.plan import RUN, Plan
+from swarmnet.testing.virtual_swarm import VirtualSwarm
 from tests.benchmark_modules import load
 from tests.sim.going_back import GoingBack
 from tests.sim.strike import reached

@@ -10,10 +10,10 @@ from further import further
 
 from swarmnet.ids import PeerId
 from swarmnet.manifest.extension import Extension, Horizon, Notices
-from swarmnet.simulate.plan import OWNER, RUN, Plan
-from swarmnet.simulate.reference import SimulatedReference
-from swarmnet.simulate.swarm import Guise, Node, SimulatedSigner, VirtualSwarm
 from swarmnet.step.member import Member
+from swarmnet.testing.plan import OWNER, RUN, Plan
+from swarmnet.testing.virtual_reference import SimulatedReference
+from swarmnet.testing.virtual_swarm import Guise, Node, SimulatedSigner, VirtualSwarm
 from swarmnet.wire.signed import sign
 
 

@@ -11,8 +11,8 @@ from further import further
 from strike import check_always, kill_and_restart, watched
 
 from swarmnet.messages import Process
-from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Node, VirtualSwarm
+from swarmnet.testing.plan import Plan
+from swarmnet.testing.virtual_swarm import Node, VirtualSwarm
 
 SIZES = [0, 200, 1 << 20]
 """Nothing; two or three entries; everything."""

@@ -17,8 +17,8 @@ from further import further
 from swarmnet.manifest.schema import Audits
 from swarmnet.messages import MAX_EVALUATIONS
 from swarmnet.net.history import KEPT_STEPS
-from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import VirtualSwarm
+from swarmnet.testing.plan import Plan
+from swarmnet.testing.virtual_swarm import VirtualSwarm
 
 STEPS = 80
 """After so many steps everything has its size: of sums and contributors, the last 64 are kept."""

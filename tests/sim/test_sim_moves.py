@@ -18,8 +18,8 @@ from strike import soon, until, watched
 from swarmnet.ids import PeerId
 from swarmnet.peer.leaving import hand_over, standing_of
 from swarmnet.peer.rebalance import Rules
-from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Node, VirtualSwarm
+from swarmnet.testing.plan import Plan
+from swarmnet.testing.virtual_swarm import Node, VirtualSwarm
 
 RULES = Rules(period_s=6.0, settle_s=2.5, hurry_s=2.0, promise_s=30.0)
 

@@ -17,9 +17,9 @@ from test_sim_scenarios import owners_of_one_index
 from swarmnet.pipeline.execution import Execution
 from swarmnet.pipeline.slots import Slots
 from swarmnet.pipeline.tasks import StepTasks
-from swarmnet.simulate.engine import SimulatedEngine, SimulatedSum
-from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Broken, VirtualSwarm
+from swarmnet.testing.plan import Plan
+from swarmnet.testing.virtual_engine import SimulatedEngine, SimulatedSum
+from swarmnet.testing.virtual_swarm import Broken, VirtualSwarm
 
 Accumulate = Callable[[SimulatedEngine, object], object]
 

@@ -7,8 +7,8 @@ import asyncio
 from strike import reached, versions, watched
 
 from swarmnet.errors import UsageError
-from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import VirtualSwarm
+from swarmnet.testing.plan import Plan
+from swarmnet.testing.virtual_swarm import VirtualSwarm
 
 
 def how(swarm: VirtualSwarm, peer: str) -> list[object]:

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Broken, VirtualSwarm
+from swarmnet.testing.plan import Plan
+from swarmnet.testing.virtual_swarm import Broken, VirtualSwarm
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from test_sim_slow_joiner import JOINER, PLAN, check_joined, fields, join, version
 
 from swarmnet.ids import PeerId
-from swarmnet.simulate.swarm import VirtualSwarm
+from swarmnet.testing.virtual_swarm import VirtualSwarm
 
 
 def test_a_donor_that_cannot_be_called_costs_a_joiner_its_patience_once() -> None:

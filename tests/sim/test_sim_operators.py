@@ -9,8 +9,8 @@ import pytest
 
 from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Audits
-from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import VirtualSwarm
+from swarmnet.testing.plan import Plan
+from swarmnet.testing.virtual_swarm import VirtualSwarm
 
 KIN = (PeerId("s1.3"), PeerId("s1.4"))
 PLAN = Plan(stages=2, replicas=3, microbatches=12, steps=12, audit=Audits(microbatches=0.3, contributions=0.0))

@@ -21,10 +21,10 @@ from test_sim_scenarios import POINTS, STEP, Trap, held, state
 
 from swarmnet.manifest.schema import Audits
 from swarmnet.messages import Process
-from swarmnet.simulate.engine import tokens_of
-from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.reference import SimulatedReference
-from swarmnet.simulate.swarm import Node, VirtualSwarm
+from swarmnet.testing.plan import Plan
+from swarmnet.testing.virtual_engine import tokens_of
+from swarmnet.testing.virtual_reference import SimulatedReference
+from swarmnet.testing.virtual_swarm import Node, VirtualSwarm
 
 timelines = load("timeline")
 

@@ -12,9 +12,9 @@ from further import further
 from strike import check_always, kill_and_restart, until, watched
 from test_sim_scenarios import STEP, Trap
 
-from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.reference import SimulatedReference
-from swarmnet.simulate.swarm import VirtualSwarm
+from swarmnet.testing.plan import Plan
+from swarmnet.testing.virtual_reference import SimulatedReference
+from swarmnet.testing.virtual_swarm import VirtualSwarm
 
 PLAN = Plan(stages=2, replicas=2, microbatches=6, steps=6, averaging_s=0.3, sync="overlap", overlap_after=3)
 

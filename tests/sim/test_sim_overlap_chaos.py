@@ -18,14 +18,14 @@ from chaos import Chaos, run_seed
 from strike import check_always, kill_and_restart, leader_of, until, watched
 
 from swarmnet.errors import Refused, RejectCode
-from swarmnet.simulate.engine import SimulatedEngine
-from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Broken, Node, VirtualSwarm
 from swarmnet.step.followers import AtStep
 from swarmnet.step.leader import Leader
 from swarmnet.step.member import Member
 from swarmnet.step.open_step import OpenStep
 from swarmnet.testing.links import Links
+from swarmnet.testing.plan import Plan
+from swarmnet.testing.virtual_engine import SimulatedEngine
+from swarmnet.testing.virtual_swarm import Broken, Node, VirtualSwarm
 
 # ---------------------------------------------------------------- one oldest step under two newest weights
 

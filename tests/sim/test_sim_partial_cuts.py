@@ -7,8 +7,8 @@ from further import further
 from test_sim_slow_joiner import version
 from test_sim_uncallable import gaps
 
-from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import VirtualSwarm
+from swarmnet.testing.plan import Plan
+from swarmnet.testing.virtual_swarm import VirtualSwarm
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from further import further
 from strike import watched
 
 from swarmnet.manifest.schema import Protocol
-from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Node, VirtualSwarm
+from swarmnet.testing.plan import Plan
+from swarmnet.testing.virtual_swarm import Node, VirtualSwarm
 
 STEP = 1
 """The step that is cut."""
@@ -140,7 +140,7 @@ def cut_and_heal(
         await until(swarm, lambda: swarm.done and not forked(one, other), within_s=200.0)
 
     swarm.run(until_s=260.0, script=script)
-    assert swarm.counts["partitions"] == 1
+    assert swarm.counts["partition"] == 1
     return swarm
 
 

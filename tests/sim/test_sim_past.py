@@ -15,11 +15,11 @@ from swarmnet.averaging.exchange import Exchange
 from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.ids import PeerId, Restart
 from swarmnet.messages import Answer, Commit, Finished, Round, TrailRequest, TrailStep
-from swarmnet.simulate.engine import SimulatedEngine
-from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Node, VirtualSwarm
 from swarmnet.state.disk import Written
 from swarmnet.step.member import Member
+from swarmnet.testing.plan import Plan
+from swarmnet.testing.virtual_engine import SimulatedEngine
+from swarmnet.testing.virtual_swarm import Node, VirtualSwarm
 
 JOINER = PeerId("joiner")
 STATE_BYTES = 200_000

@@ -12,8 +12,8 @@ import asyncio
 from strike import watched
 from test_sim_drain import Farewells, at_step, executions, indexes
 
-from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Node, VirtualSwarm
+from swarmnet.testing.plan import Plan
+from swarmnet.testing.virtual_swarm import Node, VirtualSwarm
 
 
 def counted(node: Node) -> int:

@@ -6,8 +6,8 @@ import asyncio
 from dataclasses import replace
 
 from swarmnet.ids import PeerId
-from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Enough, VirtualSwarm
+from swarmnet.testing.plan import Plan
+from swarmnet.testing.virtual_swarm import Enough, VirtualSwarm
 
 BEFORE_S, FOR_S = 20.0, 120.0
 

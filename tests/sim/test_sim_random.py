@@ -16,10 +16,10 @@ from chaos import Chaos, run_seed, shrink
 from further import further
 
 from swarmnet import messages
-from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import VirtualSwarm
 from swarmnet.step import graph, membership
 from swarmnet.testing.links import Links
+from swarmnet.testing.plan import Plan
+from swarmnet.testing.virtual_swarm import VirtualSwarm
 
 NOISY = Links(loss=0.15, double=0.1, late=0.1, broken=0.05)
 TANGLED = Links(loss=0.1, double=0.1, late=0.3, broken=0.05)

@@ -12,12 +12,12 @@ import pytest
 from swarmnet.errors import PeerGone, PeerTimeout
 from swarmnet.ids import PeerId
 from swarmnet.messages import Busy, Fetch, Fetched, Heartbeat
-from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import VirtualSwarm
 from swarmnet.testing.clock import SimulatedProcess, VirtualLoop
 from swarmnet.testing.doubles import FakeService
 from swarmnet.testing.links import Links
 from swarmnet.testing.network import MemoryNetwork, Message
+from swarmnet.testing.plan import Plan
+from swarmnet.testing.virtual_swarm import VirtualSwarm
 from tests.contracts.transport_contract import FETCH, HEARTBEAT
 
 A, B = PeerId("a"), PeerId("b")

@@ -14,9 +14,9 @@ import pytest
 from swarmnet.averaging.pledges import chunk_digest
 from swarmnet.ids import PeerId
 from swarmnet.messages import Answer, Packed, Part, PartData, Pledge
-from swarmnet.simulate.engine import SimulatedEngine
-from swarmnet.simulate.swarm import SimulatedSigner
 from swarmnet.statement import statement
+from swarmnet.testing.virtual_engine import SimulatedEngine
+from swarmnet.testing.virtual_swarm import SimulatedSigner
 from tests.benchmark_modules import load
 
 strangers, lies = load("strangers"), load("strangers_lies")

@@ -10,8 +10,8 @@ from strike import check_always, node_of, soon, watched
 
 from swarmnet.ids import PeerId
 from swarmnet.messages import Process, Request
-from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import VirtualSwarm
+from swarmnet.testing.plan import Plan
+from swarmnet.testing.virtual_swarm import VirtualSwarm
 
 STEP = 2
 

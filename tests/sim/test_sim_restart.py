@@ -10,8 +10,8 @@ from further import further
 from strike import node_of, reached, versions, watched
 
 from swarmnet.ids import PeerId
-from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import VirtualSwarm
+from swarmnet.testing.plan import Plan
+from swarmnet.testing.virtual_swarm import VirtualSwarm
 
 PLAN = Plan(stages=3, replicas=2, microbatches=4, steps=12, checkpoint_every=2)
 

@@ -10,8 +10,8 @@ from strike import until
 
 from swarmnet.directory import Record, StageStatus
 from swarmnet.ids import PeerId, Restart, first_chain
-from swarmnet.simulate.plan import RUN, Plan
-from swarmnet.simulate.swarm import Node, VirtualSwarm
+from swarmnet.testing.plan import RUN, Plan
+from swarmnet.testing.virtual_swarm import Node, VirtualSwarm
 from tests.sim.going_back import GoingBack
 from tests.sim.strike import leader_of, node_of, watched
 from tests.sim.test_sim_restart import kill_everybody, reached

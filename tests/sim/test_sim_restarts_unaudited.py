@@ -10,10 +10,10 @@ from strike import kill_and_restart, node_of, reached
 from swarmnet.audit.cases import APART
 from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Audits
-from swarmnet.simulate.engine import NUM_ELEMENTS
-from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import VirtualSwarm
 from swarmnet.testing.clock import SimulatedProcess
+from swarmnet.testing.plan import Plan
+from swarmnet.testing.virtual_engine import NUM_ELEMENTS
+from swarmnet.testing.virtual_swarm import VirtualSwarm
 from tests.benchmark_modules import load
 
 strangers = load("strangers")

@@ -12,8 +12,8 @@ from strike import kill_and_restart, watched
 from test_sim_restart import reached
 
 from swarmnet.ids import PeerId
-from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import VirtualSwarm
+from swarmnet.testing.plan import Plan
+from swarmnet.testing.virtual_swarm import VirtualSwarm
 
 
 @pytest.mark.parametrize("sync", ["exact", "overlap"])

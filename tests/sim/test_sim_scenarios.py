@@ -16,8 +16,8 @@ from further import further
 from strike import check_always, kill_and_restart, leader_of, member_of, node_of, soon, watched
 
 from swarmnet.messages import Accepted, Committed, Gradient, Process
-from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Node, VirtualSwarm
+from swarmnet.testing.plan import Plan
+from swarmnet.testing.virtual_swarm import Node, VirtualSwarm
 
 PLAN = Plan(stages=3, replicas=2, microbatches=6, steps=5)
 STEP = 1

@@ -9,10 +9,10 @@ import pytest
 from chaos import Chaos
 
 from swarmnet.ids import PeerId
-from swarmnet.simulate.engine import SimulatedEngine, tokens_of
-from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Guise, VirtualSwarm
 from swarmnet.stage.seams import Stash
+from swarmnet.testing.plan import Plan
+from swarmnet.testing.virtual_engine import SimulatedEngine, tokens_of
+from swarmnet.testing.virtual_swarm import Guise, VirtualSwarm
 
 PLAN = Plan(stages=2, replicas=3, microbatches=6, steps=8, eval_every=1, eval_microbatches=4)
 

@@ -31,10 +31,10 @@ from swarmnet.messages import (
 )
 from swarmnet.peer.peer import Peer
 from swarmnet.pipeline.works import digest
-from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Guise, SimulatedSigner, VirtualSwarm
 from swarmnet.statement import statement
 from swarmnet.testing.network import Message
+from swarmnet.testing.plan import Plan
+from swarmnet.testing.virtual_swarm import Guise, SimulatedSigner, VirtualSwarm
 from swarmnet.transport import Transport, ask
 
 ALL = Audits(microbatches=0.5, contributions=0.0)

@@ -12,8 +12,8 @@ import pytest
 
 from swarmnet.ids import PeerId
 from swarmnet.messages import Answer, Packed, Snapshot, SnapshotPiece, TrailStep
-from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Node, VirtualSwarm
+from swarmnet.testing.plan import Plan
+from swarmnet.testing.virtual_swarm import Node, VirtualSwarm
 
 JOINER = PeerId("joiner")
 STATE, PIECE = 24_000, 1_000

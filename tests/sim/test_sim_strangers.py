@@ -10,11 +10,11 @@ from further import further
 
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.messages import Commit, Committed, Control, Finished, Heartbeat, MemberState, Round, StagePlan, Stamp
-from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import VirtualSwarm
 from swarmnet.step.commits import commit_of
 from swarmnet.testing.clock import SimulatedProcess
 from swarmnet.testing.doubles import FakeService
+from swarmnet.testing.plan import Plan
+from swarmnet.testing.virtual_swarm import VirtualSwarm
 
 
 class Stranger:

@@ -11,8 +11,8 @@ from test_sim_past import lose_checkpoints, until
 from test_sim_restart import kill_everybody, reached
 
 from swarmnet.ids import OnDisk, PeerId, Restart
-from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import VirtualSwarm
+from swarmnet.testing.plan import Plan
+from swarmnet.testing.virtual_swarm import VirtualSwarm
 
 AWAY, STAYS = PeerId("s0.0"), PeerId("s0.1")
 PLAN = Plan(

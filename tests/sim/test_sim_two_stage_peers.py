@@ -10,8 +10,8 @@ import pytest
 from further import further
 from strike import check_always, kill_and_restart, watched
 
-from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import VirtualSwarm
+from swarmnet.testing.plan import Plan
+from swarmnet.testing.virtual_swarm import VirtualSwarm
 
 SINGLE = ((0, 3), (1, 2))
 DOUBLE = ((0, 3), (1, 2), (0, 3), (1, 2))

@@ -11,10 +11,10 @@ from further import further
 from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Audits
 from swarmnet.messages import Heartbeat, Stamp
-from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import VirtualSwarm
 from swarmnet.testing.clock import SimulatedProcess
 from swarmnet.testing.doubles import FakeService
+from swarmnet.testing.plan import Plan
+from swarmnet.testing.virtual_swarm import VirtualSwarm
 
 
 def gaps(swarm: VirtualSwarm, since_s: float) -> list[float]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 
 from swarmnet.ids import PeerId
-from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Node, VirtualSwarm
+from swarmnet.testing.plan import Plan
+from swarmnet.testing.virtual_swarm import Node, VirtualSwarm
 
 MEMBERS, ELEMENTS, ELEMENT_BYTES = 4, 2_000_000, 8
 VECTOR = ELEMENTS * ELEMENT_BYTES

@@ -19,9 +19,9 @@ from swarmnet.manifest.schema import Audits
 from swarmnet.messages import NONE, Case, Contributions, Pledge, Process, Request, Stamp
 from swarmnet.peer.run import until_convicted
 from swarmnet.pipeline.router import least_time
-from swarmnet.simulate.plan import RUN, Plan, manifest_of
-from swarmnet.simulate.swarm import SimulatedSigner, VirtualSwarm
 from swarmnet.statement import statement
+from swarmnet.testing.plan import RUN, Plan, manifest_of
+from swarmnet.testing.virtual_swarm import SimulatedSigner, VirtualSwarm
 from swarmnet.trainer.trainer import FirstStage
 from tests.sim.strike import reached
 

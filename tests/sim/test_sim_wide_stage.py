@@ -8,8 +8,8 @@ import pytest
 from strike import until
 
 from swarmnet.messages import MAX_COUNTING
-from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Node, VirtualSwarm
+from swarmnet.testing.plan import Plan
+from swarmnet.testing.virtual_swarm import Node, VirtualSwarm
 
 
 @pytest.mark.parametrize("replicas", [40, pytest.param(200, marks=(pytest.mark.long, pytest.mark.timeout(1200)))])

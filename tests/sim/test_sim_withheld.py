@@ -16,10 +16,10 @@ from swarmnet.errors import RejectCode
 from swarmnet.manifest.schema import Audits
 from swarmnet.messages import AuditRequest, Heartbeat, Rejected, Sent
 from swarmnet.peer.peer import Peer
-from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import SimulatedSigner, VirtualSwarm
 from swarmnet.statement import statement
 from swarmnet.testing.network import MemoryTransport
+from swarmnet.testing.plan import Plan
+from swarmnet.testing.virtual_swarm import SimulatedSigner, VirtualSwarm
 
 PLAN = Plan(
     stages=1, replicas=4, microbatches=8, steps=16, forward_s=0.1, audit=Audits(microbatches=0.5, contributions=0.5)

@@ -9,8 +9,8 @@ from further import further
 
 from swarmnet.manifest.schema import Audits
 from swarmnet.peer.swarm_health import assess
-from swarmnet.simulate.plan import RUN, Plan
-from swarmnet.simulate.swarm import VirtualSwarm
+from swarmnet.testing.plan import RUN, Plan
+from swarmnet.testing.virtual_swarm import VirtualSwarm
 
 
 @pytest.mark.parametrize("checked", [False, True])

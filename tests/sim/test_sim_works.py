@@ -16,10 +16,10 @@ from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Audits
 from swarmnet.messages import AuditData, AuditRequest, Rejected, Request, WorkRecord
 from swarmnet.pipeline.works import MOST_ASKS, digest
-from swarmnet.simulate.engine import product
-from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Node, VirtualSwarm
 from swarmnet.stage.seams import PastWork
+from swarmnet.testing.plan import Plan
+from swarmnet.testing.virtual_engine import product
+from swarmnet.testing.virtual_swarm import Node, VirtualSwarm
 from swarmnet.transport import ask
 
 SEED = b"of the aggregate's vector"

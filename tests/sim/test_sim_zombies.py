@@ -14,8 +14,8 @@ from further import further
 from strike import leader_of, watched
 
 from swarmnet.manifest.schema import Protocol
-from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Node, VirtualSwarm
+from swarmnet.testing.plan import Plan
+from swarmnet.testing.virtual_swarm import Node, VirtualSwarm
 
 STEP = 1
 LONG_S = Protocol().long_silence_s

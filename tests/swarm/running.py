@@ -26,14 +26,14 @@ from torch import Tensor
 import swarmnet.local
 from swarmnet.cli.frame import INTERRUPTED, run
 from swarmnet.data.source import load_tokens
-from swarmnet.local.processes import START_S, child_launcher
-from swarmnet.local.reference import ReferenceResult, run_reference
 from swarmnet.local.supervisor import Kit
 from swarmnet.manifest.file import load
 from swarmnet.manifest.schema import Manifest
 from swarmnet.ranks.launcher import ChildCall, ChildProcess, Launcher
 from swarmnet.telemetry.events import EventReader
 from swarmnet.testing.invariants import InvariantChecker
+from swarmnet.testing.process_swarm import START_S, child_launcher
+from swarmnet.testing.reference import ReferenceResult, run_reference
 
 PATIENCE_S = 240.0
 

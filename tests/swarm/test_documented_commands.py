@@ -26,8 +26,8 @@ from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.trainers import BpeTrainer
 
 from swarmnet.cli.frame import run
-from swarmnet.local.processes import child_launcher
 from swarmnet.manifest.file import load, override, run_id, to_toml
+from swarmnet.testing.process_swarm import child_launcher
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])

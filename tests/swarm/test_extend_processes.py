@@ -15,11 +15,11 @@ from tiny_run import write_tiny_run
 
 from swarmnet.cli.frame import run
 from swarmnet.data.source import load_tokens
-from swarmnet.local.reference import run_reference
 from swarmnet.manifest.extension import Extension
 from swarmnet.manifest.file import load, to_toml
 from swarmnet.manifest.schema import Admission, Optimizer
 from swarmnet.net.admission_files import new_owner, notices_beside, read_signed, write_owner
+from swarmnet.testing.reference import run_reference
 
 Start = Callable[..., Running]
 

@@ -19,8 +19,8 @@ from swarmnet.manifest.timers import Timers
 from swarmnet.peer.placement import Choice, placement_rule
 from swarmnet.peer.run import run_peer
 from swarmnet.pipeline.router import Candidate, Router
-from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import VirtualSwarm
+from swarmnet.testing.plan import Plan
+from swarmnet.testing.virtual_swarm import VirtualSwarm
 from swarmnet.trainer.run import run_trainer
 
 TIMERS = Timers(suspect_s=2.0)

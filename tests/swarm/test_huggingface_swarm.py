@@ -16,12 +16,12 @@ from safetensors.torch import load_file, save_file
 
 from swarmnet.cli.frame import run
 from swarmnet.data.source import load_tokens
-from swarmnet.local.reference import run_reference
 from swarmnet.manifest.file import load
 from swarmnet.manifest.schema import Model
 from swarmnet.model.decoder import StageModule
 from swarmnet.model.huggingface.config import config_of
 from swarmnet.peer import collect_remote
+from swarmnet.testing.reference import run_reference
 
 STEPS = 4
 

@@ -21,10 +21,10 @@ from safetensors.torch import load_file
 
 from swarmnet.cli.frame import run
 from swarmnet.data.source import load_tokens
-from swarmnet.local.reference import run_reference
 from swarmnet.manifest.file import load, run_id
 from swarmnet.net.identity import Identity, own_identity
 from swarmnet.ranks.launcher import child_environment
+from swarmnet.testing.reference import run_reference
 
 STEPS, BEFORE_JOIN = 20, 4
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from swarmnet.local.processes import PRELOAD, child_launcher
 from swarmnet.ranks.launcher import ChildCall, ChildProcess, Launcher, LauncherLost
+from swarmnet.testing.process_swarm import PRELOAD, child_launcher
 
 CHILD = """
 import json, os, signal, sys

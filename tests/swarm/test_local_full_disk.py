@@ -15,7 +15,7 @@ from test_local_supervisor import FAST, STEPS, kit, options, said, summary
 
 from swarmnet.local import LocalOptions, run_local
 from swarmnet.local import report as local_report
-from swarmnet.local.processes import ChildSpec
+from swarmnet.testing.process_swarm import ChildSpec
 
 
 def full() -> OSError:

@@ -25,12 +25,13 @@ from swarmnet.errors import UsageError
 from swarmnet.local import LocalOptions, run_local
 from swarmnet.local.prepare import Prepared, choose
 from swarmnet.local.prepare import prepare as real_prepare
-from swarmnet.local.processes import ChildSpec, reference_command, stop, swarmnet_command
 from swarmnet.local.report import UNCOMPARED
 from swarmnet.local.supervisor import Kit, Timing
 from swarmnet.manifest.file import run_id
 from swarmnet.ranks.launcher import ChildProcess, Launcher, LauncherLost, child_environment
 from swarmnet.telemetry.events import EventReader
+from swarmnet.testing.fault import KillAll
+from swarmnet.testing.process_swarm import ChildSpec, reference_command, stop, swarmnet_command
 
 STAGES, REPLICAS, STEPS, M = 3, 2, 6, 4
 FAST = Timing(poll_s=0.002, restart_s=0.01, stalled_s=5.0, give_up_s=30.0, settle_s=5.0, grace_s=2.0)
@@ -227,6 +228,14 @@ def test_an_undisturbed_run_leaves_its_files_and_needs_no_home(tmp_path: Path, m
     assert (tmp_path / "out" / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_all_of_a_stage_may_be_killed_and_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarmnet.local.run._faults", lambda swarm: (KillAll(stage=1, step=3),))
+    tools = kit(tmp_path / "board", hold=3)
+    assert run_local(options(tmp_path), tools) == 0, said(tools)
+    assert "step 3: all of stage 1 is killed" in said(tools) and "from outside" not in said(tools)
+    assert summary(tmp_path)["faults"] == {"kill_all": 1} and summary(tmp_path)["killed_all"] is None
+
+
 def test_a_kill_in_the_middle_and_a_return_by_snapshot(tmp_path: Path) -> None:
     tools = kit(tmp_path / "board", hold=3)  # nobody gets past step 3 before someone came back
     assert run_local(options(tmp_path, kill=("1@3",)), tools) == 0
@@ -373,16 +382,16 @@ class Deaf:
     """A child that ends by SIGKILL only."""
 
     def __init__(self, name: str, story: list[str]) -> None:
-        self.spec, self.story = ChildSpec(name, PeerConfig()), story
+        self.name, self.story = name, story
 
     def returncode(self) -> int | None:
         return None
 
     def send(self, number: signal.Signals) -> None:
-        self.story.append(f"{number.name} {self.spec.name}")
+        self.story.append(f"{number.name} {self.name}")
 
     def wait(self) -> None:
-        self.story.append(f"wait {self.spec.name}")
+        self.story.append(f"wait {self.name}")
 
 
 def test_all_are_killed_before_any_is_waited_for() -> None:

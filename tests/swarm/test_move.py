@@ -18,8 +18,8 @@ from tiny_run import write_tiny_run
 
 from swarmnet.cli.frame import run
 from swarmnet.data.source import load_tokens
-from swarmnet.local.reference import run_reference
 from swarmnet.manifest.file import load
+from swarmnet.testing.reference import run_reference
 
 STEPS, AFTER_MOVE = 4000, 5
 

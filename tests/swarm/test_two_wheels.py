@@ -21,10 +21,10 @@ from tiny_run import write_tiny_run
 from swarmnet import PROTOCOL_VERSION, SOFTWARE, __version__
 from swarmnet.cli.frame import run
 from swarmnet.data.source import load_tokens
-from swarmnet.local.processes import child_launcher
-from swarmnet.local.reference import run_reference
 from swarmnet.manifest.file import load
 from swarmnet.ranks.launcher import Launcher
+from swarmnet.testing.process_swarm import child_launcher
+from swarmnet.testing.reference import run_reference
 
 ROOT = Path(__file__).resolve().parents[2]
 MAJOR, MINOR = PROTOCOL_VERSION

@@ -16,11 +16,11 @@ from swarmnet.averaging.exchange import Exchange
 from swarmnet.errors import PeerGone
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.messages import PRIME, Answer, Finished, Packed, Part, Round, Stamp
-from swarmnet.simulate.swarm import SimulatedSigner
 from swarmnet.stage.seams import Contribution, Reduced
 from swarmnet.step.ledger import Ledger
 from swarmnet.step.rounds import RoundBuilder
 from swarmnet.testing.doubles import FakeTransport
+from swarmnet.testing.virtual_swarm import SimulatedSigner
 
 STAMP = Stamp(3, 0, Chain("00" * 32))
 TOKENS = 10

@@ -25,11 +25,11 @@ from swarmnet.messages import (
     StateHeader,
     Vote,
 )
-from swarmnet.simulate.swarm import SimulatedSigner
 from swarmnet.step.commits import statement
 from swarmnet.step.gate import Shape
 from swarmnet.step.host import Call, Deferred
 from swarmnet.step.member import Member
+from swarmnet.testing.virtual_swarm import SimulatedSigner
 
 CHAIN = Chain("1" * 64)
 TIMERS = Timers()

@@ -17,12 +17,12 @@ from swarmnet.manifest.extension import Notice
 from swarmnet.manifest.schema import NO_DELAY
 from swarmnet.manifest.timers import Timers
 from swarmnet.messages import Answer, Commit, Finished, Rejected, Round, StateHeader, TrailRequest, TrailStep, Vote
-from swarmnet.simulate.swarm import SimulatedSigner
 from swarmnet.state.catch_up import InSync
 from swarmnet.step.commits import evidence
 from swarmnet.step.gate import Shape
 from swarmnet.step.member import Member
 from swarmnet.testing.clock import VirtualLoop
+from swarmnet.testing.virtual_swarm import SimulatedSigner
 
 STAGE, STAGES, HERE = 1, 2, 9
 FIRST = first_chain(RunId("00" * 32), STAGE)

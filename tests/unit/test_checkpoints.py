@@ -13,9 +13,9 @@ import pytest
 
 from swarmnet.ids import NO_RESTART, Chain, Restart, RunId
 from swarmnet.messages import StateHeader
-from swarmnet.simulate.disk import SimulatedDisk
 from swarmnet.state.checkpoints import Checkpointer, CheckpointSchedule
 from swarmnet.state.disk import CheckpointStore, DirectoryDisk, Disk, Written
+from swarmnet.testing.virtual_disk import SimulatedDisk
 
 pytestmark = pytest.mark.virtual_time
 

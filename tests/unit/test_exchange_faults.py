@@ -17,10 +17,10 @@ from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCo
 from swarmnet.fetch.plan import LEAVE_OUT_S
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.messages import Accepted, Answer, Finished, Packed, Part, PartData, Rejected, Round, Stamp
-from swarmnet.simulate.device import Device
-from swarmnet.simulate.engine import NUM_ELEMENTS, SimulatedEngine
-from swarmnet.simulate.plan import Plan
 from swarmnet.testing.doubles import FakeTransport, run_virtual
+from swarmnet.testing.plan import Plan
+from swarmnet.testing.virtual_device import Device
+from swarmnet.testing.virtual_engine import NUM_ELEMENTS, SimulatedEngine
 
 pytestmark = pytest.mark.virtual_time
 

@@ -37,12 +37,12 @@ from swarmnet.pipeline.inputs import AnswerCheck, InputCheck, TurnedAway
 from swarmnet.pipeline.recovery import Recovery, kept_alive
 from swarmnet.pipeline.router import Router
 from swarmnet.pipeline.works import MOST_ASKS, ShownWorks, WorkBook, digest, show
-from swarmnet.simulate.device import Device
-from swarmnet.simulate.engine import SimulatedEngine, product
-from swarmnet.simulate.plan import Plan
 from swarmnet.stage.seams import Stash
 from swarmnet.testing.clock import VirtualLoop
 from swarmnet.testing.doubles import FakeTransport, Script
+from swarmnet.testing.plan import Plan
+from swarmnet.testing.virtual_device import Device
+from swarmnet.testing.virtual_engine import SimulatedEngine, product
 from swarmnet.transport import ReadPayload, layout_of
 
 TIMERS = Timers()

@@ -10,13 +10,13 @@ import pytest
 
 from swarmnet.errors import PeerTimeout
 from swarmnet.ids import NO_CHAIN, Ballot, PeerId, RoundId
-from swarmnet.local.processes import FaultOrders
 from swarmnet.messages import Commit, ManifestRequest, Packed, Running, SnapshotPiece, SnapshotRequest
 from swarmnet.stage.seams import Engine, OuterStep
 from swarmnet.telemetry.events import EventReader
 from swarmnet.testing.doubles import FakeTransport, run_virtual
-from swarmnet.testing.fault import Partition, Slow
+from swarmnet.testing.fault import OneWayCut, Partition, Slow
 from swarmnet.testing.injector import BREAK_S, FaultyService, FaultyTransport, Interposed, held_engine
+from swarmnet.testing.process_swarm import FaultOrders
 
 pytestmark = pytest.mark.virtual_time
 
@@ -53,10 +53,11 @@ def test_orders_reach_a_child_by_its_file(tmp_path: Path) -> None:
     slow = Slow(step=0, peers=("s1",), bytes_per_s=1e5, latency_s=0.25, for_s=1.0)
     told.open("s0-r0", path)
     told.listening("s0-r1", "mate")
-    told.rules([cut])
-    told.rules([cut])  # nothing new
+    told.cut(cut)
+    told.cut(away := OneWayCut(step=0, senders=("s0-r9",), receivers=("s0-r0",), for_s=1.0))  # nothing new
     told.listening("s1-r0", "next")
-    told.rules([cut, slow])
+    told.cut(slow)
+    told.heal(away)
     told.send("s0-r0", "go_on", id="a")
     orders = [{**order, "t": 0.0} for order in EventReader(path).read()]
     assert orders == [{"t": 0.0, "event": "trace"}, links("mate"), links("mate", next=[1e5, 0.25]), go_on("a")]

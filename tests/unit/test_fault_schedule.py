@@ -10,11 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.testing.fault import (
+    DiskFull,
     Drain,
     Fault,
     Join,
     Kill,
     KillAll,
+    KillRank,
     LinkLimit,
     OneWayCut,
     Partition,
@@ -69,6 +71,21 @@ def armed(fault: Fault) -> tuple[FaultSchedule, list[HoldAction]]:
     faults = machine(fault)
     acts = [act for version in range(3) for act in bring(faults, version, now=float(version))]
     return faults, only(acts, HoldAction)
+
+
+def test_a_disk_is_full_until_its_time_is_over_also_when_its_replica_dies_before() -> None:
+    faults = machine(DiskFull(stage=1, step=1, for_s=9.0))
+    (full,) = struck([act for version in (0, 1, 2) for act in bring(faults, version, now=float(version))], DiskFull)
+    assert not only(faults.gone(full.name, now=3.0), FaultEnded)
+    (over,) = only(faults.tick(now=12.0), FaultEnded)
+    assert over == FaultEnded(full.fault, full.name)
+
+
+def test_a_rank_is_killed_nowhere_where_nobody_has_ranks() -> None:
+    faults = machine(KillRank(step=1))
+    acts = [act for version in (0, 1, 2) for act in bring(faults, version, now=float(version))]
+    assert [act.reason for act in acts if isinstance(act, FaultPostponed)] == ["no replica of stage 0 has its ranks up"]
+    assert faults.pending
 
 
 @pytest.mark.parametrize("phase", ["backward", "snapshot"])
@@ -203,11 +220,11 @@ def test_a_partition_begins_ends_and_spares_those_it_divides() -> None:
     cut = Partition(step=1, for_s=3.0, between=(("s1-r0",), ("s1-r1", "s1-r2", "s0")))
     faults = machine(cut, Kill(stage=1, step=2, back=False), Kill(stage=0, step=2, back=False))
     acts = bring(faults, 0, now=0.0) + bring(faults, 1, now=1.0) + faults.tick(now=1.7)
-    assert struck(acts, Partition) == [FaultAction(cut, 1)] and faults.rules == (cut,)
+    assert struck(acts, Partition) == [FaultAction(cut, 1)]
     acts = bring(faults, 2, now=2.0) + faults.tick(now=2.9)
     assert [kill.stage for kill in struck(acts, Kill)] == [0]  # stage 0 is whole on its side
     acts = faults.tick(now=4.8)
-    assert acts[:1] == [FaultEnded(cut)] and faults.rules == () and struck(acts, Kill) == []
+    assert acts[:1] == [FaultEnded(cut)] and struck(acts, Kill) == []
     assert [kill.stage for kill in struck(bring(faults, 3, now=5.0), Kill)] == []
     assert [kill.stage for kill in struck(bring(faults, 4, now=6.0), Kill)] == [1]
 
@@ -232,7 +249,6 @@ def test_at_the_end_everything_that_lasts_ends_and_nothing_begins() -> None:
     released = {ReleaseAction(hold.name, hold.id) for hold in only(acts, HoldAction)}
     acts = faults.complete(now=2.0)
     assert released and set(acts) == {*released, FaultEnded(stop, "s1-r0"), FaultEnded(cut)}
-    assert faults.rules == ()
     assert faults.tick(now=60.0) == [] and set(faults.pending) == {"k", "kill s0 at 5 s"}
 
 

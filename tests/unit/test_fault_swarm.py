@@ -75,6 +75,11 @@ def test_each_action_is_one_call(action: Action, call: tuple[Any, ...] | None) -
     assert swarm.calls == ([call] if call else [])
 
 
+def test_what_no_swarm_can_do_is_refused() -> None:
+    with pytest.raises(TypeError, match="nothing is to be done for"):
+        carry_out(FaultEnded(KILL, "s1-r0"), Recorded())
+
+
 def test_no_kind_is_left_out() -> None:
     done: set[type[Fault]] = {type(action.fault) for action, _ in ACTS if isinstance(action, FaultAction)}
     assert done == {*KINDS.values(), KillAll}

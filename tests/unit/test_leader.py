@@ -26,7 +26,6 @@ from swarmnet.messages import (
     Trouble,
     place_of,
 )
-from swarmnet.simulate.swarm import SimulatedSigner
 from swarmnet.step.commits import commit_of, statement
 from swarmnet.step.election import Election
 from swarmnet.step.gate import Shape
@@ -39,6 +38,7 @@ from swarmnet.step.lines import BrokenLines
 from swarmnet.step.member import Member
 from swarmnet.step.rounds import RoundBuilder
 from swarmnet.step.view import View
+from swarmnet.testing.virtual_swarm import SimulatedSigner
 
 ME, B, C, D, E = (PeerId(name) for name in "ABCDE")
 STAMP = Stamp(3, 0, CHAIN)

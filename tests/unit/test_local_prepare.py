@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from swarmnet.data.source import read_tokens
 from swarmnet.errors import UsageError
 from swarmnet.local.options import LocalOptions
-from swarmnet.local.prepare import choose, prepare, read_tokens, resume
+from swarmnet.local.prepare import choose, prepare, resume
 from swarmnet.manifest.file import load, to_toml
 from swarmnet.manifest.schema import Admission, Data, Manifest, Model
 from swarmnet.manifest.terms import RunTerms
@@ -58,7 +59,7 @@ def test_what_children_read_is_the_run(tmp_path: Path) -> None:
     assert prepared.exact and prepared.lossless
     assert load(prepared.path) == prepared.manifest
     assert prepared.manifest.training.microbatches == 5
-    tokens = read_tokens(prepared.manifest)
+    tokens = read_tokens(prepared.manifest.data)
     assert prepared.manifest.data.num_tokens == tokens.num_tokens and len(tokens.sha256) == 64
     assert prepare(options, tmp_path / "again").run_id == prepared.run_id
 
@@ -81,7 +82,7 @@ def test_other_data_than_agreed_is_refused(tmp_path: Path) -> None:
     prepared.write()
     (tmp_path / "text.txt").write_text("abd " * 2000)
     with pytest.raises(UsageError):
-        read_tokens(prepared.manifest)
+        read_tokens(prepared.manifest.data)
     with pytest.raises(UsageError):
         prepare(LocalOptions(manifest=prepared.path), tmp_path / "again")
 

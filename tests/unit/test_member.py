@@ -29,13 +29,13 @@ from swarmnet.messages import (
     StateHeader,
     Trouble,
 )
-from swarmnet.simulate.swarm import SimulatedSigner
 from swarmnet.step.commits import bits_of, commit_of, stages_in
 from swarmnet.step.host import Deferred
 from swarmnet.step.ledger import ClaimBook, Generations
 from swarmnet.step.member import Member
 from swarmnet.step.membership import Membership
 from swarmnet.step.open_step import OpenStep, RoundPart
+from swarmnet.testing.virtual_swarm import SimulatedSigner
 
 
 def test_a_step_without_faults():

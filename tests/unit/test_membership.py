@@ -12,13 +12,13 @@ from stage_table import CHAIN, TIMERS
 from swarmnet import statement as signing
 from swarmnet.ids import NO_RESTART, Ballot, Generation, PeerId, Restart, RoundId
 from swarmnet.messages import MAX_VOTES, Ban, Commit, Finished, Heartbeat, Stamp, StateHeader, Vote, roll_of
-from swarmnet.simulate.swarm import SimulatedSigner
 from swarmnet.step.commits import commit_of, evidence, statement
 from swarmnet.step.gate import Shape
 from swarmnet.step.host import Deferred
 from swarmnet.step.member import Member
 from swarmnet.step.membership import Membership
 from swarmnet.step.view import View
+from swarmnet.testing.virtual_swarm import SimulatedSigner
 
 ME, B, C, D, E = (PeerId(name) for name in "ABCDE")
 LONG_S = TIMERS.long_silence_s

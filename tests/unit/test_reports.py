@@ -11,12 +11,12 @@ from stage_table import CHAIN, TIMERS, Table, has, kind, wants
 
 from swarmnet.ids import Ballot, Generation, PeerId, RoundId
 from swarmnet.messages import MAX_COUNTING, Commit, Committed, Finished, MemberState, StagePlan, Stamp, Vote
-from swarmnet.simulate.swarm import SimulatedSigner
 from swarmnet.step.commits import commit_of, counting, statement
 from swarmnet.step.host import Deferred
 from swarmnet.step.member import Member
 from swarmnet.step.membership import Membership
 from swarmnet.step.view import View
+from swarmnet.testing.virtual_swarm import SimulatedSigner
 
 
 def reports(table: Table, sender: str) -> list[MemberState]:

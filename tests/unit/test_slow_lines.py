@@ -11,7 +11,7 @@ from swarmnet.manifest.schema import Averaging, Manifest, Numerics, Wire
 from swarmnet.manifest.terms import RunTerms
 from swarmnet.messages import Fetched, Gradient, Packed, Process
 from swarmnet.peer.replica import answer_check_of, crossing_bytes, input_check_of
-from swarmnet.simulate.engine import SimulatedWindows
+from swarmnet.testing.virtual_engine import SimulatedWindows
 from swarmnet.transport import layout_of
 from swarmnet.wire.codecs import encoded_bytes
 

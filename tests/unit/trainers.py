@@ -14,8 +14,8 @@ from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import Packed
 from swarmnet.net.admission import Admissions
 from swarmnet.net.nat.dial_back import Proofs, Say
-from swarmnet.simulate.swarm import SimulatedSigner
 from swarmnet.testing.doubles import FakeDirectory, FakeTransport, Script, run_virtual
+from swarmnet.testing.virtual_swarm import SimulatedSigner
 from swarmnet.trainer.trainer import Trainer
 
 RUN, ME, REPLICA = RunId("00" * 32), PeerId("trainer"), PeerId("replica")

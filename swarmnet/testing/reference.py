@@ -26,8 +26,8 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from swarmnet.data.sampler import Sampler
+from swarmnet.data.source import read_tokens
 from swarmnet.data.tokens import Tokens
-from swarmnet.local.prepare import read_tokens
 from swarmnet.manifest.extension import Horizon, Notice
 from swarmnet.manifest.file import load
 from swarmnet.manifest.schema import Manifest
@@ -223,7 +223,7 @@ def _evaluate(
 
 
 def main(argv: list[str]) -> int:
-    """`python -m swarmnet.local.reference RUN.toml EVENTS`, as a child. Exit code 0 when every step has been written.
+    """`python -m swarmnet.testing.reference RUN.toml EVENTS`, as a child. Exit code 0 when every step has been written.
 
     Writes `reference_step {step, loss, tokens}` events, floats as shortest decimals that read back to the same bits,
     and last `reference_weights {sha256}`: of each tensor's bytes, by name.
@@ -232,7 +232,7 @@ def main(argv: list[str]) -> int:
     with EventLog(Path(argv[1])) as log:
         result = run_reference(
             manifest,
-            read_tokens(manifest),
+            read_tokens(manifest.data),
             on_step=lambda step, loss, tokens: log.emit("reference_step", step=step, loss=loss, tokens=tokens),
         )
         weights = {name: tensor.numpy().tobytes() for name, tensor in result.weights.items()}

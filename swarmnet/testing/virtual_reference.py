@@ -10,8 +10,8 @@ from collections.abc import Callable
 from swarmnet.ids import NO_CHAIN, Ballot, PeerId, RoundId
 from swarmnet.manifest.extension import Horizon, Notice
 from swarmnet.messages import Commit, Packed
-from swarmnet.simulate.engine import Arithmetic, tokens_of
-from swarmnet.simulate.plan import Plan
+from swarmnet.testing.plan import Plan
+from swarmnet.testing.virtual_engine import Arithmetic, tokens_of
 
 
 class SimulatedReference:

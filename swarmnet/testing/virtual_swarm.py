@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import hashlib
-import itertools
 import random
 import zlib
 from collections import Counter
@@ -33,9 +32,19 @@ from swarmnet.peer.peer import Peer
 from swarmnet.peer.rebalance import RecentMoves, Rules
 from swarmnet.peer.replica import Replica, ReplicaLimits
 from swarmnet.pipeline.router import routing_rule
-from swarmnet.simulate.device import Device
-from swarmnet.simulate.disk import SimulatedDisk
-from swarmnet.simulate.engine import (
+from swarmnet.stage.seams import Engine
+from swarmnet.statement import SignedMessage, in_envelope
+from swarmnet.telemetry.kinds import KINDS
+from swarmnet.testing.clock import SimulatedProcess, VirtualLoop
+from swarmnet.testing.directory import DirectoryAt, MemoryDirectory
+from swarmnet.testing.fault import Fault, Group, OneWayCut, Slow, member_of
+from swarmnet.testing.invariants import InvariantChecker
+from swarmnet.testing.meeting import RoundMeeting
+from swarmnet.testing.network import MemoryNetwork
+from swarmnet.testing.plan import OWNER, Plan, manifest_of
+from swarmnet.testing.virtual_device import Device
+from swarmnet.testing.virtual_disk import SimulatedDisk
+from swarmnet.testing.virtual_engine import (
     NUM_ELEMENTS,
     Arithmetic,
     SimulatedEngine,
@@ -43,17 +52,7 @@ from swarmnet.simulate.engine import (
     SimulatedWindows,
     proven_tokens_of,
 )
-from swarmnet.simulate.meeting import RoundMeeting
-from swarmnet.simulate.plan import OWNER, Plan, manifest_of
-from swarmnet.simulate.reference import SimulatedReference
-from swarmnet.stage.seams import Engine
-from swarmnet.statement import SignedMessage, in_envelope
-from swarmnet.telemetry.kinds import KINDS
-from swarmnet.testing.clock import SimulatedProcess, VirtualLoop
-from swarmnet.testing.directory import DirectoryAt, MemoryDirectory
-from swarmnet.testing.fault import Fault, Group, OneWayCut, Partition, Slow, member_of
-from swarmnet.testing.invariants import InvariantChecker
-from swarmnet.testing.network import MemoryNetwork
+from swarmnet.testing.virtual_reference import SimulatedReference
 from swarmnet.trainer.trainer import Trainer
 from swarmnet.transport import Service, Transport
 from swarmnet.wire.signed import sign
@@ -215,7 +214,6 @@ class VirtualSwarm:
         self.slowdown: dict[PeerId, float] = {}
         self.slots: dict[PeerId, int] = {}  # of machines that do not hold as many as the plan says
         self.names: dict[int, str] = {}  # of the first peers, by number; others are named by their stages
-        self.trainer_names: dict[int, str] = {}
         self.detailed = True  # are all events and all jobs of all devices kept?
         self.classes: dict[PeerId, str] = {}
         self.operators: dict[PeerId, int] = {}  # by number; each other peer has its own
@@ -232,8 +230,10 @@ class VirtualSwarm:
         self.ids: dict[str, PeerId] = {}  # of those that go by other names
         self.clock_s: dict[PeerId, float] = {}  # how far a peer's wall clock is ahead
         self.on_start: Callable[[str], None] = lambda name: None  # of who joins or returns
-        self.on_killed: Callable[[PeerId], None] = lambda peer: None
+        self.on_gone: Callable[[PeerId, bool], None] = lambda peer, back: None  # back: it may be started again
         self._limits: dict[PeerId, tuple[float | None, float | None]] = {}
+        self._rules: list[Fault] = []  # the cuts and slow links that hold
+        self._paced: set[PeerId] = set()  # whose bandwidth a slow link limits
         self._processes: list[SimulatedProcess] = []
 
     # ------------------------------------------------------------ building
@@ -295,6 +295,8 @@ class VirtualSwarm:
         )
         node = self.last[peer_id] = Node(peer_id, served, process, peer, engines, self.loop.time())
         self.nodes.append(node)
+        if self._rules:
+            self._follow_rules()  # a newcomer may be of a stage that one of them names
         self.network.attach(peer_id, process, guise.service(peer))
         self.loop.start(process, self._guard(self._serve, node))
         if plan.rebalance is not None:
@@ -363,7 +365,8 @@ class VirtualSwarm:
 
     def add_trainer(self, name: str | None = None, *, invited: bool = True) -> PeerId:
         """Start a trainer process."""
-        peer_id = PeerId(name or self.trainer_names.get(len(self.trainers), f"trainer.{len(self.trainers)}"))
+        number = len(self.trainers)
+        peer_id = PeerId(name) if name else self.ids.get(f"trainer-{number}", PeerId(f"trainer.{number}"))
         process = SimulatedProcess(peer_id)
         self._processes.append(process)
         admissions, shown = self._admit(peer_id, "trainer", invited)
@@ -390,8 +393,7 @@ class VirtualSwarm:
         except* UsageError:  # as `swarmnet peer` ends with a line
             await node.peer.leave()
             self.counts["given_up"] += 1
-            node.ended_at = self.loop.time()
-            self.network.kill(node.peer_id)
+            self.loop.call_soon(functools.partial(self._end, node, back=False))
 
     async def _guard(self, work: Callable[..., Awaitable[None]], *args: object) -> None:
         try:
@@ -419,11 +421,16 @@ class VirtualSwarm:
             self.trainers.pop(killed)
             self.network.kill(killed)
             return
-        if (node := self._node(peer)).up:
+        node = self._node(peer)
+        self.counts["kills"] += node.up
+        self._end(node)
+
+    def _end(self, node: Node, *, back: bool = True) -> None:
+        """Its process is gone, whatever ended it."""
+        if node.up:
             node.ended_at = self.loop.time()
-            self.counts["kills"] += 1
-            self.network.kill(killed)
-        self.on_killed(killed)
+            self.network.kill(node.peer_id)
+        self.on_gone(node.peer_id, back)
 
     def kill_rank(self, name: str, rank: int) -> None:
         """A peer's ranks die and come back at once; it hears of it a little later. No state is lost."""
@@ -455,30 +462,43 @@ class VirtualSwarm:
         await node.peer.drain(DRAIN_S)
         await node.peer.leave()
         # Not from inside the process that ends with it.
-        self.loop.call_soon(self.kill, node)
+        self.loop.call_soon(self._end, node)
 
     def cut(self, rule: Fault) -> None:
-        match rule:
-            case Partition(between=groups):
-                self.partition(*map(self._meant, groups))
-            case OneWayCut(senders=senders, receivers=receivers):
-                for sender, receiver in itertools.product(self._meant(senders), self._meant(receivers)):
-                    self.deafen(sender, receiver)
-            case Slow(peers=peers, bytes_per_s=rate, latency_s=latency_s):
-                for peer in self._meant(peers):
-                    self.network.lines.held_s[peer] = latency_s
-                    if rate:
-                        self.network.lines.limit(peer, rate, rate)
+        self.counts[rule.kind] += 1
+        self._rules.append(rule)
+        self._follow_rules()
 
     def heal(self, rule: Fault | None = None) -> None:
-        """End all cuts, or what one slow link is."""
-        if not isinstance(rule, Slow):
+        """What this rule says of links holds no longer, what others say does; None: end every cut, by a rule or not."""
+        if rule is None:
+            self._rules = [each for each in self._rules if isinstance(each, Slow)]
             self.network.heal()
+        else:
+            self.network.heal(id(self._rules.pop(self._rules.index(rule))))
+        self._follow_rules()
+        if not self.network.lines.cuts:
             self.directory.unite()
-            return
-        for peer in self._meant(rule.peers):
-            self.network.lines.held_s.pop(peer, None)
-            self.network.lines.limit(peer, *self._limits.get(peer, (None, None)))
+
+    def _follow_rules(self) -> None:
+        """Make links what all rules together say of those that are there now. Of several slow links the slowest counts,
+        the peer's own included."""
+        lines, rates = self.network.lines, {peer: list[float]() for peer in self._paced}
+        lines.held_s.clear()
+        for rule in self._rules:
+            groups = [self._meant(group) for group in rule.groups]
+            if not isinstance(rule, Slow):
+                lines.cut(id(rule), groups, one_way=isinstance(rule, OneWayCut))
+                continue
+            for peer in groups[0]:
+                lines.held_s[peer] = max(lines.held_s.get(peer, 0.0), rule.latency_s)
+                rates.setdefault(peer, []).extend([rule.bytes_per_s] if rule.bytes_per_s else [])
+        for peer, slow in rates.items():
+            own = self._limits.get(peer, (None, None))
+            lines.limit(
+                peer, *(min((each for each in (rate, *slow) if each is not None), default=None) for rate in own)
+            )
+        self._paced = {peer for peer, slow in rates.items() if slow}
 
     def fill_disk(self, name: str, *, full: bool) -> None:
         self.disks[self.id_of(name)].full = full
@@ -505,20 +525,24 @@ class VirtualSwarm:
 
     def _meant(self, group: Group) -> list[PeerId]:
         """Who is in a group of names and stages."""
-        known: Mapping[str, PeerId] = self.ids or {peer: peer for peer in (*self.last, *self.trainers)}
-        return [peer for name, peer in known.items() if member_of((group,), name) is not None]
+        if self.ids:
+            return [peer for name, peer in self.ids.items() if member_of((group,), name) is not None]
+        # A name such as "s1.0" is no choice of a file's: whether it is of a stage, what it serves tells.
+        served = {peer: {f"s{stage}" for stage in node.stages} for peer, node in self.last.items()}
+        return [peer for peer in (*self.last, *self.trainers) if {peer, *served.get(peer, ())} & {*group}]
 
     def partition(self, *groups: Iterable[Node | PeerId], directory: bool = False) -> None:
         """Cut the groups off from each other; who is in none reaches everybody. `directory`: records too."""
-        self.counts["partitions"] += 1
-        self.network.partition([[self.id_of(member) for member in group] for group in groups])
+        self.counts["partition"] += 1
+        self.network.lines.cut("partition", [[self.id_of(member) for member in group] for group in groups])
         if directory:
             self.directory.split()
 
     def deafen(self, sender: Node | PeerId, receiver: Node | PeerId) -> None:
         """What `sender` sends does not reach `receiver`."""
         self.counts["deafened"] += 1
-        self.network.lines.deafen(self.id_of(sender), self.id_of(receiver))
+        ends = self.id_of(sender), self.id_of(receiver)
+        self.network.lines.cut(ends, ([end] for end in ends), one_way=True)
 
     def block_dial(self, sender: Node | PeerId, receiver: Node | PeerId) -> None:
         """`sender` cannot open connections to `receiver`; the other way works in full, answers included."""
@@ -530,7 +554,8 @@ class VirtualSwarm:
     ) -> None:
         """Limit what a peer sends and receives in all."""
         self._limits[self.id_of(peer)] = up_bytes_per_s, down_bytes_per_s
-        self.network.lines.limit(self.id_of(peer), up_bytes_per_s, down_bytes_per_s)
+        self._paced.add(self.id_of(peer))
+        self._follow_rules()
 
     @property
     def honest(self) -> list[Node]:
@@ -594,7 +619,7 @@ class VirtualSwarm:
         for _ in range(self.plan.trainers):
             self.add_trainer()
         acting = asyncio.ensure_future(script(self)) if script else None
-        while not (self.done and (acting is None or acting.done())):
+        while not (self.done and (acting is None or acting.done()) and self._met):
             await asyncio.sleep(0.25)
             if self.loop.failure is not None:
                 raise self.loop.failure  # of any process: soon everything else would follow from it
@@ -625,9 +650,17 @@ class VirtualSwarm:
                 if self.exact and engine.weights != self.reference.weights[stage]:
                     raise Broken(f"{node.peer_id}: weights of stage {stage} differ from the single process")
         for stage in range(self.plan.stages):
-            ends = {node.peer.replicas[stage].member.chain for node in self.honest if stage in node.stages}
-            if len(ends) != 1:
-                raise Broken(f"stage {stage}: {len(ends)} chains at the end")
+            if (ends := self._num_chains(stage)) != 1:
+                raise Broken(f"stage {stage}: {ends} chains at the end")
+
+    def _num_chains(self, stage: int) -> int:
+        return len({node.peer.replicas[stage].member.chain for node in self.honest if stage in node.stages})
+
+    @property
+    def _met(self) -> bool:
+        """Have replicas that parted behind a cut met again? Where last digits differ they may part, and meet after it
+        heals, be it after the last step."""
+        return self.checker.bits or all(self._num_chains(stage) == 1 for stage in range(self.plan.stages))
 
     def _on_event(self, peer: PeerId, event: str, fields: dict[str, Any]) -> None:
         if self.over or peer in self.guises:

@@ -1,4 +1,4 @@
-"""The children of a local swarm: what each is told, its events and log, and how all are stopped. Decides nothing.
+"""Real processes of this machine: what each is told, its events and log, what is done to it. Decides nothing.
 
 A child that is started again appends to the same events file and the same log as before. One that was started for
 chaos, or to lie, follows a file of orders, one for each start. Orders are JSON lines, and say what is to hold from now
@@ -15,6 +15,7 @@ Peer ids are learned from the children; a link rule reaches a child as soon as b
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -25,11 +26,12 @@ from types import FrameType
 from typing import Any
 
 from swarmnet.config import toml
-from swarmnet.config.peer import PeerConfig, listen_at
+from swarmnet.config.peer import PeerConfig
+from swarmnet.errors import UsageError
 from swarmnet.net.stop import asking
 from swarmnet.ranks.launcher import ChildCall, Launcher
 from swarmnet.telemetry.events import EventLog, EventReader
-from swarmnet.testing.fault import Fault, links_of
+from swarmnet.testing.fault import Fault, links_of, stage_of
 
 START_S = 60.0
 """How long a start may take once all is imported: a fork takes milliseconds."""
@@ -46,7 +48,8 @@ PRELOAD = (
     "swarmnet.engine.compute_thread",
     "swarmnet.engine.torch_engine",
     "swarmnet.trainer.run",
-    "swarmnet.local.prepare",
+    "swarmnet.data.source",
+    "swarmnet.model.huggingface.checkpoint",
     "torch.fx.experimental.symbolic_shapes",  # the first backward imports it, and with it sympy
 )
 """What peers, trainers and the reference import. Importing these starts no thread and opens nothing."""
@@ -89,22 +92,26 @@ def swarmnet_command(spec: ChildSpec) -> list[str]:
 
 def reference_command(spec: ChildSpec) -> list[str]:
     """The single process that a swarm is compared with."""
-    return ["-m", "swarmnet.local.reference", str(spec.config.manifest), str(spec.events)]
+    return ["-m", "swarmnet.testing.reference", str(spec.config.manifest), str(spec.events)]
 
 
 class Child:
     """One running process."""
 
-    def __init__(self, spec: ChildSpec, command: ChildCommand, reader: EventReader, launcher: Launcher) -> None:
-        """Start it. `reader` follows its events file. Raises OSError if starting is impossible, LauncherLost."""
-        self.spec = spec
-        self.log = spec.config.dir / "log.txt"
+    def __init__(
+        self, name: str, words: Sequence[str], log: Path, launcher: Launcher, reader: EventReader | None = None
+    ) -> None:
+        """Start it. words: what follows `python`. log: what it prints is appended there. reader: follows its events.
+
+        Raises OSError if starting is impossible, LauncherLost.
+        """
+        self.name, self.log = name, log
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        with self.log.open("ab") as log:
-            self._log_from = log.tell()  # an earlier start has written before
+        with self.log.open("ab") as before:
+            self._log_from = before.tell()  # an earlier start has written before
         self._reader = reader
         deadline = time.monotonic() + START_S
-        self._process = launcher.start(ChildCall(command(spec), spec.name, output=self.log), deadline)
+        self._process = launcher.start(ChildCall(words, name, output=self.log), deadline)
         self._code: int | None = None
 
     @property
@@ -122,7 +129,7 @@ class Child:
 
     def read(self) -> list[dict[str, Any]]:
         """Whole events written since the last call."""
-        return self._reader.read()
+        return [] if self._reader is None else self._reader.read()
 
     def send(self, number: signal.Signals) -> None:
         """A signal to this one process, if it still runs."""
@@ -156,36 +163,7 @@ def stop(children: Iterable[Child], *, grace_s: float, hurry: Callable[[], bool]
         child.send(signal.SIGKILL)
     for child in running:  # only now: those that still run would slow every end down
         child.wait()
-    return [child.spec.name for child in running]
-
-
-class DashboardProcess:
-    """`swarmnet dashboard` beside a local swarm. The swarm does not depend on it."""
-
-    def __init__(self, where: str, link: str, log: Path, launcher: Launcher) -> None:
-        """Start it. where: [HOST:]PORT. log: what it prints. Raises LauncherLost."""
-        host, port = listen_at(where)
-        words = ("-m", "swarmnet", "dashboard", link, "--host", host, "--port", str(port))
-        self._log, self._said = log, False
-        log.write_bytes(b"")
-        self._process = launcher.start(ChildCall(words, "dashboard", output=log), time.monotonic() + START_S)
-
-    def news(self) -> str:
-        """Where it is, or that it has ended: said once, else ""."""
-        if self._said:
-            return ""
-        ended = self._process.wait(0.0)
-        line, whole, _ = self._log.read_text(encoding="utf-8", errors="replace").partition("\n")
-        self._said = bool(whole) or ended
-        return line if whole else "the dashboard has ended" if ended else ""
-
-    def stop(self, grace_s: float) -> None:
-        """End it."""
-        self._process.send(signal.SIGTERM)
-        if not self._process.wait(time.monotonic() + grace_s):
-            self._process.send(signal.SIGKILL)
-        self._process.wait(time.monotonic() + START_S)
-        self._process.close()
+    return [child.name for child in running]
 
 
 class Interrupt:
@@ -231,7 +209,7 @@ class FaultOrders:
         self._files: dict[str, EventLog] = {}
         self._said: dict[str, dict[str, object]] = {}
         self._peers: dict[str, str] = {}
-        self._rules: Sequence[Fault] = ()
+        self._rules: list[Fault] = []
 
     def open(self, name: str, path: Path) -> None:
         """`name` is about to be started and will follow `path`, which does not exist yet."""
@@ -256,16 +234,21 @@ class FaultOrders:
     def listening(self, name: str, peer: str) -> None:
         """`name` goes by this peer id."""
         self._peers[name] = peer
-        # The same rules say something new of a process that has an id now.
-        self._rules, rules = (), self._rules
-        self.rules(rules)
+        self._follow_rules()  # they say something new of a process that has an id now
 
-    def rules(self, rules: Sequence[Fault]) -> None:
-        """From now on these partitions and slow links hold."""
-        if rules != self._rules:
-            self._rules = rules
-            for name in sorted(self._files):
-                self._links(name)
+    def cut(self, rule: Fault) -> None:
+        """From now on this partition, one-way cut or slow link holds."""
+        self._rules.append(rule)
+        self._follow_rules()
+
+    def heal(self, rule: Fault) -> None:
+        """It holds no longer."""
+        self._rules.remove(rule)
+        self._follow_rules()
+
+    def _follow_rules(self) -> None:
+        for name in sorted(self._files):
+            self._links(name)
 
     def _links(self, name: str) -> None:
         cut, paces = links_of(name, self._rules, self._peers)
@@ -277,3 +260,98 @@ class FaultOrders:
         if links != self._said.get(name, {"cut": [], "paces": {}}):
             self._said[name] = links
             self.send(name, "links", **links)
+
+
+# ---------------------------------------------------------------- the swarm
+
+
+class ProcessSwarm:
+    """A `testing.swarm.Swarm` of children. It knows no run: `begin` says what a replica is told, and calls `launch`.
+
+    Args:
+        launcher: what children are started with.
+        command: of each.
+        begin: starts the process of this name, of this stage if it is a replica more, by `launch`.
+        trace: children say what they work on.
+    """
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        command: ChildCommand,
+        *,
+        begin: Callable[[str, int | None], None],
+        trace: bool = False,
+    ) -> None:
+        self.children: dict[str, Child] = {}
+        self.orders = FaultOrders(trace=trace)
+        self.ranks: dict[str, Sequence[int]] = {}  # process ids, of the replicas that have several
+        self.killed: set[str] = set()  # by us, not reaped yet
+        self.leaving: set[str] = set()  # told to drain
+        self._launcher, self._command, self._begin = launcher, command, begin
+        self._readers: dict[str, EventReader] = {}  # outlive their children
+
+    def launch(self, spec: ChildSpec, *, lie: tuple[str, str] | None = None) -> Child:
+        """Start this child. lie: how it lies, and the seed of that. Raises OSError, LauncherLost."""
+        if spec.orders is not None:
+            self.orders.open(spec.name, spec.orders)
+        if lie is not None:
+            self.orders.send(spec.name, "lie", kind=lie[0], seed=lie[1])
+        if (reader := self._readers.get(spec.name)) is None:
+            reader = self._readers[spec.name] = EventReader(spec.events)
+            reader.read()  # of a run that goes on: said in an earlier life
+        child = Child(spec.name, self._command(spec), spec.config.dir / "log.txt", self._launcher, reader)
+        self.children[spec.name] = child
+        return child
+
+    def reaped(self, name: str) -> None:
+        """It has ended, and all that it wrote was read."""
+        del self.children[name]
+        self.orders.close(name)
+
+    def start(self, name: str, stage: int | None = None) -> None:
+        self._begin(name, stage)
+
+    def kill(self, name: str) -> None:
+        self.killed.add(name)
+        self.children[name].send(signal.SIGKILL)
+
+    def kill_rank(self, name: str, rank: int) -> None:
+        # It may have ended by itself a moment ago.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.ranks[name][rank], signal.SIGKILL)
+
+    def kill_all(self, stage: int | None) -> None:
+        for name in self.children:
+            if stage in (None, stage_of(name)):
+                self.kill(name)
+
+    def stop(self, name: str) -> None:
+        self.children[name].send(signal.SIGSTOP)
+
+    def resume(self, name: str) -> None:
+        if name in self.children:
+            self.children[name].send(signal.SIGCONT)
+
+    def drain(self, name: str) -> None:
+        self.leaving.add(name)
+        self.children[name].send(signal.SIGTERM)
+
+    def cut(self, rule: Fault) -> None:
+        self.orders.cut(rule)
+
+    def heal(self, rule: Fault) -> None:
+        self.orders.heal(rule)
+
+    def fill_disk(self, name: str, *, full: bool) -> None:
+        raise UsageError("all processes are on the disk of this machine")
+
+    def turn_clock(self, name: str, by_s: float) -> None:
+        raise UsageError("all processes go by the clock of this machine")
+
+    def hold(self, name: str, id: str, fault: Fault) -> None:
+        step = -1 if fault.step is None else fault.step
+        self.orders.send(name, "hold", id=id, phase=fault.phase, step=step, moment=fault.moment)
+
+    def go_on(self, name: str, id: str) -> None:
+        self.orders.send(name, "go_on", id=id)

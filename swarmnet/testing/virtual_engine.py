@@ -25,8 +25,6 @@ from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.manifest.extension import Horizon, Notice
 from swarmnet.manifest.schema import Delay
 from swarmnet.messages import PRIME, Commit, Packed
-from swarmnet.simulate.device import Device, JobKind, JobTurn
-from swarmnet.simulate.plan import Plan
 from swarmnet.stage.seams import (
     KEPT_WEIGHTS,
     Audience,
@@ -39,6 +37,8 @@ from swarmnet.stage.seams import (
     Summation,
 )
 from swarmnet.step.commits import evidence
+from swarmnet.testing.plan import Plan
+from swarmnet.testing.virtual_device import Device, JobKind, JobTurn
 from swarmnet.wire.codecs import check_values
 
 NUM_ELEMENTS = 4
