@@ -153,11 +153,6 @@ def train_alone(
     return seen
 
 
-def initial_state(manifest: Manifest, stage: int = 0) -> dict[str, Tensor]:
-    """Version 0, whole."""
-    return train_alone(manifest, stage, steps=0).state
-
-
 def held_bytes(stage: RankStage) -> dict[str, int]:
     """Memory of what a rank holds between orders; of parameters that are gathered, all."""
     parameters = [parameter for module in stage._modules for parameter in module.parameters()]

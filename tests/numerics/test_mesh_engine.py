@@ -22,7 +22,7 @@ from swarmnet.engine.compute_thread import ComputeThread
 from swarmnet.engine.torch_engine import TorchEngine
 from swarmnet.errors import BadMessage, MeshFailed, Refused, RejectCode, UsageError
 from swarmnet.ids import RoundId
-from swarmnet.manifest.schema import Averaging, Manifest, Model
+from swarmnet.manifest.schema import Averaging, Manifest
 from swarmnet.peer.engines import torch_engine
 from swarmnet.ranks import backend as mesh_backend
 from swarmnet.ranks import supervisor
@@ -40,9 +40,6 @@ LAYOUTS = {
     "zero3": MeshLayout(data=2, shard="zero3", devices=CPUS),
 }
 STEPS = 4
-WIDE = Model(
-    vocab_size=64, hidden_size=64, intermediate_size=112, num_layers=1, num_heads=4, num_kv_heads=4, head_dim=16
-)
 """Its matrices are worth factors."""
 
 

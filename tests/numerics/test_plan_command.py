@@ -127,20 +127,6 @@ def test_with_a_line_it_says_where_the_time_goes(plan: Plan) -> None:
     assert found["site"]["round_trip_s"] == 0.08 and found["load"]["replicas"] == 3
 
 
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("--rtt 80", "--rtt describes members: add --mbit, such as --mbit 200"),
-        ("--replicas 3", "--replicas describes members: add --mbit"),
-        ("--mbit 0", "--mbit 0: must be a number above 0"),
-        ("--mbit fast", "--mbit fast: must be a number above 0"),
-    ],
-)
-def test_half_a_description_is_refused_in_one_line(line: str, words: str, plan: Plan) -> None:
-    code, _, err = plan(f"--slots 4 --stage 1 {line}")
-    assert code == 2 and words in err and err.count("\n") == 1
-
-
 FLEET = """
 [[machines]]
 name = "desk"
@@ -278,6 +264,10 @@ def test_what_was_measured_is_kept_and_used(plan: Plan, tmp_path: Path) -> None:
         ("--fleet fleet.toml --memory 4GiB", "--memory and --fleet exclude each other"),
         ("--fleet fleet.toml --stage 1", "--stage and --fleet exclude each other"),
         ("--measure --ranks 2", "--measure times one device that is here"),
+        ("--rtt 80", "--rtt describes members: add --mbit, such as --mbit 200"),
+        ("--replicas 3", "--replicas describes members: add --mbit"),
+        ("--mbit 0", "--mbit 0: must be a number above 0"),
+        ("--mbit fast", "--mbit fast: must be a number above 0"),
     ],
 )
 def test_what_cannot_be_planned_is_refused_in_one_line(

@@ -29,7 +29,7 @@ from swarmnet.wire import codecs
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-STEPS, KEPT, REPLICAS = 5, 3, 2
+STEPS, KEPT, REPLICAS = 4, 2, 2
 SEED = b"of the aggregate's vector"
 
 Payload = tuple[Packed, ...]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -349,6 +350,12 @@ def test_shapes_of_large_stages(
 
 
 # ------------------------------------------------------------ real processes
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_threads_keep_the_contract_of_processes(check: Callable[[Comm], None], size: int) -> None:
+    run_ranks(size, check)
 
 
 def check_reports(reports: list[dict[str, Any]], *, size: int) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
 import random
 import threading
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Mapping
 from typing import Any
 
 import pytest
@@ -25,12 +26,10 @@ from swarmnet.messages import Packed
 from swarmnet.model.decoder import StageModule, loss_sum
 from swarmnet.ranks.device_backend import DeviceBackend
 from swarmnet.stage.rounding import MAX_SUM
-from swarmnet.stage.seams import Contribution, Engine, Stash
+from swarmnet.stage.seams import Contribution, Stash
 from swarmnet.stage.snapshot import Layout
 from swarmnet.testing.reference import run_reference
 from swarmnet.wire import codecs
-
-Scenario = Callable[[StageChain], Coroutine[Any, Any, None]]
 
 
 def pack(tensors: Mapping[str, torch.Tensor], *, stage: int, version: int) -> memoryview:
@@ -95,10 +94,10 @@ async def test_every_parameter_gradient_is_the_references(stages: int) -> None:
         assert seen == expected.keys()
 
 
-async def test_the_engine_meets_its_contract_by_type_too() -> None:
-    async with chain_of(tiny(2)) as chain:
-        engine: Engine = chain.engines[0][0]
-        assert engine.sums.num_elements > 0 and engine.voids(0) == chain.engines[0][0].voids(0)
+@functools.cache
+def losses_of_one_process() -> list[float]:
+    """Nothing travels there, so it is the same for every codec."""
+    return run_reference(tiny(3), text(), steps=6).losses
 
 
 @pytest.mark.parametrize("codec", ["bf16", "fp16", "int8", "bnb8", "nf4"])
@@ -106,8 +105,8 @@ async def test_lossy_wires_train(codec: str) -> None:
     manifest = tiny(3).model_copy(update={"wire": Wire(activations=codec, gradients=codec)})
     async with chain_of(manifest) as chain:
         rng = random.Random(1)
-        losses = [await chain.step(rng) for _ in range(10)]
-        expected = run_reference(manifest, text(), steps=10).losses
+        losses = [await chain.step(rng) for _ in range(6)]
+        expected = losses_of_one_process()
         assert losses != expected
         assert losses == pytest.approx(expected, abs=0.05)
 

@@ -26,14 +26,14 @@ SLOWER = dict.fromkeys(
         *("fresh-every-ten-seconds", "fresh-key-every-4-s"),
     ),
     (30.0, 10.0),
-) | {"moves-on": (120.0, 10.0), "acks-a-little-late": (60.0, 10.0), "reports-late": (90.0, 20.0)}
+) | {"moves-on": (60.0, 10.0), "acks-a-little-late": (40.0, 10.0), "reports-late": (50.0, 20.0)}
 """Seconds of lying, and before it, where less would show less: a liar joins in its own time, keeps when it is its turn,
 or is borne with for long."""
 
 FOUND_S = 60.0
 """Auditors draw some of a liar's works in so long, and agree on them."""
 
-LONG_S = 90.0
+LONG_S = 60.0
 """So many show that two steps at most are held up by a leader."""
 
 WITHSTOOD = (
@@ -71,11 +71,9 @@ WITHSTOOD = (
 """Lies that neither stop the run nor change it within so short a time. What each costs in the end, and which cost more,
 the benchmark prints."""
 
-RUNS = tuple(RunId(digit * 64) for digit in "012")
-"""The run decides who leads when, and with that what a lying leader costs."""
-
-MORE_RUNS = (*RUNS, *(RunId(digit * 64) for digit in "3456"))
-"""For a mean: a liar leads for a third of a short run, and for much more or less of it in one of them."""
+RUNS = tuple(RunId(digit * 64) for digit in "0123")
+"""The run decides who leads when, and with that what a lying leader costs: a liar leads for a third of a short run, and
+for much more or less of it in one of them."""
 
 ALIKE = ("forged-sum-kept", "forged-commit-beside", "acks-two-ways", "says-stale")
 """Each told the way of another of them."""
@@ -92,7 +90,7 @@ def test_some_seconds_of_lying(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["wrong-gradient", "wrong-activations"])
 def test_who_lies_about_its_work_is_found_and_shut_out_for_good(name: str) -> None:
-    rows = [strangers.measure(name, seconds=FOUND_S, quiet=QUIET_S, seed=seed) for seed in range(1, 5)]
+    rows = [strangers.measure(name, seconds=FOUND_S, quiet=QUIET_S, seed=seed) for seed in (1, 2)]
     for row in rows:
         assert row.named_in["convicted"] and not row.wronged and not row.broken, row
         # What it brought before is applied: each step after that is what one process makes of it.
@@ -129,7 +127,7 @@ def test_two_honest_members_leave_an_idle_leader_too() -> None:
 
 
 def test_a_leader_for_a_ghost_costs_two_honest_members_little() -> None:
-    rows = [strangers.measure("keeps-for-a-ghost", honest=2, seconds=LONG_S, run=run) for run in MORE_RUNS]
+    rows = [strangers.measure("keeps-for-a-ghost", honest=2, seconds=LONG_S, run=run) for run in RUNS]
     assert all(row.weights_equal and row.longest_s <= 5.0 for row in rows), rows
     # It leads a third of the steps, and each of these takes twice as long at most.
     assert statistics.fmean(row.ratio for row in rows) >= 0.85, rows
@@ -138,7 +136,7 @@ def test_a_leader_for_a_ghost_costs_two_honest_members_little() -> None:
 @pytest.mark.parametrize("name", ["never-exchanges", pytest.param("releases", marks=pytest.mark.long)])
 def test_two_that_collude_against_three(name: str) -> None:
     # In two of eight runs, the first among them, two colluders hold a step for 61 and 31 s, which is open.
-    rows = [strangers.measure(name, liars=2, seconds=LONG_S, run=run) for run in MORE_RUNS[1:4]]
+    rows = [strangers.measure(name, liars=2, seconds=LONG_S, run=run) for run in RUNS[1:]]
     for row in rows:
         assert not row.broken and row.weights_equal and row.named_in and row.ratio >= SHORT_LEAST, row
         assert row.longest_s <= 20.0, "what two honest members and two liars have signed, somebody honest has"
@@ -152,7 +150,7 @@ def test_a_leader_that_names_correct_peers_late_again_and_again_is_excluded_itse
     assert row.weights_equal and row.ratio >= 0.9 and row.named_in["late"] and row.named_in["excluded"], row
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3, 4])
+@pytest.mark.parametrize("seed", [1, 2])
 def test_s2_a_callee_that_answers_running_for_ever_makes_no_caller_late(seed: int) -> None:
     trial, liar = strangers.Trial(3, 2 * SHORT_S, seed, strangers.STAGE, QUIET_S), PeerId("liar.0")
     trial.run([strangers.LIES["accepts-never-finishes"](trial.swarm, liar)])

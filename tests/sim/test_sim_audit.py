@@ -28,7 +28,7 @@ RARE: dict[str, dict[str, float]] = {
     "reducer": {"microbatches": 10, "steps": 16},
     "weights": {"q": 0.6},
     "tenth": {"q": 0.6},
-    "adaptive": {"q": 0.1, "steps": 80},
+    "adaptive": {"q": 0.1, "steps": 50},
 }
 """Where it takes more than that to show a lie, or less to steer clear of it."""
 

@@ -104,7 +104,7 @@ SPARSE = {
         Chaos(until_s=25.0, crash_s=2.0),
     ),
     "sparse_noise_2x8": (
-        Plan(stages=2, replicas=8, microbatches=32, steps=5, forward_s=0.1, links=NOISY, classes=2),
+        Plan(stages=2, replicas=8, microbatches=32, steps=3, forward_s=0.1, links=NOISY, classes=2),
         Chaos(until_s=25.0, crash_s=4.0, stop_s=6.0, longest_stop_s=8.0),
     ),
     "sparse_cuts_2x7": (

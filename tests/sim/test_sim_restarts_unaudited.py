@@ -59,11 +59,11 @@ class RestartsAfterFalseWork(strangers_lies.Lie):
 
 
 def test_who_has_no_process_left_to_show_its_false_work_is_excluded() -> None:
-    trial = strangers.Trial(3, 150.0, 1, strangers_lies.STAGE, 20.0, EVERYTHING)
+    trial = strangers.Trial(3, 75.0, 1, strangers_lies.STAGE, 20.0, EVERYTHING)
     liar = RestartsAfterFalseWork(trial.swarm, PeerId("liar.0"))
     trial.run([liar])
     assert len(trial.judge([liar.me])) <= MOST and trial.named(liar.me)["excluded"], trial.tainted
-    assert not trial.wronged and not trial.broken and trial.steps > 160
+    assert not trial.wronged and not trial.broken and trial.steps > 80
 
 
 def test_a_peer_that_crashes_now_and_then_is_not_excluded() -> None:

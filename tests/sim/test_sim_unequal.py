@@ -27,7 +27,7 @@ def test_a_step_takes_no_longer_than_with_equal_machines_of_the_same_total_speed
 
 def test_where_steps_overlap_nearly_all_speeds_add_up() -> None:
     """In some runs the slow one leads, or has a microbatch when all others are done."""
-    runs = [RunId(digit * 64) for digit in "01234567"]
+    runs = [RunId(digit * 64) for digit in "01234"]
     step_s = statistics.median(
         uneven.step_seconds(1, 0, SPEEDS, overlap=True, steps=24, warmup=8, run=run) for run in runs
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from further import further
-from strike import kill_and_restart
+from strike import kill_and_restart, until
 from test_sim_restart import reached
 
 from swarmnet.errors import RejectCode
@@ -19,7 +19,7 @@ from swarmnet.peer.peer import Peer
 from swarmnet.statement import statement
 from swarmnet.testing.network import MemoryTransport
 from swarmnet.testing.plan import Plan
-from swarmnet.testing.virtual_swarm import SimulatedSigner, VirtualSwarm
+from swarmnet.testing.virtual_swarm import Enough, SimulatedSigner, VirtualSwarm
 
 PLAN = Plan(
     stages=1, replicas=4, microbatches=8, steps=16, forward_s=0.1, audit=Audits(microbatches=0.5, contributions=0.5)
@@ -142,7 +142,9 @@ def test_who_does_not_show_its_work_sits_out(way: str, monkeypatch: pytest.Monke
     async def script(swarm: VirtualSwarm) -> None:
         nonlocal liar
         liar = swarm.nodes[0].peer_id
-        await reached(swarm, 5)
+        await until(lambda: struck, every_s=1.0)
+        await reached(swarm, swarm.nodes[0].peer.replicas[0].member.version + 5)
+        raise Enough
 
     swarm.run(script=script)
     assert set(withheld) == {liar} and set(struck) == {liar}

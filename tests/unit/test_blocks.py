@@ -10,7 +10,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnet.errors import UsageError
 from swarmnet.manifest.schema import Manifest, Model, StageSpec, Training
 from swarmnet.model.decoder import StageModule
 from swarmnet.ranks.layout import Block, MeshLayout, MeshSplit, Shard, What, chunk
@@ -120,16 +119,6 @@ def test_rows_of_a_microbatch_are_computed_once_along_data(split: MeshSplit) -> 
 def test_what_each_kind_shards(shard: Shard, sharded: set[What]) -> None:
     split = MeshSplit(spec_of(Model(), 2), layout_of(1, 2, shard))
     assert {what for what in WHATS if split.shards(what)} == sharded
-
-
-def test_microbatches_that_ranks_cannot_share_are_refused_with_advice() -> None:
-    with pytest.raises(UsageError, match=r"4 ranks cannot split a microbatch: .*= 6 is no .*: 1, 2, 3, 6;"):
-        MeshSplit(spec_of(Model(), 6), layout_of(1, 4, "zero1"))
-
-
-def test_heads_that_ranks_cannot_share_are_refused_too() -> None:
-    with pytest.raises(UsageError, match="3 tensor-parallel ranks cannot split"):
-        MeshSplit(spec_of(Model(num_heads=4, num_kv_heads=2), 6), layout_of(3, 2, "zero1"))
 
 
 def test_one_tensor_rank_splits_any_model() -> None:

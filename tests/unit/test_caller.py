@@ -149,12 +149,19 @@ async def test_one_replica_s_refusal_of_the_payload_is_not_believed(code: Reject
     assert scene.left == [("a", code.value)]
 
 
-@pytest.mark.parametrize("code", sorted(OF_PAYLOAD, key=str))
-async def test_everybody_s_refusal_is_final(code: RejectCode) -> None:
-    scene = Scene(a=lambda request: Rejected(code), b=lambda request: Rejected(code))
+EVERYWHERE = (RejectCode.STALE, RejectCode.VOID, RejectCode.FINISHED)
+
+
+@pytest.mark.parametrize(
+    ("code", "calls"), [*((code, 2) for code in sorted(OF_PAYLOAD, key=str)), *((code, 1) for code in EVERYWHERE)]
+)
+async def test_everybody_s_refusal_is_final_and_at_once_where_it_is_true_everywhere(
+    code: RejectCode, calls: int
+) -> None:
+    scene = Scene(a=lambda request: Rejected(code), b=lambda request: Rejected(code) if calls > 1 else gradient())
     with pytest.raises(Refused) as refused:
         await scene.process()
-    assert refused.value.code is code and len(scene.transport.calls) == 2
+    assert refused.value.code is code and len(scene.transport.calls) == calls
 
 
 async def test_one_refusal_is_not_everybody_s_when_no_replica_is_left() -> None:
@@ -166,14 +173,6 @@ async def test_one_refusal_is_not_everybody_s_when_no_replica_is_left() -> None:
     scene = Scene(a=leaves, b=lambda request: gradient())
     del scene.peers["b"]
     assert await scene.process() == gradient()
-
-
-@pytest.mark.parametrize("code", [RejectCode.STALE, RejectCode.VOID, RejectCode.FINISHED])
-async def test_what_is_true_everywhere_is_final_at_once(code: RejectCode) -> None:
-    scene = Scene(a=lambda request: Rejected(code), b=lambda request: gradient())
-    with pytest.raises(Refused) as refused:
-        await scene.process()
-    assert refused.value.code is code and len(scene.transport.calls) == 1
 
 
 async def test_a_busy_owner_does_not_choose_how_long_its_caller_sleeps() -> None:

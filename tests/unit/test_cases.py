@@ -105,14 +105,6 @@ def test_a_stage_of_two_reports_a_dispute_and_bans_none() -> None:
     assert told in stage.members[peer].disputed
 
 
-def test_a_case_of_another_class_is_not_computed_again() -> None:
-    stage = quiet()
-    suspect, me, other, *_ = stage.names
-    case = replace(case_of(stage, suspect), numerics="cuda")
-    stage.members[me].cases.hear(signed_by(stage, case, [other], digest_of("x")), other)
-    assert not stage.members[me].checks and not stage.members[me].told
-
-
 def test_a_recheck_of_one_pledge_proves_nothing_about_another() -> None:
     """The suspect computed a microbatch again in another round, of other inputs: both pledges are true."""
     stage = quiet()
@@ -123,11 +115,13 @@ def test_a_recheck_of_one_pledge_proves_nothing_about_another() -> None:
     assert refusal(replace(case, rechecks=found), stage.voters, Notary.verify) == "a recheck is not signed by its peer"
 
 
-def test_a_case_in_which_no_recheck_differs_costs_no_compute() -> None:
+@pytest.mark.parametrize("of_another_class", [True, False])
+def test_a_case_of_another_class_or_in_which_no_recheck_differs_costs_no_compute(of_another_class: bool) -> None:
     stage = quiet()
     suspect, me, other, *_ = stage.names
     case = case_of(stage, suspect)
-    stage.members[me].cases.hear(signed_by(stage, case, [other], claimed(case)), other)
+    case, found = (replace(case, numerics="cuda"), digest_of("x")) if of_another_class else (case, claimed(case))
+    stage.members[me].cases.hear(signed_by(stage, case, [other], found), other)
     assert not stage.members[me].checks and not stage.members[me].told
 
 

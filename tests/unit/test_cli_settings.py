@@ -336,34 +336,28 @@ def test_local_sync_brings_along_what_it_needs_and_set_wins(calls, manifest: str
 
 
 @pytest.mark.parametrize(
-    ("typed", "named"), [("run.toml", Path("run.toml")), (run_id(Manifest()), run_id(Manifest())), ("ab" * 6, "ab" * 6)]
+    ("line", "named", "known", "as_json"),
+    [
+        (f"run.toml --bootstrap {MADDR} --json", Path("run.toml"), (MADDR,), True),
+        (f"{run_id(Manifest())} --bootstrap {MADDR} --json", run_id(Manifest()), (MADDR,), True),
+        (f"{'ab' * 6} --bootstrap {MADDR} --json", "ab" * 6, (MADDR,), True),
+        (f"{'AB' * 32} --bootstrap {MADDR}", "ab" * 32, (MADDR,), False),
+        (f"swarm:{'ab' * 32}@{MADDR} --bootstrap {MADDR}", "ab" * 32, (MADDR, MADDR), False),
+        (f"swarm:{'AB' * 6}@{MADDR}", "ab" * 6, (MADDR,), False),
+    ],
 )
-def test_status_takes_a_file_a_run_id_or_its_first_digits(calls, typed: str, named: Path | str) -> None:
-    assert run(["status", typed, "--bootstrap", MADDR, "--json"]) == 0
-    assert calls.pop() == ("run_status", named, (MADDR,), True)
+def test_status_takes_a_file_a_run_id_its_first_digits_or_a_link(
+    calls, line: str, named: Path | str, known: tuple[str, ...], as_json: bool
+) -> None:
+    assert typed(f"status {line}") == 0
+    assert calls.pop() == ("run_status", named, known, as_json)
 
 
-def test_status_takes_a_link(calls) -> None:
-    assert run(["status", f"swarm:{'ab' * 32}@{MADDR}", "--bootstrap", MADDR]) == 0
-    assert calls.pop() == ("run_status", "ab" * 32, (MADDR, MADDR), False)
-    assert run(["status", f"swarm:{'AB' * 6}@{MADDR}"]) == 0
-    assert calls.pop() == ("run_status", "ab" * 6, (MADDR,), False)
-
-
-def test_a_run_id_may_be_typed_in_capitals(calls) -> None:
-    assert run(["status", "AB" * 32, "--bootstrap", MADDR]) == 0
-    assert calls.pop() == ("run_status", "ab" * 32, (MADDR,), False)
-
-
-def test_local_names_the_defaults_of_others() -> None:
+def test_local_names_the_defaults_of_others(calls) -> None:
     named = {field.name: field.flag.default for field in flagged("local")}
     assert named["slots"] == str(PeerConfig().slots)
     assert named["checkpoint-every"] == str(Manifest().training.checkpoint_every)
-
-
-def test_local_leaves_the_slots_to_the_peers(calls) -> None:
-    assert run(["local"]) == 0
-    assert calls.pop()[1].slots is None
+    assert typed("local") == 0 and calls.pop()[1].slots is None, "they are the peers' to choose"
 
 
 def test_one_flag_is_one_variable_whatever_the_command() -> None:

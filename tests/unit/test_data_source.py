@@ -88,36 +88,25 @@ def test_json_lines_in_a_folder_give_their_text_field_too(tmp_path):
         load_tokens(str(tmp_path))
 
 
-@pytest.mark.parametrize("line", [b"{", b'{"text": "\xff"}', b'{"text": "\\ud800"}', b"[" * 100_000])
-def test_a_broken_json_line_is_named(tmp_path, line):
-    write(tmp_path / "a.jsonl", b'{"text": "fine"}\n\n' + line + b"\n")
-    with pytest.raises(UsageError, match=r"a\.jsonl, line 3: not JSON"):
-        load_tokens("a.jsonl", base=tmp_path)
+NOT_JSON = (b"{", b'{"text": "\xff"}', b'{"text": "\\ud800"}', b"[" * 100_000)
+NO_TEXT = (b"3", b"[]", b"null", b'"text"', b'{"txt": "a"}', b'{"text": 5}', b'{"text": null}')
 
 
-@pytest.mark.parametrize("line", [b"3", b"[]", b"null", b'"text"', b'{"txt": "a"}', b'{"text": 5}', b'{"text": null}'])
-def test_a_json_line_without_text_is_named(tmp_path, line):
-    write(tmp_path / "a.jsonl", line)
-    with pytest.raises(UsageError, match=r'a\.jsonl, line 1: expected an object with a string "text"'):
-        load_tokens("a.jsonl", base=tmp_path)
-
-
-def test_text_that_is_not_utf8_is_named_with_its_place(tmp_path):
-    write(tmp_path / "fine.txt", b"fine")
-    write(tmp_path / "latin.txt", b"caf\xe9")
-    with pytest.raises(UsageError, match=r"latin\.txt is not UTF-8 text \(byte 3\)"):
-        load_tokens(".", base=tmp_path)
-
-
-@pytest.mark.parametrize("source", ["", "missing.txt", "corpus:large"])
-def test_an_unknown_source_lists_what_there_is(tmp_path, source):
-    with pytest.raises(UsageError, match="corpus:small"):
+@pytest.mark.parametrize(
+    ("source", "content", "message"),
+    [
+        *(("a.jsonl", b'{"text": "fine"}\n\n' + line + b"\n", r"a\.jsonl, line 3: not JSON") for line in NOT_JSON),
+        *(("a.jsonl", line, r'a\.jsonl, line 1: expected an object with a string "text"') for line in NO_TEXT),
+        ("latin.txt", b"caf\xe9", r"latin\.txt is not UTF-8 text \(byte 3\)"),
+        *((source, b"", "corpus:small") for source in ("", "missing.txt", "corpus:large")),
+        ("x" * 5000, b"", "cannot read data source"),
+    ],
+)
+def test_a_source_that_cannot_be_read_is_named_with_its_place(tmp_path, source, content, message):
+    if content:
+        write(tmp_path / source, content)
+    with pytest.raises(UsageError, match=message):
         load_tokens(source, base=tmp_path)
-
-
-def test_a_name_the_system_refuses_is_a_usage_error(tmp_path):
-    with pytest.raises(UsageError, match="cannot read data source"):
-        load_tokens("x" * 5000, base=tmp_path)
 
 
 def test_a_folder_that_cannot_be_listed_is_not_taken_for_an_empty_one(tmp_path, monkeypatch):

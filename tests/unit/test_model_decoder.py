@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from swarmnet.manifest.schema import Model
-from swarmnet.model.decoder import StageModule, loss_sum, rotary_tables, rotate
+from swarmnet.model.decoder import StageModule, loss_sum, rotary_tables
 from swarmnet.model.initial import draw
 
 MODEL = Model(
@@ -104,28 +104,6 @@ def test_a_token_sees_no_later_token() -> None:
     assert not torch.allclose(before[:, 8:], after[:, 8:], atol=1e-4)
 
 
-def test_rotation_keeps_norms_and_makes_scores_relative() -> None:
-    cos, sin = rotary_tables(MODEL, 16, torch.device("cpu"))
-    q, k = torch.randn(2, 8, generator=torch.Generator().manual_seed(2)).unsqueeze(1).expand(2, 16, 8)
-    turned_q, turned_k = rotate(q, cos, sin), rotate(k, cos, sin)
-    torch.testing.assert_close(turned_q.norm(dim=-1), q.norm(dim=-1))
-    scores = turned_q @ turned_k.T
-    torch.testing.assert_close(scores.diagonal(3), scores[0, 3].expand(13))
-
-
-def test_grouped_queries_equal_repeated_keys() -> None:
-    """A model with repeated key and value heads computes what the grouped one does."""
-    grouped, full = whole(), whole(MODEL.model_copy(update={"num_kv_heads": 4}))
-    with torch.no_grad():
-        for name, parameter in full.named_parameters():
-            source = dict(grouped.named_parameters())[name]
-            if "k_proj" in name or "v_proj" in name:
-                source = source.view(2, 8, 32).repeat_interleave(2, dim=0).reshape(32, 32)
-            parameter.copy_(source)
-    ids = torch.randint(0, 40, (2, 10), generator=torch.Generator().manual_seed(3))
-    torch.testing.assert_close(grouped(ids), full(ids))
-
-
 def test_loss_is_a_sum_in_nats() -> None:
     logits = torch.zeros(2, 3, 40)
     assert loss_sum(logits, torch.zeros(2, 3, dtype=torch.int32)).item() == pytest.approx(6 * math.log(40))
@@ -135,11 +113,6 @@ def test_the_loss_of_new_weights_is_that_of_guessing() -> None:
     ids = torch.randint(0, 40, (8, 17), generator=torch.Generator().manual_seed(4))
     loss = loss_sum(whole()(ids[:, :-1]), ids[:, 1:]).item() / ids[:, 1:].numel()
     assert loss == pytest.approx(math.log(40), rel=0.02)
-
-
-def test_tied_embeddings_are_one_parameter() -> None:
-    module = whole(MODEL.model_copy(update={"tie_embeddings": True}))
-    assert "lm_head.weight" not in dict(module.named_parameters())
 
 
 @pytest.mark.parametrize(

@@ -103,18 +103,6 @@ def test_who_took_no_part_keeps_what_it_has_learned() -> None:
     torch.testing.assert_close(weights(absent) - absent.slow, learned, rtol=0, atol=1e-6)
 
 
-def test_what_a_replica_does_not_send_stays_in_its_weights() -> None:
-    group = [replica() for _ in range(2)]
-    for seed, outer in enumerate(group):
-        learn(outer, seed)
-    vectors = [outer.vector(0, SIZE) for outer in group]
-    sent = [torch.where(vector.abs() > vector.abs().median(), vector, 0.0) for vector in vectors]
-    for outer, vector, part in zip(group, vectors, sent, strict=True):
-        outer.step(torch.stack(sent).mean(0), 0, unsent=vector - part)
-        torch.testing.assert_close(outer.vector(0, SIZE), vector - part, rtol=0, atol=1e-6)
-    assert torch.equal(group[0].slow, group[1].slow)
-
-
 def test_elements_that_are_not_exchanged_stay_as_they_are() -> None:
     group = [replica() for _ in range(2)]
     for seed, outer in enumerate(group):

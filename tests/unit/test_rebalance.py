@@ -45,7 +45,7 @@ def swarms(draw: st.DrawFn) -> tuple[int, list[Serving]]:
     return stages, found
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(swarms(), st.randoms())
 def test_everybody_computes_the_same_matching_and_it_empties_no_stage(
     drawn: tuple[int, list[Serving]], rng: st.Random

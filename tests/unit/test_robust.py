@@ -94,13 +94,6 @@ def test_the_order_of_members_does_not_matter(rule: Rule, group: tuple[list[Tens
     assert close(one, other, largest(means) * len(means))
 
 
-@every_rule
-@given(groups())
-def test_the_same_order_gives_the_same_bits(rule: Rule, group: tuple[list[Tensor], list[int], int]) -> None:
-    means, weights, _ = group
-    assert torch.equal(reduce(rule, means, weights), reduce(rule, means, weights))
-
-
 @given(groups())
 def test_a_member_of_weight_two_is_two_members(group: tuple[list[Tensor], list[int], int]) -> None:
     """Not to norm_clip, which allows for how few microbatches a mean is of."""
@@ -252,28 +245,12 @@ def test_the_median_is_in_the_middle_of_the_weight(weights: list[int], expected:
 
 
 @given(st.lists(st.tuples(values, st.integers(1, 9)), min_size=1, max_size=9))
-def test_half_of_the_weight_is_on_either_side_of_the_median(pairs: list[tuple[float, int]]) -> None:
+def test_the_lower_median_is_the_smallest_value_that_half_of_the_weight_reaches(pairs: list[tuple[float, int]]) -> None:
+    def reached(value: float) -> bool:
+        return 2 * sum(weight for other, weight in pairs if other <= value) >= sum(weight for _, weight in pairs)
+
     found = lower_median([value for value, _ in pairs], [weight for _, weight in pairs])
-    whole = sum(weight for _, weight in pairs)
-    assert 2 * sum(weight for value, weight in pairs if value <= found) >= whole
-    assert 2 * sum(weight for value, weight in pairs if value >= found) >= whole
-
-
-@pytest.mark.parametrize(
-    ("lengths", "weights", "expected"),
-    [
-        ([7.0], [3], 7.0),
-        ([2.0, 1.0], [1, 1], 1.0),
-        ([3.0, 1.0, 2.0], [1, 1, 1], 2.0),
-        ([4.0, 3.0, 2.0, 1.0], [1, 1, 1, 1], 2.0),
-        ([1.0, 2.0, 3.0], [1, 1, 2], 2.0),
-        ([1.0, 2.0, 3.0], [1, 1, 3], 3.0),
-    ],
-)
-def test_the_lower_median_is_the_smallest_value_that_half_of_the_weight_reaches(
-    lengths: list[float], weights: list[int], expected: float
-) -> None:
-    assert lower_median(lengths, weights) == expected
+    assert found == min(value for value, _ in pairs if reached(value))
 
 
 def test_the_rules_clip_at_a_factor_of_the_lower_median() -> None:
@@ -367,14 +344,6 @@ def test_one_member_and_no_member(name: str, codec: str) -> None:
     assert torch.equal(total, codecs.decode(packed(HONEST[0], codec))) and not clipped
     assert torch.equal(reduce_part([], 3)[0], torch.zeros(3))
     assert reduce_part([Contribution(PeerId("p"), 1, packed(torch.empty(0), codec))], 0)[0].shape == (0,)
-
-
-@pytest.mark.parametrize("name", RULES)
-def test_whom_a_rule_clipped_is_reported(name: str) -> None:
-    tensors = [HONEST[0] * -100, *HONEST]
-    _, clipped = reducer(name)(members(tensors), 3, HONEST[1])
-    worst = min(clipped, key=lambda each: each.factor)
-    assert worst.peer == "p0" and 0.0 < worst.factor < 0.05
 
 
 @pytest.mark.parametrize("name", RULES)

@@ -67,18 +67,22 @@ def test_shares_follow_speed(seconds: list[float], window: int) -> None:
         assert taken[peer] == pytest.approx(1000 / cost / whole, rel=0.05, abs=3 + window)
 
 
-def test_ten_times_slower_gets_a_tenth() -> None:
-    taken = collections.Counter(drive(router_over(4), costs_of([0.1, 0.1, 0.1, 1.0]), 3100))
-    assert taken[PeerId("peer3")] == pytest.approx(100, abs=3)
-
-
-def test_the_rest_of_the_pipeline_does_not_flatten_shares() -> None:
-    router, taken = router_over(2), collections.Counter[PeerId]()
-    for _ in range(1100):
+@pytest.mark.parametrize(
+    ("seconds", "rest_s", "share"),
+    [
+        ([0.1, 1.0], [20.0, 20.0], 1 / 11),  # what all wait for flattens no share
+        ([0.1, 0.1, 0.1], [0.5, 0.5, 0.8], 1 / 9),  # a slow link: 0.1 + 0.3 against 0.1
+    ],
+)
+def test_a_share_follows_what_a_replica_takes_longer_than_others(
+    seconds: list[float], rest_s: list[float], share: float
+) -> None:
+    router, costs, taken = router_over(len(seconds)), costs_of(seconds), collections.Counter[PeerId]()
+    for _ in range(1000):
         pick = router.pick(num_bytes=SIZE, now=0.0)
         taken[pick.peer] += 1
-        answer(router, pick, 0.1 if pick.peer == "peer0" else 1.0, rest_s=20.0)
-    assert taken[PeerId("peer1")] == pytest.approx(100, abs=5)
+        answer(router, pick, costs[pick.peer], rest_s=rest_s[names(len(seconds)).index(pick.peer)])
+    assert taken[names(len(seconds))[-1]] == pytest.approx(1000 * share, abs=5)
 
 
 @pytest.mark.parametrize("claimed_s", [0.0, 0.1, 50.0, -1.0, math.inf])
@@ -91,15 +95,6 @@ def test_nobody_can_talk_itself_cheap(claimed_s: float) -> None:
         true_s, claim_s = (0.1, 0.1) if pick.peer != "peer2" else (1.0, claimed_s)
         router.done(pick, seconds=true_s + 0.5, compute_s=claim_s, silence_s=0.1, now=0.0)
     assert taken[PeerId("peer2")] <= 55
-
-
-def test_a_slow_link_costs_its_share() -> None:
-    router, taken = router_over(3), collections.Counter[PeerId]()
-    for _ in range(1000):
-        pick = router.pick(num_bytes=SIZE, now=0.0)
-        taken[pick.peer] += 1
-        answer(router, pick, 0.1, rest_s=0.8 if pick.peer == "peer2" else 0.5)  # 0.1 + 0.3 against 0.1
-    assert taken[PeerId("peer2")] == pytest.approx(1000 / 9, abs=5)
 
 
 @given(speeds)
