@@ -74,17 +74,11 @@ from swarmnet.transport import ReadPayload, Service, Transport, layout_of
 
 Tokens = Callable[[int, int], tuple[Packed, ...] | None]
 
-_LOOK_S = 1.0
-"""How often a peer looks into the directory, which says itself when it is time to read again."""
-
-_PUBLISH_S, _RENEW_S = 2.0, 8.0
-"""How soon after it has published a peer publishes the next step, and how long it says nothing if nothing changes."""
+_RENEW_S = 8.0
+"""How long a peer publishes nothing if nothing changes: records are kept for `net.records.TTL_S`."""
 
 _MOST_STRANGERS = 4
 """Unknown callers that are looked for at a time."""
-
-_LAST_WORD_S = 1.0
-"""How long a peer that leaves tries to tell the directory."""
 
 
 class Loopback:
@@ -306,7 +300,7 @@ class Peer:
         """Hear nothing any more, and say for the last time what is here, if that is quick. Then cancel `run`."""
         self._left = True
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_LAST_WORD_S):
+            async with asyncio.timeout(self.timers.settle_s):
                 await self._directory.publish(self.status())
 
     # ------------------------------------------------------------ Service: what others ask
@@ -595,8 +589,8 @@ class Peer:
             self._strangers[peer] = {*stages} - self._near
 
     async def looked(self) -> None:
-        """Return once records have been read again, or a second later."""
-        await set_within(self._looked, _LOOK_S)
+        """Return once records have been read again, or `settle_s` later."""
+        await set_within(self._looked, self.timers.settle_s)
 
     def on_every_disk(self) -> int | None:
         """The newest version that every stage is known to have on some disk."""
@@ -644,7 +638,7 @@ class Peer:
     async def _looking(self) -> None:
         """Look into the directory: regularly, and when a stranger spoke or something is wrong."""
         while True:
-            stranger = await set_within(self._look, _LOOK_S)
+            stranger = await set_within(self._look, self.timers.settle_s)
             self._look.clear()
             strangers, self._strangers = self._strangers, {}
             # Unlike the stages near mine, those far away are not read with every look, and in a large run no stage is
@@ -658,7 +652,7 @@ class Peer:
             self._extending.consider()
             self._supply.consider()
             self._say_who_is_missing()
-            await asyncio.sleep(0.1 * _LOOK_S)
+            await asyncio.sleep(0.1 * self.timers.settle_s)
 
     def _lonely_beside(self) -> set[int]:
         """The stages beside mine of which I know nobody."""
@@ -723,7 +717,7 @@ class Peer:
             self.news.clear()
             self._moved.clear()
             await self._directory.publish(self.status())
-            if not await set_within(self.news, _PUBLISH_S) and not self._moved.is_set():
+            if not await set_within(self.news, 2 * self.timers.settle_s) and not self._moved.is_set():
                 waits = [asyncio.ensure_future(event.wait()) for event in (self.news, self._moved)]
                 try:
                     await asyncio.wait(waits, timeout=_RENEW_S, return_when=asyncio.FIRST_COMPLETED)

@@ -85,7 +85,7 @@ class Beside:
         return True
 
     async def looked(self) -> None:
-        """Return once records have been read again, or a second later."""
+        """Return once records have been read again, or `settle_s` later."""
         await self._peer.looked()
 
 

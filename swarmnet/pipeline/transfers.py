@@ -62,7 +62,7 @@ class StagesKnown(Protocol):
         """May that peer serve that stage? If not, its record is read soon."""
 
     async def looked(self) -> None:
-        """Return once records have been read again, or a second later."""
+        """Return once records have been read again, or `settle_s` later."""
 
 
 class Transfers:
