@@ -172,6 +172,11 @@ class Endpoint:
 
     hides: ClassVar[bool] = True
 
+    @property
+    def told_of_others(self) -> bool:
+        """Was it told where others are, so that there should be some?"""
+        return bool(self.joined.network.bootstrap)
+
     def wall(self) -> float:
         """Unix seconds, by which invitations end."""
         return wall_time()

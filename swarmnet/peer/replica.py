@@ -30,7 +30,7 @@ from swarmnet.pipeline.depth import Depth
 from swarmnet.pipeline.execution import Execution
 from swarmnet.pipeline.inputs import AnswerCheck, InputCheck, Known, TurnedAway, Windows, may_feed
 from swarmnet.pipeline.recovery import Recovery
-from swarmnet.pipeline.router import Router
+from swarmnet.pipeline.router import Router, routing_rule
 from swarmnet.pipeline.transfers import Transfers
 from swarmnet.pipeline.works import KEPT_MEMOS, LEAST_BYTES, ShownWorks, WorkBook
 from swarmnet.plan.cost import BYTES
@@ -50,7 +50,7 @@ _MOST_NAMED = 64
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLimits:
-    """What the operator allows each replica of a peer."""
+    """What the operator allows each replica of a peer, and has chosen for it."""
 
     slots: int
     """Microbatches in flight, at most."""
@@ -64,6 +64,8 @@ class ReplicaLimits:
     """Elements of the pieces in which a finished sum is handed over: all replicas of a stage cut alike."""
     no_initial_weights: str = ""
     """Why this peer has no weights of version 0 and takes them from mates, for a person; empty: it has them."""
+    routing: str = "least_time"
+    """The rule by which it calls the next stage (`pipeline.router.routing_rule`)."""
     fixed_slots: bool = False
     """Always as many as `slots`, whether or not they keep anybody busy: a bench's control."""
 
@@ -173,7 +175,7 @@ class Replica:
         self.caller = (
             Caller(
                 peer.transport,
-                Router(timers, stages=stages_ahead, rule=peer.routing()),
+                Router(timers, stages=stages_ahead, rule=routing_rule(limits.routing)),
                 NextStage(self),
                 answer_check,
                 transfers,

@@ -150,6 +150,7 @@ def run_peer(
                     config.caps.memo_bytes,
                     config.caps.keep_checkpoints,
                     no_initial_weights=begin.missing,
+                    routing=config.routing,
                 )
                 with _given_up_in_words():
                     moved = runner.run(
@@ -269,7 +270,6 @@ async def _serve(
             manifest,
             engines,
             numerics=numerics.apply,
-            computes=str(numerics),
             audit_log=AuditLog(
                 config.dir, lambda reason: peer.say("no_papers", {"reason": reason, "then": _NO_PAPERS})
             ),
@@ -279,8 +279,6 @@ async def _serve(
             on_event=tell,
             state=state,
             limits=limits,
-            routing=lambda: routing_rule(config.routing),
-            told_of_others=bool(config.bootstrap),
             carried=carried,
         )
         if config.metrics:
