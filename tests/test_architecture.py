@@ -16,14 +16,16 @@ PACKAGE = Path(swarmnet.__file__).parent
 # Row by row from the ground. A module imports from rows below its own, and from its own room. The rooms of row 0
 # may use each other, without a cycle.
 ROWS = (
-    "bounds clock config host manifest ids errors messages pacing quorum statement transport directory telemetry fetch",
+    "bounds clock config host manifest ids errors messages pacing pledge quorum statement transport directory telemetry"
+    " fetch",
     "data wire",
-    "audit model net",
+    "model net",
     "stage",
     "engine",
     "sums",
     "pipeline averaging ranks state",
     "plan step",
+    "audit",
     "peer trainer",
     "testing",
     "local simulate monitor",
@@ -68,10 +70,10 @@ PURE = (
     "monitor/page.py",
     "monitor/state.py",
     "monitor/waterfall.py",
-    "peer/audit_health.py",
+    "audit/health.py",
     "peer/swarm_health.py",
     "state/rollback.py",
-    "audit/pledge.py",
+    "pledge.py",
     "audit/case.py",
     "audit/cases.py",
     "averaging/parts.py",

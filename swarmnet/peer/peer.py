@@ -15,6 +15,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from swarmnet.audit.auditor import AuditLog, Auditor
+from swarmnet.audit.health import convicted_here
 from swarmnet.averaging.exchange import Meeting
 from swarmnet.clock import loop_time, set_within
 from swarmnet.directory import MAX_TAINTED, DisputedWork, Estimate, Record, Role, StageStatus, TaintedStep
@@ -50,8 +52,6 @@ from swarmnet.net.nat.dial_back import Asking, DialBacks
 from swarmnet.net.peer_host import PeerHost
 from swarmnet.net.records import nobody_serves, unserved
 from swarmnet.peer import showing
-from swarmnet.peer.audit_health import convicted_here
-from swarmnet.peer.auditor import AuditLog, Auditor
 from swarmnet.peer.complaints import Complaints
 from swarmnet.peer.extending import Extending
 from swarmnet.peer.leaving import drain, hold
@@ -347,10 +347,6 @@ class Peer:
 
     def _auditors(self) -> list[Auditor]:
         return [replica.auditor for replica in self.replicas.values() if replica.auditor is not None]
-
-    def mates(self, stage: int) -> list[PeerId]:
-        """The other replicas of one of my stages, as far as I know them."""
-        return self.known(stage, stage)
 
     def known(self, stage: int, other: int) -> list[PeerId]:
         """The other replicas of any stage, as far as my replica of `stage` knows them."""

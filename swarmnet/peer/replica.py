@@ -8,12 +8,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
-from collections.abc import Coroutine, Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from swarmnet.audit.auditor import Auditor
 from swarmnet.averaging.butterfly import ExchangeContext
 from swarmnet.averaging.exchange import PIECE_ELEMENTS, Exchange
 from swarmnet.clock import loop_time
@@ -21,8 +21,7 @@ from swarmnet.errors import BadMessage
 from swarmnet.fetch.plan import PIECE_BYTES
 from swarmnet.ids import PeerId, first_chain
 from swarmnet.manifest.schema import Manifest
-from swarmnet.messages import Packed, Process
-from swarmnet.peer.auditor import Auditor
+from swarmnet.messages import Process
 from swarmnet.peer.restore import Restorer
 from swarmnet.peer.showing import Beside
 from swarmnet.pipeline.caller import Caller
@@ -108,6 +107,7 @@ class Replica:
         manifest, training, averaging = peer.manifest, peer.manifest.training, peer.manifest.averaging
         num_stages, timers, limits = manifest.cut.stages, peer.timers, peer.limits
         self.stage, self.compute, self._peer, self.timers = stage, engine.compute, peer, timers
+        self.spawn, self.tokens = peer.spawn, peer.tokens
         self._named_at, self._named = -1, set[tuple[str, PeerId]]()
         shape = Shape(
             num_stages,
@@ -211,8 +211,9 @@ class Replica:
         self.state = Restorer(self, peer, shape)
 
         # Looks at what mates have done; has what was done here looked at by them.
-        self.auditor = Auditor(self, peer) if manifest.audited and peer.meeting is None else None
-        if self.auditor is not None:
+        self.auditor = None
+        if manifest.audited and peer.meeting is None:
+            self.auditor = Auditor(self, peer, manifest.of_stage(stage))
             self.driver.on_applied = self.auditor.applied
 
     def convict(self, peer: PeerId, step: int, reason: str) -> None:
@@ -232,9 +233,6 @@ class Replica:
 
     # PipelineHost
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        return self._peer.spawn(work)
-
     def share(self) -> float:
         return self._peer.manifest.training.microbatches / (1 + len(self.live(self.stage)))
 
@@ -243,9 +241,6 @@ class Replica:
 
     def may_live(self, peer: PeerId) -> bool:
         return self.member.view.may_live(peer, now=loop_time())
-
-    def tokens(self, step: int, index: int) -> tuple[Packed, ...] | None:
-        return self._peer.tokens(step, index)
 
     def device_full(self, slots: int, reason: str) -> None:
         self.event("device_full", {"slots": slots, "reason": reason})

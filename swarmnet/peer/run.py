@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from swarmnet import telemetry
+from swarmnet.audit.auditor import AuditLog
 from swarmnet.clock import boot_time, loop_runner, loop_time
 from swarmnet.config.peer import PeerConfig, listen_at
 from swarmnet.data.source import load_tokens
@@ -25,7 +26,6 @@ from swarmnet.net.away import remember, until_somebody_answers, was_in
 from swarmnet.net.endpoint import NOTHING_BETWEEN, JoinedRun, Wrap, join_run
 from swarmnet.net.parent_death import dies_with_parent, same_python
 from swarmnet.net.stop import stopped_by_signal, unless_stopped
-from swarmnet.peer.auditor import AuditLog
 from swarmnet.peer.checkup import advice
 from swarmnet.peer.contributors import contributors
 from swarmnet.peer.control_socket import ControlSocket

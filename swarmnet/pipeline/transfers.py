@@ -22,7 +22,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Protocol
 
-from swarmnet.audit.pledge import counted_as
 from swarmnet.bounds import LARGE_BYTES, Recent
 from swarmnet.errors import BadMessage, PeerGone, Refused, RejectCode
 from swarmnet.ids import PeerId, Signer
@@ -39,6 +38,7 @@ from swarmnet.messages import (
     WorkRecord,
 )
 from swarmnet.pipeline.works import KEPT_STEPS, digest
+from swarmnet.pledge import counted_as
 from swarmnet.statement import statement
 
 Kind = Literal["output", "answer"]

@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from swarmnet.audit.auditor import AuditLog
 from swarmnet.directory import Invitation, Pass, Record, Role
 from swarmnet.errors import UsageError
 from swarmnet.ids import Chain, PeerId, RunId
@@ -27,7 +28,6 @@ from swarmnet.manifest.terms import RunTerms
 from swarmnet.messages import Packed
 from swarmnet.net.admission import Admissions, Bans
 from swarmnet.net.nat.dial_back import Proofs, Say
-from swarmnet.peer.auditor import AuditLog
 from swarmnet.peer.moving import Moving, NewStage
 from swarmnet.peer.peer import Peer
 from swarmnet.peer.rebalance import RecentMoves, Rules
