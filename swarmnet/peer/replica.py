@@ -27,7 +27,7 @@ from swarmnet.peer.showing import Beside
 from swarmnet.pipeline.caller import Caller
 from swarmnet.pipeline.depth import Depth
 from swarmnet.pipeline.execution import Execution
-from swarmnet.pipeline.inputs import AnswerCheck, InputCheck, Known, TurnedAway, Windows, may_feed
+from swarmnet.pipeline.inputs import AnswerCheck, InputCheck, TurnedAway, Windows, may_feed
 from swarmnet.pipeline.recovery import Recovery
 from swarmnet.pipeline.router import Router, routing_rule
 from swarmnet.pipeline.transfers import Transfers
@@ -248,13 +248,11 @@ class Replica:
     def may_feed(self, caller: PeerId, request: Process) -> TurnedAway | None:
         view, upstream = self.member.view, self.stage - 1
         away = may_feed(
-            Known(
-                feeds=caller == self._peer.me or self.is_live(caller, upstream),
-                mate=self.is_live(caller, self.stage),
-                heard=view.get(caller, upstream) is not None or upstream in view.sparse,
-                admitted=self._peer.admitted(caller, "trainer"),
-            ),
             request,
+            feeds=caller == self._peer.me or self.is_live(caller, upstream),
+            mate=self.is_live(caller, self.stage),
+            heard=view.get(caller, upstream) is not None or upstream in view.sparse,
+            admitted=self._peer.admitted(caller, "trainer"),
         )
         # Who is only early will be let in in a moment.
         if away is not None and not away.soon:
