@@ -179,6 +179,7 @@ WINGS = frozenset(
         "state",
         "sums",
         "plan",
+        "audit",
         "ranks",
         "trainer",
         "peer",
