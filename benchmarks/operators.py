@@ -16,9 +16,9 @@ import statistics
 
 from swarmnet.audit.case import suspect_of
 from swarmnet.audit.cases import Cases, Check
-from swarmnet.audit.pledge import shares_of
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.messages import Finished, Pledge, Stamp
+from swarmnet.pledge import shares_of
 
 RATE, EACH, STEPS = 0.02, 4, 1000
 """Share that is drawn; microbatches of a member in a step; steps after which a liar counts as never seen."""

@@ -34,7 +34,6 @@ async def measure(hidden: int, layers: int, tokens: int, device: str) -> dict[st
     """The figures, by name."""
     import torch
 
-    from swarmnet.audit.pledge import leaf, root_of
     from swarmnet.engine.compute_thread import ComputeThread
     from swarmnet.ids import Ballot, Chain, PeerId, RoundId
     from swarmnet.manifest.schema import Averaging, Cut, Manifest, Model, Numerics, Training, Wire
@@ -43,6 +42,7 @@ async def measure(hidden: int, layers: int, tokens: int, device: str) -> dict[st
     from swarmnet.peer.engines import torch_engine
     from swarmnet.pipeline.transfers import Transfers
     from swarmnet.pipeline.works import digest
+    from swarmnet.pledge import leaf, root_of
     from swarmnet.ranks.device_backend import DeviceBackend
     from swarmnet.statement import statement
     from swarmnet.wire import codecs, kernel_build

@@ -261,7 +261,7 @@ class Pledge:
     digest: Digest
     """Of the whole sum."""
     shares: Sha256
-    """Of who contributed which indexes to it (`audit.pledge`)."""
+    """Of who contributed which indexes to it (`pledge`)."""
     peer: PeerId
     product: Annotated[int, Between(0, PRIME - 1)]
     """Of its contribution with the vector that `digest` draws (`sums.linear`): another contribution has another one."""

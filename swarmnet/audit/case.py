@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Callable, Set
 from dataclasses import replace
 
-from swarmnet.audit.pledge import WHOLE, counted_as, leaf, made_alike, proves, shares_of, whole_of
 from swarmnet.ids import PeerId, Restart, Signer
 from swarmnet.messages import MAX_COUNTING, Ban, Case, Pledge, Recheck, first_of
+from swarmnet.pledge import WHOLE, counted_as, leaf, made_alike, proves, shares_of, whole_of
 from swarmnet.quorum import quorum
 from swarmnet.statement import statement
 

@@ -48,10 +48,10 @@ from swarmnet.audit.case import (
     unrelated,
     verifiers,
 )
-from swarmnet.audit.pledge import WHOLE, counted_as, made_alike, proves, shares_of
 from swarmnet.bounds import MAX_MEMBERS, Recent
 from swarmnet.ids import NO_RESTART, Chain, PeerId, Signer
 from swarmnet.messages import Ban, Case, Finished, Pledge, Sent, Stamp, WorkRecord, first_of
+from swarmnet.pledge import WHOLE, counted_as, made_alike, proves, shares_of
 from swarmnet.quorum import quorum
 from swarmnet.statement import statement
 

@@ -21,10 +21,10 @@ from typing import Annotated
 
 from swarmnet.audit.case import Verify
 from swarmnet.audit.evidence import MOST_READ, from_line
-from swarmnet.audit.pledge import shares_of
 from swarmnet.bounds import MAX_MEMBERS, Entries, Proto
 from swarmnet.ids import PeerId, RunId, first_chain
 from swarmnet.messages import Commits, Count, Finished, Pledge, Stamp, contributors_of, first_of
+from swarmnet.pledge import shares_of
 from swarmnet.quorum import has_quorum
 from swarmnet.statement import statement
 
@@ -47,7 +47,7 @@ class Receipt:
 
     @property
     def shares(self) -> bytes:
-        """What stands for who contributed which indexes (`audit.pledge`)."""
+        """What stands for who contributed which indexes (`pledge`)."""
         return shares_of(self.finished.contributions, self.finished.voided)
 
     @property

@@ -36,7 +36,6 @@ from typing import TYPE_CHECKING, Literal
 
 from blake3 import blake3
 
-from swarmnet.audit.pledge import shares_of, vector_seed
 from swarmnet.averaging.grid import Group, grid_of
 from swarmnet.averaging.parts import Range
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode
@@ -55,6 +54,7 @@ from swarmnet.messages import (
     Stamp,
     contributors_of,
 )
+from swarmnet.pledge import shares_of, vector_seed
 from swarmnet.statement import statement
 from swarmnet.transport import ask
 

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from swarmnet.config.fleet import MachineKind, Members
     from swarmnet.config.peer import PeerConfig
     from swarmnet.manifest.schema import Manifest
-    from swarmnet.plan.choice import Fits, Look, MachineFit, Priced
+    from swarmnet.plan.choice import Look, Priced
     from swarmnet.plan.cost import LayerTimes
-    from swarmnet.plan.members import Counts
+    from swarmnet.plan.members import Counts, Fits, MachineFit
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -161,8 +161,9 @@ def _peer(
     """Print the plan of one peer with `stages`, or without any of each stage for a peer of its own; and if machines are
     known, what a step takes. The exit code is 1 if something does not fit."""
     from swarmnet.cli.plan_report import fit_record, memory_record, memory_table, step_lines, step_record
-    from swarmnet.peer.memory_fit import judge, listed, slots_that_fit, usable, with_slots
-    from swarmnet.plan.choice import MachineFit, search
+    from swarmnet.peer.memory_fit import exchanged, judge, listed, slots_that_fit, usable, with_slots
+    from swarmnet.plan.choice import search
+    from swarmnet.plan.members import MachineFit
 
     there, room, remarks = room, usable(setup, room), []
     every, several = stages or range(len(setup.specs)), len(stages) > 1
@@ -182,7 +183,10 @@ def _peer(
     if machines is not None:
         # All replicas are taken to be like this peer.
         slots = min(slots_that_fit(setup, each, room, host_room) for each in sets)
-        spec, members, fit = setup.specs[0], machines.members, ((MachineFit(max(slots, 1)),),) * len(setup.specs)
+        spec, members = setup.specs[0], machines.members
+        fit = tuple(
+            (MachineFit(max(slots, 1), mesh_bytes=exchanged(setup, [stage])),) for stage in range(len(setup.specs))
+        )
         best, _ = search(spec, _chosen(spec, setup.wire), members, lambda _: fit, times, machines.counts(len(fit)))
         step = step_record(best, spec, members, times)
     if as_json:

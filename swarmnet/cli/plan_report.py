@@ -9,8 +9,9 @@ from typing import Any
 from swarmnet.config.fleet import Members
 from swarmnet.manifest.schema import StageSpec
 from swarmnet.peer.memory_fit import PlanFit, listed
-from swarmnet.plan.choice import MachineFit, Priced
+from swarmnet.plan.choice import Priced
 from swarmnet.plan.cost import LayerTimes, hiding_bytes_per_s, limits, rule_bubble, volumes
+from swarmnet.plan.members import MachineFit
 from swarmnet.plan.memory import StageMemory, shown
 from swarmnet.telemetry.text import counted
 

@@ -39,6 +39,7 @@ class MachineKind(Table):
     gpus: Annotated[int, Field(ge=1, le=64)] = says(1, "of each; all are of one peer, as a mesh")
     tflops: Annotated[float, Field(ge=0, le=1e6)] = says(0.0, "TFLOP/s of each in training; 0: 30 a GPU, 0.08 on a CPU")
     gpu_gib: Gib = says(0.0, "of each GPU; 0: enough")
+    gpu_gbit: Annotated[float, Field(gt=0, le=1e5)] = says(100.0, "Gbit/s each way between its GPUs, as a mesh uses")
     host_gib: Gib = says(0.0, "of the machine, in which it also computes on the CPU; 0: enough")
     mbit: Annotated[float, Field(gt=0, le=1e6)] = says(100.0, "of its line, the narrower direction")
     region: str = says("", "one of regions.names")
@@ -47,6 +48,11 @@ class MachineKind(Table):
     def flops_per_s(self) -> float:
         """Of a machine, in training."""
         return 1e12 * (self.tflops or TFLOPS[self.device] * (self.gpus if self.device == "cuda" else 1))
+
+    @property
+    def mesh_bytes_per_s(self) -> float:
+        """Each way, between its GPUs."""
+        return self.gpu_gbit * 1e9 / 8
 
     @property
     def bytes_per_s(self) -> float:

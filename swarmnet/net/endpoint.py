@@ -141,6 +141,11 @@ class Endpoint:
         self.me, self.signer, self.proofs = joined.identity.peer, joined.identity, transport
         self.admissions, self.notices = joined.admissions, joined.notices
 
+    @property
+    def told_of_others(self) -> bool:
+        """Was it told where others are, so that there should be some?"""
+        return bool(self.joined.network.bootstrap)
+
     def wall(self) -> float:
         """Unix seconds, by which invitations end."""
         return wall_time()

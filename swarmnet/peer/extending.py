@@ -20,7 +20,6 @@ from swarmnet.transport import ask
 if TYPE_CHECKING:
     from swarmnet.peer.peer import Peer
 
-_PATIENCE_S = 5.0
 _MOST_ASKED = 1024
 """Peers whose last question is remembered."""
 
@@ -53,7 +52,7 @@ class Extending:
 
     async def _ask(self, peer: PeerId) -> None:
         try:
-            answer = await ask(self._peer.transport, peer, ManifestRequest(), limit_s=_PATIENCE_S)
+            answer = await ask(self._peer.transport, peer, ManifestRequest(), limit_s=self._peer.timers.long_silence_s)
         except (BadMessage, PeerGone, PeerTimeout, Refused):
             return  # its next heartbeat is as good an occasion
         notices = answer.notices if isinstance(answer, ManifestData) else ()

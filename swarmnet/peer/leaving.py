@@ -22,10 +22,6 @@ from swarmnet.step.view import Seen
 if TYPE_CHECKING:
     from swarmnet.peer.peer import Peer
 
-SETTLE_S = 1.0
-"""When everybody leaves: how long a replica that holds a step's sum waits to apply it, as others may have already.
-Checkpoints of stages that stand at different versions are worth little."""
-
 
 @dataclass(frozen=True, slots=True)
 class Standing:
@@ -69,10 +65,14 @@ class LeaveDecision:
 
 
 class Leaving:
-    """One farewell, begun at `now`. Times are seconds of one clock; it never lasts longer than `drain_s`."""
+    """One farewell, begun at `now`. Times are seconds of one clock; it never lasts longer than `drain_s`.
 
-    def __init__(self, *, now: float, drain_s: float) -> None:
-        self._began_at, self._drain_s = now, drain_s
+    settle_s: when everybody leaves, how long a replica that holds a step's aggregate waits to apply it, as others may
+    have already. Checkpoints of stages that stand at different versions are worth little.
+    """
+
+    def __init__(self, *, now: float, drain_s: float, settle_s: float) -> None:
+        self._began_at, self._drain_s, self._settle_s = now, drain_s, settle_s
         self._deserted_at: float | None = None
 
     def decide(self, standings: Sequence[Standing], *, deserted: bool, now: float) -> LeaveDecision:
@@ -92,7 +92,7 @@ class Leaving:
         if self._deserted_at is None:
             self._deserted_at = now
         unsettled = any(standing.applying or standing.whole for standing in waiting)
-        if unsettled and now - self._deserted_at < SETTLE_S:
+        if unsettled and now - self._deserted_at < self._settle_s:
             return LeaveDecision(False, "everybody leaves; applying the last step")
         return LeaveDecision(True, "everybody leaves")
 
@@ -121,7 +121,8 @@ _LOOKS_PER_HEARTBEAT = 5
 async def drain(leaver: Peer, drain_s: float) -> str:
     """Return, with the reason, once the peer may go; after `drain_s` in any case."""
     loop = asyncio.get_running_loop()
-    farewell, leaving, said = Farewell(leaver), Leaving(now=loop.time(), drain_s=drain_s), ""
+    farewell, said = Farewell(leaver), ""
+    leaving = Leaving(now=loop.time(), drain_s=drain_s, settle_s=leaver.timers.settle_s)
     while True:
         standings, now = farewell.look(), loop.time()
         verdict = leaving.decide(standings, deserted=is_deserted(leaver, now), now=now)
@@ -141,7 +142,7 @@ async def hand_over(mover: Peer, patience_s: float, *, standstill: bool) -> str:
     is under way is computed again.
     """
     farewell, began, reason = Farewell(mover), loop_time(), "it was ended"
-    leaving = Leaving(now=began, drain_s=patience_s)
+    leaving = Leaving(now=began, drain_s=patience_s, settle_s=mover.timers.settle_s)
     try:
         while not (reason := why_it_stays(standings := farewell.look(), paused=mover.paused)):
             lasted = loop_time() - began

@@ -17,9 +17,11 @@ from swarmnet.host import available_memory
 from swarmnet.manifest.schema import Manifest
 from swarmnet.peer.devices import check_memory, choose_layout, computed_here, refuse_useless
 from swarmnet.pipeline.depth import held_s, slots_enough
-from swarmnet.plan.choice import MachineFit
+from swarmnet.plan.cost import mesh_bytes
+from swarmnet.plan.members import MachineFit
 from swarmnet.plan.memory import GIB, MIB, Setup, StageMemory, plan_stage, shown, together
 from swarmnet.ranks.layout import MeshLayout, Shard
+from swarmnet.stage.canonical import Canonical, layers_of
 from swarmnet.stage.passes import MemoryPolicy
 
 RESERVE = {"cuda": GIB, "cpu": 256 * MIB}
@@ -276,12 +278,27 @@ class Capacity:
 
 
 SHARDS: tuple[Shard, ...] = ("dp", "zero1", "zero2", "zero3", "none")
-"""How a machine's GPUs may share a stage; the first that fits is the fastest (docs/mesh.md)."""
+"""How a machine's GPUs may share a stage. Of those that fit and exchange as much the first is taken (docs/mesh.md)."""
+
+
+def exchanged(setup: Setup, stages: Sequence[int]) -> float:
+    """Bytes that each rank of `setup.layout` sends to the others for a microbatch of these stages."""
+    layout, specs = setup.layout, [setup.specs[stage] for stage in stages]
+    training = specs[0].training
+    return mesh_bytes(
+        layout.shard,
+        tensor=layout.tensor,
+        data=layout.data,
+        parameters=sum(Canonical.of(spec).num_elements for spec in specs),
+        layers=sum(len(layers_of(spec)) for spec in specs),
+        boundary_elements=training.microbatch_size * training.sequence_length * specs[0].model.hidden_size,
+    )
 
 
 def machine_fit(setup: Setup, stages: Sequence[int], kind: MachineKind) -> MachineFit:
-    """How a machine of that kind holds these stages of one peer: with which mesh, and how many slots fit."""
-    least: MachineFit | None = None
+    """How a machine of that kind holds these stages of one peer: with the mesh that fits and exchanges least, and how
+    many slots fit. If none fits, with the one that needs least."""
+    found = []
     gpus = kind.gpus if kind.device == "cuda" else 1
     devices = tuple(f"cuda:{number}" for number in range(gpus)) if kind.device == "cuda" else ("cpu",)
     for shard in SHARDS if gpus > 1 else ("none",):
@@ -289,12 +306,10 @@ def machine_fit(setup: Setup, stages: Sequence[int], kind: MachineKind) -> Machi
         on = replace(setup, layout=MeshLayout(*along, shard=shard, devices=devices))
         try:
             slots = slots_that_fit(on, stages, kind.room, kind.host_room)
-            found = judge(replace(on, slots=max(slots, 1)), stages, kind.room, kind.host_room)
+            need = judge(replace(on, slots=max(slots, 1)), stages, kind.room, kind.host_room)
         except UsageError:
             continue  # these ranks cannot share this model, or this microbatch
-        fit = MachineFit(slots, found.need, found.host_need, shard)
-        if slots:
-            return fit
-        if least is None or fit.need < least.need:
-            least = fit
-    return least or MachineFit(0)
+        found.append(MachineFit(slots, need.need, need.host_need, shard, exchanged(on, stages)))
+    fitting = [fit for fit in found if fit.slots]
+    least = min(fitting, key=lambda fit: fit.mesh_bytes, default=None)
+    return least or min(found, key=lambda fit: fit.need, default=MachineFit(0))

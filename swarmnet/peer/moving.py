@@ -25,11 +25,6 @@ from swarmnet.state.snapshot_fetch import SnapshotFetch
 if TYPE_CHECKING:
     from swarmnet.peer.peer import Peer
 
-_LOOK_S = 1.0
-
-_HAND_OVER_S = 30.0
-"""How long a peer tries to leave its stage in good order before it stays."""
-
 _LONGEST_PROMISE_S = 1800.0
 
 
@@ -70,7 +65,7 @@ class Moving:
         """Until the peer may go to another stage: it has handed over the old one, and is to leave at once."""
         peer, rebalancer = self._peer, self._rebalancer
         while True:
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(peer.timers.settle_s)
             replica = self._at_home()
             if replica is None:
                 self._intend(Intent())
@@ -151,7 +146,7 @@ class Moving:
         if to not in (self._room.fits or ()):  # by limits that came with `swarmnet control limits`
             self._failed(to, "it no longer fits in the memory that this machine lends")
             return None
-        if reason := await hand_over(self._peer, _HAND_OVER_S, standstill=version is None):
+        if reason := await hand_over(self._peer, self._peer.timers.lease_s, standstill=version is None):
             self._failed(to, reason)
             return None
         return NewStage(to, version)

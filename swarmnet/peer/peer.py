@@ -13,14 +13,15 @@ import statistics
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Set
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
+from swarmnet.audit.auditor import AuditLog, Auditor
+from swarmnet.audit.health import convicted_here
 from swarmnet.averaging.exchange import Meeting
 from swarmnet.clock import loop_time, set_within
-from swarmnet.directory import MAX_TAINTED, Directory, DisputedWork, Estimate, Record, Role, StageStatus, TaintedStep
+from swarmnet.directory import MAX_TAINTED, DisputedWork, Estimate, Record, Role, StageStatus, TaintedStep
 from swarmnet.errors import BadMessage, Refused, RejectCode
-from swarmnet.ids import NO_RESTART, PeerId, RunId, Signer
-from swarmnet.manifest.extension import Notices
+from swarmnet.ids import NO_RESTART, PeerId
 from swarmnet.manifest.file import to_toml
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import (
@@ -46,13 +47,11 @@ from swarmnet.messages import (
     TrailRequest,
 )
 from swarmnet.net.address import operator_of
-from swarmnet.net.admission import Admissions
 from swarmnet.net.history import HistoryBook
-from swarmnet.net.nat.dial_back import Asking, DialBacks, Proofs, Say
+from swarmnet.net.nat.dial_back import Asking, DialBacks
+from swarmnet.net.peer_host import PeerHost
 from swarmnet.net.records import nobody_serves, unserved
 from swarmnet.peer import showing
-from swarmnet.peer.audit_health import convicted_here
-from swarmnet.peer.auditor import AuditLog, Auditor
 from swarmnet.peer.complaints import Complaints
 from swarmnet.peer.extending import Extending
 from swarmnet.peer.leaving import drain, hold
@@ -61,7 +60,6 @@ from swarmnet.peer.rebalance import Intent
 from swarmnet.peer.replica import Replica, ReplicaLimits, crossing_bytes
 from swarmnet.peer.state_supply import StateSupply
 from swarmnet.pipeline.inputs import Windows
-from swarmnet.pipeline.router import RoutingRule, least_time
 from swarmnet.stage.canonical import rate_of
 from swarmnet.stage.seams import Engine
 from swarmnet.state.disk import Disk
@@ -74,17 +72,11 @@ from swarmnet.transport import ReadPayload, Service, Transport, layout_of
 
 Tokens = Callable[[int, int], tuple[Packed, ...] | None]
 
-_LOOK_S = 1.0
-"""How often a peer looks into the directory, which says itself when it is time to read again."""
-
-_PUBLISH_S, _RENEW_S = 2.0, 8.0
-"""How soon after it has published a peer publishes the next step, and how long it says nothing if nothing changes."""
+_RENEW_S = 8.0
+"""How long a peer publishes nothing if nothing changes: records are kept for `net.records.TTL_S`."""
 
 _MOST_STRANGERS = 4
 """Unknown callers that are looked for at a time."""
-
-_LAST_WORD_S = 1.0
-"""How long a peer that leaves tries to tell the directory."""
 
 
 class Loopback:
@@ -131,55 +123,6 @@ class Loopback:
             yield Rejected(error.code, error.reason)
 
 
-class PeerHost(Protocol):
-    """Who a process is, and what connects it to others: `net.endpoint.Endpoint`, and the simulator's."""
-
-    @property
-    def me(self) -> PeerId:
-        """Its peer id."""
-
-    @property
-    def run(self) -> RunId:
-        """The run that it is in."""
-
-    @property
-    def incarnation(self) -> int:
-        """Tells this start of the process from others under its identity."""
-
-    @property
-    def signer(self) -> Signer:
-        """Signs for it."""
-
-    @property
-    def directory(self) -> Directory:
-        """Where peers announce themselves."""
-
-    @property
-    def admissions(self) -> Admissions:
-        """Who takes part in the run."""
-
-    @property
-    def notices(self) -> Notices:
-        """What the run's owner has signed to extend it."""
-
-    @property
-    def proofs(self) -> Proofs:
-        """What connections have shown of this process and of others."""
-
-    @property
-    def hides(self) -> bool:
-        """Is it to be reached through relays if nobody can dial it?"""
-
-    def wall(self) -> float:
-        """Unix seconds, by which invitations end."""
-
-    def record(self) -> Record:
-        """What it announces of itself, without stages; asked once the port is bound."""
-
-    async def hide(self, say: Say) -> dict[str, object] | None:
-        """Have it be reached through relays (`dial_back.Hide`). Returns what to say of it; None: there are none."""
-
-
 class Peer:
     """One identity with its replicas. Implements Service and Listener.
 
@@ -188,10 +131,7 @@ class Peer:
         tokens: by (step, index): this peer's own, with their proof.
         windows: tells whether others' tokens are the run's.
         numerics: what it shares with peers that make the same weights of the same sums (`peer.devices.NumericsClass`).
-        computes: the numerics class in which it computes, as its record says; "": `numerics`.
         audit_log: keeps receipts and evidence.
-        routing: makes the rule by which one of its replicas calls the next stage.
-        told_of_others: it was told where others are, so that there should be some.
         carried: the version of its stage's state that it has put on disk to move here; None: it has not moved.
         meeting: makes the sums of a simulation of many peers, without streams between them.
         state: what came before; None: nothing did.
@@ -210,10 +150,7 @@ class Peer:
         on_event: OnEvent,
         limits: ReplicaLimits,
         numerics: str = "",
-        computes: str = "",
         audit_log: AuditLog,
-        routing: Callable[[], RoutingRule] = lambda: least_time,
-        told_of_others: bool = False,
         carried: int | None = None,
         meeting: Meeting | None = None,
         state: RunState | None = None,
@@ -221,8 +158,7 @@ class Peer:
         self.meeting, self._host = meeting, host
         self.me, self.run_id, self.manifest, self.incarnation = host.me, host.run, manifest, host.incarnation
         self.limits, self.numerics, self.signer, self.disk = limits, numerics, host.signer, disk
-        self.tokens, self.windows, self.routing = tokens, windows, routing
-        self.computes, self.audit_log = computes or numerics, audit_log
+        self.tokens, self.windows, self.computes, self.audit_log = tokens, windows, host.numerics, audit_log
         self.timers = manifest.protocol.timers
         self.transport = Loopback(self.me, self, transport)
         self._engines, self._directory = engines, host.directory
@@ -254,7 +190,6 @@ class Peer:
         self._group: asyncio.TaskGroup | None = None
         self.halted: int | None = None
         self._missing: tuple[int, ...] = ()
-        self._told_of_others = told_of_others
         self.finished, self.goes_on = asyncio.Event(), asyncio.Event()
         self.convicted, self.conviction = asyncio.Event(), ""  # of what this peer is, and what its operator can do
         self._done_stages: set[int] = set()
@@ -306,7 +241,7 @@ class Peer:
         """Hear nothing any more, and say for the last time what is here, if that is quick. Then cancel `run`."""
         self._left = True
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_LAST_WORD_S):
+            async with asyncio.timeout(self.timers.settle_s):
                 await self._directory.publish(self.status())
 
     # ------------------------------------------------------------ Service: what others ask
@@ -412,10 +347,6 @@ class Peer:
 
     def _auditors(self) -> list[Auditor]:
         return [replica.auditor for replica in self.replicas.values() if replica.auditor is not None]
-
-    def mates(self, stage: int) -> list[PeerId]:
-        """The other replicas of one of my stages, as far as I know them."""
-        return self.known(stage, stage)
 
     def known(self, stage: int, other: int) -> list[PeerId]:
         """The other replicas of any stage, as far as my replica of `stage` knows them."""
@@ -595,8 +526,8 @@ class Peer:
             self._strangers[peer] = {*stages} - self._near
 
     async def looked(self) -> None:
-        """Return once records have been read again, or a second later."""
-        await set_within(self._looked, _LOOK_S)
+        """Return once records have been read again, or `settle_s` later."""
+        await set_within(self._looked, self.timers.settle_s)
 
     def on_every_disk(self) -> int | None:
         """The newest version that every stage is known to have on some disk."""
@@ -644,7 +575,7 @@ class Peer:
     async def _looking(self) -> None:
         """Look into the directory: regularly, and when a stranger spoke or something is wrong."""
         while True:
-            stranger = await set_within(self._look, _LOOK_S)
+            stranger = await set_within(self._look, self.timers.settle_s)
             self._look.clear()
             strangers, self._strangers = self._strangers, {}
             # Unlike the stages near mine, those far away are not read with every look, and in a large run no stage is
@@ -658,7 +589,7 @@ class Peer:
             self._extending.consider()
             self._supply.consider()
             self._say_who_is_missing()
-            await asyncio.sleep(0.1 * _LOOK_S)
+            await asyncio.sleep(0.1 * self.timers.settle_s)
 
     def _lonely_beside(self) -> set[int]:
         """The stages beside mine of which I know nobody."""
@@ -689,7 +620,7 @@ class Peer:
             return
         self._missing = missing
         if missing:
-            stranger_to = self.run_id if self._told_of_others and not self.records else ""
+            stranger_to = self.run_id if self._host.told_of_others and not self.records else ""
             self._on_event("waiting", nobody_serves(missing, stranger_to=stranger_to))
         else:
             self._on_event("complete", {"peers": len(self.records) + 1})
@@ -723,7 +654,7 @@ class Peer:
             self.news.clear()
             self._moved.clear()
             await self._directory.publish(self.status())
-            if not await set_within(self.news, _PUBLISH_S) and not self._moved.is_set():
+            if not await set_within(self.news, 2 * self.timers.settle_s) and not self._moved.is_set():
                 waits = [asyncio.ensure_future(event.wait()) for event in (self.news, self._moved)]
                 try:
                     await asyncio.wait(waits, timeout=_RENEW_S, return_when=asyncio.FIRST_COMPLETED)

@@ -70,15 +70,6 @@ class Rules:
     """So long a small stage to which a replica has moved gives none away, unless it has two more than the slowest."""
 
 
-@dataclass(frozen=True, slots=True)
-class Relocation:
-    """A peer goes from a stage to another."""
-
-    peer: PeerId
-    stage: int
-    to: int
-
-
 class Promises:
     """Whose promises count: of peers that say they go somewhere, or fetch the state of a stage and do not serve yet.
 
@@ -196,9 +187,9 @@ class Picture:
         return min(after) > enough
 
     @cached_property
-    def winners(self) -> Mapping[PeerId, Relocation]:
-        """Who goes, of those that announced it."""
-        return {move.peer: move for move in self._matching(dict(self.announced), list(self.rates))}
+    def winners(self) -> Mapping[PeerId, int]:
+        """Who goes, of those that announced it, and to which stage."""
+        return self._matching(dict(self.announced), list(self.rates))
 
     def wish(self, me: PeerId, fits: Collection[int], *, settled: Collection[int] = ()) -> int | None:
         """Where I would go; None: I stay. fits: the stages that this machine has memory for. settled: those to which a
@@ -223,12 +214,13 @@ class Picture:
 
     def _matching(
         self, candidates: dict[PeerId, int] | dict[PeerId, None], rates: list[float], enough: float = math.inf
-    ) -> list[Relocation]:
-        """Moves, the most useful first, each to the slowest stage that one of these helps; `rates` become what follows.
+    ) -> dict[PeerId, int]:
+        """Who goes where, the most useful first, each to the slowest stage that one of these helps; `rates` become what
+        follows.
 
         candidates: where each would go; None: anywhere. enough: the rate of the slowest stage at which it ends.
         """
-        taken, moves, open_stages = Counter[int](), list[Relocation](), set(range(self.num_stages))
+        taken, moves, open_stages = Counter[int](), dict[PeerId, int](), set(range(self.num_stages))
         while open_stages and len(moves) < self._most and min(rates) <= enough:
             poor = min(open_stages, key=lambda stage: (rates[stage], stage))
             best = max(
@@ -253,7 +245,7 @@ class Picture:
             rates[poor] += rate
             taken[stage] += 1
             del candidates[peer]
-            moves.append(Relocation(peer, stage, poor))
+            moves[peer] = poor
         return moves
 
     def _value(self, peer: PeerId, to: int, rates: Sequence[float]) -> float:
@@ -306,8 +298,7 @@ class Rebalancer:
             return self.intent
         self.due = now + every
         if self.intent.to is not None:
-            move = picture.winners.get(self._me)
-            won = move is not None and move.to == self.intent.to
+            won = picture.winners.get(self._me) == self.intent.to
             self.intent = Intent(self.intent.to, surely=True) if won else Intent()
         elif (to := picture.wish(self._me, fits, settled=settled)) is not None:
             self.due = now + self.rules.settle_s

@@ -8,12 +8,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
-from collections.abc import Coroutine, Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from swarmnet.audit.auditor import Auditor
 from swarmnet.averaging.butterfly import ExchangeContext
 from swarmnet.averaging.exchange import PIECE_ELEMENTS, Exchange
 from swarmnet.clock import loop_time
@@ -21,16 +21,15 @@ from swarmnet.errors import BadMessage
 from swarmnet.fetch.plan import PIECE_BYTES
 from swarmnet.ids import PeerId, first_chain
 from swarmnet.manifest.schema import Manifest
-from swarmnet.messages import Packed, Process
-from swarmnet.peer.auditor import Auditor
+from swarmnet.messages import Process
 from swarmnet.peer.restore import Restorer
 from swarmnet.peer.showing import Beside
 from swarmnet.pipeline.caller import Caller
 from swarmnet.pipeline.depth import Depth
 from swarmnet.pipeline.execution import Execution
-from swarmnet.pipeline.inputs import AnswerCheck, InputCheck, Known, TurnedAway, Windows, may_feed
+from swarmnet.pipeline.inputs import AnswerCheck, InputCheck, TurnedAway, Windows, may_feed
 from swarmnet.pipeline.recovery import Recovery
-from swarmnet.pipeline.router import Router
+from swarmnet.pipeline.router import Router, routing_rule
 from swarmnet.pipeline.transfers import Transfers
 from swarmnet.pipeline.works import KEPT_MEMOS, LEAST_BYTES, ShownWorks, WorkBook
 from swarmnet.plan.cost import BYTES
@@ -50,7 +49,7 @@ _MOST_NAMED = 64
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLimits:
-    """What the operator allows each replica of a peer."""
+    """What the operator allows each replica of a peer, and has chosen for it."""
 
     slots: int
     """Microbatches in flight, at most."""
@@ -64,6 +63,8 @@ class ReplicaLimits:
     """Elements of the pieces in which a finished sum is handed over: all replicas of a stage cut alike."""
     no_initial_weights: str = ""
     """Why this peer has no weights of version 0 and takes them from mates, for a person; empty: it has them."""
+    routing: str = "least_time"
+    """The rule by which it calls the next stage (`pipeline.router.routing_rule`)."""
     fixed_slots: bool = False
     """Always as many as `slots`, whether or not they keep anybody busy: a bench's control."""
 
@@ -106,6 +107,7 @@ class Replica:
         manifest, training, averaging = peer.manifest, peer.manifest.training, peer.manifest.averaging
         num_stages, timers, limits = manifest.cut.stages, peer.timers, peer.limits
         self.stage, self.compute, self._peer, self.timers = stage, engine.compute, peer, timers
+        self.spawn, self.tokens = peer.spawn, peer.tokens
         self._named_at, self._named = -1, set[tuple[str, PeerId]]()
         shape = Shape(
             num_stages,
@@ -173,7 +175,7 @@ class Replica:
         self.caller = (
             Caller(
                 peer.transport,
-                Router(timers, stages=stages_ahead, rule=peer.routing()),
+                Router(timers, stages=stages_ahead, rule=routing_rule(limits.routing)),
                 NextStage(self),
                 answer_check,
                 transfers,
@@ -209,8 +211,9 @@ class Replica:
         self.state = Restorer(self, peer, shape)
 
         # Looks at what mates have done; has what was done here looked at by them.
-        self.auditor = Auditor(self, peer) if manifest.audited and peer.meeting is None else None
-        if self.auditor is not None:
+        self.auditor = None
+        if manifest.audited and peer.meeting is None:
+            self.auditor = Auditor(self, peer, manifest.of_stage(stage))
             self.driver.on_applied = self.auditor.applied
 
     def convict(self, peer: PeerId, step: int, reason: str) -> None:
@@ -230,9 +233,6 @@ class Replica:
 
     # PipelineHost
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        return self._peer.spawn(work)
-
     def share(self) -> float:
         return self._peer.manifest.training.microbatches / (1 + len(self.live(self.stage)))
 
@@ -242,22 +242,17 @@ class Replica:
     def may_live(self, peer: PeerId) -> bool:
         return self.member.view.may_live(peer, now=loop_time())
 
-    def tokens(self, step: int, index: int) -> tuple[Packed, ...] | None:
-        return self._peer.tokens(step, index)
-
     def device_full(self, slots: int, reason: str) -> None:
         self.event("device_full", {"slots": slots, "reason": reason})
 
     def may_feed(self, caller: PeerId, request: Process) -> TurnedAway | None:
         view, upstream = self.member.view, self.stage - 1
         away = may_feed(
-            Known(
-                feeds=caller == self._peer.me or self.is_live(caller, upstream),
-                mate=self.is_live(caller, self.stage),
-                heard=view.get(caller, upstream) is not None or upstream in view.sparse,
-                admitted=self._peer.admitted(caller, "trainer"),
-            ),
             request,
+            feeds=caller == self._peer.me or self.is_live(caller, upstream),
+            mate=self.is_live(caller, self.stage),
+            heard=view.get(caller, upstream) is not None or upstream in view.sparse,
+            admitted=self._peer.admitted(caller, "trainer"),
         )
         # Who is only early will be let in in a moment.
         if away is not None and not away.soon:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from swarmnet import telemetry
+from swarmnet.audit.auditor import AuditLog
 from swarmnet.clock import boot_time, loop_runner, loop_time
 from swarmnet.config.peer import PeerConfig, listen_at
 from swarmnet.data.source import load_tokens
@@ -25,8 +26,6 @@ from swarmnet.net.away import remember, until_somebody_answers, was_in
 from swarmnet.net.endpoint import NOTHING_BETWEEN, JoinedRun, Wrap, join_run
 from swarmnet.net.parent_death import dies_with_parent, same_python
 from swarmnet.net.stop import stopped_by_signal, unless_stopped
-from swarmnet.peer.audit_health import convicts_of
-from swarmnet.peer.auditor import AuditLog
 from swarmnet.peer.checkup import advice
 from swarmnet.peer.contributors import contributors
 from swarmnet.peer.control_socket import ControlSocket
@@ -151,6 +150,7 @@ def run_peer(
                     config.caps.memo_bytes,
                     config.caps.keep_checkpoints,
                     no_initial_weights=begin.missing,
+                    routing=config.routing,
                 )
                 with _given_up_in_words():
                     moved = runner.run(
@@ -271,7 +271,6 @@ async def _serve(
             manifest,
             engines,
             numerics=numerics.apply,
-            computes=str(numerics),
             audit_log=AuditLog(
                 config.dir, lambda reason: peer.say("no_papers", {"reason": reason, "then": _NO_PAPERS})
             ),
@@ -281,8 +280,6 @@ async def _serve(
             on_event=tell,
             state=state,
             limits=limits,
-            routing=lambda: routing_rule(config.routing),
-            told_of_others=bool(config.bootstrap),
             carried=carried,
         )
         if config.metrics:

@@ -1,4 +1,4 @@
-"""What a replica shows of its work to those who look into it, and what it should be by what they compute again."""
+"""What a replica shows of its work to those who look into it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 
 from swarmnet.errors import Refused, RejectCode
 from swarmnet.ids import Chain, PeerId, first_chain, next_chain
-from swarmnet.messages import Answer, AuditData, AuditRequest, Sent, Stamp, WorkRecord
+from swarmnet.messages import Answer, AuditData, AuditRequest, Stamp
 from swarmnet.pipeline.recovery import kept_alive
 from swarmnet.pipeline.works import digest, opened, show
 from swarmnet.quorum import has_quorum
-from swarmnet.stage.seams import Recomputed
 
 if TYPE_CHECKING:
     from swarmnet.peer.peer import Peer
@@ -85,7 +84,7 @@ class Beside:
         return True
 
     async def looked(self) -> None:
-        """Return once records have been read again, or a second later."""
+        """Return once records have been read again, or `settle_s` later."""
         await self._peer.looked()
 
 
@@ -125,19 +124,3 @@ async def _made(replica: Replica, request: AuditRequest, shown: AuditData) -> Au
     if (digest(again.output), digest(again.answer)) != (shown.work.output, shown.work.answer):
         raise Refused(RejectCode.NOT_FOUND, "it was made otherwise", step=request.step, index=request.index)
     return replace(shown, payload=(*again.output, *again.answer))
-
-
-def sent_again(sent: Sent, again: Recomputed) -> bytes:
-    """The digest that it should have."""
-    return digest(again.output if sent.kind == "output" else again.answer)
-
-
-def made_again(work: WorkRecord, again: Recomputed) -> WorkRecord:
-    """The record as it should be."""
-    return replace(
-        work,
-        output=digest(again.output),
-        answer=digest(again.answer),
-        loss_sum=again.loss_sum,
-        num_tokens=again.num_tokens,
-    )

@@ -12,7 +12,6 @@ import random
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from swarmnet.clock import boot_time
 from swarmnet.host import OomKills
@@ -24,17 +23,14 @@ FINAL = frozenset({0, 2})
 """Exit codes after which nothing is started again: all went well; the operator's input was wrong and still is."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pauses:
-    """first_s doubles with each crash up to longest_s; a process that ran for healthy_s begins anew.
+FIRST_S, LONGEST_S = 1.0, 60.0
+"""The pause after the first crash, which doubles with each one, and the longest."""
 
-    Up to longest_full_s where the kernel has ended it for memory: it will run out of it again.
-    """
+LONGEST_FULL_S = 3600.0
+"""The longest where the kernel has ended the process for memory: it will run out of it again."""
 
-    first_s: float = 1.0
-    longest_s: float = 60.0
-    healthy_s: float = 600.0
-    longest_full_s: float = 3600.0
+_HEALTHY_S = 600.0
+"""A process that ran for so long begins anew."""
 
 
 def exit_code(code: int, *, asked: bool) -> int | None:
@@ -47,17 +43,16 @@ def exit_code(code: int, *, asked: bool) -> int | None:
 class Revivals:
     """The crashes of one peer, in a row."""
 
-    def __init__(self, pauses: Pauses, rng: random.Random) -> None:
-        self._pauses = pauses
+    def __init__(self, rng: random.Random) -> None:
         # A tenth less at random, so that machines that crashed together do not come back together.
-        self._crashes = Backoff(pauses.first_s, pauses.longest_s, jitter=0.1, rng=rng)
+        self._crashes = Backoff(FIRST_S, LONGEST_S, jitter=0.1, rng=rng)
 
     def crashed(self, code: int, *, ran_s: float, for_memory: str = "") -> tuple[float, str]:
         """In how many seconds to start it again, and what happened, for one line. for_memory: in which words the kernel
         killed it for memory, if it did."""
-        if ran_s >= self._pauses.healthy_s:
+        if ran_s >= _HEALTHY_S:
             self._crashes.reset()
-        longest_s = self._pauses.longest_full_s if for_memory else self._pauses.longest_s
+        longest_s = LONGEST_FULL_S if for_memory else LONGEST_S
         after_s = self._crashes.failed(0.0, longest_s=longest_s)
         ended = f"{for_memory}," if for_memory else f"ended by {_name(-code)}"
         how = f"ended with exit code {code}" if code >= 0 else f"was {ended}"
@@ -83,10 +78,7 @@ _FORK_AGAIN_S = 10.0
 
 
 def supervise(
-    *,
-    pauses: Pauses = Pauses(),
-    rng: random.Random | None = None,
-    say: Callable[[str], None] = lambda line: print(f"swarmnet: {line}", file=sys.stderr, flush=True),
+    *, say: Callable[[str], None] = lambda line: print(f"swarmnet: {line}", file=sys.stderr, flush=True)
 ) -> int | None:
     """Return None in a child process, which is to do the work. In this process return, once that is over, its exit
     code, 128 + n after signal n; until then start it again after each crash.
@@ -94,7 +86,7 @@ def supervise(
     Main thread only, and no other thread may run: it forks, so that no module is imported twice. Ctrl+C, SIGTERM and
     SIGHUP are passed on, as often as they come. say: told each crash, in one line.
     """
-    revivals, parent, numbers, asked = Revivals(pauses, rng or random.Random()), os.getpid(), {*asking()}, False
+    revivals, parent, numbers, asked = Revivals(random.Random()), os.getpid(), {*asking()}, False
     # A blocked signal waits until `sigwait` takes it: none is lost between two lives.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {*numbers, signal.SIGCHLD, signal.SIGALRM})
     while True:

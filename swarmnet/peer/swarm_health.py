@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, fields
 from typing import Any, Literal, cast
 
+from swarmnet.audit.health import ConvictLine, DisputeLine, TaintedLine, convicts_of, disputes_of, tainted_of
 from swarmnet.directory import MAX_TAINTED, Complaint, Record
 from swarmnet.ids import NO_RESTART, Chain, Incarnation, PeerId, Restart, RunId
 from swarmnet.net.admission import Admissions
-from swarmnet.peer.audit_health import ConvictLine, DisputeLine, TaintedLine, convicts_of, disputes_of, tainted_of
 from swarmnet.peer.checkup import advice
 from swarmnet.peer.contributors import Contributor, contributors
 from swarmnet.peer.devices import NumericsClass

@@ -63,5 +63,5 @@ class PipelineHost(Protocol):
         """May a replica that owns a microbatch still answer?"""
         ...
 
-    def tokens(self, step: int, index: int) -> tuple[Packed, ...] | None:
+    def tokens(self, step: int, index: int, /) -> tuple[Packed, ...] | None:
         """Tokens of a microbatch from this peer's own data; None: it has none."""

@@ -29,21 +29,6 @@ from swarmnet.wire.codecs import check_bounded, check_range
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """What a replica knows of a caller right now.
-
-    feeds: a live member of the stage before, or another stage of this very peer. mate: a live member of the same stage.
-    heard: it was heard as a replica of the stage before, and is silent, or without its state. admitted: the run takes
-    it as a trainer.
-    """
-
-    feeds: bool = False
-    mate: bool = False
-    heard: bool = False
-    admitted: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class TurnedAway:
     """Why a caller may not feed, in words for a person. soon: one more heartbeat may change that, so it is to wait."""
 
@@ -51,16 +36,23 @@ class TurnedAway:
     soon: bool = False
 
 
-def may_feed(caller: Known, request: Process) -> TurnedAway | None:
-    """None if the caller may bring this microbatch to `request.stage`."""
+def may_feed(request: Process, *, feeds: bool, mate: bool, heard: bool, admitted: bool) -> TurnedAway | None:
+    """None if the caller may bring this microbatch to `request.stage`, by what the replica knows of it right now.
+
+    Args:
+        feeds: it is a live replica of the stage before, or another stage of this very peer.
+        mate: it is a live replica of the same stage.
+        heard: it was heard as a replica of the stage before, and is silent, or without its state.
+        admitted: the run takes it as a trainer.
+    """
     if request.stage == 0:
-        if request.purpose == "eval" or caller.admitted or caller.mate:
+        if request.purpose == "eval" or admitted or mate:
             return None  # an evaluation is nobody's privilege: it counts nothing
         return TurnedAway("the run has not admitted you as a trainer: ask its owner for an invitation")
-    if caller.feeds or (caller.mate and request.repair):
+    if feeds or (mate and request.repair):
         return None
     before = f"a replica of stage {request.stage - 1}"
-    if caller.heard:
+    if heard:
         return TurnedAway(f"you are known as {before}, but silent or without its state for now", soon=True)
     return TurnedAway(f"you are not known here as {before}, and nobody else feeds stage {request.stage}")
 

@@ -22,7 +22,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Protocol
 
-from swarmnet.audit.pledge import counted_as
 from swarmnet.bounds import LARGE_BYTES, Recent
 from swarmnet.errors import BadMessage, PeerGone, Refused, RejectCode
 from swarmnet.ids import PeerId, Signer
@@ -39,6 +38,7 @@ from swarmnet.messages import (
     WorkRecord,
 )
 from swarmnet.pipeline.works import KEPT_STEPS, digest
+from swarmnet.pledge import counted_as
 from swarmnet.statement import statement
 
 Kind = Literal["output", "answer"]
@@ -62,7 +62,7 @@ class StagesKnown(Protocol):
         """May that peer serve that stage? If not, its record is read soon."""
 
     async def looked(self) -> None:
-        """Return once records have been read again, or a second later."""
+        """Return once records have been read again, or `settle_s` later."""
 
 
 class Transfers:

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 
 from blake3 import blake3
 
-from swarmnet.audit.pledge import leaf, path_of, root_of
 from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.messages import AuditData, AuditRequest, Packed, Sent, WorkRecord
+from swarmnet.pledge import leaf, path_of, root_of
 from swarmnet.stage.seams import Recomputed
 
 KEPT_STEPS = 5

@@ -18,7 +18,7 @@ from swarmnet.manifest.codec_names import INTEGERS
 from swarmnet.manifest.implied import OVERLAP_AFTER
 from swarmnet.manifest.schema import Cut, StageSpec, Training
 from swarmnet.plan.cost import BYTES, CODING_NS, Cost, LayerTimes, Way, cost
-from swarmnet.plan.members import Counts, Situation, situated
+from swarmnet.plan.members import Counts, Fits, Situation, situated
 
 SUMS = (("exact", "small", 1.0), ("overlap", "small", 1.0), ("local", "int8", 1.03))
 """(averaging.sync, averaging.codec, held-out loss over that of exact sums)."""
@@ -41,24 +41,6 @@ FEW = 5
 """Memory is planned for so many proposals, and for all that are nearly as fast as the best; so many are shown."""
 
 _STAGES = (*range(1, 9), 10, 12, 14, 16, 20, 24, 32, 40, 48, 64)
-
-
-@dataclass(frozen=True, slots=True)
-class MachineFit:
-    """How a machine of one kind holds the stages of one place."""
-
-    slots: int
-    """That fit; 0: not even one."""
-    need: int = 0
-    """Bytes of each device, with so many, or with one."""
-    host_need: int = 0
-    """Bytes beside GPUs."""
-    shard: str = "none"
-    """How its GPUs share the stages."""
-
-
-Fits = tuple[tuple[MachineFit, ...], ...]
-"""For each place in the pipeline, of each kind of machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +126,7 @@ def search(
         """Members in places that fit them, with as many slots as keep devices busy, and fit. None: some place gets
         none."""
         changed = spec.model_copy(update={"cut": cut, "training": training, "stage": 0})
-        able = [[bool(fit.slots) for fit in each] for each in fits] or None
-        found = situated(changed, members, way, stages_per_peer=held, times=times, fits=able, counts=counts)
+        found = situated(changed, members, way, stages_per_peer=held, times=times, fits=fits, counts=counts)
         if found is None:
             return None
         used = (compress(row, numbers) for row, numbers in zip(fits, found.counts, strict=False))

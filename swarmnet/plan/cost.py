@@ -314,6 +314,18 @@ def limits(load: Load, site: Site, way: Way) -> dict[str, float]:
     }
 
 
+def mesh_bytes(shard: str, *, tensor: int, data: int, parameters: int, layers: int, boundary_elements: int) -> float:
+    """What a device of a mesh sends to the others for a microbatch; taken not to overlap with compute.
+
+    tensor, data: the mesh. The rest is of the stages that it holds. ZeRO-2 scatters the gradient along `data`, ZeRO-3
+    gathers the weights twice as well; along `tensor` each layer sums four activations (docs/mesh.md).
+    """
+    vectors = {"zero2": 1, "zero3": 3}.get(shard, 0)
+    along_data = (data - 1) / data * vectors * parameters / tensor
+    along_tensor = (tensor - 1) / tensor * 8 * layers * boundary_elements / data
+    return 4.0 * (along_data + along_tensor)
+
+
 def hiding_bytes_per_s(load: Load, way: Way) -> float:
     """The line, each way, on which what crosses boundaries takes as long as the slowest stage computes; on a faster one
     it hides behind compute.

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from swarmnet.config.fleet import MachineKind, Members
+from swarmnet.config.fleet import Members
 from swarmnet.manifest.schema import StageSpec
 from swarmnet.plan.cost import LINE_SHARE, LayerTimes, Load, Site, Way, crossed_bytes, works
 
@@ -36,6 +36,26 @@ def given_away(rates: Sequence[Sequence[float]], counts: Sequence[int]) -> Count
 
 
 @dataclass(frozen=True, slots=True)
+class MachineFit:
+    """How a machine of one kind holds the stages of one place."""
+
+    slots: int
+    """That fit; 0: not even one."""
+    need: int = 0
+    """Bytes of each device, with so many, or with one."""
+    host_need: int = 0
+    """Bytes beside GPUs."""
+    shard: str = "none"
+    """How its GPUs share the stages."""
+    mesh_bytes: float = 0.0
+    """What each of its GPUs sends to the others for a microbatch (`cost.mesh_bytes`)."""
+
+
+Fits = tuple[tuple[MachineFit, ...], ...]
+"""For each place in the pipeline, of each kind of machine; (): memory is unknown."""
+
+
+@dataclass(frozen=True, slots=True)
 class Situation:
     """Members in their places, and what a step asks of those in the slowest."""
 
@@ -53,7 +73,7 @@ def situated(
     *,
     stages_per_peer: int = 1,
     times: LayerTimes | None = None,
-    fits: Sequence[Sequence[bool]] | None = None,
+    fits: Fits = (),
     counts: Counts | None = None,
 ) -> Situation | None:
     """Members given to the stages of a run; None if some stage gets none.
@@ -62,7 +82,7 @@ def situated(
         spec: of any stage.
         stages_per_peer: a peer in place p of P serves the stages p, p + P, ...
         times: measured, instead of FLOPs.
-        fits: whether each kind has the memory for each place.
+        fits: how each kind holds each place; what its GPUs exchange takes time in which they do not compute.
         counts: where everybody is, if that is known.
     """
     kinds, held = members.machines, stages_per_peer
@@ -73,13 +93,15 @@ def situated(
     elements = training.microbatch_size * training.sequence_length * spec.model.hidden_size
     crossing = held * crossed_bytes(len(work), elements, way)[2] / LINE_SHARE
 
-    def rate(place: int, kind: MachineKind, *, line: bool) -> float:
-        compute = kind.flops_per_s / flops[place]
+    def rate(place: int, number: int, *, line: bool) -> float:
+        kind = kinds[number]
+        mesh_s = fits[place][number].mesh_bytes / kind.mesh_bytes_per_s if fits else 0.0
+        compute = 1 / (flops[place] / kind.flops_per_s + mesh_s)
         return min(compute, kind.bytes_per_s / crossing) if line and crossing else compute
 
     if counts is None:
         rates = [
-            [rate(place, kind, line=True) * (fits is None or fits[place][number]) for number, kind in enumerate(kinds)]
+            [rate(place, n, line=True) * (not fits or fits[place][n].slots > 0) for n in range(len(kinds))]
             for place in range(places)
         ]
         counts = given_away(rates, [kind.count for kind in kinds])
@@ -87,7 +109,7 @@ def situated(
         return None
 
     def total(place: int, *, line: bool) -> float:
-        return sum(n * rate(place, kind, line=line) for n, kind in zip(counts[place], kinds, strict=True))
+        return sum(n * rate(place, number, line=line) for number, n in enumerate(counts[place]))
 
     slowest = min(range(places), key=lambda place: total(place, line=True))
     here = counts[slowest]
@@ -115,7 +137,7 @@ def situated(
         parameters=max(each.parameters for each in work),
         update_s=max(each.update_flops for each in work) / min(kind.flops_per_s for kind in inside),
         mean_s=sum(place_s) / places / held,
-        slowest_s=max(1 / rate(slowest, kind, line=False) for kind in inside) / held,
+        slowest_s=max(1 / rate(slowest, number, line=False) for number, n in enumerate(here) if n) / held,
         stages_per_peer=held,
     )
     return Situation(counts, load, site, place_s)

@@ -198,7 +198,7 @@ class Compute(Protocol):
         class, one job for each. Asked for at version v, they run after all of step v + 1, or earlier.
 
         seed: of the aggregate's vector. With it the microbatches are a whole contribution, and what stands for it
-        (`audit.pledge.whole_of`) is returned too; without it b"".
+        (`pledge.whole_of`) is returned too; without it b"".
 
         An audited run keeps the weights of the last `KEPT_WEIGHTS` steps, until other weights are restored.
 

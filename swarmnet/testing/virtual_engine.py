@@ -18,13 +18,13 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from swarmnet.audit.pledge import whole_of
 from swarmnet.averaging.exchange import PIECE_ELEMENTS
 from swarmnet.clock import loop_time
 from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.manifest.extension import Horizon, Notice
 from swarmnet.manifest.schema import Delay
 from swarmnet.messages import PRIME, Commit, Packed
+from swarmnet.pledge import whole_of
 from swarmnet.stage.seams import (
     KEPT_WEIGHTS,
     Audience,

@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from swarmnet.audit.auditor import AuditLog
 from swarmnet.directory import Invitation, Pass, Record, Role
 from swarmnet.errors import UsageError
 from swarmnet.ids import Chain, PeerId, RunId
@@ -26,7 +27,6 @@ from swarmnet.manifest.terms import RunTerms
 from swarmnet.messages import Packed
 from swarmnet.net.admission import Admissions, Bans
 from swarmnet.net.nat.dial_back import Proofs, Say
-from swarmnet.peer.auditor import AuditLog
 from swarmnet.peer.moving import Moving, NewStage
 from swarmnet.peer.peer import Peer
 from swarmnet.peer.rebalance import RecentMoves, Rules
@@ -128,7 +128,7 @@ class SimulatedRoom:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedHost:
-    """`peer.peer.PeerHost`. announced: what the peer announces of itself, without stages."""
+    """Implements PeerHost. announced: what the peer announces of itself, without stages."""
 
     announced: Record
     directory: DirectoryAt
@@ -137,6 +137,11 @@ class SimulatedHost:
     wall: Callable[[], float]
     proofs: Proofs = Proofs()  # noqa: RUF009
     hides: bool = False
+    told_of_others: bool = False
+
+    @property
+    def numerics(self) -> str:
+        return self.announced.numerics
 
     @property
     def me(self) -> PeerId:
@@ -284,12 +289,11 @@ class VirtualSwarm:
                 piece_bytes=plan.piece_bytes,
                 sum_piece=plan.sum_piece,
                 no_initial_weights="no weights" if peer_id in plan.no_beginning else "",
+                routing=plan.routing,
                 fixed_slots=plan.slots > 0,
             ),
             numerics=self.classes.get(peer_id, ""),
-            computes=computes,
             audit_log=AuditLog(),
-            routing=lambda: routing_rule(plan.routing),
             carried=carried,
             meeting=self.meeting,
         )

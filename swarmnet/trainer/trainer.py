@@ -21,8 +21,8 @@ from swarmnet.audit.case import Verify, needs_no_recheck, refusal, suspect_of
 from swarmnet.clock import loop_time
 from swarmnet.directory import Directory, Record
 from swarmnet.errors import Refused, RejectCode
-from swarmnet.ids import NO_RESTART, PeerId, Restart, Signer
-from swarmnet.manifest.extension import Horizon, Notices
+from swarmnet.ids import NO_RESTART, PeerId, Restart
+from swarmnet.manifest.extension import Horizon
 from swarmnet.manifest.file import to_toml
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import (
@@ -42,10 +42,10 @@ from swarmnet.messages import (
     Rejected,
     Request,
 )
-from swarmnet.net.admission import Admissions
 from swarmnet.net.background import beside
 from swarmnet.net.history import HistoryBook
-from swarmnet.net.nat.dial_back import Asking, Proofs, Say
+from swarmnet.net.nat.dial_back import Asking
+from swarmnet.net.peer_host import PeerHost
 from swarmnet.net.records import left_out, nobody_serves, unserved
 from swarmnet.net.stop import unless_stopped
 from swarmnet.pipeline.caller import Caller
@@ -71,28 +71,6 @@ class TokenSource(Protocol):
     def evaluation(self, number: int) -> tuple[Packed, ...]:
         """(tokens,) of a held-out microbatch."""
         ...
-
-
-class TrainerHost(Protocol):
-    """What a trainer needs of its process: a part of `peer.peer.PeerHost`, which has the same members."""
-
-    @property
-    def me(self) -> PeerId: ...
-    @property
-    def signer(self) -> Signer: ...
-    @property
-    def directory(self) -> Directory: ...
-    @property
-    def admissions(self) -> Admissions: ...
-    @property
-    def notices(self) -> Notices: ...
-    @property
-    def proofs(self) -> Proofs: ...
-    @property
-    def hides(self) -> bool: ...
-    def wall(self) -> float: ...
-    def record(self) -> Record: ...
-    async def hide(self, say: Say) -> dict[str, object] | None: ...
 
 
 _PROGRESS_S = 10.0
@@ -259,7 +237,7 @@ class Trainer:
 
     def __init__(
         self,
-        host: TrainerHost,
+        host: PeerHost,
         manifest: Manifest,
         *,
         transport: Transport,

@@ -328,7 +328,7 @@ def test_every_process_has_its_reserve() -> None:
         assert found.need - together(found.plans) == processes * RESERVE[layout.kind]
 
 
-def test_gpus_share_a_stage_by_the_first_mesh_that_fits() -> None:
+def test_gpus_share_a_stage_by_the_mesh_that_fits_and_exchanges_least() -> None:
     model = MODEL.model_copy(update={"hidden_size": 512, "intermediate_size": 1408, "num_heads": 8, "head_dim": 64})
     specs = RUN.model_copy(update={"model": model}).specs
     setup = Setup(specs, RUN.wire, MeshLayout(), slots=1)
@@ -338,6 +338,7 @@ def test_gpus_share_a_stage_by_the_first_mesh_that_fits() -> None:
     for shard, room in needs.items():
         found = machine_fit(setup, [1], MachineKind(gpus=2, gpu_gib=room / 2**30))
         assert (found.shard, found.slots, found.need) == (shard, 1, room)
+        assert found.mesh_bytes == 0, "their GPUs exchange nothing for a microbatch"
 
 
 def test_a_peer_refuses_what_does_not_fit_and_says_how_much_is_missing() -> None:

@@ -14,13 +14,13 @@ import torch
 from stage_chain import StageChain, batch_of, compute_thread, tiny
 
 from swarmnet.audit.cases import TOLERANCE
-from swarmnet.audit.pledge import whole_of
 from swarmnet.engine.compute_thread import ComputeThread
 from swarmnet.engine.torch_engine import TorchEngine
 from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.manifest.schema import Averaging, Manifest, Numerics, Wire
 from swarmnet.messages import AuditData, Packed, WorkRecord
 from swarmnet.pipeline.works import digest, off_by
+from swarmnet.pledge import whole_of
 from swarmnet.ranks.device_backend import DeviceBackend
 from swarmnet.stage.passes import MemoryPolicy
 from swarmnet.stage.seams import Recomputed

@@ -12,7 +12,6 @@ import pytest
 from strike import kill_and_restart, reached
 
 from swarmnet.audit.case import recheck, refusal
-from swarmnet.audit.pledge import leaf, path_of, root_of, shares_of
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.manifest.schema import Audits
 from swarmnet.messages import (
@@ -31,6 +30,7 @@ from swarmnet.messages import (
 )
 from swarmnet.peer.peer import Peer
 from swarmnet.pipeline.works import digest
+from swarmnet.pledge import leaf, path_of, root_of, shares_of
 from swarmnet.statement import statement
 from swarmnet.testing.network import Message
 from swarmnet.testing.plan import Plan

@@ -11,7 +11,6 @@ import pytest
 
 from swarmnet.audit.case import recheck
 from swarmnet.audit.evidence import Evidence
-from swarmnet.audit.pledge import shares_of
 from swarmnet.directory import Complaint, Record, StageStatus
 from swarmnet.errors import UsageError
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
@@ -19,6 +18,7 @@ from swarmnet.manifest.schema import Audits
 from swarmnet.messages import NONE, Case, Contributions, Pledge, Process, Request, Stamp
 from swarmnet.peer.run import until_convicted
 from swarmnet.pipeline.router import least_time
+from swarmnet.pledge import shares_of
 from swarmnet.statement import statement
 from swarmnet.testing.plan import RUN, Plan, manifest_of
 from swarmnet.testing.virtual_swarm import SimulatedSigner, VirtualSwarm

@@ -10,12 +10,12 @@ from typing import Literal
 import pytest
 from strike import check_always, kill_and_restart, reached, watched
 
-from swarmnet.audit.pledge import proves, whole_of
 from swarmnet.errors import Refused, RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Audits
 from swarmnet.messages import AuditData, AuditRequest, Rejected, Request, WorkRecord
 from swarmnet.pipeline.works import MOST_ASKS, digest
+from swarmnet.pledge import proves, whole_of
 from swarmnet.stage.seams import PastWork
 from swarmnet.testing.plan import Plan
 from swarmnet.testing.virtual_engine import product

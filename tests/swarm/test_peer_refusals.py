@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from swarmnet.audit.auditor import AuditLog
 from swarmnet.config.peer import PeerConfig
 from swarmnet.data.sampler import Sampler
 from swarmnet.data.tokens import Tokens
@@ -21,7 +22,6 @@ from swarmnet.manifest.terms import RunTerms
 from swarmnet.messages import Answer, Fetch, Gradient, Packed, Part, Process, Rejected, Request, SnapshotRequest, Stamp
 from swarmnet.net.endpoint import Endpoint, open_endpoint
 from swarmnet.net.identity import Identity
-from swarmnet.peer.auditor import AuditLog
 from swarmnet.peer.engines import torch_engine
 from swarmnet.peer.peer import Peer
 from swarmnet.peer.replica import ReplicaLimits

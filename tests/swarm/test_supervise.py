@@ -15,10 +15,10 @@ import pytest
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux ties a child to its parent")
 
 PARENT = """
-import json, random, sys
-from swarmnet.peer.supervise import Pauses, supervise
-code = supervise(pauses=Pauses(first_s=float(sys.argv[2])), rng=random.Random(1),
-                 say=lambda line: print(json.dumps({"said": line}), flush=True))
+import json, sys
+from swarmnet.peer import supervise
+supervise.FIRST_S = float(sys.argv[2])
+code = supervise.supervise(say=lambda line: print(json.dumps({"said": line}), flush=True))
 if code is None:
     exec(sys.argv[1], {})
     sys.exit(0)

@@ -9,9 +9,9 @@ from random import Random
 
 from swarmnet.audit.case import claimed, recheck
 from swarmnet.audit.cases import Cases, Check
-from swarmnet.audit.pledge import WHOLE, leaf, path_of, root_of, shares_of, whole_of
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.messages import Ban, Case, Finished, Pledge, Recheck, Sent, Stamp, WorkRecord
+from swarmnet.pledge import WHOLE, leaf, path_of, root_of, shares_of, whole_of
 from swarmnet.quorum import quorum
 from swarmnet.statement import statement
 

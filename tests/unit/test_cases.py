@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from swarmnet.audit.case import claimed, reason_of, refusal
 from swarmnet.audit.cases import AGAIN_S, KEEP_STEPS, MOST_CASES, SHOWN_TO, is_drawn, own_rate, part_of, seed_of
-from swarmnet.audit.pledge import WHOLE
 from swarmnet.directory import MAX_REASON
 from swarmnet.ids import PeerId
 from swarmnet.messages import Case, Sent
+from swarmnet.pledge import WHOLE
 from swarmnet.statement import statement
 
 SEEDS = st.integers(0, 2**32)

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from test_evidence import GOOD, PEERS, SENT_OTHER, judged, signed_text, text_of
 from test_receipts import line_of, receipts_of
 
+from swarmnet.audit.auditor import AuditLog
 from swarmnet.audit.evidence import Evidence, from_line, to_line
 from swarmnet.audit.histories import account
 from swarmnet.audit.receipts import Receipt, read
 from swarmnet.bounds import ANY_RUN
 from swarmnet.cli.frame import run as swarmnet
 from swarmnet.net.identity import verify
-from swarmnet.peer.auditor import AuditLog
 from swarmnet.step.commits import evidence
 from swarmnet.wire.convert import write_control
 from swarmnet.wire.fields import struct_of

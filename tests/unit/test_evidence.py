@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from swarmnet.audit.case import recheck
 from swarmnet.audit.evidence import MAX_LINE_BYTES, Evidence, from_line, to_line
-from swarmnet.audit.pledge import DEPTH, leaf, path_of, proves, root_of, shares_of
 from swarmnet.bounds import ANY_RUN
 from swarmnet.cli.frame import run as swarmnet
 from swarmnet.ids import Ballot, Chain, Generation, Restart, RoundId, RunId, first_chain
 from swarmnet.messages import Case, Pledge, Sent, Stamp, WorkRecord
 from swarmnet.net.identity import Identity, verify
+from swarmnet.pledge import DEPTH, leaf, path_of, proves, root_of, shares_of
 from swarmnet.statement import SignedMessage, signed_statement, statement
 from swarmnet.wire import signed as signing
 from swarmnet.wire.fields import struct_of

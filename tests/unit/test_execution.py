@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 from test_caller import NextReplicas
 
-from swarmnet.audit.pledge import proves, whole_of
 from swarmnet.errors import BadMessage, DeviceFull, Overflow, Refused, RejectCode
 from swarmnet.ids import Ballot, Chain, PeerId, RoundId
 from swarmnet.manifest.timers import Timers
@@ -37,6 +36,7 @@ from swarmnet.pipeline.inputs import AnswerCheck, InputCheck, TurnedAway
 from swarmnet.pipeline.recovery import Recovery, kept_alive
 from swarmnet.pipeline.router import Router
 from swarmnet.pipeline.works import MOST_ASKS, ShownWorks, WorkBook, digest, show
+from swarmnet.pledge import proves, whole_of
 from swarmnet.stage.seams import Stash
 from swarmnet.testing.clock import VirtualLoop
 from swarmnet.testing.doubles import FakeTransport, Script

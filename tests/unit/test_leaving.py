@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnet.peer.leaving import SETTLE_S, Leaving, Standing, why_it_stays
+from swarmnet.peer.leaving import Leaving, Standing, why_it_stays
 
-DRAIN_S = 60.0
+DRAIN_S, SETTLE_S = 60.0, 1.0
 FREE = Standing(stage=0, step=41, heirs=1)
 
 standings = st.builds(
@@ -27,8 +27,12 @@ standings = st.builds(
 )
 
 
+def farewell(now: float) -> Leaving:
+    return Leaving(now=now, drain_s=DRAIN_S, settle_s=SETTLE_S)
+
+
 def decide(*standings: Standing, deserted: bool = False, after_s: float = 1.0):
-    return Leaving(now=100.0, drain_s=DRAIN_S).decide(standings, deserted=deserted, now=100.0 + after_s)
+    return farewell(100.0).decide(standings, deserted=deserted, now=100.0 + after_s)
 
 
 @pytest.mark.parametrize(
@@ -58,14 +62,14 @@ def test_all_its_stages_must_be_free() -> None:
 
 
 def test_when_everybody_leaves_only_a_sum_at_hand_is_waited_for_and_not_for_long() -> None:
-    alone, leaving = replace(FREE, heirs=0, microbatches=2, counted=3), Leaving(now=0.0, drain_s=DRAIN_S)
+    alone, leaving = replace(FREE, heirs=0, microbatches=2, counted=3), farewell(0.0)
     assert decide(alone, deserted=True).go
     for at, go in ((1.0, False), (1.0 + 0.9 * SETTLE_S, False), (1.0 + SETTLE_S, True)):
         assert leaving.decide([replace(alone, whole=True)], deserted=True, now=at).go is go
 
 
 def test_somebody_who_comes_meanwhile_is_waited_for_again() -> None:
-    alone, leaving = replace(FREE, heirs=0, whole=True), Leaving(now=0.0, drain_s=DRAIN_S)
+    alone, leaving = replace(FREE, heirs=0, whole=True), farewell(0.0)
     assert not leaving.decide([alone], deserted=True, now=1.0).go
     assert not leaving.decide([alone], deserted=False, now=1.5).go
     assert not leaving.decide([alone], deserted=True, now=2.5).go, "settling begins anew"

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from swarmnet.config.fleet import FleetRegions, MachineKind, Members, read_fleet
 from swarmnet.errors import UsageError
 from swarmnet.manifest.schema import Cut, Manifest, Model, StageSpec, Training
-from swarmnet.plan.choice import MachineFit, Priced, search
-from swarmnet.plan.cost import LayerTimes, Load, Site, Way, cost, rule_bubble, works
-from swarmnet.plan.members import given_away, situated
+from swarmnet.plan.choice import Priced, search
+from swarmnet.plan.cost import LayerTimes, Load, Site, Way, cost, mesh_bytes, rule_bubble, volumes, works
+from swarmnet.plan.members import MachineFit, given_away, situated
 from swarmnet.simulate.fleet import FleetFile
 
 WAY = Way("int8", "int8", "small", "exact", 8)
@@ -145,6 +145,22 @@ def test_a_measured_head_makes_its_stage_shorter() -> None:
 
 def roomy(priced: Priced) -> tuple[tuple[MachineFit, ...], ...]:
     return ((MachineFit(64, 1),) * len(priced.situation.counts[0]),) * (priced.cut.stages // priced.stages_per_peer)
+
+
+def test_what_gpus_exchange_takes_time() -> None:
+    members, said = fleet(MachineKind(count=2, gpus=2, gpu_gbit=8.0)), {"cut.stages": 1, "training.microbatch_size": 1}
+
+    def found(num_bytes: float) -> Priced:
+        return search(spec_of(1), said, members, lambda priced: ((MachineFit(64, 1, mesh_bytes=num_bytes),),))[0]
+
+    free, priced = (found(num_bytes).situation for num_bytes in (0.0, 3e9))
+    assert priced.place_s[0] == pytest.approx(free.place_s[0] + 3.0), "3e9 bytes at 8 Gbit/s"
+    assert priced.load.microbatch_s == pytest.approx(free.load.microbatch_s + 3.0)
+    sizes = {"tensor": 1, "data": 4, "parameters": 1000, "layers": 2, "boundary_elements": 100}
+    assert mesh_bytes("zero1", **sizes) == 0
+    assert mesh_bytes("zero3", **sizes) == 3 * mesh_bytes("zero2", **sizes) == 12 * 1000 * 3 / 4
+    split = volumes(Load(1, 4, 1, 1.0, 100, 1000), 2, 1)["tensor parallel"]
+    assert mesh_bytes("none", **{**sizes, "tensor": 4, "data": 1}) == pytest.approx(split)
 
 
 @settings(max_examples=15, deadline=None)

@@ -57,12 +57,12 @@ def test_everybody_computes_the_same_matching_and_it_empties_no_stage(
     assert Picture(stages, shuffled, RULES).winners == picture.winners
     assert Picture(stages, shuffled, RULES).worth == picture.worth
     by = {each.peer: each for each in serving}
-    left = Counter(move.stage for move in picture.winners.values())
-    for move in picture.winners.values():
-        mover = by[move.peer]
+    left = Counter(by[peer].stage for peer in picture.winners)
+    for peer, to in picture.winners.items():
+        mover = by[peer]
         # Only who serves, may move and has announced just that.
         assert mover.synced and mover.may_move and not mover.leaving and not mover.surely
-        assert (mover.stage, mover.going) == (move.stage, move.to) and move.stage != move.to
+        assert mover.going == to != mover.stage
     for stage, count in left.items():
         there = [each for each in serving if each.stage == stage and each.synced]
         staying = [each for each in there if not each.leaving and not (each.surely and each.going is not None)]

@@ -11,12 +11,12 @@ import pytest
 from swarmnet.audit.case import recheck
 from swarmnet.audit.evidence import Evidence, from_line, to_line
 from swarmnet.audit.histories import Account, NamedLiar, StageHistory, account, convicts
-from swarmnet.audit.pledge import leaf, path_of, root_of, shares_of
 from swarmnet.audit.receipts import Receipt, append, read
 from swarmnet.cli.frame import run as swarmnet
 from swarmnet.ids import NO_RESTART, Ballot, Chain, Generation, Restart, RoundId, RunId, first_chain, next_chain
 from swarmnet.messages import Case, Commit, Finished, Pledge, Sent, Stamp, WorkRecord
 from swarmnet.net.identity import Identity, verify
+from swarmnet.pledge import leaf, path_of, root_of, shares_of
 from swarmnet.statement import statement
 from swarmnet.step.commits import commit_of, evidence
 

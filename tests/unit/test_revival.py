@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnet.peer.supervise import FINAL, Pauses, Revivals, exit_code
+from swarmnet.peer.supervise import FINAL, Revivals, exit_code
 
 CRASHES = st.integers(-64, 255).filter(lambda code: code not in FINAL)
 
 
 def restarts(seed: int = 1) -> Revivals:
-    return Revivals(Pauses(), random.Random(seed))
+    return Revivals(random.Random(seed))
 
 
 def test_pauses_double_up_to_a_minute_and_begin_anew_after_ten_good_minutes() -> None:

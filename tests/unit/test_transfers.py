@@ -14,7 +14,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from swarmnet.audit.case import refusal
-from swarmnet.audit.pledge import leaf, path_of, root_of
 from swarmnet.errors import BadMessage, PeerGone, Refused, RejectCode
 from swarmnet.ids import Ballot, Chain, PeerId, Restart, RoundId
 from swarmnet.messages import (
@@ -33,6 +32,7 @@ from swarmnet.messages import (
 )
 from swarmnet.pipeline.transfers import NOTHING, Signed, StepTransfers, Transfers
 from swarmnet.pipeline.works import WorkBook, digest
+from swarmnet.pledge import leaf, path_of, root_of
 from swarmnet.statement import statement
 
 pytestmark = pytest.mark.virtual_time

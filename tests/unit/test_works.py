@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnet.audit.pledge import proves
 from swarmnet.errors import BadMessage, RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.messages import AuditData, AuditRequest, Packed, WorkRecord
 from swarmnet.pipeline.works import KEPT_STEPS, ShownWorks, WorkBook, digest, opened
+from swarmnet.pledge import proves
 
 PROOF = Packed("uint8", (1, 1, 32), bytes(32))
 

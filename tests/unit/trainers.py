@@ -32,9 +32,10 @@ class SameTokens:
 
 
 class Host:
-    """Implements TrainerHost: of an open run, and reached by everybody."""
+    """Implements PeerHost: of an open run, and reached by everybody."""
 
-    me, signer, hides, proofs = ME, SimulatedSigner(ME), False, Proofs()
+    me, run, incarnation, signer, proofs = ME, RUN, 2, SimulatedSigner(ME), Proofs()
+    numerics, hides, told_of_others = "trainer", False, False
 
     def __init__(self, directory: FakeDirectory) -> None:
         self.directory, self.admissions, self.notices = directory, Admissions(RUN), Notices()

@@ -10,18 +10,21 @@ import asyncio
 import contextlib
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from swarmnet.audit.case import Verify, claimed, index_of, needs_no_recheck, reason_of, suspect_of
 from swarmnet.audit.cases import Cases, Check
 from swarmnet.audit.evidence import PROOF, Evidence, from_line, to_line
-from swarmnet.audit.pledge import WHOLE, leaf, proves, vector_seed
 from swarmnet.audit.receipts import Receipt, append
+from swarmnet.averaging.exchange import Exchange
+from swarmnet.directory import Record
 from swarmnet.errors import BadMessage, DeviceFull, Overflow, PeerGone, PeerTimeout, Refused, RejectCode
-from swarmnet.ids import PeerId, Signer
+from swarmnet.ids import PeerId, RunId, Signer
+from swarmnet.manifest.schema import StageSpec
+from swarmnet.manifest.timers import Timers
 from swarmnet.messages import (
     FOR_EVER,
     NONE,
@@ -37,17 +40,18 @@ from swarmnet.messages import (
     Rejected,
     Sent,
     Stamp,
+    WorkRecord,
     contributors_of,
     first_of,
 )
-from swarmnet.peer.showing import made_again, sent_again
-from swarmnet.pipeline.works import KEPT_STEPS, off_by
+from swarmnet.pipeline.execution import Execution
+from swarmnet.pipeline.works import KEPT_STEPS, digest, off_by
+from swarmnet.pledge import WHOLE, leaf, proves, vector_seed
 from swarmnet.quorum import quorum
-from swarmnet.transport import ask
-
-if TYPE_CHECKING:
-    from swarmnet.peer.peer import Peer
-    from swarmnet.peer.replica import Replica
+from swarmnet.stage.seams import Compute, Recomputed
+from swarmnet.step.driver import StepDriver
+from swarmnet.step.member import Member
+from swarmnet.transport import Transport, ask
 
 _IN_TIME = 2
 """Versions after a step in which who shows nothing of it has no excuse (`pipeline.works.KEPT_STEPS`)."""
@@ -112,19 +116,64 @@ class AuditLog:
         return str(path)
 
 
+class AuditedReplica(Protocol):
+    """The parts of a replica that its audits look at."""
+
+    stage: int
+    member: Member
+    exchange: Exchange
+    execution: Execution
+    compute: Compute
+    driver: StepDriver
+
+
+class AuditHost(Protocol):
+    """What a peer does for the audits of its replicas. computes: the numerics class in which it computes, in full."""
+
+    me: PeerId
+    run_id: RunId
+    signer: Signer
+    timers: Timers
+    records: dict[PeerId, Record]
+    audit_log: AuditLog
+    numerics: str
+    computes: str
+
+    @property
+    def transport(self) -> Transport:
+        """To other peers, and to this one."""
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> object:
+        """Start a task that the peer owns."""
+
+    def operator(self, peer: PeerId) -> str:
+        """Who runs that peer, as it looks from here."""
+
+    def known(self, stage: int, other: int) -> list[PeerId]:
+        """The other replicas of any stage, as far as my replica of `stage` knows them."""
+
+    def on_event(self, stage: int, event: str, fields: dict[str, object]) -> None:
+        """Something worth a line, of that stage."""
+
+    def convict(self, peer: PeerId, stamp: Stamp, reason: str, *, at: str) -> None:
+        """It is proven that `peer` has done wrong in that step. at: the file of evidence; "": there is none."""
+
+    def taint(self, stamp: Stamp, peer: PeerId, *, applied: bool) -> None:
+        """That peer is banned for its work of that step. applied: is it known that its aggregate was applied here?"""
+
+
 class Auditor:
     """The audits of one replica: the host of its cases."""
 
-    def __init__(self, replica: Replica, peer: Peer) -> None:
-        audit = peer.manifest.audit
-        self._replica, self._peer, self.stage = replica, peer, replica.stage
+    def __init__(self, replica: AuditedReplica, peer: AuditHost, spec: StageSpec) -> None:
+        self._replica, self._peer, self._spec, self.stage = replica, peer, spec, replica.stage
         self.cases = Cases(
             peer.me,
             replica.stage,
             peer.signer,
             self,
-            microbatches=audit.microbatches,
-            contributions=audit.contributions,
+            microbatches=spec.audit.microbatches,
+            contributions=spec.audit.contributions,
             numerics=self._numerics,
             operator=peer.operator,
             voters=replica.member.membership.contributors,
@@ -174,7 +223,7 @@ class Auditor:
         self, stamp: Stamp, finished: Finished, pledges: Sequence[Pledge], commits: Sequence[Commit]
     ) -> Receipt:
         """What proves who contributed what, and no more of it than that takes."""
-        training = self._peer.manifest.training
+        training = self._spec.training
         counted = [index for _, _, indexes in finished.contributions for index in indexes]
         signers = first_of(contributors_of(finished))
         enough = sorted((pledge for pledge in pledges if pledge.peer in signers), key=lambda pledge: pledge.peer)
@@ -238,7 +287,7 @@ class Auditor:
     def tell(self, case: Case) -> None:
         """All other replicas of my stage are told the case."""
         self._case_event("rechecked", case)
-        for peer in self._peer.mates(self.stage):
+        for peer in self._peer.known(self.stage, self.stage):
             self._peer.transport.tell(peer, case)
 
     def ban(self, peer: PeerId, case: Case) -> None:
@@ -332,7 +381,7 @@ class Auditor:
         try:
             if not whole:
                 (again,), _ = await self._replica.compute.recompute(step, [(check.index, *shown[0][1:])])
-                found = leaf(made_again(data.work, again)) if sent is None else sent_again(sent, again)
+                found = leaf(_made_again(data.work, again)) if sent is None else _sent_again(sent, again)
             else:
                 works = [(each.work.index, inputs, gradient) for each, inputs, gradient in shown]
                 seed = vector_seed(pledge.stamp, pledge.id, pledge.digest)
@@ -491,7 +540,7 @@ class Auditor:
 
     def _numerics(self, peer: PeerId) -> str:
         """The numerics class in which a replica of my stage computes, as it says; "": not known."""
-        if not self._peer.manifest.numerics.deterministic:
+        if not self._spec.numerics.deterministic:
             return peer  # no two are to compute the same bits, so they are compared up to rounding
         if peer == self._peer.me:
             return self._peer.computes or self._peer.numerics
@@ -504,3 +553,19 @@ class Auditor:
     @staticmethod
     def _now() -> float:
         return asyncio.get_running_loop().time()
+
+
+def _sent_again(sent: Sent, again: Recomputed) -> bytes:
+    """The digest that it should have."""
+    return digest(again.output if sent.kind == "output" else again.answer)
+
+
+def _made_again(work: WorkRecord, again: Recomputed) -> WorkRecord:
+    """The record as it should be."""
+    return replace(
+        work,
+        output=digest(again.output),
+        answer=digest(again.answer),
+        loss_sum=again.loss_sum,
+        num_tokens=again.num_tokens,
+    )
