@@ -17,8 +17,8 @@ from rich.text import Text
 from swarmnet.peer.checkup import dialled_back, hidden
 from swarmnet.telemetry.kinds import KINDS
 from swarmnet.telemetry.run_state import RunState, StageState, StateTransfer
-from swarmnet.telemetry.screen import PLAIN_EVERY_S, Screen, duration, phase_line, size
-from swarmnet.telemetry.text import counted, printable, short
+from swarmnet.telemetry.screen import PLAIN_EVERY_S, Screen, phase_line
+from swarmnet.telemetry.text import counted, duration, printable, short, size
 
 DRAW_S = 1.0
 

@@ -24,7 +24,8 @@ from rich.text import Text
 
 from swarmnet.local.progress import SwarmProgress
 from swarmnet.telemetry.run_state import RunState
-from swarmnet.telemetry.screen import Screen, duration, stage_table
+from swarmnet.telemetry.screen import Screen, stage_table
+from swarmnet.telemetry.text import duration
 
 STARTING_S = 1.0
 

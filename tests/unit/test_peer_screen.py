@@ -14,7 +14,7 @@ from swarmnet.cli.peer_screen import PLAIN_EVERY_S, JoinTimes, PeerScreen, table
 from swarmnet.directory import Complaint, Record, StageStatus
 from swarmnet.ids import Chain, Incarnation, PeerId, RunId
 from swarmnet.telemetry.run_state import ContributorRank, LineBytes, RunState
-from swarmnet.telemetry.screen import size
+from swarmnet.telemetry.text import size
 
 ME = PeerId("12D3KooWpeer0WXYZ")
 RECORD = Record(RunId("ab" * 32), ME, Incarnation(1), (), (), nickname="Anna")
