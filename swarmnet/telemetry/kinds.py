@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 OnEvent = Callable[[str, dict[str, object]], None]
 """Hears an event by its name, and its facts."""
@@ -192,6 +193,23 @@ KINDS = {kind.name: kind for kind in _rows()}
 def kind_of(event: str) -> EventKind:
     """The event's row. Tests hold that there is one; without one a running peer logs the event for debugging."""
     return KINDS.get(event) or EventKind(event, _LEVELS["debug"], frozenset(), {}, "")
+
+
+class EventFold:
+    """Takes in events: one of kind `x` goes to the method `on_x`, if there is one. A kind that is not in the table is
+    found when the class is made."""
+
+    __slots__ = ()
+
+    def __init_subclass__(cls) -> None:
+        methods = {name for name, value in vars(cls).items() if name.startswith("on_") and callable(value)}
+        unknown = methods - {f"on_{kind}" for kind in KINDS}
+        assert not unknown, f"{cls.__name__}: no kinds of events: {sorted(unknown)}"
+
+    def take(self, kind: str, *rest: Any) -> Any:
+        """What the method of that kind returns; None if there is none."""
+        method = getattr(self, f"on_{kind}", None)
+        return None if method is None else method(*rest)
 
 
 def marked(mark: str) -> frozenset[str]:
