@@ -17,14 +17,18 @@ from rich.text import Text
 from swarmnet.peer.checkup import dialled_back, hidden
 from swarmnet.telemetry.kinds import KINDS
 from swarmnet.telemetry.run_state import RunState, StageState, StateTransfer
-from swarmnet.telemetry.screen import PLAIN_EVERY_S, Screen, duration, phase_line, size
-from swarmnet.telemetry.text import counted, printable, short
+from swarmnet.telemetry.screen import PLAIN_EVERY_S, Screen, phase_line
+from swarmnet.telemetry.text import counted, duration, printable, short, size
 
 DRAW_S = 1.0
 
 _MOST_PROBLEMS = 4
 _RECENT_S = 600.0
 """A warning is a problem for so long, unless it comes again."""
+
+
+_PHASES = {"listening": "listening", "dialled_back": "reachable", "hidden": "reachable", "synced": "synced"}
+"""Of a join, by the event with which each is over."""
 
 
 class JoinTimes:
@@ -43,9 +47,9 @@ class JoinTimes:
         """Returns, once, whether the first microbatch has been counted."""
         if "counted" in self.seconds or not any(here.contributed for here in state.stages.values()):
             return False
-        for event in ("listening", "dialled_back", "hidden", "synced"):
+        for event, phase in _PHASES.items():
             if event in state.first:
-                self.passed("reachable" if event in ("dialled_back", "hidden") else event, state.first[event])
+                self.passed(phase, state.first[event])
         self.passed("counted")
         return True
 
@@ -88,27 +92,23 @@ class PeerScreen(Screen):
         """The state as it is now; as often as one likes."""
         if state is not self._state:  # it serves another stage
             self._earlier, self._state, self._told = self.work, state, 0
+            self._serving.clear()
         fresh = state.num_told - self._told
         for event, fields in list(state.told)[-fresh:] if fresh else ():
-            self._tell(event, fields)
+            name, words = _TELLS[event]
+            self.phase(name, words(fields))
         self._told = state.num_told
+        for stage, here in state.stages.items():
+            # A later resync is no news of where this peer serves.
+            if here.version is not None and stage not in self._serving:
+                self._serving.add(stage)
+                self.phase("serving", f"stage {stage} from step {here.version} on; Ctrl+C leaves in good order")
         if not self.redraws:
             self._progress(state, now)
         # Before it is observed for the first time nothing is known of it.
-        elif state.peer and now - self._shown_at >= DRAW_S:
+        elif state.record is not None and now - self._shown_at >= DRAW_S:
             self._shown_at = now
             self.show(table(state, self.work, now=now, log_file=self._log_file))
-
-    def _tell(self, event: str, fields: Mapping[str, Any]) -> None:
-        name, words = _TELLS[event]
-        self.phase(name, words(fields))
-        if event == "moved":
-            self._serving.clear()
-        # A later resync is no news of where this peer serves.
-        if event == "synced" and fields["stage"] not in self._serving:
-            self._serving.add(fields["stage"])
-            place = f"stage {fields['stage']} from step {fields['version']} on"
-            self.phase("serving", f"{place}; Ctrl+C leaves in good order")
 
     def _progress(self, state: RunState, now: float) -> None:
         """Where nothing is redrawn: a line about state that comes in, now and then."""
@@ -140,16 +140,21 @@ _LEAVES = "finishes what this peer holds and leaves; a second one ends it at onc
 
 def _rows(state: RunState, work: tuple[int, int], now: float) -> Iterator[tuple[str, str]]:
     stages = [state.stages[stage] for stage in sorted(state.stages)]
-    yield "peer", ", ".join([f"{state.nickname} {short(state.peer)}".strip(), *map(_stage, stages)])
+    record = state.record
+    assert record is not None, "there is no screen before"
+    yield "peer", ", ".join([f"{record.nickname} {short(record.peer)}".strip(), *map(_stage, stages)])
     yield "run", _run(state, now)
     pace = sum(here.per_second(now) for here in stages)
-    slots = f"{sum(here.queue for here in stages)} of {sum(here.slots for here in stages)} slots in use"
+    queue, in_all = (sum(getattr(each, name) for each in record.stages) for name in ("queue", "slots"))
+    slots = f"{queue} of {in_all} slots in use"
     yield "speed", f"{pace:.3g} microbatches/s, {pace * state.microbatch_tokens:,.0f} tokens/s, {slots}"
     (accepted, computed), standing = work, state.standing
     stands = f", {standing.share:.1%} of the run, number {standing.rank} of {standing.known:,} contributors"
     yield "accepted", f"{counted(accepted, 'microbatch')} of {computed:,} computed{stands if standing.rank else ''}"
     yield "link", _link(state)
-    yield "waits for", "; ".join(_waits(state, now)) or "nothing"
+    waited_for = [each for each in record.complaints if each.how == "waited_for"]
+    waits = (*_waits(state, now), *(f"{short(each.peer)} of stage {each.stage} ({each.reason})" for each in waited_for))
+    yield "waits for", "; ".join(waits) or "nothing"
     problems = list(_problems(state, now))
     for words in problems[:_MOST_PROBLEMS] or ["none"]:
         yield "problem" if problems else "problems", words
@@ -201,8 +206,6 @@ def _waits(state: RunState, now: float) -> Iterator[str]:
     for wait in state.waits.values():
         advice = f" ({advice})" if (advice := wait.fields.get("advice")) else ""
         yield f"{duration(now - wait.since)} now, because {wait.fields['reason']}{advice}"
-    for peer, stage, reason in state.waited_for:
-        yield f"{short(peer)} of stage {stage} ({reason})"
 
 
 def _problems(state: RunState, now: float) -> Iterator[str]:

@@ -18,7 +18,7 @@ from swarmnet.errors import UsageError
 from swarmnet.local.options import LocalOptions
 from swarmnet.local.progress import SwarmProgress
 from swarmnet.net.identity import LOCK_FILE, FileLock
-from swarmnet.telemetry.events import EventReader
+from swarmnet.telemetry.events import EventReader, of_kind
 from swarmnet.telemetry.kinds import marked
 from swarmnet.testing.fault import KINDS, Kill
 from swarmnet.testing.invariants import InvariantChecker
@@ -71,7 +71,7 @@ def options(now: LocalOptions) -> LocalOptions:
 def _records(out: Path, event: str) -> list[dict[str, Any]]:
     """What the supervisor wrote under this name, in all lives of the run."""
     records = EventReader(out / "events.jsonl").read()
-    return [each for each in records if each.get("event") == event and each.get("name", "local") == "local"]
+    return [each for each in of_kind(records, event) if each.get("name", "local") == "local"]
 
 
 def lives(out: Path) -> list[float]:
@@ -90,8 +90,8 @@ def finished(out: Path, *, stages: int, steps: int) -> bool:
     ended = {
         event["stage"]
         for path in out.glob("peers/s*/events.jsonl")
-        for event in EventReader(path).read()
-        if event.get("event") == "finished" and event["version"] == steps
+        for event in of_kind(EventReader(path).read(), "finished")
+        if event["version"] == steps
     }
     # It may have been said of a disk that was full, and files may have been deleted since.
     return len(ended) == stages and all(final_weights(out, stage=stage, steps=steps) for stage in ended)
@@ -122,11 +122,10 @@ def replay(out: Path, began: Sequence[float], progress: SwarmProgress, checker: 
         # Between two lives no time passes.
         if life > before:
             before, before_s = life, progress.points[-1].time if progress.points else 0.0
-        # Where it listened nobody does now; whose id it is stays true.
-        if event["event"] == "listening":
-            progress.names[event["peer"]] = name
-        elif name in progress.liars or checker.on(event, life=life, by=name):
+        if name in progress.liars or checker.on(event, life=life, by=name):
             progress.on(name, event, now=before_s + at - began[life])
+    # None of these processes runs, and nobody listens where they did.
+    progress.processes.clear()
     # The curve was drawn by when the supervisor heard of a step.
     heard = _heard(out)
     progress.points = [

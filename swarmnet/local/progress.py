@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from swarmnet.telemetry.kinds import KINDS
+from swarmnet.telemetry.kinds import KINDS, EventFold
 from swarmnet.telemetry.run_state import PACE_STEPS, RunState, StageState, StepPoint, step_s, tokens_per_second
 
 
@@ -24,7 +24,7 @@ class Conviction:
 
 
 @dataclass(slots=True)
-class SwarmProgress:
+class SwarmProgress(EventFold):
     """A swarm of `steps` steps; `replicas` maps the name of each replica to its stage."""
 
     steps: int
@@ -50,6 +50,7 @@ class SwarmProgress:
     names: dict[str, str] = field(default_factory=dict)  # of processes, by peer id
     events: Counter[tuple[str, str]] = field(default_factory=Counter)  # how many, by process and kind
     convictions: dict[str, Conviction] = field(default_factory=dict)  # by name
+    halted: str = ""  # why the run cannot go on until somebody comes
     out: set[str] = field(default_factory=set)  # who is convicted: nobody in the run hears it any more
     starts: Counter[str] = field(default_factory=Counter)  # of processes, by name
     processes: dict[str, RunState] = field(default_factory=dict)  # those that run, trainers, too
@@ -119,48 +120,58 @@ class SwarmProgress:
         if name not in self.processes:
             self.processes[name] = RunState(stages={} if replica is None else {replica.stage: replica})
         self.processes[name].on(kind.name, event, now=now)
-        match kind.name:
-            case "listening":
-                self.names[event["peer"]] = name
-            case _ if "accuses" in kind.marks:
-                whom, reason = self.names.get(event["peer"], event["peer"]), event.get("reason", event.get("why", ""))
-                found = self.convictions.setdefault(whom, Conviction(len(self.points), reason))
-                found.by.add(name)
-                if kind.name == "convicted":
-                    self.out.add(whom)
-            case "synced" | "applied" if replica is not None:
-                if kind.name == "applied" or self.training_at is None:
-                    self.moved_at = now
-                if self.training_at is None and all(self.synced(stage) for stage in range(self.stages)):
-                    self.training_at = now
-            case "committed":
-                self._committed(event, now)
-            case "evaluated":
-                self.evaluations[event["step"]] = float(event["loss"])
-            case "figures":
-                self.figures[event["step"]] = event["learning_rate"], event["grad_norm"]
-            case "checkpoint":
-                self.on_disk.setdefault(event["stage"], set()).add(event["version"])
-            case "dropped":
-                self._cut_back(event["to"])
-            case "drift":
-                self.strays.add((event["stage"], event["version"], event["peer"]))
-            case "convicted_here" if name in self.liars:
-                self.out.add(name)  # it may end before anybody's word of it is read
-            case "finished" if replica is not None:
-                if problem := event.get("problem"):
-                    self.unwritten.setdefault(event["stage"], f"{name} could not write {event['path']}: {problem}")
-                elif name not in self.liars:
-                    self.on_disk.setdefault(event["stage"], set()).add(event["version"])
-                self.moved_at = now
+        if "accuses" in kind.marks:
+            whom, reason = self.names.get(event["peer"], event["peer"]), event.get("reason", event.get("why", ""))
+            self.convictions.setdefault(whom, Conviction(len(self.points), reason)).by.add(name)
+        if "version" in kind.marks and self.training_at is None:
+            self.moved_at = now
+            if all(self.synced(stage) for stage in range(self.stages)):
+                self.training_at = now
+        self.take(kind.name, name, event, now)
 
-    def _cut_back(self, version: int) -> None:
-        """The steps from `version` on will be others than those of before: the curve goes on with the new ones."""
+    def on_listening(self, name: str, event: Mapping[str, Any], now: float) -> None:
+        self.names[event["peer"]] = name
+
+    def on_convicted(self, name: str, event: Mapping[str, Any], now: float) -> None:
+        self.out.add(self.names.get(event["peer"], event["peer"]))
+
+    def on_convicted_here(self, name: str, event: Mapping[str, Any], now: float) -> None:
+        if name in self.liars:
+            self.out.add(name)  # it may end before anybody's word of it is read
+
+    def on_halted(self, name: str, event: Mapping[str, Any], now: float) -> None:
+        self.halted = event["reason"]
+
+    def on_applied(self, name: str, event: Mapping[str, Any], now: float) -> None:
+        self.moved_at = now
+
+    def on_evaluated(self, name: str, event: Mapping[str, Any], now: float) -> None:
+        self.evaluations[event["step"]] = float(event["loss"])
+
+    def on_figures(self, name: str, event: Mapping[str, Any], now: float) -> None:
+        self.figures[event["step"]] = event["learning_rate"], event["grad_norm"]
+
+    def on_checkpoint(self, name: str, event: Mapping[str, Any], now: float) -> None:
+        self.on_disk.setdefault(event["stage"], set()).add(event["version"])
+
+    def on_drift(self, name: str, event: Mapping[str, Any], now: float) -> None:
+        self.strays.add((event["stage"], event["version"], event["peer"]))
+
+    def on_finished(self, name: str, event: Mapping[str, Any], now: float) -> None:
+        if problem := event.get("problem"):
+            self.unwritten.setdefault(event["stage"], f"{name} could not write {event['path']}: {problem}")
+        elif name not in self.liars:
+            self.on_disk.setdefault(event["stage"], set()).add(event["version"])
+        self.moved_at = now
+
+    def on_dropped(self, name: str, event: Mapping[str, Any], now: float) -> None:
+        """The steps from `to` on will be others than those of before: the curve goes on with the new ones."""
+        version = event["to"]
         del self.points[version:]
         self._early = {step: point for step, point in self._early.items() if step < version}
         self.earlier_points = min(self.earlier_points, version)
 
-    def _committed(self, event: Mapping[str, Any], now: float) -> None:
+    def on_committed(self, name: str, event: Mapping[str, Any], now: float) -> None:
         self.moved_at = now
         step, num_tokens = event["step"], event["num_tokens"]
         if event["stage"] != self.stages - 1:

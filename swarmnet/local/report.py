@@ -18,8 +18,7 @@ from swarmnet.local.screen import say
 from swarmnet.manifest.schema import Manifest
 from swarmnet.telemetry.log import plain
 from swarmnet.telemetry.plot import Mark, draw_curve
-from swarmnet.telemetry.screen import duration
-from swarmnet.telemetry.text import typed
+from swarmnet.telemetry.text import duration, typed
 from swarmnet.testing.invariants import FP32_STEPS, Comparison, InvariantReport
 
 INTERRUPTED = "interrupted"
@@ -187,8 +186,7 @@ def _curve(progress: SwarmProgress) -> str:
     for point in progress.points:
         rate, norm = progress.figures.get(point.step, (None, None))
         more = (rate, norm, progress.evaluations.get(point.step + 1))
-        shown = ["" if value is None else repr(value) for value in more]
-        rows.writerow((point.step, repr(point.loss), point.tokens, f"{point.time:.3f}", *shown))
+        rows.writerow((point.step, point.loss, point.tokens, f"{point.time:.3f}", *more))
     return text.getvalue()
 
 

@@ -32,7 +32,7 @@ from swarmnet.manifest.implied import remarks
 from swarmnet.manifest.schema import Model
 from swarmnet.net.admission_files import invitation_beside
 from swarmnet.ranks.launcher import Launcher, LauncherLost
-from swarmnet.telemetry.events import EventReader
+from swarmnet.telemetry.events import EventReader, of_kind
 from swarmnet.telemetry.text import typed
 from swarmnet.telemetry.trace import check_trace, merge
 from swarmnet.testing.byzantine import choose_liars, parse_liars
@@ -254,7 +254,7 @@ def _compare(swarm: LocalSwarm, outcome: RunOutcome, launcher: Launcher, interru
     finally:
         stop([child], grace_s=swarm.kit.timing.grace_s, hurry=lambda: interrupt.again)
     events = child.read()
-    losses = [float(event["loss"]) for event in events if event["event"] == "reference_step"]
+    losses = [float(event["loss"]) for event in of_kind(events, "reference_step")]
     if code != 0 and interrupt.count:  # it was we who ended it
         return _with(outcome, UNCOMPARED)
     if code != 0:
@@ -267,7 +267,7 @@ def _compare(swarm: LocalSwarm, outcome: RunOutcome, launcher: Launcher, interru
         lossless=swarm.lossless,
         promised=swarm.prepared.pure and not swarm.liars,
     )
-    theirs = next((event["sha256"] for event in events if event["event"] == "reference_weights"), None)
+    theirs = next((event["sha256"] for event in of_kind(events, "reference_weights")), None)
     if (
         comparison.bit_equal
         and not swarm.liars

@@ -23,8 +23,10 @@ from rich.table import Table
 from rich.text import Text
 
 from swarmnet.local.progress import SwarmProgress
+from swarmnet.telemetry.kinds import EventFold
 from swarmnet.telemetry.run_state import RunState
-from swarmnet.telemetry.screen import Screen, duration, stage_table
+from swarmnet.telemetry.screen import Screen, stage_table
+from swarmnet.telemetry.text import duration
 
 STARTING_S = 1.0
 
@@ -129,7 +131,7 @@ _SOURCES = {
 
 
 @dataclass(slots=True)
-class News:
+class News(EventFold):
     """What is worth a line. Tell it everything; what it returns are the lines. Pure."""
 
     _invited: tuple[str, str] | None = None  # by whom, and with which link
@@ -138,28 +140,38 @@ class News:
 
     def on(self, name: str, event: Mapping[str, Any]) -> list[str]:
         """One event of the process `name`."""
-        match event:
-            case {"event": "listening", "links": [*_, link]}:  # the last one is the one that works on this machine
-                if self._invited is None or (self._invited[0] == name and self._invited[1] != link):
-                    return self._invite(name, link)
-            case {"event": "checkpoint_bad", "path": path, "reason": reason}:
-                self._bad.add(name)
-                return [f"{name}: the checkpoint {path} is of no use: {reason}"]
-            # Said whatever it said before: no later checkpoint makes up for the last.
-            case {"event": "finished", "stage": stage, "path": path, "problem": problem}:
-                return [f"{name}: the final weights of stage {stage} could not be written to {path}: {problem}"]
-            case {"event": kind} if kind in _ONCE:
-                line, about = (text.format(name=name, **event) for text in _ONCE[kind])
-                return self._once(line, about=about)
-            case {"event": "rank_lost", "rank": rank, "reason": reason}:
-                which = "a rank" if rank is None else f"rank {rank}"
-                return [f"{name} has lost {which} ({reason}): its ranks start anew"]
-            case {"event": "mesh_started", "mesh": mesh, "pids": pids, "seconds": seconds} if event["epoch"] > 1:
-                return [f"{name} has its {len(pids)} ranks ({mesh}) again, after {seconds:.1f} s"]
-            case {"event": "synced", "version": version, "how": how} if name in self._bad:
-                self._bad.discard(name)
-                return [f"{name} goes on from version {version}, {_SOURCES.get(how, how)}"]
-        return []
+        if (kind := event["event"]) in _ONCE:
+            line, about = (text.format(name=name, **event) for text in _ONCE[kind])
+            return self._once(line, about=about)
+        return self.take(kind, name, event) or []
+
+    def on_listening(self, name: str, event: Mapping[str, Any]) -> list[str]:
+        *_, link = event.get("links") or [""]  # the last one is the one that works on this machine
+        fresh = self._invited is None or (self._invited[0] == name and self._invited[1] != link)
+        return self._invite(name, link) if link and fresh else []
+
+    def on_checkpoint_bad(self, name: str, event: Mapping[str, Any]) -> list[str]:
+        self._bad.add(name)
+        return [f"{name}: the checkpoint {event['path']} is of no use: {event['reason']}"]
+
+    def on_finished(self, name: str, event: Mapping[str, Any]) -> list[str]:
+        # Said whatever it said before: no later checkpoint makes up for the last.
+        words = f"{name}: the final weights of stage {event['stage']} could not be written to {event['path']}: "
+        return [words + problem] if (problem := event.get("problem")) else []
+
+    def on_rank_lost(self, name: str, event: Mapping[str, Any]) -> list[str]:
+        which = "a rank" if event["rank"] is None else f"rank {event['rank']}"
+        return [f"{name} has lost {which} ({event['reason']}): its ranks start anew"]
+
+    def on_mesh_started(self, name: str, event: Mapping[str, Any]) -> list[str]:
+        up = f"{name} has its {len(event['pids'])} ranks ({event['mesh']}) again, after {event['seconds']:.1f} s"
+        return [up] if event["epoch"] > 1 else []
+
+    def on_synced(self, name: str, event: Mapping[str, Any]) -> list[str]:
+        if name not in self._bad:
+            return []
+        self._bad.discard(name)
+        return [f"{name} goes on from version {event['version']}, {_SOURCES.get(event['how'], event['how'])}"]
 
     def gone(self, name: str, others: Processes, *, back: bool) -> list[str]:
         """The process `name` has ended. back: it will be started again."""

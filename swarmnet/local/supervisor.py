@@ -26,7 +26,7 @@ from swarmnet.local.screen import SwarmScreen
 from swarmnet.net.admission_files import invitation_beside
 from swarmnet.ranks.launcher import Launcher, LauncherLost
 from swarmnet.telemetry.events import LATER, EventLog
-from swarmnet.telemetry.kinds import KINDS
+from swarmnet.telemetry.kinds import KINDS, EventFold
 from swarmnet.telemetry.run_state import StageState
 from swarmnet.testing.fault import Fault, Kill, KillAll, member_of
 from swarmnet.testing.invariants import InvariantChecker
@@ -147,7 +147,7 @@ class LocalSwarm:
         return progress, checker
 
 
-class Supervisor:
+class Supervisor(EventFold):
     """Runs one `ProcessSwarm`. `run` once."""
 
     def __init__(
@@ -330,27 +330,29 @@ class Supervisor:
                 continue
             self.progress.on(name, event, now=now)
             self.screen.on(name, event)
-            if event["event"] == "halted":
-                self._problem = event["reason"]
+            self._problem = self._problem or self.progress.halted
             if self._ending:
                 continue
-            match event:
-                case {"event": "listening", "peer": peer}:
-                    self.processes.orders.listening(name, peer)
-                    if self._dashboard is None and self.swarm.options.dashboard is not None:
-                        self._serve_dashboard(self.swarm.options.dashboard, event["links"][-1])
-                case {"event": "mesh_started", "pids": pids}:
-                    self.processes.ranks[name] = pids
-                case {"event": "synced", "version": version, "how": how}:
-                    if name in self._away and name not in self.processes.killed:
-                        away = f"{now - self._away.pop(name):.1f} s after it was killed"
-                        self.screen.note(f"{name} is back at version {version} by {how}, {away}")
-                case {"peer": peer} if "accuses" in KINDS[event["event"]].marks and name not in self.swarm.liars:
-                    self._named(peer)
+            self.take(event["event"], name, event, now)
+            if "accuses" in KINDS[event["event"]].marks and name not in self.swarm.liars:
+                self._named(event["peer"])
             self._perform(self.faults.on(name, event, now=now), now=now)
         if self._resumes and self.progress.training_at is not None:
             self._resumes = False
             self.screen.note(self.progress.again())
+
+    def on_listening(self, name: str, event: Mapping[str, Any], now: float) -> None:
+        self.processes.orders.listening(name, event["peer"])
+        if self._dashboard is None and self.swarm.options.dashboard is not None:
+            self._serve_dashboard(self.swarm.options.dashboard, event["links"][-1])
+
+    def on_mesh_started(self, name: str, event: Mapping[str, Any], now: float) -> None:
+        self.processes.ranks[name] = event["pids"]
+
+    def on_synced(self, name: str, event: Mapping[str, Any], now: float) -> None:
+        if name in self._away and name not in self.processes.killed:
+            away = f"{now - self._away.pop(name):.1f} s after it was killed"
+            self.screen.note(f"{name} is back at version {event['version']} by {event['how']}, {away}")
 
     def _serve_dashboard(self, where: str, link: str) -> None:
         """`swarmnet dashboard` beside the swarm, which does not depend on it."""

@@ -11,7 +11,7 @@ import socket
 from collections.abc import Collection
 from email.message import Message
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from swarmnet.clock import boot_time, wall_time
 from swarmnet.monitor.page import page
@@ -71,7 +71,8 @@ class ServedPage(WatchView):
             return refused
         if path == "/data.json":
             if self._body is None:
-                data = plain(_shown(page(self._seen, now=wall_time()) if self._seen else {}))
+                # Without characters that do something to their surroundings, such as writing backwards.
+                data = plain(page(self._seen, now=wall_time()) if self._seen else {}, text=printable)
                 self._body = json.dumps(data, separators=(",", ":")).encode()
             age = {"Age": f"{boot_time() - self._looked_at:.0f}"}
             return Response(200, self._body, "application/json", age)
@@ -80,15 +81,3 @@ class ServedPage(WatchView):
             return Response(404, b"there is no such page\n")
         kind = mimetypes.guess_type(name)[0] or "text/plain"
         return Response(200, (ASSETS / name).read_bytes(), f"{kind}; charset=utf-8")
-
-
-def _shown(value: Any) -> Any:
-    """The same, each text without characters that do something to their surroundings, such as writing backwards."""
-    match value:
-        case str():
-            return printable(value)
-        case dict():
-            return {_shown(key): _shown(inner) for key, inner in value.items()}
-        case list() | tuple():
-            return [_shown(inner) for inner in value]
-    return value

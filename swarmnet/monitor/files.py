@@ -12,6 +12,7 @@ import io
 import math
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -144,20 +145,10 @@ _HEAD = _line(COLUMNS)
 
 
 def _cells(point: StepPoint, pace: float | None, run: str) -> Sequence[object]:
-    """By column. `repr` of a number reads back as the same bits."""
-    held_out = "" if point.held_out is None else repr(point.held_out)
-    return (
-        point.step,
-        repr(point.loss),
-        point.tokens,
-        f"{point.time:.3f}",
-        "" if pace is None else f"{pace:.1f}",
-        repr(point.learning_rate),
-        repr(point.grad_norm),
-        held_out,
-        point.replicas,
-        run,
-    )
+    """By column; None is an empty cell. The writer's digits of a number read back as the same bits."""
+    rounded = {"time": f"{point.time:.3f}", "tokens_per_second": None if pace is None else f"{pace:.1f}"}
+    cells = {**asdict(point), **rounded, "run": run}
+    return [cells[name] for name in COLUMNS]
 
 
 def _point(cells: Mapping[str, str]) -> StepPoint:
@@ -208,12 +199,7 @@ def values_of(curve: Curve, step: int) -> dict[str, float]:
     """What is known of a step, by name, for tools that draw."""
     (point,) = curve.before(step, 1)
     pace = curve.tokens_per_second(step)
-    found = {
-        "loss": point.loss,
-        "tokens": float(point.tokens),
-        "learning_rate": point.learning_rate,
-        "grad_norm": point.grad_norm,
-    }
+    found = {name: float(getattr(point, name)) for name in ("loss", "tokens", "learning_rate", "grad_norm")}
     return found | ({} if pace is None else {"tokens_per_second": pace})
 
 

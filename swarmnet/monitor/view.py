@@ -12,8 +12,8 @@ from swarmnet.monitor.state import WatchedRun, synced
 from swarmnet.peer.contributors import HEAD
 from swarmnet.peer.swarm_health import Assessment, ReplicaLine
 from swarmnet.telemetry.log import encode
-from swarmnet.telemetry.screen import Screen, duration, stage_table
-from swarmnet.telemetry.text import printable, short
+from swarmnet.telemetry.screen import Screen, stage_table
+from swarmnet.telemetry.text import duration, printable, short
 
 MOST_ROWS = 5
 """Contributors on the screen, below the stages."""

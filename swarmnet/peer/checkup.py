@@ -229,20 +229,19 @@ def hidden(facts: Mapping[str, Any]) -> str:
     return f"{none}: it takes part through {' and '.join(map(short, facts['relays']))}"
 
 
-def reached(event: str, facts: Mapping[str, Any], ports: tuple[int, int]) -> Row:
-    """Can others connect to this machine? By what a peer says of that (`net.nat.dial_back`); "": nobody could tell."""
+def reached(facts: Mapping[str, Any], ports: tuple[int, int]) -> Row:
+    """Can others connect to this machine? By what a peer says of that (`net.nat.dial_back`); {}: nobody could tell."""
     known = {who: facts[who] for who in ("could", "could_not", "relays") if who in facts}
-    match event:
-        case "dialled_back":
-            how = "direct" if facts["could"] or facts.get("dialled") else "unknown"
-            return finding("reached", dialled_back(facts), ports=ports, how=how, **known)
-        case "hidden":
-            return finding("reached", hidden(facts), "relayed", "note", ports, how="relay", **known)
-        case "unreachable":
-            why = ", ".join(sorted({reason or "no reason given" for reason in facts["could_not"].values()}))
-            members = counted(len(facts["could_not"]), "member")
-            words = f"{members} could not connect to this peer ({why}), and nobody relays for it"
-            return finding("reached", words, "unreachable", "error", ports, how="none", **known)
+    if "relays" in known:
+        return finding("reached", hidden(facts), "relayed", "note", ports, how="relay", **known)
+    if "could" in known:
+        how = "direct" if facts["could"] or facts.get("dialled") else "unknown"
+        return finding("reached", dialled_back(facts), ports=ports, how=how, **known)
+    if "could_not" in known:
+        why = ", ".join(sorted({reason or "no reason given" for reason in facts["could_not"].values()}))
+        members = counted(len(facts["could_not"]), "member")
+        words = f"{members} could not connect to this peer ({why}), and nobody relays for it"
+        return finding("reached", words, "unreachable", "error", ports, how="none", **known)
     return finding("reached", "there was nobody to ask", how="unknown")
 
 

@@ -13,7 +13,7 @@ from swarmnet.config.peer import Caps, Hours, PeerConfig
 from swarmnet.config.table import CliOption
 from swarmnet.errors import UsageError
 from swarmnet.telemetry.run_state import RunState
-from swarmnet.telemetry.text import counted
+from swarmnet.telemetry.text import counted, size
 
 ASKS = ("pause", "resume", "drain", "limits", "stats", "links")
 """What can be asked: all but `links` by the command of `swarmnet control` of that name, `links` by `dashboard`."""
@@ -60,16 +60,12 @@ class WorkDone:
         return (
             f"{counted(self.microbatches, 'microbatch')} counted, {counted(self.steps, 'step')} applied, "
             f"{_time(self.seconds)} served, "
-            f"{_size(self.sent)} sent and {_size(self.received)} received since {day}"
+            f"{size(self.sent)} sent and {size(self.received)} received since {day}"
         )
 
 
 def _time(seconds: float) -> str:
     return f"{seconds / 3600:,.1f} h" if seconds >= 3600 else f"{seconds / 60:.0f} min"
-
-
-def _size(num_bytes: float) -> str:
-    return f"{num_bytes / 1e9:,.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:,.1f} MB"
 
 
 @dataclass(slots=True)

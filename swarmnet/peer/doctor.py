@@ -212,8 +212,8 @@ async def _beside(endpoint: Endpoint, terms: RunTerms, found: Callable[[Row], No
     )
     with contextlib.suppress(UsageError):  # it is among the events
         await asking.check()
-    said = next((name for name in ("hidden", "unreachable", "dialled_back") if name in events), "")
-    reached = checkup.reached(said, events.get(said, {}), (transport.port, directory.port))
+    said = next((events[name] for name in ("hidden", "unreachable", "dialled_back") if name in events), {})
+    reached = checkup.reached(said, (transport.port, directory.port))
     found(reached)
     how = reached.facts["how"]
     if transport.bulk.port:

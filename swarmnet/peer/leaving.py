@@ -262,7 +262,7 @@ def standing_of(leaver: Peer, replica: Replica, now: float) -> Standing:
     return Standing(
         stage=replica.stage,
         step=member.version,
-        idle=not member.synced or leaver.halted is not None or (member.done and not followers),
+        idle=not member.synced or leaver.state.halted is not None or (member.done and not followers),
         heirs=len(heirs),
         followers=followers,
         microbatches=max(execution.num_tasks, execution.queue),

@@ -102,7 +102,7 @@ class Moving:
         """The replica, if this peer is one that may move now: it serves, and neither pauses nor leaves."""
         peer = self._peer
         replica = next(iter(peer.replicas.values()), None)
-        if replica is None or peer.paused or peer.halted is not None:
+        if replica is None or peer.paused or peer.state.halted is not None:
             return None
         # Of stages farther away I know only what was announced, also by peers that have died since.
         far = peer.manifest.cut.stages > replica.stage + 2 or replica.stage > 1

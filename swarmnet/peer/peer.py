@@ -68,6 +68,7 @@ from swarmnet.step.commits import gradient_norm
 from swarmnet.telemetry.kinds import OnEvent, kind_of
 from swarmnet.telemetry.run_state import RunState, step_s, tokens_per_second
 from swarmnet.telemetry.spans import SpanBook
+from swarmnet.telemetry.text import short
 from swarmnet.transport import ReadPayload, Service, Transport, layout_of
 
 Tokens = Callable[[int, int], tuple[Packed, ...] | None]
@@ -183,12 +184,11 @@ class Peer:
         self._history = HistoryBook(self.spans)
         self._dial_backs = DialBacks(transport, lambda: self.records, self._look.set)
         self.dialled_back = Asking(
-            host.record, transport, lambda: self.records, self._say_reach, hide=host.hide, proofs=host.proofs
+            host.record, transport, lambda: self.records, self.say, hide=host.hide, proofs=host.proofs
         )
         self._supply = StateSupply(self)
         self._extending = Extending(self, self._supply.rollbacks)
         self._group: asyncio.TaskGroup | None = None
-        self.halted: int | None = None
         self._missing: tuple[int, ...] = ()
         self.finished, self.goes_on = asyncio.Event(), asyncio.Event()
         self.convicted, self.conviction = asyncio.Event(), ""  # of what this peer is, and what its operator can do
@@ -361,7 +361,7 @@ class Peer:
             if not self.convicted.is_set():
                 self.conviction = convicted_here(stamp.stage, reason, at)
                 fields = {"step": stamp.step, "stage": stamp.stage, "reason": reason, "evidence": at}
-                self._on_event("convicted_here", fields)
+                self.say("convicted_here", fields)
             self.convicted.set()
             return
         self._admissions.convict(peer)
@@ -403,24 +403,23 @@ class Peer:
     # ------------------------------------------------------------ Listener: what my replicas say
 
     def on_event(self, stage: int, event: str, fields: dict[str, object]) -> None:
-        self._on_event(event, {"stage": stage, **fields})
-        if event == "halted":
-            self.halted = self.replicas[stage].member.version
-        # Others wait for this news: it is not left to the next renewal.
-        if "renews" in kind_of(event).marks:
-            self.news.set()
-        if event in ("applied", "synced"):
-            self._extending.moved(stage)
-            self.replicas[stage].state.checkpoints.reached()
-        if event == "applied":
+        here = self.state.stages[stage]
+        steps = here.steps
+        self.say(event, {"stage": stage, **fields})
+        if "version" not in kind_of(event).marks:
+            return
+        replica = self.replicas[stage]
+        self._extending.moved(stage)
+        replica.state.checkpoints.reached()
+        # A step was applied.
+        if here.steps > steps:
             self._moved.set()
-            replica = self.replicas[stage]
             if line := replica.exchange.meter.line.bytes_per_s:
                 self.transport.carries(line)
                 replica.compute.carries(line)
             self._count(replica)
             self._remember(replica)
-        if event in ("applied", "synced") and self.replicas[stage].member.done:
+        if replica.member.done:
             self._done_stages.add(stage)
             if len(self._done_stages) == len(self.replicas):
                 self.finished.set()
@@ -438,7 +437,7 @@ class Peer:
         self._history.applied(figures)
         loss = last.loss_sum / num_tokens if num_tokens else 0.0
         fields = {"loss": loss, "num_tokens": num_tokens, "grad_norm": figures.grad_norm, "learning_rate": rate}
-        self._on_event("figures", {"step": step, **fields})
+        self.say("figures", {"step": step, **fields})
 
     def _count(self, replica: Replica) -> None:
         """After each step: training forwards so far, and how many indexes this replica has contributed to sums."""
@@ -450,26 +449,20 @@ class Peer:
             here = replica.member.view.live(stage, now=loop_time())
             self._rates[stage].step(counts, here, computed=replica.execution.computed)
         executions = replica.execution.executions
-        self._on_event("executed", {"stage": stage, "executions": executions, "counted": counted})
-
-    def _on_event(self, event: str, fields: dict[str, object]) -> None:
-        self.state.on(event, fields, now=loop_time())
-        self._tell(event, fields)
+        self.say("executed", {"stage": stage, "executions": executions, "counted": counted})
 
     def say(self, event: str, fields: dict[str, object]) -> None:
-        """Log an event that is not one stage's. After the run went back it is not finished."""
+        """Take an event into the run state, and log it; the table of kinds says what else it brings about."""
+        marks = kind_of(event).marks
         # The run is computed again from an older version, or goes on.
-        if (event == "restart" and not fields["kept"]) or event == "extended":
+        if "reopens" in marks and not fields.get("kept"):
             self.finished.clear()
             self.goes_on.set()
             self._done_stages.clear()
-        self._on_event(event, fields)
-
-    def _say_reach(self, event: str, fields: dict[str, object]) -> None:
-        """What becomes known of how others reach this peer."""
-        self._on_event(event, fields)
-        # Its record names the relays; who is dialled has said already where.
-        if event != "dialled_back":
+        self.state.on(event, fields, now=loop_time())
+        self._tell(event, fields)
+        # Others wait for this news: it is not left to the next renewal.
+        if "renews" in marks:
             self.news.set()
 
     def on_resync(self, stage: int, donors: tuple[PeerId, ...]) -> None:
@@ -621,9 +614,9 @@ class Peer:
         self._missing = missing
         if missing:
             stranger_to = self.run_id if self._host.told_of_others and not self.records else ""
-            self._on_event("waiting", nobody_serves(missing, stranger_to=stranger_to))
+            self.say("waiting", nobody_serves(missing, stranger_to=stranger_to))
         else:
-            self._on_event("complete", {"peers": len(self.records) + 1})
+            self.say("complete", {"peers": len(self.records) + 1})
 
     async def refresh(self, *, whole: bool = False, at_once: bool = False) -> None:
         """Read the records of the stages near mine, if it is time; whole: at once and of all, within bounds."""
@@ -667,11 +660,11 @@ class Peer:
         return member.synced and not self._left and member.restart == self._supply.rollbacks.current
 
     def _still_s(self, replica: Replica) -> int:
-        over = replica.member.done or self.halted is not None or not self._serves(replica)
+        over = replica.member.done or self.state.halted is not None or not self._serves(replica)
         return 0 if over else self._complaints[replica.stage].still_s(now=loop_time())
 
     def status(self) -> Record:
-        """What this peer announces."""
+        """What this peer announces: the short form of its run state, which has it from now on."""
         stages = tuple(
             StageStatus(
                 stage,
@@ -692,14 +685,14 @@ class Peer:
         )
         last = self.state.points
         disputed = [DisputedWork(stage, *work) for stage, of in self._complaints.items() if (work := of.disputed)]
-        return replace(
+        self.state.record = replace(
             self._host.record(),
             stages=stages,
             loss=(last[-1].step, last[-1].loss) if last else None,
             tokens_per_second=round(tokens_per_second(last) or 0.0, 1),
             step_s=round(step_s(last) or 0.0, 6),
             finished=self.finished.is_set(),
-            halted=self.halted,
+            halted=self.state.halted,
             steps=self._extending.last,
             restart=self._supply.rollbacks.current,
             wants=self._supply.rollbacks.wanted or NO_RESTART,
@@ -719,6 +712,7 @@ class Peer:
             going=self.intent.to,
             surely=self.intent.surely,
         )
+        return self.state.record
 
     def _estimates(self) -> tuple[Estimate, ...]:
         # Stages of one machine share it: neither has a rate of its own.
@@ -735,6 +729,11 @@ class Peer:
         training = self.manifest.training
         num_tokens = training.microbatches * training.microbatch_size * training.sequence_length
         return num_tokens / statistics.median(paces) if paces else 0.0
+
+    @property
+    def label(self) -> str:
+        """For a person who looks at traces of several peers."""
+        return f"{short(self.me)} stage {','.join(map(str, self._engines))}"
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         assert self._group is not None

@@ -13,6 +13,7 @@ import torch
 
 from swarmnet import telemetry
 from swarmnet.audit.auditor import AuditLog
+from swarmnet.audit.health import convicts_of
 from swarmnet.clock import boot_time, loop_runner, loop_time
 from swarmnet.config.peer import PeerConfig, listen_at
 from swarmnet.data.source import load_tokens
@@ -44,9 +45,8 @@ from swarmnet.stage.seams import Engine
 from swarmnet.state.disk import CheckpointStore, DirectoryDisk
 from swarmnet.telemetry.events import EventLog
 from swarmnet.telemetry.journal import Journal, remind
-from swarmnet.telemetry.kinds import OnEvent
+from swarmnet.telemetry.kinds import OnEvent, kind_of
 from swarmnet.telemetry.run_state import ContributorRank, LineBytes, RunState
-from swarmnet.telemetry.text import short
 from swarmnet.telemetry.trace import TraceFile, check_trace
 from swarmnet.wire import kernel_build
 
@@ -239,7 +239,7 @@ async def _serve(
         heard(event, fields)
         see(state, loop_time())
         # From now on a network that is away is waited for.
-        if event == "synced":
+        if state.events[event] == 1 and "version" in kind_of(event).marks:
             remember(config.dir, run_id(manifest))
 
     def early(event: str, reason: str) -> None:
@@ -328,17 +328,13 @@ async def _observe(peer: Peer, traffic: Traffic, see: SeeState) -> None:
 
 def observe(peer: Peer, traffic: Traffic, *, now: float) -> None:
     """Write into the peer's run state what no event says, as it is now."""
-    state, record, training = peer.state, peer.status(), peer.manifest.training
-    state.peer, state.nickname, state.num_steps = record.peer, record.nickname, record.steps
+    state, training = peer.state, peer.manifest.training
     state.microbatch_tokens = training.microbatch_size * training.sequence_length
-    for status in record.stages:
-        state.stages[status.stage].queue, state.stages[status.stage].slots = status.queue, status.slots
-    records = [record, *peer.records.values()]
+    records = [peer.status(), *peer.records.values()]
     out = {each.peer for each in convicts_of(records)}  # as `status` has it
     table = contributors(each for each in records if each.peer not in out)
     rank, mine = next(((rank, row) for rank, row in enumerate(table, 1) if row.peer == peer.me), (0, None))
     state.standing = ContributorRank(rank, len(table), mine.share if mine is not None else 0.0)
-    state.waited_for = [(each.peer, each.stage, each.reason) for each in record.complaints if each.how == "waited_for"]
     state.lent = traffic.up.lent, traffic.down.lent
     state.crossed.append(LineBytes(now, traffic.up.total, traffic.down.total))
 
@@ -384,7 +380,7 @@ async def _trace(config: PeerConfig, peer: Peer) -> None:
     """Write the peer's spans as they are over, until cancelled, if that is asked for. Raises UsageError."""
     if config.trace is None:
         return
-    file, seen = TraceFile(config.trace, peer.me, f"{short(peer.me)} stage {','.join(map(str, config.stages))}"), 0
+    file, seen = TraceFile(config.trace, peer.me, peer.label), 0
     try:
         while True:
             await asyncio.sleep(TRACE_S)

@@ -30,8 +30,7 @@ from swarmnet.net.swarm_link import SwarmLink
 from swarmnet.peer.contributors import HEAD
 from swarmnet.peer.swarm_health import NO_BOOTSTRAP, AdmissionLine, Assessment, ReplicaLine, assess, unanswered
 from swarmnet.telemetry.journal import loopback_last
-from swarmnet.telemetry.screen import duration
-from swarmnet.telemetry.text import printable, short
+from swarmnet.telemetry.text import duration, printable, short
 
 if TYPE_CHECKING:
     from swarmnet.manifest.schema import Manifest

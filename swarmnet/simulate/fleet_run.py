@@ -15,13 +15,14 @@ import statistics
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from swarmnet.ids import PeerId
 from swarmnet.messages import Answer, Control
 from swarmnet.simulate.fleet import Fleet, Machine, shape
+from swarmnet.telemetry.kinds import EventFold
 from swarmnet.testing.fault import Join, stage_of
 from swarmnet.testing.network import Message
 from swarmnet.testing.schedule import Action, FaultAction, FaultSchedule, RestartAction
@@ -101,7 +102,7 @@ def peer_id_of(name: str) -> PeerId:
     return peer_id_from_public_bytes(hashlib.sha256(name.encode()).digest())
 
 
-class FleetSimulation:
+class FleetSimulation(EventFold):
     """One run of a fleet. `stop` ends it early; `report` says what there is by then."""
 
     def __init__(self, fleet: Fleet, *, on_progress: Callable[[FleetProgress], None] = lambda progress: None) -> None:
@@ -196,26 +197,28 @@ class FleetSimulation:
 
     def _on_event(self, peer: PeerId, event: str, fields: dict[str, Any]) -> None:
         now, stage = self.swarm.loop.time(), fields.get("stage", -1)
-        match event:
-            case "synced":
-                self._synced.add(stage)
-                if self._began_at is None and len(self._synced) == self.fleet.plan.stages:
-                    self._began_at = now
-                self._schedule.moved(self._names[peer], stage)
-            case "averaged":
-                self._seconds["averaging"] += fields["seconds"]
-                self._averaged_at[peer, stage] = now
-            case "applied":
-                self._seconds["barrier"] += now - self._averaged_at.pop((peer, stage), now)
-                stages = self._applied.setdefault(fields["version"], {})
-                stages.setdefault(stage, now)
-                if len(stages) == self.fleet.plan.stages and fields["version"] == len(self._ends) + 1:
-                    self._ends.append(now)
-                    del self._applied[fields["version"]]
-        actions = self._schedule.on(self._names[peer], {"event": event, **fields}, now=now) if stage >= 0 else []
-        if actions:
+        self.take(event, peer, fields, stage, now)
+        if actions := self._schedule.on(self._names[peer], {"event": event, **fields}, now=now) if stage >= 0 else []:
             # Actions are for the script: who says this may be the one that is killed.
             self.swarm.loop.call_soon(self._perform, actions)
+
+    def on_synced(self, peer: PeerId, fields: Mapping[str, Any], stage: int, now: float) -> None:
+        self._synced.add(stage)
+        if self._began_at is None and len(self._synced) == self.fleet.plan.stages:
+            self._began_at = now
+        self._schedule.moved(self._names[peer], stage)
+
+    def on_averaged(self, peer: PeerId, fields: Mapping[str, Any], stage: int, now: float) -> None:
+        self._seconds["averaging"] += fields["seconds"]
+        self._averaged_at[peer, stage] = now
+
+    def on_applied(self, peer: PeerId, fields: Mapping[str, Any], stage: int, now: float) -> None:
+        self._seconds["barrier"] += now - self._averaged_at.pop((peer, stage), now)
+        stages = self._applied.setdefault(fields["version"], {})
+        stages.setdefault(stage, now)
+        if len(stages) == self.fleet.plan.stages and fields["version"] == len(self._ends) + 1:
+            self._ends.append(now)
+            del self._applied[fields["version"]]
 
     def _perform(self, actions: Iterable[Action]) -> None:
         for action in actions:

@@ -11,7 +11,7 @@ import errno
 import json
 import os
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +114,11 @@ class EventLog:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def of_kind(events: Iterable[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    """Those of one kind."""
+    return [event for event in events if event.get("event") == kind]
 
 
 class EventReader:

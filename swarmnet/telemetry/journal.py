@@ -46,7 +46,7 @@ class Journal:
             shown = {key: _short(value) for key, value in fields.items() if all_of_it or not kind.fields.get(key)}
             self._log.at(level, event, shown | ({"untold": untold} if untold else {}))
         # A line of its own for each link that others can join by, ready to be copied.
-        how = " through its relay" if event == "hidden" else ""
+        how = " through its relay" if fields.get("relays") else ""
         for link in offered(cast(Sequence[str], fields.get("links", ()))):
             self._log.event(f"others join{how} with: swarmnet join {link}")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 OnEvent = Callable[[str, dict[str, object]], None]
 """Hears an event by its name, and its facts."""
@@ -16,6 +17,8 @@ MARKS = {
     "step": "comes with every step: of each stage the log shows one line a second; `untold=3` at its end says that "
     "three more came since the line before",
     "renews": "the peer publishes its record at once",
+    "version": "the replica has the weights of `version` from now on",
+    "reopens": "the peer trains again if it had finished, unless `kept` says that it keeps its state",
     "self": "`swarmnet local` counts these alone of a Byzantine process, because it speaks of itself",
     "accuses": "names another peer as Byzantine",
     "kept": "a resumed `swarmnet local` reads it again",
@@ -36,10 +39,10 @@ done | info | step | the trainer has fed the last step
 waiting | warning | stage reason advice | no step can be done until `reason` has passed
 complete | info | peers | every stage has a replica
 dialled_back | info told | addresses could could_not not_asked dialled | other members tried to connect to this peer
-hidden | info told | addresses* could_not relays links* | no member could connect to this peer; relays carry its calls
-unreachable | debug | addresses could_not | no member could connect to this peer, and no relay was found
-relay_reserved | info | relay bytes_per_s | a relay has a reservation for this peer
-relay_lost | warning told | relay reason | a relay serves this peer no more
+hidden | info renews told | addresses* could_not relays links* | no member could connect to it: relays carry its calls
+unreachable | debug renews | addresses could_not | no member could connect to this peer, and no relay was found
+relay_reserved | info renews | relay bytes_per_s | a relay has a reservation for this peer
+relay_lost | warning renews told | relay reason | a relay serves this peer no more
 callers_refused | warning | reason caller relay | a call through a relay was refused; at most once a minute
 punched | debug | peer nat seconds | a direct connection through both routers was opened
 not_punched | debug | peer reason | no direct connection could be opened
@@ -50,7 +53,7 @@ fetching_again | debug | stage version reason | the fetched state could not be u
 following | debug | stage version newest level_in | a joining replica catches up
 too_slow | debug told | stage bytes_per_s sum_bytes step_s within needs donors needs_each | too slow a link to catch up
 join_failed | warning | stage donor reason | a source of the state failed
-synced | info renews self told | stage version how path from seconds bytes | the replica has the weights and serves
+synced | info renews version self told | stage version how path from seconds bytes | the replica has weights and serves
 dropped | warning kept | stage from to microbatches reason | the state of a stage was lost; training goes on from `to`
 mesh_starting | debug told | stage mesh ranks | the processes of the ranks are started
 mesh_started | info self told | stage mesh epoch pids* seconds | all ranks are up
@@ -103,7 +106,7 @@ other_commit | debug | stage peer step of digest* | a replica has another commit
 bad_vote | debug | stage peer step | a vote had a wrong signature; `stage` is that of the vote
 refused_message | debug | stage peer kind reason | a message was refused
 committed | debug kept | stage step loss_sum num_tokens digest* contributions* voided | the step has a certificate
-applied | info step self | stage step version chain* loss grad_norm averaging_bytes | the optimizer step is done
+applied | info step version self | stage step version chain* loss grad_norm averaging_bytes | the optimizer step is done
 apply_failed | warning | stage step reason | the optimizer step failed
 figures | debug kept | step loss num_tokens grad_norm learning_rate | what came of the step
 executed | debug self | stage executions counted | forwards so far, and microbatches in committed aggregates
@@ -113,9 +116,9 @@ drift | warning renews | stage version peer to strays measured | weights of a re
 checkpoint | info step renews kept | stage version path bytes seconds problem | a checkpoint is on disk
 checkpoint_failed | warning | stage version path reason bytes_needed then | a checkpoint could not be written
 checkpoint_bad | warning renews | stage path reason then | a checkpoint cannot be used
-restart | warning kept | number version kept reason | the run goes back to `version`
+restart | warning kept reopens | number version kept reason | the run goes back to `version`
 notice | info | number since steps | the owner has extended the run from step `since` on
-extended | info | number since steps | the extension is in force
+extended | info reopens | number since steps | the extension is in force
 notice_refused | warning | peer reason | an extension was not valid
 notice_missed | warning | number since steps reason then | an extension came too late
 finished | info self | stage version weights_sha256* path advice problem | the last version is reached; `path`: its file
@@ -191,6 +194,23 @@ KINDS = {kind.name: kind for kind in _rows()}
 def kind_of(event: str) -> EventKind:
     """The event's row. Tests hold that there is one; without one a running peer logs the event for debugging."""
     return KINDS.get(event) or EventKind(event, _LEVELS["debug"], frozenset(), {}, "")
+
+
+class EventFold:
+    """Takes in events: one of kind `x` goes to the method `on_x`, if there is one. A kind that is not in the table is
+    found when the class is made."""
+
+    __slots__ = ()
+
+    def __init_subclass__(cls) -> None:
+        methods = {name for name, value in vars(cls).items() if name.startswith("on_") and callable(value)}
+        unknown = methods - {f"on_{kind}" for kind in KINDS}
+        assert not unknown, f"{cls.__name__}: no kinds of events: {sorted(unknown)}"
+
+    def take(self, kind: str, *rest: Any) -> Any:
+        """What the method of that kind returns; None if there is none."""
+        method = getattr(self, f"on_{kind}", None)
+        return None if method is None else method(*rest)
 
 
 def marked(mark: str) -> frozenset[str]:

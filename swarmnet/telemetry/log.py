@@ -18,7 +18,8 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping, MutableMapping, Set
+from collections.abc import Callable, Mapping, MutableMapping, Set
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
@@ -179,25 +180,28 @@ def encode(values: Mapping[str, Any]) -> str:
     return json.dumps(plain(values), allow_nan=False, separators=(",", ":"))
 
 
-def plain(value: Any) -> Any:
-    """`value` in JSON's own types."""
+def plain(value: Any, text: Callable[[str], str] = str) -> Any:
+    """`value` in JSON's own types. text: what is done with each text in it."""
+    inner = partial(plain, text=text)
     match value:
         # Before str and int: an enum may be one of those, too.
         case enum.Enum():
-            return plain(value.value)
-        case None | bool() | str() | int():
+            return inner(value.value)
+        case str():
+            return text(value)
+        case None | bool() | int():
             return value
         case float():
             return value if math.isfinite(value) else str(value)
         case bytes() | bytearray() | memoryview():
             return bytes(value).hex()
         case Mapping():
-            return {str(key): plain(inner) for key, inner in value.items()}
+            return {text(str(key)): inner(each) for key, each in value.items()}
         case Set():
             # Equal sets give equal lines.
-            return sorted((plain(inner) for inner in value), key=lambda inner: (str(type(inner)), inner))
+            return sorted(map(inner, value), key=lambda each: (str(type(each)), each))
         case list() | tuple() | deque():
-            return [plain(inner) for inner in value]
+            return [inner(each) for each in value]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {each.name: plain(getattr(value, each.name)) for each in dataclasses.fields(value)}
-    return str(value)
+        return {each.name: inner(getattr(value, each.name)) for each in dataclasses.fields(value)}
+    return text(str(value))

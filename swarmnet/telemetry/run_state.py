@@ -1,7 +1,8 @@
 """The state of a run as the events of one process show it: `RunState`, with a `StageState` for each replica. Pure.
 
 Metrics, reminders, stall reports, contributions and the terminal of a peer and the table of `swarmnet local` are drawn
-from it. What no event says (queues, limits, bytes, the others' contributions) `peer.run` writes into it once a second.
+from it. What no event says comes from the peer: the record that it announces, and once a second bytes, limits and the
+others' contributions (`peer.run`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from swarmnet.bounds import Recent
+from swarmnet.directory import Record
 from swarmnet.ids import PeerId
 from swarmnet.telemetry.kinds import KINDS, WARNING, marked
 
@@ -93,10 +95,6 @@ class StageState:
     """Microbatches in committed aggregates."""
     worked: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=PACE_STEPS + 1))
     """When the last steps were done, and `contributed` then."""
-    queue: int = 0
-    """Microbatches in flight."""
-    slots: int = 0
-    """Microbatches that it takes at once."""
     new_steps: int = 0
     new_contributed: int = 0
     """Of `steps` and `contributed`, those that were not computed once more after the run went back."""
@@ -221,14 +219,13 @@ class RunState:
     """Why the peer takes no new microbatches; "": it does."""
     leaving: str = ""
     """What a peer that leaves waits for."""
-    peer: str = ""
-    nickname: str = ""
-    num_steps: int = 0
-    """Of the run, as far as it can be foreseen; 0: not yet."""
+    record: Record | None = None
+    """Its short form, as the peer announces it: queues, limits of what is in flight, what is on disk, complaints. None:
+    of a process that announces none, or has not yet."""
+    halted: int | None = None
+    """The version at which the run cannot go on here until somebody comes."""
     microbatch_tokens: int = 0
     standing: ContributorRank = field(default_factory=ContributorRank)
-    waited_for: Sequence[tuple[PeerId, int, str]] = ()
-    """For whom the step waits, as far as that is known here: peer, its stage, and the reason."""
     lent: tuple[float, float] = (0.0, 0.0)
     """Bytes per second that may be sent and received; 0: all that the line carries."""
     crossed: deque[LineBytes] = field(default_factory=lambda: deque(maxlen=CROSSED_S + 1))
@@ -252,6 +249,11 @@ class RunState:
         """Which all its stages have; None: not all are in sync."""
         versions = [here.version for here in self.stages.values()]
         return None if None in versions else min((each for each in versions if each is not None), default=None)
+
+    @property
+    def num_steps(self) -> int:
+        """Of the run, as far as it can be foreseen; 0: not yet."""
+        return self.record.steps if self.record is not None else 0
 
     def eta_s(self, now: float) -> float | None:
         """Seconds to the last step at the pace of the last ones; None: unknown. The step under way counts for as long
@@ -298,6 +300,8 @@ class RunState:
                     self.waits[stage] = Wait(now, fields)
             case "complete":
                 self.waits.pop(None, None)
+            case "halted" if here is not None:
+                self.halted = here.version
             # What it waited for before is not what it waits for now.
             case "restart" | "draining":
                 self.waits.clear()

@@ -6,7 +6,6 @@ terminal, nothing is redrawn: whoever shows something there says a line now and 
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable
 from typing import Self
@@ -24,27 +23,9 @@ PLAIN_EVERY_S = 5.0
 """Where nothing can be redrawn, a line about what goes on this often."""
 
 
-def duration(seconds: float | None) -> str:
-    """3:07, 1:02:45, or a dash."""
-    if seconds is None or not math.isfinite(seconds):
-        return "–"
-    minutes, rest = divmod(round(max(seconds, 0.0)), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
 def phase_line(name: str, text: str) -> str:
     """A line about one phase of what a command does."""
     return f"{name:<9} {text}"
-
-
-def size(num_bytes: float) -> str:
-    """1.4 GB, 12 kB: decimal, as disks and links are measured."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if num_bytes < 1000:
-            return f"{num_bytes:.0f} B" if unit == "B" else f"{num_bytes:.1f} {unit}"
-        num_bytes /= 1000
-    return f"{num_bytes:.1f} TB"
 
 
 def stage_table(names: tuple[str, str], rows: Iterable[tuple[int, int, Iterable[str]]]) -> Table:

@@ -33,6 +33,50 @@ _HOPS = frozenset(("reduce_scatter", "all_gather"))
 _BEGIN, _NEXT, _END = b"[\n", b",\n", b"\n]\n"
 
 
+class SpanLines:
+    """Writes one peer's spans as events, and names the rows in which viewers draw them. name: for a person."""
+
+    def __init__(self, peer: str, name: str) -> None:
+        # Files of several peers may be put together.
+        self._pid = zlib.crc32(peer.encode()) >> 1
+        self.names = {-1: _line("process_name", ph="M", pid=self._pid, args={"name": name})}
+        """By row: the events that name them; -1 is the process."""
+        self._waits = 0
+        # One for the whole life: whatever sets the clock meanwhile must not bend the rows.
+        self._offset_s = wall_time() - boot_time()
+
+    def of(self, spans: Iterable[Span]) -> bytes:
+        """Their events, and those of the rows that are new."""
+        return b"".join(line for span in spans for line in self._lines(span))
+
+    def _lines(self, span: Span) -> Iterator[bytes]:
+        """The events of one span, and of its row if that is new."""
+        began, ended = (round(1e6 * (at + self._offset_s)) for at in (span.began, span.ended))
+        args: dict[str, int] = {"stage": span.stage, "step": span.step}
+        if span.number >= 0:
+            args["hop" if span.kind in _HOPS else "index"] = span.number
+        if span.kind in _ALONE:
+            row = span.stage * len(_KINDS) + _KINDS.index(span.kind)
+            if row not in self.names:
+                named = {"ph": "M", "pid": self._pid, "tid": row}
+                self.names[row] = _line("thread_name", **named, args={"name": f"stage {span.stage} {span.kind}"})
+                self.names[row] += _line("thread_sort_index", **named, args={"sort_index": row})
+                yield self.names[row]
+            yield _line(span.kind, ph="X", ts=began, dur=max(ended - began, 0), pid=self._pid, tid=row, args=args)
+            return
+        self._waits += 1
+        wait = {"cat": span.kind, "id2": {"local": f"{self._waits:x}"}, "pid": self._pid, "tid": 0}
+        yield _line(span.kind, ph="b", ts=began, **wait, args=args)
+        yield _line(span.kind, ph="e", ts=max(ended, began), **wait)
+
+
+def trace(peer: str, name: str, spans: Iterable[Span]) -> bytes:
+    """A whole trace of one peer, with these spans alone."""
+    lines = SpanLines(peer, name)
+    events = lines.of(spans)
+    return _BEGIN + (lines.names[-1] + events).removesuffix(_NEXT) + _END
+
+
 class TraceFile:
     """Appends one peer's spans, to a file of bounded size. `close` makes it strict JSON.
 
@@ -46,21 +90,15 @@ class TraceFile:
         """
         check_trace(path)
         self._path, self._most_bytes = path, most_bytes
-        # Files of several peers may be put together.
-        self._pid = zlib.crc32(peer.encode()) >> 1
-        self._names = {-1: _line("process_name", ph="M", pid=self._pid, args={"name": name})}
-        """By row: the events that name them; -1 is the process."""
-        self._waits, self._failed = 0, False
-        # One for the whole life: whatever sets the clock meanwhile must not bend the rows.
-        self._offset_s = wall_time() - boot_time()
+        self._lines, self._failed = SpanLines(peer, name), False
         try:
-            self._file = self._begun(_whole(path.read_bytes()) or _BEGIN + self._names[-1])
+            self._file = self._begun(_whole(path.read_bytes()) or _BEGIN + self._lines.names[-1])
         except OSError as error:
             raise _cannot(path, error) from error
 
     def write(self, spans: Iterable[Span]) -> None:
         """Append them."""
-        data = b"".join(line for span in spans for line in self._lines(span))
+        data = self._lines.of(spans)
         try:
             if self._size > self._most_bytes:
                 self._halve()
@@ -81,7 +119,7 @@ class TraceFile:
 
     def _begun(self, data: bytes) -> int:
         """The descriptor of a new file with these lines, in place of what is there."""
-        draft = self._path.with_name(f".{self._path.name}.{self._pid}")
+        draft = self._path.with_name(f".{self._path.name}.draft")
         draft.write_bytes(data)
         os.replace(draft, self._path)
         self._size = len(data)
@@ -103,28 +141,8 @@ class TraceFile:
         data = os.pread(self._file, self._size, self._size // 2)
         kept = data[data.index(_NEXT) + len(_NEXT) :]
         before = self._file
-        self._file = self._begun(_BEGIN + b"".join(self._names.values()) + kept)
+        self._file = self._begun(_BEGIN + b"".join(self._lines.names.values()) + kept)
         os.close(before)
-
-    def _lines(self, span: Span) -> Iterator[bytes]:
-        """The events of one span, and of its row if that is new."""
-        began, ended = (round(1e6 * (at + self._offset_s)) for at in (span.began, span.ended))
-        args: dict[str, int] = {"stage": span.stage, "step": span.step}
-        if span.number >= 0:
-            args["hop" if span.kind in _HOPS else "index"] = span.number
-        if span.kind in _ALONE:
-            row = span.stage * len(_KINDS) + _KINDS.index(span.kind)
-            if row not in self._names:
-                named = {"ph": "M", "pid": self._pid, "tid": row}
-                self._names[row] = _line("thread_name", **named, args={"name": f"stage {span.stage} {span.kind}"})
-                self._names[row] += _line("thread_sort_index", **named, args={"sort_index": row})
-                yield self._names[row]
-            yield _line(span.kind, ph="X", ts=began, dur=max(ended - began, 0), pid=self._pid, tid=row, args=args)
-            return
-        self._waits += 1
-        wait = {"cat": span.kind, "id2": {"local": f"{self._waits:x}"}, "pid": self._pid, "tid": 0}
-        yield _line(span.kind, ph="b", ts=began, **wait, args=args)
-        yield _line(span.kind, ph="e", ts=max(ended, began), **wait)
 
 
 def _line(name: str, **fields: Any) -> bytes:

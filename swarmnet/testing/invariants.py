@@ -17,6 +17,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from swarmnet.telemetry.kinds import EventFold
+
 FP32_TOLERANCE = 1e-5
 """Allowed loss difference to one process while rounding has not yet grown."""
 FP32_STEPS = 20
@@ -82,7 +84,7 @@ class _Word:
 
 
 @dataclass(slots=True)
-class InvariantChecker:
+class InvariantChecker(EventFold):
     """Collects what members wrote; `report` may be asked at any time, it costs one pass.
 
     A run that goes on after everybody was gone does some steps again: each life is judged by itself, and a step must
@@ -117,25 +119,32 @@ class InvariantChecker:
     def on(self, event: Mapping[str, Any], *, life: int = 0, by: str = "") -> bool:
         """Take one member's word in. Equal words of several members are kept once. Returns whether it may be news: not
         if another one has said already that their stage lost its state."""
-        if event["event"] == "committed":
-            seen = self._commits.setdefault((event["stage"], event["step"]), [])
-            sums = event["digest"], event["num_tokens"], event["loss_sum"]
-            counts = *multiplicity(event, self.microbatches), len(event["voided"])
-            word = _Word((len(self._renewed) + self._undone.get(by, 0), life), *sums, *counts)
-            if word not in seen:
-                seen.append(word)
-        elif event["event"] == "finished" and self.equal:
+        return self.take(event["event"], event, life, by) is not False
+
+    def on_committed(self, event: Mapping[str, Any], life: int, by: str) -> None:
+        seen = self._commits.setdefault((event["stage"], event["step"]), [])
+        sums = event["digest"], event["num_tokens"], event["loss_sum"]
+        counts = *multiplicity(event, self.microbatches), len(event["voided"])
+        word = _Word((len(self._renewed) + self._undone.get(by, 0), life), *sums, *counts)
+        if word not in seen:
+            seen.append(word)
+
+    def on_finished(self, event: Mapping[str, Any], life: int, by: str) -> None:
+        if self.equal:
             self._weights.setdefault(event["stage"], set()).add((event["version"], event["weights_sha256"]))
-        elif event["event"] == "late":
-            self._suspensions.setdefault((self.names.get(event["peer"], event["peer"]), by), event["reason"])
-        elif event["event"] == "tainted":
-            self._tainted.add(event["step"])
-        elif event["event"] == "restart":
-            if any(step >= event["version"] for step in self._tainted):
-                self._undone[by] = event["number"]
-        elif event["event"] == "dropped":
-            return self.anew(event["to"], life=life)
-        return True
+
+    def on_late(self, event: Mapping[str, Any], life: int, by: str) -> None:
+        self._suspensions.setdefault((self.names.get(event["peer"], event["peer"]), by), event["reason"])
+
+    def on_tainted(self, event: Mapping[str, Any], life: int, by: str) -> None:
+        self._tainted.add(event["step"])
+
+    def on_restart(self, event: Mapping[str, Any], life: int, by: str) -> None:
+        if any(step >= event["version"] for step in self._tainted):
+            self._undone[by] = event["number"]
+
+    def on_dropped(self, event: Mapping[str, Any], life: int, by: str) -> bool:
+        return self.anew(event["to"], life=life)
 
     def anew(self, version: int, *, life: int = 0) -> bool:
         """From `version` on, in this life, steps are others than those of the same numbers before: a stage lost its

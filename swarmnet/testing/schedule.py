@@ -19,6 +19,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from swarmnet.telemetry.kinds import EventFold
 from swarmnet.testing.fault import (
     TRANSFERS,
     DiskFull,
@@ -144,7 +145,7 @@ def _again_s(fault: Fault) -> float:
     return fault.every_s if isinstance(fault, Kill) else 0.0
 
 
-class FaultSchedule:
+class FaultSchedule(EventFold):
     """One swarm's troubles.
 
     Each method takes in one thing that has happened and returns what is to be done now.
@@ -193,23 +194,31 @@ class FaultSchedule:
 
     def on(self, name: str, event: Mapping[str, Any], *, now: float) -> list[Action]:
         """One event of the process `name`."""
-        if (replica := self._replicas.get(name)) is None:
+        if name not in self._replicas:
             return []  # a trainer's
-        actions: list[Action] = []
-        match event:
-            case {"event": "synced" | "applied", "version": version}:
-                self._holds_version(name, version, now, took=event.get("how") == "snapshot")
-            case {"event": "reached", "hold": hold}:
-                actions = self._reached(hold, name, now)
-            case {"event": "asking"}:  # for the first time since it was started
-                actions = self._end([lasting for lasting in self._lasting if lasting.joiner == name])
-            case {"event": "mesh_started", "pids": pids}:
-                replica.ranks = len(pids)
-            case {"event": "rank_lost"}:
-                replica.ranks = 0  # it starts them anew
-            case _:
-                return []
-        return self._next(actions, now)
+        actions = self.take(event["event"], name, event, now)
+        return [] if actions is None else self._next(actions, now)
+
+    def on_applied(self, name: str, event: Mapping[str, Any], now: float) -> list[Action]:
+        self._holds_version(name, event["version"], now, took=event.get("how") == "snapshot")
+        return []
+
+    on_synced = on_applied
+
+    def on_reached(self, name: str, event: Mapping[str, Any], now: float) -> list[Action]:
+        return self._reached(event["hold"], name, now)
+
+    def on_asking(self, name: str, event: Mapping[str, Any], now: float) -> list[Action]:
+        # For the first time since it was started.
+        return self._end([lasting for lasting in self._lasting if lasting.joiner == name])
+
+    def on_mesh_started(self, name: str, event: Mapping[str, Any], now: float) -> list[Action]:
+        self._replicas[name].ranks = len(event["pids"])
+        return []
+
+    def on_rank_lost(self, name: str, event: Mapping[str, Any], now: float) -> list[Action]:
+        self._replicas[name].ranks = 0  # it starts them anew
+        return []
 
     def _holds_version(self, name: str, version: int, now: float, *, took: bool) -> None:
         """`name` holds `version` of its stage. took: it has just taken its state from others."""

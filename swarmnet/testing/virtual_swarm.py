@@ -34,7 +34,7 @@ from swarmnet.peer.replica import Replica, ReplicaLimits
 from swarmnet.pipeline.router import routing_rule
 from swarmnet.stage.seams import Engine
 from swarmnet.statement import SignedMessage, in_envelope
-from swarmnet.telemetry.kinds import KINDS
+from swarmnet.telemetry.kinds import KINDS, EventFold
 from swarmnet.testing.clock import SimulatedProcess, VirtualLoop
 from swarmnet.testing.directory import DirectoryAt, MemoryDirectory
 from swarmnet.testing.fault import Fault, Group, OneWayCut, Slow, member_of
@@ -191,7 +191,7 @@ def class_of(peer: PeerId, classes: int) -> int:
     return found % (classes or 1 << 30)
 
 
-class VirtualSwarm:
+class VirtualSwarm(EventFold):
     """Builds and runs the plan: a `testing.swarm.Swarm`."""
 
     def __init__(self, plan: Plan, seed: int, arithmetic: Callable[[int, Plan], Arithmetic] = Arithmetic) -> None:
@@ -675,14 +675,16 @@ class VirtualSwarm:
         try:
             if unknown := fields.keys() - KINDS[event].fields.keys():
                 raise Broken(f"event {event} has fields that telemetry/kinds.py has not: {sorted(unknown)}")
-            if event == "committed":
-                self._check_commit(peer, fields)
-            if event in ("applied", "synced"):
-                self._check_weights(peer, fields)
+            self.take(event, peer, fields)
             for hook in self.hooks:
                 hook(peer, event, fields)
         except (Broken, AssertionError) as broken:  # ends the run, not the peer that happened to speak
             self.loop.failure = self.loop.failure or broken
+
+    def on_applied(self, peer: PeerId, fields: dict[str, Any]) -> None:
+        self._check_weights(peer, fields)
+
+    on_synced = on_applied
 
     def _check_weights(self, peer: PeerId, fields: dict[str, Any]) -> None:
         stage, version, node = fields["stage"], fields["version"], self.last[peer]
@@ -699,7 +701,7 @@ class VirtualSwarm:
         if self.bits.setdefault(of, node.engines[stage].digits) != node.engines[stage].digits:
             raise Broken(f"{peer}: weights {version} of stage {stage} differ from others of the same chain")
 
-    def _check_commit(self, peer: PeerId, fields: dict[str, Any]) -> None:
+    def on_committed(self, peer: PeerId, fields: dict[str, Any]) -> None:
         stage, step = fields["stage"], fields["step"]
         self.checker.on({"event": "committed", **fields}, by=peer)
         if wrong := self.checker.wrong(stage, step):

@@ -58,9 +58,9 @@ def test_a_peer_that_trains_is_ready_and_its_figures_are_those_of_its_events(scr
     assert found["swarmnet_loss"].value in scraped.losses
     assert found["swarmnet_tasks"].value > 5
     events = {"metrics", "listening", "applied"}
-    assert events <= scraped.state["state"]["events"].keys() and scraped.state["not_ready"] == ""
+    assert events <= scraped.state["events"].keys() and scraped.state["not_ready"] == ""
     (stage,) = scraped.state["record"]["stages"]
-    assert stage["synced"] and scraped.state["state"]["stages"]["0"]["steps"] >= steps.value
+    assert stage["synced"] and scraped.state["stages"]["0"]["steps"] >= steps.value
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool, of Debian's package prometheus")

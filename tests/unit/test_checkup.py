@@ -14,7 +14,7 @@ from swarmnet.peer import checkup
 from swarmnet.peer.checkup import ADVICE, GIB, Row
 
 SOUND = {"torch": "2", "grpcio": "1", "hivemind": "1"}
-COULD_NOT = {"could": [], "could_not": {"12D3KooWone": "no answer"}}
+COULD_NOT = {"could_not": {"12D3KooWone": "no answer"}}
 PORTS = (31340, 31341)
 
 ROWS: list[tuple[Row, str, str]] = [
@@ -50,10 +50,10 @@ ROWS: list[tuple[Row, str, str]] = [
     (checkup.line("12D3KooWsome", 0.02, 0.0), "ok", ""),
     (checkup.line("12D3KooWsome", 0.02, 1e6), "note", "slow_line"),
     (checkup.no_line("12D3KooWsome", "silent"), "note", "silent"),
-    (checkup.reached("dialled_back", {"could": ["a", "b"], "could_not": {}, "not_asked": {}}, PORTS), "ok", ""),
-    (checkup.reached("hidden", COULD_NOT | {"relays": ["r"]}, PORTS), "note", "relayed"),
-    (checkup.reached("unreachable", COULD_NOT, PORTS), "error", "unreachable"),
-    (checkup.reached("", {}, PORTS), "ok", ""),
+    (checkup.reached({"could": ["a", "b"], "could_not": {}, "not_asked": {}}, PORTS), "ok", ""),
+    (checkup.reached(COULD_NOT | {"relays": ["r"]}, PORTS), "note", "relayed"),
+    (checkup.reached(COULD_NOT, PORTS), "error", "unreachable"),
+    (checkup.reached({}, PORTS), "ok", ""),
     (checkup.bulk("direct", 31342, {PeerId("a")}), "ok", ""),
     (checkup.bulk("direct", 31342, ()), "note", "bulk_closed"),
     (checkup.bulk("relay", 31342, ()), "ok", ""),
@@ -89,7 +89,7 @@ def test_a_limit_of_a_container_is_named() -> None:
 
 
 def test_the_ports_to_open_are_named() -> None:
-    row = checkup.reached("unreachable", COULD_NOT, PORTS)
+    row = checkup.reached(COULD_NOT, PORTS)
     assert "open TCP ports 31340 and 31341" in row.advice and "(no answer)" in row.words
     assert checkup.lines([row])[1].strip() == f"-> {row.advice}"
 

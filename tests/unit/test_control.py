@@ -113,7 +113,7 @@ def test_what_it_has_done_adds_up_over_its_lives() -> None:
     second = WorkCount(kept)  # its own counts begin at 0 again
     second.passed(1.0, does((0, 3, 2)), 10, 10, serving=True)
     assert second.kept == WorkDone(1.0, 11, 4, 11.0, 1510, 910)
-    words = "11 microbatches counted, 4 steps applied, 0 min served, 0.0 MB sent and 0.0 MB received since 2026-11-23"
+    words = "11 microbatches counted, 4 steps applied, 0 min served, 1.5 kB sent and 910 B received since 2026-11-23"
     assert ask(Control(PeerConfig(), second, paused=False), {"ask": "stats"}).words == words
 
 

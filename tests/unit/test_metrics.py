@@ -17,11 +17,14 @@ from typing import Any
 import pytest
 
 from swarmnet.config.peer import listen_at
+from swarmnet.directory import Record, StageStatus
 from swarmnet.errors import UsageError
+from swarmnet.ids import Chain, Incarnation, PeerId, RunId
 from swarmnet.net.traffic import Traffic
 from swarmnet.peer.metrics import serve_metrics
 from swarmnet.telemetry import web
 from swarmnet.telemetry.run_state import RunState
+from swarmnet.telemetry.spans import SpanBook
 
 parser = pytest.importorskip("prometheus_client.parser", reason="needs the extra metrics")
 
@@ -31,14 +34,19 @@ PAGE = DASHBOARD.with_name("metrics.md")
 
 def peer(*, synced: bool = True, paused: bool = False, alone: bool = False, halted: int | None = None) -> Any:
     """As much of a peer as is asked: one of stage 1, that knows another."""
-    status = SimpleNamespace(stage=1, synced=synced, version=7, queue=3, slots=4)
-    record = SimpleNamespace(stages=(status,), tokens_per_second=120.5)
+    status = StageStatus(1, 7, Chain("c"), synced, queue=3, slots=4)
+    record = Record(RunId("ab" * 32), PeerId("me"), Incarnation(1), (), (status,), tokens_per_second=120.5)
+    state, spans = seen(), SpanBook()
+    state.record, state.halted = record, halted
+    spans.add("forward", 1, 6, 3, 1.0, 2.0)
     other = SimpleNamespace(stages=(SimpleNamespace(stage=1, synced=True), SimpleNamespace(stage=2, synced=False)))
     return SimpleNamespace(
-        run_id="ab" * 32,
-        state=seen(),
+        run_id=record.run,
+        me=record.peer,
+        label="...me stage 1",
+        state=state,
+        spans=spans,
         paused=paused,
-        halted=halted,
         records={"other": other},
         replicas={1: SimpleNamespace(execution=SimpleNamespace(leaving=paused and not alone))},
         status=lambda: record,
@@ -122,15 +130,21 @@ def test_the_figures_are_those_of_the_peer_and_its_events() -> None:
 def test_the_state_is_what_the_figures_come_from() -> None:
     code, text = asked("/state", peer(synced=False))
     found = json.loads(text)
-    (stage,) = found["state"]["stages"].values()
+    (stage,) = found["stages"].values()
     assert code == 200 and (stage["steps"], stage["contributed"], stage["sent_bytes"]) == (3, 8, 3000)
     assert stage["evicted"] == {"evil\x1b[2J": ["late", 53.0]} and "\x1b" not in text
-    assert found["state"]["points"][-1]["loss"] == 2.5 and found["state"]["events"]["evicted"] == 1
-    assert found["not_ready"] == "no state yet of stage 1" and "record" in found
+    assert found["points"][-1]["loss"] == 2.5 and found["events"]["evicted"] == 1
+    assert found["not_ready"] == "no state yet of stage 1" and found["record"]["stages"][0]["slots"] == 4
+
+
+def test_the_trace_has_the_spans_of_the_last_steps() -> None:
+    code, text = asked("/trace", peer())
+    (span,) = (event for event in json.loads(text) if event["ph"] == "X")
+    assert code == 200 and (span["name"], span["args"]) == ("forward", {"stage": 1, "step": 6, "index": 3})
 
 
 def test_a_page_that_has_its_name_lead_here_reads_no_state_and_a_scraper_knows_this_machine_by_any_name() -> None:
-    assert asked("/state", peer(), Host="page.example")[0] == 421
+    assert asked("/state", peer(), Host="page.example")[0] == asked("/trace", peer(), Host="page.example")[0] == 421
     assert asked("/state", peer(), Host="localhost:9100")[0] == asked("/metrics", peer(), Host="peer-7")[0] == 200
 
 
@@ -157,7 +171,7 @@ def test_the_dashboard_asks_for_what_is_there() -> None:
         ("/readyz", peer(paused=True), 503, "paused, as asked"),
         ("/readyz", peer(paused=True, alone=True), 200, "ok"),
         ("/readyz", peer(halted=9), 503, "the run halted at version 9"),
-        ("/", peer(), 404, "there are /metrics, /state, /healthz and /readyz"),
+        ("/", peer(), 404, "there are /metrics, /state, /trace, /healthz and /readyz"),
     ],
 )
 def test_health_is_said_in_words(path: str, subject: Any, code: int, words: str) -> None:

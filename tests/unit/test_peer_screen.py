@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from swarmnet.cli.peer_screen import PLAIN_EVERY_S, JoinTimes, PeerScreen, table
-from swarmnet.ids import PeerId
+from swarmnet.directory import Complaint, Record, StageStatus
+from swarmnet.ids import Chain, Incarnation, PeerId, RunId
 from swarmnet.telemetry.run_state import ContributorRank, LineBytes, RunState
-from swarmnet.telemetry.screen import size
+from swarmnet.telemetry.text import size
 
-ME = "12D3KooWpeer0WXYZ"
+ME = PeerId("12D3KooWpeer0WXYZ")
+RECORD = Record(RunId("ab" * 32), ME, Incarnation(1), (), (), nickname="Anna")
 LOG = Path("/home/you/.swarmnet/peer/peer.log")
 
 
@@ -152,7 +155,7 @@ def shown(tell: Callable[[Story], None]) -> dict[str, str]:
     """The rows of the screen; words of several rows of one name, one after the other."""
     console = Console(file=io.StringIO(), width=160)
     story = Story(PeerScreen(Console(file=io.StringIO()), log_file=LOG))
-    story.state.peer, story.state.nickname = ME, "Anna"
+    story.state.record = RECORD
     story.state.crossed.append(LineBytes(story.now))
     tell(story)
     console.print(table(story.state, story.screen.work, now=story.now, log_file=LOG))
@@ -167,13 +170,13 @@ def shown(tell: Callable[[Story], None]) -> dict[str, str]:
 def test_the_screen_is_about_this_machine() -> None:
     def tell(story: Story) -> None:
         story.synced()
-        story.state.num_steps, story.state.microbatch_tokens = 300, 512
+        status = StageStatus(1, 8, Chain("c"), True, queue=3, slots=8)
+        story.state.record, story.state.microbatch_tokens = replace(RECORD, stages=(status,), steps=300), 512
         for step in (8, 9, 10):
             story.on("applied", 2.0, stage=1, version=step + 1)
             story.on("executed", stage=1, executions=4 * (step - 7), counted=3 * (step - 7))
             figures = {"num_tokens": 4096, "grad_norm": 1.0, "learning_rate": 0.1}
             story.on("figures", step=step, loss=2.5, **figures)
-        story.state.stages[1].queue, story.state.stages[1].slots = 3, 8
         story.state.standing = ContributorRank(2, 5, 0.124)
         story.state.lent = (1_250_000.0, 0.0)
         story.state.crossed.append(LineBytes(story.now, 6_000_000, 3_000_000))
@@ -201,7 +204,8 @@ def test_the_screen_says_what_is_waited_for_and_what_is_wrong() -> None:
     def tell(story: Story) -> None:
         story.fetching(1_000_000, level_in=12.4)
         story.on("waiting", reason="nobody serves stage 2 yet", advice="start one")
-        story.state.waited_for = [(PeerId("12D3KooWpeerABCDEFGH"), 1, "has not voted")]
+        complaint = Complaint(1, PeerId("12D3KooWpeerABCDEFGH"), "waited_for", "has not voted")
+        story.state.record = replace(RECORD, complaints=(complaint,))
         story.on("pausing", why="as asked")
         story.on("checkpoint_failed", stage=1, version=8, path="/d", reason="no\x1b[2Jspace left", then="it goes on")
         story.on("cannot_reach", stage=1, peer="12D3KooWpeerABCDEFGH", reason="no answer")
@@ -236,10 +240,10 @@ def test_warnings_are_no_problem_for_ever_and_a_pause_ends() -> None:
 
 def test_the_last_lines_say_what_was_contributed_and_how_to_go_on() -> None:
     def tell(story: Story) -> None:
-        story.state.peer, story.state.standing = ME, ContributorRank(1, 2, 0.6)
+        story.state.record, story.state.standing = RECORD, ContributorRank(1, 2, 0.6)
         story.state.crossed.append(LineBytes(story.now))
         story.on("executed", stage=1, executions=9, counted=7)
-        story.state = RunState(peer=ME, crossed=story.state.crossed, standing=story.state.standing)
+        story.state = RunState(record=RECORD, crossed=story.state.crossed, standing=story.state.standing)
         story.state.serve(2, now=story.now)
         story.on("executed", stage=2, executions=9, counted=5)
         story.screen.end("12,480 microbatches counted", Path("/home/you/.swarmnet/peer"))
@@ -261,7 +265,7 @@ def test_the_log_is_told_when_the_screen_comes_and_goes() -> None:
         story = Story(screen)
         story.see()
         assert not changes, "nothing is known of the peer yet"
-        story.state.peer = ME
+        story.state.record = RECORD
         story.state.crossed.append(LineBytes(story.now))
         story.see()
         assert changes == [True]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from swarmnet.directory import Record
+from swarmnet.ids import Incarnation, PeerId, RunId
 from swarmnet.telemetry.run_state import (
     PACE_STEPS,
     STEP_BUCKETS_S,
@@ -119,7 +121,7 @@ def test_the_end_is_as_far_away_as_the_steps_that_are_left_of_the_stage_that_has
         figures = {"step": step, "loss": 1.0, "num_tokens": 8, "grad_norm": 0.5, "learning_rate": 0.1}
         state.on("figures", figures, now=2.0 * step)
     assert state.eta_s(12.0) is None, "nobody has said how many steps there are"
-    state.num_steps = 100
+    state.record = Record(RunId("ab" * 32), PeerId("me"), Incarnation(1), (), (), steps=100)
     assert state.eta_s(12.0) == state.eta_s(14.0) == 94 * 2.0
     assert state.eta_s(30.0) == 94 * 10.0, "no step for 18 s: the end moves away"
 
