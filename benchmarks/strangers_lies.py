@@ -1275,6 +1275,92 @@ class FreshKeyEvery4S(Bare):
         self._key.acts()
 
 
+class Worker(Lie):
+    """A member of its stage like any other, until so many commits name it; then it beats, and says nothing else."""
+
+    def __init__(self, swarm: VirtualSwarm, me: PeerId, after: int) -> None:
+        super().__init__(swarm, me)
+        self.lying, self._left, self._counted = True, after, -1
+
+    @property
+    def mute(self) -> bool:
+        return self._left <= 0
+
+    def tells(self, to: PeerId, message: Control) -> Iterable[Control]:
+        assert self.node is not None
+        replica = self.node.peer.replicas.get(self.stage)
+        finished = replica.member.last_finished if replica is not None else None
+        if replica is not None and finished is not None and replica.member.version > self._counted:
+            self._counted = replica.member.version
+            self._left -= any(peer == self.me and indexes for peer, _, indexes in finished.contributions)
+        return (message,) if isinstance(message, Heartbeat) or not self.mute else ()
+
+
+class FreshWorkers(Bare):
+    """Keys that work until they have contributed so often. most: of them are in the run at a time."""
+
+    contributions: ClassVar[int] = 1
+    most: ClassVar[int] = 1
+    every_s: ClassVar[float] = 6.0
+
+    def __init__(self, swarm: VirtualSwarm, me: PeerId) -> None:
+        super().__init__(swarm, me)
+        self.keys: list[Worker] = []
+        self._began_at, self._number, self._muted_at = -self.every_s, 0, 0.0
+
+    def acts(self) -> None:
+        self.keys = [key for key in self.keys if not self._is_of_no_use(key)]
+        if len(self.keys) < self.most and self.now - self._began_at >= self.every_s:
+            self._began_at, self._number = self.now, self._number + 1
+            self.keys.append(Worker(self.swarm, PeerId(f"{self.me}.{self._number}"), self.contributions))
+            self.keys[-1].begin()
+
+    def _is_of_no_use(self, key: Worker) -> bool:
+        """Is it mute, and the run has gone on without it?"""
+        return False
+
+
+class FreshWorkerAtATime(FreshWorkers):
+    """One key at a time, which is taken back once the run goes on without it."""
+
+    every_s = 0.0
+
+    def _is_of_no_use(self, key: Worker) -> bool:
+        if not key.mute:
+            return False
+        assert key.node is not None
+        if self.step > key.node.peer.replicas[STAGE].member.version + 1:
+            self.swarm.kill(key.node)
+            return True
+        return False
+
+
+@lie
+class FreshKeyAfterFirstContribution(FreshWorkerAtATime):
+    """one machine that takes a new key after each first contribution, after which it says no state"""
+
+
+@lie
+class FreshKeyAfterFortyContributions(FreshWorkerAtATime):
+    """the same, after forty contributions"""
+
+    contributions = 40
+
+
+@lie
+class MuteKeysStay(FreshWorkers):
+    """a key every 6 s that contributes once and then only beats; three at most, and they all stay"""
+
+    most = 3
+
+
+@lie
+class MuteKeysStayLater(FreshWorkers):
+    """the same after forty contributions"""
+
+    most, contributions = 3, 40
+
+
 @lie
 class FeedsStage(Bare):
     """sends the later stage microbatches with forged activations, in the open step and the next one"""

@@ -114,7 +114,7 @@ class Election:
                 **{peer: seen.unreached for peer, seen in view.mates() if peer in order},
             }
             # A broken line to a replica that has contributed nothing may be its own doing.
-            new = {peer for peer in order if self._membership.is_new(peer)}
+            new = {peer for peer in order if self._membership.leads_last(peer)}
             if view.voters:  # and many silent strangers would put me at fault that names them
                 said = {one: {mate: said[one][mate] for mate in said[one].keys() & view.voters} for one in said}
             broken = broken_lines(said, out | new, now - view.timers.suspect_s / 2)

@@ -46,6 +46,9 @@ if TYPE_CHECKING:
 _LATE = 4.0
 """The leader waits for a member without the sum for so many times as long as the sum took, and for `suspect_s`."""
 
+_GRACE = 4.0
+"""Of the time in which a member has contributed, a leader waits for it for one of so many parts at most."""
+
 _OFFENCES = 3
 """So many times a member makes the leader begin the step again, and is left out: by a report that cannot be, of which
 the first may have crossed with a new ballot, or by another accumulator, as after a restart of its process."""
@@ -98,10 +101,11 @@ class Leader:
         self._work = IdleWork(view, idle_s=member.pace.idle_s, now=now)
         self._non_finite = NonFinite(stamp.step, member.host, max_void=shape.max_void)
         builder = RoundBuilder(stamp, ballot, shape.group_size, member.round_numbers, member.notice)
-        suspects = SuspectGraph(view.me, patience_s=view.timers.suspect_s, links=member.lines)
+        suspects = SuspectGraph(view.me, patience_s=self._silence_s, links=member.lines)
         self._rounds = Rounds(builder, suspects, now)
         self._waits = Waits(now)
         self._left_out: set[PeerId] = set()  # Invariant: none of them is in `members`
+        self._idle: set[PeerId] = set()  # those that were charged for saying nothing
         self.passed_over = self._pass_over(now)
         self.looks, self._looked_at = True, -math.inf
 
@@ -439,15 +443,26 @@ class Leader:
         return list(dict.fromkeys([*sorted(self.view.observed_late(now=now)), *self._member.lateness.late(now=now)]))
 
     def _observe_idle(self, now: float) -> None:
-        """Work stands still: peers are late that were excluded, have come back and have contributed nothing since.
+        """Work stands still: peers are late that were excluded, have come back and have contributed nothing since, or
+        that have contributed before and say no state.
 
         Callers bring them work again, and a peer that reports none of it holds up the step by the idle timeout.
         """
         if not self._work.stagnant(now):
             return
-        for peer in self._member.membership.idle_since_exclusion(self.stamp.step):
+        membership, lateness = self._member.membership, self._member.lateness
+        for peer in membership.idle_since_exclusion(self.stamp.step):
             if self.view.in_touch(peer, now=now) and not self.ledger.of(peer):
-                self._member.lateness.observe(peer, "takes no work that it is brought", now=now)
+                lateness.observe(peer, "takes no work that it is brought", now=now)
+        # No step waits for the state of a new mate. But what callers bring to one that says none is nobody's; the first
+        # time its state may be on the way.
+        if now - self._waits.began_at <= self.view.timers.ask_s:
+            return
+        for peer in set(self._at_step.live) - self.members.keys() - self._left_out - self.passed_over - self._idle:
+            if membership.has_contributed(peer):
+                self._idle.add(peer)
+                cost_s = lateness.unproven_s(peer)
+                lateness.charge(peer, "reports nothing while work stands still", cost_s=cost_s, now=now)
 
     def _named(self, now: float) -> tuple[LatePeers, BannedPeers]:
         """The late peers that the commit is to name: of the voters fewer than half, with those excluded already, or
@@ -468,7 +483,7 @@ class Leader:
         # A peer that was excluded and has contributed nothing since is no voter any more; neighbours bring it work.
         table = {each.peer for each in membership.exclusions}
         # A newcomer that held up this step is named, too: the next leader should not have to find that out.
-        known = voters | table | self._rounds.held_up_by
+        known = voters | table | self._rounds.held_up_by | set(filter(membership.has_contributed, self._observed(now)))
         late = [p for p in self._observed(now) if p in known and p not in (*excluded, self.view.me)]
         late.sort(key=lambda peer: peer not in voters | table)
         most, room = self.view.observed_late(now=now), minority(voters) - len(voters.intersection(excluded))
@@ -495,6 +510,22 @@ class Leader:
         """The members that decide what is left out: voters, or all while there are none; identities cost nothing."""
         return self.members.keys() & self._member.membership.roster(self.stamp.stage) or self.members.keys()
 
+    def _patience_s(self, peer: PeerId) -> float:
+        """How long the step waits for a member in touch that does not do its part.
+
+        Keys cost nothing, so one that has contributed for a short time, and then keeps the others waiting, may cost
+        them a part of that time only: the next key would do the same.
+        """
+        membership, pace = self._member.membership, self._member.pace
+        if peer == self.view.me or membership.keeps_vote(peer):
+            return pace.patience_s
+        worked_s = membership.contributions(peer, self.stamp.stage) * (pace.usual_s or 0.0)
+        return min(pace.patience_s, max(worked_s / _GRACE, self.view.timers.settle_s))
+
+    def _silence_s(self, peer: PeerId) -> float:
+        """How long a member may be silent, or hold up a round."""
+        return min(self.view.timers.suspect_s, self._patience_s(peer))
+
     def _leave_silent(self, now: float) -> None:
         """Rule 14: leave out mates that are in touch and do not report.
 
@@ -505,9 +536,10 @@ class Leader:
         missing = [peer for peer in awaited if peer not in self.members and peer not in self._left_out]
         states = self._waits.states
         states.note([peer for peer in missing if self.view.in_touch(peer, now=now)], now=now)
-        most = has_quorum(self.members.keys(), {self.view.me, *awaited})
-        patience_s = min(timers.long_silence_s, self._member.pace.patience_s) if most else timers.long_silence_s
+        roster = self._member.membership.roster(self.stamp.stage)
+        most = has_quorum(self.members.keys(), roster & {self.view.me, *awaited} or {self.view.me, *awaited})
         for peer in missing:
+            patience_s = min(timers.long_silence_s, self._patience_s(peer)) if most else timers.long_silence_s
             if states.seconds.get(peer, 0.0) > patience_s:
                 self._waits.complete = False
                 self._leave_out(peer, "does not report", now)
@@ -548,7 +580,7 @@ class Leader:
     def _evict_lost(self, now: float) -> None:
         blocked = self._work.blocked(self._member.shape.num_stages, now=now)
         left = {peer for peer in self.members if self._work.at_work.get(peer) and not blocked}
-        last = self.ledger.complete and not blocks(left, self.members.keys())
+        last = self.ledger.complete and not blocks(left, self._voting_members())
         self._waits.for_last(left if last else set(), now=now)
         out = self.members.keys() - {self.view.me, *self._at_step.live}
         for peer, generation in list(self.members.items()):
@@ -557,7 +589,10 @@ class Leader:
             seen, said_at = self.view.get(peer), self._follower(peer).echoed_at
             # Rule 12: a process that was started again has lost its accumulator, and may be long without a state.
             restarted = seen is not None and seen.incarnation != generation.incarnation and seen.since > said_at
-            if peer in self._at_step.given_up or restarted or (peer in out and seen is None):
+            # Whether the voters in touch are a quorum is no question of one that may lose its vote.
+            silence_s = math.inf if self._member.membership.keeps_vote(peer) else self._silence_s(peer)
+            silent = seen is not None and now - seen.heard_at > silence_s
+            if peer in self._at_step.given_up or restarted or silent or (peer in out and seen is None):
                 reason = "dead" if seen is None or restarted or self.view.refused(peer) else "silent"
             elif self._stalled(peer, now):
                 reason = "stalled"
@@ -643,11 +678,11 @@ class Leader:
         attempt, late = self._rounds.attempt, sorted(self.members.keys() - self.acks.keys())
         if attempt is not None:
             whole_at = attempt.certified_at = attempt.certified_at or now
-            patience_s = max(self.view.timers.suspect_s, _LATE * (whole_at - attempt.opened_at))
-            if not attempt.is_spoilt and now - whole_at <= patience_s:
-                return
+            took_s = _LATE * (whole_at - attempt.opened_at)
+            if not attempt.is_spoilt:
+                late = [peer for peer in late if now - whole_at > max(self._silence_s(peer), took_s)]
         self._left_out.update(late)
-        self.members = {peer: generation for peer, generation in self.members.items() if peer in self.acks}
+        self.members = {peer: generation for peer, generation in self.members.items() if peer not in late}
         if attempt is None:
             return
         for peer in late:
@@ -681,7 +716,7 @@ class Leader:
 
         In an open round too, which waits until all have accumulated theirs.
         """
-        patience_s = self._member.pace.patience_s
+        patience_s = self._patience_s(peer)
         if now - self._waits.last_since.get(peer, now) > patience_s and not self._sure(now):
             return True
         waited = peer not in self.acks and bool(self.ledger.of(peer))

@@ -20,7 +20,7 @@ is late.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from swarmnet.ids import PeerId, RoundId
@@ -51,9 +51,12 @@ class CutAgain:
 
 
 class SuspectGraph:
-    """Suspect reports of one step. me: the leader. links: of the stage; they remember earlier ties."""
+    """Suspect reports of one step.
 
-    def __init__(self, me: PeerId, *, patience_s: float, links: BrokenLines) -> None:
+    me: the leader. patience_s: with a member. links: of the stage; they remember earlier ties.
+    """
+
+    def __init__(self, me: PeerId, *, patience_s: Callable[[PeerId], float], links: BrokenLines) -> None:
         self._me, self._patience_s, self._links = me, patience_s, links
         self._round: RoundId | None = None
         self._began = 0.0
@@ -112,8 +115,6 @@ class SuspectGraph:
         refused_by = {other: {peer for peer, each in refused if each == other} for _, other in refused}
         pairs = ((peer, group) for group in groups if len(group) > 2 for peer in group & refused_by.keys())
         sure = any(group <= refused_by[peer] | {peer} for peer, group in pairs)
-        if now - self._since <= self._patience_s and not sure:
-            return None
         degree = Counter(peer for edge in edges for peer in edge)
         most = max(degree.values())
         tied = [peer for peer in degree if degree[peer] == most]
@@ -125,6 +126,8 @@ class SuspectGraph:
         all_edges = {frozenset((peer, each.peer)) for peer, each in waits} if not alone else set()
         waited_for = Counter(peer for edge in all_edges for peer in edge)
         worst = max(sorted(tied), key=lambda p: (ties[p], waited_for[p], by * reported[p], p != self._me))
+        if now - self._since <= self._patience_s(worst) and not sure:
+            return None
         # Which end is at fault shows once other members reduce what both send.
         if len(tied) > 1 and len(members) > 2 and self._refusals and self._cut_for != edges:
             self._cut_for = edges

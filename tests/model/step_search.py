@@ -71,7 +71,8 @@ class Faults(NamedTuple):
 
     crashes: a machine ends for good. restarts: it ends, and begins again with the state of another. suspicions: one
     takes another for dead that lives. silences: time passes for one, as if it heard nothing. losses: a message does not
-    come. lies: the leader says something else than its machine does, to one replica (`lies_of`).
+    come. lies: the leader says something else than its machine does, to one replica (`lies_of`). mutes: one of
+    `Setup.worked` sends heartbeats alone from then on.
 
     A crash or restart spares the last replica of a stage that holds what the stage has committed.
     """
@@ -82,6 +83,7 @@ class Faults(NamedTuple):
     silences: int = 0
     losses: int = 0
     lies: int = 0
+    mutes: int = 0
 
 
 NO_FAULTS = Faults()
@@ -91,13 +93,15 @@ Move = tuple[Any, ...]
 
 
 class State(NamedTuple):
-    """nodes: their numbers (`Machines`), in the order of `Setup.peers`. wire: by `Setup.pairs`, numbers of messages."""
+    """nodes: their numbers (`Machines`), in the order of `Setup.peers`. wire: by `Setup.pairs`, numbers of messages.
+    mute: who sends heartbeats alone."""
 
     now: float
     nodes: tuple[int, ...]
     wire: tuple[Channel, ...]
     shares: frozenset[Share]
     left: Faults
+    mute: frozenset[PeerId] = frozenset()
 
 
 class Broken(AssertionError):
@@ -109,7 +113,8 @@ class Setup:
     """stages x replicas machines at one step, after `steps_before` undisturbed ones.
 
     claims: (place in the stage, index) of the work that begins at once. observed: (place, place): the first has
-    observed the second to be late, in all stages. together: in the first step all have heard of
+    observed the second to be late, in all stages. worked: (place, contributions so far); of all others they are
+    many. together: in the first step all have heard of
     each other; else each begins alone. classes: aggregates of the same microbatches have other bits if others have
     summed them. silence_s: how long a silence is. spares: crashes spare the last holder. horizon_s: the search looks
     no further in time.
@@ -121,6 +126,7 @@ class Setup:
     faults: Faults = NO_FAULTS
     claims: tuple[tuple[int, int], ...] = ((0, 0), (1, 1))
     observed: tuple[tuple[int, int], ...] = ()
+    worked: tuple[tuple[int, int], ...] = ()
     together: bool = True
     steps_before: int = 0
     classes: bool = True
@@ -174,6 +180,8 @@ class Setup:
             state = self._begin(state, peer, Node(member))
         for _ in range(self.steps_before):
             state = self._next_step(Ways(self).end(self._claimed(state)))
+        if self.worked:
+            state = self._worked(state)
         for place, late in self.observed:
             for peer, other in self.pairs:
                 if (peer[0], peer[1], other[1]) == (other[0], PLACES[place], PLACES[late]):
@@ -187,6 +195,21 @@ class Setup:
     def node(self, peer: PeerId) -> Node:
         """As it was met last; only in `start`."""
         return next(node for node in reversed(self.machines.nodes) if node.member.me == peer)
+
+    def _worked(self, state: State) -> State:
+        """All know how often each has contributed."""
+        worked = {PLACES[place]: contributions for place, contributions in self.worked}
+        for peer in self.peers:
+            node = self._copy(state, peer)
+            membership = node.member.membership
+            for counting in membership._counting.values():
+                for mate, standing in counting.items():
+                    if mate[1] in worked:
+                        counting[mate] = replace(standing, contributions=worked[mate[1]])
+            membership._rosters.clear()
+            node.member.tick(now=state.now)
+            state = self._begin(state, peer, node)
+        return state
 
     def _observed(self, state: State, peer: PeerId, other: PeerId) -> State:
         """`peer` has observed `other` to be late, and its heartbeat has said so."""
@@ -231,6 +254,8 @@ class Setup:
         """The node is in that state, and what it sent is on the way."""
         place, wire = self.place[peer], state.wire
         nodes = (*state.nodes[:place], number, *state.nodes[place + 1 :])
+        if peer in state.mute:
+            return state._replace(nodes=nodes)
         if effects.sent:
             channels = list(wire)
             for to, message in effects.sent:
@@ -241,7 +266,7 @@ class Setup:
                         channels[pair] = (*channels[pair], message)
             wire = tuple(channels)
         shares = state.shares.union(effects.shares) if effects.shares else state.shares
-        return State(state.now, nodes, wire, shares, state.left)
+        return state._replace(nodes=nodes, wire=wire, shares=shares)
 
     def _event(self, state: State, peer: PeerId, event: Event) -> State:
         return self._put(state, peer, *self.machines.after(state.nodes[self.place[peer]], event, state.now))
@@ -277,6 +302,8 @@ class Setup:
                 return self._event(later, peer, ("wait",))
             case ("loses", sender, to):
                 return self._take(self._spend(state, "losses"), sender, to)[1]
+            case ("mutes", peer):
+                return self._spend(state, "mutes")._replace(mute=state.mute | {peer})
         raise AssertionError(move)
 
     @staticmethod
@@ -346,6 +373,8 @@ class Setup:
                 yield from (("suspects", peer, other) for other in live if other != peer)
             if left.silences and any(state.wire):
                 yield "waits", peer
+            if left.mutes and peer[1] in {PLACES[place] for place, _ in self.worked} and peer not in state.mute:
+                yield "mutes", peer
         for (sender, to), channel in zip(self.pairs, state.wire, strict=True):
             if channel and channel[0] != GONE:
                 if left.losses:
@@ -364,9 +393,10 @@ class Setup:
                             yield "own", peer, (event[0], replace(event[1], digest=FORGED)), "lie"
 
     def ended(self, state: State) -> bool:
-        """All that live have applied the step, or take over the state of another replica."""
+        """All that live and speak have applied the step, or take over the state of another replica."""
         return all(
-            number == DEAD or (number >= 0 and self.machines.facts[number].done) for number in state.nodes
+            number == DEAD or peer in state.mute or (number >= 0 and self.machines.facts[number].done)
+            for peer, number in zip(self.peers, state.nodes, strict=True)
         ) and not any(number == AWAY for number in state.nodes)
 
     def _own(self, state: State, node: Node) -> Iterator[Event]:

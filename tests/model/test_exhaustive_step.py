@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from step_search import Broken, Faults, Search, Setup, search
+from step_search import TIMERS, Broken, Faults, Search, Setup, search
 
 from swarmnet.messages import Commit
 from swarmnet.step.leader import Leader
@@ -20,7 +20,7 @@ from swarmnet.step.open_step import RoundPart
 LIES_S = 5.0
 """Two replicas of which one lies may wait for as long as it lies: so far in time the search looks."""
 
-ONE_OF_EACH = [Faults(), *(Faults(**{fault: 1}) for fault in Faults._fields)]
+ONE_OF_EACH = [Faults(), *(Faults(**{fault: 1}) for fault in Faults._fields if fault != "mutes")]
 
 
 def searched(setup: Setup, *, cap: int = 100_000, runs: int = 0) -> Search:
@@ -47,6 +47,30 @@ def test_three_replicas(faults: Faults):
 @pytest.mark.parametrize("setup", [Setup(stages=2), Setup(together=False), Setup(classes=False)], ids=repr)
 def test_other_stages(setup: Setup):
     searched(setup, cap=500)
+
+
+@pytest.mark.parametrize("contributions", [1, 8, 31])
+def test_a_key_that_goes_mute_before_it_votes_holds_up_a_step_for_a_moment(contributions: int):
+    """One honest replica and one such key: with a vote of its own the key would cost a long silence in each step."""
+    found = searched(Setup(steps_before=1, worked=((1, contributions),), faults=Faults(mutes=1)), cap=5_000)
+    assert found.complete and found.longest_s <= 2 * TIMERS.suspect_s
+
+
+def two_of_four(contributions: int) -> Setup:
+    """Two honest replicas, and two keys that have contributed so often and may go mute."""
+    stage = {"replicas": 4, "microbatches": 4, "claims": tuple((n, n) for n in range(4)), "steps_before": 1}
+    return Setup(**stage, worked=((2, contributions), (3, contributions)), faults=Faults(mutes=2))
+
+
+def test_as_many_mute_keys_as_honest_replicas_do_not_stop_a_stage():
+    """In the search no member says that a stream stands still: a key that goes mute in a round costs a long silence."""
+    found = searched(two_of_four(contributions=1), cap=60, runs=2)
+    assert found.longest_s <= TIMERS.long_silence_s + TIMERS.settle_s
+
+
+def test_as_many_mute_voters_as_honest_ones_stop_a_stage():
+    with pytest.raises(Broken, match="the step stands still"):
+        search(two_of_four(contributions=64), cap=60, runs=2)
 
 
 def observing(**options: Any) -> Setup:

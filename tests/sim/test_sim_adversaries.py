@@ -23,7 +23,7 @@ QUIET_S = 5.0
 SLOWER = dict.fromkeys(
     (
         *("forged-sum", "false-ack", "usurps", "claims-everything", "slow-parts", "bad-parts", "never-sums"),
-        *("fresh-every-ten-seconds", "fresh-key-every-4-s"),
+        *("fresh-every-ten-seconds", "fresh-key-every-4-s", "fresh-key-after-first-contribution", "mute-keys-stay"),
     ),
     (30.0, 10.0),
 ) | {"moves-on": (60.0, 10.0), "acks-a-little-late": (40.0, 10.0), "reports-late": (50.0, 20.0)}
@@ -64,6 +64,8 @@ WITHSTOOD = (
     "hoards-slots",
     "fresh-every-ten-seconds",
     "fresh-key-every-4-s",
+    "fresh-key-after-first-contribution",
+    "mute-keys-stay",
     "feeds-stage",
     "feeds-tokens",
     "lying-reducer",

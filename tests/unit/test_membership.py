@@ -254,6 +254,57 @@ def test_an_excluded_peer_keeps_its_vote_until_it_could_have_contributed_again()
     assert known.of.roster(0) == {ME, B}
 
 
+def contribute(known: Known, steps: range, *peers: PeerId, late: tuple[PeerId, ...] = ()) -> None:
+    for step in steps:
+        known.of.applied([replace(commit(step, contributors=peers), late=late)])
+
+
+def test_in_an_old_run_a_mate_votes_after_32_contributions():
+    known = Known(D, roster=(ME, B, C))
+    contribute(known, range(3, 200), ME, B, C)
+    contribute(known, range(200, 207), ME, B, C, D)
+    assert known.of.is_new(D) and known.of.leads_last(D), "nobody waits for it"
+    contribute(known, range(207, 231), ME, B, C, D)
+    assert not known.of.is_new(D) and known.of.leads_last(D) and known.of.roster(0) == {ME, B, C}
+    contribute(known, range(231, 232), ME, B, C, D)
+    assert known.of.roster(0) == known.of.contributors(0) == {ME, B, C, D} and not known.of.leads_last(D)
+
+
+@pytest.mark.parametrize(("step", "needed"), [(3, 1), (7, 1), (12, 3), (40, 10), (127, 31), (500, 32)])
+def test_in_a_young_run_fewer_are_enough(step: int, needed: int):
+    known = Known(D, roster=(ME, B))
+    contribute(known, range(3, step), ME, B)
+    contribute(known, range(step, step + needed - 1), ME, B, D)
+    assert D not in known.of.roster(0)
+    # Meanwhile the run has grown older, and a step or two more may be needed.
+    contribute(known, range(step + needed - 1, step + needed + needed // 3 + 1), ME, B, D)
+    assert D in known.of.roster(0)
+
+
+def test_lateness_costs_a_vote_that_is_not_older_than_32_contributions():
+    known = Known(D, roster=(ME, B, C))
+    contribute(known, range(3, 200), ME, B, C)
+    contribute(known, range(200, 240), ME, B, C, D)
+    contribute(known, range(240, 241), ME, B, late=(C, D))
+    assert known.of.roster(0) == {ME, B, C} and known.of.is_new(D) and not known.of.is_new(C)
+
+
+def test_a_leader_takes_fewer_than_half_of_the_votes_at_a_time():
+    known = Known(B, C, D)
+    known.of.applied([commit(200, contributors=(ME, B, C, D))])  # state was taken over: what was before is not known
+    assert known.of.roster(0) == {ME, B, C, D}
+    for step, late in enumerate((B, C, D), 201):
+        contribute(known, range(step, step + 1), ME, late=(late,))
+    assert known.of.roster(0) == {ME, C, D}
+
+
+def test_if_no_voter_is_left_those_that_have_contributed_are_the_live_ones():
+    known = Known(D, E, roster=(B, C))
+    contribute(known, range(3, 200), B, C)
+    contribute(known, range(200, 201), B, C, D)
+    assert known.of.roster(0) == {B, C} and known.of.live(0, now=0.0) == {D}, "E has contributed nothing"
+
+
 def test_less_than_half_are_dropped_at_once():
     """Whoever commits alone for long does not become the whole roster in one step."""
     known = Known(roster=(ME, B, C, D, E))

@@ -27,7 +27,7 @@ class Stage:
     def __init__(self, *members: PeerId, lines: BrokenLines | None = None, step: int = 3) -> None:
         self.members, self.step = frozenset(members), step
         self.lines = lines or BrokenLines()
-        self.graph = SuspectGraph(A, patience_s=PATIENCE_S, links=self.lines)
+        self.graph = SuspectGraph(A, patience_s=lambda _: PATIENCE_S, links=self.lines)
         self.rounds = itertools.count()
         self.open(0.0)
         for member in members:
