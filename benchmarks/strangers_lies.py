@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import re
 import struct
 from collections import Counter
@@ -23,6 +24,8 @@ from swarmnet.errors import PeerTimeout, RejectCode, SwarmError
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, Restart, RoundId
 from swarmnet.manifest.schema import Audits
 from swarmnet.messages import (
+    FOR_EVER,
+    MAX_LEVEL,
     NONE,
     Accepted,
     Answer,
@@ -31,6 +34,7 @@ from swarmnet.messages import (
     Commit,
     Committed,
     Control,
+    Exclusion,
     Finished,
     Gradient,
     Heartbeat,
@@ -44,6 +48,7 @@ from swarmnet.messages import (
     Request,
     Round,
     Running,
+    Snapshot,
     SnapshotRequest,
     StagePlan,
     Stamp,
@@ -1072,6 +1077,84 @@ class BadState(Lie):
         victim = next(node for node in self.swarm.honest if self.stage in node.stages)
         self.swarm.kill(victim)
         self.swarm.loop.call_later(2.0, lambda: self.swarm.over or self.swarm.add(victim.stages, victim.peer_id))
+
+
+class Key(Lie):
+    """An identity that beats as a replica of the stage, and answers joining replicas as the liar does."""
+
+    inside = False
+
+    def __init__(self, swarm: VirtualSwarm, me: PeerId, liar: ForgesState) -> None:
+        super().__init__(swarm, me)
+        self._liar = liar
+
+    def begin(self) -> None:
+        self._process, self.lying = SimulatedProcess(self.me), True
+        self.swarm.network.attach(self.me, self._process, Ears(self, Deaf()))
+
+    def answers(
+        self, caller: PeerId, request: Request, read: ReadPayload, honest: AsyncGenerator[Answer, None]
+    ) -> AsyncGenerator[Answer, None]:
+        assert self._liar.ears is not None
+        asks = isinstance(request, SnapshotRequest | TrailRequest)
+        return self._liar.ears.on_call(caller, request, read) if asks else honest
+
+    def acts(self) -> None:
+        heartbeat = self._liar.said[Heartbeat]
+        self.tell(self.everybody, replace(heartbeat, incarnation=7, leader=None, commits=(), last_commits=()))
+
+
+class ForgesState(Lie):
+    """With three keys that only beat, describes one forged state; every half minute a replica joins."""
+
+    def __init__(self, swarm: VirtualSwarm, me: PeerId) -> None:
+        super().__init__(swarm, me)
+        self.ears: Ears | None = None
+        self.keys = [Key(swarm, PeerId(f"{me}.{number}"), self) for number in range(3)]
+        self._next = -1.0
+
+    def service(self, honest: Service) -> Service:
+        self.ears = Ears(self, honest)
+        return self.ears
+
+    def acts(self) -> None:
+        if self._next < 0:
+            self._next = self.now + 4.0
+            for key in self.keys:
+                key.begin()
+        for key in self.keys:
+            key.acts()
+        if self.now >= self._next and self.me == min({self.me, *self.friends}):
+            self._next = self.now + 30.0
+            self.swarm.add((self.stage,), f"joins.{self.now:.0f}")
+
+
+@lie
+class ForgedWeights(ForgesState):
+    """with three keys that only beat, describes forged weights to whoever joins; every half minute one does"""
+
+    def bend(self, engine: SimulatedEngine) -> Any:
+        async def snapshot() -> bytes:
+            state = await engine.snapshot()
+            version, weights, *more = json.loads(state)
+            return json.dumps([version, weights + 1, *more]).encode().ljust(len(state)) if self.lying else state
+
+        return Bent(engine, snapshot=snapshot)
+
+
+@lie
+class ForgedTable(ForgesState):
+    """with three keys that only beat, tells whoever joins that all others are banned; every half minute one does"""
+
+    async def answers(
+        self, caller: PeerId, request: Request, read: ReadPayload, honest: AsyncGenerator[Answer, None]
+    ) -> AsyncGenerator[Answer, None]:
+        banned = tuple(Exclusion(peer, FOR_EVER, MAX_LEVEL) for peer in self.mates if peer != caller)
+        async for answer in honest:
+            if isinstance(answer, Snapshot):
+                header = replace(answer.header, exclusions=banned, exclusions_before=banned)
+                answer = replace(answer, header=header)
+            yield answer
 
 
 # ---------------------------------------------------------------- answers to callers

@@ -26,6 +26,17 @@ LARGE_BYTES = 1 << 20
 MAX_COMMITS = 1024
 """Commits in one message: one of each stage."""
 
+LARGEST_LOSS, LARGEST_NORM = 1e29, 1e200
+"""Of a sum that can be applied: its loss, and its squared norm, are below."""
+
+LARGEST_TOKEN_LOSS = 1e4
+"""No token costs a model more, which gives it a probability of e^-10000 then: a microbatch that does is void."""
+
+
+def is_loss(loss_sum: float, num_tokens: int) -> bool:
+    """Can that be the cross entropy of so many tokens, in all?"""
+    return 0.0 <= loss_sum <= LARGEST_TOKEN_LOSS * num_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class Between:

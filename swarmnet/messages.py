@@ -152,18 +152,6 @@ class Vote:
     signature: Signature
 
 
-LARGEST_LOSS, LARGEST_NORM = 1e29, 1e200
-"""Of a sum that can be applied: its loss, and its squared norm, are below."""
-
-LARGEST_TOKEN_LOSS = 1e4
-"""No token costs a model more, which gives it a probability of e^-10000 then: a microbatch that does is void."""
-
-
-def is_loss(loss_sum: float, num_tokens: int) -> bool:
-    """Can that be the cross entropy of so many tokens, in all?"""
-    return 0.0 <= loss_sum <= LARGEST_TOKEN_LOSS * num_tokens
-
-
 @dataclass(frozen=True, slots=True)
 class Commit:
     """The sum of (stage, step) that the stage settles on.
@@ -201,6 +189,8 @@ class Commit:
     """Peers of the stage that were late: the next steps do not wait for them (`step.exclusion`)."""
     bans: Annotated[BannedPeers, Proto(17)] = ()
     """Peers that the stage bans from the run: a vote vouches for each of these."""
+    table: Annotated[bytes, Size(16), Proto(18)] = b""
+    """Of the stage's exclusions before it (`step.exclusion.digest_of`): so the chain stands for them, too."""
 
     def __post_init__(self) -> None:
         # What is signed, and the chain, are of bits: equal commits must have equal ones, and -0.0 == 0.0.
@@ -879,6 +869,7 @@ class Exclusion:
 
 
 MAX_EXCLUSIONS = 1024
+ExclusionTable = Annotated[tuple[Exclusion, ...], Entries(MAX_EXCLUSIONS, distinct=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -895,8 +886,10 @@ class StateHeader:
     """What the state descends from."""
     notices: NoticeList = ()
     """Those in force at this version."""
-    exclusions: Annotated[tuple[Exclusion, ...], Entries(MAX_EXCLUSIONS, distinct=True)] = ()
+    exclusions: ExclusionTable = ()
     """The stage's table, as of this version."""
+    exclusions_before: ExclusionTable = ()
+    """One version earlier: its digest is in the stage's last commit, from which the table follows."""
 
 
 @dataclass(frozen=True, slots=True)

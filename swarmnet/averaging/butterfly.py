@@ -34,6 +34,7 @@ from swarmnet.averaging.pledges import (
     signed_part,
 )
 from swarmnet.averaging.watch import Meter, StreamWait, Watch
+from swarmnet.bounds import is_loss
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode
 from swarmnet.ids import PeerId, RoundId, Signer
 from swarmnet.messages import (
@@ -50,7 +51,6 @@ from swarmnet.messages import (
     Round,
     Running,
     Stamp,
-    is_loss,
 )
 from swarmnet.stage.seams import Contribution, Summation
 from swarmnet.telemetry.kinds import OnEvent

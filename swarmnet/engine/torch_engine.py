@@ -18,13 +18,13 @@ from typing import Protocol, TypeVar, cast
 
 from torch import Tensor
 
-from swarmnet.bounds import LARGE_BYTES
+from swarmnet.bounds import LARGE_BYTES, is_loss
 from swarmnet.clock import boot_time
 from swarmnet.engine.compute_thread import StageJobs, Work
 from swarmnet.engine.payloads import Payloads
 from swarmnet.errors import Refused, RejectCode
 from swarmnet.manifest.extension import Notice
-from swarmnet.messages import Commit, Packed, is_loss
+from swarmnet.messages import Commit, Packed
 from swarmnet.stage import snapshot
 from swarmnet.stage.backend import StageBackend
 from swarmnet.stage.seams import Audience, OuterStep, PastWork, Recomputed, Stash, Summation

@@ -13,8 +13,9 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from swarmnet.bounds import LARGEST_TOKEN_LOSS, is_loss
 from swarmnet.ids import NO_RESTART, PeerId, Restart
-from swarmnet.messages import LARGEST_TOKEN_LOSS, MAX_FIGURES, History, StepFigures, is_loss
+from swarmnet.messages import MAX_FIGURES, History, StepFigures
 from swarmnet.quorum import quorum
 from swarmnet.telemetry.run_state import PACE_STEPS, StepPoint, step_s, tokens_per_second
 

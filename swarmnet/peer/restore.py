@@ -46,6 +46,7 @@ from swarmnet.messages import (
     TrailRequest,
     TrailStep,
 )
+from swarmnet.peer.witnesses import Witnesses
 from swarmnet.state.catch_up import WITHIN, InSync, line_needed, next_stamp, rate_needed, steps_until_in_sync
 from swarmnet.state.checkpoints import Checkpointer, CheckpointSchedule
 from swarmnet.state.disk import Written
@@ -75,7 +76,8 @@ class Restorer:
     def __init__(self, replica: Replica, peer: Peer, shape: Shape) -> None:
         self._engine, self._member, self._driver = replica.compute, replica.member, replica.driver
         self._exchange, self._event, self._shape = replica.exchange, replica.event, shape
-        self._stage = stage = replica.stage
+        self._stage, self._equal_bits = replica.stage, peer.manifest.averaging.equal_bits
+        stage = self._stage
         self.no_initial_weights = peer.limits.no_initial_weights
         """Why this peer has no weights of version 0 and takes them from other replicas, in words for a person."""
         self._first_chain = first_chain(peer.run_id, stage)
@@ -110,6 +112,7 @@ class Restorer:
             failed=self.say_failed,
             progress=self._say_progress,
             unfit=self.unfit,
+            witnesses=self.witnesses(stage).of,
         )
         self._serving, self._step_s, self._carried = peer.have_state, peer.step_s, peer.carried
         self._whole = False  # is the state in the engine one that may be served?
@@ -334,6 +337,10 @@ class Restorer:
         if at.restart == restart or (version >= 0 and at.version <= restart.version):
             return None
         return Refused(RejectCode.STALE, "a copy from before the run went back", version=at.version)
+
+    def witnesses(self, stage: int) -> Witnesses:
+        """Who is believed about states of that stage, as far as this replica knows."""
+        return Witnesses(stage, self._member, equal_bits=self._equal_bits)
 
     def say_failed(self, source: PeerId, error: SwarmError) -> None:
         """Once per source and kind of failure until a join succeeds: it is tried again at every heartbeat."""

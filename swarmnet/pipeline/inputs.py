@@ -17,8 +17,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from swarmnet.bounds import is_loss
 from swarmnet.errors import BadMessage, RejectCode
-from swarmnet.messages import Fetch, Fetched, Gradient, Packed, Process, is_loss
+from swarmnet.messages import Fetch, Fetched, Gradient, Packed, Process
 from swarmnet.transport import Layout, TensorLayout, layout_of
 from swarmnet.wire.codecs import check_bounded, check_range
 

@@ -82,6 +82,8 @@ class CheckpointInfo(Table):
     """What the run's owner has signed to extend it, as far as it is in force at this version."""
     exclusions: Annotated[tuple[tuple[_Name, Count, Count], ...], Field(max_length=MAX_EXCLUSIONS)] = ()
     """Peers that steps do not wait for, until which step, and at which level (`step.exclusion`)."""
+    exclusions_before: Annotated[tuple[tuple[_Name, Count, Count], ...], Field(max_length=MAX_EXCLUSIONS)] = ()
+    """The same of one version earlier."""
     owner: _Earlier = ""
     owed_bytes: _Earlier = 0
     owed_sha256: _Earlier = ""
@@ -90,10 +92,11 @@ class CheckpointInfo(Table):
     @classmethod
     def of(cls, run: RunId, stage: int, header: StateHeader, data: bytes | memoryview, **origin: str) -> CheckpointInfo:
         """What a checkpoint of `data`, the state at `header`, has to say of itself. origin: numerics and written_at."""
-        exclusions = tuple((each.peer, each.until_step, each.level) for each in header.exclusions)
         restart = {"restart_number": header.restart.number, "restart_version": header.restart.version}
         state = {name: getattr(header, name) for name in ("version", "chain", "before", "term_chain")}
-        state |= {"notices": tuple(map(to_text, header.notices)), "exclusions": exclusions}
+        state |= {"notices": tuple(map(to_text, header.notices))}
+        for name in ("exclusions", "exclusions_before"):
+            state[name] = tuple((each.peer, each.until_step, each.level) for each in getattr(header, name))
         files = {"num_bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
         return cls.model_validate({"run": run, "stage": stage, **state, **restart, **files, **origin})
 
@@ -106,9 +109,12 @@ class CheckpointInfo(Table):
     def header(self) -> StateHeader:
         """Where a replica stands that has loaded it."""
         chains = Chain(self.chain), Chain(self.before), Chain(self.term_chain)
-        exclusions = tuple(Exclusion(PeerId(peer), until_step, level) for peer, until_step, level in self.exclusions)
+        tables = [
+            tuple(Exclusion(PeerId(peer), until_step, level) for peer, until_step, level in table)
+            for table in (self.exclusions, self.exclusions_before)
+        ]
         notices = tuple(from_text(text, Extension) for text in self.notices)
-        return StateHeader(self.version, *chains, self.on_disk.restart, notices, exclusions)
+        return StateHeader(self.version, *chains, self.on_disk.restart, notices, *tables)
 
 
 class RunMemory(Table):

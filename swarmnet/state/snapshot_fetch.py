@@ -1,6 +1,7 @@
 """Fetch a snapshot of a stage's state from all replicas that have it.
 
-All sources are asked for a description; those that describe the same snapshot become its holders (`fetch`). A piece
+All sources are asked for a description. A snapshot is taken that most of those describe whom its witnesses name
+(`peer.witnesses`), and all who describe the same become its holders (`fetch`). A piece
 that does not have its digest costs its source the transfer, and only that piece is fetched again. What was verified
 stays when all sources are lost, and is used when one of them has that snapshot again. It knows no steps: which
 snapshots are of the run's present state is handed in.
@@ -9,29 +10,41 @@ snapshots are of the run's present state is handed in.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence, Set
 
 from swarmnet.clock import loop_time
 from swarmnet.errors import BadMessage, NoReplica, Refused, RejectCode, SwarmError
 from swarmnet.fetch.driver import HolderCalls, PartialContent, PieceFetch, expect, first_answers
 from swarmnet.fetch.plan import address, check_content, num_pieces
 from swarmnet.ids import PeerId
-from swarmnet.messages import Answer, Busy, Snapshot, SnapshotPiece, SnapshotRequest
+from swarmnet.messages import Answer, Busy, Snapshot, SnapshotPiece, SnapshotRequest, StateHeader
+from swarmnet.quorum import has_quorum, quorum
 from swarmnet.transport import Transport, ask
 
 Sources = Callable[[], Sequence[PeerId]]
 Unfit = Callable[[Snapshot, int], Refused | BadMessage | None]
+WitnessesOf = Callable[[HolderCalls, StateHeader, Collection[PeerId]], Awaitable[frozenset[PeerId]]]
+Offers = dict[Snapshot, list[PeerId]]
+"""The sources of each snapshot that is described."""
+
 Progress = Callable[[Snapshot, int, int, float], None]
 """Hears how far a snapshot is: its bytes that are here, from how many sources, and bytes per second so far."""
 
 _PATIENCE_S, _PAUSE_S = 5.0, 0.5
 """How long a source with a description is looked for, and how often."""
 
+_MOST_OFFERS = 8
+"""Snapshots whose witnesses are looked for, those with most sources."""
+
 _LONGEST_WAIT_S, _BUSY_S = 10.0, 60.0
 """How long a busy source is left alone, whatever it says, and how long busy sources are all that is waited for."""
 
 _LOOK_S, _SAY_S = 2.0, 1.0
 """How often further sources are looked for, and progress is said."""
+
+
+async def _no_witnesses(calls: HolderCalls, header: StateHeader, sources: Collection[PeerId]) -> frozenset[PeerId]:
+    return frozenset()
 
 
 class SnapshotFetch:
@@ -42,6 +55,8 @@ class SnapshotFetch:
         failed: hears of every source that did not deliver.
         unfit: why a described snapshot is of no use when `version` was asked for (-1: the newest), or None. It is asked
             of every description, and again of what is kept and of what has become whole.
+        witnesses: the peers that should describe a state of this header alike; none: the number of sources decides.
+            Raises BadMessage if the header is false.
     """
 
     def __init__(
@@ -53,9 +68,11 @@ class SnapshotFetch:
         failed: Callable[[PeerId, SwarmError], None],
         progress: Progress = lambda *facts: None,
         unfit: Unfit = lambda snapshot, version: None,
+        witnesses: WitnessesOf = _no_witnesses,
     ) -> None:
         self.calls = HolderCalls(transport, failed)
         self._stage, self._max_bytes, self._progress, self._unfit = stage, max_bytes, progress, unfit
+        self._witnesses = witnesses
         self._partial: tuple[Snapshot, PartialContent] | None = None
         self._described_by: set[PeerId] = set()
         """The sources of the snapshot that is fetched, or was last."""
@@ -67,7 +84,7 @@ class SnapshotFetch:
         """
         since = loop_time()
         while True:
-            offers, busy_s = await self._choose(self.calls.usable(sources()), version)
+            offers, busy_s = await self._choose(sources(), version)
             if offers:
                 # The snapshot with most sources is the fastest, and the likeliest.
                 snapshot = max(offers, key=lambda offer: (len(offers[offer]), offer.header.version, offers[offer]))
@@ -98,25 +115,69 @@ class SnapshotFetch:
         for source in sorted(self._described_by):
             self.calls.failed(source, error)
 
-    async def _choose(
-        self, sources: Sequence[PeerId], version: int
-    ) -> tuple[dict[Snapshot, list[PeerId]], float | None]:
+    async def _choose(self, sources: Sequence[PeerId], version: int) -> tuple[Offers, float | None]:
         """What may be fetched, and from which sources; see `_offers`."""
+        usable = self.calls.usable(sources)
         kept = self._partial[0] if self._partial is not None else None
         # A source may still have the snapshot of which some pieces are here.
         if kept is not None and version in (-1, kept.header.version) and self._unfit(kept, version) is None:
-            offers, _ = await self._offers(sources, kept.header.version, version)
+            offers, _ = await self._offers(usable, kept.header.version, version)
             if kept in offers:
                 return {kept: offers[kept]}, None
-        return await self._offers(sources, version, version)
+        offers, busy_s = await self._offers(usable, version, version)
+        return await self._witnessed(offers, sources, version), busy_s
 
-    async def _offers(
-        self, sources: Sequence[PeerId], asked: int, version: int
-    ) -> tuple[dict[Snapshot, list[PeerId]], float | None]:
+    async def _witnessed(self, offers: Offers, sources: Sequence[PeerId], version: int) -> Offers:
+        """The snapshot that its witnesses agree on, if there is one; all that are not false, if there are no witnesses.
+
+        With fewer than a quorum of the largest group of witnesses no snapshot is taken: a forged chain has witnesses,
+        too. One witness alone is believed as long as no source contradicts it.
+        """
+        named: dict[Snapshot, Set[PeerId]] = {}
+        for snapshot in sorted(offers, key=lambda offer: -len(offers[offer]))[:_MOST_OFFERS]:
+            try:
+                named[snapshot] = await self._witnesses(self.calls, snapshot.header, sources) & set(sources)
+            except (BadMessage, Refused) as error:
+                for source in offers[snapshot]:
+                    self.calls.failed(source, error)
+        if not any(named.values()):
+            return {snapshot: offers[snapshot] for snapshot in named}
+        votes = {snapshot: await self._votes(snapshot, offers, of, version) for snapshot, of in named.items() if of}
+        least = quorum(max(len(heard) for _, heard in votes.values()))
+        ranked = sorted(votes, key=lambda snapshot: (-len(votes[snapshot][0]), -len(offers[snapshot])))
+        best, (agreed, heard) = ranked[0], votes[ranked[0]]
+        rivals = {other: of for other, of in offers.items() if other != best and _is_same_past(other, best)}
+        if len(agreed) < least or not has_quorum(agreed, heard) or (len(agreed) == 1 and rivals):
+            return {}
+        for source in sorted(source for of in rivals.values() for source in of):
+            odd = Refused(RejectCode.STALE, "describes another state than most contributors do", peer=source)
+            self.calls.failed(source, odd)
+        return {best: sorted({*offers[best], *agreed})}
+
+    async def _votes(
+        self, snapshot: Snapshot, offers: Offers, witnesses: Set[PeerId], version: int
+    ) -> tuple[Set[PeerId], Set[PeerId]]:
+        """The witnesses that describe this snapshot, and all that have answered."""
+        at = snapshot.header.version
+        agreed = {*witnesses & set(offers[snapshot])}
+        heard = {
+            source for other, of in offers.items() if other.header.version == at for source in of if source in witnesses
+        }
+
+        async def ask(source: PeerId) -> None:
+            if await self._describe(source, at, version, heard=heard) == snapshot:
+                agreed.add(source)
+
+        # A large state takes some time to describe: a fast source must not decide before the others have.
+        asked = {} if has_quorum(agreed, witnesses) else {source: ask(source) for source in witnesses - heard}
+        await first_answers(asked, counts=lambda _: has_quorum(agreed, witnesses), grace_s=0.0)
+        return agreed, heard
+
+    async def _offers(self, sources: Sequence[PeerId], asked: int, version: int) -> tuple[Offers, float | None]:
         """The sources of each snapshot that is described; without any, when to ask again if sources are busy."""
         describe = {source: self._describe(source, asked, version) for source in sources}
         answers, _ = await first_answers(describe, counts=lambda answer: isinstance(answer, Snapshot))
-        offers: dict[Snapshot, list[PeerId]] = {}
+        offers: Offers = {}
         for source, answer in sorted(answers.items()):
             if isinstance(answer, Snapshot):
                 offers.setdefault(answer, []).append(source)
@@ -124,10 +185,17 @@ class SnapshotFetch:
         # As they wish, within reason.
         return offers, min(max(min(busy), _PAUSE_S), _LONGEST_WAIT_S) if busy and not offers else None
 
-    async def _describe(self, source: PeerId, asked: int, version: int) -> Snapshot | Busy | None:
-        """A source's checked description of version `asked`; None if it gave none that can be used."""
+    async def _describe(
+        self, source: PeerId, asked: int, version: int, *, heard: set[PeerId] | None = None
+    ) -> Snapshot | Busy | None:
+        """A source's checked description of version `asked`; None if it gave none that can be used.
+
+        heard: gets the source if it answers, whatever it says.
+        """
 
         def check(answer: Answer) -> Snapshot | Busy:
+            if heard is not None:
+                heard.add(source)
             if isinstance(answer, Busy):
                 return answer
             snapshot = expect(answer, Snapshot, source)
@@ -179,3 +247,7 @@ class SnapshotFetch:
                 self._described_by.add(source)
                 fetch.plan.add(source)
             await asyncio.sleep(_LOOK_S)
+
+
+def _is_same_past(one: Snapshot, other: Snapshot) -> bool:
+    return (one.header.version, one.header.chain) == (other.header.version, other.header.chain)

@@ -15,7 +15,7 @@ from dataclasses import replace
 from swarmnet import statement as signed
 from swarmnet.bounds import Recent
 from swarmnet.ids import PeerId, Restart
-from swarmnet.messages import Commit, Finished, Round, Stamp, contributors_of, first_of, roll_of
+from swarmnet.messages import Commit, Exclusion, Finished, Round, Stamp, contributors_of, first_of, roll_of
 
 _UNSIGNED = "contributors", "votes", "seats", "signatures"
 """Of a commit: `roll` stands for the contributors."""
@@ -30,8 +30,8 @@ _MOST_ROLLS = 4
 """Lists of contributors that are remembered of a stage, in addition to that of the last step."""
 
 
-def commit_of(stamp: Stamp, finished: Finished, *, named: bool = True) -> Commit:
-    """The commit that a holder of this aggregate votes for. named: with the contributors."""
+def commit_of(stamp: Stamp, finished: Finished, table: bytes = b"", *, named: bool = True) -> Commit:
+    """The commit that a holder of this aggregate votes for. table: as in a commit. named: with the contributors."""
     contributors = counting(finished)
     return Commit(
         *(stamp.stage, stamp.step, stamp.chain, finished.id, finished.digest, finished.num_tokens),
@@ -40,7 +40,13 @@ def commit_of(stamp: Stamp, finished: Finished, *, named: bool = True) -> Commit
         notice=finished.notice,
         late=finished.late,
         bans=finished.bans,
+        table=table,
     )
+
+
+def digest_of(table: tuple[Exclusion, ...]) -> bytes:
+    """What stands for a table of exclusions in a commit; b"" for an empty one, which mostly it is."""
+    return hashlib.sha256(b"".join(map(signed.statement, table))).digest()[:16] if table else b""
 
 
 def gradient_norm(commits: Iterable[Commit]) -> float:
@@ -59,7 +65,7 @@ def statement(commit: Commit, restart: Restart) -> bytes:
 
 
 def evidence(commits: Iterable[Commit]) -> bytes:
-    """Hash of what the next step depends on: the sums, counts, notices, late and banned peers, not who made the sums.
+    """Hash of what the next step depends on: sums, counts, notices, exclusions and their table, not who made the sums.
 
     Round ids stay out, so two leaders that committed the same sum leave the same chain behind.
     """

@@ -1,7 +1,8 @@
 """Which peers the steps of a stage do not wait for, because they were late or are banned. Pure.
 
 The table follows from commits alone, so it is equal at every replica that has applied them: a commit
-names the peers that were late (`late`) or are banned (`bans`), and the chain of commits covers the names.
+names the peers that were late (`late`) or are banned (`bans`), and has the digest of the table before it (`table`). The
+chain of commits covers all three, so a replica that is told a table can check it.
 
 | event | table |
 |---|---|

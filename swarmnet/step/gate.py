@@ -11,20 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from swarmnet.bounds import LARGEST_LOSS, LARGEST_NORM
 from swarmnet.ids import Ballot, PeerId
 from swarmnet.manifest.extension import Notice, Notices
 from swarmnet.manifest.schema import NO_DELAY, Delay
-from swarmnet.messages import (
-    LARGEST_LOSS,
-    LARGEST_NORM,
-    Commit,
-    Committed,
-    Heartbeat,
-    Indexes,
-    MemberState,
-    StagePlan,
-    StepControl,
-)
+from swarmnet.messages import Commit, Committed, Heartbeat, Indexes, MemberState, StagePlan, StepControl
 from swarmnet.step.rounds import round_refusal
 
 MAX_BALLOT_AHEAD = 1024

@@ -6,6 +6,7 @@ Rules 18 and 19. This decides whom to ask and how often; fetching is the driver'
 from __future__ import annotations
 
 from swarmnet.ids import PeerId
+from swarmnet.messages import Commit, Stamp
 from swarmnet.quorum import has_quorum
 from swarmnet.step.host import StepHost
 from swarmnet.step.membership import Membership
@@ -87,6 +88,23 @@ class Lag:
         if self._orphaned_since is None:
             self._orphaned_since = now
         return now - self._orphaned_since > view.timers.lease_s
+
+    def has_other_table(self, commit: Commit, open_step: Stamp, table: bytes, *, now: float) -> bool:
+        """Have most others signed another table of exclusions than I was handed with my state? I fetch it again."""
+        membership, of = self._membership, open_step
+        of_step = (commit.stage, commit.step, commit.chain) == (of.stage, of.step, of.chain)
+        if not of_step or commit.table == table or not membership.has_begun:
+            return False
+        others = membership.live(of.stage, now=now) - {self._view.me}
+        signed = has_quorum(membership.signers(membership.with_votes(commit), others), others)
+        if signed:
+            self.told_other_exclusions(of.step, now=now)
+        return signed
+
+    def told_other_exclusions(self, version: int, *, now: float) -> None:
+        """The stage has committed another table than mine: the replica that handed me the state made mine up."""
+        donors = tuple(peer for peer, seen in self._view.mates() if seen.synced)
+        self.resync(donors, "exclusions", version, now=now)
 
     def resync(self, donors: tuple[PeerId, ...], reason: str, version: int, *, now: float) -> bool:
         """Fetch a snapshot from one of these; asked for at most once per silence limit. True if it is now."""

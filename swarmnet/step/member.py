@@ -33,7 +33,7 @@ from swarmnet.messages import (
     Waits,
 )
 from swarmnet.quorum import quorum
-from swarmnet.step.commits import evidence
+from swarmnet.step.commits import commit_of, digest_of, evidence
 from swarmnet.step.drift import NO_DRIFT, Drift, DriftRules
 from swarmnet.step.exclusion import after
 from swarmnet.step.gate import Shape, refusal
@@ -186,7 +186,7 @@ class Member:
 
     def stand(self, header: StateHeader) -> None:
         """The state that is here is this one."""
-        self.header, self.version = header, header.version
+        self.header, self.version, self.table = header, header.version, digest_of(header.exclusions)
         self.chain, self.before, self.term_chain = header.chain, header.before, header.term_chain
         self.horizon = Horizon(self.shape.total_steps, header.notices)  # by the notices in force at this version
 
@@ -195,10 +195,10 @@ class Member:
         chain, version = next_chain(self.chain, evidence(commits)), self.version + 1
         # Leaders are drawn again from a chain that no replica knew when the last term began.
         term_chain = chain if version % TERM_STEPS == 0 else self.term_chain
-        bans = [ban for commit in commits for ban in commit.bans]
-        exclusions = after(self.header.exclusions, commits[self.stage], bans)
+        before, bans = self.header.exclusions, [ban for commit in commits for ban in commit.bans]
+        exclusions = after(before, commits[self.stage], bans)
         notices = self.horizon_of(commits).notices
-        return StateHeader(version, chain, self.chain, term_chain, self.restart, notices, exclusions)
+        return StateHeader(version, chain, self.chain, term_chain, self.restart, notices, exclusions, before)
 
     def restored(
         self,
@@ -338,6 +338,8 @@ class Member:
 
     def _exclude(self, commit: Commit, now: float) -> None:
         """The commit of my stage names late peers: log the table's new rows."""
+        if commit.table != self.table:
+            self._lag.told_other_exclusions(self.version, now=now)
         table = after(self.membership.exclusions, commit)
         leader, voters = self.membership.named_by(commit), self.membership.roster(self.stage)
         self.lateness.committed(commit.late, {each.peer for each in table}, leader, voters, now=now)
@@ -374,6 +376,13 @@ class Member:
             self._mend(now, begins=False)
         for step in self.steps:
             step.report()
+        leader, mine = self.oldest.leader, self.oldest.finished
+        for peer, ack in leader.acks.items() if leader is not None else ():
+            if mine is None or ack.table == self.table:
+                continue
+            if not self._lag.has_other_table(ack, self.oldest.stamp, self.table, now=now):
+                commit = self.membership.with_votes(commit_of(self.oldest.stamp, mine, self.table))
+                self.host.send(peer, Committed(commit, self.restart))
         self.heartbeats.ask(None, now=now)
         self._advance(now, resend=True)
 
@@ -440,6 +449,7 @@ class Member:
             return
         self.membership.told(peer, commit)
         self._on_commit(peer, commit, now)
+        self._lag.has_other_table(commit, self.oldest.stamp, self.table, now=now)
         if commit in self.oldest.barrier.known:
             self.heartbeats.questions.answered(peer)
 

@@ -287,7 +287,7 @@ class OpenStep:
 
     def _sign(self, finished: Finished, now: float) -> None:
         """I hold this sum, and say so under my name."""
-        commit = commit_of(self.stamp, finished)
+        commit = commit_of(self.stamp, finished, self._member.table)
         self.part.finished, self.part.locked, self._signed_at = finished, True, now
         self._vote = self._member.membership.sign(commit)
         self._member.membership.hear_vote(commit, self._member.me, self._vote, now=now)
@@ -345,7 +345,7 @@ class OpenStep:
         finished = self.finished
         if finished is not None and finished.id == commit.id and not commit.says(finished):
             self.part.finished = None  # the same round, other bits than my stage's: fetch them from a holder
-            self._member.membership.give_up(commit_of(self.stamp, finished))
+            self._member.membership.give_up(commit_of(self.stamp, finished, self._member.table))
         self._lose_line()
         self.part.decide(commit)
         return True
@@ -523,7 +523,7 @@ class OpenStep:
             generation=claims.generation,
             owned=claims.assigned,
             summed=claims.accumulated,
-            ack=commit_of(self.stamp, finished, named=False) if finished is not None else None,
+            ack=commit_of(self.stamp, finished, self._member.table, named=False) if finished is not None else None,
             commit=self._own_commit,
             progress=self.progress,
             non_finite=frozenset(claims.non_finite),

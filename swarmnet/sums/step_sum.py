@@ -13,12 +13,13 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from torch import Tensor
 
+from swarmnet.bounds import LARGEST_NORM
 from swarmnet.engine.compute_thread import StageJobs
 from swarmnet.engine.payloads import check_codec
 from swarmnet.engine.torch_engine import StageSums
 from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.ids import RoundId
-from swarmnet.messages import LARGEST_NORM, Commit, Packed
+from swarmnet.messages import Commit, Packed
 from swarmnet.pledge import whole_of
 from swarmnet.stage.accumulator import GradientSum, check_fixed_point
 from swarmnet.stage.seams import Contribution, Reduced

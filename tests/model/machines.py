@@ -269,7 +269,7 @@ class Surroundings:
         self.node.applies = True
 
     def resync(self, sources: tuple[PeerId, ...]) -> None:
-        self.node.resyncs = True
+        self.node.resyncs, self.node.member.synced = True, False
 
     def measure(self, version: int, chain: Chain, term_chain: Chain) -> None:
         """Weights are no part of the search."""

@@ -35,7 +35,18 @@ from machines import Effects, Event, Machines, Node, Share
 
 from swarmnet.ids import Chain, PeerId
 from swarmnet.manifest.timers import Timers
-from swarmnet.messages import NONE, Committed, Finished, MemberState, Round, StagePlan, StateHeader
+from swarmnet.messages import (
+    FOR_EVER,
+    MAX_LEVEL,
+    NONE,
+    Committed,
+    Exclusion,
+    Finished,
+    MemberState,
+    Round,
+    StagePlan,
+    StateHeader,
+)
 from swarmnet.step.commits import statement
 from swarmnet.step.gate import Shape
 from swarmnet.step.member import Member
@@ -113,11 +124,11 @@ class Setup:
     """stages x replicas machines at one step, after `steps_before` undisturbed ones.
 
     claims: (place in the stage, index) of the work that begins at once. observed: (place, place): the first has
-    observed the second to be late, in all stages. worked: (place, contributions so far); of all others they are
-    many. together: in the first step all have heard of
-    each other; else each begins alone. classes: aggregates of the same microbatches have other bits if others have
-    summed them. silence_s: how long a silence is. spares: crashes spare the last holder. horizon_s: the search looks
-    no further in time.
+    observed the second to be late, in all stages. made_up: (place, place): the first has taken its state over, with a
+    table that bans the second. worked: (place, contributions so far); of all others they are many. together: in the
+    first step all have heard of each other; else each begins alone. classes: aggregates of the same microbatches have
+    other bits if others have summed them. silence_s: how long a silence is. spares: crashes spare the last holder.
+    horizon_s: the search looks no further in time.
     """
 
     stages: int = 1
@@ -126,6 +137,7 @@ class Setup:
     faults: Faults = NO_FAULTS
     claims: tuple[tuple[int, int], ...] = ((0, 0), (1, 1))
     observed: tuple[tuple[int, int], ...] = ()
+    made_up: tuple[tuple[int, int], ...] = ()
     worked: tuple[tuple[int, int], ...] = ()
     together: bool = True
     steps_before: int = 0
@@ -186,6 +198,8 @@ class Setup:
             for peer, other in self.pairs:
                 if (peer[0], peer[1], other[1]) == (other[0], PLACES[place], PLACES[late]):
                     state = self._observed(state, peer, other)
+        for place, banned in self.made_up:
+            state = self._told_table(state, self.peers[place], self.peers[banned])
         state = self._claimed(state)
         if self.faults.lies:
             leads = [node.member.me for node in map(self.node, self.peers) if node.member.oldest.leader is not None]
@@ -210,6 +224,13 @@ class Setup:
             node.member.tick(now=state.now)
             state = self._begin(state, peer, node)
         return state
+
+    def _told_table(self, state: State, peer: PeerId, banned: PeerId) -> State:
+        """`peer` has taken its state over, with a table of exclusions that is made up."""
+        node, table = self._copy(state, peer), (Exclusion(banned, FOR_EVER, MAX_LEVEL),)
+        node.member.stand(replace(node.member.header, exclusions=table))
+        node.member.membership.restored((), table)
+        return self._begin(state, peer, node)
 
     def _observed(self, state: State, peer: PeerId, other: PeerId) -> State:
         """`peer` has observed `other` to be late, and its heartbeat has said so."""

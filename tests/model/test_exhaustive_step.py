@@ -79,6 +79,11 @@ def observing(**options: Any) -> Setup:
     return Setup(replicas=3, steps_before=1, classes=False, **parts, **options)
 
 
+@pytest.mark.parametrize("faults", [Faults(), Faults(crashes=1), Faults(suspicions=1)], ids=name_of)
+def test_a_replica_with_a_made_up_table_signs_no_second_chain(faults: Faults):
+    searched(Setup(replicas=3, steps_before=1, made_up=((0, 1),), faults=faults), cap=200, runs=1)
+
+
 def test_leaders_that_name_different_peers_late_make_one_chain():
     searched(observing(faults=Faults(silences=1)), cap=200, runs=4)
 

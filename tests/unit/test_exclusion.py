@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 from stage_table import TIMERS
 
 from swarmnet.ids import NO_CHAIN, Ballot, PeerId, RoundId
 from swarmnet.messages import FOR_EVER, MAX_EXCLUSIONS, Ban, Commit, Exclusion
-from swarmnet.step.commits import evidence
+from swarmnet.step.commits import digest_of, evidence
 from swarmnet.step.exclusion import CLEAN, Table, after, passed_over, remembered
 from swarmnet.step.host import Deferred
 from swarmnet.step.lateness import Delays, Lateness
@@ -78,6 +80,13 @@ def test_bans_take_no_room_from_who_is_late_and_from_each_other_only_the_oldest(
 
 def test_the_chain_covers_who_was_late():
     assert evidence([commit(0, B)]) != evidence([commit(0)]) and evidence([commit(0, B)]) != evidence([commit(0, C)])
+
+
+def test_the_chain_covers_the_table_before_a_commit():
+    table = after((), commit(0, B))
+    of_table, of_none = (replace(commit(1), table=digest_of(each)) for each in (table, ()))
+    assert of_none == commit(1) and evidence([of_table]) != evidence([of_none])
+    assert digest_of(table) != digest_of(after((), commit(0, C)))
 
 
 def test_fewer_than_half_of_the_live_voters_are_passed_over_the_worst_first():

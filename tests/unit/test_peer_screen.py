@@ -193,7 +193,7 @@ def test_the_screen_is_about_this_machine() -> None:
 def test_what_was_accepted_before_a_move_stays_on_the_screen() -> None:
     def tell(story: Story) -> None:
         story.on("executed", stage=1, executions=9, counted=7)
-        story.state = RunState(peer=ME, crossed=story.state.crossed)
+        story.state = RunState(record=story.state.record, crossed=story.state.crossed)
         story.state.serve(2, now=story.now)
         story.on("executed", stage=2, executions=6, counted=5)
 
