@@ -19,6 +19,7 @@ from swarmnet.bounds import MAX_COMMITS, MAX_INDEXES, MAX_MEMBERS, Between, Entr
 from swarmnet.errors import RejectCode
 from swarmnet.ids import NO_CHAIN, NO_RESTART, Ballot, Chain, Generation, Incarnation, Number, PeerId, Restart, RoundId
 from swarmnet.manifest.extension import MARK_BYTES, MAX_NOTICES, Notice
+from swarmnet.telemetry.figures import MAX_EVALUATIONS, MAX_FIGURES, Evaluation, StepFigures
 from swarmnet.telemetry.spans import MAX_STEP_TIMES, StepTimes
 
 Indexes = frozenset[int]
@@ -940,35 +941,6 @@ class ManifestData:
     # Number 2 was the notices as text.
     notices: Annotated[NoticeList, Proto(3)] = ()
     """All that the callee knows."""
-
-
-MAX_FIGURES = 256
-"""Steps in one answer: about 12 KB."""
-
-MAX_EVALUATIONS = 256
-
-
-@dataclass(frozen=True, slots=True)
-class StepFigures:
-    """What came of one step."""
-
-    step: Step
-    loss_sum: float
-    """Nats, as in the last stage's commit."""
-    num_tokens: Count
-    grad_norm: NotNegative
-    """Of the mean gradient of all stages, before it is clipped."""
-    learning_rate: NotNegative
-    ago_s: NotNegative
-    """Seconds since the callee applied it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """Held-out loss, nats per token, of the weights of a version."""
-
-    version: Step
-    loss: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ GROUND = frozenset(ROWS[0].split())
 PURE = (
     "telemetry/kinds.py",
     "telemetry/run_state.py",
+    "telemetry/figures.py",
     "telemetry/spans.py",
     "telemetry/text.py",
     "fetch/plan.py",

@@ -15,8 +15,9 @@ from dataclasses import replace
 
 from swarmnet.bounds import LARGEST_TOKEN_LOSS, is_loss
 from swarmnet.ids import NO_RESTART, PeerId, Restart
-from swarmnet.messages import MAX_FIGURES, History, StepFigures
+from swarmnet.messages import History
 from swarmnet.quorum import quorum
+from swarmnet.telemetry.figures import MAX_FIGURES, StepFigures
 from swarmnet.telemetry.run_state import PACE_STEPS, StepPoint, step_s, tokens_per_second
 
 MOST_SAID = 1e9

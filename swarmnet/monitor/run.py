@@ -22,7 +22,7 @@ from swarmnet.config.check import check_installed
 from swarmnet.directory import Record
 from swarmnet.errors import SwarmError
 from swarmnet.ids import PeerId
-from swarmnet.messages import MAX_FIGURES, Busy, History, HistoryRequest, StepFigures
+from swarmnet.messages import Busy, History, HistoryRequest
 from swarmnet.monitor.curve import Curve, told
 from swarmnet.monitor.files import CsvFile, CurveFile, CurvePicture, TensorBoard, WeightsAndBiases
 from swarmnet.monitor.page import fairly
@@ -32,6 +32,7 @@ from swarmnet.monitor.waterfall import StepBar, bars_of
 from swarmnet.net.stop import stopped_by_signal, unless_stopped
 from swarmnet.peer.status import Observer, Waiting, exit_code, looking_on
 from swarmnet.peer.swarm_health import Assessment
+from swarmnet.telemetry.figures import MAX_FIGURES, StepFigures
 from swarmnet.telemetry.plot import check_ending
 from swarmnet.transport import Transport, ask
 

@@ -10,17 +10,9 @@ from collections.abc import AsyncGenerator
 from dataclasses import replace
 
 from swarmnet.clock import loop_time
-from swarmnet.messages import (
-    MAX_EVALUATIONS,
-    MAX_FIGURES,
-    Answer,
-    Busy,
-    Evaluation,
-    History,
-    HistoryRequest,
-    StepFigures,
-)
+from swarmnet.messages import Answer, Busy, History, HistoryRequest
 from swarmnet.net.limits import HISTORIES
+from swarmnet.telemetry.figures import MAX_EVALUATIONS, MAX_FIGURES, Evaluation, StepFigures
 from swarmnet.telemetry.spans import SpanBook
 
 KEPT_STEPS = 2048

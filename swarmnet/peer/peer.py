@@ -43,7 +43,6 @@ from swarmnet.messages import (
     Request,
     SnapshotRequest,
     Stamp,
-    StepFigures,
     TrailRequest,
 )
 from swarmnet.net.address import operator_of
@@ -65,6 +64,7 @@ from swarmnet.stage.seams import Engine
 from swarmnet.state.disk import Disk
 from swarmnet.state.rollback import newest_on_disk
 from swarmnet.step.commits import gradient_norm
+from swarmnet.telemetry.figures import StepFigures
 from swarmnet.telemetry.kinds import OnEvent, kind_of
 from swarmnet.telemetry.run_state import RunState, step_s, tokens_per_second
 from swarmnet.telemetry.spans import SpanBook

@@ -25,6 +25,7 @@ class Follower:
     awaits: frozenset[PeerId] = frozenset()  # members whose streams it waits for, as it said last
     knows: int = -1  # the number of the round that it was told of, by its state
     offences: int = 0  # how often the step began anew with it
+    charged: bool = False  # for saying nothing while work stands still
 
 
 class Plans:

@@ -46,9 +46,6 @@ if TYPE_CHECKING:
 _LATE = 4.0
 """The leader waits for a member without the sum for so many times as long as the sum took, and for `suspect_s`."""
 
-_GRACE = 4.0
-"""Of the time in which a member has contributed, a leader waits for it for one of so many parts at most."""
-
 _OFFENCES = 3
 """So many times a member makes the leader begin the step again, and is left out: by a report that cannot be, of which
 the first may have crossed with a new ballot, or by another accumulator, as after a restart of its process."""
@@ -105,7 +102,6 @@ class Leader:
         self._rounds = Rounds(builder, suspects, now)
         self._waits = Waits(now)
         self._left_out: set[PeerId] = set()  # Invariant: none of them is in `members`
-        self._idle: set[PeerId] = set()  # those that were charged for saying nothing
         self.passed_over = self._pass_over(now)
         self.looks, self._looked_at = True, -math.inf
 
@@ -458,11 +454,12 @@ class Leader:
         # time its state may be on the way.
         if now - self._waits.began_at <= self.view.timers.ask_s:
             return
-        for peer in set(self._at_step.live) - self.members.keys() - self._left_out - self.passed_over - self._idle:
-            if membership.has_contributed(peer):
-                self._idle.add(peer)
-                cost_s = lateness.unproven_s(peer)
-                lateness.charge(peer, "reports nothing while work stands still", cost_s=cost_s, now=now)
+        away = membership.mates.peers - self.members.keys() - self._left_out - self.passed_over
+        for peer in sorted(away.intersection(self._at_step.live)):
+            if not self._follower(peer).charged:
+                self._follower(peer).charged = True
+                reason, cost_s = "reports nothing while work stands still", lateness.unproven_s(peer)
+                lateness.charge(peer, reason, cost_s=cost_s, now=now)
 
     def _named(self, now: float) -> tuple[LatePeers, BannedPeers]:
         """The late peers that the commit is to name: of the voters fewer than half, with those excluded already, or
@@ -483,12 +480,11 @@ class Leader:
         # A peer that was excluded and has contributed nothing since is no voter any more; neighbours bring it work.
         table = {each.peer for each in membership.exclusions}
         # A newcomer that held up this step is named, too: the next leader should not have to find that out.
-        known = voters | table | self._rounds.held_up_by | set(filter(membership.has_contributed, self._observed(now)))
+        known = voters | table | self._rounds.held_up_by | membership.mates.peers
         late = [p for p in self._observed(now) if p in known and p not in (*excluded, self.view.me)]
         late.sort(key=lambda peer: peer not in voters | table)
         most, room = self.view.observed_late(now=now), minority(voters) - len(voters.intersection(excluded))
-        lateness = self._member.lateness
-        late = [p for p in late if p in most or p not in table or lateness.may_name(p, self.view.me)]
+        late = [p for p in late if p in most or p not in table or self._member.lateness.may_name(p, self.view.me)]
         found = [peer for place, peer in enumerate(late) if place < room or peer in most]
         able = self.members.keys() - {ban.peer for ban in self._member.bans}
         bans = self._member.bans[:MAX_BANS] if has_quorum(able, voters) and not self.ballot.number else ()
@@ -511,16 +507,12 @@ class Leader:
         return self.members.keys() & self._member.membership.roster(self.stamp.stage) or self.members.keys()
 
     def _patience_s(self, peer: PeerId) -> float:
-        """How long the step waits for a member in touch that does not do its part.
-
-        Keys cost nothing, so one that has contributed for a short time, and then keeps the others waiting, may cost
-        them a part of that time only: the next key would do the same.
-        """
-        membership, pace = self._member.membership, self._member.pace
-        if peer == self.view.me or membership.keeps_vote(peer):
+        """How long the step waits for a member in touch that does not do its part."""
+        mates, pace = self._member.membership.mates, self._member.pace
+        if peer == self.view.me or mates.keeps_vote(peer):
             return pace.patience_s
-        worked_s = membership.contributions(peer, self.stamp.stage) * (pace.usual_s or 0.0)
-        return min(pace.patience_s, max(worked_s / _GRACE, self.view.timers.settle_s))
+        grace_s = mates.patience_s(peer, usual_s=pace.usual_s or 0.0, least_s=self.view.timers.settle_s)
+        return min(pace.patience_s, grace_s)
 
     def _silence_s(self, peer: PeerId) -> float:
         """How long a member may be silent, or hold up a round."""
@@ -590,7 +582,7 @@ class Leader:
             # Rule 12: a process that was started again has lost its accumulator, and may be long without a state.
             restarted = seen is not None and seen.incarnation != generation.incarnation and seen.since > said_at
             # Whether the voters in touch are a quorum is no question of one that may lose its vote.
-            silence_s = math.inf if self._member.membership.keeps_vote(peer) else self._silence_s(peer)
+            silence_s = math.inf if self._member.membership.mates.keeps_vote(peer) else self._silence_s(peer)
             silent = seen is not None and now - seen.heard_at > silence_s
             if peer in self._at_step.given_up or restarted or silent or (peer in out and seen is None):
                 reason = "dead" if seen is None or restarted or self.view.refused(peer) else "silent"

@@ -1,14 +1,7 @@
 """Who counts in a stage, and which commits it stands by. Each replica has its own view of it.
 
 A mate counts once it has contributed often, until it has neither contributed nor signed for a while: silence and fresh
-identities win nobody a say.
-
-| contributions of a mate, as commits name them | what it is |
-|---|---|
-| fewer than 8 | new: no step waits for it |
-| from 8 | waited for, the longer the more there are (`Leader._patience_s`) |
-| from 32, or a quarter of the steps of a young run | a voter, until a commit names it late |
-| from 64, or any of the first steps of a run | a voter that keeps its vote |
+identities win nobody a say (`step.contributed`).
 
 | a commit of | a replica believes it if |
 |---|---|
@@ -25,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from swarmnet.ids import NO_RESTART, PeerId, Restart, Signer
 from swarmnet.messages import (
@@ -44,18 +37,10 @@ from swarmnet.messages import (
 )
 from swarmnet.quorum import has_quorum, minority
 from swarmnet.step.commits import Rolls, statement
+from swarmnet.step.contributed import Contributors
 from swarmnet.step.exclusion import Table, after, remembered
 from swarmnet.step.host import StepHost
 from swarmnet.step.view import View
-
-_STAYS = 32
-"""Steps without a contribution or a signature, after which a mate counts no more."""
-
-_NEW, _VOTES, _KEEPS = 8, 32, 64
-"""Contributions from which a mate is waited for, has a vote, and keeps it when it is late."""
-
-_YOUNG = 4
-"""In a run of so many times fewer steps a mate has contributed often."""
 
 _MOST_SUMS = 2
 """Sums of one step that one voter may sign. It needs the second when the first round failed and a leader opens
@@ -78,24 +63,6 @@ _LONG_AGO = 4
 Votes = dict[Commit, dict[PeerId, bytes]]
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """What commits say of a mate. last: the step to which it contributed, or of which it signed the sum, last.
-    contributions: how many, up to `_KEEPS`."""
-
-    last: int = -1
-    contributions: int = 0
-
-
-def _contributed(before: int, *, age: int, begins: bool) -> int:
-    """The contributions of a mate after one more. age: of the run, in steps. begins: it is of the first commit that is
-    known here, and those before are not."""
-    enough = min(_VOTES, max(age // _YOUNG, 1))
-    if enough == 1:
-        return _KEEPS
-    return min(max(before + 1, _VOTES if begins or before + 1 >= enough else 0), _KEEPS)
-
-
 class Membership:
     """What one replica of `stage` knows of who counts and of their votes."""
 
@@ -105,7 +72,7 @@ class Membership:
         self._restart = NO_RESTART
         self._presumed: dict[int, frozenset[PeerId]] = {}  # of large stages
         self._presumed_of: Mapping[int, Set[PeerId]] = {}
-        self._counting: dict[int, dict[PeerId, Standing]] = {}  # stage -> who has contributed lately
+        self._counting: dict[int, Contributors] = {}  # of each stage
         self._exclusions: dict[int, Table] = {}  # of other stages as far as their commits were applied here
         self.has_begun = False
         """Have I taken state over and contributed nothing since?"""
@@ -136,27 +103,22 @@ class Membership:
         """All who have contributed often enough lately to sums of a stage, more than may count; all who have at all, if
         nobody has often enough."""
         known = self._known(stage)
-        return {peer for peer in known if self.contributions(peer, stage) >= _VOTES} or known
+        return set(filter(self._of(stage).votes, known)) or known
 
-    def contributions(self, peer: PeerId, stage: int) -> int:
-        """How often this mate has contributed lately, as far as is known here and matters."""
-        return self._counting.get(stage, {}).get(peer, Standing()).contributions
+    @property
+    def mates(self) -> Contributors:
+        """Who has contributed to my stage, and how often."""
+        return self._of(self.stage)
 
-    def has_contributed(self, peer: PeerId) -> bool:
-        """Has this mate contributed lately, however often?"""
-        return peer in self._known(self.stage)
-
-    def keeps_vote(self, peer: PeerId) -> bool:
-        """Has this mate contributed for so long that lateness does not cost its vote? True of all while nobody has."""
-        return self.contributions(peer, self.stage) >= _KEEPS or not self._known(self.stage)
+    def _of(self, stage: int) -> Contributors:
+        return self._counting.get(stage) or Contributors()
 
     def _known(self, stage: int) -> Set[PeerId]:
-        return self._counting.get(stage, {}).keys() - self._convicted
+        return self._of(stage).peers - self._convicted
 
     def latest(self, stage: int) -> list[PeerId]:
         """The same, who has contributed or signed last at the end."""
-        last = self._counting.get(stage, {})
-        return sorted(self.contributors(stage), key=lambda peer: (last[peer].last, peer))
+        return sorted(self.contributors(stage), key=lambda peer: (self._of(stage).of(peer).last, peer))
 
     def presume(self, names: Mapping[int, Set[PeerId]]) -> None:
         """The replicas known of stages of which I hear a few only."""
@@ -180,25 +142,19 @@ class Membership:
         )
 
     def live(self, stage: int, *, now: float) -> frozenset[PeerId]:
-        """The members of the roster that are not lost to me; if there are none, those that have contributed at all; if
-        none of them is left either, all replicas that I hear and can call."""
+        """Those of the roster that are not lost to me; without any, those that have contributed, or all that I hear."""
         view, long_s = self._view, self._view.timers.long_silence_s
-        for peers in (self.leaders(stage), self._known(stage)):
-            found = frozenset(
-                peer
-                for peer in peers
-                if (stage, peer) == (self.stage, self.me)
-                or (
-                    view.may_live(peer, now=now, stage=stage, within=long_s)
-                    and not self._signs_nothing(peer, stage, now)
-                )
+
+        def is_live(peer: PeerId) -> bool:
+            return (stage, peer) == (self.stage, self.me) or (
+                view.may_live(peer, now=now, stage=stage, within=long_s) and not self._signs_nothing(peer, stage, now)
             )
-            if found:
-                break
-        else:
-            heard = {*view.live(stage, now=now), *({self.me} if stage == self.stage else ())}
-            found = first_of(heard - (self._convicted - {self.me}))
-        return found
+
+        for peers in (self.leaders(stage), self._known(stage)):
+            if found := frozenset(filter(is_live, peers)):
+                return found
+        heard = {*view.live(stage, now=now), *({self.me} if stage == self.stage else ())}
+        return first_of(heard - (self._convicted - {self.me}))
 
     def _signs_nothing(self, peer: PeerId, stage: int, now: float) -> bool:
         """Does a replica in touch say that it has no state; or, of another stage, that it has just begun?"""
@@ -216,7 +172,7 @@ class Membership:
             return bool(known)
         if peer == self.me:
             return peer not in self._lives
-        if self.contributions(peer, self.stage) < _NEW:
+        if self.mates.is_new(peer):
             return True
         seen = self._view.get(peer)
         if seen is None:
@@ -250,8 +206,8 @@ class Membership:
 
     def idle_since_exclusion(self, step: int) -> list[PeerId]:
         """The peers of my stage that have contributed to no commit since their exclusion ended."""
-        last, found = self._counting.get(self.stage, {}), remembered(self.exclusions, step)
-        return [each.peer for each in found if last.get(each.peer, Standing()).last < each.until_step <= step]
+        found = remembered(self.exclusions, step)
+        return [each.peer for each in found if self.mates.of(each.peer).last < each.until_step <= step]
 
     def restored(self, commits: Iterable[Commit], exclusions: tuple[Exclusion, ...]) -> None:
         """State was taken over, after these commits: a newcomer learns who counts.
@@ -278,28 +234,17 @@ class Membership:
         """
         bans = [ban for commit in commits for ban in commit.bans]
         for commit in commits:
-            of = self._counting.setdefault(commit.stage, {})
+            of = self._counting.setdefault(commit.stage, Contributors())
             self._rosters.pop(commit.stage, None)
             signed = self._votes_of(commit).keys()  # those that I have checked
             named = frozenset(self.rolls.of(commit))
             if commit.stage == self.stage:
                 named |= contributors_of(finished) if finished is not None else frozenset()
-                self._note_lives(named if of else signed | named)
-            age, begins = commit.step - self._restart.version, not of
-            for peer in named | (signed & of.keys() if of else signed):
-                counted = of.get(peer, Standing()).contributions
-                if begins or peer in named:
-                    counted = _contributed(counted, age=age, begins=begins)
-                of[peer] = Standing(commit.step, counted)
+                self._note_lives(named if of.peers else signed | named)
             self.rolls.applied(commit)
             table = self._exclusions[commit.stage] = after(self._exclusions.get(commit.stage, ()), commit, bans)
-            # An excluded peer contributes nothing: it keeps its vote, or lying leaders would choose the voters.
             until = {each.peer: each.until_step for each in table if each.until_step < FOR_EVER}
-            last = {peer: max(each.last, until.get(peer, each.last)) for peer, each in of.items()}
-            self._set_back(of, commit.late)
-            stale = sorted((step, peer) for peer, step in last.items() if commit.step - step > _STAYS)
-            for _, peer in stale[: minority(of)]:
-                del of[peer]
+            for peer in of.applied(commit, named, signed, until, age=commit.step - self._restart.version):
                 if commit.stage == self.stage:
                     self._lives.pop(peer, None)
         self._name_odd(commits)
@@ -312,17 +257,6 @@ class Membership:
             self._named_signed = {of: named for of, named in self._named_signed.items() if of[0] >= min(steps)}
             kept = {commit for found in self._votes.values() for commit in found}
             self._heard_at = {commit: at for commit, at in self._heard_at.items() if commit in kept}
-
-    @staticmethod
-    def _set_back(of: dict[PeerId, Standing], late: LatePeers) -> None:
-        """Peers were late: one that has not contributed for long has to do so again before it votes.
-
-        Of all that have contributed lately fewer than half at a time, or a lying leader would choose the voters.
-        """
-        room = minority(of) - sum(not each.contributions for each in of.values())
-        for peer in late:
-            if 0 < of.get(peer, Standing()).contributions < _KEEPS and room > 0:
-                of[peer], room = replace(of[peer], contributions=0), room - 1
 
     def _note_lives(self, peers: Iterable[PeerId]) -> None:
         for peer in peers:

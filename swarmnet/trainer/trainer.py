@@ -30,7 +30,6 @@ from swarmnet.messages import (
     Answer,
     Case,
     Control,
-    Evaluation,
     Fetch,
     Fetched,
     Gradient,
@@ -55,6 +54,7 @@ from swarmnet.pipeline.slots import Slots
 from swarmnet.quorum import reached_by_half, reached_by_most
 from swarmnet.stage.canonical import rate_of
 from swarmnet.state.rollback import MAX_RESTARTS_AHEAD
+from swarmnet.telemetry.figures import Evaluation
 from swarmnet.telemetry.kinds import OnEvent
 from swarmnet.trainer.evaluations import Evaluations
 from swarmnet.trainer.shares import FedShares, feeder

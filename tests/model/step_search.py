@@ -217,9 +217,9 @@ class Setup:
             node = self._copy(state, peer)
             membership = node.member.membership
             for counting in membership._counting.values():
-                for mate, standing in counting.items():
+                for mate, contributed in counting._of.items():
                     if mate[1] in worked:
-                        counting[mate] = replace(standing, contributions=worked[mate[1]])
+                        counting._of[mate] = replace(contributed, times=worked[mate[1]])
             membership._rosters.clear()
             node.member.tick(now=state.now)
             state = self._begin(state, peer, node)

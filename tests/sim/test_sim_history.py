@@ -9,8 +9,9 @@ import pytest
 from strike import reached
 
 from swarmnet.ids import PeerId
-from swarmnet.messages import History, HistoryRequest, Packed, StepFigures
+from swarmnet.messages import History, HistoryRequest, Packed
 from swarmnet.monitor.waterfall import bars_of
+from swarmnet.telemetry.figures import StepFigures
 from swarmnet.testing.plan import Plan
 from swarmnet.testing.virtual_swarm import Node, VirtualSwarm
 from swarmnet.transport import ReadPayload

@@ -15,8 +15,8 @@ import pytest
 from further import further
 
 from swarmnet.manifest.schema import Audits
-from swarmnet.messages import MAX_EVALUATIONS
 from swarmnet.net.history import KEPT_STEPS
+from swarmnet.telemetry.figures import MAX_EVALUATIONS
 from swarmnet.testing.plan import Plan
 from swarmnet.testing.virtual_swarm import VirtualSwarm
 

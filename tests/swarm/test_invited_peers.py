@@ -25,7 +25,6 @@ from swarmnet.manifest.schema import Admission, Manifest
 from swarmnet.manifest.terms import RunTerms
 from swarmnet.messages import (
     Answer,
-    Evaluation,
     Fetch,
     Fetched,
     History,
@@ -49,6 +48,7 @@ from swarmnet.net.records import TTL_S, Announcement, bans_key, dht_key, places_
 from swarmnet.net.swarm_link import SwarmLink
 from swarmnet.peer.status import run_status
 from swarmnet.statement import SignedMessage
+from swarmnet.telemetry.figures import Evaluation
 from swarmnet.testing.doubles import FakeService
 from swarmnet.transport import ReadPayload
 from swarmnet.wire.signed import sign, to_bytes

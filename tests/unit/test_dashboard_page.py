@@ -9,11 +9,11 @@ from typing import Any
 
 from swarmnet.directory import Complaint, Record, StageStatus
 from swarmnet.ids import Chain, PeerId, Restart, RunId
-from swarmnet.messages import StepFigures
 from swarmnet.monitor.curve import Curve
 from swarmnet.monitor.page import LONGEST_NAME, MOST_COMPLAINTS, MOST_PEERS, MOST_POINTS, columns, page
 from swarmnet.monitor.state import MOST_STAYS, WatchedRun
 from swarmnet.peer.swarm_health import assess
+from swarmnet.telemetry.figures import StepFigures
 from swarmnet.telemetry.run_state import StepPoint
 
 RUN = RunId("ab" * 32)

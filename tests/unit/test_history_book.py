@@ -6,9 +6,10 @@ import asyncio
 
 import pytest
 
-from swarmnet.messages import MAX_FIGURES, Busy, Evaluation, History, HistoryRequest, StepFigures
+from swarmnet.messages import Busy, History, HistoryRequest
 from swarmnet.net.history import KEPT_STEPS, HistoryBook
 from swarmnet.net.limits import HISTORIES
+from swarmnet.telemetry.figures import MAX_FIGURES, Evaluation, StepFigures
 
 pytestmark = pytest.mark.virtual_time
 

@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from swarmnet.ids import PeerId, Restart
-from swarmnet.messages import History, StepFigures
+from swarmnet.messages import History
 from swarmnet.monitor.curve import _PATIENCE, Curve, told
+from swarmnet.telemetry.figures import StepFigures
 from swarmnet.telemetry.run_state import StepPoint
 
 

@@ -14,10 +14,10 @@ import pytest
 from swarmnet.config.check import check_installed
 from swarmnet.errors import UsageError
 from swarmnet.ids import PeerId, Restart, RunId
-from swarmnet.messages import StepFigures
 from swarmnet.monitor.curve import Curve
 from swarmnet.monitor.files import COLUMNS, CsvFile, CurvePicture, TensorBoard, WeightsAndBiases
 from swarmnet.monitor.state import Change, WatchedRun
+from swarmnet.telemetry.figures import StepFigures
 from swarmnet.telemetry.plot import PICTURES, check_ending
 from swarmnet.telemetry.run_state import StepPoint
 

@@ -17,19 +17,7 @@ from swarmnet.errors import PeerGone, RejectCode, UsageError
 from swarmnet.ids import Chain, PeerId, Restart, RunId
 from swarmnet.manifest.file import run_id, to_toml
 from swarmnet.manifest.schema import Admission, Manifest
-from swarmnet.messages import (
-    MAX_FIGURES,
-    Answer,
-    Busy,
-    Evaluation,
-    History,
-    HistoryRequest,
-    ManifestData,
-    ManifestRequest,
-    Rejected,
-    Request,
-    StepFigures,
-)
+from swarmnet.messages import Answer, Busy, History, HistoryRequest, ManifestData, ManifestRequest, Rejected, Request
 from swarmnet.monitor import run as monitor_run
 from swarmnet.monitor.curve import Curve
 from swarmnet.monitor.files import CsvFile
@@ -40,6 +28,7 @@ from swarmnet.net.admission import Admissions
 from swarmnet.net.identity import Identity
 from swarmnet.peer.status import Observer, Waiting
 from swarmnet.peer.swarm_health import assess
+from swarmnet.telemetry.figures import MAX_FIGURES, Evaluation, StepFigures
 from swarmnet.telemetry.spans import StepTimes
 from swarmnet.testing.doubles import run_virtual
 

@@ -12,7 +12,8 @@ from swarmnet.directory import Record
 from swarmnet.errors import PeerGone, RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Manifest, Training
-from swarmnet.messages import Accepted, Answer, Evaluation, Gradient, History, HistoryRequest, Process, Rejected
+from swarmnet.messages import Accepted, Answer, Gradient, History, HistoryRequest, Process, Rejected
+from swarmnet.telemetry.figures import Evaluation
 from swarmnet.testing.doubles import Script, run_virtual
 from swarmnet.trainer.trainer import feeder
 from swarmnet.transport import ReadPayload

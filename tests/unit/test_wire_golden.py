@@ -25,7 +25,6 @@ from swarmnet.messages import (
     Control,
     DialBack,
     DialledBack,
-    Evaluation,
     Exclusion,
     Fetch,
     Fetched,
@@ -58,7 +57,6 @@ from swarmnet.messages import (
     StagePlan,
     Stamp,
     StateHeader,
-    StepFigures,
     TrailRequest,
     TrailStep,
     Trouble,
@@ -66,6 +64,7 @@ from swarmnet.messages import (
     WorkRecord,
     roll_of,
 )
+from swarmnet.telemetry.figures import Evaluation, StepFigures
 from swarmnet.telemetry.spans import PhaseTime, StepTimes
 from swarmnet.wire import convert
 from swarmnet.wire.convert import Done, GreetFirst, Hello, Ping, Pong, Pulse, Signal, TensorHeader, Told
