@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from benchmark_modules import load
 from further import further
 
 from swarmnet.ids import PeerId
-from tests.benchmark_modules import load
 
 strangers = load("strangers")
 
