@@ -53,10 +53,10 @@ class IdleWork:
         self._moved.pop(peer, None)
 
     def blocked(self, num_stages: int, *, now: float) -> bool:
-        """Can no member finish what it owns? A gradient comes through all stages, and one of them has no replica in
-        touch. Then each member has the whole time again."""
-        others = {*range(num_stages)} - {self._view.stage}
-        blocked = not all(self._view.live(stage, now=now) for stage in others)
+        """Can no member finish what it owns? A gradient comes through all stages, and an adjacent one has no replica in
+        touch. Then each member has the whole time again. Of stages further away nothing is heard here."""
+        adjacent = {self._view.stage - 1, self._view.stage + 1} & {*range(num_stages)}
+        blocked = not all(self._view.live(stage, now=now) for stage in adjacent)
         if blocked:
             self._moved.clear()
         return blocked

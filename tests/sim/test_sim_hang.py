@@ -112,3 +112,17 @@ def test_busy_never_bans() -> None:
         patch.setattr(Router, "failed", counted)
         swarm.run(until_s=200.0)
     assert failures == [] and swarm.counts["rerouted"] == 0
+
+
+def test_a_replica_whose_compute_hangs_in_a_run_of_three_stages_is_left_out() -> None:
+    """Its heartbeats go on. A stage hears of adjacent ones alone: that it knows nobody further away excuses no member."""
+    swarm = watched(Plan(stages=3, replicas=3, microbatches=12, steps=400, forward_s=0.05), seed=3)
+
+    async def script(swarm: VirtualSwarm) -> None:
+        await asyncio.sleep(10.0)
+        swarm.replicas(0)[2].engines[0].device.forward_s = 1e7
+        await asyncio.sleep(60.0)
+        raise Enough
+
+    swarm.run(until_s=200.0, script=script)
+    assert steps_within(swarm, 40.0, 70.0) > 3

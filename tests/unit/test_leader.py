@@ -674,6 +674,20 @@ def test_no_member_is_stalled_while_a_stage_has_no_replica_and_its_time_begins_w
     assert gone[0][0] > alone + TIMERS.long_silence_s, "the time in which it waited for stage 1 is not its own"
 
 
+def test_of_stages_that_are_not_adjacent_nothing_is_heard_and_a_member_that_hangs_is_stalled_all_the_same():
+    office = Office(B, stages=3)
+    office.everybody_reports(B)
+    office.claim(B, 0)
+    gone: list[str] = []
+    for second in range(1, 60):
+        now = float(second)
+        office.beat(B, now)
+        office.view.hear(D, Heartbeat(replace(STAMP, stage=1), 1, True, None), now=now)
+        calls = office.report(B, owned=[0], now=now) + office.advance(now=now, resend=True)
+        gone += [event["reason"] for event in logged(calls, "evicted")]
+    assert gone[:1] == ["stalled"]
+
+
 def test_a_round_is_cut_by_what_its_receivers_have_measured():
     office = Office(B, C)
     office.report(B)
