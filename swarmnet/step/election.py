@@ -104,9 +104,10 @@ class Election:
         return not self._runs(now) and self._followed(ballot, now)
 
     def order(self, now: float) -> list[PeerId]:
-        """Who should lead, best first: who superseded me, voters first, the fewest broken lines, and as drawn."""
+        """Who should lead, best first: at the step, who superseded me, voters, the fewest broken lines, as drawn."""
         out, view, ruler = self._passed_over(now), self._view, self._member.overruled_by
-        last = self._membership.may_not_lead(self._step)
+        last = {*self._membership.may_not_lead(self._step)}
+        last |= {peer for peer, seen in view.mates() if seen.version < self._step - 1}  # far behind: they lead nothing
         if view.stage not in view.sparse:
             order = [peer for peer in view.leader_order(self._term_chain, now=now) if peer not in out]
             said = {

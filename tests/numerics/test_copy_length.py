@@ -64,7 +64,9 @@ async def restored(joiner: TorchEngine, mate: Mate) -> None:
         transport=mate,
         compute=joiner,
         exchange=SimpleNamespace(collected_bytes=0),  # nothing was summed since
-        member=SimpleNamespace(restart=NO_RESTART, view=SimpleNamespace(mates=lambda: ()), stand=lambda header: None),
+        member=SimpleNamespace(
+            restart=NO_RESTART, shape=Shape(3, 4, 20), view=SimpleNamespace(mates=lambda: ()), stand=lambda header: None
+        ),
         event=lambda event, fields: said.append(fields) if event == "join_failed" else None,
     )
     try:
