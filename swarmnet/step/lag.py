@@ -5,8 +5,10 @@ Rules 18 and 19. This decides whom to ask and how often; fetching is the driver'
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from swarmnet.ids import PeerId
-from swarmnet.messages import Commit, Stamp
+from swarmnet.messages import Commit, Committed, Stamp
 from swarmnet.quorum import has_quorum
 from swarmnet.step.host import StepHost
 from swarmnet.step.membership import Membership
@@ -100,6 +102,12 @@ class Lag:
         if signed:
             self.told_other_exclusions(of.step, now=now)
         return signed
+
+    def tell_table(self, acks: Mapping[PeerId, Commit], mine: Commit, open_step: Stamp, *, now: float) -> None:
+        """I lead: members that have signed another table of exclusions than mine hear what I sign."""
+        for peer, ack in acks.items():
+            if ack.table != mine.table and not self.has_other_table(ack, open_step, mine.table, now=now):
+                self._host.send(peer, Committed(self._membership.with_votes(mine), open_step.restart))
 
     def told_other_exclusions(self, version: int, *, now: float) -> None:
         """The stage has committed another table than mine: the replica that handed me the state made mine up."""

@@ -83,7 +83,7 @@ class Member:
         self.bans: BannedPeers = ()
         """What commits of my stage should ban. Invariant: the other voters have been told that it is decided."""
         self.overruled_by: PeerId | None = None
-        """Who kept the step before while I thought that I did, and did not follow me."""
+        """Who leads this term while I thought that I did, and does not follow me."""
         self.line: LineQuality = UNMEASURED
         """What I have measured of my own network line."""
         self.trouble: Trouble | None = None
@@ -300,7 +300,9 @@ class Member:
         self.kept_last, self._bad_voters = ended.promised, set()
         leader = self.last_commits[self.stage].id.ballot.peer
         rival = self.view.get(leader) if ended.promised is not None and ended.promised.peer == self.me else None
-        self.overruled_by = leader if rival is not None and rival.leader != ended.promised else None
+        overruled = rival is not None and rival.leader != ended.promised
+        stays = leader == self.overruled_by and (self.version + 1) % TERM_STEPS != 0  # mates draw another order then
+        self.overruled_by = leader if overruled or stays else None
         ended.applied(now)
         self._review_leader(ended, now)
         self.steps = self.steps[1:]
@@ -376,13 +378,8 @@ class Member:
             self._mend(now, begins=False)
         for step in self.steps:
             step.report()
-        leader, mine = self.oldest.leader, self.oldest.finished
-        for peer, ack in leader.acks.items() if leader is not None else ():
-            if mine is None or ack.table == self.table:
-                continue
-            if not self._lag.has_other_table(ack, self.oldest.stamp, self.table, now=now):
-                commit = self.membership.with_votes(commit_of(self.oldest.stamp, mine, self.table))
-                self.host.send(peer, Committed(commit, self.restart))
+        if (leader := self.oldest.leader) is not None and (mine := self.oldest.finished) is not None:
+            self._lag.tell_table(leader.acks, commit_of(self.oldest.stamp, mine, self.table), leader.stamp, now=now)
         self.heartbeats.ask(None, now=now)
         self._advance(now, resend=True)
 

@@ -223,9 +223,9 @@ class Membership:
 
     def followed(self, commits: Sequence[Commit]) -> None:
         """A step is over in which I took no part: of no contributor I know in which life it was."""
-        lives = dict(self._lives)
+        lives, begun = dict(self._lives), self.has_begun
         self.applied(commits)
-        self._lives = lives
+        self._lives, self.has_begun = lives, begun
 
     def applied(self, commits: Sequence[Commit], finished: Finished | None = None) -> None:
         """A step is over: who has contributed counts, and who has been silent for long does not.

@@ -115,7 +115,7 @@ def test_busy_never_bans() -> None:
 
 
 def test_a_replica_whose_compute_hangs_in_a_run_of_three_stages_is_left_out() -> None:
-    """Its heartbeats go on. A stage hears of adjacent ones alone: that it knows nobody further away excuses no member."""
+    """Its heartbeats go on. A stage hears of adjacent ones alone: that it knows no others excuses no member."""
     swarm = watched(Plan(stages=3, replicas=3, microbatches=12, steps=400, forward_s=0.05), seed=3)
 
     async def script(swarm: VirtualSwarm) -> None:

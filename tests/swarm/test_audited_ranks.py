@@ -20,7 +20,7 @@ SMALL = (
 
 
 def test_nobody_suspects_ranks_that_do_nothing_wrong(tmp_path: Path) -> None:
-    size = ("--stages", "1", "--replicas", "2", "--steps", "16", "--ranks", "0.0=2", "--slots", "1")
+    size = ("--stages", "1", "--replicas", "2", "--steps", "30", "--ranks", "0.0=2", "--slots", "1")
     # A correct peer that is suspended fails the run.
     swarm = run_swarm(tmp_path / "out", *size, "--verify", settings=SMALL)
     assert "warning" not in swarm.printed, swarm.printed
