@@ -226,7 +226,7 @@ class StateSupply:
         checkpoints = self._replicas[stage].state.checkpoints
         await checkpoints.open()
         self.rollbacks.remember(checkpoints.memory.restart)
-        self.rollbacks.learn([PeerId(voter) for voter in checkpoints.memory.voters])
+        self.rollbacks.recall([PeerId(voter) for voter in checkpoints.memory.voters])
         self._unopened -= 1
         if not self._unopened:
             self._opened_at = asyncio.get_running_loop().time()

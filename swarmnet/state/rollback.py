@@ -141,8 +141,8 @@ class Rollbacks:
     wanted: Restart | None = None
     """What this peer would go under, if most want that."""
     me: PeerId | None = None
-    voters: Recent[PeerId, None] = field(default_factory=lambda: Recent(MAX_VOTERS))
-    """Peers that have contributed to commits, the latest last."""
+    voters: Recent[PeerId, int] = field(default_factory=lambda: Recent(MAX_VOTERS))
+    """Peers that have a vote in the steps of a stage, the latest last, and the stage; -1: a disk remembers them."""
     undoes: bool = False
     """Does the run go back before false work?"""
     in_vain: bool = False
@@ -180,7 +180,9 @@ class Rollbacks:
         votes = [report for report in votes if report.peer in trusted] or votes
         heard = [report for report in votes if report.heard and report.holds]
         most = self._most([report.restart for report in heard], holdings)
-        if most > self.current and most.version <= self.last_version:
+        # Of a version that no replica serves or has on its disk, or of one beyond, there is nothing to go on from.
+        furthest = max((v for held in holdings for v in (held.version or 0, *held.disk)), default=self.last_version)
+        if most > self.current and most.version <= min(self.last_version, furthest):
             # A peer that could not see the false work must not bring it back to those that gave it up.
             keeps = serving and self._alleged < most.version and self._whole_and_further(most, holdings)
             return self._go(most, Move.KEEP if keeps else Move.GO_BACK)
@@ -212,11 +214,20 @@ class Rollbacks:
         return (self._newest_served(others) or 0) > _YOUNG and any(of.kind == "replicas" for of in sources)
 
     def learn(self, *stages: Sequence[PeerId]) -> None:
-        """These peers have contributed to commits, by stage, the latest last. Of a large run equally many of each stage
-        decide."""
+        """These peers have a vote, by stage, the latest last. Of a large run equally many of each stage decide.
+
+        Who has none there any more has none here: keys that contributed once and left would decide for ever. Of a stage
+        of which nothing is known, as after a restart, those of before stay.
+        """
         most = max(MAX_VOTERS // len(stages), 1)
-        for contributors in stages:
-            self.voters.update(dict.fromkeys(contributors[-most:]))
+        for stage, voters in enumerate(stages):
+            if voters:
+                self.voters.drop(lambda peer, of, stage=stage, voters=voters: of == stage and peer not in voters)  # type: ignore[misc]
+            self.voters.update(dict.fromkeys(voters[-most:], stage))
+
+    def recall(self, voters: Sequence[PeerId]) -> None:
+        """A disk remembers these."""
+        self.voters.update(dict.fromkeys(voters, -1))
 
     def remember(self, number: int) -> None:
         """A disk, mine or another's, remembers a restart of that number: the next one is higher."""

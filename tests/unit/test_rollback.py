@@ -576,3 +576,20 @@ def test_a_restart_that_the_run_has_outlived_sends_nobody_back() -> None:
     for now in (0.0, SETTLE_S):
         machine.decide([mine, other], [], serving=False, now=now)
     assert machine.wanted == Restart(2, 260) or machine.current == Restart(2, 260)
+
+
+def test_who_votes_in_no_stage_any_more_decides_nothing_and_a_disk_s_memory_stays() -> None:
+    machine = restarts(me=PeerId("me"))
+    machine.recall([PeerId("old")])
+    machine.learn([PeerId("a"), PeerId("left")], [PeerId("b")])
+    machine.learn([PeerId("a")], [])
+    assert set(machine.voters) == {"old", "a", "b"}, "of stage 1 nothing is known now"
+
+
+def test_a_version_that_is_nowhere_moves_nobody() -> None:
+    """However many say so: those who contributed once cost nothing."""
+    held = [holding("me", 0, version=94), holding("b", 1, version=94)]
+    liars = under(*9 * [Restart(1, 300)])
+    assert restarts(me=PeerId("me")).decide(held, liars, serving=True, now=0.0) is None
+    near = under(*9 * [Restart(1, 90)])
+    assert restarts(me=PeerId("me")).decide(held, near, serving=True, now=0.0) is not None
