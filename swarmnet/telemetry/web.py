@@ -111,11 +111,16 @@ def listening(name: str, host: str, port: int, respond: Respond) -> Iterator[str
 
 
 def foreign(headers: Message, names: Collection[str]) -> Response | None:
-    """The refusal of a request that names another host than this machine; None: it may be answered (`trusted`)."""
+    """The refusal of a request that names another host than this machine (`trusted`), or that a page of another site
+    has a browser make, which costs the peer's event loop time; None: it may be answered."""
     hosts = headers.get_all("Host", [])
-    if len(hosts) == 1 and trusted(hosts[0], names):
-        return None
-    return Response(421, b"ask by an address, by localhost, or by the name at which this listens\n")
+    if len(hosts) != 1 or not trusted(hosts[0], names):
+        return Response(421, b"ask by an address, by localhost, or by the name at which this listens\n")
+    # Browsers alone send these, and no page can change them (Fetch metadata, W3C).
+    own = headers.get("Sec-Fetch-Site", "none") in ("none", "same-origin")
+    if not own and headers.get("Sec-Fetch-Dest") != "document":
+        return Response(403, b"a page of another site may link to this, and not load it\n")
+    return None
 
 
 def trusted(host: str, names: Collection[str]) -> bool:

@@ -146,6 +146,10 @@ def test_the_trace_has_the_spans_of_the_last_steps() -> None:
 def test_a_page_that_has_its_name_lead_here_reads_no_state_and_a_scraper_knows_this_machine_by_any_name() -> None:
     assert asked("/state", peer(), Host="page.example")[0] == asked("/trace", peer(), Host="page.example")[0] == 421
     assert asked("/state", peer(), Host="localhost:9100")[0] == asked("/metrics", peer(), Host="peer-7")[0] == 200
+    elsewhere = {"Sec-Fetch-Site": "cross-site"}
+    assert asked("/trace", peer(), **elsewhere)[0] == 403, "a page of another site has a browser ask"
+    assert asked("/trace", peer(), **elsewhere, **{"Sec-Fetch-Dest": "document"})[0] == 200, "a link was followed"
+    assert asked("/trace", peer(), **{"Sec-Fetch-Site": "same-origin"})[0] == 200
 
 
 def test_openmetrics_is_there_for_who_asks() -> None:
