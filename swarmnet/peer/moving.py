@@ -167,7 +167,7 @@ class Moving:
             max_bytes=replica.compute.snapshot_bytes(to),
             failed=lambda source, error: None,
             unfit=replica.state.unfit,
-            witnesses=replica.state.witnesses(to).of,
+            witnesses=replica.state.witnesses(to),
         )
         snapshot, data = await fetch.fetch(lambda: sorted(peer.have_state(to)))
         written = await peer.disk.write(to, snapshot.header, data)

@@ -112,7 +112,7 @@ class Restorer:
             failed=self.say_failed,
             progress=self._say_progress,
             unfit=self.unfit,
-            witnesses=self.witnesses(stage).of,
+            witnesses=self.witnesses(stage),
         )
         self._serving, self._step_s, self._carried = peer.have_state, peer.step_s, peer.carried
         self._whole = False  # is the state in the engine one that may be served?

@@ -10,20 +10,20 @@ snapshots are of the run's present state is handed in.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence, Set
+from collections.abc import Callable, Collection, Sequence, Set
+from typing import NamedTuple, Protocol
 
 from swarmnet.clock import loop_time
 from swarmnet.errors import BadMessage, NoReplica, Refused, RejectCode, SwarmError
 from swarmnet.fetch.driver import HolderCalls, PartialContent, PieceFetch, expect, first_answers
 from swarmnet.fetch.plan import address, check_content, num_pieces
 from swarmnet.ids import PeerId
-from swarmnet.messages import Answer, Busy, Snapshot, SnapshotPiece, SnapshotRequest, StateHeader
+from swarmnet.messages import Answer, Busy, Snapshot, SnapshotPiece, SnapshotRequest, StateHeader, TrailStep
 from swarmnet.quorum import has_quorum, quorum
 from swarmnet.transport import Transport, ask
 
 Sources = Callable[[], Sequence[PeerId]]
 Unfit = Callable[[Snapshot, int], Refused | BadMessage | None]
-WitnessesOf = Callable[[HolderCalls, StateHeader, Collection[PeerId]], Awaitable[frozenset[PeerId]]]
 Offers = dict[Snapshot, list[PeerId]]
 """The sources of each snapshot that is described."""
 
@@ -33,9 +33,6 @@ Progress = Callable[[Snapshot, int, int, float], None]
 _PATIENCE_S, _PAUSE_S = 5.0, 0.5
 """How long a source with a description is looked for, and how often."""
 
-_MOST_OFFERS = 8
-"""Snapshots whose witnesses are looked for, those with most sources."""
-
 _LONGEST_WAIT_S, _BUSY_S = 10.0, 60.0
 """How long a busy source is left alone, whatever it says, and how long busy sources are all that is waited for."""
 
@@ -43,8 +40,36 @@ _LOOK_S, _SAY_S = 2.0, 1.0
 """How often further sources are looked for, and progress is said."""
 
 
-async def _no_witnesses(calls: HolderCalls, header: StateHeader, sources: Collection[PeerId]) -> frozenset[PeerId]:
-    return frozenset()
+class WitnessRule(Protocol):
+    """Who is believed about a state (`peer.witnesses`)."""
+
+    async def told(self, calls: HolderCalls, header: StateHeader, sources: Collection[PeerId]) -> list[TrailStep]:
+        """What these sources say of the commits around that state."""
+        ...
+
+    def of(self, header: StateHeader, steps: Collection[TrailStep]) -> Named | None:
+        """The peers that should describe it alike; None: it cannot be told who they are. Raises BadMessage if the
+        header is false."""
+        ...
+
+    def class_of(self, peer: PeerId) -> str:
+        """Of a peer's weights, since others round differently; "": not known."""
+        ...
+
+
+class Named(NamedTuple):
+    """Who should describe a state alike; nobody: it is not known who contributed. usual: the class of their weights."""
+
+    witnesses: frozenset[PeerId] = frozenset()
+    usual: str = ""
+
+
+class _Votes(NamedTuple):
+    """The witnesses that describe a snapshot, all that have answered, and when to ask again if some are busy."""
+
+    agreed: Set[PeerId]
+    heard: Set[PeerId]
+    busy_s: float | None
 
 
 class SnapshotFetch:
@@ -55,8 +80,7 @@ class SnapshotFetch:
         failed: hears of every source that did not deliver.
         unfit: why a described snapshot is of no use when `version` was asked for (-1: the newest), or None. It is asked
             of every description, and again of what is kept and of what has become whole.
-        witnesses: the peers that should describe a state of this header alike; none: the number of sources decides.
-            Raises BadMessage if the header is false.
+        witnesses: who is believed; None: the number of sources decides.
     """
 
     def __init__(
@@ -68,7 +92,7 @@ class SnapshotFetch:
         failed: Callable[[PeerId, SwarmError], None],
         progress: Progress = lambda *facts: None,
         unfit: Unfit = lambda snapshot, version: None,
-        witnesses: WitnessesOf = _no_witnesses,
+        witnesses: WitnessRule | None = None,
     ) -> None:
         self.calls = HolderCalls(transport, failed)
         self._stage, self._max_bytes, self._progress, self._unfit = stage, max_bytes, progress, unfit
@@ -125,53 +149,82 @@ class SnapshotFetch:
             if kept in offers:
                 return {kept: offers[kept]}, None
         offers, busy_s = await self._offers(usable, version, version)
-        return await self._witnessed(offers, sources, version), busy_s
+        return await self._witnessed(offers, sources, version) if offers and self._witnesses else (offers, busy_s)
 
-    async def _witnessed(self, offers: Offers, sources: Sequence[PeerId], version: int) -> Offers:
+    async def _witnessed(self, offers: Offers, sources: Sequence[PeerId], version: int) -> tuple[Offers, float | None]:
         """The snapshot that its witnesses agree on, if there is one; all that are not false, if there are no witnesses.
 
         With fewer than a quorum of the largest group of witnesses no snapshot is taken: a forged chain has witnesses,
-        too. One witness alone is believed as long as no source contradicts it.
+        too. One witness alone is believed as long as no source contradicts it. Of two with equally many the older one
+        is taken if the other follows from it, else none.
         """
-        named: dict[Snapshot, Set[PeerId]] = {}
-        for snapshot in sorted(offers, key=lambda offer: -len(offers[offer]))[:_MOST_OFFERS]:
-            try:
-                named[snapshot] = await self._witnesses(self.calls, snapshot.header, sources) & set(sources)
-            except (BadMessage, Refused) as error:
-                for source in offers[snapshot]:
-                    self.calls.failed(source, error)
-        if not any(named.values()):
-            return {snapshot: offers[snapshot] for snapshot in named}
-        votes = {snapshot: await self._votes(snapshot, offers, of, version) for snapshot, of in named.items() if of}
-        least = quorum(max(len(heard) for _, heard in votes.values()))
-        ranked = sorted(votes, key=lambda snapshot: (-len(votes[snapshot][0]), -len(offers[snapshot])))
-        best, (agreed, heard) = ranked[0], votes[ranked[0]]
-        rivals = {other: of for other, of in offers.items() if other != best and _is_same_past(other, best)}
-        if len(agreed) < least or not has_quorum(agreed, heard) or (len(agreed) == 1 and rivals):
-            return {}
-        for source in sorted(source for of in rivals.values() for source in of):
+        assert self._witnesses is not None
+        named = await self._named(self._witnesses, offers)
+        if not any(of.witnesses for of in named.values()):
+            return {snapshot: offers[snapshot] for snapshot in named}, None
+        asked = {snapshot: of.witnesses & set(sources) for snapshot, of in named.items() if of.witnesses & set(sources)}
+        found = await asyncio.gather(*(self._votes(snapshot, offers, of, version) for snapshot, of in asked.items()))
+        votes = dict(zip(asked, found, strict=True))
+        ranked = sorted(votes, key=lambda snapshot: (-len(votes[snapshot].agreed), snapshot.header.version))
+        busy_s = min((of.busy_s for of in found if of.busy_s is not None), default=None)
+        if not ranked:
+            return {}, busy_s
+        best, (agreed, heard, _) = ranked[0], votes[ranked[0]]
+        ties = [other for other in ranked[1:] if len(votes[other].agreed) == len(agreed)]
+        rivals = [
+            source
+            for other, of in offers.items()
+            if other != best and _is_same_past(other, best)
+            for source in of
+            if self._witnesses.class_of(source) in ("", named[best].usual)
+        ]
+        if (
+            len(agreed) < quorum(max(len(of.heard) for of in found))
+            or not has_quorum(agreed, heard)
+            or (len(agreed) == 1 and rivals)
+            or any(other.header.before != best.header.chain for other in ties)
+        ):
+            return {}, busy_s
+        for source in sorted(rivals):
             odd = Refused(RejectCode.STALE, "describes another state than most contributors do", peer=source)
             self.calls.failed(source, odd)
-        return {best: sorted({*offers[best], *agreed})}
+        return {best: sorted({*offers[best], *agreed})}, None
 
-    async def _votes(
-        self, snapshot: Snapshot, offers: Offers, witnesses: Set[PeerId], version: int
-    ) -> tuple[Set[PeerId], Set[PeerId]]:
-        """The witnesses that describe this snapshot, and all that have answered."""
-        at = snapshot.header.version
+    async def _named(self, rule: WitnessRule, offers: Offers) -> dict[Snapshot, Named]:
+        """The witnesses of each snapshot, but for false ones and those of which that cannot be told."""
+        pasts: dict[tuple[int, str], tuple[StateHeader, list[PeerId]]] = {}
+        for snapshot, of in offers.items():
+            pasts.setdefault(_past(snapshot), (snapshot.header, []))[1].extend(of)
+        told = await asyncio.gather(*(rule.told(self.calls, header, of) for header, of in pasts.values()))
+        steps, named = dict(zip(pasts, told, strict=True)), dict[Snapshot, Named]()
+        for snapshot in offers:
+            try:
+                # Anybody can tell commits that contradict each other: that is no fault of those who describe the state.
+                if (found := rule.of(snapshot.header, steps[_past(snapshot)])) is not None:
+                    named[snapshot] = found
+            except BadMessage as error:
+                for source in offers[snapshot]:
+                    self.calls.failed(source, error)
+        return named
+
+    async def _votes(self, snapshot: Snapshot, offers: Offers, witnesses: Set[PeerId], version: int) -> _Votes:
+        at, busy = snapshot.header.version, list[float]()
         agreed = {*witnesses & set(offers[snapshot])}
         heard = {
             source for other, of in offers.items() if other.header.version == at for source in of if source in witnesses
         }
 
         async def ask(source: PeerId) -> None:
-            if await self._describe(source, at, version, heard=heard) == snapshot:
+            answer = await self._describe(source, at, version, heard=heard)
+            if answer == snapshot:
                 agreed.add(source)
+            elif isinstance(answer, Busy):
+                busy.append(answer.retry_after_s)
 
         # A large state takes some time to describe: a fast source must not decide before the others have.
-        asked = {} if has_quorum(agreed, witnesses) else {source: ask(source) for source in witnesses - heard}
-        await first_answers(asked, counts=lambda _: has_quorum(agreed, witnesses), grace_s=0.0)
-        return agreed, heard
+        asked = {source: ask(source) for source in witnesses - heard}
+        await first_answers(asked, counts=lambda _: has_quorum(agreed, witnesses))
+        return _Votes(agreed, heard, min(max(min(busy), _PAUSE_S), _LONGEST_WAIT_S) if busy else None)
 
     async def _offers(self, sources: Sequence[PeerId], asked: int, version: int) -> tuple[Offers, float | None]:
         """The sources of each snapshot that is described; without any, when to ask again if sources are busy."""
@@ -249,5 +302,9 @@ class SnapshotFetch:
             await asyncio.sleep(_LOOK_S)
 
 
+def _past(snapshot: Snapshot) -> tuple[int, str]:
+    return snapshot.header.version, snapshot.header.chain
+
+
 def _is_same_past(one: Snapshot, other: Snapshot) -> bool:
-    return (one.header.version, one.header.chain) == (other.header.version, other.header.chain)
+    return _past(one) == _past(other)

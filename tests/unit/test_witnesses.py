@@ -1,0 +1,82 @@
+"""Whom a joining replica believes about a state, by what sources tell of the commits around it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+from swarmnet.ids import NO_CHAIN, NO_RESTART, Ballot, Chain, PeerId, RoundId, next_chain
+from swarmnet.manifest.schema import NO_DELAY
+from swarmnet.messages import Commit, StateHeader, TrailStep, Vote, roll_of
+from swarmnet.peer.witnesses import Witnesses
+from swarmnet.step.commits import evidence
+
+A, B, C, X, Y = (PeerId(name) for name in "ABCXY")
+
+
+def witnesses(classes: dict[PeerId, str] | None = None) -> Witnesses:
+    """Of stage 0 of one. A vote is good if its signature is the voter's name."""
+    seen = classes or {}
+    member = SimpleNamespace(
+        restart=NO_RESTART,
+        shape=SimpleNamespace(num_stages=1, delay=NO_DELAY),
+        view=SimpleNamespace(get=lambda peer, stage: SimpleNamespace(numerics=seen[peer]) if peer in seen else None),
+        membership=SimpleNamespace(
+            signers=lambda commit, among: {
+                vote.peer for vote in commit.votes if vote.peer in among and vote.signature == vote.peer.encode()
+            }
+        ),
+    )
+    return Witnesses(0, member, equal_bits=True)  # type: ignore[arg-type]
+
+
+def commit(step: int, chain: Chain, *contributors: PeerId, signed: str) -> Commit:
+    votes = tuple(Vote(PeerId(name), name.encode()) for name in signed)
+    of = RoundId(Ballot(0, A), 0)
+    return Commit(
+        0, step, chain, of, b"sum", 8, 1.0, 1.0, roll=roll_of(contributors), contributors=contributors, votes=votes
+    )
+
+
+BEFORE = commit(4, Chain("11" * 32), A, B, C, signed="AB")
+STATE = StateHeader(5, next_chain(NO_CHAIN, evidence([BEFORE])), NO_CHAIN, NO_CHAIN)
+NEXT = commit(5, STATE.chain, A, B, C, signed="BC")
+
+
+def at_state(of: Commit) -> TrailStep:
+    return TrailStep(None, (), (of,))
+
+
+def beyond(of: Commit) -> TrailStep:
+    return TrailStep(None, (of,))
+
+
+def test_those_who_contributed_are_believed_whether_the_donor_is_at_the_state_or_beyond() -> None:
+    for told in ([at_state(BEFORE)], [beyond(NEXT)], [at_state(BEFORE), beyond(NEXT)]):
+        found = witnesses().of(STATE, told)
+        assert found is not None and found.witnesses == {A, B, C}, "a quorum of signatures speaks for the whole list"
+
+
+def test_keys_that_sign_the_commit_as_their_own_are_not_preferred_to_more_contributors_of_the_next_step() -> None:
+    forged = replace(BEFORE, roll=roll_of((X, Y)), contributors=(X, Y), votes=commit(4, NO_CHAIN, signed="XY").votes)
+    found = witnesses().of(STATE, [at_state(forged), beyond(NEXT)])
+    assert found is not None and found.witnesses == {A, B, C}
+
+
+def test_a_list_that_nobody_has_signed_counts_nothing_and_a_tie_in_one_step_tells_nothing() -> None:
+    unsigned = replace(BEFORE, roll=roll_of((X, Y)), contributors=(X, Y), votes=())
+    found = witnesses().of(STATE, [at_state(unsigned), at_state(BEFORE)])
+    assert found is not None and found.witnesses == {A, B, C}
+    three = (X, Y, PeerId("Z"))
+    as_many = replace(BEFORE, roll=roll_of(three), contributors=three, votes=commit(4, NO_CHAIN, signed="XYZ").votes)
+    assert witnesses().of(STATE, [at_state(as_many), at_state(BEFORE)]) is None
+
+
+def test_without_commits_nobody_is_known() -> None:
+    found = witnesses().of(STATE, [TrailStep(None, ())])
+    assert found is not None and not found.witnesses
+
+
+def test_of_several_classes_the_usual_one_is_asked() -> None:
+    found = witnesses({A: "one", B: "one", C: "two"}).of(STATE, [at_state(BEFORE)])
+    assert found is not None and (found.witnesses, found.usual) == ({A, B}, "one")
