@@ -102,7 +102,7 @@ class Site:
             self._launcher = child_launcher()
         for name in ("books", "text"):
             (directory / name).mkdir()
-            (directory / name / "one.txt").write_text(TEXT, encoding="utf-8")
+            (directory / name / "one.txt").write_text(TEXT * 4, encoding="utf-8")
         (directory / "corpus.txt").write_text(TEXT * 10, encoding="utf-8")
         (directory / "essay.txt").write_text(TEXT * 4, encoding="utf-8")
         shutil.copy(ROOT / "docs/fleet.toml", directory)

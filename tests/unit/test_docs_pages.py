@@ -101,7 +101,17 @@ def test_a_page_answers_its_question_in_800_words(page: Path) -> None:
     assert words_before_appendix(page.read_text(encoding="utf-8")) <= 800
 
 
-def test_every_page_is_reached_from_the_readme() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    reached = {page.name for page in PAGES if f"]({page.relative_to(ROOT).as_posix()}" in readme}
-    assert {page.name for page in PAGES} - reached == {"README.md"}
+def linked(page: Path) -> set[Path]:
+    """The files that a page links to."""
+    targets = re.findall(r"\]\(([^)\s#]+)", page.read_text(encoding="utf-8"))
+    return {(page.parent / target).resolve() for target in targets if "://" not in target}
+
+
+def test_every_page_is_reached_from_the_manual() -> None:
+    readme, manual = ROOT / "README.md", ROOT / "docs/index.md"
+    assert manual in linked(readme)
+    assert set(PAGES) - linked(manual) == {readme, manual}
+
+
+def test_the_readme_has_at_most_1000_words() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 1000
