@@ -16,15 +16,13 @@ mean loss of the last 20 of --steps steps and the held-out loss, of a small deco
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
+from harness import Benchmark, write
 from live_bytes import LiveBytes
 from torch import Tensor
 
@@ -197,12 +195,11 @@ def training(steps: int) -> dict:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = Benchmark(__doc__)
     for name, default in (("layers", 4), ("width", 512), ("tokens", 512), ("turns", 7), ("steps", 300)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--json", type=Path)
-    chosen = parser.parse_args()
+    chosen = parser.asked()
     torch.set_num_threads(1)
     device = torch.device(chosen.device)
     rows = activations(chosen.layers, chosen.width, chosen.tokens, chosen.turns, device)
@@ -222,8 +219,7 @@ def main() -> None:
     if chosen.steps:
         result["8bit"] |= training(chosen.steps)
         print("8-bit moments over fp32: loss at the end {loss:.4f}, held out {held_out:.4f}".format(**result["8bit"]))
-    if chosen.json:
-        chosen.json.write_text(json.dumps(result, indent=1))
+    write(chosen.json, result)
 
 
 if __name__ == "__main__":

@@ -12,14 +12,12 @@ small grid. Processor time of the best of N turns; on a GPU the clock's.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
-import json
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
+from harness import Benchmark, write
 
 from swarmnet.manifest.schema import Optimizer
 from swarmnet.stage.accumulator import largest_magnitude
@@ -89,12 +87,11 @@ def measure(parameters: int, turns: int, device: torch.device) -> dict[str, floa
 
 def main() -> None:
     """Parse, measure, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Benchmark(__doc__)
     parser.add_argument("--parameters", type=int, default=1 << 22)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--json", type=Path)
-    chosen = parser.parse_args()
+    chosen = parser.asked()
     torch.set_num_threads(1)
     kernel_build.prepare(threads=1).join()
     found = {}
@@ -104,8 +101,7 @@ def main() -> None:
     print(f"{'ns a parameter':20} {'kernels':>9} {'reference':>9}")
     for name, nanoseconds in found["kernels"].items():
         print(f"{name:20} {nanoseconds:9.2f} {found['reference'][name]:9.2f}")
-    if chosen.json:
-        chosen.json.write_text(json.dumps(found))
+    write(chosen.json, found)
 
 
 if __name__ == "__main__":

@@ -50,6 +50,7 @@ from typing import Any
 from audit_baselines import ATTACKS, DETECTORS, Found
 from audit_lies import LIES, FalseWork
 from audit_model import Regression, held_out_loss
+from harness import Benchmark, listed, write
 
 from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Audits
@@ -334,36 +335,32 @@ def print_row(part: str, row: Row | Found) -> None:
     )
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the table there, too")
-    parser.add_argument("--rows", metavar="NAME,...", help="only these lies (see --list)")
-    parser.add_argument("--parts", default=",".join(PARTS), help="of the table: %(default)s")
+def _wrong(typed: argparse.Namespace) -> str:
+    """What is wrong with the flags, in one line."""
+    if unknown := [name for name in typed.rows or () if name and name not in LIES]:
+        return f"no such lie: {unknown[0]}; --list names them"
+    if not set(typed.parts) <= set(PARTS):
+        return f"--parts takes {','.join(PARTS)}"
+    return "" if typed.seeds > 0 and typed.processes > 0 else "--seeds and --processes must be at least 1"
+
+
+def main() -> None:
+    parser = Benchmark(__doc__, quick=f"{QUICK_STEPS} steps of {QUICK_MICROBATCHES} microbatches")
+    parser.add_argument("--rows", type=listed(str), metavar="NAME,...", help="only these lies (see --list)")
+    parser.add_argument("--parts", type=listed(str), default=",".join(PARTS), help="of the table: %(default)s")
     parser.add_argument("--real", action="store_true", help="real processes instead: some minutes")
     parser.add_argument("--seeds", type=int, default=1, help="runs of each lie (%(default)d)")
-    parser.add_argument(
-        "--quick", action="store_true", help=f"{QUICK_STEPS} steps of {QUICK_MICROBATCHES} microbatches"
-    )
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="rows at a time (%(default)d)")
     parser.add_argument("--list", action="store_true", help="name the lies, and what each does")
-    options = parser.parse_args()
+    options = parser.asked(_wrong)
     if options.list:
         for name, kind in LIES.items():
             print(f"{name:12} {kind.words}")
-        return 0
-    names = options.rows.split(",") if options.rows else ["", *LIES]
-    if unknown := [name for name in names if name and name not in LIES]:
-        print(f"audit: no such lie: {unknown[0]}; --list names them", file=sys.stderr)
-        return 2
+        return
     if options.real:
-        return print_real(options.json)
-    parts = options.parts.split(",")
-    if not set(parts) <= set(PARTS):
-        print(f"audit: --parts takes {','.join(PARTS)}", file=sys.stderr)
-        return 2
-    if options.seeds < 1 or options.processes < 1:
-        print("audit: --seeds and --processes must be at least 1", file=sys.stderr)
-        return 2
+        print_real(options.json)
+        return
+    names, parts = options.rows or ["", *LIES], options.parts
     size = (QUICK_MICROBATCHES, QUICK_STEPS) if options.quick else (MICROBATCHES, STEPS)
     tasks = [
         Task(part, name, seed, *(size if options.quick or part != "rows" else SHAPES.get(name, size)))
@@ -378,18 +375,16 @@ def main() -> int:
             print_row(task.part, row)
             told[task.part].append({**asdict(row), "loss_ratio": _finite(row.loss_ratio)})
             print(f"{number} of {len(tasks)} runs", file=sys.stderr, flush=True)
-            if options.json:
-                options.json.write_text(json.dumps(told, indent=1) + "\n")
+            write(options.json, told)
     rows = told.get("rows", [])
     if lied := [row for row in rows if row["liars"]]:
         print(
             f"{sum(row['caught'] for row in lied)} of {len(lied)} lies are named within their bound, "
             f"{sum(row['false_bans'] for row in rows)} honest peers were"
         )
-    return 0
 
 
-def print_real(file: Path | None) -> int:
+def print_real(file: Path | None) -> None:
     """The liars of a real swarm, one a line."""
     with tempfile.TemporaryDirectory() as directory:
         rows = real(Path(directory))
@@ -399,9 +394,7 @@ def print_real(file: Path | None) -> int:
             f"false bans {row['false_bans']}  audits {row['audits']}  loss off {row['oracle_max_difference']}"
             + (f"  [{row['problem']}]" if row["problem"] else "")
         )
-    if file is not None:
-        file.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
-    return 0
+    write(file, {"rows": rows})
 
 
 def _finite(value: float) -> float | None:
@@ -409,4 +402,4 @@ def _finite(value: float) -> float | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

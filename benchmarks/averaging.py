@@ -38,7 +38,6 @@ reference, in turns.
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
 import signal
@@ -58,6 +57,7 @@ from averaging_asked import ELEMENT_BYTES, read
 from averaging_place import Place
 from averaging_uneven import measure_uneven, show_uneven
 from averaging_ways import live
+from harness import cpu_seconds, progress, write
 from links import Links
 
 HIVEMINDS = {"int64": "fp32", "small": "fp16"}
@@ -130,9 +130,9 @@ class VirtualSwarm:
 
     def turn(self, *order: Any) -> Found:
         """A turn of all: seconds of the slowest, and CPU seconds of all, with their children."""
-        before = cpu_seconds(self.processes)
+        before = cpu_seconds((process.pid for process in self.processes), groups=True)
         found = self.order(*order)
-        cpu_s = cpu_seconds(self.processes) - before
+        cpu_s = cpu_seconds((process.pid for process in self.processes), groups=True) - before
         began, ended = min(each["began"] for each in found), max(each["ended"] for each in found)
         phases = [each["phase"] for each in found if "phase" in each]
         phase_s = max(p[1] for p in phases) - min(p[0] for p in phases) if phases else ended - began
@@ -154,17 +154,6 @@ def receive(pipe: Connection) -> Any:
     if not wait([pipe], PATIENCE_S):
         raise TimeoutError("a peer does not answer")
     return pipe.recv()
-
-
-def cpu_seconds(processes: list[Any]) -> float:
-    """User and system time of these processes and of everything in their groups."""
-    groups, ticks = {process.pid for process in processes}, 0
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            fields = stat.read_text().rpartition(")")[2].split()
-            if int(fields[2]) in groups:
-                ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def check(samples: list[torch.Tensor], found: torch.Tensor, codec: str, *, what: str, mean: bool = False) -> None:
@@ -428,11 +417,9 @@ def main() -> None:
     """Measure, print, write."""
     args = read(__doc__)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that nobody's processes are left behind
-    began = time.monotonic()
     written: Found = {"load": os.getloadavg()[0], "turns": args.turns, "rows": []}
     print(f"load average {written['load']:.1f} on {os.cpu_count()} cores, {args.turns} turns a row", flush=True)
-    for number, job in enumerate(jobs := plan(args), 1):
-        print(f"[{time.monotonic() - began:4.0f} s, {number} of {len(jobs)}]", *job, file=sys.stderr, flush=True)
+    for job in progress(plan(args), lambda job: " ".join(map(str, job))):
         match job:
             case ("links", peers, mbit, parameters):
                 written["rows"] += measure_links(args, peers, mbit, parameters)
@@ -446,9 +433,7 @@ def main() -> None:
                 show_uneven(written["uneven"][-1])
             case ("peers", peers, parameters):
                 written["rows"] += measure(args, peers, parameters)
-    print(f"[{time.monotonic() - began:4.0f} s] done", file=sys.stderr, flush=True)
-    if args.json:
-        args.json.write_text(json.dumps(written, indent=2) + "\n")
+    write(args.json, written)
 
 
 if __name__ == "__main__":

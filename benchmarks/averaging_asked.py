@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, NoReturn
+
+from harness import Benchmark, listed
 
 ELEMENT_BYTES = {"int64": 4.4, "small": 0.7}
 """Of the codecs that can be measured, for numbers as large as here."""
@@ -23,7 +22,7 @@ MAX_PEERS, MIN_PARAMETERS, MAX_PARAMETERS = 64, 1000, 10**9
 
 def read(description: str | None) -> argparse.Namespace:
     """The command line's flags. Ends the process with exit code 2 and a line if they are wrong."""
-    parser = Arguments(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Benchmark(description)
     parser.add_argument("--full", action="store_true", help="every row, three turns: half an hour")
     parser.add_argument("--peers", type=listed(some_peers), help="such as 2,4")
     parser.add_argument("--parameters", type=listed(size), help="such as 250k,10M")
@@ -41,30 +40,9 @@ def read(description: str | None) -> argparse.Namespace:
         "--arithmetic", type=listed(codec), help=f"a member's CPU time without transport, of {', '.join(ELEMENT_BYTES)}"
     )
     parser.add_argument("--patience", type=float, default=30.0, help="seconds to wait for a good sum after a kill")
-    parser.add_argument("--json", type=Path, help="write the rows here")
-    args = parser.parse_args()
+    args = parser.asked()
     args.turns = args.turns or (3 if args.full else 2)
     return args
-
-
-class Arguments(argparse.ArgumentParser):
-    """Says what is wrong in one line, and leaves the usage to --help."""
-
-    def error(self, message: str) -> NoReturn:
-        """Exit code 2."""
-        self.exit(2, f"{self.prog}: error: {message}\n")
-
-
-def listed(parse: Callable[[str], Any]) -> Callable[[str], list[Any]]:
-    """Of values with commas between them. What argparse raises is one line that names the flag."""
-
-    def parsed(text: str) -> list[Any]:
-        try:
-            return [parse(each) for each in text.split(",")]
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(f"{text}: {error}") from error
-
-    return parsed
 
 
 def size(text: str) -> int:

@@ -12,19 +12,17 @@ int8 and bnb8 against its 8 bits, nf4 against its 4.
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import importlib.util
-import json
 import math
 import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
+from harness import Benchmark, write
 
 from swarmnet.wire import codecs
 
@@ -137,13 +135,12 @@ def table(rows: dict[str, dict[str, float]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Benchmark(__doc__)
     parser.add_argument("--elements", type=int, default=1 << 20)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+    arguments = parser.asked()
     if importlib.util.find_spec("bitsandbytes") is None:
         sys.exit("codecs.py compares with bitsandbytes: pip install 'swarmnet-train[cuda]'")
     torch.set_num_threads(arguments.threads)
@@ -158,9 +155,7 @@ def main() -> None:
     table(ratios)
     print(f"\n{arguments.elements} elements, {arguments.threads} thread(s): GB/s of fp32, share of its size, errors")
     table(rates)
-    if arguments.json is not None:
-        report = {"threads": arguments.threads, "codecs": rates, "vs_bitsandbytes": ratios}
-        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+    write(arguments.json, {"threads": arguments.threads, "codecs": rates, "vs_bitsandbytes": ratios})
 
 
 if __name__ == "__main__":

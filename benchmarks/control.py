@@ -26,16 +26,15 @@ from __future__ import annotations
 import argparse
 import hashlib
 import itertools
-import json
 import math
 import statistics
-import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
+
+from harness import Benchmark, progress, write
 
 from swarmnet.bounds import Bounds
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
@@ -355,47 +354,27 @@ def numbers(least: int, most: int) -> Callable[[str], list[int]]:
     return parsed
 
 
-class Arguments(argparse.ArgumentParser):
-    """Says what is wrong in one line, and leaves the usage to --help."""
-
-    def error(self, message: str) -> NoReturn:
-        """Exit code 2."""
-        self.exit(2, f"{self.prog}: error: {message}\n")
-
-
 def read() -> argparse.Namespace:
     """The command line's flags."""
-    parser = Arguments(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Benchmark(__doc__)
     parser.add_argument("--replicas", type=numbers(2, MAX_REPLICAS), help="such as 4,32,128")
     parser.add_argument("--microbatches", type=numbers(1, MAX_MICROBATCHES), help="such as 64,2048")
-    parser.add_argument("--json", type=Path, help="write the rows here")
-    args = parser.parse_args()
-    if args.json is not None and not args.json.absolute().parent.is_dir():
-        parser.error(f"--json {args.json}: there is no such folder; make it first")
-    if (args.replicas is None) != (args.microbatches is None):
-        parser.error("--replicas and --microbatches go together: give both, or none for the default run")
-    return args
+    together = "--replicas and --microbatches go together: give both, or none for the default run"
+    return parser.asked(lambda typed: together if (typed.replicas is None) != (typed.microbatches is None) else "")
 
 
 def main() -> None:
     """Measure, print, write."""
     args = read()
-    began, rows = time.monotonic(), []
+    rows = []
     jobs = CELLS if args.replicas is None else [*itertools.product(args.replicas, args.microbatches)]
-    for number, job in enumerate(jobs, 1):
-        print(
-            f"[{time.monotonic() - began:4.0f} s, {number} of {len(jobs)}] {job[0]} replicas x {job[1]} microbatches",
-            file=sys.stderr,
-            flush=True,
-        )
+    for job in progress(jobs, lambda job: f"{job[0]} replicas x {job[1]} microbatches"):
         rows.append(row := measure(*job))
         show(row)
-    print(f"[{time.monotonic() - began:4.0f} s] done", file=sys.stderr, flush=True)
     found = exponents(rows)
     for size, of in found.items():
         print(f"with {size}: bytes a peer sends ~ n^{of['bytes_per_peer']}, leader's CPU ~ n^{of['leader_cpu']}")
-    if args.json:
-        args.json.write_text(json.dumps({"rows": rows, "exponents": found}, indent=2) + "\n")
+    write(args.json, {"rows": rows, "exponents": found})
 
 
 if __name__ == "__main__":

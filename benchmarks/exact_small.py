@@ -15,15 +15,13 @@ seeds, and 32 microbatches beside 8.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
+from harness import Benchmark, write
 from torch import Tensor
 
 from swarmnet.data.sampler import Sampler
@@ -191,14 +189,13 @@ def compare(tokens: Tokens, seed: int, microbatches: int, width: int, steps: int
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = Benchmark(__doc__)
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--microbatches", type=int, nargs="+", default=[8])
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--full", action="store_true", help="five seeds, 8 and 32 microbatches")
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+    args = parser.asked()
     if args.steps < LEAST_STEPS or args.seeds < 1 or args.width < 64 or args.width % 64:
         parser.error(f"at least {LEAST_STEPS} steps and one seed; a width that is a multiple of 64")
     if odd := [count for count in args.microbatches if count < 1 or SEQUENCES % count]:
@@ -221,8 +218,7 @@ def main() -> None:
         found = [row["loss_ratio"] for row in rows if row["microbatches"] == microbatches]
         spread = f" +- {statistics.stdev(found):.4f}" if len(found) > 1 else ""
         print(f"M={microbatches}: mean loss {statistics.mean(found):.4f}{spread} of fp32 (goal {LOSS_GOAL})")
-    if args.json:
-        args.json.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
+    write(args.json, {"rows": rows})
 
 
 if __name__ == "__main__":

@@ -11,21 +11,20 @@ the honest caller meanwhile against its rate before, and what the peer's memory 
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import tempfile
 from pathlib import Path
+
+from harness import Benchmark, write
 
 ROOT = Path(__file__).parents[1]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Benchmark(__doc__)
     parser.add_argument("--messages", type=int, default=10_000, help="%(default)s; 0: none")
     parser.add_argument("--records", type=int, default=10_000, help="%(default)s; 0: none")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the table there, too")
-    options = parser.parse_args()
+    options = parser.asked()
     if min(options.messages, options.records) < 0:
         parser.error("--messages and --records must be 0 or more")
     sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "swarm")]
@@ -52,8 +51,7 @@ def main() -> int:
             f"{found.share:.3f}; memory {found.grown / 2**20:+.1f} MiB",
             flush=True,
         )
-        if options.json:
-            options.json.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
+        write(options.json, {"rows": rows})
     return 0
 
 

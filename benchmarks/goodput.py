@@ -16,13 +16,12 @@ stage) that is trained with them, over and over, beside the same network with a 
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from harness import Benchmark, write
 
 from swarmnet.config.fleet import DrawnMachine, FleetRegions
 from swarmnet.simulate.fleet import FleetChurn, FleetFile, FleetRun, calm, drawn
@@ -165,11 +164,9 @@ def draw(found: dict[str, Any], path: Path) -> None:
 
 def main() -> None:
     """Print what kills cost, and what they would have."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
+    parser = Benchmark(__doc__, quick="8 peers")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the control's losses (needs the extra `plot`)")
-    parser.add_argument("--quick", action="store_true", help="8 peers")
-    typed = parser.parse_args()
+    typed = parser.asked()
     if typed.quick:
         found = measure(peers=8, microbatches=24, steps=3, toy_steps=40)
     else:
@@ -185,8 +182,7 @@ def main() -> None:
         f"a small network ends at {control['last_loss']:.4g} instead of {control['last_loss_exact']:.4g}, "
         f"at most {control['largest_difference']:.1%} away"
     )
-    if typed.json:
-        typed.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    write(typed.json, found)
     if typed.plot:
         draw(found, typed.plot)
 

@@ -52,12 +52,11 @@ part tests "$python" -m pytest -m gpu -rs -p no:cacheprovider tests
 # ------------------------------------------------------------ figures
 
 part mfu "$python" benchmarks/mfu.py "${device[@]}" "${quick[@]}" --json "$out/mfu.json"
-part mesh "$python" benchmarks/mesh.py --part tensor,orders "${quick[@]}" --json "$out/mesh.json"
+part mesh "$python" benchmarks/mesh.py "${quick[@]}" --json "$out/mesh.json"
 part apply "$python" benchmarks/apply.py "${device[@]}" "${few[@]}" --json "$out/apply.json"
 part codecs "$python" benchmarks/codecs.py "${device[@]}" ${rehearse:+--elements 65536 --repeat 1} --json "$out/codecs.json"
 part activations "$python" benchmarks/activations.py "${device[@]}" --steps 0 \
     ${rehearse:+--layers 1 --width 64 --tokens 64 --turns 1} --json "$out/activations.json"
-part desk "$python" benchmarks/desk.py ${rehearse:+--megabytes 16} --json "$out/desk.json"
 
 # ------------------------------------------------------------ a swarm, replicas killed
 

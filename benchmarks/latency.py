@@ -23,19 +23,17 @@ replica. Bytes and bytes per second are a hundredth of the real ones: no second 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from pathlib import Path
 
-from timeline import Timeline
+from harness import Benchmark, write
 
 from swarmnet.ids import PeerId
-from swarmnet.messages import Answer, Control, Gradient, Packed, Process, Request
+from swarmnet.messages import Answer, Gradient, Packed, Process, Request
 from swarmnet.plan.cost import Load, Site, Way, averaging_round
 from swarmnet.testing.clock import SimulatedProcess, VirtualLoop
+from swarmnet.testing.doubles import FakeService
 from swarmnet.testing.links import Links
 from swarmnet.testing.network import MemoryNetwork
 from swarmnet.testing.plan import Plan
@@ -103,16 +101,13 @@ def links_of(round_trip_ms: float) -> Links:
 
 
 class RelayedStage:
-    """A server that receives, computes and sends, one call after the other. Implements Service."""
+    """A server that receives, computes and sends, one call after the other."""
 
     def __init__(self, layer: LayerType) -> None:
         self.device = Device(layer.seconds / 3)
         self._answer = Packed("fp32", (layer.crossing_bytes // SMALLER,), bytes(layer.crossing_bytes // SMALLER))
 
-    def on_tell(self, caller: PeerId, message: Control) -> None:
-        """Nobody tells it anything."""
-
-    async def on_call(self, caller: PeerId, request: Request, payload: ReadPayload) -> AsyncGenerator[Answer, None]:
+    async def answer(self, caller: PeerId, request: Request, payload: ReadPayload) -> AsyncGenerator[Answer, None]:
         """Even numbers are forwards, odd ones backwards with the weight gradient."""
         assert isinstance(request, Process)
         await payload()
@@ -121,12 +116,6 @@ class RelayedStage:
         await self.device.run(seconds, JobTurn(0, kind, 0, request.index))
         yield Gradient(0.0, 1, seconds, (self._answer,))
 
-    def on_reached(self, peer: PeerId) -> None:
-        """Nor does it call."""
-
-    def on_gone(self, peer: PeerId, *, definite: bool) -> None:
-        """It has nothing to hand over."""
-
 
 def reference(layer: LayerType, round_trip_ms: float, *, microbatches: int = 40) -> float:
     """Utilisation of a device whose microbatches a trainer relays, one call after the other."""
@@ -134,8 +123,8 @@ def reference(layer: LayerType, round_trip_ms: float, *, microbatches: int = 40)
     network = MemoryNetwork(loop, links_of(round_trip_ms), 1)
     server, trainer, stage = PeerId("server"), PeerId("trainer"), RelayedStage(layer)
     process = SimulatedProcess(server)
-    network.attach(server, process, stage)
-    network.attach(trainer, SimulatedProcess(trainer), RelayedStage(layer))
+    network.attach(server, process, FakeService(stage.answer))
+    network.attach(trainer, SimulatedProcess(trainer), FakeService())
     network.lines.limit(server, LINE / SMALLER, LINE / SMALLER)
     payload = (Packed("fp32", (layer.crossing_bytes // SMALLER,), bytes(layer.crossing_bytes // SMALLER)),)
 
@@ -169,22 +158,22 @@ class Ours:
 def ours(plan: Plan, *, first: int = 1) -> Ours:
     """Run it on lines of 500 Mbit/s, and measure from version `first` on."""
     swarm = VirtualSwarm(plan, seed=1)
-    timeline = Timeline(swarm)
 
     async def narrow(swarm: VirtualSwarm) -> None:
         for node in swarm.nodes:
             swarm.limit(node, up_bytes_per_s=LINE / SMALLER, down_bytes_per_s=LINE / SMALLER)
 
     swarm.run(until_s=1e6, script=narrow)
-    begin, end = timeline.applied_at(first), timeline.applied_at(plan.steps)
+    begin, end = swarm.applied_at(first), swarm.applied_at(plan.steps)
     jobs = [job for node in swarm.nodes for engine in node.engines.values() for job in engine.device.log]
     busy = sum(min(job.stop, end) - max(job.start, begin) for job in jobs if job.stop > begin and job.start < end)
-    bars, exchange_s, barrier_s = timeline.bars(), 0.0, 0.0
+    exchange_s, barrier_s = 0.0, 0.0
     for step in range(first, plan.steps):
-        of_step = [bar for bar in bars if bar.step == step]
-        counted, summed = (max(bar.stop for bar in of_step if bar.what == what) for what in ("weights", "averaging"))
+        of_step = [job for job in jobs if job.turn.step == step]
+        counted = max(job.stop for job in of_step if job.turn.kind is JobKind.WEIGHTS)
+        summed = max(at for at, _, event, fields in swarm.events if event == "averaged" and fields["step"] == step)
         exchange_s += summed - counted
-        barrier_s += max(bar.start for bar in of_step if bar.what == "state") - summed
+        barrier_s += max(job.start for job in of_step if job.turn.kind is JobKind.STATE) - summed
     steps = plan.steps - first
     slots = next(replica.execution.slots for node in swarm.nodes for replica in node.peer.replicas.values())
     utilisation = busy / (end - begin) / len(swarm.nodes)
@@ -302,15 +291,12 @@ def depths(*, quick: bool) -> list[dict[str, object]]:
 
 def main() -> None:
     """Print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there, too")
-    parser.add_argument("--quick", action="store_true", help="two rows of Ours with few microbatches, two stages")
-    typed = parser.parse_args()
+    parser = Benchmark(__doc__, quick="two rows of Ours with few microbatches, two stages")
+    typed = parser.asked()
     rows = table(8 if typed.quick else SHARE, quick=typed.quick)
     sums = [] if typed.quick else with_sums(SHARE)
     found = {"rows": rows, "sums": sums, "depths": depths(quick=typed.quick)}
-    if typed.json:
-        typed.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    write(typed.json, found)
 
 
 if __name__ == "__main__":

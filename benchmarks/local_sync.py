@@ -14,18 +14,17 @@ mean of all seeds, and how many times fewer bytes a replica sends for averaging.
 
 from __future__ import annotations
 
-import argparse
+import itertools
 import json
 import math
 import random
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
-from curves import Curve
-from curves import draw as draw_curves
+from harness import Benchmark, write
 from torch import Tensor
 
 from swarmnet.averaging.grid import random_groups
@@ -49,6 +48,8 @@ OPTIMIZER = Optimizer(learning_rate=3e-3, warmup_steps=10)
 MICROBATCHES, MICROBATCH_SIZE, LENGTH = 8, 8, 64
 EVALS = 32
 LOSS_GOAL, BYTES_GOAL = 1.03, 50.0
+SMOOTH = 20
+"""Steps a curve is averaged over."""
 
 
 DEFAULT = Averaging()
@@ -93,8 +94,8 @@ SETTINGS = (
 class Replica:
     """One whole model and what it keeps to itself."""
 
-    def __init__(self, setting: Setting, seed: int, steps: int, model: Model = MODEL) -> None:
-        self.module = StageModule(model, range(model.num_layers), first=True, last=True)
+    def __init__(self, setting: Setting, seed: int, steps: int) -> None:
+        self.module = StageModule(MODEL, range(MODEL.num_layers), first=True, last=True)
         self.module.reset(seed=seed)
         self.parameters = list(self.module.parameters())
         self._optimizer = StageOptimizer(self.parameters, OPTIMIZER)
@@ -134,20 +135,10 @@ class Replica:
 class Run:
     """All replicas of one setting."""
 
-    def __init__(
-        self,
-        setting: Setting,
-        tokens: Tokens,
-        *,
-        replicas: int,
-        steps: int,
-        seed: int,
-        model: Model = MODEL,
-        microbatch_size: int = MICROBATCH_SIZE,
-    ) -> None:
+    def __init__(self, setting: Setting, tokens: Tokens, *, replicas: int, steps: int, seed: int) -> None:
         self.setting, self._tokens, self._steps = setting, tokens, steps
-        self._sampler = Sampler(seed, tokens.num_tokens, LENGTH, microbatch_size)
-        self.replicas = [Replica(setting, seed, steps, model) for _ in range(replicas if setting.partners else 1)]
+        self._sampler = Sampler(seed, tokens.num_tokens, LENGTH, MICROBATCH_SIZE)
+        self.replicas = [Replica(setting, seed, steps) for _ in range(replicas if setting.partners else 1)]
         self._num_replicas = replicas
         self._plan = OuterPlan(
             self.replicas[0].num_elements, setting.inner_steps, setting.fragments, steps, setting.outer_warmup_steps
@@ -246,7 +237,7 @@ class Run:
         for number in range(EVALS):
             batch = self._batch(self._steps * MICROBATCHES + number)
             total += loss_sum(replica.module(batch[:, :-1]), batch[:, 1:]).item()
-        return total / (EVALS * self._sampler.microbatch_size * LENGTH)
+        return total / (EVALS * MICROBATCH_SIZE * LENGTH)
 
 
 def _norm(gradient: Sequence[Tensor]) -> float:
@@ -258,46 +249,55 @@ def _butterfly_bytes(contributed: int, reduced: int, members: int) -> float:
     return (contributed + reduced) * (members - 1) / members
 
 
-def train(
-    setting: Setting,
-    tokens: Tokens,
-    *,
-    steps: int,
-    replicas: int,
-    seed: int,
-    on_step: Callable[[int, float], None] = lambda step, loss: None,
-) -> dict:
+def train(setting: Setting, tokens: Tokens, *, steps: int, replicas: int, seed: int) -> dict:
     """{losses (each step's), held_out, bytes (one replica's, per step)}."""
     run = Run(setting, tokens, replicas=replicas, steps=steps, seed=seed)
-    losses = []
-    for step in range(steps):
-        losses.append(run.step(step))
-        on_step(step, losses[-1])
+    losses = [run.step(step) for step in range(steps)]
     sent = statistics.mean(replica.sent_bytes for replica in run.replicas)
     return {"losses": losses, "held_out": run.held_out(), "bytes": sent / steps}
 
 
 def draw(rows: Sequence[dict], path: Path) -> None:
     """Loss curves of the first seed, and their ratio to exact."""
-    base = rows[0]["runs"][0]["losses"]
-    curves = [
-        Curve(row["runs"][0]["losses"], base, place, f"{row['name']}  (bytes / {row['fewer_bytes']:.0f})")
-        for place, row in enumerate(rows)
-    ]
-    draw_curves(curves, path, over="exact's", goal=(1.0, LOSS_GOAL), limits=(0.98, 1.2))
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    colors = pyplot.colormaps["tab20"].colors
+    figure, (above, below) = pyplot.subplots(2, 1, sharex=True, figsize=(8, 7), height_ratios=(2, 1))
+    base = smooth(rows[0]["runs"][0]["losses"])
+    for row, color in zip(rows, itertools.cycle(colors)):
+        smoothed = smooth(row["runs"][0]["losses"])
+        at = range(SMOOTH, SMOOTH + len(smoothed))
+        label = f"{row['name']}  (bytes / {row['fewer_bytes']:.0f})"
+        above.plot(at, smoothed, color=color, linewidth=1, label=label)
+        below.plot(at, [one / other for one, other in zip(smoothed, base, strict=True)], color=color, linewidth=0.8)
+    below.axhspan(1.0, LOSS_GOAL, alpha=0.15)
+    below.set_ylim(0.98, 1.2)
+    above.set_ylabel(f"training loss, mean of {SMOOTH} steps")
+    below.set_ylabel("over exact's")
+    below.set_xlabel("step")
+    above.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+def smooth(losses: Sequence[float]) -> list[float]:
+    """The mean of the last SMOOTH steps, at every step that has as many before it."""
+    return [sum(losses[at - SMOOTH : at]) / SMOOTH for at in range(SMOOTH, len(losses) + 1)]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser = Benchmark(__doc__)
     parser.add_argument("--steps", type=int, default=800)
     parser.add_argument("--replicas", type=int, default=4)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--only", action="append", help="names of settings; exact is always run")
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="of every setting")
     parser.add_argument("--data", default="stdlib", help="as data.source of a manifest")
-    parser.add_argument("--json", type=Path)
     parser.add_argument("--png", type=Path)
-    options = parser.parse_args()
+    options = parser.asked()
     torch.set_num_threads(1)
     tokens = load_tokens(options.data)
     settings = [each for each in SETTINGS if not each.partners or not options.only or each.name in options.only]
@@ -332,8 +332,7 @@ def main() -> None:
             f"{row['worst_loss_ratio']:8.4f}{row['fewer_bytes']:12.1f}x{verdict}",
             flush=True,
         )
-    if options.json is not None:
-        options.json.write_text(json.dumps({"rows": rows}) + "\n", encoding="utf-8")
+    write(options.json, {"rows": rows})
     if options.png is not None:
         draw(rows, options.png)
 

@@ -1,20 +1,13 @@
-"""What a mesh costs: our tensor parallelism beside torch's, orders to ranks, and a restart, each beside a neighbour.
+"""What a mesh costs: our tensor parallelism compared with torch's.
 
-    python benchmarks/mesh.py [--part tensor,orders,engine] [--ranks 2] [--compute bf16] [--turns N] [--json FILE]
+    python benchmarks/mesh.py [--ranks 2] [--compute bf16] [--turns N] [--json FILE]
 
-`tensor`: one step of three microbatches in flight (forwards, backwards in another order, weight gradients) of a stage
+One step of three microbatches in flight (forwards, backwards in another order, weight gradients) of a stage
 with head and loss, split by `ShardedStage` and by torch's `parallelize_module`, on the same ranks of one group (gloo;
 nccl where there is CUDA), with and without sequence parallelism. `small` is a stage in which calls cost more than
 arithmetic, `large` one that keeps this machine's cores busy. The two take turns in the same processes, and a ratio is
 the median over turns of ours / theirs; beside it the middle half of the turns. That both compute the same is checked
 before anything is timed.
-
-`orders`: a round trip to all ranks, from `RankGroup.order` until all have answered, beside an order by broadcast with
-the answers gathered (torch, same ranks), and beside bare pipes of `multiprocessing`. Then one rank is killed: how soon
-the peer process knows, and how soon all ranks take orders again, beside a cold `python -c "import torch"`.
-
-`engine`: a microbatch (forward, backward and weight pass, from payload to payload) through an engine on the ranks, each
-with one thread, beside the same stage's engine in one process with one thread.
 """
 
 from __future__ import annotations
@@ -22,19 +15,18 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
-import json
 import multiprocessing
 import os
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from harness import Benchmark, middle, write
 
 from swarmnet.manifest.schema import Model
 
@@ -78,14 +70,6 @@ def cases(asked: argparse.Namespace, *, cuda: bool) -> list[Case]:
     ]
 
 
-def median_of(ratios: Sequence[float]) -> Figures:
-    """The median, and the quarters."""
-    if len(ratios) < 2:
-        return {"median": ratios[0], "quarters": [ratios[0], ratios[0]]}
-    low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
-    return {"median": middle, "quarters": [low, high]}
-
-
 def tensor_part(asked: argparse.Namespace, *, cuda: bool) -> list[Figures]:
     """All cases, printed as they come. Ends the benchmark if the ranks fail or the two ways disagree."""
     print(
@@ -99,7 +83,7 @@ def tensor_part(asked: argparse.Namespace, *, cuda: bool) -> list[Figures]:
             row = _next(first)
             if not row["difference"] <= TOLERANCE[asked.compute]:
                 sys.exit(f"the two ways do not compute the same: {row['difference']:.1e}")
-            ratio = median_of([a / b for a, b in zip(row["ours"], row["theirs"], strict=True)])
+            ratio = middle([a / b for a, b in zip(row["ours"], row["theirs"], strict=True)])
             rows.append(
                 row | {"stage": case.name, "sequence_parallel": sequence_parallel, "ranks": asked.ranks, "ratio": ratio}
             )
@@ -152,85 +136,19 @@ def _next(pipe: Connection) -> Figures:
         sys.exit("the ranks failed")
 
 
-def orders_part(asked: argparse.Namespace, *, cuda: bool) -> Figures:
-    """Round trips and restarts, printed."""
-    from mesh_orders import orders, restarts
-
-    devices = [f"cuda:{rank}" if cuda else "cpu" for rank in range(asked.ranks)]
-    turns, times, kills = (2, 20, 1) if asked.quick else (asked.turns, 500, 7)
-    trips = orders(devices, turns=turns, times=times)
-    beside = {
-        way: median_of([a / b for a, b in zip(trips["order"], trips[way], strict=True)])
-        for way in ("broadcast", "pipe")
-    }
-    print(
-        f"\nan order to {len(devices)} ranks and back: {1e6 * statistics.median(trips['order']):.0f} us; "
-        + "; ".join(
-            f"{ratio['median']:.2f} ({ratio['quarters'][0]:.2f} - {ratio['quarters'][1]:.2f}) of "
-            f"{'a broadcast and a gather' if way == 'broadcast' else 'bare pipes'} "
-            f"({1e6 * statistics.median(trips[way]):.0f} us)"
-            for way, ratio in beside.items()
-        ),
-        flush=True,
-    )
-    found = restarts(devices, times=kills)
-    ratio = median_of([a / b for a, b in zip(found["back"], found["import torch"], strict=True)])
-    print(
-        f"a killed rank is noticed after {1e3 * statistics.median(found['noticed']):.0f} ms, all are back "
-        f"{statistics.median(found['back']):.2f} s later: {ratio['median']:.2f} ({ratio['quarters'][0]:.2f} - "
-        f"{ratio['quarters'][1]:.2f}) of a cold import of torch ({statistics.median(found['import torch']):.2f} s)"
-    )
-    return {"trips": trips, "vs": beside, "restarts": found, "back_vs_import": ratio, "ranks": len(devices)}
-
-
-def engine_part(asked: argparse.Namespace, *, cuda: bool) -> list[Figures]:
-    """Both engines, printed."""
-    from mesh_engine import microbatches
-
-    if asked.ranks == 1:
-        print("\nengine: one rank is no mesh, it is the engine in process")
-        return []
-    devices = [f"cuda:{rank}" if cuda else "cpu" for rank in range(asked.ranks)]
-    print(f"\n{'engine':8} {f'{asked.ranks} ranks':>18} {'in process':>12} {'ratio':>8}  middle half  difference  load")
-    rows = []
-    for case in cases(asked, cuda=cuda):
-        row: Figures = microbatches(case, devices)
-        if not row["difference"] <= TOLERANCE[asked.compute]:
-            sys.exit(f"the two engines do not compute the same: {row['difference']:.1e}")
-        ratio = median_of([a / b for a, b in zip(row["mesh"], row["in process"], strict=True)])
-        rows.append(row | {"stage": case.name, "ranks": asked.ranks, "ratio": ratio})
-        mesh, own = (1e3 * statistics.median(row[way]) for way in ("mesh", "in process"))
-        low, high = ratio["quarters"]
-        print(
-            f"{case.name:8} {mesh:15.1f} ms {own:9.1f} ms {ratio['median']:8.2f}  {low:.2f} - {high:.2f}   "
-            f"{row['difference']:.1e}     {os.getloadavg()[0]:.1f}",
-            flush=True,
-        )
-    return rows
-
-
-PARTS: dict[str, Callable[..., Any]] = {"tensor": tensor_part, "orders": orders_part, "engine": engine_part}
-
-
 def main() -> None:
     """Measure, print, write JSON if asked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", default=",".join(PARTS), help="which of them, with commas  [all]")
+    parser = Benchmark(__doc__, quick="a tiny stage, two turns: that it runs, not how fast")
     parser.add_argument("--ranks", type=int, help="default: 2, with CUDA the number of GPUs")
     parser.add_argument("--compute", choices=list(TOLERANCE), help="default: fp32, with CUDA bf16")
     parser.add_argument("--turns", type=int, default=15)
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--quick", action="store_true", help="a tiny stage, two turns: that it runs, not how fast")
-    asked = parser.parse_args()
+    asked = parser.asked()
     cuda = torch.cuda.is_available()
     asked.compute = asked.compute or ("bf16" if cuda else "fp32")
     asked.ranks = asked.ranks or (torch.cuda.device_count() if cuda else 2)
     os.environ["OMP_NUM_THREADS"] = "1"
-    if unknown := set(asked.part.split(",")) - set(PARTS):
-        parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
-    figures = {part: PARTS[part](asked, cuda=cuda) for part in asked.part.split(",")}
-    if asked.json:
-        asked.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    figures = {"tensor": tensor_part(asked, cuda=cuda)}
+    write(asked.json, figures)
 
 
 if __name__ == "__main__":

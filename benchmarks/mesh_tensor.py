@@ -13,12 +13,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from harness import in_turns
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -249,13 +251,8 @@ def _compare(case: Case, *, sequence_parallel: bool, device: torch.device) -> di
     ways = {"ours": ours, "theirs": theirs}
     far = torch.tensor([_difference(ours, ours.step(hidden, labels), theirs.step(hidden, labels))], device=device)
     dist.all_reduce(far, op=dist.ReduceOp.MAX)
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for turn in range(1 + case.turns):  # the first warms up
-        for name in list(ways)[:: 1 if turn % 2 else -1]:  # nobody always goes first
-            took = _timed(ways[name], hidden, labels, case.repeats, device)
-            if turn:
-                seconds[name].append(took)
-    return seconds | {"difference": far.item()}
+    timed = {name: partial(_timed, way, hidden, labels, case.repeats, device) for name, way in ways.items()}
+    return in_turns(timed, case.turns) | {"difference": far.item()}
 
 
 def _timed(way: Ours | Theirs, hidden: list[Tensor], labels: list[Tensor], repeats: int, device: torch.device) -> float:

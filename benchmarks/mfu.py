@@ -17,18 +17,17 @@ No figure for devices that the table does not know, such as every CPU.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import json
 import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
+from harness import Benchmark, in_turns, ratio, write
 from torch import Tensor
 
 from swarmnet.ids import Ballot, Chain, PeerId, RoundId
@@ -251,25 +250,19 @@ def measure(size: Size, device: torch.device, compute: Compute, *, turns: int, s
         "plain": plain(manifest, batches, device, compute=compute),
     }
     losses = {name: [step() for _ in range(steps)] for name, step in ways.items()}
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for turn in range(turns):
-        for name in list(ways)[:: 1 if turn % 2 else -1]:  # nobody always goes first
-            seconds[name].append(timed(ways[name], device))
+    seconds = in_turns({name: partial(timed, step, device) for name, step in ways.items()}, turns, warmup=0)
     peak = peak_flops(device)
     mfu = None if peak is None else flops_per_step(size) / statistics.median(seconds["ours"]) / peak
-    ratio = statistics.median(a / b for a, b in zip(seconds["ours"], seconds["plain"], strict=True))
-    return {"losses": losses, **seconds, "ratio": ratio, "mfu": mfu}
+    return {"losses": losses, **seconds, "ratio": ratio(seconds["ours"], seconds["plain"]), "mfu": mfu}
 
 
 def main() -> None:
     """Measure, print, write JSON if asked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Benchmark(__doc__, quick="a tiny stage, two turns: that it runs, not how fast")
     parser.add_argument("--compute", choices=["fp32", "bf16"], default="bf16")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--turns", type=int, default=9)
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--quick", action="store_true", help="a tiny stage, two turns: that it runs, not how fast")
-    asked = parser.parse_args()
+    asked = parser.asked()
     device = torch.device(asked.device)
     size = TINY if asked.quick else fitting(device)
     found = measure(size, device, asked.compute, turns=2 if asked.quick else asked.turns)
@@ -281,8 +274,7 @@ def main() -> None:
         )
     utilised = "unknown for this device" if found["mfu"] is None else f"{found['mfu']:.1%}"
     print(f"ours / plain {found['ratio']:.2f}   MFU {utilised}   load {os.getloadavg()[0]:.1f}")
-    if asked.json:
-        asked.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    write(asked.json, found)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ benchmarks/routers.py:
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import os
@@ -27,6 +26,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+
+from harness import Benchmark, write
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -182,10 +183,9 @@ def run_command(words: list[str]) -> None:
 
 def main() -> int:
     """Run, print, and write JSON if asked. 1 if fewer than 95 % of the cone pairs speak directly."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Benchmark(__doc__)
     parser.add_argument("--nats", nargs="+", choices=NATS, default=NATS, metavar="KIND")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    arguments = parser.parse_args()
+    arguments = parser.asked()
     if reason := routers.why_not():
         parser.error(reason)
     rows = []
@@ -201,10 +201,8 @@ def main() -> int:
     direct = sum(row["direct"] for row in cones)
     share = direct / max(sum(row["direct"] + row["relayed"] for row in cones), 1)
     found = {"rows": rows, "cone_pairs_direct": round(share, 4), "load": os.getloadavg()[0]}
-    text = json.dumps(found, indent=2)
-    print(text)
-    if arguments.json:
-        arguments.json.write_text(text + "\n")
+    print(json.dumps(found, indent=1))
+    write(arguments.json, found)
     return 0 if share >= 0.95 or not cones else 1
 
 

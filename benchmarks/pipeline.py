@@ -23,9 +23,7 @@ of, beside a plain loop of forward and backward: the same two modules, in two pr
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import json
 import multiprocessing
 import os
 import statistics
@@ -42,6 +40,7 @@ from typing import Any
 import stage_cost
 import torch
 import torch.distributed as dist
+from harness import Benchmark, write
 from stage_cost import Costs, Plain
 from torch import Tensor, nn
 
@@ -517,16 +516,14 @@ def print_costs(stages: dict[str, dict[str, dict[str, float]]], trainer_ms: floa
 
 def main() -> None:
     """Measure, print the table, write the figures."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser = Benchmark(__doc__, quick="a tiny model, one short turn: that it runs, not how fast")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--steps", type=int, default=10, help="timed steps of a turn")
     parser.add_argument("--warmup", type=int, default=3, help="steps of a turn before the timed ones")
     parser.add_argument("--microbatches", type=int, default=8, help="of one step")
     parser.add_argument("--slots", type=int, default=4, help="microbatches a peer of the swarm holds at once")
     parser.add_argument("--costs", action="store_true", help="only what a microbatch is made of")
-    parser.add_argument("--quick", action="store_true", help="a tiny model, one short turn: that it runs, not how fast")
-    asked = parser.parse_args()
+    asked = parser.asked()
     if asked.quick:
         plan = Plan(SMALL, microbatches=4, microbatch_size=2, sequence_length=32, warmup=1, steps=2, turns=1, slots=4)
     else:
@@ -547,8 +544,7 @@ def main() -> None:
             seconds, losses, bytes_vs_2e = measure(plan)
     spent = {"microbatch_ms": stages, "trainer_ms": trainer_ms}
     if asked.costs:
-        if asked.json:
-            asked.json.write_text(json.dumps(spent, indent=2) + "\n", encoding="utf-8")
+        write(asked.json, spent)
         return
 
     def ratio(way: str, beside: str) -> float:
@@ -573,8 +569,7 @@ def main() -> None:
         "last_loss": losses,
         **spent,
     }
-    if asked.json:
-        asked.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    write(asked.json, figures)
 
 
 if __name__ == "__main__":

@@ -25,9 +25,7 @@ stages' mean rate again, or as much as it did before.
 
 from __future__ import annotations
 
-import argparse
 import heapq
-import json
 import math
 import random
 import statistics
@@ -35,7 +33,8 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+
+from harness import Benchmark, write
 
 from swarmnet.ids import PeerId
 from swarmnet.peer.placement import Serving, choose
@@ -285,7 +284,7 @@ class Ours(Simulation):
         super().__init__(trace, seed)
 
     def place(self, arrival: Arrival) -> int:
-        return choose(arrival.peer, self.trace.stages, tuple(self._records.values())).stage
+        return choose(arrival.peer, self._stages, tuple(self._records.values())).stage
 
     def changed(self, member: Member) -> None:
         peer = member.who.peer
@@ -378,13 +377,12 @@ class Ours(Simulation):
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--json", type=Path)
+    parser = Benchmark(__doc__)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--hours", type=float, default=32.0)
     parser.add_argument("--peers", type=int, default=200)
     parser.add_argument("--stages", type=int, default=8)
-    options = parser.parse_args()
+    options = parser.asked()
     trace = trace_of(options.seed, options.hours, options.peers, options.stages)
     began = time.monotonic()
     rules = replace(Rules(), fetch_s=10.0)
@@ -409,11 +407,10 @@ def main() -> int:
         )
     print(f"took {time.monotonic() - began:.0f} s")
     ours = found["ours"]
-    if options.json:
-        result = {"overall": ours.share(), "last_hour": ours.share(3600)}
-        result |= {name: each.share() for name, each in found.items() if name != "ours"}
-        result |= {"moves_per_peer_hour": ours.moves / ours.peer_hours, "back_s": sorted(ours.back)}
-        options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    result = {"overall": ours.share(), "last_hour": ours.share(3600)}
+    result |= {name: each.share() for name, each in found.items() if name != "ours"}
+    result |= {"moves_per_peer_hour": ours.moves / ours.peer_hours, "back_s": sorted(ours.back)}
+    write(options.json, result)
     return 0
 
 

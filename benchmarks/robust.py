@@ -15,14 +15,12 @@ the median over seeds. 1.00 is no harm.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
+from harness import Benchmark, write
 from torch import Tensor
 
 from swarmnet.data.sampler import Sampler
@@ -129,13 +127,12 @@ def train(reducer: str, attack: str | None, *, steps: int, seed: int = 0) -> tup
 
 def main() -> None:
     """Print the table; write it as JSON where asked."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser = Benchmark(__doc__)
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--reducer", action="append", choices=REDUCERS)
     parser.add_argument("--attack", action="append", choices=tuple(ATTACKS))
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+    options = parser.asked()
     torch.set_num_threads(1)
     attacks: list[str | None] = [None, *(options.attack or ATTACKS)]
     clean = [train("sum", None, steps=options.steps, seed=seed)[0] for seed in range(options.seeds)]
@@ -149,8 +146,7 @@ def main() -> None:
             row[attack or "nobody"] = statistics.median(one / base for one, base in zip(found, clean, strict=True))
         rows.append(row)
         print(f"{reducer:14}" + "".join(f"{row[attack or 'nobody']:11.3f}" for attack in attacks), flush=True)
-    if options.json:
-        options.json.write_text(json.dumps({"clean_loss": statistics.median(clean), "rows": rows}, indent=1) + "\n")
+    write(options.json, {"clean_loss": statistics.median(clean), "rows": rows})
 
 
 if __name__ == "__main__":

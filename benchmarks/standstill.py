@@ -18,16 +18,15 @@ to the bit, or the benchmark fails.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import itertools
-import json
 import statistics
 import sys
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
-from pathlib import Path
+
+from harness import Benchmark, progress, write
 
 from swarmnet.manifest.timers import Timers
 from swarmnet.testing.plan import Plan
@@ -202,20 +201,17 @@ def measure(row: Row, moments: int) -> Found:
 
 def main() -> int:
     """Measure, print, write. Exits with 1 if a bound is missed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there, too")
+    parser = Benchmark(__doc__, quick="no row of more than three replicas")
     parser.add_argument("--moments", type=int, default=8, metavar="N", help="of a step, in each of which is struck; 8")
     parser.add_argument("--only", default="", metavar="TEXT", help="rows whose names contain this")
-    parser.add_argument("--quick", action="store_true", help="no row of more than three replicas")
-    args = parser.parse_args()
+    args = parser.asked()
     rows = [row for row in ROWS if args.only in row.name and not (args.quick and row.replicas > 3)]
     if not rows:
         parser.error(f"--only: no row has {args.only!r} in its name; there are: {', '.join(r.name for r in ROWS)}")
     warnings.filterwarnings("ignore", "coroutine .* was never awaited")  # a run that is broken off leaves them
     print(f"{'fault':46} {'step':>7} {'median':>8} {'worst':>8} {'bound':>7}")
     found = []
-    for number, row in enumerate(rows, 1):
-        print(f"[{number} of {len(rows)}] {row.name}", file=sys.stderr, flush=True)
+    for row in progress(rows, lambda row: row.name):
         moments = args.moments if row.replicas < 32 else max(1, args.moments // 4)
         one = measure(row, moments)
         found.append(one)
@@ -225,8 +221,7 @@ def main() -> int:
             f"{one.bound_s:5.1f} s{missed}",
             flush=True,
         )
-    if args.json:
-        args.json.write_text(json.dumps([asdict(each) for each in found], indent=1) + "\n")
+    write(args.json, [asdict(each) for each in found])
     return int(any(each.worst_s > each.bound_s for each in found))
 
 

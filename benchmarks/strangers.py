@@ -22,7 +22,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
-import json
 import logging
 import multiprocessing
 import os
@@ -31,9 +30,9 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
+from harness import Benchmark, listed, write
 from strangers_lies import BESIDE, LIES, OPEN, STAGE, Lie
 
 from swarmnet.ids import PeerId, RunId
@@ -345,33 +344,32 @@ def print_row(row: Row, part: str) -> None:
     )
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the table there, too")
-    parser.add_argument("--rows", metavar="NAME,...", help="only these lies (see --list)")
-    parser.add_argument("--parts", default=",".join(PARTS), help="of the table: %(default)s")
-    parser.add_argument("--liars", default="1,2", help="in a row of three honest members: %(default)s")
+def _wrong(typed: argparse.Namespace) -> str:
+    """What is wrong with the flags, in one line."""
+    if unknown := [name for name in typed.rows or () if name not in LIES | OPEN]:
+        return f"no such lie: {unknown[0]}; --list names them"
+    if not set(typed.parts) <= set(PARTS) or not set(typed.liars) <= {"1", "2"}:
+        return f"--parts takes {','.join(PARTS)} and --liars takes 1,2"
+    return "" if typed.seconds > 0 and typed.processes > 0 else "--seconds must be above 0 and --processes at least 1"
+
+
+def main() -> None:
+    parser = Benchmark(__doc__)
+    parser.add_argument("--rows", type=listed(str), metavar="NAME,...", help="only these lies (see --list)")
+    parser.add_argument("--parts", type=listed(str), default=",".join(PARTS), help="of the table: %(default)s")
+    parser.add_argument(
+        "--liars", type=listed(str), default="1,2", help="in a row of three honest members: %(default)s"
+    )
     parser.add_argument("--seconds", type=float, default=LIE_FOR_S, help="of lying, virtual (%(default).0f)")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="rows at a time (%(default)d)")
     parser.add_argument("--list", action="store_true", help="name the lies, and what each does")
-    options = parser.parse_args()
-    every = LIES | OPEN
+    options = parser.asked(_wrong)
     if options.list:
-        for name, kind in every.items():
+        for name, kind in (LIES | OPEN).items():
             print(f"{name:24} {kind.words}{' (open)' if name in OPEN else ''}")
-        return 0
-    names = options.rows.split(",") if options.rows else list(every)
-    if unknown := [name for name in names if name not in every]:
-        print(f"strangers: no such lie: {unknown[0]}; --list names them", file=sys.stderr)
-        return 2
-    wanted, liars = options.parts.split(","), options.liars.split(",")
-    if not set(wanted) <= set(PARTS) or not set(liars) <= {"1", "2"}:
-        print(f"strangers: --parts takes {','.join(PARTS)} and --liars takes 1,2", file=sys.stderr)
-        return 2
-    if options.seconds <= 0 or options.processes < 1:
-        print("strangers: --seconds must be above 0 and --processes at least 1", file=sys.stderr)
-        return 2
-    parts = tasks(names, options.seconds, [int(number) for number in liars])
+        return
+    wanted = options.parts
+    parts = tasks(options.rows or list(LIES | OPEN), options.seconds, [int(number) for number in options.liars])
     every_task = [(part, task) for part in wanted for task in parts[part]]
     told: dict[str, list[dict[str, Any]]] = {part: [] for part in parts}
     print(f"     {'lie':30} {'steps':>5} / alone  ratio  longest   weights named in")
@@ -386,12 +384,10 @@ def main() -> int:
             print_row(row, part)
             told[part].append(as_json(row, part))
             print(f"{number} of {len(every_task)} runs", file=sys.stderr, flush=True)
-            if options.json:
-                options.json.write_text(json.dumps(told, indent=1) + "\n")
+            write(options.json, told)
     held = sum(row["holds"] for row in told["rows"])
     print(f"{held} of {len(told['rows'])} rows hold: {LEAST} of the undisturbed steps, weights equal, liar named")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

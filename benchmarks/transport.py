@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import multiprocessing
 import os
 import socket
@@ -26,16 +25,18 @@ import struct
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from multiprocessing.connection import Connection
-from pathlib import Path
+
+from harness import Benchmark, cpu_seconds, listed, ratio, write
 
 from swarmnet.ids import PeerId, RunId
-from swarmnet.messages import Answer, Control, Gradient, Packed, Process, Request
+from swarmnet.messages import Answer, Gradient, Packed, Process, Request
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import Identity
 from swarmnet.net.tls import Leaf
+from swarmnet.testing.doubles import FakeService
 from swarmnet.transport import ReadPayload
 
 RUN = RunId("00" * 32)
@@ -43,27 +44,17 @@ MB = 1_000_000
 Push = Callable[[bytes], Awaitable[None]]
 
 
-class Sink:
-    """A service that takes every payload and says how long it was."""
-
-    def on_tell(self, caller: PeerId, message: Control) -> None:
-        """Nothing is told here."""
-
-    async def on_call(self, caller: PeerId, request: Request, payload: ReadPayload) -> AsyncIterator[Answer]:
-        """Read, acknowledge."""
-        yield Gradient(0.0, sum(tensor.num_bytes for tensor in await payload()))
-
-    def on_reached(self, peer: PeerId) -> None:
-        """Nobody is told anything."""
-
-    def on_gone(self, peer: PeerId, *, definite: bool) -> None:
-        """The benchmark is over."""
+async def take(caller: PeerId, request: Request, payload: ReadPayload) -> AsyncGenerator[Answer, None]:
+    """Every payload, and say how long it was."""
+    yield Gradient(0.0, sum(tensor.num_bytes for tensor in await payload()))
 
 
 def make_transport(book: dict[PeerId, tuple[str, ...]], *, bulk_port: int | None = 0) -> GrpcTransport:
     """Our transport with a fresh identity."""
     identity = Identity.generate()
-    return GrpcTransport(identity, RUN, addresses=lambda p: book.get(p, ()), service=Sink(), bulk_port=bulk_port)
+    return GrpcTransport(
+        identity, RUN, addresses=lambda p: book.get(p, ()), service=FakeService(take), bulk_port=bulk_port
+    )
 
 
 # ---------------------------------------------------------------- the receiving process
@@ -230,12 +221,6 @@ async def rate(push: Push, data: bytes, *, count: int, flight: int) -> float:
     return count * len(data) / 1e9 / (time.perf_counter() - began)
 
 
-def cpu_s(pid: int) -> float:
-    """CPU seconds that a process has used."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 Found = dict[str, dict[int, list[float]]]
 """way -> size in MB -> one figure of every round."""
 
@@ -253,21 +238,17 @@ async def measure(where: dict, args: argparse.Namespace) -> tuple[Found, dict[st
         for size in args.sizes:
             data = bytes(size * MB)
             count = max(args.flight, args.megabytes // size)
+            pids = os.getpid(), where["pid"]
             for turn in range(args.rounds + 1):
                 for name, push in ways.items():
                     share = max(args.flight, count // 4) if name == "hivemind" else count
-                    before_s = cpu_s(os.getpid()) + cpu_s(where["pid"])
+                    before_s = cpu_seconds(pids)
                     speed = await rate(push, data, count=share, flight=args.flight)
-                    cost_s = cpu_s(os.getpid()) + cpu_s(where["pid"]) - before_s
+                    cost_s = cpu_seconds(pids) - before_s
                     if turn:  # the first round warms up
                         rates.setdefault(name, {}).setdefault(size, []).append(speed)
                         spent.setdefault(name, {}).setdefault(size, []).append(1e9 * cost_s / (share * len(data)))
     return rates, {name: {s: statistics.mean(v) for s, v in sizes.items()} for name, sizes in spent.items()}
-
-
-def paired(ours: list[float], theirs: list[float]) -> float:
-    """Median over rounds of the ratio within a round."""
-    return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
 def report(rates: Found, cpu: dict[str, dict[int, float]], args: argparse.Namespace) -> dict[str, object]:
@@ -281,8 +262,8 @@ def report(rates: Found, cpu: dict[str, dict[int, float]], args: argparse.Namesp
     ratios: dict[str, dict[int, float]] = {}
     for name in ("grpc", "hivemind", "tcp", "tls"):
         if name in middle:
-            ratios[name] = {size: paired(rates["ours"][size], rates[name][size]) for size in args.sizes}
-            print(f"{'vs ' + name:10}" + "".join(f"{f'{ratio:.2f}x':>16}" for ratio in ratios[name].values()))
+            ratios[name] = {size: ratio(rates["ours"][size], rates[name][size]) for size in args.sizes}
+            print(f"{'vs ' + name:10}" + "".join(f"{f'{found:.2f}x':>16}" for found in ratios[name].values()))
     print("CPU seconds per GB, both processes")
     for name, sizes in cpu.items():
         print(f"{name:10}" + "".join(f"{sizes[size]:>16.2f}" for size in args.sizes))
@@ -303,14 +284,13 @@ def report(rates: Found, cpu: dict[str, dict[int, float]], args: argparse.Namesp
 
 def main() -> None:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write the ratios here")
-    parser.add_argument("--sizes", type=lambda text: [int(size) for size in text.split(",")], default=[1, 4, 16, 64])
+    parser = Benchmark(__doc__)
+    parser.add_argument("--sizes", type=listed(int), default=[1, 4, 16, 64])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--flight", type=int, default=2, help="tensors in flight")
     parser.add_argument("--megabytes", type=int, default=256, help="data per round and size")
     parser.add_argument("--no-hivemind", action="store_true")
-    args = parser.parse_args()
+    args = parser.asked()
     ways = [] if args.no_hivemind else ["hivemind"]
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
@@ -321,8 +301,7 @@ def main() -> None:
     ours.close()
     child.join()
     found = report(rates, cpu, args)
-    if args.json:
-        args.json.write_text(json.dumps(found, indent=2) + "\n")
+    write(args.json, found)
 
 
 if __name__ == "__main__":

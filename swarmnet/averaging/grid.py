@@ -260,7 +260,7 @@ def _near(first: PeerId, known: Mapping[PeerId, Mapping[PeerId, float]]) -> dict
 # Drawn by hash from what all members of a round know, so nobody is asked (NoLoCo, arXiv:2506.10911, for pairs). A few
 # draws take turns: the same members meet again in the same turn, so that each need remember few of those it agreed with
 # (`sums.references`). Who misses a round is a group of its own. How fast values mix is measured in
-# benchmarks/grouping.py.
+# tests/sim/test_sim_groups.py.
 
 
 def random_groups(members: Iterable[PeerId], size: int, stage: int, turn: int) -> list[tuple[PeerId, ...]]:

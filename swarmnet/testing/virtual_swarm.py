@@ -566,6 +566,10 @@ class VirtualSwarm(EventFold):
         """Live peers that do not lie."""
         return [node for node in self.nodes if node.up and node.peer_id not in self.guises]
 
+    def applied_at(self, version: int) -> float:
+        """When the first replica had that version of the weights."""
+        return min(at for at, _, event, fields in self.events if event == "applied" and fields["version"] == version)
+
     def replicas(self, stage: int) -> list[Node]:
         """Live peers that serve a stage."""
         return [node for node in self.nodes if node.up and stage in node.stages]

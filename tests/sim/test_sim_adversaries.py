@@ -171,6 +171,8 @@ def test_the_benchmark_refuses_what_it_does_not_know_in_one_line(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["strangers.py", *words])
-    assert strangers.main() == 2
+    with pytest.raises(SystemExit) as ended:
+        strangers.main()
+    assert ended.value.code == 2
     told = capsys.readouterr()
     assert told.out == "" and len(told.err.splitlines()) == 1

@@ -131,7 +131,9 @@ def test_what_the_benchmark_does_not_know_it_refuses_in_one_line(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["audit.py", *words])
-    assert audit.main() == 2
+    with pytest.raises(SystemExit) as ended:
+        audit.main()
+    assert ended.value.code == 2
     told = capsys.readouterr()
     assert told.out == "" and len(told.err.splitlines()) == 1
 

@@ -12,12 +12,12 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from benchmark_modules import load
 from further import further
 from strike import check_always, kill_and_restart, leader_of, until, watched
 from test_sim_drain import Farewells, executions, indexes
 from test_sim_random import KINDS, LONG, SEEDS, run
 from test_sim_scenarios import POINTS, STEP, Trap, held, state
+from timeline import Timeline, seconds_of
 
 from swarmnet.manifest.schema import Audits
 from swarmnet.messages import Process
@@ -25,8 +25,6 @@ from swarmnet.testing.plan import Plan
 from swarmnet.testing.virtual_engine import tokens_of
 from swarmnet.testing.virtual_reference import SimulatedReference
 from swarmnet.testing.virtual_swarm import Node, VirtualSwarm
-
-timelines = load("timeline")
 
 PLAN = Plan(stages=2, replicas=2, microbatches=6, steps=4, averaging_s=0.3, sync="overlap")
 """Averaging takes longer than computing, so both open steps are at work most of the time."""
@@ -256,11 +254,11 @@ def stalls(sync: str) -> tuple[list[float], float]:
     """(seconds per step that each device waits for averaging, seconds per step), steady state."""
     # With audits a device has something to do while it waits.
     swarm = VirtualSwarm(replace(BUSY, sync=sync, audit=Audits(microbatches=0.0, contributions=0.0)), 1)
-    timeline = timelines.Timeline(swarm)
+    timeline = Timeline(swarm)
     swarm.run(until_s=60.0)
-    begin, end = timeline.applied_at(2), timeline.applied_at(6)
+    begin, end = swarm.applied_at(2), swarm.applied_at(6)
     assert all(bar.stop - bar.start >= 0.4 for bar in timeline.bars() if bar.what == "averaging")
-    waited = [timelines.seconds_of(timeline.stalls(node.peer_id, begin, end)) / 4 for node in swarm.nodes]
+    waited = [seconds_of(timeline.stalls(node.peer_id, begin, end)) / 4 for node in swarm.nodes]
     return waited, (end - begin) / 4
 
 

@@ -27,9 +27,9 @@ print(json.dumps(found))
 
 
 def test_help_is_there_at_once() -> None:
-    programs = [
-        path.stem for path in sorted((ROOT / "benchmarks").glob("*.py")) if "ArgumentParser(" in path.read_text("utf-8")
-    ]
+    files = {path.stem: path.read_text("utf-8") for path in sorted((ROOT / "benchmarks").glob("*.py"))}
+    # Parts of benchmarks, which run in processes of their own, take no flags.
+    programs = [name for name, text in files.items() if "__main__" in text and name not in ("links", "stage_cost")]
     assert {"mesh", "pipeline"} < set(programs)
     asked = subprocess.run([sys.executable, "-c", ASK, *programs], cwd=ROOT, capture_output=True, text=True)
     assert asked.returncode == 0, asked.stderr

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PARTS = ["tests", "mfu", "mesh", "apply", "codecs", "activations", "desk", "swarm"]
+PARTS = ["tests", "mfu", "mesh", "apply", "codecs", "activations", "swarm"]
 
 
 def check(folder: Path, python: str, **environment: str) -> subprocess.CompletedProcess[str]:

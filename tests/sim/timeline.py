@@ -70,12 +70,6 @@ class Timeline:
             before, jobs, calls = now, jobs + more_jobs, calls + more_calls
         return found
 
-    def applied_at(self, version: int) -> float:
-        """When the first replica had that version."""
-        return min(
-            at for at, _, event, fields in self._swarm.events if event == "applied" and fields["version"] == version
-        )
-
     # ------------------------------------------------------------ watching
 
     def _ahead(self, version: int) -> int:
