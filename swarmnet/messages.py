@@ -191,7 +191,7 @@ class Commit:
     bans: Annotated[BannedPeers, Proto(17)] = ()
     """Peers that the stage bans from the run: a vote vouches for each of these."""
     table: Annotated[bytes, Size(16), Proto(18)] = b""
-    """Of the stage's exclusions before it (`step.exclusion.digest_of`): so the chain stands for them, too."""
+    """Of the stage's exclusions before it (`step.commits.digest_of`): so the chain stands for them, too."""
 
     def __post_init__(self) -> None:
         # What is signed, and the chain, are of bits: equal commits must have equal ones, and -0.0 == 0.0.

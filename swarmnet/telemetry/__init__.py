@@ -1,4 +1,4 @@
-"""Logs and events: `log = telemetry.get(__name__)`, then `log.info("round_done", round=3, members=5)`.
+"""Logs and events: `log = telemetry.get(__name__)`, then `log.info("averaged", round=3, members=5)`.
 
 `log` is the standard library's logging with fields, `events` is the file other programs read, `log.encode` is how both
 write a value.

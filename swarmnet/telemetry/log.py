@@ -31,7 +31,7 @@ _FIELDS = "swarmnet_fields"
 
 
 class FieldLogger(logging.LoggerAdapter[logging.Logger]):
-    """A logger whose keyword arguments are fields: `log.warning("peer_lost", peer=peer, seconds=2.5)`."""
+    """A logger whose keyword arguments are fields: `log.warning("rank_lost", rank=1, seconds=2.5)`."""
 
     def __init__(self, logger: logging.Logger) -> None:
         super().__init__(logger, {})
@@ -122,7 +122,7 @@ def _hush(ours: int) -> None:
 
 
 class TextFormatter(logging.Formatter):
-    """`12:03:04 round_done round=3 members=5`; above info a letter says how bad, and another package says its name."""
+    """`12:03:04 averaged round=3 members=5`; above info a letter says how bad, and another package says its name."""
 
     def format(self, record: logging.LogRecord) -> str:
         """One line, and the traceback below it if there is one."""
