@@ -152,7 +152,7 @@ class SnapshotFetch:
         return await self._witnessed(offers, sources, version) if offers and self._witnesses else (offers, busy_s)
 
     async def _witnessed(self, offers: Offers, sources: Sequence[PeerId], version: int) -> tuple[Offers, float | None]:
-        """The snapshot that its witnesses agree on, if there is one; all that are not false, if there are no witnesses.
+        """The snapshot that its witnesses agree on, if there is one; all that are not false, if no witness is a source.
 
         With fewer than a quorum of the largest group of witnesses no snapshot is taken: a forged chain has witnesses,
         too. One witness alone is believed as long as no source contradicts it. Of two with equally many the older one
@@ -160,15 +160,14 @@ class SnapshotFetch:
         """
         assert self._witnesses is not None
         named = await self._named(self._witnesses, offers)
-        if not any(of.witnesses for of in named.values()):
-            return {snapshot: offers[snapshot] for snapshot in named}, None
         asked = {snapshot: of.witnesses & set(sources) for snapshot, of in named.items() if of.witnesses & set(sources)}
+        # Those who contributed may all have been lost since, or be this peer itself before it was started again.
+        if not asked:
+            return {snapshot: offers[snapshot] for snapshot in named}, None
         found = await asyncio.gather(*(self._votes(snapshot, offers, of, version) for snapshot, of in asked.items()))
         votes = dict(zip(asked, found, strict=True))
         ranked = sorted(votes, key=lambda snapshot: (-len(votes[snapshot].agreed), snapshot.header.version))
         busy_s = min((of.busy_s for of in found if of.busy_s is not None), default=None)
-        if not ranked:
-            return {}, busy_s
         best, (agreed, heard, _) = ranked[0], votes[ranked[0]]
         ties = [other for other in ranked[1:] if len(votes[other].agreed) == len(agreed)]
         rivals = [
