@@ -164,7 +164,7 @@ def ours(plan: Plan, *, first: int = 1) -> Ours:
             swarm.limit(node, up_bytes_per_s=LINE / SMALLER, down_bytes_per_s=LINE / SMALLER)
 
     swarm.run(until_s=1e6, script=narrow)
-    begin, end = swarm.applied_at(first), swarm.applied_at(plan.steps)
+    begin, end = swarm.applied_at[first], swarm.applied_at[plan.steps]
     jobs = [job for node in swarm.nodes for engine in node.engines.values() for job in engine.device.log]
     busy = sum(min(job.stop, end) - max(job.start, begin) for job in jobs if job.stop > begin and job.start < end)
     exchange_s, barrier_s = 0.0, 0.0

@@ -134,7 +134,7 @@ def simulated(of: Fleet, *, steps: int = 4, first: int = 1) -> tuple[float, floa
             swarm.limit(node, up_bytes_per_s=site.bytes_per_s / SMALLER, down_bytes_per_s=site.bytes_per_s / SMALLER)
 
     swarm.run(until_s=10_000.0, script=narrow)
-    seconds = (swarm.applied_at(steps) - swarm.applied_at(first)) / (steps - first)
+    seconds = (swarm.applied_at[steps] - swarm.applied_at[first]) / (steps - first)
     return seconds, 1 - found.compute_s / seconds
 
 

@@ -212,6 +212,8 @@ class VirtualSwarm(EventFold):
         self.disks: dict[PeerId, SimulatedDisk] = {}
         self.events: list[tuple[float, PeerId, str, dict[str, Any]]] = []
         self.counts: Counter[str] = Counter()
+        self.applied_at: dict[int, float] = {}
+        """When the first replica had each version of the weights by its own update."""
         self.recent_moves: dict[PeerId, RecentMoves] = {}
         self.checker = InvariantChecker(plan.stages, plan.steps, plan.microbatches)
         self.bits: dict[tuple[int, Chain], int] = {}
@@ -566,10 +568,6 @@ class VirtualSwarm(EventFold):
         """Live peers that do not lie."""
         return [node for node in self.nodes if node.up and node.peer_id not in self.guises]
 
-    def applied_at(self, version: int) -> float:
-        """When the first replica had that version of the weights."""
-        return min(at for at, _, event, fields in self.events if event == "applied" and fields["version"] == version)
-
     def replicas(self, stage: int) -> list[Node]:
         """Live peers that serve a stage."""
         return [node for node in self.nodes if node.up and stage in node.stages]
@@ -686,9 +684,11 @@ class VirtualSwarm(EventFold):
             self.loop.failure = self.loop.failure or broken
 
     def on_applied(self, peer: PeerId, fields: dict[str, Any]) -> None:
+        self.applied_at.setdefault(fields["version"], self.loop.time())
         self._check_weights(peer, fields)
 
-    on_synced = on_applied
+    def on_synced(self, peer: PeerId, fields: dict[str, Any]) -> None:
+        self._check_weights(peer, fields)
 
     def _check_weights(self, peer: PeerId, fields: dict[str, Any]) -> None:
         stage, version, node = fields["stage"], fields["version"], self.last[peer]

@@ -37,7 +37,7 @@ def utilisation(stages: int, round_trip_s: float, slots: int, *, microbatches: i
     )
     swarm = VirtualSwarm(plan, seed=1)
     swarm.run(until_s=10_000.0)
-    begin, end = swarm.applied_at(FIRST), swarm.applied_at(STEPS)
+    begin, end = swarm.applied_at[FIRST], swarm.applied_at[STEPS]
     devices = [engine.device for node in swarm.nodes for engine in node.engines.values()]
     busy = sum(job.stop - job.start for device in devices for job in device.log if begin < job.stop <= end)
     return busy / (end - begin) / len(devices), [

@@ -256,7 +256,7 @@ def stalls(sync: str) -> tuple[list[float], float]:
     swarm = VirtualSwarm(replace(BUSY, sync=sync, audit=Audits(microbatches=0.0, contributions=0.0)), 1)
     timeline = Timeline(swarm)
     swarm.run(until_s=60.0)
-    begin, end = swarm.applied_at(2), swarm.applied_at(6)
+    begin, end = swarm.applied_at[2], swarm.applied_at[6]
     assert all(bar.stop - bar.start >= 0.4 for bar in timeline.bars() if bar.what == "averaging")
     waited = [seconds_of(timeline.stalls(node.peer_id, begin, end)) / 4 for node in swarm.nodes]
     return waited, (end - begin) / 4

@@ -562,11 +562,17 @@ def test_arrivals_that_nobody_waits_for_are_soon_not_read(monkeypatch: pytest.Mo
 
     async def scenario(world: World) -> None:
         via, stranger = await world.member(), await world.member()
-        replies = []
-        for at in range(3):
+
+        async def answer(at: int) -> type:
             async with asks(stranger, via, ARRIVE, Arrive(bytes([at]) * 16)) as end:
-                replies.append(type(await reply(end)))
-        assert replies == [Accepted, Accepted, Busy]
+                return type(await reply(end))
+
+        assert [await answer(0), await answer(1)] == [Accepted, Accepted]
+        refused: type | None = None
+        while refused is None:  # gRPC may end a call that is refused at once before its answer is read
+            with contextlib.suppress(PeerGone):
+                refused = await answer(2)
+        assert refused is Busy
 
     play(scenario)
 
