@@ -509,7 +509,7 @@ class Leader:
     def _patience_s(self, peer: PeerId) -> float:
         """How long the step waits for a member in touch that does not do its part."""
         mates, pace = self._member.membership.mates, self._member.pace
-        if peer == self.view.me or mates.keeps_vote(peer):
+        if peer not in mates.peers or peer == self.view.me or mates.keeps_vote(peer):
             return pace.patience_s
         grace_s = mates.patience_s(peer, usual_s=pace.usual_s or 0.0, least_s=self.view.timers.settle_s)
         return min(pace.patience_s, grace_s)
