@@ -222,7 +222,8 @@ class Rollbacks:
         most = max(MAX_VOTERS // len(stages), 1)
         for stage, voters in enumerate(stages):
             if voters:
-                self.voters.drop(lambda peer, of, stage=stage, voters=voters: of == stage and peer not in voters)  # type: ignore[misc]
+                for peer in [peer for peer, of in self.voters.items() if of == stage and peer not in voters]:
+                    del self.voters[peer]
             self.voters.update(dict.fromkeys(voters[-most:], stage))
 
     def recall(self, voters: Sequence[PeerId]) -> None:

@@ -223,7 +223,7 @@ class SnapshotFetch:
         # A large state takes some time to describe: a fast source must not decide before the others have.
         asked = {source: ask(source) for source in witnesses - heard}
         await first_answers(asked, counts=lambda _: has_quorum(agreed, witnesses))
-        return _Votes(agreed, heard, min(max(min(busy), _PAUSE_S), _LONGEST_WAIT_S) if busy else None)
+        return _Votes(agreed, heard, _wait_s(busy))
 
     async def _offers(self, sources: Sequence[PeerId], asked: int, version: int) -> tuple[Offers, float | None]:
         """The sources of each snapshot that is described; without any, when to ask again if sources are busy."""
@@ -234,8 +234,7 @@ class SnapshotFetch:
             if isinstance(answer, Snapshot):
                 offers.setdefault(answer, []).append(source)
         busy = [answer.retry_after_s for answer in answers.values() if isinstance(answer, Busy)]
-        # As they wish, within reason.
-        return offers, min(max(min(busy), _PAUSE_S), _LONGEST_WAIT_S) if busy and not offers else None
+        return offers, None if offers else _wait_s(busy)
 
     async def _describe(
         self, source: PeerId, asked: int, version: int, *, heard: set[PeerId] | None = None
@@ -299,6 +298,11 @@ class SnapshotFetch:
                 self._described_by.add(source)
                 fetch.plan.add(source)
             await asyncio.sleep(_LOOK_S)
+
+
+def _wait_s(busy: Sequence[float]) -> float | None:
+    """When to ask busy sources again: as they wish, within reason. None: there are none."""
+    return min(max(min(busy), _PAUSE_S), _LONGEST_WAIT_S) if busy else None
 
 
 def _past(snapshot: Snapshot) -> tuple[int, str]:

@@ -81,7 +81,8 @@ class Contributors:
         named: its contributors. signed: who has signed its sum. until: the step in which the exclusion of a peer ends.
         age: of the run, in steps.
         """
-        begins = not self._of  # those who contributed before the first commit that is known here are not
+        # Of contributions before the first commit that is known here nothing is known: its contributors have a vote.
+        begins = not self._of
         for peer in named | (signed if begins else signed & self._of.keys()):
             times = self.of(peer).times
             if begins or peer in named:

@@ -107,8 +107,8 @@ class Election:
         """Who should lead, best first: at the step, who superseded me, voters, the fewest broken lines, as drawn."""
         out, view, ruler = self._passed_over(now), self._view, self._member.overruled_by
         last = {*self._membership.may_not_lead(self._step)}
-        far_behind = self._step - self._member.shape.delay.behind(self._step) - 1  # who is leads nothing
-        last |= {peer for peer, seen in view.mates() if seen.version < far_behind}
+        weights = self._step - self._member.shape.delay.behind(self._step)  # a mate further behind cannot lead yet
+        last |= {peer for peer, seen in view.mates() if seen.version < weights - 1}
         if view.stage not in view.sparse:
             order = [peer for peer in view.leader_order(self._term_chain, now=now) if peer not in out]
             said = {

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 import pytest
 from donor_bench import PIECE, SIZE, STAGE, Line, Mate, header_at, state_at
 
 from swarmnet.errors import BadMessage, NoReplica, PeerGone, PeerTimeout, Refused, RejectCode, SwarmError
+from swarmnet.fetch.driver import HolderCalls
 from swarmnet.fetch.plan import num_pieces, piece_size, span
 from swarmnet.ids import PeerId
-from swarmnet.messages import MAX_PIECES, Answer, Busy, Content, Packed, Snapshot, SnapshotPiece, SnapshotRequest
-from swarmnet.state.snapshot_fetch import SnapshotFetch
+from swarmnet.messages import (
+    MAX_PIECES,
+    Answer,
+    Busy,
+    Content,
+    Packed,
+    Snapshot,
+    SnapshotPiece,
+    SnapshotRequest,
+    StateHeader,
+    TrailStep,
+)
+from swarmnet.state.snapshot_fetch import Named, SnapshotFetch, WitnessRule
 from swarmnet.state.snapshot_source import KEEP_S, LEASE_S
 from swarmnet.testing.doubles import run_virtual
 
@@ -23,7 +35,7 @@ ALL = -(-SIZE // PIECE)
 
 
 class Joiner:
-    def __init__(self, line: Line, *, max_bytes: int = SIZE) -> None:
+    def __init__(self, line: Line, *, max_bytes: int = SIZE, witnesses: WitnessRule | None = None) -> None:
         self.line = line
         self.errors: list[tuple[PeerId, SwarmError]] = []
         self.progress: list[tuple[int, float]] = []
@@ -34,6 +46,7 @@ class Joiner:
             failed=lambda peer, error: self.errors.append((peer, error)),
             progress=lambda snapshot, done, sources, rate: self.progress.append((done, rate)),
             unfit=self.unfit,
+            witnesses=witnesses,
         )
         self.newest = 1 << 40
 
@@ -317,6 +330,80 @@ async def test_who_vouched_for_a_copy_that_is_no_state_is_asked_no_more() -> Non
     assert first.header.version == 5
     joiner.fetcher.useless(BadMessage(RejectCode.NON_FINITE, "NaN in a snapshot"))
     assert (await joiner.fetch())[0].header.version == 4 and joiner.refused == {PeerId("a"), PeerId("b")}
+
+
+# ---------------------------------------------------------------- who is believed
+
+
+class Rule:
+    """Of each version its witnesses. classes: of weights, by peer."""
+
+    def __init__(self, witnesses: dict[int, str], classes: dict[str, str] | None = None) -> None:
+        self.witnesses, self.classes = witnesses, classes or {}
+
+    async def told(self, calls: HolderCalls, header: StateHeader, sources: Collection[PeerId]) -> list[TrailStep]:
+        return []
+
+    def of(self, header: StateHeader, steps: Collection[TrailStep]) -> Named | None:
+        return Named(frozenset(map(PeerId, self.witnesses.get(header.version, ""))), self.classes.get("usual", ""))
+
+    def class_of(self, peer: PeerId) -> str:
+        return self.classes.get(peer, "")
+
+
+def forged(*names: str, version: int = 5) -> list[Mate]:
+    """They describe another state of that version."""
+    return [Mate(name, version, size=SIZE - 1) for name in names]
+
+
+def fetched(joiner: Joiner) -> bytes | None:
+    """None: it gives up."""
+    try:
+        return run_virtual(joiner.fetch())[1]
+    except NoReplica:
+        return None
+
+
+def test_two_witnesses_of_three_are_believed_and_not_three_strangers_who_are_named() -> None:
+    joiner = Joiner(Line(Mate("a"), Mate("b"), *forged("x", "y", "z")), witnesses=Rule({5: "abc"}))
+    assert fetched(joiner) == state_at(5)
+    assert {peer for peer, _ in joiner.errors} == {"x", "y", "z"}
+
+
+def test_one_witness_alone_is_believed_unless_another_source_contradicts_it() -> None:
+    assert fetched(Joiner(Line(Mate("a")), witnesses=Rule({5: "a"}))) == state_at(5)
+    assert fetched(Joiner(Line(Mate("a"), *forged("x")), witnesses=Rule({5: "a"}))) is None
+
+
+def test_a_source_whose_weights_round_differently_contradicts_nobody() -> None:
+    rule = Rule({5: "a"}, {"usual": "one", "a": "one", "b": "two"})
+    joiner = Joiner(Line(Mate("a"), *forged("b")), witnesses=rule)
+    assert fetched(joiner) == state_at(5) and not joiner.errors
+
+
+def test_where_no_witness_is_a_source_the_state_is_taken_all_the_same() -> None:
+    """All who contributed have been lost since; or the only one is the peer that joins, started again."""
+    assert fetched(Joiner(Line(Mate("a")), witnesses=Rule({5: "k"}))) == state_at(5)
+
+
+def test_of_two_pasts_with_equally_many_witnesses_none_is_taken() -> None:
+    line = Line(Mate("a"), Mate("b"), *forged("x", "y", version=7))
+    assert fetched(Joiner(line, witnesses=Rule({5: "ab", 7: "xy"}))) is None
+    line = Line(Mate("a"), Mate("b"), Mate("c"), *forged("x", "y", version=7))
+    assert fetched(Joiner(line, witnesses=Rule({5: "abc", 7: "xy"}))) == state_at(5)
+
+
+async def test_busy_witnesses_are_waited_for() -> None:
+    line = Line(Mate("a"), Mate("b"), Mate("c"))
+    free_at = asyncio.get_running_loop().time() + 20.0
+
+    def answer(peer: PeerId, request: SnapshotRequest, said: Answer) -> Answer:
+        busy = peer != "a" and asyncio.get_running_loop().time() < free_at
+        return Busy(5.0, 5) if busy and isinstance(said, Snapshot) else said
+
+    line.intercept = answer
+    assert (await Joiner(line, witnesses=Rule({5: "abc"})).fetch())[1] == state_at(5)
+    assert asyncio.get_running_loop().time() >= free_at
 
 
 # ---------------------------------------------------------------- progress, and the arithmetic of pieces
