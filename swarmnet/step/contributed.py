@@ -73,6 +73,14 @@ class Contributors:
         """
         return max(self.of(peer).times * usual_s / _GRACE, least_s)
 
+    def begin(self, step: int, there: Iterable[PeerId]) -> None:
+        """These were there in the first step of a run, and are voters whether they contribute to it or not.
+
+        Else each side of a cut would make voters of its own, and know nobody whose chain could be the better one.
+        """
+        if not self._of:
+            self._of = dict.fromkeys(there, Contributed(step, _VOTES))
+
     def applied(
         self, commit: Commit, named: Set[PeerId], signed: Set[PeerId], until: Mapping[PeerId, int], *, age: int
     ) -> Iterable[PeerId]:

@@ -241,10 +241,13 @@ class Membership:
             if commit.stage == self.stage:
                 named |= contributors_of(finished) if finished is not None else frozenset()
                 self._note_lives(named if of.peers else signed | named)
+            age = commit.step - self._restart.version
+            if not age and commit.stage not in self._view.sparse:
+                of.begin(commit.step, {*self._view.with_state(commit.stage), *signed, *named})
             self.rolls.applied(commit)
             table = self._exclusions[commit.stage] = after(self._exclusions.get(commit.stage, ()), commit, bans)
             until = {each.peer: each.until_step for each in table if each.until_step < FOR_EVER}
-            for peer in of.applied(commit, named, signed, until, age=commit.step - self._restart.version):
+            for peer in of.applied(commit, named, signed, until, age=age):
                 if commit.stage == self.stage:
                     self._lives.pop(peer, None)
         self._name_odd(commits)

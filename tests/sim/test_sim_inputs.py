@@ -17,7 +17,7 @@ from swarmnet.manifest.schema import Data
 from swarmnet.messages import Answer, Fetched, Packed, Process, Rejected
 from swarmnet.pipeline.execution import Execution
 from swarmnet.pipeline.windows import OwnTokens, ProvenWindows
-from swarmnet.simulate import reference, swarm
+from swarmnet.testing import virtual_reference, virtual_swarm
 from swarmnet.testing.clock import SimulatedProcess
 from swarmnet.testing.doubles import FakeService
 from swarmnet.testing.network import Message
@@ -39,10 +39,10 @@ def proven(plan: Plan, monkeypatch: pytest.MonkeyPatch, seed: int = 0) -> OwnTok
     root = WindowTree(tokens, 1, Sampler(0, 200, 1, 1).num_windows).root
     data = Data(num_tokens=200, tokens_sha256=tokens.sha256, tokens_root=root, tokenizer_sha256="e" * 64)
     own = OwnTokens(tokens, data, shape.training)
-    monkeypatch.setattr(swarm, "proven_tokens_of", own.training)
-    monkeypatch.setattr(swarm.SimulatedTokens, "training", staticmethod(own.training))
-    monkeypatch.setattr(swarm, "SimulatedWindows", lambda microbatches: ProvenWindows.of(data, shape.training))
-    monkeypatch.setattr(reference, "tokens_of", lambda number: own.training(number)[:1])
+    monkeypatch.setattr(virtual_swarm, "proven_tokens_of", own.training)
+    monkeypatch.setattr(virtual_swarm.SimulatedTokens, "training", staticmethod(own.training))
+    monkeypatch.setattr(virtual_swarm, "SimulatedWindows", lambda microbatches: ProvenWindows.of(data, shape.training))
+    monkeypatch.setattr(virtual_reference, "tokens_of", lambda number: own.training(number)[:1])
     return own
 
 

@@ -12,7 +12,7 @@ from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Audits
 from swarmnet.peer.replica import ReplicaLimits
 from swarmnet.peer.swarm_health import Assessment, assess
-from swarmnet.simulate import swarm as simulated
+from swarmnet.testing import virtual_swarm
 from swarmnet.testing.plan import RUN, Plan
 from swarmnet.testing.virtual_swarm import VirtualSwarm
 from tests.benchmark_modules import load
@@ -111,7 +111,7 @@ def test_who_accuses_wrongly_has_tainted_no_step() -> None:
 def test_where_no_checkpoint_is_old_enough_the_step_stays_and_everybody_says_why(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(simulated, "ReplicaLimits", partial(ReplicaLimits, keep_checkpoints=1))
+    monkeypatch.setattr(virtual_swarm, "ReplicaLimits", partial(ReplicaLimits, keep_checkpoints=1))
     swarm, back, _ = lived("rollback", checkpoint_every=1, steps=80, seed=4)
     assert not back.moves and not is_as_if_nobody_had_lied(swarm)
     stays = said(swarm, "stays_applied")

@@ -34,6 +34,8 @@ LARGER = {
 SHORT, MOST_CACHED = 64, 1024
 """Entries of a function's cache: those that are keyed by messages are full after some hundred steps."""
 
+_HARNESS = "swarmnet.simulate", "swarmnet.testing"
+
 _LEAVES = (type, types.ModuleType, str, bytes, int, float, Enum, asyncio.AbstractEventLoop, type(None))
 
 
@@ -47,7 +49,11 @@ def sizes(roots: Iterable[object]) -> Counter[str]:
     while waiting:
         name, thing = waiting.popleft()
         module = str(type(thing).__module__)
-        if isinstance(thing, _LEAVES) or module.startswith("swarmnet.simulate") or id(thing) in seen:
+        if (
+            isinstance(thing, _LEAVES)
+            or module.startswith(("swarmnet.simulate", "swarmnet.testing"))
+            or id(thing) in seen
+        ):
             continue
         seen.add(id(thing))
         if module.startswith("swarmnet"):
@@ -91,8 +97,8 @@ def _slots(kind: type) -> list[str]:
 
 
 def caches() -> dict[str, Any]:
-    """What is known of the caches of our functions, by name; those of the simulator aside."""
-    names = [name for name in sys.modules if name.startswith("swarmnet.") and not name.startswith("swarmnet.simulate")]
+    """What is known of the caches of our functions, by name; those of the harness aside."""
+    names = [name for name in sys.modules if name.startswith("swarmnet.") and not name.startswith(_HARNESS)]
     found = (each for name in names for each in vars(sys.modules[name]).values())
     return {
         f"{f.__module__}.{f.__qualname__}": f.cache_info() for f in found if isinstance(f, functools._lru_cache_wrapper)

@@ -48,9 +48,10 @@ from swarmnet.net.records import TRAINERS, Announcement, dht_key, seal
 from swarmnet.net.tls import Leaf, trust_anchor
 from swarmnet.testing.doubles import FakeService
 from swarmnet.wire.codecs import encode
-from swarmnet.wire.convert import write_control, write_hello, write_request
+from swarmnet.wire.convert import Hello, write_control, write_hello, write_request
 from swarmnet.wire.deflate import Deflater
 from tests.unit import test_wire_messages as messages
+from tests.unit.message_strategies import of
 
 RATE, GROWTH_BYTES, SHARE = 200.0, 64 << 20, 0.9
 """Hostile messages a second, what a peer may grow by meanwhile, and of their rate what honest callers must keep."""
@@ -203,9 +204,9 @@ def drawn(strategy: st.SearchStrategy[bytes], number: int) -> list[bytes]:
     return found
 
 
-def corpus(of: Victim, number: int) -> list[tuple[str, bytes]]:
+def corpus(victim: Victim, number: int) -> list[tuple[str, bytes]]:
     """(method, message) of every method in turn: well-formed ones, many of the open step; damaged ones; noise."""
-    here = Stamp(0, 0, first_chain(of.run, 0))
+    here = Stamp(0, 0, first_chain(victim.run, 0))
 
     def placed(message: object) -> object:
         if hasattr(message, "stamp") and message.stamp.step % 2:
@@ -215,7 +216,7 @@ def corpus(of: Victim, number: int) -> list[tuple[str, bytes]]:
         return message
 
     strategies: dict[str, st.SearchStrategy[bytes]] = {
-        HELLO: messages.hellos.map(write_hello),
+        HELLO: of(Hello).map(write_hello),
         LINK: st.one_of(*messages.controls.values()).map(placed).map(write_control),
         **{
             method: st.builds(write_request, messages.requests[kind].map(placed), messages.tensors)

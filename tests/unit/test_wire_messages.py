@@ -9,7 +9,6 @@ from typing import Annotated, Any, get_args
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from message_strategies import of
 
 from swarmnet.bounds import ANY_RUN, MAX_INDEXES, Proto
 from swarmnet.errors import BadMessage, RejectCode
@@ -43,6 +42,7 @@ from swarmnet.wire.convert import ANSWERS, CONTROL, REQUESTS, Hello, Ping, Signa
 from swarmnet.wire.fields import MAX_MESSAGE_BYTES, Wrong, struct_of
 from swarmnet.wire.index_sets import bitmap_problem, from_bitmap, from_bytes, indexes_problem, to_bitmap, to_bytes
 from swarmnet.wire.peer_ids import peer_id_from_public_bytes
+from tests.unit.message_strategies import of
 
 index = st.integers(0, MAX_INDEXES - 1)
 controls: dict[type, st.SearchStrategy] = {kind.make: of(kind.make) for kind in CONTROL.kinds.values()}
