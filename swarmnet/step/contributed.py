@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from swarmnet.ids import PeerId
 from swarmnet.messages import Commit
 from swarmnet.quorum import minority
+from swarmnet.step.view import View
 
 _STAYS = 32
 """Steps without a contribution or a signature, after which a mate counts no more."""
@@ -73,13 +74,16 @@ class Contributors:
         """
         return max(self.of(peer).times * usual_s / _GRACE, least_s)
 
-    def begin(self, step: int, there: Iterable[PeerId]) -> None:
-        """These were there in the first step of a run, and are voters whether they contribute to it or not.
+    def begin(self, commit: Commit, view: View, also: Set[PeerId]) -> None:
+        """The first step of a run is over. Replicas that were there with state are voters, also those that are silent.
 
         Else each side of a cut would make voters of its own, and know nobody whose chain could be the better one.
+        also: who has taken part. In a large stage I hear a few only.
         """
-        if not self._of:
-            self._of = dict.fromkeys(there, Contributed(step, _VOTES))
+        heard = {peer for stage, peer, seen in view.known() if stage == commit.stage and seen.synced}
+        there = {*also, *(peer for peer in heard if not view.refused(peer))}
+        if not self._of and commit.stage not in view.sparse:
+            self._of = dict.fromkeys(there, Contributed(commit.step, _VOTES))
 
     def applied(
         self, commit: Commit, named: Set[PeerId], signed: Set[PeerId], until: Mapping[PeerId, int], *, age: int

@@ -86,9 +86,7 @@ class Membership:
         self._given_up: set[Commit] = set()  # sums of the open step
         self._convicted: set[PeerId] = set()
         self.vouched: frozenset[Ban] = frozenset()  # bans that are decided: I sign no others
-        # As they follow from these two, of each stage: all voters, and those that count.
-        self._contributors: dict[int, frozenset[PeerId]] = {}
-        self._rosters: dict[int, frozenset[PeerId]] = {}
+        self._rosters: dict[int, frozenset[PeerId]] = {}  # as they follow from these two
         self._alone: set[PeerId] = set()  # replicas that believed what nobody committed
         self.rolls = Rolls()
 
@@ -101,14 +99,10 @@ class Membership:
             found = self._rosters[stage] = first_of(self.contributors(stage))
         return found
 
-    def contributors(self, stage: int) -> frozenset[PeerId]:
-        """All who have contributed often enough lately to sums of a stage, more than may count; all who have at all, if
-        nobody has often enough."""
-        found = self._contributors.get(stage)
-        if found is None:
-            known = frozenset(self._known(stage))
-            found = self._contributors[stage] = frozenset(filter(self._of(stage).votes, known)) or known
-        return found
+    def contributors(self, stage: int) -> Set[PeerId]:
+        """All voters of a stage, more than may count: who has contributed often enough lately, else who has at all."""
+        known = self._known(stage)
+        return set(filter(self._of(stage).votes, known)) or known
 
     @property
     def mates(self) -> Contributors:
@@ -188,7 +182,7 @@ class Membership:
     def leads_last(self, peer: PeerId) -> bool:
         """Is this mate new, or has it no vote although others have? What I am myself others know better."""
         voters = self.contributors(self.stage)
-        return self.is_new(peer) or (bool(voters) and peer != self.me and peer not in voters)
+        return self.is_new(peer) or (bool(voters) and peer not in {*voters, self.me})
 
     @property
     def exclusions(self) -> Table:
@@ -240,22 +234,20 @@ class Membership:
         bans = [ban for commit in commits for ban in commit.bans]
         for commit in commits:
             of = self._counting.setdefault(commit.stage, Contributors())
+            self._rosters.pop(commit.stage, None)
             signed = self._votes_of(commit).keys()  # those that I have checked
             named = frozenset(self.rolls.of(commit))
             if commit.stage == self.stage:
                 named |= contributors_of(finished) if finished is not None else frozenset()
                 self._note_lives(named if of.peers else signed | named)
-            age = commit.step - self._restart.version
-            if not age and commit.stage not in self._view.sparse:
-                of.begin(commit.step, {*self._view.with_state(commit.stage), *signed, *named})
+            if commit.step == self._restart.version:
+                of.begin(commit, self._view, signed | named)
             self.rolls.applied(commit)
             table = self._exclusions[commit.stage] = after(self._exclusions.get(commit.stage, ()), commit, bans)
             until = {each.peer: each.until_step for each in table if each.until_step < FOR_EVER}
-            for peer in of.applied(commit, named, signed, until, age=age):
+            for peer in of.applied(commit, named, signed, until, age=commit.step - self._restart.version):
                 if commit.stage == self.stage:
                     self._lives.pop(peer, None)
-            self._contributors.pop(commit.stage, None)
-            self._rosters.pop(commit.stage, None)
         self._name_odd(commits)
         for stage, told in self._listed.items():
             self._listed[stage] = {peer: told[peer] for peer in told if self._view.get(peer, stage) is not None}
@@ -296,7 +288,6 @@ class Membership:
         self._named_signed.clear()
         for known in (self._counting, self._lives, self._votes, self._heard_at, self._listed, self._given_up):
             known.clear()
-        self._contributors.clear()
         self._rosters.clear()
         self.rolls.forget()
 
@@ -399,7 +390,6 @@ class Membership:
         """It is proven that it lies: it counts no more."""
         if peer not in self._convicted:
             self._convicted.add(peer)
-            self._contributors.clear()
             self._rosters.clear()
             self._host.log("convicted", peer=peer, step=step, reason=reason)
 

@@ -286,10 +286,6 @@ class View:
             if self.in_touch(peer, now=now, stage=stage) and (stage, peer) != (self.stage, self.me)
         )
 
-    def with_state(self, stage: int) -> list[PeerId]:
-        """Replicas of a stage that have state, also those that fell silent; without me and those that have ended."""
-        return [peer for peer, seen in self._seen.get(stage, {}).items() if seen.synced and not self.refused(peer)]
-
     def mates(self) -> Iterator[tuple[PeerId, Seen]]:
         """All known replicas of my stage but me, ended ones included."""
         return ((peer, seen) for peer, seen in self._seen.get(self.stage, {}).items() if peer != self.me)
