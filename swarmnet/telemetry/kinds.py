@@ -37,7 +37,7 @@ no_dashboard | warning | reason then | the dashboard could not be started
 traffic | debug | calls | bytes and seconds by kind of call, when the peer ends
 done | info | step | the trainer has fed the last step
 waiting | warning | stage reason advice | no step can be done until `reason` has passed
-complete | info | peers | every stage has a replica
+complete | info | num_peers | every stage has a replica
 dialled_back | info told | addresses could could_not not_asked dialled | other members tried to connect to this peer
 hidden | info renews told | addresses* could_not relays links* | no member could connect to it: relays carry its calls
 unreachable | debug renews | addresses could_not | no member could connect to this peer, and no relay was found
@@ -53,7 +53,7 @@ fetching_again | debug | stage version reason | the fetched state could not be u
 following | debug | stage version newest level_in | a joining replica catches up
 too_slow | debug told | stage bytes_per_s sum_bytes step_s within needs donors needs_each | too slow a link to catch up
 join_failed | warning | stage donor reason | a source of the state failed
-synced | info renews version self told | stage version how path from seconds bytes | the replica has weights and serves
+synced | info renews version self told | stage version how path seconds bytes | the replica has weights and serves
 dropped | warning kept | stage from to microbatches reason | the state of a stage was lost; training goes on from `to`
 mesh_starting | debug told | stage mesh ranks | the processes of the ranks are started
 mesh_started | info self told | stage mesh epoch pids* seconds | all ranks are up
@@ -66,7 +66,7 @@ pausing | info | why | the peer takes no new microbatches
 paused | info | serves_on | the peer is paused, apart from stages that need it
 resumed | info | - | the pause has ended
 draining | info | left | the peer is leaving
-rerouted | debug | stage step index from reason | another replica computes a microbatch
+rerouted | debug | stage step index peer reason | another replica than `peer` computes a microbatch
 refused | warning | step index code reason | a replica refused a microbatch
 progress | info | step steps loss held_out learning_rate tokens_per_second eta_s | where the run stands, by its records
 brings_nothing | debug | step peer | another trainer did not feed its microbatches in two steps in a row
@@ -112,7 +112,7 @@ figures | debug kept | step loss num_tokens grad_norm learning_rate | what came 
 executed | debug self | stage executions counted | forwards so far, and microbatches in committed aggregates
 outer_step | info step | stage step elements moved | an outer step was taken together with other replicas
 outer_missed | info step | stage step elements moved reason | the outer step found no partner
-drift | warning renews | stage version peer to strays measured | weights of a replica differ from those of most
+drift | warning renews | stage version peer donor strays measured | weights of `peer` are not those of most and `donor`
 checkpoint | info step renews kept | stage version path bytes seconds problem | a checkpoint is on disk
 checkpoint_failed | warning | stage version path reason bytes_needed then | a checkpoint could not be written
 checkpoint_bad | warning renews | stage path reason then | a checkpoint cannot be used
@@ -137,7 +137,7 @@ stays_applied | warning | step reason | the run does not go back before that ste
 no_papers | warning | reason then | receipts or proofs cannot be written
 began | debug | name life options | `swarmnet local` begins, or resumes
 started | debug | name child pid start | a process was started
-crashed | debug | name child code | a process ended with an error
+crashed | debug | name child exit_code | a process ended with an error
 left | debug | name child | a process has left in good order
 shut_out | debug | name child | a banned process has ended
 killed | debug | name child by step | a process was killed
