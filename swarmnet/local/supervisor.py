@@ -425,7 +425,7 @@ class Supervisor(EventFold):
         # Who is thrown out of the run may end as it likes.
         if name not in self.progress.convictions:
             self.crashes.append(f"{name} {how}")
-        self._write("crashed", child=name, code=code)
+        self._write("crashed", child=name, exit_code=code)
         lines = child.last_lines() or ["(it wrote nothing)"]
         self.screen.note("\n".join([f"{name} {how}; the end of {child.log}:", *(f"    {line}" for line in lines)]))
         replica = self.progress.replicas.get(name)

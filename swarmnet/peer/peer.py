@@ -616,7 +616,7 @@ class Peer:
             stranger_to = self.run_id if self._host.told_of_others and not self.records else ""
             self.say("waiting", nobody_serves(missing, stranger_to=stranger_to))
         else:
-            self.say("complete", {"peers": len(self.records) + 1})
+            self.say("complete", {"num_peers": len(self.records) + 1})
 
     async def refresh(self, *, whole: bool = False, at_once: bool = False) -> None:
         """Read the records of the stages near mine, if it is time; whole: at once and of all, within bounds."""

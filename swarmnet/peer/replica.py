@@ -322,5 +322,5 @@ class NextStage:
         return self._replica.execution.left(step)
 
     def rerouted(self, request: Process, peer: PeerId, reason: str) -> None:
-        fields = {"step": request.step, "index": request.index, "from": peer, "reason": reason}
+        fields = {"step": request.step, "index": request.index, "peer": peer, "reason": reason}
         self._replica.event("rerouted", fields)

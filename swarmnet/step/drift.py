@@ -135,7 +135,7 @@ class Drift:
             self._repairs = 0
         for peer in sorted(strays if me == first else {me} & strays):
             self._host.log(
-                "drift", version=mine.version, peer=peer, to=first, strays=len(strays), measured=len(digests)
+                "drift", version=mine.version, peer=peer, donor=first, strays=len(strays), measured=len(digests)
             )
 
     def donors(self, *, now: float) -> tuple[PeerId, ...]:

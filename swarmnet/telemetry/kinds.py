@@ -1,11 +1,14 @@
-"""The one table of event kinds: name, log level, marks, fields, meaning.
+"""The one table of event kinds: name, log level, marks, fields, meaning; and the one of the types of fields.
 
 The log's lines, which records are renewed at once, what `swarmnet local` believes of a Byzantine process and reads
-again when it is resumed, and docs/events.md come from it: `python -m swarmnet.telemetry.kinds` prints that page.
+again when it is resumed, and docs/events.md come from it: `python -m swarmnet.telemetry.kinds` prints that page, and
+with `--schema` docs/events.schema.json.
 """
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -37,7 +40,7 @@ no_dashboard | warning | reason then | the dashboard could not be started
 traffic | debug | calls | bytes and seconds by kind of call, when the peer ends
 done | info | step | the trainer has fed the last step
 waiting | warning | stage reason advice | no step can be done until `reason` has passed
-complete | info | peers | every stage has a replica
+complete | info | num_peers | every stage has a replica
 dialled_back | info told | addresses could could_not not_asked dialled | other members tried to connect to this peer
 hidden | info renews told | addresses* could_not relays links* | no member could connect to it: relays carry its calls
 unreachable | debug renews | addresses could_not | no member could connect to this peer, and no relay was found
@@ -53,7 +56,7 @@ fetching_again | debug | stage version reason | the fetched state could not be u
 following | debug | stage version newest level_in | a joining replica catches up
 too_slow | debug told | stage bytes_per_s sum_bytes step_s within needs donors needs_each | too slow a link to catch up
 join_failed | warning | stage donor reason | a source of the state failed
-synced | info renews version self told | stage version how path from seconds bytes | the replica has weights and serves
+synced | info renews version self told | stage version how path seconds bytes | the replica has weights and serves
 dropped | warning kept | stage from to microbatches reason | the state of a stage was lost; training goes on from `to`
 mesh_starting | debug told | stage mesh ranks | the processes of the ranks are started
 mesh_started | info self told | stage mesh epoch pids* seconds | all ranks are up
@@ -66,7 +69,7 @@ pausing | info | why | the peer takes no new microbatches
 paused | info | serves_on | the peer is paused, apart from stages that need it
 resumed | info | - | the pause has ended
 draining | info | left | the peer is leaving
-rerouted | debug | stage step index from reason | another replica computes a microbatch
+rerouted | debug | stage step index peer reason | another replica than `peer` computes a microbatch
 refused | warning | step index code reason | a replica refused a microbatch
 progress | info | step steps loss held_out learning_rate tokens_per_second eta_s | where the run stands, by its records
 brings_nothing | debug | step peer | another trainer did not feed its microbatches in two steps in a row
@@ -112,7 +115,7 @@ figures | debug kept | step loss num_tokens grad_norm learning_rate | what came 
 executed | debug self | stage executions counted | forwards so far, and microbatches in committed aggregates
 outer_step | info step | stage step elements moved | an outer step was taken together with other replicas
 outer_missed | info step | stage step elements moved reason | the outer step found no partner
-drift | warning renews | stage version peer to strays measured | weights of a replica differ from those of most
+drift | warning renews | stage version peer donor strays measured | weights of `peer` are not those of most and `donor`
 checkpoint | info step renews kept | stage version path bytes seconds problem | a checkpoint is on disk
 checkpoint_failed | warning | stage version path reason bytes_needed then | a checkpoint could not be written
 checkpoint_bad | warning renews | stage path reason then | a checkpoint cannot be used
@@ -137,7 +140,7 @@ stays_applied | warning | step reason | the run does not go back before that ste
 no_papers | warning | reason then | receipts or proofs cannot be written
 began | debug | name life options | `swarmnet local` begins, or resumes
 started | debug | name child pid start | a process was started
-crashed | debug | name child code | a process ended with an error
+crashed | debug | name child exit_code | a process ended with an error
 left | debug | name child | a process has left in good order
 shut_out | debug | name child | a banned process has ended
 killed | debug | name child by step | a process was killed
@@ -161,6 +164,30 @@ worked | debug | phase step index | how far a microbatch has come, in a traced p
 lied | debug self kept | kind step index | a Byzantine test double returned wrong work
 reference_step | debug | step loss tokens | a step of the single-process reference
 reference_weights | debug | sha256 | digests of its last weights
+"""
+
+# type | fields: a field has one type, in whichever event it is
+_TYPES = """
+integer | averaging_bytes ballot blocks bytes bytes_needed bytes_per_s counted donors elements epoch eta_s executions
+integer | exit_code hop incarnation index level life measured microbatches needs needs_each newest num_peers num_tokens
+integer | number of pid rank ranks since slots stage start step steps strays sum_bytes tasks tokens total until_step
+integer | version within from to
+number | factor grad_norm held_out learning_rate loss loss_sum moved off seconds step_s tokens_per_second
+number or null | level_in seconds_left
+boolean | dialled kept ok void
+peer | caller donor for leader peer relay
+string | advice at by chain child code digest evidence hold how kind left mesh name nat order path phase problem reason
+string | round then weights_sha256 why
+list of integer | indexes part pids serves_on voided
+list of number | losses
+list of peer | could peers relays
+list of string | addresses dht links
+list of array | contributions
+list of list of peer | routes
+list of object | calls
+map of number | rates
+map of string | could_not not_asked sha256
+object | options
 """
 
 
@@ -189,6 +216,11 @@ def _rows() -> Iterator[EventKind]:
 
 
 KINDS = {kind.name: kind for kind in _rows()}
+
+FIELD_TYPES = {
+    field: kind for kind, names in (row.split(" | ") for row in _TYPES.strip().splitlines()) for field in names.split()
+}
+"""By field: as `_type_schema` reads it."""
 
 
 def kind_of(event: str) -> EventKind:
@@ -229,11 +261,66 @@ def page() -> str:
     return "\n".join([*lines, ""])
 
 
+_DEFINITIONS: dict[str, dict[str, object]] = {
+    # The events file has a text for a float that JSON has no word for.
+    "number": {"anyOf": [{"type": "number"}, {"enum": ["nan", "inf", "-inf"]}]},
+    "peer": {"type": "string", "description": "the id of a peer"},
+}
+"""Types that are no type of JSON Schema."""
+
+
+def _type_schema(kind: str) -> dict[str, object]:
+    """JSON Schema of a type: "list of T", "map of T" (from text), "T or null", or one word."""
+    match kind.split(" ", 2):
+        case ["list", "of", inner]:
+            return {"type": "array", "items": _type_schema(inner)}
+        case ["map", "of", inner]:
+            return {"type": "object", "additionalProperties": _type_schema(inner)}
+        case [inner, "or", "null"]:
+            return {"anyOf": [_type_schema(inner), {"type": "null"}]}
+    return {"$ref": f"#/$defs/{kind}"} if kind in _DEFINITIONS else {"type": kind}
+
+
+def schema() -> str:
+    """docs/events.schema.json: JSON Schema of a line of an events file."""
+    of_all = {"t": {"type": "number"}, "event": {"enum": list(KINDS)}, "name": {"type": "string"}}
+    heads = dict.fromkeys(of_all, True)
+    # Not `oneOf`: of a line that is wrong, validators would say how it differs from every kind.
+    cases = [
+        {
+            "if": {"properties": {"event": {"const": kind.name}}, "required": ["event"]},
+            "then": {
+                "description": kind.meaning,
+                "properties": {each: _type_schema(FIELD_TYPES[each]) for each in kind.fields} | heads,
+                "additionalProperties": False,
+            },
+        }
+        for kind in KINDS.values()
+    ]
+    whole = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "A line of an events file of swarmnet",
+        "type": "object",
+        "properties": of_all,
+        "required": ["t", "event"],
+        "allOf": cases,
+        "$defs": _DEFINITIONS,
+    }
+    return json.dumps(whole, indent=1) + "\n"
+
+
 _HEAD = """# Events
 
 A process appends one JSON object per line to its events file (`--events FILE`): `t` (Unix seconds), `event` (a name
 from the table below) and the fields of that event. `swarmnet local` writes the events of all its processes to
 `events.jsonl`, with the `name` of each process. `run_peer(on_event=...)` receives the same names and fields.
+
+[events.schema.json](events.schema.json) is the JSON Schema (draft 2020-12) of a line. Check a file with it before a
+dashboard or a data pipeline relies on its fields, with any validator that reads JSON lines:
+
+```sh
+npx @sourcemeta/jsonschema validate docs/events.schema.json runs/churn/events.jsonl
+```
 
 The log shows events of level info and warning, and with `--log-level debug` all of them. Lists and digests are left out
 of its lines. Some kinds have a mark:
@@ -242,10 +329,10 @@ of its lines. Some kinds have a mark:
 _TABLE_HEAD = """
 ## Appendix
 
-This page is generated: `python -m swarmnet.telemetry.kinds > docs/events.md`.
+This page is generated: `python -m swarmnet.telemetry.kinds > docs/events.md`. The schema: the same with `--schema`.
 
 | event | level | fields | meaning | marks |
 |---|---|---|---|---|"""
 
 if __name__ == "__main__":
-    print(page(), end="")
+    print(schema() if sys.argv[1:] == ["--schema"] else page(), end="")

@@ -85,14 +85,14 @@ class Interposed:
     async def reach(self, phase: Phase, moment: Moment | None, step: int | None) -> None:
         """This phase begins or ends now; returns when it may go on.
 
-        `reached` is said of each hold. step None: not known here, as a joiner knows none.
+        `reached` is said of each hold. step None: not known here, as a joiner knows none; the event then has no step.
         """
         for id, hold in [*self._holds.items()]:
             due = hold["phase"] == phase and moment in (None, hold["moment"])
             if due and (step is None or step >= hold["step"]) and id in self._holds:
                 del self._holds[id]  # while I am held, no other call is
                 go_on = self._going_on[id] = asyncio.Event()
-                self._say("reached", hold=id, phase=phase, step=step)
+                self._say("reached", hold=id, phase=phase, **({} if step is None else {"step": step}))
                 await go_on.wait()
 
     def working(self, phase: str, step: int, index: int) -> None:

@@ -224,7 +224,7 @@ class FirstStage:
         return self.unsent[step]
 
     def rerouted(self, request: Process, peer: PeerId, reason: str) -> None:
-        fields = {"stage": -1, "step": request.step, "index": request.index, "from": peer, "reason": reason}
+        fields = {"stage": -1, "step": request.step, "index": request.index, "peer": peer, "reason": reason}
         self._on_event("rerouted", fields)
 
 
@@ -485,7 +485,7 @@ class Trainer:
         if lacks:
             self.event("waiting", lacks)
         else:
-            self.event("complete", {"peers": len(self._stage.records) + 1})
+            self.event("complete", {"num_peers": len(self._stage.records) + 1})
 
     def _say_progress(self) -> None:
         """Now and then, where the run is, as its members say: what `swarmnet watch` shows, too."""

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
+
+from event_schema import event_problem
 
 from swarmnet.ids import PeerId
 from swarmnet.testing.plan import Plan
@@ -80,10 +83,15 @@ def versions(swarm: VirtualSwarm, event: str, how: str | None = None) -> list[in
 
 
 def watched(plan: Plan, seed: int = 1) -> VirtualSwarm:
-    """A swarm whose invariants are checked at every event and every 50 virtual milliseconds."""
+    """A swarm whose invariants are checked at every event and every 50 virtual milliseconds, and so is every event."""
     swarm = VirtualSwarm(plan, seed)
     swarm.hooks.append(lambda peer, event, fields: swarm.check_now())
+    swarm.hooks.append(_check_event)
     return swarm
+
+
+def _check_event(peer: PeerId, event: str, fields: dict[str, Any]) -> None:
+    assert not (problem := event_problem(event, fields)), problem
 
 
 async def check_always(swarm: VirtualSwarm) -> None:

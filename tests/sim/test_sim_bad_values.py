@@ -135,5 +135,5 @@ def test_a_replica_answers_bad_gradients_and_is_left_alone(stage: int, wrong: Pa
     told = lying(swarm, liar, lie)
     swarm.run(until_s=240.0)
     unharmed(swarm)
-    left = [fields for _, _, event, fields in swarm.events if event == "rerouted" and fields["from"] == liar]
+    left = [fields for _, _, event, fields in swarm.events if event == "rerouted" and fields["peer"] == liar]
     assert told and any(fields["reason"] == "BadMessage" for fields in left)

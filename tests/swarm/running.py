@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from event_schema import line_problem
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -106,7 +107,9 @@ class LocalRun:
 
     @functools.cached_property
     def events(self) -> list[dict[str, Any]]:
-        return EventReader(self.directory / "events.jsonl").read()
+        events = EventReader(self.directory / "events.jsonl").read()
+        assert not [problem for event in events if (problem := line_problem(event))]
+        return events
 
     def of(self, *names: str) -> list[dict[str, Any]]:
         """The events of these names."""

@@ -113,7 +113,7 @@ def test_the_odd_one_of_three_is_named_and_repairs() -> None:
     odd = stage.order[2]
     said = stage.measure()
     assert {note["peer"] for note in said} == {odd} and len(said) == 2, "by itself, and by the first in order"
-    assert all(note["to"] == stage.order[0] and note["measured"] == 3 for note in said)
+    assert all(note["donor"] == stage.order[0] and note["measured"] == 3 for note in said)
     assert stage.measure() != [] and stage.repair().keys() == {odd}
 
 
@@ -137,7 +137,7 @@ def test_where_as_many_have_these_as_those_the_first_in_order_stands() -> None:
 
 def test_the_first_in_order_gives_way_to_a_majority() -> None:
     stage = Stage([9, 7, 7])
-    assert {note["to"] for note in stage.measure()} == {stage.order[1]}
+    assert {note["donor"] for note in stage.measure()} == {stage.order[1]}
     assert stage.repair().keys() == {stage.order[0]}
 
 

@@ -23,7 +23,7 @@ def test_a_wait_counts_from_its_reason_and_ends_with_what_it_waits_for() -> None
     assert {stage: wait.since for stage, wait in state.waits.items()} == {1: 3.0, None: 1.0}
     state.on("synced", {"stage": 1, "version": 4}, now=4.0)
     assert list(state.waits) == [None]
-    state.on("complete", {"peers": 2}, now=5.0)
+    state.on("complete", {"num_peers": 2}, now=5.0)
     assert not state.waits
     state.on("waiting", {"reason": "no trainer"}, now=6.0)
     state.on("draining", {}, now=7.0)

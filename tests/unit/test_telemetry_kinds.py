@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from event_schema import event_problem
 
 import swarmnet
-from swarmnet.telemetry.kinds import KINDS, MARKS, page
+from swarmnet.ids import PeerId
+from swarmnet.telemetry.kinds import _TYPES, KINDS, MARKS, page, schema
 
 PACKAGE = Path(swarmnet.__file__).parent
 
@@ -81,6 +84,37 @@ def test_every_mark_is_explained_and_used() -> None:
 def test_the_page_of_events_is_the_table() -> None:
     written = (PACKAGE.parent / "docs/events.md").read_text(encoding="utf-8")
     assert written == page(), "run: python -m swarmnet.telemetry.kinds > docs/events.md"
+
+
+def test_the_schema_is_that_of_the_table() -> None:
+    written = (PACKAGE.parent / "docs/events.schema.json").read_text(encoding="utf-8")
+    assert written == schema(), "run: python -m swarmnet.telemetry.kinds --schema > docs/events.schema.json"
+
+
+def test_every_field_has_one_type_and_every_type_is_one_of_a_field() -> None:
+    typed = Counter(field for row in _TYPES.strip().splitlines() for field in row.split(" | ")[1].split())
+    assert typed == Counter({field for kind in KINDS.values() for field in kind.fields})
+
+
+@pytest.mark.parametrize(
+    ("event", "fields", "problem"),
+    [
+        ("applied", {"stage": 0, "step": 3, "loss": math.nan, "grad_norm": 1}, ""),
+        ("fetching", {"level_in": None, "seconds_left": 2.5}, ""),
+        ("dialled_back", {"could": [PeerId("a")], "could_not": {PeerId("b"): "no answer"}}, ""),
+        ("applied", {"stage": "0"}, "stage: '0' is no integer"),
+        ("applied", {"stage": True}, "stage: True is no integer"),
+        ("applied", {"peer": "a"}, "more fields: ['peer']"),
+        ("applied", {"loss": "high"}, "loss: 'high' is no number and 'high' is none of ['nan', 'inf', '-inf']"),
+        ("audited", {"ok": 1}, "ok: 1 is no boolean"),
+        ("disputed", {"peers": [PeerId("a"), 3]}, "peers: 1: 3 is no string"),
+        ("reference_weights", {"sha256": {"a": 1}}, "sha256: a: 1 is no string"),
+        ("no_event", {}, "event: 'no_event' is none of ["),
+    ],
+)
+def test_an_event_that_the_schema_forbids_is_found(event: str, fields: dict[str, object], problem: str) -> None:
+    found = event_problem(event, fields)
+    assert found.startswith(problem) and bool(found) == bool(problem)
 
 
 def test_events_are_found_wherever_they_are_emitted() -> None:
