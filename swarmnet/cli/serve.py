@@ -73,12 +73,9 @@ def join(ctx: click.Context, /, run: str, *, no_restart: bool, plain: bool, **_:
 
 def _check_early(config: PeerConfig) -> None:
     """Raise UsageError for what would end the peer only after seconds of finding the run and loading torch."""
-    from swarmnet.config.check import check_installed
     from swarmnet.net.ports import check_alone
 
     check_alone(config.network)
-    if config.metrics:
-        check_installed("--metrics", "metrics")
 
 
 def _supervised() -> int | None:

@@ -338,7 +338,6 @@ SERVING = (
     "caps",
     "region",
     "nickname",
-    "metrics",
     "trace",
     "dashboard",
     *LOGS,

@@ -103,9 +103,10 @@ def watch(
     allow_from_autoenv=False,
     help="Port of the page; 0: any free one, which is printed.  [0]",
 )
+@click.option("--json", "as_json", is_flag=True, help="Serve nothing: print what the page shows, a line for each look.")
 @with_log_level
 def dashboard(
-    run: str | None, bootstrap: tuple[str, ...], directory: Path, host: str, port: int, log_level: str
+    run: str | None, bootstrap: tuple[str, ...], directory: Path, host: str, port: int, as_json: bool, log_level: str
 ) -> int:
     """Serve a page about a run to this machine's browser: curve, stages and replicas, who came and went, each peer.
 
@@ -128,7 +129,7 @@ def dashboard(
     from swarmnet.monitor.dashboard import run_dashboard
 
     telemetry.setup(log_level)  # type: ignore[arg-type]  # click has checked the choice
-    return run_dashboard(named, bootstrap, host, port)
+    return run_dashboard(named, bootstrap, host, port, as_json)
 
 
 def _own_run(directory: Path) -> tuple[str, tuple[str, ...]]:

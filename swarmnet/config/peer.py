@@ -335,14 +335,13 @@ class PeerConfig(Table):
     nickname: Annotated[str, AfterValidator(_nickname), CliOption("NAME")] = says(
         "", "what this machine is called, for all who look at the run: at most 32 characters of printable ASCII"
     )
-    metrics: Annotated[str, AfterValidator(_listen_at), CliOption("[HOST:]PORT")] = says(
-        "", "serve figures for Prometheus there, to this machine unless HOST says more (docs/metrics.md); 0: any port"
-    )
     trace: Annotated[Home | None, CliOption("FILE")] = says(
         None, "write what each moment was spent on to this file, for chrome://tracing or Perfetto (docs/trace.md)"
     )
     dashboard: Annotated[str, AfterValidator(_listen_at), CliOption("[HOST:]PORT")] = says(
-        "", "serve a page about the run there, to this machine unless HOST says more (docs/dashboard.md); 0: any port"
+        "",
+        "serve the dashboard, figures and health there, "
+        "to this machine unless HOST says more (docs/dashboard.md); 0: any port",
     )
     mesh: Mesh = Mesh()
     memory: Memory = Memory()

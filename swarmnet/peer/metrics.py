@@ -1,38 +1,27 @@
-"""Figures of a running peer for Prometheus, and whether it lives and is ready, over HTTP: `--metrics`.
+"""Figures of a running peer for Prometheus: `/metrics` of its HTTP server. They need the extra `metrics`.
 
-`/metrics` has the figures (names begin with `swarmnet_`, base units, no peer ids), `/state` the state from which they
-and all that is shown of this peer come, as JSON, `/trace` the spans of its last steps. `/healthz` says whether the
-event loop answers, `/readyz` whether the peer serves its stages: 200 or 503, with the reason in words. Needs the extra
-`metrics`.
+Names begin with `swarmnet_`; base units, no peer ids.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import socket
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from email.message import Message
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from swarmnet import __version__
 from swarmnet.config.check import check_installed
-from swarmnet.config.peer import listen_at
+from swarmnet.errors import UsageError
 from swarmnet.net.traffic import Traffic
-from swarmnet.telemetry.log import encode, plain
 from swarmnet.telemetry.run_state import STEP_BUCKETS_S
-from swarmnet.telemetry.trace import trace
-from swarmnet.telemetry.web import Response, foreign, listening
+from swarmnet.telemetry.web import Response
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
     from swarmnet.peer.peer import Peer
-
-MOST_TRACED = 8192
-"""Spans of an answer, the newest: the event loop makes it, 2 MB in 0.05 s."""
 
 
 def figures(peer: Peer, traffic: Traffic) -> Iterator[Metric]:
@@ -95,17 +84,6 @@ def figures(peer: Peer, traffic: Traffic) -> Iterator[Metric]:
     yield HistogramMetricFamily("swarmnet_step_duration_seconds", "Between two steps applied.", buckets, seen.seconds)
 
 
-def not_ready(peer: Peer) -> str:
-    """Why it does not serve all its stages, in words; "" if it does."""
-    if peer.state.halted is not None:
-        return f"the run halted at version {peer.state.halted}"
-    # One that is alone with a stage's state serves on.
-    if peer.paused and all(replica.execution.leaving for replica in peer.replicas.values()):
-        return "paused, as asked"
-    waits = [str(status.stage) for status in peer.status().stages if not status.synced]
-    return f"no state yet of stage {', '.join(waits)}" if waits else ""
-
-
 class _Collector:
     """What prometheus_client asks."""
 
@@ -113,42 +91,17 @@ class _Collector:
         self.collect = collect
 
 
-@contextlib.contextmanager
-def serve_metrics(where: str, peer: Peer, traffic: Traffic) -> Iterator[str]:
-    """Listen there, at [HOST:]PORT, until the context is left; yields http://HOST:PORT. For the event loop.
-
-    Raises UsageError if it cannot listen there, or the extra is not installed.
-    """
-    check_installed("--metrics", "metrics")
+def exposition(peer: Peer, traffic: Traffic, accept: str) -> Response:
+    """The answer to a scraper that accepts this; what to install, if the extra is not."""
+    try:
+        check_installed("/metrics", "metrics")
+    except UsageError as error:
+        return Response(501, f"{error.message}\n".encode())
     from prometheus_client import CollectorRegistry, ProcessCollector
     from prometheus_client.exposition import choose_encoder
 
     registry = CollectorRegistry()
-    registry.register(_Collector(lambda: figures(peer, traffic)))
+    registry.register(_Collector(partial(figures, peer, traffic)))
     ProcessCollector(registry=registry)
-
-    host, port = listen_at(where)
-
-    def respond(path: str, headers: Message) -> Response:
-        match path:
-            case "/metrics":
-                write, kind = choose_encoder(headers.get("Accept", ""))
-                return Response(200, write(registry), kind)
-            # Figures are for scrapers, which may know this machine by another name; whom it knows is not for any page.
-            case "/state" | "/trace" if (refused := foreign(headers, (host, socket.gethostname()))) is not None:
-                return refused
-            case "/state":
-                words = encode({"not_ready": not_ready(peer), **plain(peer.state)})
-                return Response(200, words.encode(), "application/json")
-            case "/trace":
-                spans = peer.spans.since(max(peer.spans.added - MOST_TRACED, 0))
-                return Response(200, trace(peer.me, peer.label, spans), "application/json")
-            case "/healthz":
-                return Response(200, b"ok\n")
-            case "/readyz":
-                reason = not_ready(peer)
-                return Response(503 if reason else 200, f"{reason or 'ok'}\n".encode())
-        return Response(404, b"there are /metrics, /state, /trace, /healthz and /readyz\n")
-
-    with listening(f"--metrics {where}", host, port, respond) as at:
-        yield at
+    write, kind = choose_encoder(accept)
+    return Response(200, write(registry), kind)

@@ -15,7 +15,7 @@ from swarmnet import telemetry
 from swarmnet.audit.auditor import AuditLog
 from swarmnet.audit.health import convicts_of
 from swarmnet.clock import boot_time, loop_runner, loop_time
-from swarmnet.config.peer import PeerConfig, listen_at
+from swarmnet.config.peer import PeerConfig
 from swarmnet.data.source import load_tokens
 from swarmnet.engine.compute_thread import ComputeThread
 from swarmnet.engine.torch_engine import TorchEngine
@@ -25,7 +25,6 @@ from swarmnet.manifest.schema import Manifest
 from swarmnet.manifest.terms import RunTerms
 from swarmnet.net.away import remember, until_somebody_answers, was_in
 from swarmnet.net.endpoint import NOTHING_BETWEEN, JoinedRun, Wrap, join_run
-from swarmnet.net.parent_death import dies_with_parent, same_python
 from swarmnet.net.stop import stopped_by_signal, unless_stopped
 from swarmnet.peer.checkup import advice
 from swarmnet.peer.contributors import contributors
@@ -33,11 +32,11 @@ from swarmnet.peer.control_socket import ControlSocket
 from swarmnet.peer.devices import NumericsClass, meaningless
 from swarmnet.peer.engines import InitialWeights, backend_of, numerics_of, torch_engine
 from swarmnet.peer.memory_fit import Capacity, full_in_words
-from swarmnet.peer.metrics import serve_metrics
 from swarmnet.peer.moving import Moving, NewStage
 from swarmnet.peer.peer import Peer, Tokens
 from swarmnet.peer.rebalance import RecentMoves, Rules
 from swarmnet.peer.replica import ReplicaLimits
+from swarmnet.peer.web import RunLooks, serving_web
 from swarmnet.pipeline.router import routing_rule
 from swarmnet.pipeline.windows import OwnTokens, ProvenWindows
 from swarmnet.stage.canonical import Initial
@@ -63,9 +62,6 @@ SeeState = Callable[[RunState, float], None]
 """Shown the run state after each event and once a second, with the time by the clock of its events."""
 
 _OBSERVE_S = 1.0
-
-_END_S = 2.0
-"""So long a peer that leaves waits for the end of its dashboard."""
 
 _FINISHED = "the run is complete: `swarmnet export` writes its model; this peer serves it until you stop it (Ctrl+C)"
 _NO_PAPERS = "receipts and evidence are not written, and those of this time stay missing; training goes on"
@@ -282,9 +278,10 @@ async def _serve(
             limits=limits,
             carried=carried,
         )
-        if config.metrics:
-            figures_at = stack.enter_context(serve_metrics(config.metrics, peer, endpoint.transport.traffic))
-            peer.say("metrics", {"at": figures_at})
+        looks = RunLooks(lambda: endpoint.links, peer.say)
+        if config.dashboard:
+            web = serving_web(config.dashboard, peer, endpoint.transport.traffic, looks.page)
+            peer.say("dashboard", {"at": f"{stack.enter_context(web)}/"})
         async with endpoint.serve(wrap.service(peer)), asyncio.TaskGroup() as group:
             peer.say("listening", endpoint.whereabouts())
             serving = group.create_task(_serve_peer(peer, (endpoint.transport.port, endpoint.directory.port)))
@@ -295,7 +292,7 @@ async def _serve(
             observed = group.create_task(_observe(peer, endpoint.transport.traffic, see))
             tracing = group.create_task(_trace(config, peer))
             shut_out = group.create_task(until_convicted(peer))
-            showing = group.create_task(_show(config.dashboard, endpoint.links, peer.say))
+            looking = group.create_task(looks.run())
             computing = [group.create_task(_compute(each, peer)) for each in ranks]
             moved = await unless_stopped(stop, _moving(peer, config, capacity, recent_moves))
             await control.resume()  # leaving takes over
@@ -305,7 +302,7 @@ async def _serve(
                 for replica in peer.replicas.values():
                     await replica.state.checkpoints.write_now()
             await peer.leave()
-            for task in (serving, ending, beside, reminding, observed, tracing, shut_out, asked, showing, *computing):
+            for task in (serving, ending, beside, reminding, observed, tracing, shut_out, asked, looking, *computing):
                 task.cancel()
         peer.say("traffic", {"calls": endpoint.transport.traffic.rows()})
         # Perhaps it was asked while it left its old stage.
@@ -337,36 +334,6 @@ def observe(peer: Peer, traffic: Traffic, *, now: float) -> None:
     state.standing = ContributorRank(rank, len(table), mine.share if mine is not None else 0.0)
     state.lent = traffic.up.lent, traffic.down.lent
     state.crossed.append(LineBytes(now, traffic.up.total, traffic.down.total))
-
-
-async def _show(where: str, links: Sequence[str], say: OnEvent) -> None:
-    """Have `swarmnet dashboard` run beside this peer, until cancelled: in a process of its own, whose work comes after
-    this one's, and whose end is none of the peer's."""
-    if not where:
-        return
-    host, port = listen_at(where)
-    command = [*same_python(), "-m", "swarmnet", "dashboard", *links[-1:], "--host", host, "--port", str(port)]
-    process = None
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *dies_with_parent(*command),
-            stdout=asyncio.subprocess.PIPE,
-            start_new_session=True,  # Ctrl+C is this process's, which then ends that one
-        )
-        os.setpriority(os.PRIO_PROCESS, process.pid, 10)
-        assert process.stdout is not None
-        if at := (await process.stdout.readline()).decode().split():
-            say("dashboard", {"at": at[-1]})
-        reason = f"its process ended with exit code {await process.wait()}"
-    except OSError as error:
-        reason = error.strerror or str(error)
-    finally:
-        if process is not None and process.returncode is None:
-            process.terminate()  # and it dies with this process, if that is sooner
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_END_S):
-                    await process.wait()
-    say("no_dashboard", {"reason": reason, "then": "the peer goes on"})
 
 
 async def _moving(peer: Peer, config: PeerConfig, capacity: Capacity, recent_moves: RecentMoves) -> NewStage:

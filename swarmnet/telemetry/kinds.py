@@ -34,9 +34,8 @@ away | warning | reason | no bootstrap peer answers; the peer tries again
 back | info | reason | a bootstrap peer answers again
 listening | info self kept | peer dht* addresses* incarnation* links* | it accepts connections; others join by `links`
 stopped | info | reason | the peer or trainer ends
-metrics | info | at | figures for Prometheus are served there
-dashboard | info | at | the dashboard is served there
-no_dashboard | warning | reason then | the dashboard could not be started
+dashboard | info | at | the dashboard, figures for Prometheus and health are served there
+no_dashboard | warning | reason then | the dashboard's looks at the run have ended
 traffic | debug | calls | bytes and seconds by kind of call, when the peer ends
 done | info | step | the trainer has fed the last step
 waiting | warning | stage reason advice | no step can be done until `reason` has passed

@@ -1,4 +1,4 @@
-"""The one HTTP listener: the figures and health of a peer (`--metrics`), and the page of `swarmnet dashboard`.
+"""The one HTTP listener, and the dashboard that it serves: for a peer (`peer.web`), and for `swarmnet dashboard`.
 
 Read-only. A thread of its own takes requests, for few clients at a time and each for a few seconds, so that it says
 when the event loop hangs. The loop answers, between two of its turns: an answer is of one moment.
@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gzip
 import hashlib
 import ipaddress
+import mimetypes
 import os
 import re
 import socket
@@ -20,13 +22,20 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from email.message import Message
 from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 from socketserver import ThreadingTCPServer
 from typing import Any
 
+from swarmnet.clock import boot_time
 from swarmnet.errors import UsageError
 from swarmnet.telemetry import log as telemetry
 
 log = telemetry.get(__name__)
+
+ASSETS = Path(__file__).parents[1] / "monitor" / "assets"
+"""The dashboard's files. What they show, `monitor.page` makes."""
+
+_FILES = frozenset(each.name for each in ASSETS.iterdir())
 
 ANSWER_S = 2.0
 """An event loop that has not answered after so long does not live."""
@@ -121,6 +130,29 @@ def foreign(headers: Message, names: Collection[str]) -> Response | None:
     if not own and headers.get("Sec-Fetch-Dest") != "document":
         return Response(403, b"a page of another site may link to this, and not load it\n")
     return None
+
+
+class DashboardPage:
+    """The dashboard: its files, and the newest look at the run as `/data.json`. asked: a page wants looks."""
+
+    def __init__(self, asked: Callable[[], None] = lambda: None) -> None:
+        self._asked = asked
+        self.look(lambda: b"{}")
+
+    def look(self, data: Callable[[], bytes]) -> None:
+        """A look has been taken. data: it as JSON, made once for a look, if a page asks."""
+        self._data, self._looked_at = functools.cache(data), boot_time()
+
+    def respond(self, path: str) -> Response:
+        """For who is not `foreign`."""
+        if path == "/data.json":
+            self._asked()
+            return Response(200, self._data(), "application/json", {"Age": f"{boot_time() - self._looked_at:.0f}"})
+        name = path.removeprefix("/") or "index.html"
+        if name not in _FILES:
+            return Response(404, b"there is no such page\n")
+        kind = mimetypes.guess_type(name)[0] or "text/plain"
+        return Response(200, (ASSETS / name).read_bytes(), f"{kind}; charset=utf-8")
 
 
 def trusted(host: str, names: Collection[str]) -> bool:

@@ -1,4 +1,4 @@
-"""A real peer is scraped while it trains: `--metrics`."""
+"""A real peer is scraped while it trains: `--dashboard`."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Scraped:
     folder = tmp_path_factory.mktemp("scrape")
     run = write_tiny_run(folder, stages=1, steps=100_000, microbatches=4)
     words = ("--manifest", str(run), "--device", "cpu")
-    with Running(folder / "peer", "peer", "--stage", "0", "--no-restart", "--metrics", "0", *words) as peer:
-        at = peer.until(lambda event: event["event"] == "metrics")["at"]
+    with Running(folder / "peer", "peer", "--stage", "0", "--no-restart", "--dashboard", "0", *words) as peer:
+        at = peer.until(lambda event: event["event"] == "dashboard")["at"]
         listening = peer.until(lambda event: event["event"] == "listening")
         known = ("--bootstrap", listening["dht"][0])
         with Running(folder / "trainer", "trainer", *known, *words[:2], module=SLOWLY):
             peer.until(lambda event: event["event"] == "applied" and event["step"] >= 2)
-            with urllib.request.urlopen(f"{at}/readyz", timeout=30) as answer:
+            with urllib.request.urlopen(f"{at}readyz", timeout=30) as answer:
                 assert answer.read() == b"ok\n"
             before = sum(event["event"] == "applied" for event in peer.events)
-            with urllib.request.urlopen(f"{at}/metrics", timeout=30) as answer:
+            with urllib.request.urlopen(f"{at}metrics", timeout=30) as answer:
                 page = answer.read().decode()
-            with urllib.request.urlopen(f"{at}/state", timeout=30) as answer:
+            with urllib.request.urlopen(f"{at}state", timeout=30) as answer:
                 state = json.load(answer)
     return Scraped(page, state, before, [event["loss"] for event in peer.so_far("applied")])
 
@@ -57,7 +57,7 @@ def test_a_peer_that_trains_is_ready_and_its_figures_are_those_of_its_events(scr
     assert found["swarmnet_received_bytes_total"].value > 0
     assert found["swarmnet_loss"].value in scraped.losses
     assert found["swarmnet_tasks"].value > 5
-    events = {"metrics", "listening", "applied"}
+    events = {"dashboard", "listening", "applied"}
     assert events <= scraped.state["events"].keys() and scraped.state["not_ready"] == ""
     (stage,) = scraped.state["record"]["stages"]
     assert stage["synced"] and scraped.state["stages"]["0"]["steps"] >= steps.value

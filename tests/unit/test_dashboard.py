@@ -20,30 +20,30 @@ from swarmnet.errors import UsageError
 from swarmnet.ids import Chain, PeerId, RunId
 from swarmnet.monitor import dashboard
 from swarmnet.monitor.curve import Curve
-from swarmnet.monitor.dashboard import ASSETS, ServedPage
+from swarmnet.monitor.dashboard import PageView
 from swarmnet.monitor.state import WatchedRun
 from swarmnet.peer.control import Control
 from swarmnet.peer.swarm_health import assess
-from swarmnet.telemetry.web import listening, trusted
+from swarmnet.telemetry.web import ASSETS, DashboardPage, foreign, listening, trusted
 
 LINK = f"swarm:{'ab' * 32}@/ip4/127.0.0.1/tcp/1/p2p/12D3KooWQYhTNQdmr3ArTeUHRYzFg94BKyTkoWBDWez9kSCVe2Xo"
 HOSTILE = "<img src=x onerror=alert(1)>\u202e\x1b[31m"
 
 
-def page(**hostile: Any) -> ServedPage:
+def page(**hostile: Any) -> DashboardPage:
     """Of a run of one peer."""
     status = StageStatus(0, 5, Chain("c"), synced=True)
     record = Record(RunId("ab" * 32), PeerId("a"), 1, ("/ip4/192.0.2.1/tcp/1",), (status,), **hostile)
-    served = ServedPage(["box"])
+    served = DashboardPage()
     seen = WatchedRun(Curve(), now=0.0)
     seen.look(assess(record.run, [record], 1), now=0.0)
     seen.name = HOSTILE
-    served.look(seen)
+    PageView(served.look).look(seen)
     return served
 
 
 def ask(
-    served: ServedPage, path: str, *, method: str = "GET", host: str | None = "127.0.0.1:8470", **headers: str
+    served: DashboardPage, path: str, *, method: str = "GET", host: str | None = "127.0.0.1:8470", **headers: str
 ) -> tuple[int, dict[str, str], bytes]:
     """Status, headers, body."""
 
@@ -57,7 +57,8 @@ def ask(
             return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
 
     async def main() -> tuple[int, dict[str, str], bytes]:
-        with listening("test", "127.0.0.1", 0, served.respond) as at:
+        respond = lambda path, headers: foreign(headers, ["box"]) or served.respond(path)  # noqa: E731
+        with listening("test", "127.0.0.1", 0, respond) as at:
             return await asyncio.to_thread(request, at)
 
     return asyncio.run(main())
@@ -120,7 +121,7 @@ def test_a_browser_gets_a_large_answer_compressed_and_others_do_not() -> None:
 
 
 def test_before_the_first_look_there_is_no_run() -> None:
-    assert ask(ServedPage([]), "/data.json")[2] == b"{}"
+    assert ask(DashboardPage(), "/data.json")[2] == b"{}"
 
 
 def test_what_strangers_say_is_text_that_does_nothing_to_its_surroundings() -> None:
@@ -209,7 +210,7 @@ def test_variables_of_a_peer_do_not_open_the_page_to_others(monkeypatch: pytest.
     monkeypatch.setenv("SWARMNET_HOST", "0.0.0.0")
     monkeypatch.setenv("SWARMNET_PORT", "31340")
     assert run(["dashboard", LINK]) == 0
-    assert said[2:] == ["127.0.0.1", 0]
+    assert said[2:] == ["127.0.0.1", 0, False]
 
 
 def test_a_peer_tells_its_owner_by_which_links_others_join() -> None:

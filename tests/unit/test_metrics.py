@@ -1,4 +1,4 @@
-"""What `--metrics` serves: names and units, one moment, health; the dashboard asks for what is there."""
+"""What a peer serves over HTTP: names and units, one moment, health, the page; Grafana asks for what is there."""
 
 from __future__ import annotations
 
@@ -7,24 +7,28 @@ import contextlib
 import json
 import re
 import socket
+import sys
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
 
+from swarmnet.config.check import EXTRAS
 from swarmnet.config.peer import listen_at
 from swarmnet.directory import Record, StageStatus
 from swarmnet.errors import UsageError
 from swarmnet.ids import Chain, Incarnation, PeerId, RunId
 from swarmnet.net.traffic import Traffic
-from swarmnet.peer.metrics import serve_metrics
+from swarmnet.peer import web as peer_web
+from swarmnet.peer.web import RunLooks, serving_web
 from swarmnet.telemetry import web
 from swarmnet.telemetry.run_state import RunState
 from swarmnet.telemetry.spans import SpanBook
+from swarmnet.telemetry.web import DashboardPage
 
 parser = pytest.importorskip("prometheus_client.parser", reason="needs the extra metrics")
 
@@ -80,7 +84,7 @@ def asked(path: str, subject: Any, *, where: str = "0", **headers: str) -> tuple
     async def main() -> tuple[int, str]:
         traffic = Traffic()
         traffic.up.total, traffic.down.total = 11, 12
-        with serve_metrics(where, subject, traffic) as at:
+        with serving_web(where, subject, traffic, DashboardPage()) as at:
             return await asyncio.to_thread(get, at + path, headers)
 
     return asyncio.run(main())
@@ -152,6 +156,80 @@ def test_a_page_that_has_its_name_lead_here_reads_no_state_and_a_scraper_knows_t
     assert asked("/trace", peer(), **{"Sec-Fetch-Site": "same-origin"})[0] == 200
 
 
+def test_a_scraper_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(EXTRAS, "metrics", "no_such_package")
+    words = "/metrics needs the package no_such_package: pip install 'swarmnet-train[metrics]'\n"
+    assert asked("/metrics", peer()) == (501, words)
+
+
+def test_the_dashboard_is_there_for_pages_of_this_machine_alone() -> None:
+    code, text = asked("/", peer())
+    assert code == 200 and "page.js" in text
+    for path in ("/", "/data.json", "/page.js"):
+        assert asked(path, peer(), Host="page.example")[0] == 421
+        assert asked(path, peer(), **{"Sec-Fetch-Site": "cross-site"})[0] == 403
+
+
+LOOKING = """
+import itertools, os, time
+for number in itertools.count():
+    print('{"run": %d, "pid": %d}' % (number, os.getpid()), flush=True)
+    time.sleep(0.02)
+"""
+
+
+@contextlib.asynccontextmanager
+async def looking(source: str, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[tuple[DashboardPage, list[Any]]]:
+    """The page of a peer whose looks are those of a Python with this source, and the events that it tells."""
+    monkeypatch.setattr(peer_web, "same_python", lambda: [sys.executable, "-c", source])
+    told: list[Any] = []
+    looks = RunLooks(lambda: ["swarm:far", "swarm:near"], lambda event, fields: told.append((event, fields)))
+    task = asyncio.create_task(looks.run())
+    try:
+        async with asyncio.timeout(60):
+            yield looks.page, told
+            assert not task.done()
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def test_a_process_looks_at_the_run_while_a_page_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_web, "AWAY_S", 0.5)
+
+    def ends(pid: int) -> bool:
+        return not Path(f"/proc/{pid}").exists()
+
+    async with looking(LOOKING, monkeypatch) as (page, told):
+        for path in ("/", "/page.js"):  # the page's own files are no looks
+            assert page.respond(path).code == 200
+        await asyncio.sleep(0.1)
+        seen = json.loads(page.respond("/data.json").body)
+        assert seen == {}
+        pids = []
+        for _ in range(2):
+            while (new := json.loads(page.respond("/data.json").body)) in (seen, {}):  # noqa: ASYNC110  (a page polls)
+                await asyncio.sleep(0.01)
+            while not ends(new["pid"]):  # noqa: ASYNC110  (nobody asks any more)
+                await asyncio.sleep(0.01)
+            pids.append(new["pid"])
+            seen = json.loads(page.respond("/data.json").body)
+        assert pids[0] != pids[1] and not told
+
+
+@pytest.mark.parametrize(("source", "reason"), [("exit(2)", "exit code 2"), ("print('x' * 10**6)", "limit")])
+async def test_looks_that_fail_are_said_and_are_no_end_of_the_peer(
+    source: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer_web, "_MOST_BYTES", 1000)
+    async with looking(source, monkeypatch) as (page, told):
+        assert page.respond("/data.json").body == b"{}"
+        while not told:  # noqa: ASYNC110  (there is no event to wait for)
+            await asyncio.sleep(0.01)
+        ((event, fields),) = told
+        assert event == "no_dashboard" and reason in fields["reason"]
+
+
 def test_openmetrics_is_there_for_who_asks() -> None:
     code, text = asked("/metrics", peer(), Accept="application/openmetrics-text; version=1.0.0")
     assert code == 200 and text.endswith("# EOF\n")
@@ -175,7 +253,7 @@ def test_the_dashboard_asks_for_what_is_there() -> None:
         ("/readyz", peer(paused=True), 503, "paused, as asked"),
         ("/readyz", peer(paused=True, alone=True), 200, "ok"),
         ("/readyz", peer(halted=9), 503, "the run halted at version 9"),
-        ("/", peer(), 404, "there are /metrics, /state, /trace, /healthz and /readyz"),
+        ("/nowhere", peer(), 404, "there is no such page"),
     ],
 )
 def test_health_is_said_in_words(path: str, subject: Any, code: int, words: str) -> None:
@@ -191,7 +269,7 @@ def test_an_answer_that_fails_is_said_here_and_in_the_log(caplog: pytest.LogCapt
 
 async def test_a_loop_that_does_not_answer_is_not_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(web, "ANSWER_S", 0.05)
-    with serve_metrics("0", peer(), Traffic()) as at:
+    with serving_web("0", peer(), Traffic(), DashboardPage()) as at:
         for path in ("/healthz", "/readyz", "/metrics"):
             assert get(at + path) == (503, "the peer does not answer\n")  # this thread is the loop's: it waits here
 
@@ -211,7 +289,7 @@ async def test_who_holds_connections_takes_no_more_than_a_few_and_loses_them(
                 assert each.recv(1) == b""
             each.close()
 
-    with serve_metrics("0", peer(), Traffic()) as at:
+    with serving_web("0", peer(), Traffic(), DashboardPage()) as at:
         await asyncio.to_thread(hold, at)
         while (answer := await asyncio.to_thread(_tried, at)) is None:  # noqa: ASYNC110  (its last thread ends)
             await asyncio.sleep(0)
@@ -232,12 +310,12 @@ def test_it_listens_where_it_was_told(where: str) -> None:
 
 
 async def test_a_port_that_is_taken_is_said_in_a_line() -> None:
-    with serve_metrics("0", peer(), Traffic()) as at:
+    with serving_web("0", peer(), Traffic(), DashboardPage()) as at:
         port = at.rpartition(":")[2]
-        with pytest.raises(UsageError, match=f"--metrics {port}: cannot listen at .*:{port} .*: choose another"):
-            with serve_metrics(port, peer(), Traffic()):
+        with pytest.raises(UsageError, match=f"--dashboard {port}: cannot listen at .*:{port} .*: choose another"):
+            with serving_web(port, peer(), Traffic(), DashboardPage()):
                 pass
-    with serve_metrics(port, peer(), Traffic()) as again:  # free as soon as the other has ended
+    with serving_web(port, peer(), Traffic(), DashboardPage()) as again:  # free as soon as the other has ended
         assert again == at
 
 
