@@ -7,10 +7,11 @@ saves. The tests compare it with what torch's allocator hands out.
 
 from __future__ import annotations
 
+import functools
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch.nn.attention import SDPBackend
@@ -132,12 +133,21 @@ class Setup:
 def plan_stage(setup: Setup, stage: int) -> StageMemory:
     """The memory of a rank that serves `stage`, and of its peer process. Raises UsageError if these ranks cannot."""
     spec, layout = setup.specs[stage], setup.layout
-    canonical, layers = Canonical.of(spec), layers_of(spec)
     in_flight = setup.slots * (1 + spec.averaging.delay.most)
-    mesh = MeshSplit(spec, layout)
-    rank = _rank_memory(setup, mesh, spec, len(layers), canonical.shapes)
+    canonical, mesh, rank = _for_any_slots(replace(setup, slots=1), stage)
     host = _host_memory(setup, canonical, rank, mesh, in_flight)
-    return StageMemory(stage, layers, layout.ranks, rank, host, in_flight, on_host=layout.kind == "cpu")
+    return StageMemory(stage, layers_of(spec), layout.ranks, rank, host, in_flight, on_host=layout.kind == "cpu")
+
+
+@functools.lru_cache(128)
+def _for_any_slots(setup: Setup, stage: int) -> tuple[Canonical, MeshSplit, RankMemory]:
+    """The part of a plan that does not depend on `setup.slots`.
+
+    The search for the most slots plans each stage many times, and this part builds the stage's module for its shapes.
+    """
+    spec = setup.specs[stage]
+    canonical, mesh = Canonical.of(spec), MeshSplit(spec, setup.layout)
+    return canonical, mesh, _rank_memory(setup, mesh, spec, len(layers_of(spec)), canonical.shapes)
 
 
 # ------------------------------------------------------------ a rank
