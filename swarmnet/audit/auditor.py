@@ -48,7 +48,7 @@ from swarmnet.pipeline.execution import Execution
 from swarmnet.pipeline.works import KEPT_STEPS, digest, off_by
 from swarmnet.pledge import WHOLE, leaf, proves, vector_seed
 from swarmnet.quorum import quorum
-from swarmnet.stage.seams import Compute, Recomputed
+from swarmnet.stage.interfaces import Compute, Recomputed
 from swarmnet.step.driver import StepDriver
 from swarmnet.step.member import Member
 from swarmnet.transport import Transport, ask

@@ -52,7 +52,7 @@ from swarmnet.messages import (
     Running,
     Stamp,
 )
-from swarmnet.stage.seams import Contribution, Summation
+from swarmnet.stage.interfaces import Contribution, Summation
 from swarmnet.telemetry.kinds import OnEvent
 from swarmnet.telemetry.spans import SpanBook, SpanKind
 from swarmnet.transport import Transport

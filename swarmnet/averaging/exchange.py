@@ -49,7 +49,7 @@ from swarmnet.messages import (
     Trouble,
 )
 from swarmnet.pacing import Backoff
-from swarmnet.stage.seams import Summation
+from swarmnet.stage.interfaces import Summation
 from swarmnet.transport import ask
 
 PIECE_ELEMENTS = 1 << 22

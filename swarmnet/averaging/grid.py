@@ -169,7 +169,7 @@ def lone_group(members: Sequence[PeerId], span: Range, cutting: Cutting) -> Grou
 def cutting_of(
     current: Round, members: Sequence[PeerId], span: Range, group_size: int, block: int, element_bytes: float
 ) -> Cutting:
-    """How these receivers of the round cut a span. block, element_bytes: see `stage.seams.Summation`."""
+    """How these receivers of the round cut a span. block, element_bytes: see `stage.interfaces.Summation`."""
     known = dict(zip(current.receivers, current.bandwidths, strict=True)) if current.bandwidths else {}
     bandwidths = {peer: known.get(peer, 0) for peer in members}
     size = chunk_elements(span[1] - span[0], len(members), element_bytes, [*bandwidths.values()])

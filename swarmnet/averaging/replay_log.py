@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from swarmnet.ids import RoundId
 from swarmnet.messages import Commit, Finished, Packed, Part, PartData, Stamp, TrailStep
-from swarmnet.stage.seams import Summation
+from swarmnet.stage.interfaces import Summation
 
 KEEP_S = 60.0
 """How long after the last sign of a joiner sums are kept."""

@@ -31,9 +31,9 @@ from swarmnet.ranks.device_backend import DeviceBackend
 from swarmnet.ranks.layout import MeshLayout
 from swarmnet.stage.backend import StageBackend
 from swarmnet.stage.canonical import Canonical, Initial
+from swarmnet.stage.interfaces import KEPT_WEIGHTS
 from swarmnet.stage.optimizer import probe
 from swarmnet.stage.passes import MemoryPolicy
-from swarmnet.stage.seams import KEPT_WEIGHTS
 from swarmnet.stage.snapshot import digest
 from swarmnet.sums.local_sum import LocalSum
 from swarmnet.sums.step_sum import StepSum

@@ -60,7 +60,7 @@ from swarmnet.peer.replica import Replica, ReplicaLimits, crossing_bytes
 from swarmnet.peer.state_supply import StateSupply
 from swarmnet.pipeline.inputs import Windows
 from swarmnet.stage.canonical import rate_of
-from swarmnet.stage.seams import Engine
+from swarmnet.stage.interfaces import Engine
 from swarmnet.state.disk import Disk
 from swarmnet.state.rollback import newest_on_disk
 from swarmnet.step.commits import gradient_norm

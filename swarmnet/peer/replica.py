@@ -33,7 +33,7 @@ from swarmnet.pipeline.router import Router, routing_rule
 from swarmnet.pipeline.transfers import Transfers
 from swarmnet.pipeline.works import KEPT_MEMOS, LEAST_BYTES, ShownWorks, WorkBook
 from swarmnet.plan.cost import BYTES
-from swarmnet.stage.seams import Engine
+from swarmnet.stage.interfaces import Engine
 from swarmnet.step.drift import NO_DRIFT, DriftRules
 from swarmnet.step.driver import StepDriver
 from swarmnet.step.gate import Shape

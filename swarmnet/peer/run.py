@@ -41,7 +41,7 @@ from swarmnet.peer.replica import ReplicaLimits
 from swarmnet.pipeline.router import routing_rule
 from swarmnet.pipeline.windows import OwnTokens, ProvenWindows
 from swarmnet.stage.canonical import Initial
-from swarmnet.stage.seams import Engine
+from swarmnet.stage.interfaces import Engine
 from swarmnet.state.disk import CheckpointStore, DirectoryDisk
 from swarmnet.telemetry.events import EventLog
 from swarmnet.telemetry.journal import Journal, remind

@@ -20,7 +20,7 @@ from swarmnet.errors import BadCheckpoint
 from swarmnet.ids import NO_RESTART, OnDisk, PeerId, Restart
 from swarmnet.manifest.extension import Notice
 from swarmnet.messages import StateHeader
-from swarmnet.stage.seams import Compute
+from swarmnet.stage.interfaces import Compute
 from swarmnet.state.disk import CheckpointInfo, Disk, RunMemory, Written
 from swarmnet.state.rollback import MAX_VOTERS, abandoned
 from swarmnet.state.snapshot_source import consistent_copy

@@ -31,7 +31,7 @@ from swarmnet.messages import (
     SnapshotRequest,
     StateHeader,
 )
-from swarmnet.stage.seams import Compute
+from swarmnet.stage.interfaces import Compute
 
 KEEP_S = 30.0
 """How long a snapshot outlives the last call about it."""

@@ -19,7 +19,7 @@ from swarmnet.ids import Chain, PeerId, Restart, RoundId
 from swarmnet.messages import Commit, Committed, Finished, Measure, Round, Stamp, StateHeader, StepControl
 from swarmnet.pipeline.execution import Execution
 from swarmnet.pipeline.host import Spawn
-from swarmnet.stage.seams import Compute, Stash
+from swarmnet.stage.interfaces import Compute, SavedActivations
 from swarmnet.step.commits import gradient_norm
 from swarmnet.step.member import Member
 from swarmnet.telemetry.spans import SpanBook, SpanKind
@@ -174,7 +174,7 @@ class StepDriver:
     def withdraw(self, step: int, index: int) -> None:
         self._tell(self.member.withdraw, step, index)
 
-    def added(self, stash: Stash) -> None:
+    def added(self, stash: SavedActivations) -> None:
         # Else the accumulator was voided meanwhile, and this gradient with it (rule 5).
         if stash.voids == self._engine.voids(stash.step):
             self._tell(self.member.add, stash.step, stash.index)

@@ -126,9 +126,7 @@ class SuspectGraph:
         all_edges = {frozenset((peer, each.peer)) for peer, each in waits} if not alone else set()
         waited_for = Counter(peer for edge in all_edges for peer in edge)
         spared = self._me if alone else None  # what the leader waits for it knows, and needs no other word for
-        worst = max(
-            sorted(tied), key=lambda p: (ties[p], waited_for[p], p != spared, by * reported[p], p != self._me)
-        )
+        worst = max(sorted(tied), key=lambda p: (ties[p], waited_for[p], p != spared, by * reported[p], p != self._me))
         if now - self._since <= self._patience_s(worst) and not sure:
             return None
         # Which end is at fault shows once other members reduce what both send.

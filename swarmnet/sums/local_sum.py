@@ -37,7 +37,7 @@ from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.ids import RoundId
 from swarmnet.messages import Commit, Packed
 from swarmnet.stage.accumulator import GradientSum
-from swarmnet.stage.seams import Contribution, OuterStep, Reduced
+from swarmnet.stage.interfaces import Contribution, OuterStep, Reduced
 from swarmnet.stage.state import State
 from swarmnet.sums.reducer import float_sum, rule_of
 from swarmnet.sums.references import TURNS, References

@@ -34,8 +34,8 @@ from swarmnet.errors import BadMessage, Overflow, RejectCode, UsageError
 from swarmnet.manifest.schema import Averaging
 from swarmnet.messages import Packed
 from swarmnet.stage.accumulator import check_fixed_point, largest_magnitude
+from swarmnet.stage.interfaces import Clipped, Contribution
 from swarmnet.stage.rounding import MAX_MAGNITUDE, MAX_SUM, chunk_elements
-from swarmnet.stage.seams import Clipped, Contribution
 from swarmnet.wire import codecs
 
 INTEGERS = "small"

@@ -22,7 +22,7 @@ from swarmnet.ids import RoundId
 from swarmnet.messages import Commit, Packed
 from swarmnet.pledge import whole_of
 from swarmnet.stage.accumulator import GradientSum, check_fixed_point
-from swarmnet.stage.seams import Contribution, Reduced
+from swarmnet.stage.interfaces import Contribution, Reduced
 from swarmnet.stage.state import State
 from swarmnet.sums import linear
 from swarmnet.sums.reducer import INTEGERS, integer_sum

@@ -32,7 +32,7 @@ from swarmnet.peer.peer import Peer
 from swarmnet.peer.rebalance import RecentMoves, Rules
 from swarmnet.peer.replica import Replica, ReplicaLimits
 from swarmnet.pipeline.router import routing_rule
-from swarmnet.stage.seams import Engine
+from swarmnet.stage.interfaces import Engine
 from swarmnet.statement import SignedMessage, in_envelope
 from swarmnet.telemetry.kinds import KINDS, EventFold
 from swarmnet.testing.clock import SimulatedProcess, VirtualLoop

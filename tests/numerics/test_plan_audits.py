@@ -19,7 +19,7 @@ from swarmnet.plan.memory import Setup, audit_bytes, plan_stage
 from swarmnet.ranks.device_backend import DeviceBackend
 from swarmnet.ranks.layout import MeshLayout
 from swarmnet.stage.canonical import Canonical
-from swarmnet.stage.seams import KEPT_WEIGHTS
+from swarmnet.stage.interfaces import KEPT_WEIGHTS
 from swarmnet.wire import codecs
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -15,7 +15,7 @@ from swarmnet.averaging.pledges import part_pledge, says
 from swarmnet.errors import PeerGone, Refused
 from swarmnet.ids import PeerId
 from swarmnet.messages import Part, PartData, Pledge, Round
-from swarmnet.stage.seams import Reduced
+from swarmnet.stage.interfaces import Reduced
 from swarmnet.testing.doubles import FakeTransport, Script, run_virtual
 from swarmnet.testing.virtual_swarm import SimulatedSigner
 
