@@ -191,7 +191,7 @@ class Auditor:
         """The replica has applied that aggregate: `commits` are of all stages."""
         member = self._replica.member
         live = frozenset(member.view.live(self.stage, now=self._now()))
-        pledges = self._replica.exchange.pledges(stamp)
+        pledges = self._replica.exchange.commitments(stamp)
         self._replica.execution.contributed(stamp.step, self._replica.exchange.pledged_root(stamp, finished))
         self.cases.applied(stamp, finished, pledges, member.chain, live)
         for commit in commits:
