@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from swarmnet.audit.auditor import AuditLog, Auditor
-from swarmnet.audit.health import convicted_here
+from swarmnet.audit.health import ban_notice
 from swarmnet.averaging.exchange import Meeting
 from swarmnet.clock import loop_time, set_within
 from swarmnet.directory import MAX_TAINTED, DisputedWork, Estimate, Record, Role, StageStatus, TaintedStep
@@ -191,7 +191,7 @@ class Peer:
         self._group: asyncio.TaskGroup | None = None
         self._missing: tuple[int, ...] = ()
         self.finished, self.goes_on = asyncio.Event(), asyncio.Event()
-        self.convicted, self.conviction = asyncio.Event(), ""  # of what this peer is, and what its operator can do
+        self.banned, self.ban_notice = asyncio.Event(), ""  # of what this peer is, and what its operator can do
         self._done_stages: set[int] = set()
         self._left = self.paused = False
         self.carried, self.may_move, self.intent = carried, False, Intent()
@@ -352,21 +352,21 @@ class Peer:
         """The other replicas of any stage, as far as my replica of `stage` knows them."""
         return [peer for peer in sorted(self.near(stage).get(other) or self.serving(other)) if peer != self.me]
 
-    def convict(self, peer: PeerId, stamp: Stamp, reason: str, *, at: str) -> None:
+    def ban(self, peer: PeerId, stamp: Stamp, reason: str, *, at: str) -> None:
         """It is proven that `peer` has done wrong in that step: it is shut out, and all my replicas know.
 
         at: the file of evidence; "": there is none.
         """
         if peer == self.me:
-            if not self.convicted.is_set():
-                self.conviction = convicted_here(stamp.stage, reason, at)
+            if not self.banned.is_set():
+                self.ban_notice = ban_notice(stamp.stage, reason, at)
                 fields = {"step": stamp.step, "stage": stamp.stage, "reason": reason, "evidence": at}
                 self.say("convicted_here", fields)
-            self.convicted.set()
+            self.banned.set()
             return
         self._admissions.convict(peer)
         for replica in self.replicas.values():
-            replica.convict(peer, stamp.step, reason)
+            replica.ban(peer, stamp.step, reason)
         self.news.set()
 
     def taint(self, stamp: Stamp, peer: PeerId, *, applied: bool) -> None:

@@ -216,7 +216,7 @@ class Replica:
             self.auditor = Auditor(self, peer, manifest.of_stage(stage))
             self.driver.on_applied = self.auditor.applied
 
-    def convict(self, peer: PeerId, step: int, reason: str) -> None:
+    def ban(self, peer: PeerId, step: int, reason: str) -> None:
         """It is proven that `peer` has done wrong: it counts no more, and is not waited for."""
         self.member.membership.convict(peer, step, reason)
         if self.caller is not None:

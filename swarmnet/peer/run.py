@@ -13,7 +13,7 @@ import torch
 
 from swarmnet import telemetry
 from swarmnet.audit.auditor import AuditLog
-from swarmnet.audit.health import convicts_of
+from swarmnet.audit.health import banned_of
 from swarmnet.clock import boot_time, loop_runner, loop_time
 from swarmnet.config.peer import PeerConfig, listen_at
 from swarmnet.data.source import load_tokens
@@ -294,7 +294,7 @@ async def _serve(
             reminding = group.create_task(remind(log, peer.state))
             observed = group.create_task(_observe(peer, endpoint.transport.traffic, see))
             tracing = group.create_task(_trace(config, peer))
-            shut_out = group.create_task(until_convicted(peer))
+            shut_out = group.create_task(until_banned(peer))
             showing = group.create_task(_show(config.dashboard, endpoint.links, peer.say))
             computing = [group.create_task(_compute(each, peer)) for each in ranks]
             moved = await unless_stopped(stop, _moving(peer, config, capacity, recent_moves))
@@ -331,7 +331,7 @@ def observe(peer: Peer, traffic: Traffic, *, now: float) -> None:
     state, training = peer.state, peer.manifest.training
     state.microbatch_tokens = training.microbatch_size * training.sequence_length
     records = [peer.status(), *peer.records.values()]
-    out = {each.peer for each in convicts_of(records)}  # as `status` has it
+    out = {each.peer for each in banned_of(records)}  # as `status` has it
     table = contributors(each for each in records if each.peer not in out)
     rank, mine = next(((rank, row) for rank, row in enumerate(table, 1) if row.peer == peer.me), (0, None))
     state.standing = ContributorRank(rank, len(table), mine.share if mine is not None else 0.0)
@@ -405,12 +405,12 @@ async def _serve_peer(peer: Peer, ports: tuple[int, int]) -> None:
         raise
 
 
-async def until_convicted(peer: Peer) -> None:
+async def until_banned(peer: Peer) -> None:
     """Raises UsageError once it is proven that this peer has done wrong: nobody in the run hears it any more."""
-    await peer.convicted.wait()
+    await peer.banned.wait()
     await peer.leave()
     peer.say("stopped", {"reason": "convicted of wrong work"})
-    raise UsageError(peer.conviction)
+    raise UsageError(peer.ban_notice)
 
 
 async def _compute(ranks: Callable[[], Awaitable[None]], peer: Peer) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, fields
 from typing import Any, Literal, cast
 
-from swarmnet.audit.health import ConvictLine, DisputeLine, TaintedLine, convicts_of, disputes_of, tainted_of
+from swarmnet.audit.health import BannedLine, DisputeLine, TaintedLine, banned_of, disputes_of, tainted_of
 from swarmnet.directory import MAX_TAINTED, Complaint, Record
 from swarmnet.ids import NO_RESTART, Chain, Incarnation, PeerId, Restart, RunId
 from swarmnet.net.admission import Admissions
@@ -193,7 +193,7 @@ class Assessment:
     eta_s: float | None = None
     num_tainted: int = 0
     tainted: tuple[TaintedLine, ...] = ()
-    convicts: tuple[ConvictLine, ...] = ()
+    convicts: tuple[BannedLine, ...] = ()
     num_disputed: int = 0
     disputes: tuple[DisputeLine, ...] = ()
     contributors: tuple[Contributor, ...] = ()
@@ -205,7 +205,7 @@ def assess(run: RunId, records: Sequence[Record], num_stages: int, admissions: A
     """Arrange `records` of `run` by stage and say what looks wrong. num_stages 0, admissions None: unknown."""
     if not records:
         return Assessment(run, False, num_stages, problems=(_problem("nobody_seen", run=run[:12]),))
-    convicts = convicts_of(records)
+    convicts = banned_of(records)
     out = frozenset(each.peer for each in convicts)
     shown = tuple(StageLine(stage, tuple(_replicas(stage, records, out))) for stage in range(num_stages))
     # From here on a convict is nobody.
@@ -466,7 +466,7 @@ def _without_checkpoints(stages: Sequence[StageLine]) -> Iterator[Problem]:
             yield _problem("no_checkpoint", line.stage, newest=has)
 
 
-def _audited(convicts: Sequence[ConvictLine], disputes: Sequence[DisputeLine], members: str) -> Iterator[Problem]:
+def _audited(convicts: Sequence[BannedLine], disputes: Sequence[DisputeLine], members: str) -> Iterator[Problem]:
     """members: how many replicas serve."""
     for each in convicts:
         of = f" of stage {', '.join(map(str, each.stages))}" if each.stages else ""
