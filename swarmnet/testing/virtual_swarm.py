@@ -117,12 +117,12 @@ class Guise:
 
 @dataclass(slots=True)
 class SimulatedRoom:
-    """Of a machine: `peer.moving.Room`. free: bytes for a copy of a state; None: enough."""
+    """Of a machine: `peer.moving.HostMemory`. free: bytes for a copy of a state; None: enough."""
 
     fits: Mapping[int, int] | None
     free: int | None
 
-    def room_for_copy(self) -> int | None:
+    def memory_for_copy(self) -> int | None:
         return self.free
 
 

@@ -105,5 +105,5 @@ def test_a_peer_counts_it_before_it_starts() -> None:
     least = judge(beside, [1], 1 << 50, 1 << 50).host_need
     assert least - judge(replace(beside, audited=False), [1], 1 << 50, 1 << 50).host_need == more
     slots_within(beside, [1], 1 << 50, least)
-    with pytest.raises(UsageError, match="the machine beside its devices"):
+    with pytest.raises(UsageError, match="the memory outside its devices"):
         slots_within(beside, [1], 1 << 50, least - 1)
