@@ -121,7 +121,7 @@ class StepDriver:
     def restored(
         self, header: StateHeader, finished: Finished | None, commits: tuple[Commit, ...], last: tuple[Commit, ...]
     ) -> None:
-        """State is in place, as in `Member.restored`."""
+        """The state is installed, as in `Member.restored`."""
         self._engine.lengthen(header.notices)
         self.member.restored(header, finished, commits, last, now=self._now())
         self._pipeline.stop()
@@ -175,7 +175,7 @@ class StepDriver:
         self._tell(self.member.withdraw, step, index)
 
     def added(self, stash: SavedActivations) -> None:
-        # Else the accumulator was voided meanwhile, and this gradient with it (rule 5).
+        # Otherwise the accumulator was discarded meanwhile, and this gradient with it (rule 5).
         if stash.voids == self._engine.voids(stash.step):
             self._tell(self.member.add, stash.step, stash.index)
 
