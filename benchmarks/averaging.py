@@ -272,7 +272,7 @@ def summary(codec: str, theirs: str, peers: int, parameters: int, turns: dict[st
 
 
 def check_of(ours: Sequence[Found]) -> Found:
-    """What the check of sums (`averaging.pledges`) takes of a round.
+    """What the check of sums (`averaging.round_check`) takes of a round.
 
     check: of the member that waits longest for it, for slower members, too. check_alone: after the last member has all
     of the sum.

@@ -18,7 +18,7 @@ from averaging_ours import VectorSum
 from swarmnet.averaging.parts import MOST_CHUNK, chunks, parts
 from swarmnet.engine.compute_thread import ComputeThread
 from swarmnet.ids import Ballot, PeerId, RoundId
-from swarmnet.stage.seams import Contribution
+from swarmnet.stage.interfaces import Contribution
 from swarmnet.wire import kernel_build, kernels
 
 STEPS = ("contribution", "reduce", "put", "seal")

@@ -28,7 +28,7 @@ from swarmnet.data.tokens import Tokens
 from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Averaging, Model
 from swarmnet.model.decoder import StageModule, loss_sum
-from swarmnet.stage.seams import Contribution
+from swarmnet.stage.interfaces import Contribution
 from swarmnet.sums.reducer import float_sum, rule_of
 from swarmnet.wire import codecs
 

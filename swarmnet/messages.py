@@ -836,7 +836,7 @@ class PartData:
     """Only for "sum" and "replay"."""
     pledges: Annotated[tuple[Pledge, ...], Entries(MAX_MEMBERS, "members")] = ()
     """For "pledges" what was asked for. With the last chunk of a contributor's part: what the callee has signed of
-    that part (`averaging.pledges`), if members pledge."""
+    that part (`averaging.round_check`), if members pledge."""
 
 
 @dataclass(frozen=True, slots=True)

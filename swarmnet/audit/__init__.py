@@ -1,1 +1,2 @@
-"""Who did wrong, and how it is proven: pledges, samples, cases, evidence, receipts (docs/trust.md)."""
+"""Audits: which peer computed wrongly, and the proof: commitments, samples, cases, evidence, receipts
+(docs/trust.md)."""

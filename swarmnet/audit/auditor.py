@@ -1,7 +1,7 @@
 """One replica's audits (docs/trust.md): the calls and the computing for `audit.cases`.
 
 Checks run one after the other in a task of their own. The payload is fetched from the suspect or from the replica that
-told the case, compared with the pledge, and computed again.
+reported the case, compared with the commitment, and computed again.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from swarmnet.pipeline.execution import Execution
 from swarmnet.pipeline.works import KEPT_STEPS, digest, off_by
 from swarmnet.pledge import WHOLE, leaf, proves, vector_seed
 from swarmnet.quorum import quorum
-from swarmnet.stage.seams import Compute, Recomputed
+from swarmnet.stage.interfaces import Compute, Recomputed
 from swarmnet.step.driver import StepDriver
 from swarmnet.step.member import Member
 from swarmnet.transport import Transport, ask
@@ -76,9 +76,9 @@ _LOOKS = 3
 
 
 class AuditLog:
-    """What proves who did what: `receipts-stage-N.txt` in a peer's directory, and a file of `evidence/` for each ban.
+    """Proofs on disk: `receipts-stage-N.txt` in a peer's directory, and a file of `evidence/` for each ban.
 
-    directory: None: nothing is kept. failed: hears, once, why nothing can be written.
+    directory: None: nothing is written. failed: called once with the reason why nothing can be written.
     """
 
     def __init__(self, directory: Path | None = None, failed: Callable[[str], None] = lambda reason: None) -> None:
@@ -155,7 +155,7 @@ class AuditHost(Protocol):
     def on_event(self, stage: int, event: str, fields: dict[str, object]) -> None:
         """Something worth a line, of that stage."""
 
-    def convict(self, peer: PeerId, stamp: Stamp, reason: str, *, at: str) -> None:
+    def ban(self, peer: PeerId, stamp: Stamp, reason: str, *, at: str) -> None:
         """It is proven that `peer` has done wrong in that step. at: the file of evidence; "": there is none."""
 
     def taint(self, stamp: Stamp, peer: PeerId, *, applied: bool) -> None:
@@ -191,7 +191,7 @@ class Auditor:
         """The replica has applied that aggregate: `commits` are of all stages."""
         member = self._replica.member
         live = frozenset(member.view.live(self.stage, now=self._now()))
-        pledges = self._replica.exchange.pledges(stamp)
+        pledges = self._replica.exchange.commitments(stamp)
         self._replica.execution.contributed(stamp.step, self._replica.exchange.pledged_root(stamp, finished))
         self.cases.applied(stamp, finished, pledges, member.chain, live)
         for commit in commits:
@@ -296,7 +296,7 @@ class Auditor:
         trainers = {other for other, record in self._peer.records.items() if record.feeds and self.stage == 0}
         for trainer in sorted(trainers):
             self._peer.transport.tell(trainer, case)
-        self._convict(peer, case, case.pledge.stamp, reason_of(case, peer))
+        self._ban(peer, case, case.pledge.stamp, reason_of(case, peer))
 
     def vouch(self, decided: frozenset[Ban]) -> None:
         """The replica votes for commits that name these bans."""
@@ -311,9 +311,9 @@ class Auditor:
         what = f"step {ban.step}: false work" if ban.step >= 0 else "a false recheck, or two signatures"
         reason = f"{what}, by votes of stage {stage}" if case is None else reason_of(case, ban.peer, voters)
         if not known:
-            self._convict(ban.peer, case, stamp if case is None else case.pledge.stamp, reason)
+            self._ban(ban.peer, case, stamp if case is None else case.pledge.stamp, reason)
 
-    def _convict(self, peer: PeerId, case: Case | None, stamp: Stamp, reason: str) -> None:
+    def _ban(self, peer: PeerId, case: Case | None, stamp: Stamp, reason: str) -> None:
         """The peer is shut out. What proves that is written to a file, if signatures alone do."""
         at, known = "", self.cases.aggregate(stamp)
         if case is not None and known is not None and not needs_no_recheck(case):
@@ -322,7 +322,7 @@ class Auditor:
         if evidence is not None and not evidence.refusal(self._peer.signer.verify):
             name = f"stage-{stamp.stage}-step-{stamp.step}-{peer}"
             at = self._peer.audit_log.evidence(name, evidence, self._peer.me, self._peer.signer)
-        self._peer.convict(peer, stamp, reason, at=at)
+        self._peer.ban(peer, stamp, reason, at=at)
 
     def suspend(self, peer: PeerId, why: str) -> None:
         """This replica has observed the peer to be late."""
@@ -437,8 +437,8 @@ class Auditor:
             self._withheld(process, stamp, owner, sent.index, why)
 
     async def _ask(self, peer: PeerId, request: AuditRequest, limit_s: float = _ASK_S) -> tuple[AuditData | None, str]:
-        """What that peer shows, and what is wrong with that if it is not what was pledged. Of nothing: why; "": it is
-        away, and that is no lie."""
+        """The peer's answer, and what is wrong with it if it does not match the commitment. Without an answer: the
+        reason; "" if the peer is unreachable, which is no fault."""
         why = ""
         for _ in range(2):
             asked_at = self._now()
@@ -465,7 +465,7 @@ class Auditor:
         return None, why
 
     async def _comes_back(self, peer: PeerId, asked_at: float) -> bool:
-        """Is it here, at once or after a short silence? After a long one it has lost its place."""
+        """Does it answer, immediately or after a short silence? After a long one it is no longer a member."""
         timers = self._peer.timers
         while (silent_s := self._now() - asked_at) <= timers.long_silence_s:
             await asyncio.sleep(timers.beat_s)
@@ -525,7 +525,7 @@ class Auditor:
         return None
 
     async def _opened(self, request: AuditRequest, data: AuditData) -> tuple[Sequence[Packed], Sequence[Packed]]:
-        """As `Execution.opened`; the record of somebody who has signed may be on its way."""
+        """As `Execution.opened`; the record of a peer that has signed may still be on its way."""
         for _ in range(_LOOKS):
             with contextlib.suppress(PeerGone):
                 return self._replica.execution.opened(request, data)

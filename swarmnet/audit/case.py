@@ -3,12 +3,12 @@
 | a case holds | a peer is at fault if |
 |---|---|
 | rechecks | more than half of the verifiers found one value, and the peer signed another |
-| `other` | one peer signed two different pledges for one aggregate in one round |
-| `sent`, by the peer that pledged the work | the peer signed one result and sent another |
+| `other` | one peer signed two different commitments to one aggregate in one round |
+| `sent`, by the peer that committed to the work | the peer signed one result and sent another |
 
 In the run the verifiers are the stage's voters and the suspect. In a file they are the contributors to the aggregate
-and the suspect: the peer that signed the pledge has signed who contributed (`Pledge.shares`), so anyone can check it
-without the run. Only in a case about `sent` another peer has signed that.
+and the suspect: the peer that signed the commitment also signed the list of contributors (`Pledge.shares`), so a reader
+can check it without the run. Only in a case about `sent` another peer has signed that list.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ Verify = Callable[[PeerId, bytes, bytes], bool]
 
 
 def suspect_of(case: Case) -> PeerId:
-    """The peer whose work is disputed."""
-    # Of two pledges their signer alone is the suspect, whatever else a stranger writes into the case.
+    """The peer that did the disputed work."""
+    # In a case of two commitments their signer alone is the suspect, whatever else a reporter puts into the case.
     return case.pledge.peer if case.sent is None or case.other is not None else case.sent.peer
 
 
@@ -90,7 +90,7 @@ def contributors_in(case: Case) -> frozenset[PeerId]:
 
 
 def verifiers(case: Case, known: Set[PeerId]) -> frozenset[PeerId]:
-    """The peers whose values decide the case. known: the stage's voters, or the contributors to the aggregate."""
+    """The peers that decide the case. known: the stage's voters, or the contributors to the aggregate."""
     return first_of(known) | {suspect_of(case)}
 
 
@@ -107,7 +107,7 @@ def agreed(case: Case, known: Set[PeerId]) -> bytes | None:
 
 
 def at_fault(case: Case, known: Set[PeerId]) -> frozenset[PeerId]:
-    """The peers whose fault the case proves, if `refusal` has nothing against it. known: as of `verifiers`."""
+    """The peers that the case proves at fault, if `refusal` has nothing against it. known: as of `verifiers`."""
     if needs_no_recheck(case):
         return frozenset([suspect_of(case)])
     truth, values = agreed(case, known), results(case)
@@ -121,7 +121,7 @@ def refusal(case: Case, contributors: Set[PeerId], verify: Verify) -> str:
     pledge, work, sent = case.pledge, case.work, case.sent
     if case.other is not None:
         more = work or sent or case.path or case.rechecks
-        return "it holds more than two pledges" if more else _of_two_pledges(pledge, case.other, verify)
+        return "it holds more than two commitments" if more else _of_two_commitments(pledge, case.other, verify)
     if reason := unrelated(case, verify):
         return reason
     if not needs_no_recheck(case):
@@ -129,12 +129,12 @@ def refusal(case: Case, contributors: Set[PeerId], verify: Verify) -> str:
     elif sent is not None and work is not None and counted_as(work, sent.kind) == sent.digest:
         reason = "the peer sent the result that it pledged"
     if not reason and not verify(pledge.peer, statement(pledge), pledge.signature):
-        reason = "a pledge is not signed by its peer"
+        reason = "a commitment is not signed by its peer"
     return reason
 
 
 def unrelated(case: Case, verify: Verify) -> str:
-    """Why the work and the transfer of a case have nothing to do with its pledge, in words; "" if they have."""
+    """Why the work and the transfer of a case have nothing to do with its commitment, in words; "" if they have."""
     pledge, work, sent = case.pledge, case.work, case.sent
     if not proves(case.path, work, pledge.work_root) if work is not None else case.path:
         return "the work is not the one that was pledged"
@@ -148,11 +148,11 @@ def unrelated(case: Case, verify: Verify) -> str:
 
 def _of_rechecks(case: Case, contributors: Set[PeerId], verify: Verify) -> str:
     if case.contributions and shares_of(case.contributions, case.voided) != case.pledge.shares:
-        return "its list of contributors is not the one that the pledge was signed for"
+        return "its list of contributors is not the one that the commitment was signed for"
     # A commit names so many at most: a list of another length is complete.
     known = contributors if len(contributors) != MAX_COUNTING else results(case).keys()
     if case.pledge.peer not in known:
-        return "the peer that signed its pledge is not among the contributors"
+        return "the peer that signed its commitment is not among the contributors"
     if len({found.peer for found in case.rechecks} - {suspect_of(case)}) < len(case.rechecks):
         return "one peer has two values in it"
     if agreed(case, contributors) is None:
@@ -165,14 +165,14 @@ def _of_rechecks(case: Case, contributors: Set[PeerId], verify: Verify) -> str:
     return "" if all(is_signed(found, case, verify) for found in ordered) else "a recheck is not signed by its peer"
 
 
-def _of_two_pledges(first: Pledge, second: Pledge, verify: Verify) -> str:
+def _of_two_commitments(first: Pledge, second: Pledge, verify: Verify) -> str:
     if not all(verify(pledge.peer, statement(pledge), pledge.signature) for pledge in (first, second)):
-        return "a pledge is not signed by its peer"
-    return "" if contradict(first, second) else "a correct peer may have signed both pledges"
+        return "a commitment is not signed by its peer"
+    return "" if contradict(first, second) else "a correct peer may have signed both commitments"
 
 
 def contradict(first: Pledge, second: Pledge) -> bool:
-    """Does a correct process sign one of these at most? For one aggregate in one round there is one pledge."""
+    """Does a correct process sign at most one of these? It signs one commitment to one aggregate in one round."""
 
     def about(pledge: Pledge) -> tuple[object, ...]:
         return pledge.peer, pledge.incarnation, pledge.stamp, pledge.id, pledge.digest
@@ -184,7 +184,7 @@ def reason_of(case: Case, peer: PeerId, known: Set[PeerId] = frozenset()) -> str
     """What `peer` did, in words."""
     step, suspect = f"step {case.pledge.stamp.step}", suspect_of(case)
     if case.other is not None:
-        return f"{step}: signed two different pledges for one sum"
+        return f"{step}: signed two different commitments to one aggregate"
     if case.sent is not None and needs_no_recheck(case):
         return f"{step}: counted the {case.sent.kind} of microbatch {case.sent.index}, and sent another"
     if peer != suspect:

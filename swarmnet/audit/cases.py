@@ -84,10 +84,10 @@ KEPT_OUT = 256
 """Steps in which a peer counts as late that has not shown drawn work more often."""
 
 _ONE_ABSENCE, _MOST_ABSENCES = 16, 4
-"""Steps whose drawn works count as one, if they are not shown; and how many such are remembered of a peer."""
+"""Absences within so many steps count as one, if drawn works are not shown; and how many are remembered of a peer."""
 
 _MOST_PEERS = 256
-"""Contributors whose processes are remembered."""
+"""Contributors of which the process is remembered."""
 
 SHOWN_TO = 8
 """Replicas of a sender's stage that are shown what it has sent: one correct one is enough."""
@@ -221,13 +221,13 @@ class Cases:
 
         Args:
             stamp: of the applied step.
-            pledges: of its contributors; others may follow by `hear_pledge`.
+            pledges: of its contributors; others may follow by `add_commitment`.
             later: the chain of the version that the step has made.
             live: replicas of my stage that may audit.
         """
         self._told_by.clear()
         if stamp.restart != self._restart:
-            # The run went back: pledges for steps that were given up bind no peer.
+            # The run went back: commitments to steps that were rolled back bind no peer.
             self._restart = stamp.restart
             self._sums.clear()
             self._open.clear()
@@ -240,7 +240,7 @@ class Cases:
         shares = shares_of(finished.contributions, finished.voided)
         self._sums[stamp.step] = Aggregate(stamp, finished, shares, owners, frozenset(owners.values()))
         for pledge in pledges:
-            self.hear_pledge(pledge)
+            self.add_commitment(pledge)
         self._forget(stamp.step + 1 - KEEP_STEPS)
         self._live = frozenset(live)
         for peer in self._live:
@@ -249,7 +249,7 @@ class Cases:
         if (before := self._sums.get(stamp.step - 1)) is not None:
             self._sample(before, later)
 
-    def hear_pledge(self, pledge: Pledge) -> None:
+    def add_commitment(self, pledge: Pledge) -> None:
         """A contributor to an aggregate of my stage has pledged that."""
         if not self._signer.verify(pledge.peer, statement(pledge), pledge.signature):
             return
@@ -301,12 +301,12 @@ class Cases:
                     self._host.show(sent)
 
     def shown_to(self, sent: Sent, others: Iterable[PeerId]) -> list[PeerId]:
-        """Replicas of the sender's stage that I show it to. A peer that could foresee that would choose its friends."""
+        """Replicas of the sender's stage that get it as a proof; unpredictable, so the sender cannot choose allies."""
 
-        def place(peer: PeerId) -> bytes:
+        def rank(peer: PeerId) -> bytes:
             return hashlib.sha256(self._secret + sent.signature + peer.encode()).digest()
 
-        return sorted({*others} - {sent.peer, self.me}, key=place)[:SHOWN_TO]
+        return sorted({*others} - {sent.peer, self.me}, key=rank)[:SHOWN_TO]
 
     def hear_sent(self, sent: Sent, teller: PeerId) -> None:
         """A neighbour stage has received that from a replica of my stage, as `teller` says."""
@@ -412,7 +412,7 @@ class Cases:
 
         Replicas that cannot, as those of another class, also must know which bans are decided: see `Election`.
         """
-        self.hear_pledge(case.pledge)
+        self.add_commitment(case.pledge)
         opened, voters = self._open.get(subject_of(case)), self.voters
         has = results(opened.case) if opened is not None else {suspect_of(case): claimed(case)}
         news = [each for each in case.rechecks if each.peer in voters - has.keys() - {self.me}]
@@ -495,7 +495,7 @@ class Cases:
 
     @property
     def voters(self) -> frozenset[PeerId]:
-        """The peers whose rechecks decide."""
+        """The peers that decide by their rechecks."""
         # Also voters that are away: else the replicas that are left when one is killed would be a quorum.
         return first_of(self._voters_of(self.stage) - self.banned.keys())
 
@@ -537,8 +537,8 @@ class Cases:
 
 # ---------------------------------------------------------------- which works are sampled
 #
-# Each member draws for itself, with a secret of its own beside the stage's chain two versions later. The chain hashes
-# the aggregates of the audited step and of the one after it, so no peer that can still change what it pledged knows the
+# Each member draws for itself, from the stage's chain two versions later and a secret of its own. The chain hashes the
+# aggregates of the audited step and of the one after it, so no peer that can still change its commitment knows the
 # draw, and no other peer knows it before the auditor asks.
 
 
@@ -548,18 +548,19 @@ def seed_of(step: int, stage: int, later: Chain, secret: bytes) -> bytes:
 
 
 def part_of(me: PeerId, weights: Mapping[PeerId, int], kin: Set[PeerId]) -> float:
-    """My part of the looks at one member's works. Of those whom others run than that member the parts are 1 together:
-    its own operator's may cover for it.
+    """This member's part of the rechecks of one member's works. The parts of the members with other operators add up to
+    1: members of the same operator may cover for it.
 
-    Those look all the same, as if each were run by somebody else. For a member chooses where it is, and what it says of
-    that to whom, and so could choose who does not look at it: whatever I believe, my part is never smaller than that.
-    Nor is it more than twice that, lest one stranger look at all that a large operator does; twice is enough if others
-    do half of the work.
+    All other members count the same, as if each had its own operator. A peer chooses its address and what it announces
+    of it to whom, and so could choose which peers do not recheck it: whatever this member accepts, its part is never
+    smaller than that. Nor is it more than twice that, lest one independent peer recheck all work of a large operator;
+    twice is enough if others do half of the work.
 
     Args:
-        weights: what each who may look has computed, that member left out: whoever computes a tenth of what another
-            does looks at a tenth of what the other looks at.
-        kin: those of its operator.
+        weights: what each member that may recheck has computed, without the audited member: a member that computes a
+        tenth
+            of another's work rechecks a tenth of what the other does.
+        kin: the members of the same operator.
     """
     usual = weights[me] / sum(weights.values())
     if me in kin:
@@ -568,7 +569,7 @@ def part_of(me: PeerId, weights: Mapping[PeerId, int], kin: Set[PeerId]) -> floa
 
 
 def own_rate(rate: float, part: float) -> float:
-    """The share that one member draws, so that a share `rate` is drawn by somebody of those whose parts are 1."""
+    """The share that one member draws, so that the members with a total part of 1 together draw the share `rate`."""
     unseen: float = (1.0 - rate) ** part
     return 1.0 - unseen
 

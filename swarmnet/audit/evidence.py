@@ -48,26 +48,26 @@ def from_line(text: str, kind: type[T], verify: Verify) -> T:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What a file holds. run: as its writer says; what is signed is the pledge's chain."""
+    """What a file holds. run: as its writer states; what is signed is the commitment's chain."""
 
     run: RunId
     case: Case
 
     @property
     def run_proven(self) -> bool:
-        """Does the pledge's chain stand for `run`? Only the first chain tells its run by itself."""
+        """Does the commitment's chain belong to `run`? Only the first chain identifies its run by itself."""
         stamp = self.case.pledge.stamp
         return stamp.chain == first_chain(self.run, stamp.stage)
 
     def refusal(self, verify: Verify) -> str:
         """Why it proves nothing, in words; "" if it does."""
         if self.case.pledge.stamp.step == 0 and not self.run_proven:
-            return "its pledge was signed in another run than the one that the file names"
+            return "its commitment was signed in another run than the one that the file names"
         return refusal(self.case, contributors_in(self.case), verify)
 
     @property
     def at_fault(self) -> frozenset[PeerId]:
-        """The peers whose fault it proves, if `refusal` has nothing against it."""
+        """The peers that it proves at fault, if `refusal` has nothing against it."""
         return at_fault(self.case, contributors_in(self.case))
 
     @property

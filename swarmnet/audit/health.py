@@ -1,5 +1,5 @@
-"""What the records of a run say of its audits: who is shut out, in what nobody could be named, and which steps hold
-false work. Pure; `peer.swarm_health` shows it."""
+"""What the records of a run report of its audits: banned peers, undecided cases, and steps that hold false work. Pure;
+`peer.swarm_health` shows it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from swarmnet.quorum import quorum, reached_by_half
 
 
 @dataclass(frozen=True, slots=True)
-class ConvictLine:
-    """A peer that more than half of those who serve call convicted. stages: its own; by: how many of its mates say so,
-    most of them for `reason`, which names the step."""
+class BannedLine:
+    """A peer that more than half of the serving replicas report as banned. stages: its own; by: how many replicas of
+    its stages report it, most of them for `reason`, which names the step."""
 
     peer: PeerId
     stages: tuple[int, ...]
@@ -25,8 +25,8 @@ class ConvictLine:
 
 @dataclass(frozen=True, slots=True)
 class DisputeLine:
-    """Cases of a stage in which somebody lies and nobody could be named. number: as half of those say who know of any,
-    which are `by` replicas. last: the one that most of them name as their last."""
+    """Cases of a stage that prove a fault but no peer at fault. number: the median of the reports, which come from `by`
+    replicas. last: the case that most of them report as their last."""
 
     number: int
     last: DisputedWork
@@ -35,15 +35,15 @@ class DisputeLine:
 
 @dataclass(frozen=True, slots=True)
 class TaintedLine:
-    """A step whose sum in that stage holds proven false work, and how many replicas that serve say so."""
+    """A step with proven false work in that stage's aggregate, and how many serving replicas report it."""
 
     stage: int
     step: int
     by: int
 
 
-def convicts_of(records: Sequence[Record]) -> tuple[ConvictLine, ...]:
-    """Whom most of those who serve have shut out, sorted by peer. What fewer say may be the liars' word."""
+def banned_of(records: Sequence[Record]) -> tuple[BannedLine, ...]:
+    """Peers that most serving replicas have banned, sorted by peer. Fewer reports may all come from Byzantine peers."""
     serving = [record for record in records if any(status.synced for status in record.stages)]
     said: dict[PeerId, dict[PeerId, str]] = {}
     for record in serving:
@@ -56,26 +56,26 @@ def convicts_of(records: Sequence[Record]) -> tuple[ConvictLine, ...]:
     for peer in sorted(out):
         reasons = Counter(reason for by, reason in said[peer].items() if by not in out)
         reason = max(reasons, key=lambda each: (reasons[each], each), default="")
-        found.append(ConvictLine(peer, stages.get(peer, ()), reason, reasons.total()))
+        found.append(BannedLine(peer, stages.get(peer, ()), reason, reasons.total()))
     return tuple(found)
 
 
-def convicted_here(stage: int, reason: str, at: str) -> str:
-    """For the operator of a convict: of what, and what to do. at: the file of evidence; "": there is none."""
+def ban_notice(stage: int, reason: str, at: str) -> str:
+    """For the operator of a banned peer: the reason, and what to do. at: the file of evidence; "": there is none."""
     where = (
         f"the evidence is {at}, which `swarmnet audit verify` checks"
         if at
         else "other members of the run hold the evidence"
     )
     return (
-        f"this peer is convicted of wrong work in stage {stage}, and the run is over for it: {reason}; {where}. If it "
-        "was not told to lie, this machine computes wrongly: test its memory and undo overclocking. Then it may come "
+        f"this peer is banned for wrong work in stage {stage}, and the run is over for it: {reason}; {where}. If it "
+        "runs unmodified code, this machine computes wrongly: test its memory and undo overclocking. Then it may come "
         "back as another peer, with another --dir"
     )
 
 
 def disputes_of(members: Sequence[Record], out: Set[PeerId]) -> tuple[DisputeLine, ...]:
-    """By stage. members: the records of those who serve. out: convicts, whose work nobody disputes any more."""
+    """By stage. members: the records of the serving replicas. out: banned peers; their work is no longer disputed."""
     of_stage: dict[int, list[tuple[DisputedWork, int]]] = {}
     for record in members:
         last = record.disputed

@@ -1,11 +1,11 @@
-"""What receipts of several replicas prove together: each history of a stage that somebody has signed.
+"""What receipts of several replicas prove together: each signed history of a stage.
 
-A receipt is the word of its signers. Whoever makes a key makes receipts of any run, so nothing here says which of two
+A receipt proves only what its signers signed. Any key can sign receipts of any run, so nothing here shows which of two
 histories happened.
 
 | a receipt | is of the same history as |
 |---|---|
-| whose chain follows | the step before |
+| that follows in the chain | the step before |
 | after missing steps | what ends before them, if one peer has signed on both sides |
 | after a restart | what it branches from at that version; what comes after that there is given up |
 | on the chain of others | another one: from there on it is another history |
@@ -68,7 +68,7 @@ class StageHistory:
     tokens: int = 0
     """Of the commits: the sum over its members."""
     linked: int = 0
-    """Steps whose commits the next receipt's chain proves."""
+    """The number of steps with commits that the next receipt's chain proves."""
     missing: int = 0
     """Steps between the first and the last one without a receipt."""
     tallies: dict[PeerId, MemberTally] = field(default_factory=dict)
@@ -83,13 +83,13 @@ class StageHistory:
 
 
 @dataclass(frozen=True, slots=True)
-class NamedLiar:
-    """That evidence names a member."""
+class NamedFault:
+    """A fault of a member that evidence names."""
 
     stage: int
     step: int
     proven: bool
-    """Of this history; else the file alone says of which run it is, or who judged."""
+    """Of this history; else only the file states its run, or the verifiers."""
 
 
 @dataclass(slots=True)
@@ -241,7 +241,7 @@ def _is_older(old: Stamp, new: Stamp) -> bool:
 
 
 def _without_changed(steps: list[_Step], refused: list[str]) -> list[_Step]:
-    """Drop a step whose own signers went on from other commits: only those who go on from them have signed those."""
+    """Drop a step if its own signers continued from other commits: a commit is signed only by continuing from it."""
     went_on: dict[object, frozenset[PeerId]] = defaultdict(frozenset)
     for step in steps:
         went_on[step.pledged] |= _signers(step.children)
@@ -318,20 +318,20 @@ def _history(path: Sequence[_Step], own: Sequence[_Step], gone: Iterable[set[_St
     return history
 
 
-# ---------------------------------------------------------------- who is convicted
+# ---------------------------------------------------------------- proven faults
 
 
-def convicts(history: StageHistory, run: str, papers: Iterable[Evidence]) -> dict[PeerId, NamedLiar]:
-    """Which members evidence names; of each the first step that is proven of this history, or the first one.
+def faults_of(history: StageHistory, run: str, proofs: Iterable[Evidence]) -> dict[PeerId, NamedFault]:
+    """The members that evidence names; of each the first step that is proven of this history, or the first one.
 
-    papers: none that is refused. What is of another run names nobody.
+    proofs: none that is refused. Evidence of another run names no member.
     """
-    found: dict[PeerId, NamedLiar] = {}
-    for evidence in papers:
+    found: dict[PeerId, NamedFault] = {}
+    for evidence in proofs:
         stamp, proven = evidence.case.pledge.stamp, _is_about(evidence, history)
         if not proven and evidence.run != run:
             continue
-        made = NamedLiar(stamp.stage, stamp.step, proven)
+        made = NamedFault(stamp.stage, stamp.step, proven)
         for peer in evidence.at_fault & history.tallies.keys():
             found[peer] = min(found.get(peer, made), made, key=lambda one: (not one.proven, one.step))
     return found

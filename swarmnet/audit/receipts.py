@@ -1,14 +1,14 @@
-"""Who counted what, proven to anybody: a line for each step that a replica has applied.
+"""Receipts, which prove the contributors of a step to third parties: a line for each step that a replica has applied.
 
 | a receipt holds | proven by |
 |---|---|
-| who contributed which indexes | pledges of more than half of those whose votes make a commit |
+| who contributed which indexes | commitments of more than half of the voters of the commit |
 | tokens of each index | their sum is in the commit, which is in the stage's chain |
 | the commits of the step | the chain that the next step's contributors sign: it is a hash of this one and of them |
 
-Of the tokens, what a single index had is the writer's word: the sum alone is signed. A step whose successor is not
-there has its contributors proven, and not yet its tokens. Who signs is all that tells an invented receipt from another:
-`audit.histories` puts receipts together.
+Of the tokens, the number of a single index is only the writer's claim: their sum alone is signed. A step without a
+successor has its contributors proven, and not yet its tokens. Only the signers distinguish a forged receipt from a true
+one: `audit.histories` puts receipts together.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class Receipt:
 
     @property
     def shares(self) -> bytes:
-        """What stands for who contributed which indexes (`pledge`)."""
+        """The digest of the contributors and their indexes (`pledge`)."""
         return shares_of(self.finished.contributions, self.finished.voided)
 
     @property
     def signers(self) -> frozenset[PeerId]:
-        """The contributors whose pledges are there; whoever else signs stands for nothing."""
+        """The contributors with a commitment here; signatures of other peers prove nothing."""
         return frozenset(pledge.peer for pledge in self.pledges) & first_of(contributors_of(self.finished))
 
     def refusal(self, verify: Verify) -> str:
@@ -61,16 +61,16 @@ class Receipt:
         shares = self.shares
         for pledge in self.pledges:
             if (pledge.stamp, pledge.digest, pledge.shares) != (stamp, finished.digest, shares):
-                return "a pledge is of another sum"
+                return "a commitment is to another aggregate"
             if not verify(pledge.peer, statement(pledge), pledge.signature):
-                return "a pledge is not signed by its peer"
+                return "a commitment is not signed by its peer"
         if not has_quorum(self.signers, first_of(contributors_of(finished))):
             return "no more than half of the contributors have signed it"
         if {commit.step for commit in self.commits} != {stamp.step}:
             return "its commits are of another step"
         own = [commit for commit in self.commits if commit.stage == stamp.stage]
         if len(own) != 1 or not own[0].says(finished):
-            return "the commit is of another sum"
+            return "the commit is of another aggregate"
         counted = frozenset(index for _, _, indexes in finished.contributions for index in indexes)
         if self.tokens.keys() != counted or sum(self.tokens.values()) != finished.num_tokens:
             return "its tokens are not those of the sum"
@@ -89,7 +89,7 @@ def is_cut(path: Path) -> bool:
 
 
 def append(path: Path, line: str) -> None:
-    """Add a receipt to a replica's file, in place of one that a kill cut short. Raises OSError."""
+    """Add a receipt to a replica's file; it replaces one that a kill cut short. Raises OSError."""
     if path.exists() and is_cut(path):
         with path.open("r+b") as file:
             whole = file.read().rfind(b"\n") + 1
@@ -102,7 +102,7 @@ def read(path: Path, damaged: list[str], verify: Verify) -> Iterator[Receipt]:
     """The receipts of a file; of a line that a kill cut short, none. Raises OSError.
 
     Args:
-        damaged: hears which other lines are no receipts, in words.
+        damaged: gets the other lines that are no receipts, each in words.
     """
     with path.open(encoding="ascii", errors="replace") as file:
         for number, line in enumerate(iter(partial(file.readline, MOST_READ), ""), 1):

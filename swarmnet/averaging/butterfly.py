@@ -1,16 +1,16 @@
-"""One sum in one group: a butterfly all-reduce over streams, pulled by the receiver.
+"""One aggregate in one group: a butterfly all-reduce over streams that the receiver pulls.
 
-Each member reduces one part of the vector. It streams that part, chunk by chunk, from every contributor; sums a chunk
-when it has it from all of them, in the round's order; and streams the result to whoever asks. So a chunk is received,
-decoded, summed, encoded and sent while others are on the way. Everybody, the reducer too, installs what was encoded:
-members end up with equal bits under any codec.
+Each member reduces one part of the vector. It streams that part, chunk by chunk, from every contributor, sums a chunk
+when it has the chunk from all of them, in the round's order, and streams the result to every member that asks. So a
+chunk is received, decoded, summed, encoded and sent while other chunks travel. All members, including the reducer,
+install the encoded result: they end up with equal bits under any codec.
 
-In a grid (`averaging.grid`) a member has a butterfly per hop, all at once: what one has summed the next contributes,
-chunk by chunk, and what the last one ends with goes back through all of them to everybody else.
+In a grid (`averaging.grid`) a member runs one butterfly per hop, all at the same time: the result of one hop is its
+contribution to the next, chunk by chunk, and the result of the last hop travels back through all hops to the others.
 
-A broken stream is asked for again from the first chunk that is missing; nothing is ever taken twice. A contributor that
-is a few chunks ahead of the slowest waits: memory does not grow with the part. Knows no ledger: whom a round needs, and
-whether it goes on, is the step machine's word.
+A member asks for a broken stream again from the first missing chunk; no chunk is ever taken twice. A contributor that
+is a few chunks ahead of the slowest waits, so memory does not grow with the part. Knows no assignments: the step
+machine decides which contributions a round needs and whether it goes on.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from typing import Literal
 
 from swarmnet.averaging.grid import Group, cutting_of, groups, lone_group, partners
 from swarmnet.averaging.parts import Range
-from swarmnet.averaging.pledges import (
+from swarmnet.averaging.round_check import (
     PAUSE_S,
     Contradiction,
     Pledges,
     chunk_digest,
     part_key,
-    part_pledge,
     says,
+    sign_part,
     signed_part,
 )
 from swarmnet.averaging.watch import Meter, StreamWait, Watch
@@ -52,7 +52,7 @@ from swarmnet.messages import (
     Running,
     Stamp,
 )
-from swarmnet.stage.seams import Contribution, Summation
+from swarmnet.stage.interfaces import Contribution, Summation
 from swarmnet.telemetry.kinds import OnEvent
 from swarmnet.telemetry.spans import SpanBook, SpanKind
 from swarmnet.transport import Transport
@@ -79,27 +79,27 @@ class ExchangeContext:
     running_s: float = 0.5
     """Between two signs of life."""
     on_event: OnEvent = lambda event, fields: None
-    """Is told `clipped`: the member that the run's reducer clipped in a part; and of a check of reducers `sum_checked`,
-    `reducer_lied` and `pledge_lied`."""
+    """Called with `clipped`: the member that the run's reducer clipped in a part; and, where reducers are checked, with
+    `sum_checked`, `reducer_lied` and `pledge_lied`."""
     spans: SpanBook = field(default_factory=SpanBook)
     """Is told how long hops took."""
     signer: Signer | None = None
-    """Signs the parts that are sent, where members check reducers (`averaging.pledges`); None: they do not."""
+    """Signs the parts that are sent, where members check reducers (`averaging.round_check`); None: they do not."""
     incarnation: int | None = None
-    """Of my process, which pledges for what it has contributed itself; None: of any."""
+    """Of this process, which signs commitments only to what it contributed itself; None: to any contribution."""
     on_contradiction: Contradiction = lambda one, other: None
-    """Is told of two pledges by one contributor for one sum."""
+    """Called with two different commitments that one contributor signed for one aggregate."""
     meter: Meter = field(default_factory=Meter)
     watch: Watch = field(default_factory=Watch)
 
 
 class Butterfly:
-    """One member's part in one group's sum: `run` it once; `serve` others meanwhile and after, until `close`.
+    """One member's part in one group's aggregate: `run` it once; `serve` others from the start, until `close`.
 
-    given, signed: what each contributor has signed of its part for me, and each reducer of what it handed to me.
+    given, signed: what each contributor signed of its part for this reducer, and each reducer of its result.
 
-    losses: of the indexes in my accumulator, which must not change before `close`. below: in a later hop, my butterfly
-    of the hop before, whose sums I contribute.
+    losses: of the indexes in this member's accumulator, which must not change before `close`. below: in a later hop,
+    this member's butterfly of the hop before; its results are the contribution here.
 
     Each chunk that I reduce has two values: its sum over this group (`_sums`), and its final value over the whole round
     (`_ends`). In the last hop they are the same.
@@ -232,9 +232,9 @@ class Butterfly:
         data: PartData,
         digests: list[bytes],
     ) -> Pledge | None:
-        """A chunk of that peer has come; with the last one of a part its pledge, which is returned.
+        """Check a chunk that arrived from that peer; with the last one of a part, return the commitment to the part.
 
-        digests: of the part's chunks so far. Raises BadMessage: the peer has signed something else.
+        digests: of the part's chunks so far. Raises BadMessage: the peer signed something else.
         """
         if (signer := self._context.signer) is None:
             return None
@@ -249,7 +249,7 @@ class Butterfly:
         return pledge
 
     async def contribution_of(self, peer: PeerId, cut: Sequence[Range]) -> AsyncGenerator[Packed, None]:
-        """These chunks of what a contributor adds to the round, whoever reduces them."""
+        """These chunks of what a contributor adds to the round, from the contributor itself, not from their reducer."""
         if peer == self.me:
             for chunk in cut:
                 yield (await self._mine(chunk, b""))[0]
@@ -344,7 +344,7 @@ class Butterfly:
                 since = loop.time()
                 try:
                     yield answer
-                finally:  # it has been taken; after the last one nobody asks for more
+                finally:  # it has been taken; after the last one no member asks for more
                     if isinstance(answer, PartData):
                         self._context.meter.sent(_num_bytes(answer), since=since, now=loop.time())
 
@@ -385,7 +385,7 @@ class Butterfly:
         digests = [self._digests[kind, each] for each in cut if (kind, each) in self._digests]
         if chunk != cut[-1] or len(digests) < len(cut):
             return ()
-        return (part_pledge(signer, self.me, self.round, part_key(kind, self.round, self.group, reducer), digests),)
+        return (sign_part(signer, self.me, self.round, part_key(kind, self.round, self.group, reducer), digests),)
 
     async def _waited(self, future: asyncio.Future[Packed]) -> AsyncGenerator[Running, None]:
         """Wait for it, with a sign of life now and then."""

@@ -1,10 +1,10 @@
 """Takes part in rounds, collects sums that others have finished, and serves both.
 
-A sum is made by a butterfly all-reduce (`butterfly`), or fetched whole from somebody who has it and checked against its
-digest. Fetches are idempotent: a lost or repeated one changes nothing, and whoever gives up leaves accumulators
-untouched.
+A member makes an aggregate by a butterfly all-reduce (`butterfly`), or fetches the complete aggregate from a peer that
+holds it and checks it against its digest. Fetches are idempotent: a lost or repeated one changes nothing, and a member
+that gives up leaves its accumulators untouched.
 
-It knows no ledger: which contributions belong to a round, and whether it goes on, is the step machine's word.
+Knows no assignments: the step machine decides which contributions belong to a round and whether it goes on.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import Protocol
 from swarmnet.averaging.butterfly import Butterfly, ExchangeContext, Losses, butterflies, check_losses
 from swarmnet.averaging.grid import circles, grid_of
 from swarmnet.averaging.parts import chunk_elements, shares
-from swarmnet.averaging.pledges import NOTHING, PAUSE_S, RoundCheck, Said
 from swarmnet.averaging.replay_log import ReplayLog
+from swarmnet.averaging.round_check import NOTHING, PAUSE_S, RoundCheck, Said
 from swarmnet.averaging.watch import allowance_s, needs_s, odd_ones
 from swarmnet.bounds import Recent
 from swarmnet.clock import loop_time
@@ -49,7 +49,7 @@ from swarmnet.messages import (
     Trouble,
 )
 from swarmnet.pacing import Backoff
-from swarmnet.stage.seams import Summation
+from swarmnet.stage.interfaces import Summation
 from swarmnet.transport import ask
 
 PIECE_ELEMENTS = 1 << 22
@@ -59,7 +59,7 @@ _MOST_ELEMENT_BYTES = 8
 """Bytes of the largest element that travels: int64 sums."""
 
 _CHECKED_STEPS = 4
-"""So many of the last steps pledges are remembered of."""
+"""The number of past steps whose commitments are remembered."""
 
 SILENT_S, _MOST_SILENT_S = 1.0, 16.0
 """A holder of a finished sum that shows no sign of life for so long is passed over; twice as long in the next turn."""
@@ -89,15 +89,15 @@ class CheckedStep:
     ended: dict[RoundId, Finished] = field(default_factory=dict)
     """What came of rounds: I have signed it, and a peer that signs two of one round has lied."""
     refuted: set[RoundId] = field(default_factory=set)
-    """The rounds whose check has failed here."""
+    """Rounds that failed the check here."""
 
 
 class Exchange:
     """Takes part in rounds of one (peer, stage) and serves its parts to the others.
 
-    A round is named by stamp and id: a correct leader uses no id twice (`step.ledger`), but ids are what leaders say.
-    piece_elements: of a finished sum's pieces. meeting: of a simulation of many peers, which makes the sum without
-    streams and checks no reducers.
+    A round is named by stamp and id. A correct leader uses no id twice (`step.ledger`), but an id is only the leader's
+    claim. piece_elements: of a complete aggregate's pieces. meeting: of a simulation of many peers, which makes the
+    aggregate without streams and checks no reducers.
     """
 
     def __init__(
@@ -122,8 +122,7 @@ class Exchange:
     ) -> Finished:
         """Take part until the whole sum is in the sum buffer, and checked. Cancel to abandon.
 
-        losses: of the indexes in my accumulator, which must not change meanwhile. work_root: of my works, which is
-        pledged.
+        losses: of the indexes in my accumulator, which must not change meanwhile. work_root: of my works; signed.
         """
         # Its leader knows who lied. Others look at what I contributed until it opens another round.
         checked = self._checked.get(current.stamp) or CheckedStep()
@@ -176,32 +175,31 @@ class Exchange:
         except ExceptionGroup as error:
             raise ExceptionGroup(error.message, list(leaves(error))) from error
         except Refused as error:
-            # Somebody lied, and stays a liar however often I look.
+            # A peer sent false data, and no repetition of the check will change that.
             if error.code is RejectCode.MALFORMED:
                 checked.refuted.add(current.id)
             raise
         self._context.on_event("sum_checked", {"step": current.stamp.step, "seconds": loop.time() - began})
 
-    def pledges(self, stamp: Stamp) -> tuple[Pledge, ...]:
-        """Of all contributors to the sum of that step which I have checked last; () of one that I have fetched, and of
+    def commitments(self, stamp: Stamp) -> tuple[Pledge, ...]:
+        """Of all contributors to the aggregate of that step that was checked here last; () of a fetched one, and of
         one more than four steps ago."""
         checks = self._checked.get(stamp, CheckedStep()).checks.values()
-        return next((check.pledges for check in reversed(checks) if check.passed), ())
+        return next((check.commitments for check in reversed(checks) if check.passed), ())
 
     def pledged_root(self, stamp: Stamp, finished: Finished) -> bytes | None:
-        """What this process has pledged of its works for that aggregate; None: nothing."""
+        """The root of the computation records that this process has committed to for that aggregate; None: none."""
         pledge = self._checked.get(stamp, CheckedStep()).said.get((finished.id, finished.digest))
         return None if pledge is None else pledge.work_root
 
     async def collect(self, current: Round, digest: bytes) -> Finished:
-        """Fetch the sum of `current.id` with that digest from one of its holders. Cancel to abandon.
+        """Fetch the aggregate of `current.id` with that digest from one of its holders. Cancel to abandon.
 
-        A holder that describes other bits, or does not deliver, is passed over. A sum that was set aside here comes
-        back into the buffer, if its digest is this one.
+        A holder that describes other bits, or does not deliver, is skipped. A superseded aggregate that was set aside
+        here comes back into the buffer if its digest is this one.
 
         Raises:
-            Refused: it is not here, and there is nobody to ask; or all were asked, and some have said that they lack
-                it, which `lacking` names.
+            Refused: it is not here, and there is no peer to ask; or all were asked, and some lack it (`lacking`).
         """
         here = self.replay_log.held(current.stamp, current.id)
         # Another round was about to take the buffer, and was called off before it did.
@@ -212,7 +210,7 @@ class Exchange:
             await self._install(current, mine[1])
             return self._hold(current, mine[0])
         if not current.holders:
-            raise Refused(RejectCode.NOT_FOUND, "nobody has that sum")
+            raise Refused(RejectCode.NOT_FOUND, "no peer has that sum")
         pause, lacking = Backoff(PAUSE_S, SILENT_S), set[PeerId]()
         while not lacking:
             patience_s = self._patience_s.get(current.id, SILENT_S)
@@ -240,8 +238,7 @@ class Exchange:
     ) -> Finished:
         """Fetch the sum of `current.id` with that digest, piece by piece from all these holders at once.
 
-        patience_s: how long a holder may show no sign of life; None leaves that to the transport. kind: "replay" for
-        what may wait.
+        patience_s: how long a holder may show no sign of life; None: the transport's. kind: "replay" for what may wait.
 
         Raises:
             PeerGone, PeerTimeout, Refused, BadMessage: of the last holder that failed. Before anything is installed,
@@ -267,7 +264,7 @@ class Exchange:
         if others:
             raise BadMessage(RejectCode.MALFORMED, "two descriptions of a sum", peers=senders)
         held, sq_norm = await self._install(current, [found[piece] for piece in range(len(ranges))])
-        # Only the whole shows whether the bits are right, and not whose are wrong.
+        # Only the complete aggregate shows that bits are wrong; it does not show which holder sent them.
         if held != digest or sq_norm != finished.grad_sq_norm:
             raise BadMessage(RejectCode.MALFORMED, "the sum does not have its digest", peers=senders)
         return self._hold(current, finished)
@@ -415,7 +412,7 @@ class Exchange:
             min(chunk_elements(size, n, self._sums.element_bytes, current.bandwidths), size)
             for size in self._sums.phases
         )
-        streams = Counter[PeerId]()  # a contribution to everybody it exchanges with, and a sum
+        streams = Counter[PeerId]()  # one contribution to each peer that it exchanges with, and one aggregate
         for circle in circles(grid_of(current), self._context.group_size):
             streams.update(dict.fromkeys(circle, 2 * (len(circle) - 1)))
         at_once = {peer: float(chunk * streams[peer]) for peer in current.receivers}

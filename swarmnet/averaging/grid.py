@@ -1,6 +1,6 @@
-"""Who sums what with whom: the groups of a round, hop by hop; who shares a row; and random pairs.
+"""The groups of an aggregation round, hop by hop; the rows of the group mesh; and random gossip groups.
 
-Up to `group_size` members are one group. More stand in a grid (Moshpit, arXiv:2103.03239) of about as many rows as
+Up to `group_size` members are one group. More members form a mesh (Moshpit, arXiv:2103.03239) of about as many rows as
 columns. The vector is cut into one part per column, the same in every row:
 
 | hop | who sums | what |
@@ -9,9 +9,9 @@ columns. The vector is cut into one part per column, the same in every row:
 | 1 | each column its part over all rows, cut once more among its members | the vector, once |
 | then | the finished part goes from each member of a column to the rest of its row | |
 
-So every element is summed once per row and once over the rows, everybody receives it once, and a member sends about
-2 S bytes of a vector of S, as in one group: half of what two whole all-reduces one after the other would. A column
-longer than `group_size` is a grid again. Pure; knows no bytes and no time.
+So every element is summed once per row and once over the rows, every member receives it once, and a member sends about
+2 S bytes of a vector of S, as in one group: half of what two successive complete all-reduces would send. A column
+longer than `group_size` is a mesh again. Pure; knows no bytes and no time.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Speaker:
 class Group:
     """One sum among a few members.
 
-    speakers: who contributes, in the order of summing. chunks: what each reducer reduces of `span`, contiguous and in
-    order; together they are the span. last: this sum is everybody's; else the next hop sums it further.
+    speakers: the contributors, in the order of summing. chunks: what each reducer reduces of `span`, contiguous and in
+    order; together they are the span. last: all members receive this aggregate; else the next hop sums it further.
     """
 
     hop: int
@@ -125,7 +125,7 @@ class Cutting:
         return [(first + start, first + stop) for start, stop in parts(last - first, rates, block=self.block)]
 
     def chunks(self, members: Sequence[PeerId], span: Range) -> Iterator[tuple[PeerId, tuple[Range, ...]]]:
-        """What a group cuts: (reducer, chunks) in order, nobody with nothing."""
+        """What a group cuts: (reducer, chunks) in order, without reducers that get no chunk."""
         for peer, (start, stop) in zip(members, self.parts(span, [[peer] for peer in members]), strict=True):
             if start < stop:
                 yield peer, tuple(chunks(start, stop, self.size))
@@ -161,7 +161,7 @@ def groups(me: PeerId, current: Round, span: Range, cutting: Cutting) -> list[Gr
 
 
 def lone_group(members: Sequence[PeerId], span: Range, cutting: Cutting) -> Group:
-    """A group of its own that sums this span: all contribute alike, and nobody else hears of the result."""
+    """A separate group that sums this span: all contribute with equal weight, and the result stays in the group."""
     speakers = tuple(map(Speaker, members))
     return Group(0, span, speakers, tuple(cutting.chunks(members, span)), last=True)
 
@@ -169,7 +169,7 @@ def lone_group(members: Sequence[PeerId], span: Range, cutting: Cutting) -> Grou
 def cutting_of(
     current: Round, members: Sequence[PeerId], span: Range, group_size: int, block: int, element_bytes: float
 ) -> Cutting:
-    """How these receivers of the round cut a span. block, element_bytes: see `stage.seams.Summation`."""
+    """How these receivers of the round cut a span. block, element_bytes: see `Summation` in `swarmnet.stage`."""
     known = dict(zip(current.receivers, current.bandwidths, strict=True)) if current.bandwidths else {}
     bandwidths = {peer: known.get(peer, 0) for peer in members}
     size = chunk_elements(span[1] - span[0], len(members), element_bytes, [*bandwidths.values()])
@@ -213,10 +213,10 @@ RoundTrips = Mapping[tuple[PeerId, PeerId], float]
 def arrange(
     members: Iterable[PeerId], round_trips: RoundTrips, group_size: int, bandwidths: Mapping[PeerId, int] | None = None
 ) -> Grid:
-    """A grid of all members, each once: near peers share a row, and fast ones stand where something is reduced.
+    """A grid of all members, each once: near peers share a row, and fast ones are placed where something is reduced.
 
     Greedy: the peer that is farthest from all others (the mean of its known distances) begins a row, and the peers
-    nearest to it fill the row, by a measured distance or the way over one mate. Unknown peers come last.
+    nearest to it fill the row, by the measured distance or the path over one other member. Unknown peers come last.
     """
     rates = bandwidths or {}
     left = sorted(set(members))
@@ -235,7 +235,7 @@ def arrange(
 
 
 def _distances(round_trips: RoundTrips, members: Set[PeerId]) -> dict[PeerId, dict[PeerId, float]]:
-    """Peer -> other -> the mean of what both have measured, as far as anybody has."""
+    """Peer -> other -> the mean of what both have measured, where at least one has."""
     found: dict[PeerId, dict[PeerId, list[float]]] = {peer: {} for peer in members}
     for (one, other), value in round_trips.items():
         if one != other and one in members and other in members:
@@ -245,7 +245,7 @@ def _distances(round_trips: RoundTrips, members: Set[PeerId]) -> dict[PeerId, di
 
 
 def _near(first: PeerId, known: Mapping[PeerId, Mapping[PeerId, float]]) -> dict[PeerId, float]:
-    """How far everybody is from `first`, itself included: what is known, or the shortest way over one other."""
+    """The distance of each peer from `first`, itself included: the known one, or the shortest path over one other."""
     found = {first: 0.0}
     for mate, distance in known[first].items():
         for other, further in known[mate].items():
@@ -257,9 +257,9 @@ def _near(first: PeerId, known: Mapping[PeerId, Mapping[PeerId, float]]) -> dict
 
 # ---------------------------------------------------------------- random groups
 #
-# Drawn by hash from what all members of a round know, so nobody is asked (NoLoCo, arXiv:2506.10911, for pairs). A few
-# draws take turns: the same members meet again in the same turn, so that each need remember few of those it agreed with
-# (`sums.references`). Who misses a round is a group of its own. How fast values mix is measured in
+# Drawn by hash from what all members of a round know, so no message is needed (NoLoCo, arXiv:2506.10911, for pairs). A
+# few draws take turns: the same members meet again in the same turn, so that each need remember few of those it agreed
+# with (`sums.references`). A peer that misses a round is a group of its own. How fast values mix is measured in
 # tests/sim/test_sim_groups.py.
 
 
@@ -269,7 +269,7 @@ def random_groups(members: Iterable[PeerId], size: int, stage: int, turn: int) -
     The same for the same members in any order, stage and turn. Raises ValueError for a size below 2.
     """
     if size < 2:
-        raise ValueError(f"a group of {size} has nobody to average with")
+        raise ValueError(f"a group of {size} has no member to average with")
     # Pairs of odd turns are cut from the ring of the turn before, one further on: so the two lead around all of it.
     odd = turn % 2 if size == 2 else 0
     ring = sorted(members, key=lambda peer: hashlib.sha256(f"{stage}/{turn - odd}/{peer}".encode()).digest())

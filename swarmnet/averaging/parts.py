@@ -1,10 +1,11 @@
-"""Who reduces what: a vector cut in one contiguous part per member, and a part in chunks that travel one by one.
+"""Which member reduces what: a vector cut in one contiguous part per member, and a part in chunks that travel one by
+one.
 
 A member of n that reduces the share s of a vector of S bytes sends the rest of its own vector and its reduced part to
-everybody else: (1 + (n - 2) s) S bytes each way. The cut that lets the slowest member finish soonest therefore gives
-shares by filling up: all members with a part need the same time, and who is too slow for that reduces nothing (as in
-Moshpit's load balancing, arXiv:2103.03239). Exact fractions, so that all members cut alike. Parts and chunks begin at
-multiples of the codec's blocks, so that nothing that is decoded depends on the cut. Pure.
+all others: (1 + (n - 2) s) S bytes each way. The cut that lets the slowest member finish soonest therefore gives shares
+by filling up: all members with a part need the same time, and a member that is too slow for that reduces nothing (as in
+Moshpit's load balancing, arXiv:2103.03239). Fractions are exact, so that all members cut alike. Parts and chunks begin
+at multiples of the codec's blocks, so that no decoded value depends on the cut. Pure.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _CHUNK_S = 0.04
 
 
 def shares(bandwidths: Sequence[int]) -> list[Fraction]:
-    """The share of each member: min max (1 + (n - 2) share) / bandwidth. Even if somebody's bandwidth is unknown (0).
+    """The share of each member: min max (1 + (n - 2) share) / bandwidth. Even if a bandwidth is unknown (0).
 
     bandwidths: bytes per second, at least one. With two members every cut costs the same, so it is even, unless one
     has a quarter of the other's bandwidth or less: that one reduces nothing.

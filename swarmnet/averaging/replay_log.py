@@ -8,9 +8,9 @@ has applied lately, for joiners.
 | applied | `applied` | no joiner has asked for `KEEP_S`, or the cap is reached |
 
 A state takes longer to travel than a step may take. A joiner that has fetched version v goes on from there by the
-aggregates of steps v, v + 1, ... and catches up as long as one travels faster than a step takes. They are kept only
+aggregates of steps v, v + 1, ... and catches up as long as one travels faster than a step takes. They are stored only
 while there is a joiner, packed as they travel: the last one while the next step is computed, at the latest before
-another one takes its place. Knows no peers and no rounds.
+another one takes the buffer. Knows no peers and no rounds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from swarmnet.ids import RoundId
 from swarmnet.messages import Commit, Finished, Packed, Part, PartData, Stamp, TrailStep
-from swarmnet.stage.seams import Summation
+from swarmnet.stage.interfaces import Summation
 
 KEEP_S = 60.0
 """How long after the last sign of a joiner sums are kept."""
@@ -132,7 +132,7 @@ class ReplayLog:
         return asyncio.get_running_loop().time() <= self._until
 
     def _pack(self, kept: _Kept) -> asyncio.Task[None]:
-        """Have it packed beside whatever else is done."""
+        """Have it packed concurrently with other work."""
         if kept.packing is None or (kept.packing.done() and len(kept.data) < len(kept.cut)):
             kept.packing = asyncio.create_task(self._packed(kept))
         return kept.packing

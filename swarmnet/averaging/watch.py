@@ -1,7 +1,7 @@
-"""What one replica notices of a round's streams: how fast its line is, which members are late, whose chunks it refused.
-Its leader hears of it in states (`step.suspects` decides what follows).
+"""What one replica observes of a round's streams: the bandwidth of its link, late members, and members that sent chunks
+which it refused. It reports them to its leader in states (`step.suspects` decides what follows).
 
-Events and `now` in, numbers and a report out. Pure; knows no ledger.
+Events and `now` in, numbers and a report out. Pure; knows no assignments.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from swarmnet.ids import PeerId, RoundId
 from swarmnet.messages import MAX_MATES, Late, LineQuality, Trouble
 from swarmnet.quorum import quorum
 
-# ---------------------------------------------------------------- what a line carries
+# ---------------------------------------------------------------- what a link carries
 #
-# What my line carries, measured on the averaging streams that cross it anyway; and how far away my mates are.
+# The bandwidth of this peer's link, measured on the averaging streams that cross it anyway; and the distance of the
+# other replicas.
 #
-# A line is busy only while somebody feeds it, so a round's average says little. Measured is the busiest stretch of a
-# round that is long enough for buffers not to matter; the lower of the two directions counts, since a round moves as
-# much up as down. Of the last rounds the best is believed, since whatever else a machine or its mates are busy with,
-# and a small part in a round, make a line look narrower than it is; one of them is always cut evenly (`step.rounds`).
-# And what has been said is not said anew for small changes: the parts of a round follow bandwidths (`averaging.parts`)
-# and should not follow noise. Where no line keeps a round waiting, what is measured is how fast machines feed them:
-# then parts are even (`step.rounds`). Events and `now` in, numbers out.
+# A link is busy only while a peer sends on it, so a round's average says little. The measure is the busiest stretch of
+# a round that is long enough for buffers not to matter; the lower of the two directions counts, since a round moves as
+# much up as down. The best of the last rounds counts, since other load on a machine or its peers, and a small part in a
+# round, make a link look narrower than it is; one of the last rounds is always cut evenly (`step.rounds`). A peer
+# does not report small changes, because the parts of a round follow the reported bandwidths (`averaging.parts`) and
+# should not follow noise. Where no link keeps a round waiting, the measurement shows how fast machines fill their
+# links: then parts are even (`step.rounds`). Events and `now` in, numbers out.
 
 LEAST_BYTES, LEAST_STRETCH_S = 1 << 18, 0.05
 """Less than that in a stretch says nothing about a line."""
@@ -75,7 +76,7 @@ class Meter:
 
     def received(self, num_bytes: int, *, since: float, now: float) -> None:
         """Bytes of a round have come; the sign of life before them, on the same stream, came at `since`."""
-        if self._open:  # else somebody is late with what is over
+        if self._open:  # else a member is late with a round that is over
             self._down.append((since, now, num_bytes))
 
     def sent(self, num_bytes: int, *, since: float, now: float) -> None:
@@ -101,10 +102,11 @@ class Meter:
             self._said = max(round(rate), 1)
 
     def ping(self, peer: PeerId, seconds: float) -> None:
-        """A mate has answered an empty call after so long. The least of the last few counts: the rest is waiting."""
+        """Another replica answered an empty call after so long. The least of the last few counts: the rest is
+        queueing."""
         heard = self._round_trips.pop(peer, None) or deque(maxlen=_PINGS)
         heard.append(seconds)
-        self._round_trips[peer] = heard  # the latest heard of is the last to be forgotten
+        self._round_trips[peer] = heard  # the latest measured is the last to be forgotten
         while len(self._round_trips) > MAX_MATES:
             self._round_trips.pop(next(iter(self._round_trips)))
 
@@ -155,15 +157,16 @@ def busiest(moments: Sequence[tuple[float, float]]) -> float | None:
     return max(((after - before) / (end - begin) for (begin, before), (end, after) in stretches), default=None)
 
 
-# ---------------------------------------------------------------- who keeps me waiting
+# ---------------------------------------------------------------- members that keep this one waiting
 #
-# A stream stands still while the next chunk is wanted and does not come. How long it may is computed from its sender's
-# bandwidth and from what it may be sending at once, with a margin, and from the slowest chunk that has come in the
-# round. So a slow line is never taken for a dead one as long as chunks come, and a hung stream is known for one in a
-# minute or two however large the vector is. Signs of life do not count: they come from whoever waits for others, too.
+# A stream stalls while the next chunk is wanted and does not come. How long it may stall is computed from its sender's
+# bandwidth and from what the sender may be sending at once, with a margin, and from the slowest chunk that has come in
+# the round. So a slow link is never taken for a dead one as long as chunks come, and a hung stream is detected in a
+# minute or two however large the vector is. `Running` answers do not count: a member that waits for others sends them,
+# too.
 #
-# Contributions are owed without conditions, sums only once contributions are there. So whoever owes me its
-# contribution is named, and a reducer only when nobody does.
+# A member owes its contribution unconditionally, and an aggregate only once it has all contributions. So members that
+# owe their contribution are reported, and a reducer only if there are none.
 
 LEAST_S = 6.0
 """A stream may always stand still for so long."""
@@ -181,7 +184,7 @@ _AGAIN_S = 3.0
 """A stream that breaks is asked for again at once. If its last break is longer ago than this, it was answered."""
 
 _LONGEST_S, _LONGEST_MEASURED_S = 120.0, 600.0
-"""The longest pause allowed to a line that nobody has measured; and to any line, whatever its member says of it."""
+"""The longest stall allowed on a link without a measurement; and on any link, whatever bandwidth its member reports."""
 
 
 def allowance_s(num_bytes: float, bandwidth: int, at_once: float) -> float:
@@ -198,7 +201,7 @@ def needs_s(bandwidth: int, at_once: float) -> float:
 
 
 class StreamWait:
-    """One stream: `since` when its next chunk has been wanted, None while nobody asks for it."""
+    """One stream: `since` when its next chunk has been wanted, None while none is asked for."""
 
     def __init__(self, peer: PeerId, owes: bool, now: float) -> None:
         self.peer, self.owes, self._owes, self.waits = peer, owes, owes, False
@@ -246,7 +249,7 @@ class Watch:
     ) -> None:
         """Streams are of this round from now on. allowed, needs: `allowance_s` and `needs_s` of its members.
 
-        The same round again: it was begun anew after something was refused, which stays refused.
+        The same round again: it was restarted after a chunk was refused; its sender stays refused.
         """
         if round_id != self._round:
             self._refused = set()
@@ -263,7 +266,7 @@ class Watch:
 
     @contextlib.contextmanager
     def stream(self, peer: PeerId, *, owes: bool, now: float) -> Iterator[StreamWait]:
-        """A stream from that member is read. owes: its next chunk hangs on nobody else."""
+        """A stream from that member is read. owes: its next chunk depends on no other member."""
         wait = StreamWait(peer, owes, now)
         self._waits.append(wait)
         try:
@@ -287,10 +290,10 @@ class Watch:
         return found
 
     def awaited(self, *, now: float) -> frozenset[PeerId]:
-        """Members whose next chunk is later than their lines explain. Those that owe their own contribution, if there
-        are such; else all. A member that says that it waits for others is not among them."""
+        """Members with a next chunk that is later than their links explain. Those that owe their own contribution, if
+        there are such; else all. A member that answers that it waits for others is not among them."""
         wanted = [(wait, now - wait.since) for wait in self._waits if wait.since is not None and not wait.waits]
-        # If somebody owes its own contribution, others may be waiting for it, too.
+        # If a member owes its own contribution, others may be waiting for it, too.
         wanted = [(wait, still_s) for wait, still_s in wanted if wait.owes] or wanted
         return frozenset(wait.peer for wait, still_s in wanted if still_s > self._needs.get(wait.peer, 0.0))
 

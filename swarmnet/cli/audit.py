@@ -17,7 +17,7 @@ from swarmnet.telemetry.text import counted, printable, short
 
 if TYPE_CHECKING:
     from swarmnet.audit.evidence import Evidence
-    from swarmnet.audit.histories import Account, NamedLiar, StageHistory, Stretch
+    from swarmnet.audit.histories import Account, NamedFault, StageHistory, Stretch
     from swarmnet.audit.receipts import Receipt
     from swarmnet.ids import PeerId
 
@@ -108,7 +108,7 @@ def _words(evidence: Evidence) -> str:
     of = f"run {run}" if evidence.run_proven else f"a run that the file calls {run} (which nothing in it proves)"
     where = f"in step {stamp.step} of stage {stamp.stage} of {of}"
     if case.other is not None:
-        return f"{peer} lied {where}: it signed two different pledges for one sum"
+        return f"{peer} lied {where}: it signed two different commitments to one aggregate"
     if case.sent is not None and needs_no_recheck(case):
         what = f"the {case.sent.kind} of microbatch {case.sent.index}"
         return f"{peer} lied {where}: it counted {what}, and sent another one"
@@ -167,13 +167,13 @@ def receipts(places: tuple[Path, ...], as_json: bool) -> int:
             f"no receipts in {', '.join(map(str, places))}: name the --dir of a peer that has taken part in a run with "
             "audits (the manifest's table [audit])"
         )
-    papers = _papers(place for place in places if place.is_dir())
+    proofs = _proofs(path for path in places if path.is_dir())
     accounts = {run: account(told, signed, evidence) for run, told in runs.items()}
     if as_json:
-        click.echo(json.dumps({run: _facts(run, found, papers) for run, found in accounts.items()}, indent=2))
+        click.echo(json.dumps({run: _facts(run, found, proofs) for run, found in accounts.items()}, indent=2))
     else:
         for run, found in accounts.items():
-            _show(run, found, papers)
+            _show(run, found, proofs)
     for run, found in accounts.items():
         for stage in found.contested:
             click.echo(
@@ -208,7 +208,7 @@ def _read(path: Path) -> tuple[list[Receipt], list[str]]:
     return found, bad
 
 
-def _papers(directories: Iterable[Path]) -> list[Evidence]:
+def _proofs(directories: Iterable[Path]) -> list[Evidence]:
     """The evidence beside receipts that proves something; what does not is said."""
     found = []
     for path in _paths(directories, _evidence_in):
@@ -223,8 +223,8 @@ _MOST_NAMED = 8
 """Signers, files of a history, or damaged lines that are shown."""
 
 
-def _show(run: str, found: Account, papers: list[Evidence]) -> None:
-    from swarmnet.audit.histories import convicts
+def _show(run: str, found: Account, proofs: list[Evidence]) -> None:
+    from swarmnet.audit.histories import faults_of
 
     proven = any(history.run_proven for history in found.histories)
     click.echo(f"run {run[:12]}{'' if proven else ' as the file says'}")
@@ -245,7 +245,7 @@ def _show(run: str, found: Account, papers: list[Evidence]) -> None:
             )
         for part in history.given_up:
             click.echo(f"    a restart gave up {counted(part.steps, 'step')}, {_signed(part)}")
-        wrong = convicts(history, run, papers)
+        wrong = faults_of(history, run, proofs)
         for peer, tally in sorted(history.tallies.items()):
             work, where = counted(tally.microbatches, "microbatch"), counted(tally.steps, "step")
             marked = _marked(wrong[peer], stage) if peer in wrong else ""
@@ -254,10 +254,10 @@ def _show(run: str, found: Account, papers: list[Evidence]) -> None:
         click.echo(f"  not counted: {line}")
 
 
-def _marked(conviction: NamedLiar, stage: int) -> str:
-    of = "" if conviction.stage == stage else f" of stage {conviction.stage}"
-    says = "" if conviction.proven else ", as a file says of this run"
-    return f" (convicted: step {conviction.step}{of}{says})"
+def _marked(fault: NamedFault, stage: int) -> str:
+    of = "" if fault.stage == stage else f" of stage {fault.stage}"
+    says = "" if fault.proven else ", as a file says of this run"
+    return f" (convicted: step {fault.step}{of}{says})"
 
 
 def _signed(part: Stretch) -> str:
@@ -270,14 +270,14 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:_MOST_NAMED]) + more
 
 
-def _facts(run: str, found: Account, papers: list[Evidence]) -> dict[str, object]:
-    from swarmnet.audit.histories import convicts
+def _facts(run: str, found: Account, proofs: list[Evidence]) -> dict[str, object]:
+    from swarmnet.audit.histories import faults_of
 
-    histories = [_facts_of(history, convicts(history, run, papers)) for history in found.histories]
+    histories = [_facts_of(history, faults_of(history, run, proofs)) for history in found.histories]
     return {"histories": histories, "refused": found.refused}
 
 
-def _facts_of(history: StageHistory, wrong: Mapping[PeerId, NamedLiar]) -> dict[str, object]:
+def _facts_of(history: StageHistory, wrong: Mapping[PeerId, NamedFault]) -> dict[str, object]:
     members = [
         {"peer": peer, **plain(tally), "convicted": plain(wrong.get(peer))}
         for peer, tally in sorted(history.tallies.items())

@@ -110,7 +110,7 @@ def plan(
 
     from swarmnet.cli.measured import measured_here, saved
     from swarmnet.peer.devices import check_memory, choose_layout, computed_here, meaningless
-    from swarmnet.peer.memory_fit import room_here, setup_of
+    from swarmnet.peer.memory_fit import memory_here, setup_of
 
     for flag, said in (("--memory", room), ("--stage", config.stages)):
         if fleet is not None and said:
@@ -127,7 +127,7 @@ def plan(
     if ignored := meaningless(config.mesh, layout):
         click.echo(f"ignored: {ignored} (one rank shares its stages with no other)", err=True)
     # What is said wins over what is here.
-    room_bytes, host_room = (room_here(layout), available_memory()) if size is None else (size, None)
+    room_bytes, host_room = (memory_here(layout), available_memory()) if size is None else (size, None)
     machines = machines_of(ctx.params, ranks=layout.ranks, usual_device=layout.kind)
     if search and machines is None:
         raise UsageError("--search needs machines: add --fleet FILE, or --mbit N")

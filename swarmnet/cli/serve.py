@@ -152,7 +152,7 @@ def _join(config: PeerConfig, invited: SwarmLink | Manifest, *, plain: bool) -> 
         screen.phase("joining", f"by {invited.public if isinstance(invited, SwarmLink) else config.manifest}")
 
         with importing():  # takes a second or two
-            from swarmnet.peer.joining import find_place
+            from swarmnet.peer.joining import prepare_join
             from swarmnet.peer.run import run_peer
 
         def tell(name: str, text: str) -> None:
@@ -165,16 +165,16 @@ def _join(config: PeerConfig, invited: SwarmLink | Manifest, *, plain: bool) -> 
                 log.at(logging.INFO, "counts", {**times.seconds})
 
         # One loop for all of it: what has joined the DHT to find a stage is what serves it.
-        with loop_runner() as runner, entered(runner, find_place(config, invited, tell)) as place:
+        with loop_runner() as runner, entered(runner, prepare_join(config, invited, tell)) as prepared:
             screen.phase("starting", "making room for the stage, then listening under this machine's own address")
 
             code = run_peer(
-                place.config,
-                place.manifest,
+                prepared.config,
+                prepared.manifest,
                 see=see,
                 # A manifest from strangers must not make this peer read a file that they name.
-                data_at_source=not isinstance(invited, SwarmLink) or place.manifest.data.source in BUILT_IN,
-                place=place,
+                data_at_source=not isinstance(invited, SwarmLink) or prepared.manifest.data.source in BUILT_IN,
+                prepared=prepared,
                 runner=runner,
             )
         _end(screen, config)

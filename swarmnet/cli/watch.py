@@ -136,14 +136,14 @@ def _own_run(directory: Path) -> tuple[str, tuple[str, ...]]:
     """A link to the run of the peer of that directory, and its other addresses. Raises UsageError."""
     from swarmnet.errors import UsageError
     from swarmnet.net.swarm_link import SwarmLink
-    from swarmnet.peer.control_socket import NobodyRuns, ask_peer
+    from swarmnet.peer.control_socket import PeerNotRunning, ask_peer
 
     nobody = f"no peer runs with --dir {directory}: name a run by its link, or a running peer by its --dir"
     if not directory.is_dir():
         raise UsageError(nobody)
     try:
         links = ask_peer(directory, "links")["facts"]["links"]
-    except NobodyRuns as error:
+    except PeerNotRunning as error:
         raise UsageError(nobody) from error
     # This machine's own address comes last.
     return links[-1], tuple(SwarmLink.parse(each).address for each in links[:-1])

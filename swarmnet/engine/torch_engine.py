@@ -1,4 +1,4 @@
-"""`stage.seams.Compute` in torch: one stage, its jobs on the compute thread of its peer.
+"""`stage.interfaces.Compute` in torch: one stage, its jobs on the compute thread of its peer.
 
 Checks every payload before it computes, and computes on nothing that the optimizer has changed since: a stash belongs
 to the weights it was made on, and once they are gone it is refused (backward) or not counted (weight pass). An
@@ -27,7 +27,7 @@ from swarmnet.manifest.extension import Notice
 from swarmnet.messages import Commit, Packed
 from swarmnet.stage import snapshot
 from swarmnet.stage.backend import StageBackend
-from swarmnet.stage.seams import Audience, OuterStep, PastWork, Recomputed, Stash, Summation
+from swarmnet.stage.interfaces import Audience, OuterStep, PastWork, Recomputed, SavedActivations, Summation
 
 T = TypeVar("T")
 Encode = Callable[[], tuple[Packed, ...]]
@@ -63,7 +63,7 @@ class _ForwardWork:
 
 
 class TorchEngine:
-    """`stage.seams.Compute` of one stage on `backend`. Begins at version 0, with the weights of the seed or of the
+    """`stage.interfaces.Compute` of one stage on `backend`. Begins at version 0, with the weights of the seed or of the
     checkpoint that the run begins with; reading that may raise. A backend of ranks is to be closed; they are up from
     `supervise` on, or when they are first needed.
 
@@ -161,10 +161,10 @@ class TorchEngine:
 
     # ------------------------------------------------------------ microbatches
 
-    async def forward(self, step: int, index: int, payload: Sequence[Packed], *, train: bool) -> Stash:
+    async def forward(self, step: int, index: int, payload: Sequence[Packed], *, train: bool) -> SavedActivations:
         """Run the stage on one microbatch."""
         # Before the job is queued: a void while it waits counts too.
-        stash, payloads = Stash(step, index, self.voids(step)), self._payloads
+        stash, payloads = SavedActivations(step, index, self.voids(step)), self._payloads
 
         def run(received: tuple[Tensor, Tensor | None]) -> Encode:
             return self._forward(stash, *received, train=train, asked_slow=payloads.asked_slow(payload))
@@ -172,13 +172,13 @@ class TorchEngine:
         stash.output = await self._pass(Work.FORWARD, stash, lambda: payloads.input(payload), run)
         return stash
 
-    async def backward(self, stash: Stash, gradient: Sequence[Packed]) -> tuple[Packed, ...]:
+    async def backward(self, stash: SavedActivations, gradient: Sequence[Packed]) -> tuple[Packed, ...]:
         """The input gradient. Once per stash."""
         decode = lambda: self._payloads.gradient(gradient)  # noqa: E731
         return await self._pass(Work.BACKWARD, stash, decode, lambda received: self._backward(stash, received))
 
     async def _pass(
-        self, work: Work, stash: Stash, decode: Callable[[], T], run: Callable[[T], Encode]
+        self, work: Work, stash: SavedActivations, decode: Callable[[], T], run: Callable[[T], Encode]
     ) -> tuple[Packed, ...]:
         """Decode what was sent, run the job on it, encode what leaves: on the compute thread. Where ranks compute, that
         only waits for them; so large payloads are coded on other threads."""
@@ -196,13 +196,15 @@ class TorchEngine:
         encode = await self._jobs.run(work, stash.step, stash.index, job)
         return await asyncio.to_thread(encode) if apart else encode()
 
-    async def accumulate(self, stash: Stash) -> bool:
+    async def accumulate(self, stash: SavedActivations) -> bool:
         """The weight pass."""
         asked = boot_time()
         added = await self._jobs.run(self._weights, stash.step, stash.index, lambda: self._accumulate(stash, asked))
         return added and stash.voids == self.voids(stash.step)  # in the caller's thread: nothing can void in between
 
-    def _forward(self, stash: Stash, tokens: Tensor, hidden: Tensor | None, *, train: bool, asked_slow: bool) -> Encode:
+    def _forward(
+        self, stash: SavedActivations, tokens: Tensor, hidden: Tensor | None, *, train: bool, asked_slow: bool
+    ) -> Encode:
         step = stash.step
         if not self.version <= step <= self.version + self.delay.ahead(self.version):
             code = RejectCode.STALE if step < self.version else RejectCode.NOT_READY
@@ -217,7 +219,7 @@ class TorchEngine:
             raise Refused(RejectCode.VOID, "the loss is not finite, or absurd", index=stash.index)
         return tuple
 
-    def _backward(self, stash: Stash, gradient: Tensor | None) -> Encode:
+    def _backward(self, stash: SavedActivations, gradient: Tensor | None) -> Encode:
         saved = _saved(stash)
         # The weights that this forward used are gone.
         if saved.epoch != self._epochs[self._place(stash.step)]:
@@ -227,7 +229,7 @@ class TorchEngine:
         own = self._backend.backward(saved.work, gradient)
         return lambda: self._payloads.input_gradient(own, asked_slow=saved.asked_slow)
 
-    def _accumulate(self, stash: Stash, asked: float) -> bool:
+    def _accumulate(self, stash: SavedActivations, asked: float) -> bool:
         began = boot_time()
         saved = _saved(stash)
         # Asked again after a cancellation: the same answer, and nothing is added twice.
@@ -376,7 +378,7 @@ def _not_kept(step: int) -> Refused:
     return Refused(RejectCode.NOT_READY, "no weights of that step are kept here", step=step)
 
 
-def _saved(stash: Stash) -> _ForwardWork:
+def _saved(stash: SavedActivations) -> _ForwardWork:
     if not isinstance(stash.saved, _ForwardWork):
         raise ValueError(f"nothing is stashed of microbatch {stash.step}/{stash.index}: it was an evaluation")
     return stash.saved

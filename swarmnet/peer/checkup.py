@@ -19,7 +19,7 @@ ADVICE: Mapping[str, str] = {
     "--dht-port), and behind a router forward both and say with --announce what others see",
     "relayed": "it takes part all the same, and others pay for the detour; to be reached directly, {unreachable}",
     "firewall": "the firewall is this machine's or its network's: {unreachable}",
-    "router": "a hole leads to most other homes, and relays to the rest (docs/nat.md); forwarded ports serve better",
+    "router": "hole punching reaches most other homes, and relays the rest (docs/nat.md); forwarded ports serve better",
     "symmetric": "other homes are reached through relays: turn off what the router calls symmetric NAT or port "
     "randomisation, or forward both ports and say with --announce what others see",
     "carrier": "no port can be forwarded: ask the provider for a public address, IPv4 or IPv6; until then relays serve",
@@ -31,14 +31,14 @@ ADVICE: Mapping[str, str] = {
     "gpu_unused": "there is a GPU that torch does not see: install its driver, and a torch with CUDA",
     "gpu_missing": "torch sees no CUDA device here: leave --device out, or install its driver and a torch with CUDA",
     "memory": "end what else takes memory, or take a smaller part with --activations recompute (docs/memory.md)",
-    "disk": "free some, choose another place with --dir, or cap what checkpoints take (--disk)",
+    "disk": "free some, choose another disk with --dir, or cap what checkpoints take (--disk)",
     "descriptors": "raise the limit: ulimit -n 65536, or LimitNOFILE= of a systemd unit",
     "tasks": "raise the limit: docker --pids-limit, TasksMax= of a systemd unit",
     "shared": "give it more: docker --shm-size 8g; ranks of a peer with several GPUs fail without",
     "port_taken": "choose others with --port, --dht-port and --bulk-port, or leave them out for free ones",
     "clock": "set it: timedatectl set-ntp true",
     "nobody": "check that this machine is online, or ask for a link to a peer that is up now",
-    "slow_line": "members wait for such a line: lend less work with --slots 1, and see docs/plan.md for slow lines",
+    "slow_line": "members wait for such a link: take less work with --slots 1, and see docs/plan.md for slow links",
     "silent": "its line or machine is overloaded, or a firewall drops what goes there: nothing to do here",
 }
 """Kind of problem -> what to do, in one line."""
@@ -184,7 +184,7 @@ def no_swarm(words: str) -> Row:
 def clock(offsets: Mapping[PeerId, float], limit_s: float) -> Row:
     """offsets: by how many seconds each member's clock is ahead. The median counts: one may be wrong."""
     if not offsets:
-        return finding("clock", "nobody to compare it with")
+        return finding("clock", "no peer to compare it with")
     offset = -statistics.median_high(offsets.values())
     side = "ahead of" if offset > 0 else "behind"
     words = f"{abs(offset):.1f} s {side} the members'" if abs(offset) >= 0.1 else "that of the members"
@@ -219,18 +219,18 @@ def dialled_back(facts: Mapping[str, Any]) -> str:
     if proved and not could:
         return f"others can connect to this peer{proved}{silent}"
     if not could:
-        return f"nobody who was asked could say whether others can connect to this peer{silent}"
+        return f"no peer that was asked could say whether others can connect to this peer{silent}"
     return f"{counted(len(could), 'member')} connected back{silent}"
 
 
 def hidden(facts: Mapping[str, Any]) -> str:
-    """Of the event of that name: nobody can dial this peer, and relays serve it."""
+    """Of the event of that name: no peer can open a connection to this one, and relays serve it."""
     none = f"{counted(len(facts['could_not']), 'member')} could not connect to this peer"
     return f"{none}: it takes part through {' and '.join(map(short, facts['relays']))}"
 
 
 def reached(facts: Mapping[str, Any], ports: tuple[int, int]) -> Row:
-    """Can others connect to this machine? By what a peer says of that (`net.nat.dial_back`); {}: nobody could tell."""
+    """Can others connect to this machine? As a peer reports it (`net.nat.dial_back`); {}: no peer could tell."""
     known = {who: facts[who] for who in ("could", "could_not", "relays") if who in facts}
     if "relays" in known:
         return finding("reached", hidden(facts), "relayed", "note", ports, how="relay", **known)
@@ -240,9 +240,9 @@ def reached(facts: Mapping[str, Any], ports: tuple[int, int]) -> Row:
     if "could_not" in known:
         why = ", ".join(sorted({reason or "no reason given" for reason in facts["could_not"].values()}))
         members = counted(len(facts["could_not"]), "member")
-        words = f"{members} could not connect to this peer ({why}), and nobody relays for it"
+        words = f"{members} could not connect to this peer ({why}), and no peer relays for it"
         return finding("reached", words, "unreachable", "error", ports, how="none", **known)
-    return finding("reached", "there was nobody to ask", how="unknown")
+    return finding("reached", "there was no peer to ask", how="unknown")
 
 
 def bulk(how: str, port: int, came: Collection[PeerId]) -> Row:
@@ -251,9 +251,9 @@ def bulk(how: str, port: int, came: Collection[PeerId]) -> Row:
     if came:
         words, problem = f"{counted(len(came), 'member')} connected to port {port}, too", ""
     elif how == "direct":
-        words, problem = f"nobody who connected to this machine could connect to port {port}, too", "bulk_closed"
+        words, problem = f"no peer that connected to this machine could connect to port {port}, too", "bulk_closed"
     else:
-        why = "nobody could say" if how == "unknown" else "not used: others do not reach this machine directly"
+        why = "no peer could say" if how == "unknown" else "not used: others do not reach this machine directly"
         words, problem = why, ""
     ports = (port, 0) if problem else (0, 0)
     return finding("bulk port", words, problem, "note", ports, port=port, came=sorted(came))

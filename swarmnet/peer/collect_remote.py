@@ -1,8 +1,8 @@
-"""Fetch a checkpoint of every stage from a live swarm, as somebody who takes no part in it.
+"""Fetch a checkpoint of every stage from a live swarm, as a client that takes no part in it.
 
-What peers announce to have on disk decides the step: the newest that every stage has, of one lineage. Each stage's copy
-comes from all who have it, as for a joining replica (`state.snapshot_fetch`), and is put on disk as a peer would. It is
-what most sources describe: it is as true as they are.
+The checkpoints that peers announce decide the step: the newest that every stage has, of one ancestry. Each stage's copy
+comes from all peers that have it, as for a joining replica (`state.snapshot_fetch`), and is put on disk as a peer would
+do it. The copy is the one that most sources describe, so it is only as correct as they are.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ async def collect_remote(
     Args:
         version: which one; None: the newest that is whole.
         bootstrap: addresses of peers that are up. A link brings its own.
-        agreed: hears the manifest before anything is fetched, and may raise.
+        agreed: called with the manifest before anything is fetched, and may raise.
 
-    Raises: UsageError: nobody answers, no such version is announced, or a stage is not handed over.
+    Raises: UsageError: no peer answers, no such version is announced, or no peer hands over a stage.
     """
     identity = Identity.generate()
     config = PeerConfig(dir=folder, bootstrap=tuple(bootstrap))
@@ -128,6 +128,6 @@ async def _fetch(
         return await fetch.fetch(lambda: donors, version=version)
     except SwarmError as error:
         raise UsageError(
-            f"nobody hands over stage {stage} at step {version} "
+            f"no peer hands over stage {stage} at step {version} "
             f"({failures[-1] if failures else error}): try again, or another --step"
         ) from error

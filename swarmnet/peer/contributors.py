@@ -30,7 +30,7 @@ class Contributor:
 
     @property
     def name(self) -> str:
-        """For a person. With the end of its id, since a nickname is nobody's alone."""
+        """To show to a person. With the end of its id, since a nickname is not unique."""
         return printable(f"{self.nickname} {short(self.peer)}".strip())
 
     @property

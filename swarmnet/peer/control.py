@@ -122,9 +122,7 @@ class Control:
         match request:
             case {"ask": "pause"}:
                 self.paused = True
-                words = (
-                    "it takes no new microbatches, unless nobody else has its stage's state, which it keeps up to date"
-                )
+                words = "it takes no new microbatches, unless no other peer has its stage's state; it keeps in sync"
                 return Reply(f"paused: {words}")
             case {"ask": "resume"}:
                 was = bool(self.pauses(minute))

@@ -80,7 +80,7 @@ class ControlSocket:
         self._file = config.own_file
         self.tally = WorkCount(_kept(config.dir / CONTRIBUTED) or WorkDone(round(wall_time())))
         self._control = Control(config, self.tally, paused=(config.dir / PAUSED).exists())
-        # An earlier version kept there what people had set while the peer ran.
+        # An earlier version stored there what was set while the peer ran.
         if (earlier := config.dir / "wishes.json").exists():
             then = (
                 "set limits and pauses once more (`swarmnet control limits`, `swarmnet control pause`), and delete it"
@@ -99,7 +99,7 @@ class ControlSocket:
 
     async def run(self, peer: Peer) -> None:
         """Until cancelled."""
-        self._lend(peer, self.config, self._capacity.slots(self.config, self.config.stages))
+        self._apply_limits(peer, self.config, self._capacity.slots(self.config, self.config.stages))
         self._counted_at = loop_time()
         try:
             async with asyncio.TaskGroup() as group:
@@ -113,7 +113,7 @@ class ControlSocket:
         """Take in what the peer has done since the last time."""
         now, line = loop_time(), self._traffic
         serving = not peer.paused and any(replica.member.synced for replica in peer.replicas.values())
-        # A machine that slept meanwhile, or was stopped, has served nobody.
+        # A machine that was suspended or stopped meanwhile has served no peer.
         passed_s = min(now - self._counted_at, _KEEP_S)
         self.tally.passed(passed_s, peer.state, line.up.total, line.down.total, serving=serving)
         self._counted_at = now
@@ -181,7 +181,7 @@ class ControlSocket:
             if reply.change:
                 slots, fits = await asyncio.to_thread(self._planned, control.config)
                 self._keep(self._file, toml.changed(self._file, reply.change))
-                self._lend(peer, control.config, slots)
+                self._apply_limits(peer, control.config, slots)
                 self._capacity.fits = fits
                 reply = replace(reply, words=f"{reply.words}; kept in {self._file}")
             if control.paused != before[1]:
@@ -210,12 +210,12 @@ class ControlSocket:
         slots = self._capacity.slots(config, config.stages)
         return slots, None if self._capacity.fits is None else self._capacity.stages(config)
 
-    def _lend(self, peer: Peer, config: PeerConfig, slots: int) -> None:
+    def _apply_limits(self, peer: Peer, config: PeerConfig, slots: int) -> None:
         caps = config.caps
         up, down = caps.upload_mbit * _MBIT, caps.download_mbit * _MBIT
         self._traffic.up.lend(up)
         self._traffic.down.lend(down)
-        # What mates are told of this line: the lower of both directions.
+        # The bandwidth that this peer announces to other replicas: the lower of both directions.
         line = int(min([rate for rate in (up, down) if rate], default=0))
         peer.limit(slots=slots, disk_bytes=int(caps.disk_gib * _GIB), line_bytes_per_s=line)
 
@@ -254,7 +254,7 @@ def _minute() -> int:
 
 @contextlib.contextmanager
 def _socket(path: Path) -> Iterator[socket.socket]:
-    """A listening socket that this user alone may use; the identity in the directory says that nobody else has one."""
+    """A listening socket for this user alone; the identity's lock on the directory excludes a second one."""
     path.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX) as bound, _short(path) as name:
         before = os.umask(0o177)
@@ -290,14 +290,14 @@ def ask_peer(directory: Path, ask: str, **more: object) -> dict[str, Any]:
         raise UsageError(f"{directory}: no such directory; say with --dir where the peer keeps its identity")
     try:
         return run_loop(_ask(directory, {"ask": ask, **more}))
-    except NobodyRuns:
+    except PeerNotRunning:
         # What it has done is on disk.
         if ask == "stats" and (kept := _kept(directory / CONTRIBUTED)):
             return {"words": kept.words(_day(kept)), "facts": asdict(kept)}
         raise
 
 
-class NobodyRuns(UsageError):
+class PeerNotRunning(UsageError):
     """There is no peer to ask."""
 
 
@@ -323,7 +323,7 @@ async def _ask(directory: Path, request: dict[str, object]) -> dict[str, Any]:
                 f"the process with --dir {directory} does not listen: a peer that is starting does in a moment; a "
                 "trainer or bootstrap node has no controls, and Ctrl+C ends it"
             ) from error
-        raise NobodyRuns(nobody) from error
+        raise PeerNotRunning(nobody) from error
     if "error" in answer:
         raise UsageError(answer["error"])
     found: dict[str, Any] = answer

@@ -85,7 +85,7 @@ def _devices(mesh: Mesh, device: Device, cuda: int) -> tuple[str, ...]:
 def _shaped(mesh: Mesh, devices: tuple[str, ...]) -> MeshLayout:
     ranks = len(devices)
     tensor = mesh.tensor or (ranks if mesh.shard == "none" else 1)
-    # Each rank has a place in a grid of tensor by data.
+    # Each rank has coordinates in a mesh of tensor by data.
     if ranks % tensor:
         possible = ", ".join(str(number) for number in range(1, ranks + 1) if ranks % number == 0)
         raise UsageError(f"--tensor {tensor}: tensor x data must be {ranks}, the ranks there are. Possible: {possible}")
@@ -108,8 +108,8 @@ def _shaped(mesh: Mesh, devices: tuple[str, ...]) -> MeshLayout:
 
 
 def computed_here(manifest: Manifest, compute: Compute) -> Manifest:
-    """`manifest` as a peer computes it whose operator asks for `compute`. Raises UsageError if the run does not let a
-    peer choose: a microbatch's gradient would depend on who computed it."""
+    """`manifest` as a peer computes it, with the `compute` that its operator asks for. Raises UsageError if the run
+    does not let a peer choose, because a microbatch's gradient would then depend on the peer that computes it."""
     numerics = manifest.numerics
     if compute in ("run", numerics.compute):
         return manifest

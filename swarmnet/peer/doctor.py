@@ -90,7 +90,7 @@ def run_doctor(config: PeerConfig, invited: SwarmLink | Manifest | None, *, as_j
 
 
 def machine(config: PeerConfig) -> Iterator[Row]:
-    """What needs nobody else."""
+    """The checks that need no other peer."""
     yield checkup.software(
         sys.version_info[:3], {"swarmnet": __version__} | {name: _version(name) for name in PACKAGES}
     )
@@ -185,17 +185,17 @@ async def _swarm(config: PeerConfig, invited: SwarmLink | Manifest, found: Calla
                     terms, endpoint = run.joined.terms, run.joined.endpoint
                     found(checkup.swarm(terms.run, sum(bool(record.stages) for record in run.records)))
                     async with endpoint.serve(_Silent()):
-                        await _beside(endpoint, terms, found, mine)
+                        await _as_member(endpoint, terms, found, mine)
         except* SwarmError as errors:
             # In its own words, which say what to do.
             found(checkup.no_swarm("; ".join(dict.fromkeys(str(each) for each in leaves(errors)))))
 
 
-async def _beside(endpoint: Endpoint, terms: RunTerms, found: Callable[[Row], None], mine: PeerId | None) -> None:
+async def _as_member(endpoint: Endpoint, terms: RunTerms, found: Callable[[Row], None], mine: PeerId | None) -> None:
     """As a member that serves nothing. mine: the peer that runs here, to which a line says nothing."""
     directory, transport = endpoint.directory, endpoint.transport
     await directory.records()
-    # Members dial only who is announced. Nobody counts on a trainer that has left.
+    # Members open connections only to announced peers. No member depends on a trainer that has left.
     await directory.publish(replace(endpoint.record(), trainer=True, finished=True))
 
     def members() -> dict[PeerId, Record]:
@@ -284,7 +284,7 @@ async def _nat(endpoint: Endpoint, mine: PeerId | None, how: str, found: Callabl
         records = await endpoint.directory.records(at_once=True)
         serving = [record for record in records if record.stages and record.peer not in (endpoint.me, mine)]
         members = [record.peer for record in serving if not record.hidden]
-        with contextlib.suppress(SwarmError, TimeoutError):  # nobody can tell
+        with contextlib.suppress(SwarmError, TimeoutError):  # no peer can tell
             sight = await endpoint.transport.network.holes.sight(members)
         if sight.kind() != "unknown":
             break

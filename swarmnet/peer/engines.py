@@ -31,9 +31,9 @@ from swarmnet.ranks.device_backend import DeviceBackend
 from swarmnet.ranks.layout import MeshLayout
 from swarmnet.stage.backend import StageBackend
 from swarmnet.stage.canonical import Canonical, Initial
+from swarmnet.stage.interfaces import KEPT_WEIGHTS
 from swarmnet.stage.optimizer import probe
 from swarmnet.stage.passes import MemoryPolicy
-from swarmnet.stage.seams import KEPT_WEIGHTS
 from swarmnet.stage.snapshot import digest
 from swarmnet.sums.local_sum import LocalSum
 from swarmnet.sums.step_sum import StepSum
@@ -51,11 +51,11 @@ _HOST = torch.device("cpu")
 
 
 class InitialWeights:
-    """Where this peer has the weights of version 0, in a run that begins with a checkpoint (`manifest.initial`).
+    """This peer's source of the weights of version 0, in a run that begins with a checkpoint (`manifest.initial`).
 
     A directory that the operator names has to hold them. One that only the manifest names may be absent or another:
-    then the peer takes the weights from mates, as a late joiner does, and its engines hold the seed's until it has.
-    missing: why this peer lacks some of them; empty: it lacks none.
+    then the peer takes the weights from other replicas, as a late joiner does, and its engines hold the seed's until it
+    has. missing: why this peer lacks some of them; empty: it lacks none.
 
     at_source: may files be read where the manifest says they are?
     """
@@ -127,7 +127,7 @@ def numerics_of(manifest: Manifest, layout: MeshLayout, memory: MemoryPolicy) ->
     compared, mesh = manifest.numerics.deterministic, layout.label
     if layout.kind == "cpu":
         names = [f"cpu {torch.backends.cpu.get_cpu_capability()}"]
-        # Who finds other bits is convicted (docs/trust.md), and processors of one width have kernels of their own.
+        # A peer with other bits is banned (docs/trust.md), and processors of one width have kernels of their own.
         names += [probe_layer(manifest, torch.device("cpu"))] if compared else []
     else:
         names = sorted({torch.cuda.get_device_name(device) for device in devices})
@@ -195,7 +195,7 @@ def probe_layer(manifest: Manifest, device: torch.device) -> str:
 
 
 def _short(device: str) -> str:
-    """A greeting has room for 128 characters in all. Other names stay others."""
+    """A handshake holds 128 characters in all. Names that differ stay different."""
     device = device.replace("/", " ")  # it parts the fields of a class
     return device if len(device) <= 32 else f"{device[:23]}~{blake3(device.encode()).hexdigest()[:8]}"
 
@@ -210,7 +210,8 @@ print(*(probe(table, torch.device(device)) for device in sys.argv[2:]))
 
 
 def probed_apart(table: Optimizer, devices: Sequence[str]) -> list[str]:
-    """`stage.optimizer.probe` of each device, in a process whose contexts end with it. Raises UsageError: it failed."""
+    """`stage.optimizer.probe` of each device, in a separate process, so that its device contexts end with it. Raises
+    UsageError: it failed."""
     command = [*same_python(), "-c", _PROBE, table.model_dump_json(), *devices]
     child = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     if child.returncode:
@@ -220,7 +221,7 @@ def probed_apart(table: Optimizer, devices: Sequence[str]) -> list[str]:
 
 def torch_engine(manifest: Manifest, stage: int, threads: ComputeThread, backend: StageBackend) -> TorchEngine:
     """The engine of one stage of `manifest`, with its sums, computed by `backend`: on a device, or on ranks."""
-    codecs.use_all(named_by(manifest))  # refuses early what nobody here can encode
+    codecs.use_all(named_by(manifest))  # refuses early what this machine cannot encode
     jobs = StageJobs(threads, stage, backend.device, reproducible=manifest.numerics.deterministic)
 
     @functools.cache

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from swarmnet.peer.peer import Peer
 
 _MOST_ASKED = 1024
-"""Peers whose last question is remembered."""
+"""The number of peers with a remembered last question."""
 
 
 class Extending:
@@ -44,7 +44,7 @@ class Extending:
 
     def hear(self, peer: PeerId, mark: bytes) -> None:
         """What stands for the notices that `peer` knows."""
-        # Nobody could have signed any, or they are the same.
+        # There is no signed one, or they are the same.
         if not mark or mark == self._notices.mark or self._notices.owner is None or peer == self._peer.me:
             return
         if not self._questions.of(peer).ask(loop_time()):

@@ -51,7 +51,7 @@ LOOK_S = 10.0
 BETWEEN_LOOKS_S = 0.5
 
 SILENT_S = 2.0
-"""After looking for so long in vain it says so."""
+"""After looking for so long without result it tells the operator."""
 
 SETTLE_S = 1.0
 """How long a newcomer says that it is choosing before it chooses: it learns meanwhile of others that came with it."""
@@ -61,11 +61,11 @@ Tell = Callable[[str, str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where in a run: what `run_peer` takes. config names the manifest's file, the stages and whom to join by.
+class PreparedJoin:
+    """A prepared join, for `run_peer`. config names the manifest's file, the stages and the addresses to join by.
 
-    chosen: the rule chose the stage, and may move the peer to another one later; else its operator did.
-    joined: this process in the run's DHT, where it only asks so far.
+    chosen: the placement rule chose the stage, and may move the peer to another one later; else its operator did.
+    joined: this process in the run's DHT, still as a client.
     """
 
     config: PeerConfig
@@ -76,7 +76,9 @@ class Place:
 
 
 @contextlib.asynccontextmanager
-async def find_place(config: PeerConfig, invitation: SwarmLink | Manifest, tell: Tell) -> AsyncGenerator[Place, None]:
+async def prepare_join(
+    config: PeerConfig, invitation: SwarmLink | Manifest, tell: Tell
+) -> AsyncGenerator[PreparedJoin, None]:
     """Find the run that `invitation` means and choose the stages that `config` does not name.
 
     A manifest comes with addresses in `config.bootstrap`; a link brings its own. Raises UsageError, in words that say
@@ -94,10 +96,10 @@ async def find_place(config: PeerConfig, invitation: SwarmLink | Manifest, tell:
             say=lambda _, words: tell("waiting", words),
             patient=was_in(config.dir, run),
         )
-        yield await _place(found, tell)
+        yield await _prepared(found, tell)
 
 
-async def _place(found: FoundRun, tell: Tell) -> Place:
+async def _prepared(found: FoundRun, tell: Tell) -> PreparedJoin:
     joined, config = found.joined, found.config
     serving = [record for record in found.records if any(status.synced for status in record.stages)]
     # All of them: no single peer keeps newcomers out.
@@ -115,7 +117,7 @@ async def _place(found: FoundRun, tell: Tell) -> Place:
     capacity = await asyncio.to_thread(Capacity, config, found.manifest)
     stages = await _stages(found, capacity, tell)
     chosen = config.model_copy(update={"stages": stages})
-    return Place(chosen, found.manifest, chosen=not config.stages, joined=joined, capacity=capacity)
+    return PreparedJoin(chosen, found.manifest, chosen=not config.stages, joined=joined, capacity=capacity)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +179,7 @@ async def reach(
             records = _others(directory, directory.known())
         if not listen.client:
             await directory.take_part(notices, config.manifest)
-            own_pass.check(now=wall_time())  # now that bans have been heard of
+            own_pass.check(now=wall_time())  # now that bans have arrived
             if notices.end != terms.total_steps:
                 tell("extended", f"by the run's owner, to {notices.end:,} steps")
         joined = JoinedRun(identity, directory, terms, config.network, admissions, notices, own_pass, new_boot_id())
@@ -205,9 +207,9 @@ async def _directory(
             f"--dir {typed(config.dir)} --stage N`, of the stage that it served: its checkpoints are there"
         )
         raise NobodyAnswered(
-            f"nobody answers at {', '.join(config.bootstrap)}: check that this machine is online, and that the address "
-            "is whole and has the peer's DHT port, not its data port; or ask for a link to a peer that is up now (any "
-            f"peer of the run prints one){alone if kept and kept.is_file() else ''}"
+            f"no peer answers at {', '.join(config.bootstrap)}: check that this machine is online, and that the "
+            "address is whole and has the peer's DHT port, not its data port; or ask for a link to a peer that is up "
+            f"now (any peer of the run prints one){alone if kept and kept.is_file() else ''}"
         ) from error
 
 
@@ -216,22 +218,23 @@ def _way_in(config: PeerConfig, directory: DhtDirectory) -> str:
     if not directory.by_memory:
         return ""
     return (
-        f"nobody answers at {', '.join(config.bootstrap)}; peers that were met before, in this run or another, do "
+        f"no peer answers at {', '.join(config.bootstrap)}; peers that were met before, in this run or another, do "
         f"({config.dir})"
     )
 
 
 async def _whole_run(directory: DhtDirectory, link: SwarmLink, way_in: str, tell: Tell) -> RunId:
-    """The announced run whose id begins as the link says. way_in: see `_way_in`."""
+    """The announced run with an id that begins as in the link. way_in: see `_way_in`."""
     run = await announced(directory, link.run, LOOK_S, tell)
     if run is None:
         advice = f"{way_in}: ask for a link to a peer that is up now" if way_in else "is one of its peers up?"
-        raise UsageError(f"nobody announces a run whose id begins with {link.run}: {advice}")
+        raise UsageError(f"no peer announces a run with an id that begins with {link.run}: {advice}")
     return run
 
 
 async def announced(directory: DhtDirectory, digits: str, look_s: float, tell: Tell) -> RunId | None:
-    """The run whose id begins so, if a peer announces it within `look_s`. Raises UsageError if there are several."""
+    """The run with an id that begins so, if a peer announces it within `look_s`. Raises UsageError if there are
+    several."""
     async for _ in _looks(look_s, tell):
         if found := await directory.runs(digits):
             break
@@ -262,7 +265,7 @@ async def _looks(look_s: float, tell: Tell) -> AsyncGenerator[None, None]:
             return
         if passed >= SILENT_S and not told:
             told = True
-            tell("swarm", f"nobody announces the run so far; looking for {look_s - passed:.0f} s more")
+            tell("swarm", f"no peer announces the run so far; looking for {look_s - passed:.0f} s more")
         await asyncio.sleep(BETWEEN_LOOKS_S)
 
 
@@ -274,7 +277,7 @@ def _seen(run: RunId, directory: DhtDirectory, records: Sequence[Record]) -> str
     peers = sum(bool(record.stages) for record in records)
     trainers = sum(record.feeds for record in records)
     if not records:
-        return f"run {run[:12]}: nobody announces it yet"
+        return f"run {run[:12]}: no peer announces it yet"
     return f"run {run[:12]}: {counted(peers, 'peer')} and {counted(trainers, 'trainer')}"
 
 
@@ -308,7 +311,7 @@ async def _manifest(
 
     if not await whom():
         raise UsageError(
-            f"nobody who serves a stage of run {run[:12]} is announced, so nobody can give its manifest: "
+            f"no peer that serves a stage of run {run[:12]} is announced, so none can send its manifest: "
             f"{f'{way_in}; ask for a link to a peer that is up now' if way_in else 'wait until a peer of it is up'}, "
             "or join with the manifest's file: swarmnet join run.toml --bootstrap ADDRESS"
         )
@@ -454,9 +457,9 @@ async def fetch_manifest(
 ) -> Manifest | None:
     """Ask for the manifest of `run`, busy peers again; None if none had it.
 
-    whom() says whom to ask, best first, and is called before each of them is asked.
-    on_failure(peer, error) is told why each in vain: PeerGone, PeerTimeout, Refused, or BadMessage (it lied, or has
-    another version of swarmnet).
+    whom() returns the peers to ask, best first, and is called before each of them is asked.
+    on_failure(peer, error) is called for each that failed: PeerGone, PeerTimeout, Refused, or BadMessage (it sent false
+    data, or has another version of swarmnet).
     """
     asked: set[PeerId] = set()
     for round_ in range(_ROUNDS):

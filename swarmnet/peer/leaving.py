@@ -1,10 +1,10 @@
-"""How a peer leaves, or pauses: what it holds is finished or safe elsewhere before it goes, or nobody stays.
+"""How a peer leaves, or pauses: before it goes, its work is finished or safe in another peer, unless no peer stays.
 
 Rule 18 (docs/protocol.md): a draining replica stays until another member of its stage has its state. It finishes
-nothing itself: the replicas go on as always, only that new microbatches are turned away. `Leaving` decides, purely;
-`drain` asks it until it lets the peer go, tells everybody meanwhile, and says what is left.
+nothing itself: the replicas continue as always, except that new microbatches are refused. `Leaving` decides, purely;
+`drain` asks it until it lets the peer go, announces the leave to all others meanwhile, and reports what is left.
 
-A pause is a farewell that does not end: others give the peer nothing new, and it follows the state (`hold`).
+A pause is a leave that does not end: others send the peer nothing new, and it follows the state (`hold`).
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 class Standing:
     """One replica of the leaving peer, now.
 
-    idle: nobody needs it (it has no state, or the run is over). heirs: other replicas of the stage that have its state
-    and stay. followers: others that stay and have older state, or none yet. microbatches: at work here. applying: the
-    optimizer is at it. As long as no heir has applied the step: counted, microbatches in this replica's own sum; whole,
-    is the sum of all replicas here?
+    idle: it is not needed (it has no state, or the run is over). heirs: other replicas of the stage that have its state
+    and stay (successors). followers: others that stay and have older state, or none yet. microbatches: at work here.
+    applying: the optimizer is at it. As long as no successor has applied the step: counted, microbatches in this
+    replica's own sum; whole, is the sum of all replicas here?
     """
 
     stage: int
@@ -45,7 +45,8 @@ class Standing:
 
     @property
     def refusing(self) -> bool:
-        """New microbatches go to the heirs. Without one it serves on: the run must not stand still for a farewell."""
+        """New microbatches go to the successors. Without one it serves on: the run must not stop because a peer
+        leaves."""
         return self.heirs > 0 or self.idle
 
     @property
@@ -65,10 +66,10 @@ class LeaveDecision:
 
 
 class Leaving:
-    """One farewell, begun at `now`. Times are seconds of one clock; it never lasts longer than `drain_s`.
+    """One leave, begun at `now`. Times are seconds of one clock; it never lasts longer than `drain_s`.
 
-    settle_s: when everybody leaves, how long a replica that holds a step's aggregate waits to apply it, as others may
-    have already. Checkpoints of stages that stand at different versions are worth little.
+    settle_s: when all peers leave, how long a replica that holds a step's aggregate waits to apply it, as others may
+    have already. Checkpoints of stages at different versions are worth little.
     """
 
     def __init__(self, *, now: float, drain_s: float, settle_s: float) -> None:
@@ -76,7 +77,7 @@ class Leaving:
         self._deserted_at: float | None = None
 
     def decide(self, standings: Sequence[Standing], *, deserted: bool, now: float) -> LeaveDecision:
-        """deserted: every other live peer of the run is leaving too, so nobody will go on with what is here."""
+        """deserted: every other live peer of the run is leaving too, so no peer will continue from the state here."""
         waiting = [standing for standing in standings if not standing.free]
         if not waiting:
             return LeaveDecision(True, "nothing here is needed any more")
@@ -84,7 +85,7 @@ class Leaving:
         if now - self._began_at >= self._drain_s:
             then = ", and the run waits for one" if alone else ""
             return LeaveDecision(True, f"{self._drain_s:g} s have passed, going all the same: {left}{then}")
-        # Somebody stays: what is here goes to them first.
+        # A peer stays: the state goes to it first.
         if not deserted:
             self._deserted_at = None
             until = f": waiting for one, {self._drain_s:g} s at most" if alone else ""
@@ -93,8 +94,8 @@ class Leaving:
             self._deserted_at = now
         unsettled = any(standing.applying or standing.whole for standing in waiting)
         if unsettled and now - self._deserted_at < self._settle_s:
-            return LeaveDecision(False, "everybody leaves; applying the last step")
-        return LeaveDecision(True, "everybody leaves")
+            return LeaveDecision(False, "all peers leave; applying the last step")
+        return LeaveDecision(True, "all peers leave")
 
     def left(self, standings: Sequence[Standing]) -> str:
         """What is not finished or safe elsewhere, in words."""
@@ -138,15 +139,15 @@ async def drain(leaver: Peer, drain_s: float) -> str:
 async def hand_over(mover: Peer, patience_s: float, *, standstill: bool) -> str:
     """Leave a stage for another one: "" once others have all that is here. Else why the peer stays, and serves on.
 
-    standstill: nobody serves the other stage, so until the peer is there no step ends: others have its state, and what
-    is under way is computed again.
+    standstill: no peer serves the other stage, so until this peer is there no step ends: others have its state, and the
+    work under way is computed again.
     """
     farewell, began, reason = Farewell(mover), loop_time(), "it was ended"
     leaving = Leaving(now=began, drain_s=patience_s, settle_s=mover.timers.settle_s)
     try:
         while not (reason := why_it_stays(standings := farewell.look(), paused=mover.paused)):
             lasted = loop_time() - began
-            # Nobody goes before a mate that goes as well can have said so: of those the lowest stays.
+            # A peer waits until another one that leaves as well can have announced it: of those the lowest stays.
             heard, ready = lasted >= mover.timers.suspect_s, all(standing.heirs for standing in standings)
             if heard and ready and (standstill or all(standing.free for standing in standings)):
                 break
@@ -174,7 +175,7 @@ def why_it_stays(standings: Sequence[Standing], *, paused: bool) -> str:
 
 
 class Farewell:
-    """What a peer does while it leaves: it tells everybody, and begins nothing new where others have its state."""
+    """What a peer does while it leaves: it announces that, and starts nothing new where others have its state."""
 
     def __init__(self, leaver: Peer) -> None:
         self._leaver, self._beat_at = leaver, loop_time()
@@ -185,7 +186,7 @@ class Farewell:
         for replica in leaver.replicas.values():
             replica.member.view.draining = True
         if now >= self._beat_at:
-            # Stages that are no neighbours hear it too: who leaves with everybody else waits for nobody.
+            # Stages that are not adjacent get it too: if all peers leave, none waits for another.
             self._beat_at = now + leaver.timers.beat_s
             everyone = sorted(leaver.everyone())
             for replica in leaver.replicas.values():
@@ -208,7 +209,7 @@ class Farewell:
 
 
 async def hold(holder: Peer) -> None:
-    """Until cancelled, take no new microbatches, except for a stage whose state nobody else has; follow the state."""
+    """Until cancelled, take no new microbatches, except for a stage with no other replica in sync; follow the state."""
     said: list[int] | None = None
     turned_at = loop_time()
     holder.paused = True
@@ -219,12 +220,12 @@ async def hold(holder: Peer) -> None:
             for standing in standings:
                 replica = holder.replicas[standing.stage]
                 replica.member.view.draining, replica.execution.leaving = True, standing.refusing
-            # The run must not stand still for somebody's pause.
+            # The run must not stop because a peer pauses.
             serving = [standing.stage for standing in standings if not standing.refusing]
             now = loop_time()
             if serving == said:
                 turned_at = now
-            # Whoever is first at a new version is alone there until a heartbeat says otherwise.
+            # The first replica at a new version is alone there until a heartbeat shows otherwise.
             elif now - turned_at > 2 * holder.timers.beat_s:
                 said, turned_at = serving, now
                 holder.news.set()
@@ -242,10 +243,10 @@ def standing_of(leaver: Peer, replica: Replica, now: float) -> Standing:
     def stays(peer: PeerId, seen: Seen) -> bool:
         if not seen.draining:
             return True
-        # Who is paused has the state, and serves when nobody else does: enough for who leaves.
+        # A paused peer has the state, and serves when no other does: enough for a peer that leaves.
         if peer in paused and not leaver.paused:
             return True
-        # Of several that leave, or pause, at once the lowest stays until somebody else has the state.
+        # Of several that leave, or pause, at the same time the lowest stays until another peer has the state.
         return seen.synced and peer < leaver.me and (peer in paused or not leaver.paused)
 
     staying = [seen for peer, seen in member.view.mates() if member.view.in_touch(peer, now=now) and stays(peer, seen)]
@@ -277,7 +278,8 @@ def _paused(leaver: Peer) -> frozenset[PeerId]:
 
 
 def is_deserted(leaver: Peer, now: float) -> bool:
-    """Is every other peer that serves a stage leaving as well, or gone? Records count only of peers never heard."""
+    """Is every other peer that serves a stage leaving as well, or gone? Records count only of peers without
+    heartbeats."""
     heard, paused = {leaver.me}, _paused(leaver)
     for replica in leaver.replicas.values():
         for stage, peer, seen in replica.member.view.known():

@@ -38,7 +38,7 @@ _LEVERS = {
 
 @dataclass(frozen=True, slots=True)
 class PlanFit:
-    """Whether the stages of one peer fit. Rooms are None where they are unknown, and `fits` then."""
+    """Whether the stages of one peer fit. The amounts of memory and `fits` are None where they are unknown."""
 
     plans: tuple[StageMemory, ...]
     need: int
@@ -80,7 +80,7 @@ class PlanFit:
             yield f"what takes less: {_LEVERS['cpu' if on_host else 'cuda']}"
         if self.host_missing:
             yield (
-                f"{who} does not fit the machine beside its devices: it needs {shown(self.host_need)} there, and may "
+                f"{who} does not fit the memory outside its devices: it needs {shown(self.host_need)} there, and may "
                 f"use {shown(self.host_room or 0)}: {shown(self.host_missing)} are missing"
             )
             yield "what takes less there: a smaller caps.memo_bytes, fewer --slots, no memory.offload_optimizer"
@@ -116,10 +116,10 @@ def judge(setup: Setup, stages: Sequence[int], room: int | None, host_room: int 
 
 
 MOST_SLOTS = 128
-"""Nobody calls a replica more often at once, over two open steps (`GrpcConfig.calls`)."""
+"""No peer calls a replica more often at the same time, over two open steps (`GrpcConfig.calls`)."""
 
 _DRIVER_S = 20.0
-"""A driver that nobody has used yet takes seconds to begin."""
+"""A driver takes seconds to start when it is first used."""
 
 _SHARE = 0.5
 """Of a machine's free memory, for a peer on the CPU that chooses: others are there, too."""
@@ -139,7 +139,7 @@ def setup_of(config: PeerConfig, manifest: Manifest, layout: MeshLayout) -> Setu
     )
 
 
-def room_here(layout: MeshLayout) -> int | None:
+def memory_here(layout: MeshLayout) -> int | None:
     """Bytes free on the fullest device of `layout` here; of CPU memory what this process may take. None: unknown."""
     # On the CPU the machine's memory is the device's.
     if layout.kind == "cpu":
@@ -182,8 +182,8 @@ def usable(setup: Setup, room: int | None) -> int | None:
 
 def slots_that_fit(setup: Setup, stages: Sequence[int], room: int | None, host_room: int | None = None) -> int:
     """The most slots, per stage and open step, for which `room` bytes are enough to serve `stages` together, and
-    `host_room` beside devices: at most `setup.slots` if that is not 0, a step's microbatches, and MOST_SLOTS. 0: not
-    even one."""
+    `host_room` of the machine's memory outside its devices: at most `setup.slots` if that is not 0, a step's
+    microbatches, and MOST_SLOTS. 0: not even one."""
     most = min(setup.slots or MOST_SLOTS, setup.specs[0].training.microbatches, MOST_SLOTS)
 
     def too_many(slots: int) -> bool:
@@ -225,7 +225,7 @@ class Capacity:
         self.fits: Mapping[int, int] | None = None
         """`stages` within the limits in force; None: this peer stays in its stages."""
         self._began_with = config.caps
-        self._free, self._free_on_host = room_here(self.layout), None if on_host else available_memory()
+        self._free, self._free_on_host = memory_here(self.layout), None if on_host else available_memory()
 
     def setup(self, config: PeerConfig) -> Setup:
         """How a peer with that config serves stages here."""
@@ -237,15 +237,15 @@ class Capacity:
         many, or if a limit was set that limits nothing here."""
         refuse_useless(config.caps, self._began_with, self.layout)
         setup = self.setup(config)
-        fit = slots_within(setup, stages, *self._rooms(config))
-        if setup.slots and not self._lent(config):
+        fit = slots_within(setup, stages, *self._available(config))
+        if setup.slots and not self._offered(config):
             return setup.slots
         return min(fit, self._most(setup))
 
     def stages(self, config: PeerConfig) -> dict[int, int]:
         """The stages of the run of which this machine could serve one within the limits in force, and with how many
         slots each."""
-        setup, rooms = self.setup(config), self._rooms(config)
+        setup, rooms = self.setup(config), self._available(config)
         found = {stage: slots_that_fit(setup, [stage], *rooms) for stage in range(len(setup.specs))}
         return {stage: min(slots, self._most(setup)) for stage, slots in found.items() if slots}
 
@@ -253,24 +253,24 @@ class Capacity:
         """As `stages`. Raises UsageError, with advice, if there is none."""
         if found := [*self.stages(config)]:
             return found
-        rooms, one = self._rooms(config), replace(self.setup(config), slots=1)
+        rooms, one = self._available(config), replace(self.setup(config), slots=1)
         least = min((judge(one, [stage], *rooms) for stage in range(len(one.specs))), key=lambda fit: fit.need)
         raise UsageError("no stage of the run fits this machine; " + "; ".join(line.strip() for line in least.lines()))
 
-    def room_for_copy(self) -> int | None:
-        """Bytes of this machine's memory that a copy of a state may take now, beside all that runs here."""
+    def memory_for_copy(self) -> int | None:
+        """Bytes of this machine's memory that a copy of a state may take now, in addition to all that runs here."""
         free = available_memory()
         return None if free is None else free - RESERVE["cpu"]
 
-    def _lent(self, config: PeerConfig) -> int:
-        """Bytes of the memory that the peer computes in that its operator lends at most; 0: all that is free."""
+    def _offered(self, config: PeerConfig) -> int:
+        """The operator's limit of bytes in the memory that the peer computes in; 0: all that is free."""
         return int(GIB * (config.caps.host_gib if self.layout.kind == "cpu" else config.caps.gpu_gib))
 
-    def _rooms(self, config: PeerConfig) -> tuple[int | None, int | None]:
+    def _available(self, config: PeerConfig) -> tuple[int | None, int | None]:
         """Bytes that a peer may take of each device, and of the machine in addition to devices; None: unknown, or none
         apart."""
-        free, lent = usable(self.setup(config), self._free), self._lent(config)
-        return (free if not lent else lent if free is None else min(lent, free)), self._free_on_host
+        free, offered = usable(self.setup(config), self._free), self._offered(config)
+        return (free if not offered else offered if free is None else min(offered, free)), self._free_on_host
 
     def _most(self, setup: Setup) -> int:
         # Where free memory is unknown, the peer takes what it needs if no peer is far.

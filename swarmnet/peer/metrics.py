@@ -45,7 +45,7 @@ def figures(peer: Peer, traffic: Traffic) -> Iterator[Metric]:
     )
     table: list[tuple[Any, str, str, float | Mapping[Any, float] | None]] = [
         (Gauge, "paused", "1: it takes no new microbatches, as asked.", peer.paused),
-        (Gauge, "halted", "1: the run cannot go on here until somebody comes.", seen.halted is not None),
+        (Gauge, "halted", "1: the run cannot continue here until a peer joins.", seen.halted is not None),
         (Gauge, "tasks", "Of its event loop, running or waiting.", len(asyncio.all_tasks())),
         (Gauge, "known_peers", "Peers whose records it holds, itself left out.", len(peer.records)),
         (Gauge, "run_tokens_per_second", "Of the whole run, over the last steps.", record.tokens_per_second),

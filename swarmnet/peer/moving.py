@@ -1,8 +1,8 @@
-"""How a peer moves to a stage that needs it more: a leave and a join, so what counts stays exact (docs/placement.md).
+"""How a peer moves to a stage that needs it more: a leave and a join, so no count changes (docs/placement.md).
 
-`rebalance` decides whether. Then, in this order: the state of the new stage is fetched to disk while the old one is
-served on; the old one is left in good order, or not at all; and whoever runs the peer starts it anew, with the new
-stage. At no time are two states in the memory of the device. What dies on the way is a peer that died.
+`rebalance` decides whether. Then, in this order: the state of the new stage is fetched to disk while the old stage is
+served; the old stage is left in good order, or not at all; and the supervisor of the peer starts it again, with the new
+stage. The device's memory never holds two states. If the peer dies on the way, that is the failure of one peer.
 """
 
 from __future__ import annotations
@@ -30,19 +30,20 @@ _LONGEST_PROMISE_S = 1800.0
 
 @dataclass(frozen=True, slots=True)
 class NewStage:
-    """The stage to go on with. version: of its state that was put on disk for it; None: what lies there anyway."""
+    """The stage to continue with. version: of its state that was put on disk for it; None: the state already on
+    disk."""
 
     stage: int
     version: int | None
 
 
-class Room(Protocol):
+class HostMemory(Protocol):
     """The memory of the machine that a peer runs on."""
 
     fits: Mapping[int, int] | None
     """The stages of which it could serve one within the limits in force, with their slots; None: it does not move."""
 
-    def room_for_copy(self) -> int | None:
+    def memory_for_copy(self) -> int | None:
         """Bytes of host memory that a copy of a state may take on its way to disk, in addition to the stage that is
         served on; None: unknown."""
 
@@ -53,7 +54,7 @@ class Moving:
     recent_moves: outlive a move of this peer.
     """
 
-    def __init__(self, peer: Peer, rules: Rules, room: Room, recent_moves: RecentMoves) -> None:
+    def __init__(self, peer: Peer, rules: Rules, room: HostMemory, recent_moves: RecentMoves) -> None:
         self._peer, self._rules, self._room = peer, rules, room
         self._promises = Promises(rules)
         self._began = loop_time()
@@ -72,13 +73,13 @@ class Moving:
                 continue
             rules = self._rules_now(replica)
             rebalancer.rules = rules
-            # Before it decides it hears what all others announce.
+            # It decides only when the announcements of all others have arrived.
             if loop_time() >= rebalancer.due or rebalancer.intent.to is not None or self._distress:
                 await peer.refresh(whole=True)
             if not peer.sees_all:
                 continue
             there = servings([record for record in peer.records.values() if not peer.is_dead(record)])
-            heard = [each for each in there if self._is_heard(replica, each)]
+            heard = [each for each in there if self._is_live(replica, each)]
             serving = self._promises.believed([*heard, *servings([peer.status()])], loop_time())
             picture = Picture(peer.manifest.cut.stages, serving, rules)
             self._distress = bool(picture.in_distress)
@@ -113,13 +114,13 @@ class Moving:
 
     def _fitting(self, replica: Replica) -> Collection[int]:
         """The stages whose copies fit now, too."""
-        fits, room = self._room.fits or {}, self._room.room_for_copy()
+        fits, room = self._room.fits or {}, self._room.memory_for_copy()
         if room is None:
             return fits
         return [stage for stage in fits if replica.compute.snapshot_bytes(stage) <= room]
 
-    def _is_heard(self, replica: Replica, each: Serving) -> bool:
-        """Records outlive their peers. Of those beside me that serve I hear, or they are gone."""
+    def _is_live(self, replica: Replica, each: Serving) -> bool:
+        """Records outlive their peers. A serving peer in an adjacent stage sends heartbeats, or it is gone."""
         expected = self._peer.expects(each.peer, each.stage)
         return not (expected and each.synced) or replica.member.view.in_touch(
             each.peer, now=loop_time(), stage=each.stage
@@ -158,7 +159,7 @@ class Moving:
         """Put the newest state of that stage on disk. Raises SwarmError."""
         peer = self._peer
 
-        # All who served it are gone: only what lies here helps, and the run goes back to it.
+        # All peers that served it are gone: only the checkpoint here helps, and the run goes back to it.
         if not peer.have_state(to) and (await peer.disk.open(to)).good:
             return None
         fetch = SnapshotFetch(

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from swarmnet.audit.auditor import AuditLog, Auditor
-from swarmnet.audit.health import convicted_here
+from swarmnet.audit.health import ban_notice
 from swarmnet.averaging.exchange import Meeting
 from swarmnet.clock import loop_time, set_within
 from swarmnet.directory import MAX_TAINTED, DisputedWork, Estimate, Record, Role, StageStatus, TaintedStep
@@ -50,17 +50,17 @@ from swarmnet.net.history import HistoryBook
 from swarmnet.net.nat.dial_back import Asking, DialBacks
 from swarmnet.net.peer_host import PeerHost
 from swarmnet.net.records import nobody_serves, unserved
-from swarmnet.peer import showing
-from swarmnet.peer.complaints import Complaints
+from swarmnet.peer import proofs
 from swarmnet.peer.extending import Extending
 from swarmnet.peer.leaving import drain, hold
 from swarmnet.peer.rates import Rates
 from swarmnet.peer.rebalance import Intent
 from swarmnet.peer.replica import Replica, ReplicaLimits, crossing_bytes
+from swarmnet.peer.stall_reports import StallReports
 from swarmnet.peer.state_supply import StateSupply
 from swarmnet.pipeline.inputs import Windows
 from swarmnet.stage.canonical import rate_of
-from swarmnet.stage.seams import Engine
+from swarmnet.stage.interfaces import Engine
 from swarmnet.state.disk import Disk
 from swarmnet.state.rollback import newest_on_disk
 from swarmnet.step.commits import gradient_norm
@@ -169,12 +169,12 @@ class Peer:
         self._admissions, self.notices = host.admissions, host.notices
         self.replicas: dict[int, Replica] = {}
         self.records: dict[PeerId, Record] = {}
-        """Everybody else's, as last read."""
+        """The records of all others, as last read."""
         self.named = NO_RESTART
         """The highest restart that one of them names."""
         self._read: tuple[Record, ...] = ()
-        self._announced: dict[int, dict[PeerId, Record]] = {}  # of the stages near mine, once somebody has asked
-        self._complaints: dict[int, Complaints] = {}
+        self._announced: dict[int, dict[PeerId, Record]] = {}  # of the stages near mine, once a peer has asked
+        self._complaints: dict[int, StallReports] = {}
         self._rates = {stage: Rates(self.me) for stage in engines}
         self._look, self.news, self._moved = asyncio.Event(), asyncio.Event(), asyncio.Event()
         # Peers that are not known here, and the stage that each is said to serve, if it is none near mine.
@@ -191,7 +191,7 @@ class Peer:
         self._group: asyncio.TaskGroup | None = None
         self._missing: tuple[int, ...] = ()
         self.finished, self.goes_on = asyncio.Event(), asyncio.Event()
-        self.convicted, self.conviction = asyncio.Event(), ""  # of what this peer is, and what its operator can do
+        self.banned, self.ban_notice = asyncio.Event(), ""  # of what this peer is, and what its operator can do
         self._done_stages: set[int] = set()
         self._left = self.paused = False
         self.carried, self.may_move, self.intent = carried, False, Intent()
@@ -202,7 +202,7 @@ class Peer:
             self._group = group
             for stage, engine in self._engines.items():
                 here = self.state.serve(stage, now=loop_time())
-                self._complaints[stage] = Complaints(self.timers, here, partial(self.on_event, stage))
+                self._complaints[stage] = StallReports(self.timers, here, partial(self.on_event, stage))
                 self.replicas[stage] = Replica(stage, engine, self)
             await self.refresh(whole=True)
             group.create_task(self._looking())
@@ -249,7 +249,7 @@ class Peer:
     def on_tell(self, caller: PeerId, message: Control) -> None:
         if self._left:
             return
-        # A stranger may be a newcomer whose record is not read yet.
+        # An unknown peer may be a new one with a record that is not read yet.
         if caller != self.me and caller not in self.records:
             self.look_for(caller)
         if not self.admitted(caller, "stage"):
@@ -262,12 +262,12 @@ class Peer:
             self._dispatch(caller, message)
 
     def admitted(self, peer: PeerId, role: Role | None = None) -> bool:
-        """May `peer` take part as `role`, now? Everybody may in an open run."""
+        """May `peer` take part as `role`, now? Any peer may in an open run."""
         return peer == self.me or self._admissions.admitted(peer, role, now=self._host.wall())
 
     def operator(self, peer: PeerId) -> str:
-        """Who runs that peer, as it looks from here: whoever came by the same invitation or, in an open run, is in the
-        same network; nobody else, if neither is known."""
+        """The operator of that peer, as far as it can be told: the other holders of the same invitation or, in an open
+        run, the peers of the same network; no other peer, if neither is known."""
         if (guest := self._admissions.guest(peer)) is not None:
             return guest
         record = self._host.record() if peer == self.me else self.records.get(peer)
@@ -275,7 +275,7 @@ class Peer:
         return operator_of(peer, record.addresses if record else (), self._host.proofs.network_of(peer))
 
     def _takes_part(self, caller: PeerId) -> bool:
-        """Does the caller serve a stage, by its own heartbeats or its record? Nobody else has a say in a step."""
+        """Does the caller serve a stage, by its own heartbeats or its record? Only such peers take part in a step."""
         if caller == self.me:
             return True
         record = self.records.get(caller)
@@ -289,7 +289,7 @@ class Peer:
             return
         if self._left:
             raise Refused(RejectCode.NOT_SERVED, "this peer has left")
-        # Whoever looks on is no member.
+        # An observer is no member.
         if isinstance(request, HistoryRequest):
             async for answer in self._history.serve(request):
                 yield answer
@@ -333,7 +333,7 @@ class Peer:
                     raise Refused(RejectCode.MALFORMED, f"index {request.index} of {training.microbatches}")
                 return self._serving(max(request.stage, 0)).execution.fetch(request)
             case AuditRequest():
-                return showing.answered(self, self._serving(request.stage), caller, request)
+                return proofs.answered(self, self._serving(request.stage), caller, request)
             case Part():
                 return self._serving(request.stamp.stage).exchange.serve(request, caller)
             case SnapshotRequest():
@@ -352,25 +352,25 @@ class Peer:
         """The other replicas of any stage, as far as my replica of `stage` knows them."""
         return [peer for peer in sorted(self.near(stage).get(other) or self.serving(other)) if peer != self.me]
 
-    def convict(self, peer: PeerId, stamp: Stamp, reason: str, *, at: str) -> None:
+    def ban(self, peer: PeerId, stamp: Stamp, reason: str, *, at: str) -> None:
         """It is proven that `peer` has done wrong in that step: it is shut out, and all my replicas know.
 
         at: the file of evidence; "": there is none.
         """
         if peer == self.me:
-            if not self.convicted.is_set():
-                self.conviction = convicted_here(stamp.stage, reason, at)
+            if not self.banned.is_set():
+                self.ban_notice = ban_notice(stamp.stage, reason, at)
                 fields = {"step": stamp.step, "stage": stamp.stage, "reason": reason, "evidence": at}
                 self.say("convicted_here", fields)
-            self.convicted.set()
+            self.banned.set()
             return
         self._admissions.convict(peer)
         for replica in self.replicas.values():
-            replica.convict(peer, stamp.step, reason)
+            replica.ban(peer, stamp.step, reason)
         self.news.set()
 
     def taint(self, stamp: Stamp, peer: PeerId, *, applied: bool) -> None:
-        """That peer is convicted for its work of that step. applied: is it known that its sum was applied here?"""
+        """That peer is banned for its work of that step. applied: is it known that its aggregate was applied here?"""
         self._supply.taint(stamp, peer, applied=applied)
 
     def look(self) -> None:
@@ -576,7 +576,7 @@ class Peer:
             for peer, far in strangers.items():
                 if stages := far if self.sees_all else far | self._near:
                     await self._directory.find(peer, stages)
-            await self.refresh(whole=self._is_astray(), at_once=stranger or bool(self._lonely_beside()))
+            await self.refresh(whole=self._is_astray(), at_once=stranger or bool(self._adjacent_without_peer()))
             self._looked.set()
             self._looked = asyncio.Event()
             self._extending.consider()
@@ -584,8 +584,8 @@ class Peer:
             self._say_who_is_missing()
             await asyncio.sleep(0.1 * self.timers.settle_s)
 
-    def _lonely_beside(self) -> set[int]:
-        """The stages beside mine of which I know nobody."""
+    def _adjacent_without_peer(self) -> set[int]:
+        """The adjacent stages without a known peer."""
         return {stage for stage in self._near - self.replicas.keys() if not self.serving(stage)}
 
     def _is_astray(self) -> bool:
@@ -599,14 +599,14 @@ class Peer:
         )
 
     def _say_who_is_missing(self) -> None:
-        """Once, and again when it changes: which stages nobody serves, so that no step can finish."""
+        """Report once, and again when it changes: the stages that no peer serves, so that no step can finish."""
         # Who has not read all stages lately cannot know.
         if not self._directory.complete():
             return
         now = loop_time()
-        there = (record for record in self.records.values() if self._supply.is_heard(record, now=now))
+        there = (record for record in self.records.values() if self._supply.in_touch(record, now=now))
         missing = unserved(there, num_stages=self.manifest.cut.stages, mine=self.replicas)
-        if self.finished.is_set():  # nobody is needed any more
+        if self.finished.is_set():  # no peer is needed any more
             missing = ()
         # Said once, until it changes.
         if missing == self._missing:
@@ -637,7 +637,7 @@ class Peer:
 
     @property
     def _near(self) -> set[int]:
-        """My stages and those beside them."""
+        """My stages and those adjacent to them."""
         beside = {stage + step for stage in self.replicas for step in (-1, 0, 1)}
         return beside & set(range(self.manifest.cut.stages))
 
@@ -724,7 +724,7 @@ class Peer:
         return self._rates[replica.stage].estimates(line / crossing if line and crossing else math.inf)
 
     def step_s(self) -> float:
-        """How long a step takes, as the others measure it; 0 if nobody has."""
+        """How long a step takes, as the others measure it; 0 if none has."""
         paces = [record.tokens_per_second for record in self.records.values() if record.tokens_per_second]
         training = self.manifest.training
         num_tokens = training.microbatches * training.microbatch_size * training.sequence_length

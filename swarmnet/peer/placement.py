@@ -77,7 +77,7 @@ class PlacementRule(Protocol):
         Args:
             stages: those that fit the memory of this machine; one at least.
             serving: what all peers announce, `me` perhaps included; also of other stages.
-            held: stages whose checkpoint is on my disk.
+            held: stages with a checkpoint on my disk.
         """
         ...
 
@@ -103,9 +103,9 @@ def placement_rule(name: str) -> PlacementRule:
 def choose(me: PeerId, stages: Sequence[int], serving: Sequence[Serving], *, held: Collection[int] = ()) -> Choice:
     """The stage that `me` takes, as one of all who are choosing. `me` in `serving` is passed over.
 
-    stages: those that fit here. Of the others who are choosing nobody knows what fits: they are taken to choose among
-    the same.
-    held: stages whose checkpoint is on my disk; where no other peer has that state it decides, else it breaks ties.
+    stages: those that fit here. It is not known what fits the others that are choosing: they are assumed to choose
+    among the same. held: stages with a checkpoint on my disk; where no other peer has that state it decides, else it
+    breaks ties.
     """
     tally = _Tally(stages, [each for each in serving if not each.choosing and each.peer != me])
     for peer in sorted({each.peer for each in serving if each.choosing and each.peer != me}, key=_rank):
@@ -159,7 +159,7 @@ class _Tally:
         # This state may exist nowhere else in the world.
         if rescued:
             stage = min(rescued, key=lambda stage: (self._rate(stage), _lot(me, stage)))
-            return Choice(stage, f"its checkpoint lies here, and nobody else has the state of stage {stage}")
+            return Choice(stage, f"its checkpoint is here, and no other peer has the state of stage {stage}")
         stage = min(
             self.replicas, key=lambda stage: (self._rate(stage), stage not in held, self._load(stage), _lot(me, stage))
         )
@@ -174,7 +174,7 @@ class _Tally:
     def _reason(self, stage: int, held: Collection[int]) -> str:
         count = self.replicas[stage]
         if not count:
-            return f"nobody serves stage {stage}"
+            return f"no peer serves stage {stage}"
         equals = [other for other in self.replicas if self._rate(other) == self._rate(stage)]
         if len(equals) == 1 and count > min(self.replicas.values()):
             return f"stage {stage} is the slowest, with {count} replicas"
@@ -182,7 +182,7 @@ class _Tally:
         if len(equals) == 1:
             return f"stage {stage} has the fewest replicas, {count}" if len(self.replicas) > 1 else "the only stage"
         if stage in held:
-            return f"its checkpoint lies here, and no stage has fewer replicas than its {count}"
+            return f"its checkpoint is here, and no stage has fewer replicas than its {count}"
         if all(self._load(stage) < self._load(other) for other in equals if other != stage):
             return f"no stage has fewer replicas than its {count}, and it has most to do"
         return f"drawn from {len(equals)} stages with {number} each"

@@ -1,11 +1,12 @@
-"""How fast each replica of a stage is: by its own word, as far as its mates' measurements bear it out.
+"""The compute rate of each replica of a stage: its own claim, bounded by what the other replicas measure.
 
-A replica knows the rate k at which it computes itself, and from the commits how much everybody has counted. Who counted
-n microbatches while it counted m itself computes at about k n / m: the callers share work out by speed. Each replica
-announces what it has found of itself and its mates (`Estimate`). Counts of a few steps are coarse, so a replica's own
-word is believed within half as much again of the median of what all say of it (`measured`), and no further: of three
-or more a liar is outvoted, whatever it says of itself or of one other. Of two nobody can tell which one lies: the lower
-word counts, so that a lie makes the stage look slower than it is. That brings another replica, and a liar is outvoted.
+A replica knows the rate k at which it computes itself, and from the commits how much each replica has contributed. One
+that contributed n microbatches while this one contributed m computes at about k n / m, because callers share work out
+by speed. Each replica announces its estimates of itself and the others (`Estimate`). Counts of a few steps are coarse,
+so a replica's own claim is accepted within a factor of 1.5 of the median of all claims about it (`measured`), and no
+further: of three or more a Byzantine replica is outvoted, whatever it claims of itself or of one other. Of two it
+cannot be told which one is wrong: the lower claim counts, so that a false one makes the stage look slower than it is.
+That brings another replica, and then the false claim is outvoted.
 
 Pure: counts in, rates out. Rates are microbatches per 1000 seconds.
 """
@@ -34,7 +35,7 @@ def mark(peer: PeerId) -> int:
 
 
 class Rates:
-    """What one replica has found of itself and its mates."""
+    """One replica's measurements of itself and the other replicas."""
 
     def __init__(self, me: PeerId) -> None:
         self._me = me
@@ -61,8 +62,8 @@ class Rates:
         self._theirs = {peer: _FADES * self._theirs.get(peer, 0.0) + counted.get(peer, 0) for peer in whole}
 
     def estimates(self, most: float) -> tuple[Estimate, ...]:
-        """What to announce: of everybody, or of as many as a record holds. most: microbatches per second that a line
-        carries."""
+        """What to announce: of all replicas, or of as many as a record holds. most: microbatches per second that the
+        network link carries."""
         # Who has computed nothing knows no rate to compare others with.
         if self._executed <= 0 or self._busy_s < _LEAST_S:
             return ()
@@ -78,7 +79,7 @@ class Rates:
 def measured(said: Mapping[PeerId, Sequence[Estimate]]) -> dict[PeerId, float]:
     """Rates of the replicas of one stage, microbatches per second, by what each of them announces.
 
-    Of whom nobody but itself says anything there is no rate, unless it is alone.
+    There is no rate of a replica that only itself reports on, unless it is alone.
     """
     by = {peer: {each.mark: each.rate for each in estimates} for peer, estimates in said.items()}
     found: dict[PeerId, float] = {}

@@ -1,12 +1,12 @@
 """Which members of fast stages move to slow ones (docs/placement.md). A run is as fast as its slowest stage.
 
-Once a period each peer that may move looks whether its own move would help, and if so announces where it would go.
-After a moment, in which all who announce hear of each other, everybody computes the same matching of those who
-announced to the stages that need them from the same records (`winners`): who is in it goes, the others take their word
-back. Where a stage has lost most of its rate nobody waits for its period.
+Once a period each peer that may move checks whether its own move would help, and if so announces its destination. After
+a delay, in which the announcements spread, every peer computes from the same records the same matching of the
+announcing peers to the stages that need them (`winners`): the matched peers go, the others withdraw. Where a stage has
+lost most of its rate no peer waits for its period.
 
-What is announced or promised may never come true: `Promises` counts each for a bounded time. Pure: what everybody
-announces and `now` in, decisions out. `placement` has the rates, `moving` is the driver.
+An announcement or reservation may never be fulfilled: `Promises` counts each for a bounded time. Pure: the
+announcements of all peers and `now` in, decisions out. `placement` has the rates, `moving` is the driver.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Rules:
     period_s: float = 60.0
     """How often a peer looks whether it should move."""
     settle_s: float = 4.0
-    """From an announcement to the matching: who announces meanwhile is heard."""
+    """From an announcement to the matching: announcements in between count."""
     hurry_s: float = 6.0
     """The period while a stage is in distress."""
     promise_s: float = 120.0
@@ -71,10 +71,10 @@ class Rules:
 
 
 class Promises:
-    """Whose promises count: of peers that say they go somewhere, or fetch the state of a stage and do not serve yet.
+    """Reservations that count: of peers that announce a move, or fetch the state of a stage and do not serve yet.
 
-    A promise that comes true costs nothing. The time of all others is counted, and who has used up its time is not
-    believed again for a while, wherever it says it goes next.
+    A reservation that is fulfilled costs nothing. The time of all others is counted, and a peer that has used up its
+    time cannot reserve for a while, whatever stage it names next.
     """
 
     def __init__(self, rules: Rules) -> None:
@@ -162,7 +162,7 @@ class Picture:
                     if to is not None and to != each.stage:
                         self.announced[each.peer] = to
         for stage in range(num_stages):
-            # One of those on whom everything depends here may lie.
+            # One of the peers that everything depends on here may be Byzantine.
             share = 1.0 if self._staying[stage] else 0.5
             self.rates[stage] = self.served[stage] + share * promised[stage]
         self._most = max(1, int(rules.share * len(people))) - self._moving
@@ -234,7 +234,7 @@ class Picture:
                 default=None,
             )
             if best is None:
-                # Nobody helps the slowest one: where people move as they like, nothing raises the run's rate.
+                # The slowest stage cannot be helped: then no voluntary move raises the run's rate.
                 if None in candidates.values():
                     break
                 open_stages.discard(poor)
@@ -281,7 +281,8 @@ class Rebalancer:
         self.intent = Intent()
 
     def decide(self, picture: Picture, fits: Collection[int], *, now: float) -> Intent:
-        """Look at what everybody announces. Once it says `surely` there is nothing more to decide, but `stay`.
+        """Decide from the announcements of all peers. Once it returns `surely` there is nothing more to decide, but
+        `stay`.
 
         fits: the stages that this machine has memory for.
         """
@@ -291,7 +292,7 @@ class Rebalancer:
         )
         every = self.rules.hurry_s if hurried else self.rules.period_s
         if hurried and not self._hurried and self.intent.to is None:
-            # Whoever has the state sooner speaks sooner.
+            # A peer that has the state sooner announces sooner.
             self.due = min(self.due, now + self._phase * every + _LATER * self.rules.fetch_s)
         self._hurried = hurried
         if now < self.due or self.intent.surely:

@@ -1,9 +1,9 @@
-"""One replica: everything that one (peer, stage) is made of, wired together: the summary of the spine.
+"""One replica: all objects of one (peer, stage), wired together; a summary of the core path.
 
     network -> Peer -> Replica -> Execution   microbatches: forward, backward, weight pass   \\
                                -> StepDriver  performs what Member decides: what counts       > Engine: arithmetic
                                -> Exchange    sums among the replicas of the stage           /
-                               -> Restorer    state: from mates, from disk, and for others
+                               -> Restorer    state: from replicas, from disk, and for others
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from swarmnet.fetch.plan import PIECE_BYTES
 from swarmnet.ids import PeerId, first_chain
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import Process
+from swarmnet.peer.proofs import PeerView
 from swarmnet.peer.restore import Restorer
-from swarmnet.peer.showing import Beside
 from swarmnet.pipeline.caller import Caller
 from swarmnet.pipeline.depth import Depth
 from swarmnet.pipeline.execution import Execution
@@ -33,7 +33,7 @@ from swarmnet.pipeline.router import Router, routing_rule
 from swarmnet.pipeline.transfers import Transfers
 from swarmnet.pipeline.works import KEPT_MEMOS, LEAST_BYTES, ShownWorks, WorkBook
 from swarmnet.plan.cost import BYTES
-from swarmnet.stage.seams import Engine
+from swarmnet.stage.interfaces import Engine
 from swarmnet.step.drift import NO_DRIFT, DriftRules
 from swarmnet.step.driver import StepDriver
 from swarmnet.step.gate import Shape
@@ -62,11 +62,11 @@ class ReplicaLimits:
     sum_piece: int = PIECE_ELEMENTS
     """Elements of the pieces in which a finished sum is handed over: all replicas of a stage cut alike."""
     no_initial_weights: str = ""
-    """Why this peer has no weights of version 0 and takes them from mates, for a person; empty: it has them."""
+    """Why this peer has no weights of version 0 and takes them from others, for a person; empty: it has them."""
     routing: str = "least_time"
     """The rule by which it calls the next stage (`pipeline.router.routing_rule`)."""
     fixed_slots: bool = False
-    """Always as many as `slots`, whether or not they keep anybody busy: a bench's control."""
+    """Always as many as `slots`, even if they are not in use: the control of a benchmark."""
 
 
 def input_check_of(manifest: Manifest, stage: int, windows: Windows) -> InputCheck:
@@ -163,10 +163,10 @@ class Replica:
             spans=peer.spans,
         )
 
-        # What it counts, and what it signs of what it sends: for whoever looks into that.
+        # Records of what it contributes and of what it signs of its transfers, for audits.
         cap_bytes, keeps_made = max(KEPT_MEMOS * limits.memo_bytes, LEAST_BYTES), not manifest.numerics.deterministic
         works = WorkBook(cap_bytes if manifest.audited else 0, keeps_made=keeps_made)
-        transfers = Transfers(peer.me, peer.signer, Beside(self, peer), num_stages) if manifest.audited else None
+        transfers = Transfers(peer.me, peer.signer, PeerView(self, peer), num_stages) if manifest.audited else None
 
         # Calls the next stage; the last one has none.
         input_check = input_check_of(manifest, stage, peer.windows)
@@ -184,7 +184,7 @@ class Replica:
             else None
         )
 
-        # Computes microbatches, whoever brings them.
+        # Computes microbatches, for any caller.
         self.execution = Execution(
             stage,
             num_stages,
@@ -207,16 +207,16 @@ class Replica:
         )
         self.driver.attach(self.execution)
 
-        # Gets the stage's state, keeps it on disk, hands it to mates.
+        # Gets the stage's state, stores it on disk, sends it to other replicas.
         self.state = Restorer(self, peer, shape)
 
-        # Looks at what mates have done; has what was done here looked at by them.
+        # Rechecks the work of other replicas; has the work done here rechecked by them.
         self.auditor = None
         if manifest.audited and peer.meeting is None:
             self.auditor = Auditor(self, peer, manifest.of_stage(stage))
             self.driver.on_applied = self.auditor.applied
 
-    def convict(self, peer: PeerId, step: int, reason: str) -> None:
+    def ban(self, peer: PeerId, step: int, reason: str) -> None:
         """It is proven that `peer` has done wrong: it counts no more, and is not waited for."""
         self.member.membership.convict(peer, step, reason)
         if self.caller is not None:
@@ -260,7 +260,7 @@ class Replica:
         return away
 
     def is_live(self, peer: PeerId, stage: int) -> bool:
-        """As `_live`, of one peer: this is asked with every call. Of a large stage who is not heard may call, too."""
+        """As `_live`, of one peer: this is asked with every call. In a large stage a silent peer may call, too."""
         view, record = self.member.view, self._peer.records.get(peer)
         seen = view.get(peer, stage)
         if seen is None and stage in view.sparse:
@@ -309,7 +309,7 @@ class NextStage:
             for peer, seen in found.items()
             if peer not in without and seen.version <= newest and (seen.version, seen.chain) not in minority
         }
-        # A replica that is not fit answers with a refusal at worst: better than to wait for nobody.
+        # A replica that is not fit answers with a refusal at worst: better than to wait for no replica at all.
         return fit or {peer: seen.queue for peer, seen in found.items()}
 
     def leaving(self) -> frozenset[PeerId]:

@@ -166,7 +166,7 @@ class Restorer:
         notices = self._shape.notices
         if becomes != version:
             dropped = (becomes - version) * self._shape.num_microbatches
-            reason = "nobody had newer state of this stage (training.allow_drop)"
+            reason = "no peer had newer state of this stage (training.allow_drop)"
             self._event("dropped", {"from": version, "to": becomes, "microbatches": dropped, "reason": reason})
             # The state is not that of one process any more: it stands on a chain of its own.
             own = next_chain(header.chain, f"dropped/{becomes}".encode())
@@ -225,7 +225,7 @@ class Restorer:
         return found if found is not None and found[0].restart == self._member.restart else None
 
     def _sound(self, donors: Sequence[PeerId]) -> Sequence[PeerId]:
-        """Those of them whose weights have not drifted, if there are such."""
+        """Those of them with weights that have not drifted, if there are such."""
         return [donor for donor in donors if not self._member.drift.strays(donor)] or donors
 
     async def put_by(self, restart: Restart) -> None:

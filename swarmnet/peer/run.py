@@ -13,7 +13,7 @@ import torch
 
 from swarmnet import telemetry
 from swarmnet.audit.auditor import AuditLog
-from swarmnet.audit.health import convicts_of
+from swarmnet.audit.health import banned_of
 from swarmnet.clock import boot_time, loop_runner, loop_time
 from swarmnet.config.peer import PeerConfig
 from swarmnet.data.source import load_tokens
@@ -40,7 +40,7 @@ from swarmnet.peer.web import RunLooks, serving_web
 from swarmnet.pipeline.router import routing_rule
 from swarmnet.pipeline.windows import OwnTokens, ProvenWindows
 from swarmnet.stage.canonical import Initial
-from swarmnet.stage.seams import Engine
+from swarmnet.stage.interfaces import Engine
 from swarmnet.state.disk import CheckpointStore, DirectoryDisk
 from swarmnet.telemetry.events import EventLog
 from swarmnet.telemetry.journal import Journal, remind
@@ -51,7 +51,7 @@ from swarmnet.wire import kernel_build
 
 if TYPE_CHECKING:
     from swarmnet.net.traffic import Traffic
-    from swarmnet.peer.joining import Place
+    from swarmnet.peer.joining import PreparedJoin
 
 log = telemetry.get(__name__)
 
@@ -76,22 +76,22 @@ def run_peer(
     data_at_source: bool = True,
     wrap: Wrap = NOTHING_BETWEEN,
     wrap_engine: Callable[[Engine], Engine] = lambda engine: engine,
-    place: Place | None = None,
+    prepared: PreparedJoin | None = None,
     runner: asyncio.Runner | None = None,
 ) -> int:
     """Serve the configured stages until Ctrl+C or SIGTERM. Returns the exit code. Raises UsageError.
 
-    heard: is told every event, beside the journal. see: is shown the run state.
-    data_at_source: may data, and a checkpoint that the run begins with, be read where the manifest says they are, if
-    the config does not say it? A manifest that came from strangers has no say in which files are opened here.
-    wrap, wrap_engine: a test bench's faults; see `net.endpoint`.
-    place: what `find_place` has found, in a loop of `runner`; None: this process joins the DHT when it can serve.
+    heard: called with every event, in addition to the journal. see: is shown the run state.
+    data_at_source: may data, and a checkpoint that the run begins with, be read from the paths in the manifest, if
+    the config does not say it? A manifest from strangers must not decide which files are opened here.
+    wrap, wrap_engine: fault injectors of a test; see `net.endpoint`.
+    prepared: the result of `prepare_join`, in a loop of `runner`; None: this process joins the DHT when it can serve.
     """
     routing_rule(config.routing)  # refuses early
     if config.trace:
         check_trace(config.trace)
     # For arithmetic alone: what peers agree on, and what crosses the network, is the run's.
-    capacity = place.capacity if place is not None else Capacity(config, manifest)
+    capacity = prepared.capacity if prepared is not None else Capacity(config, manifest)
     mine, layout = capacity.manifest, capacity.layout
     torch.set_num_threads(config.threads)
     kernel_build.prepare(threads=config.threads)
@@ -108,15 +108,21 @@ def run_peer(
 
     numerics = numerics_of(mine, layout, memory)
     # Where its operator chose the stage, it stays there.
-    if place is not None and place.chosen and config.rebalance_s and layout.ranks == 1 and len(config.stages) == 1:
+    if (
+        prepared is not None
+        and prepared.chosen
+        and config.rebalance_s
+        and layout.ranks == 1
+        and len(config.stages) == 1
+    ):
         capacity.fits = capacity.stages(config)
-    elif place is not None and place.chosen:
+    elif prepared is not None and prepared.chosen:
         log.info("stays", reason="rebalance_s is 0, or this peer has several ranks or stages")
     carried: int | None = None
     recent_moves = RecentMoves()
     with full_in_words(), contextlib.ExitStack() as stack:  # left in reverse: ranks end first, and jobs that wait
         runner = runner or stack.enter_context(loop_runner())
-        joined = place.joined if place is not None else None
+        joined = prepared.joined if prepared is not None else None
         compute = ComputeThread()
         stack.callback(compute.close)
         begin = InitialWeights(config, manifest, at_source=data_at_source)
@@ -178,8 +184,8 @@ def run_peer(
 
 @contextlib.contextmanager
 def _given_up_in_words() -> Iterator[None]:
-    """What ends a peer whose ranks are given up, whose device is full, or that nobody can connect to: alone, and not as
-    one of the errors of a group of tasks."""
+    """Raise alone, and not within a group of errors, what ends a peer: ranks that are given up, a full device, or that
+    no peer can connect to it."""
     try:
         yield
     except BaseExceptionGroup as group:
@@ -291,7 +297,7 @@ async def _serve(
             reminding = group.create_task(remind(log, peer.state))
             observed = group.create_task(_observe(peer, endpoint.transport.traffic, see))
             tracing = group.create_task(_trace(config, peer))
-            shut_out = group.create_task(until_convicted(peer))
+            shut_out = group.create_task(until_banned(peer))
             looking = group.create_task(looks.run())
             computing = [group.create_task(_compute(each, peer)) for each in ranks]
             moved = await unless_stopped(stop, _moving(peer, config, capacity, recent_moves))
@@ -328,7 +334,7 @@ def observe(peer: Peer, traffic: Traffic, *, now: float) -> None:
     state, training = peer.state, peer.manifest.training
     state.microbatch_tokens = training.microbatch_size * training.sequence_length
     records = [peer.status(), *peer.records.values()]
-    out = {each.peer for each in convicts_of(records)}  # as `status` has it
+    out = {each.peer for each in banned_of(records)}  # as `status` has it
     table = contributors(each for each in records if each.peer not in out)
     rank, mine = next(((rank, row) for rank, row in enumerate(table, 1) if row.peer == peer.me), (0, None))
     state.standing = ContributorRank(rank, len(table), mine.share if mine is not None else 0.0)
@@ -359,7 +365,7 @@ async def _trace(config: PeerConfig, peer: Peer) -> None:
 
 
 async def _serve_peer(peer: Peer, ports: tuple[int, int]) -> None:
-    """Raises UsageError, with advice, if nobody can connect to this peer: it has served nothing, and leaves."""
+    """Raises UsageError, with advice, if no peer can connect to this one: it has served nothing, and leaves."""
     try:
         await peer.run()
     except* UsageError as unreachable:
@@ -372,12 +378,12 @@ async def _serve_peer(peer: Peer, ports: tuple[int, int]) -> None:
         raise
 
 
-async def until_convicted(peer: Peer) -> None:
-    """Raises UsageError once it is proven that this peer has done wrong: nobody in the run hears it any more."""
-    await peer.convicted.wait()
+async def until_banned(peer: Peer) -> None:
+    """Raises UsageError once a fault of this peer is proven: all peers of the run ignore it from then on."""
+    await peer.banned.wait()
     await peer.leave()
-    peer.say("stopped", {"reason": "convicted of wrong work"})
-    raise UsageError(peer.conviction)
+    peer.say("stopped", {"reason": "banned for wrong work"})
+    raise UsageError(peer.ban_notice)
 
 
 async def _compute(ranks: Callable[[], Awaitable[None]], peer: Peer) -> None:
@@ -403,7 +409,7 @@ async def _end(peer: Peer, failed: SwarmError) -> None:
 async def _keep_result(peer: Peer) -> None:
     """At the last version: write the final snapshot and say so; the peer goes on serving it read-only.
 
-    Again if the run was extended, or went back, and has ended anew.
+    Again if the run was extended, or went back, and has ended again.
     """
     while True:
         await peer.finished.wait()

@@ -36,7 +36,7 @@ _TOO_FEW = (
 )
 
 _DAMAGED = (
-    "all checkpoints of stage {stage} in this --dir are damaged, and nobody serves it: start a peer that has a sound "
+    "all checkpoints of stage {stage} in this --dir are damaged, and no peer serves it: start a peer that has a sound "
     "one, or this one with a new --dir to begin at step 0"
 )
 
@@ -117,7 +117,7 @@ class StateSupply:
             self._peer.say("stays_applied", {"step": spoilt, "reason": _NOWHERE if nowhere else _TOO_FEW})
 
     def taint(self, stamp: Stamp, peer: PeerId, *, applied: bool) -> None:
-        """That peer is convicted for its work of that step. applied: is it known that its sum was applied here?"""
+        """That peer is banned for its work of that step. applied: is it known that its aggregate was applied here?"""
         before = self.rollbacks.tainted
         self.rollbacks.voters.pop(peer, None)  # it does not decide whether its own work is undone
         self.rollbacks.taint(stamp.restart, stamp.stage, stamp.step, applied=applied)
@@ -130,7 +130,7 @@ class StateSupply:
         announced = [
             (self._here(stage), replica.state.checkpoints.on_disk) for stage, replica in self._replicas.items()
         ]
-        heard = self._heard_of()
+        heard = self._known_peers()
         for peer, record in self._peer.records.items():
             # Of the many that serve far stages there is only their record.
             far = peer not in heard
@@ -139,7 +139,7 @@ class StateSupply:
                 for status in record.stages:
                     version = status.version if status.synced else None
                     held = Holding(peer, status.stage, record.restart, version)
-                    announced.append((held if far else self._heard(record, held), status.disk))
+                    announced.append((held if far else self._latest(record, held), status.disk))
         for _, disk in announced:
             for kept in disk:
                 self.rollbacks.remember(kept.restart.number)  # the next one must not be taken for one of those
@@ -147,8 +147,8 @@ class StateSupply:
 
     # ------------------------------------------------------------ inside
 
-    def _heard_of(self) -> set[PeerId]:
-        """Those of whom heartbeats have told me."""
+    def _known_peers(self) -> set[PeerId]:
+        """Peers with heartbeats that have arrived here."""
         return {peer for replica in self._replicas.values() for _, peer, _ in replica.member.view.known()}
 
     def _here(self, stage: int) -> Holding:
@@ -162,8 +162,8 @@ class StateSupply:
             member.version if member.synced else None,
         )
 
-    def _heard(self, record: Record, held: Holding) -> Holding:
-        """What a record says, or a heartbeat that is newer; behind a cut the record is."""
+    def _latest(self, record: Record, held: Holding) -> Holding:
+        """The record's holding, or that of a newer heartbeat; in a network partition the record is the newer one."""
         now = asyncio.get_running_loop().time()
         for replica in self._replicas.values():
             seen = replica.member.view.get(record.peer, held.stage)
@@ -178,23 +178,23 @@ class StateSupply:
         return any(life in view.ended(status.stage) for view in views for status in record.stages)
 
     def _words_of_others(self, now: float) -> list[RestartReport]:
-        """What the others say of restarts. A peer whose heartbeats should reach me and do not is not in touch,
-        whatever its record says."""
+        """The restarts that others report. If a peer's heartbeats should arrive here and do not, it is not in touch,
+        even if its record says otherwise."""
         return [
             RestartReport(
                 record.restart,
                 record.wants,
                 peer=record.peer,
-                heard=self.is_heard(record, now=now),
+                heard=self.in_touch(record, now=now),
                 holds=bool(record.restart.number) or any(status.synced for status in record.stages),
             )
             for record in self._peer.records.values()
             if record.stages
         ]
 
-    def is_heard(self, record: Record, *, now: float) -> bool:
-        """Does that peer speak, as far as I should hear it?"""
-        ended = record.peer in self._heard_of() and self.dead(record)
+    def in_touch(self, record: Record, *, now: float) -> bool:
+        """Do that peer's heartbeats arrive, if they should arrive here?"""
+        ended = record.peer in self._known_peers() and self.dead(record)
         lately = now - self._heard_at.get(record.peer, now) <= self.rollbacks.lost_s
         return not ended and (lately or not any(self._peer.expects(record.peer, of.stage) for of in record.stages))
 

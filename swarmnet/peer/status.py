@@ -58,7 +58,7 @@ def run_status(named: Path | str, bootstrap: tuple[str, ...], as_json: bool = Fa
 
     named: its manifest, or its id, or the first digits of that (`FIRST_DIGITS` or more).
 
-    The exit code: 0 if it was seen, 1 if nobody announces it, 2 if nobody answers at `bootstrap`.
+    The exit code: 0 if it was seen, 1 if no peer announces it, 2 if no peer answers at `bootstrap`.
 
     Raises what `looking_on` raises.
     """
@@ -92,15 +92,15 @@ def _answer(assessment: Assessment, as_json: bool) -> int:
 
 
 def exit_code(assessment: Assessment) -> int:
-    """0 if the run was seen, 1 if nobody announces it, 2 if nobody answered."""
+    """0 if the run was seen, 1 if no peer announces it, 2 if no peer answered."""
     if assessment.seen:
         return 0
     return 2 if assessment.problems[0].kind == NO_BOOTSTRAP else 1
 
 
 class Waiting:
-    """Says on standard error what is waited for, if that takes long; a thread, for some of it blocks. `what` is set by
-    whoever waits. command: who says it."""
+    """Prints on standard error what is waited for, if that takes long; a thread, for some of it blocks. The waiting
+    code sets `what`. command: the command's name."""
 
     def __init__(
         self,
@@ -143,9 +143,9 @@ class Waiting:
 
 @dataclass(slots=True)
 class Observer:
-    """Who looks at a run from outside: as a client of its DHT that stores nothing.
+    """An observer of a run from outside: a client of its DHT that stores nothing.
 
-    admissions: who is admitted; None: unknown, nobody has given the manifest yet. until: loop time at which it makes
+    admissions: the admitted peers; None: unknown, no peer has sent the manifest yet. until: loop time at which it makes
     do with what it has. name: of the run, in its manifest; empty: unknown.
     """
 
@@ -156,7 +156,7 @@ class Observer:
     name: str = ""
 
     async def first_records(self, waiting: Waiting) -> tuple[Record, ...]:
-        """Everybody's records; what has come by `until`, which is said, if they take long."""
+        """The records of all peers; after `until` those that have come, with a note that they take long."""
         waiting.what = "records of the run from the DHT"
         records: tuple[Record, ...] = ()
         try:
@@ -175,7 +175,7 @@ class Observer:
         return records
 
     def learn(self, manifest: Manifest) -> None:
-        """The run's manifest has come: from now on only records of admitted peers are heard."""
+        """The run's manifest has come: from now on only records of admitted peers are read."""
         terms = RunTerms.of(manifest)
         self.admissions, self.name = admissions_of(terms), manifest.name
         self.directory.learn(terms.num_stages, self.admissions)
@@ -197,10 +197,10 @@ class Observer:
 async def looking_on(
     named: Path | str, bootstrap: tuple[str, ...], waiting: Waiting
 ) -> AsyncGenerator[Observer | Assessment, None]:
-    """Find the run in the DHT of `bootstrap`; or what there is to say if it is not there, or nobody answers.
+    """Find the run in the DHT of `bootstrap`; or what to report if it is not there, or no peer answers.
 
     Raises UsageError if the manifest cannot be read, `bootstrap` is empty or malformed, or several runs begin so;
-    PeerTimeout if it has not even come to ask anybody.
+    PeerTimeout if not even one peer could be asked.
     """
     run, num_stages, admissions, name = _which(named)
     if not bootstrap:
@@ -234,7 +234,7 @@ async def looking_on(
                     from swarmnet.peer.joining import announced
 
                     async with client(None) as directory:
-                        waiting.what = f"somebody who announces a run whose id begins with {run}"
+                        waiting.what = f"a peer that announces a run with an id that begins with {run}"
                         whole = await announced(directory, run, READS * BETWEEN_READS_S, lambda *_: None)
                 if whole is None:
                     found = assess(run, (), num_stages)
@@ -299,7 +299,7 @@ def _show(assessment: Assessment) -> None:
         rows += [_row(line.stage, replica) for replica in line.replicas]
         # A stage without a replica is what the reader looks for.
         if not line.replicas:
-            rows.append((str(line.stage), "nobody", "", "", "", "", "", ""))
+            rows.append((str(line.stage), "none", "", "", "", "", "", ""))
     _table(rows)
     replicas = list({each.peer: each for line in assessment.stages for each in line.replicas}.values())
     for name in ("numerics", "region", "software"):

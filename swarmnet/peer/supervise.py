@@ -30,7 +30,7 @@ LONGEST_FULL_S = 3600.0
 """The longest where the kernel has ended the process for memory: it will run out of it again."""
 
 _HEALTHY_S = 600.0
-"""A process that ran for so long begins anew."""
+"""After a process that ran for so long the count of restarts starts over."""
 
 
 def exit_code(code: int, *, asked: bool) -> int | None:

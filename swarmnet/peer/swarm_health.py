@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, fields
 from typing import Any, Literal, cast
 
-from swarmnet.audit.health import ConvictLine, DisputeLine, TaintedLine, convicts_of, disputes_of, tainted_of
+from swarmnet.audit.health import BannedLine, DisputeLine, TaintedLine, banned_of, disputes_of, tainted_of
 from swarmnet.directory import MAX_TAINTED, Complaint, Record
 from swarmnet.ids import NO_RESTART, Chain, Incarnation, PeerId, Restart, RunId
 from swarmnet.net.admission import Admissions
@@ -37,14 +37,14 @@ Severity = Literal["error", "warning", "note"]
 class ReplicaLine:
     """One replica's claims about one stage. queue, slots: microbatches in flight, and how many it takes.
 
-    disk: versions whose checkpoint it holds. draining: it is about to leave.
+    disk: versions of its checkpoints. draining: it is about to leave.
     restart: number of the newest restart of the run it follows. executions, counted: training forwards of its process,
     and indexes it has contributed to sums. drift, stray, still_s: see StageStatus.
-    going: the stage to which it is on its way. software: what runs there, region: where it is, nickname: what it is
-    called; empty: it does not say.
+    going: the stage that it is moving to. software: its version, region: its location, nickname: its
+    name; empty: it does not report one.
     incarnation: random per process start.
-    speed: microbatches per second, as it says and its mates bear out; 0 if unknown.
-    convicted: most of those who serve have shut it out: whatever it says, it serves nothing.
+    speed: microbatches per second, its own claim within the bounds of the other replicas' measurements; 0 if unknown.
+    convicted: most serving replicas have banned it: it serves nothing, whatever it announces.
     """
 
     peer: PeerId
@@ -138,8 +138,8 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class ComplaintLine:
-    """What `by`, which serves a stage, holds against a mate."""
+class ReportLine:
+    """A report of `by`, which serves a stage, on another replica."""
 
     by: PeerId
     of: Complaint
@@ -160,14 +160,14 @@ class AdmissionLine:
 class Assessment:
     """A run at a glance. version: the weights that every stage has at a synced replica, None while one has none.
 
-    tokens_per_second: of the whole run, the median of what its peers measure. executions_per_index: training
-    forwards per contribution, over the processes that are there; 1 when nothing is computed twice, 0 if unknown.
-    on_disk: the newest version that every stage has on some disk, None if there is none. restart: the newest one
-    that anybody follows. still_s: for how long there was no step, as most say who serve; 0 while steps come as usual.
-    steps: how many the run has, as half of those say who serve; 0 if unknown. step_s: seconds of a step, the median of
+    tokens_per_second: of the whole run, the median of what its peers measure. executions_per_index: training forwards
+    per contribution, over the processes that are there; 1 when nothing is computed twice, 0 if unknown. on_disk: the
+    newest version that every stage has on some disk, None if there is none. restart: the newest one that any peer
+    follows. still_s: for how long there was no step, as most serving peers report; 0 while steps come as usual. steps:
+    how many the run has, as half of the serving peers report; 0 if unknown. step_s: seconds of a step, the median of
     what its peers measure. eta_s: seconds to the last step at that pace; None if unknown, or no step is done now.
-    num_tainted: how many steps hold proven false work, as half of those say who know of any. tainted: the last of them,
-    those that most name first. convicts: who is shut out; what they announce counts for nothing here, but for their
+    num_tainted: how many steps hold proven false work, the median of those reports. tainted: the last of them, those
+    that most reports name first. convicts: the banned peers; their announcements count for nothing here, but for their
     lines in `stages`. disputes: by stage. num_disputed: their number, of all stages.
     """
 
@@ -187,13 +187,13 @@ class Assessment:
     restart: Restart = NO_RESTART
     admission: AdmissionLine | None = None
     still_s: int = 0
-    complaints: tuple[ComplaintLine, ...] = ()
+    complaints: tuple[ReportLine, ...] = ()
     steps: int = 0
     step_s: float = 0.0
     eta_s: float | None = None
     num_tainted: int = 0
     tainted: tuple[TaintedLine, ...] = ()
-    convicts: tuple[ConvictLine, ...] = ()
+    convicts: tuple[BannedLine, ...] = ()
     num_disputed: int = 0
     disputes: tuple[DisputeLine, ...] = ()
     contributors: tuple[Contributor, ...] = ()
@@ -205,10 +205,10 @@ def assess(run: RunId, records: Sequence[Record], num_stages: int, admissions: A
     """Arrange `records` of `run` by stage and say what looks wrong. num_stages 0, admissions None: unknown."""
     if not records:
         return Assessment(run, False, num_stages, problems=(_problem("nobody_seen", run=run[:12]),))
-    convicts = convicts_of(records)
+    convicts = banned_of(records)
     out = frozenset(each.peer for each in convicts)
     shown = tuple(StageLine(stage, tuple(_replicas(stage, records, out))) for stage in range(num_stages))
-    # From here on a convict is nobody.
+    # From here on a banned peer is ignored.
     records = [record for record in records if record.peer not in out]
     stages = tuple(StageLine(line.stage, tuple(r for r in line.replicas if not r.convicted)) for line in shown)
     trainers = tuple(TrainerLine(r.peer, r.addresses) for r in records if r.feeds)
@@ -234,7 +234,7 @@ def assess(run: RunId, records: Sequence[Record], num_stages: int, admissions: A
             problems += _stage_problems(line, standing, finished, stepping=stepping)
         problems += () if finished else (*_two_replicas(stages), *_without_checkpoints(stages))
     complaints = tuple(
-        ComplaintLine(record.peer, complaint)
+        ReportLine(record.peer, complaint)
         for record in sorted(records, key=lambda record: record.peer)
         for complaint in record.complaints
         if not finished and any(record.peer == replica.peer for replica in serving.get(complaint.stage, ()))
@@ -247,7 +247,7 @@ def assess(run: RunId, records: Sequence[Record], num_stages: int, admissions: A
     problems += [
         *_audited(convicts, disputes, counted(len(members), "replica")),
         *_tainted(num_tainted, steps_tainted, counted(len(members), "replica"), goes_back=goes_back),
-        *_complained(complaints, {stage: {r.peer for r in serving[stage]} for stage in serving}, out, still_s),
+        *_reported(complaints, {stage: {r.peer for r in serving[stage]} for stage in serving}, out, still_s),
     ]
     version = min(map(max, synced)) if stages and all(synced) else None
     steps = statistics.median_low([record.steps for record in records if record.steps] or [0])
@@ -308,8 +308,8 @@ def _admission(records: Sequence[Record], admissions: Admissions | None) -> Admi
 
 @dataclass(frozen=True, slots=True)
 class _Standing:
-    """Where the run as a whole stands. step: the newest version anybody serves, None while nobody serves any. on_disk:
-    the newest version on anybody's disk."""
+    """The position of the run as a whole. step: the newest version that any peer serves, None while there is none.
+    on_disk: the newest version on any peer's disk."""
 
     begun: bool
     step: int | None
@@ -334,10 +334,10 @@ def _standing(holdings: Sequence[Holding], num_stages: int, restart: Restart) ->
 # ---------------------------------------------------------------- what looks wrong
 
 _PROBLEMS = {
-    "nobody_seen": "error: nobody announces run {run}: check that the link or manifest is that of its peers, that they "
-    "bootstrap from the same swarm, and that one has been up for a few seconds",
+    "nobody_seen": "error: no peer announces run {run}: check that the link or manifest is that of its peers, that "
+    "they bootstrap from the same swarm, and that one has been up for a few seconds",
     NO_BOOTSTRAP: "error: no bootstrap peer answered; tried {tried}: check that one is running and reachable from here",
-    "all_left": "error: everybody has left: start them again, each with the same --dir{goes_on}",
+    "all_left": "error: all peers have left: start them again, each with the same --dir{goes_on}",
     "halted": "error: the run stopped at step {step}: more microbatches than training.max_void gave no gradient that "
     "can be counted; start a new run with a lower learning rate (`swarmnet init --set optimizer.learning_rate=...`)",
     "no_trainer": "warning: no trainer feeds the run: peers of stage 0 that hold the data feed it themselves, slowly; "
@@ -355,15 +355,15 @@ _PROBLEMS = {
     "{version}: it takes the others' by itself; if it is named again and again, look at that machine (memory, "
     "overclocking)",
     "no_checkpoint": "warning: stage {stage} has {newest}, and other stages have: if its replicas stop, the run goes "
-    "back there. Their logs say why (checkpoint_failed): give one more room on its disk, or a larger --disk",
+    "back there. Their logs say why (checkpoint_failed): give one more space on its disk, or a larger --disk",
     "standstill blamed": "error: no step for {still_s} s{why} {whom}",
-    "standstill": "warning: no step for {still_s} s, and nobody says whom it waits for",
+    "standstill": "warning: no step for {still_s} s, and no peer reports which one it waits for",
     "convicted": "warning: convicted: {words}",
     "convicted by most": "warning: convicted: {peer}{of} ({reason}), {says}",
     "unreached": "warning: {verb}: {words}; {advice}",
-    "sits_out": "note: sitting out for another {seconds} s: {words}",
+    "sits_out": "note: suspended for another {seconds} s: {words}",
     "left_out": "note: left out: {words}",
-    "disputed": "warning: in {cases} of stage {stage} somebody lies, and nobody can be named, as {by} of {members} "
+    "disputed": "warning: in {cases} of stage {stage} a peer is at fault and none can be named, as {by} of {members} "
     "say; the last: work of {peer} in step {step}: it takes more than half of the replicas that contributed lately, of "
     "one numerics class and of three or more",
     "tainted": "warning: {steps} work that is proven false; the last: {named}; {they} in the weights (audit.on_late "
@@ -371,18 +371,18 @@ _PROBLEMS = {
     "tainted undone": "warning: {steps} work that is proven false; the last: {named}; the run goes back before {them} "
     'by itself (audit.on_late = "rollback"), if every stage has a version that old on disk',
     "stage_not_synced waits": "error: no replica of stage {stage} has the weights yet: wait for one to be ready",
-    "stage_empty waits": "error: nobody serves stage {stage}, so no step can finish: start one with `swarmnet peer "
+    "stage_empty waits": "error: no peer serves stage {stage}, so no step can finish: start one with `swarmnet peer "
     "--stage {stage}`, with the --dir of the one that served it, if one has",
     "lost on all disks": "error: stage {stage} has lost all its replicas{at}; its state is on disk, and the run goes "
     "on from version {common} by itself in a moment",
     "lost on a disk": "error: stage {stage} has lost all its replicas{at}; it has version {disk} on disk, which some "
     "other stage has not: start more of the run's peers again, each with the --dir that it had, until one has a "
     "version that the other stages have",
-    "lost": "error: stage {stage} has lost all its replicas{at}, and nobody here has its state: start a peer that has "
+    "lost": "error: stage {stage} has lost all its replicas{at}, and no peer here has its state: start a peer that has "
     "its checkpoint (`swarmnet peer --stage {stage}` with the --dir it had)",
     "paused": "note: {replicas} of stage {stage} {are} paused, as asked there",
-    "all_paused": "warning: nobody takes microbatches of stage {stage} gladly: all its replicas are paused or about to "
-    "leave; one of those that are paused serves on",
+    "all_paused": "warning: all replicas of stage {stage} are paused or leaving, so none wants new microbatches; "
+    "one of those that are paused serves on",
     "all_leaving": "warning: all replicas of stage {stage} are about to leave: start another while they wait for it",
     "leaving": "note: {replicas} of stage {stage} {are} about to leave",
     "joining": "note: {replicas} of stage {stage} {are} fetching its state",
@@ -407,7 +407,7 @@ def _replicas_are(name: str, stage: int, number: int) -> Iterator[Problem]:
 
 
 def _all_left(records: Sequence[Record]) -> bool:
-    """Is the last word of everybody who served that it is gone? Of who is killed there is none."""
+    """Has every peer that served announced that it left? A killed peer announces nothing."""
     said = [status for record in records for status in record.stages]
     return (
         bool(said) and not any(record.paused for record in records) and all(s.draining and not s.synced for s in said)
@@ -445,7 +445,7 @@ def _stage_problems(line: StageLine, standing: _Standing, finished: bool, *, ste
     for replica in replicas:
         if replica.stray and replica.drift is not None:
             yield _problem("drift", stage, replica.peer, version=replica.drift)
-    if not finished and replicas:  # else nothing waits for anybody any more
+    if not finished and replicas:  # else nothing waits for a peer any more
         yield from _few(line, bool(serving))
 
 
@@ -466,7 +466,7 @@ def _without_checkpoints(stages: Sequence[StageLine]) -> Iterator[Problem]:
             yield _problem("no_checkpoint", line.stage, newest=has)
 
 
-def _audited(convicts: Sequence[ConvictLine], disputes: Sequence[DisputeLine], members: str) -> Iterator[Problem]:
+def _audited(convicts: Sequence[BannedLine], disputes: Sequence[DisputeLine], members: str) -> Iterator[Problem]:
     """members: how many replicas serve."""
     for each in convicts:
         of = f" of stage {', '.join(map(str, each.stages))}" if each.stages else ""
@@ -487,12 +487,12 @@ def _tainted(number: int, last: Sequence[TaintedLine], members: str, *, goes_bac
         yield _problem(name, steps=steps, named=", ".join(some), them=them, they=they)
 
 
-def _complained(
-    complaints: Sequence[ComplaintLine], serving: Mapping[int, Set[PeerId]], out: Set[PeerId], still_s: int
+def _reported(
+    complaints: Sequence[ReportLine], serving: Mapping[int, Set[PeerId]], out: Set[PeerId], still_s: int
 ) -> Iterator[Problem]:
-    """For whom all wait; and whom somebody goes on without or cannot reach, if it is somebody else. out: convicts, of
-    whom enough is said."""
-    about: dict[tuple[int, PeerId], list[ComplaintLine]] = {}
+    """The peers that all wait for; and the peers that another one excludes or cannot reach. out: banned peers, which
+    are reported already."""
+    about: dict[tuple[int, PeerId], list[ReportLine]] = {}
     for line in complaints:
         about.setdefault((line.of.stage, line.of.peer), []).append(line)
     most = sorted(about, key=lambda key: (-len({line.by for line in about[key]}), key))
@@ -501,7 +501,7 @@ def _complained(
         {(line.of.stage, line.of.peer, line.by) for line in complaints if still_s and line.of.how == how}
         for how in ("waited_for", "unreached")
     )
-    # Whoever cannot connect to the one that waits for it is not to blame.
+    # A peer that cannot connect to the one that waits for it is not to blame.
     waits -= {(stage, by, peer) for stage, peer, by in cannot}
     waited, unreached = ([key for key in most if key in {each[:2] for each in some}] for some in (waits, cannot))
     if blamed := (waited or unreached)[:_MOST_NAMED]:
@@ -519,13 +519,13 @@ def _complained(
             yield _problem(name, *key, **facts, advice=advice("unreached"), seconds=how[name])
 
 
-def _words(stage: int, peer: PeerId, lines: Sequence[ComplaintLine], serving: Set[PeerId]) -> str:
+def _words(stage: int, peer: PeerId, lines: Sequence[ReportLine], serving: Set[PeerId]) -> str:
     """Who it is, what there is against it, and who says so."""
     named = f"{peer} of stage {stage}"
     cannot = {line.by for line in lines if line.of.how == "unreached"}
     # All the others say so: the firewall is that peer's.
     if cannot and serving - {peer} <= cannot:
-        return f"{named}, which nobody can connect to"
+        return f"{named}, which no peer can connect to"
     if cannot:
         return f"{named}, which {_names(cannot)} cannot connect to"
     reasons = {line.of.reason: {other.by for other in lines if other.of.reason == line.of.reason} for line in lines}
@@ -589,7 +589,7 @@ def _forks(replicas: Sequence[ReplicaLine]) -> Iterator[tuple[int, list[str]]]:
 
 
 def _replicas(stage: int, records: Sequence[Record], convicts: Set[PeerId]) -> Iterator[ReplicaLine]:
-    # Who does not serve measures nobody, and is measured by nobody.
+    # A peer that does not serve measures none, and is measured by none.
     serving = [
         record
         for record in records

@@ -103,8 +103,9 @@ class Witnesses:
     def _most_signed(self, told: Collection[Commit], header: StateHeader) -> Set[PeerId] | None:
         """The contributors in the list that most of them have signed; None: two lists for one step have equally many.
 
-        Whoever signs a commit signs the list in it, so a quorum of it speaks for all of it. Lists of the two steps
-        count together if they are equally long.
+        A peer that signs a commit signs the list in it, so a quorum of it confirms all of it. Lists of the two steps
+        count
+        together if they are equally long.
         """
         signed: dict[Commit, set[PeerId]] = {}
         # Most sources tell the same.

@@ -44,7 +44,7 @@ from swarmnet.pipeline.slots import Slots
 from swarmnet.pipeline.tasks import StepTasks
 from swarmnet.pipeline.transfers import Transfers
 from swarmnet.pipeline.works import ShownWorks, WorkBook, digest, opened
-from swarmnet.stage.seams import Compute, Stash
+from swarmnet.stage.interfaces import Compute, SavedActivations
 from swarmnet.telemetry.spans import SpanBook
 from swarmnet.transport import ReadPayload
 
@@ -318,7 +318,7 @@ class Execution:
                 RejectCode.TOO_LARGE, f"the input of an evaluation did not come within {limit_s:g} s"
             ) from None
 
-    async def forward_only(self, request: Process | Fetch, inputs: Sequence[Packed]) -> Stash:
+    async def forward_only(self, request: Process | Fetch, inputs: Sequence[Packed]) -> SavedActivations:
         """What is computed and not counted. Raises Refused: the device has no memory for it."""
         try:
             return await self.engine.forward(request.step, request.index, inputs, train=False)

@@ -11,7 +11,7 @@ from swarmnet.ids import PeerId
 from swarmnet.manifest.timers import Timers
 from swarmnet.messages import Packed, Process
 from swarmnet.pipeline.inputs import TurnedAway
-from swarmnet.stage.seams import Stash
+from swarmnet.stage.interfaces import SavedActivations
 
 Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 """Starts a task that somebody owns."""
@@ -26,7 +26,7 @@ class Claims(Protocol):
     def withdraw(self, step: int, index: int) -> None:
         """The work on (step, index) was dropped."""
 
-    def added(self, stash: Stash) -> None:
+    def added(self, stash: SavedActivations) -> None:
         """The weight gradient of this microbatch was added under `stash.voids`."""
 
     def non_finite(self, step: int, index: int) -> None:

@@ -37,7 +37,7 @@ from swarmnet.pipeline.caller import OF_PAYLOAD
 from swarmnet.pipeline.recovery import Memo, kept_alive, signs_until
 from swarmnet.pipeline.slots import Slots
 from swarmnet.pipeline.transfers import Signed
-from swarmnet.stage.seams import Stash
+from swarmnet.stage.interfaces import SavedActivations
 from swarmnet.telemetry.spans import SpanKind
 from swarmnet.transport import ReadPayload
 
@@ -492,7 +492,7 @@ class StepTasks:
                 raise Refused(RejectCode.NOT_READY, f"refused further on: {refused.reason}") from refused
             raise
 
-    async def _count(self, task: MicrobatchTask, stash: Stash, answer: Gradient, mine: Gradient) -> None:
+    async def _count(self, task: MicrobatchTask, stash: SavedActivations, answer: Gradient, mine: Gradient) -> None:
         """The weight pass, once granted (rule 5). Without the leader's word the stash is dropped after a while.
 
         The claim stands, because the caller has its answer and brings the microbatch to no other replica: if the leader
@@ -530,7 +530,9 @@ class StepTasks:
         else:
             self._claims.withdraw(self.step, task.index)
 
-    async def _record(self, task: MicrobatchTask, stash: Stash, answer: Gradient, mine: Gradient) -> WorkRecord | None:
+    async def _record(
+        self, task: MicrobatchTask, stash: SavedActivations, answer: Gradient, mine: Gradient
+    ) -> WorkRecord | None:
         """Digests of a microbatch as it travelled. None: nobody will ask for them."""
         if not self._execution.works.cap_bytes:
             return None
@@ -547,7 +549,7 @@ class StepTasks:
         loss = (answer.loss_sum, answer.num_tokens) if last else (0.0, 0)
         return WorkRecord(task.index, found[0], found[1], found[2], found[3], *loss)
 
-    def _computed(self, kind: SpanKind, stash: Stash) -> None:
+    def _computed(self, kind: SpanKind, stash: SavedActivations) -> None:
         """A pass of it is over."""
         asked, began, ended = stash.ran
         self._span("queue", stash.index, asked, began)

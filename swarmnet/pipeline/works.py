@@ -21,7 +21,7 @@ from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.messages import AuditData, AuditRequest, Packed, Sent, WorkRecord
 from swarmnet.pledge import leaf, path_of, root_of
-from swarmnet.stage.seams import Recomputed
+from swarmnet.stage.interfaces import Recomputed
 
 KEPT_STEPS = 5
 """A step is looked into two versions later; its verifiers may take as long again."""

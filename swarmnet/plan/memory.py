@@ -23,10 +23,10 @@ from swarmnet.ranks.host_copies import COPIES, copied
 from swarmnet.ranks.layout import MeshLayout, MeshSplit
 from swarmnet.stage.accumulator import sum_dtype
 from swarmnet.stage.canonical import Canonical, layers_of
+from swarmnet.stage.interfaces import KEPT_WEIGHTS
 from swarmnet.stage.optimizer_8bit import BLOCK, LEAST
 from swarmnet.stage.passes import MemoryPolicy, attention_kernels
 from swarmnet.stage.rounding import chunk_elements
-from swarmnet.stage.seams import KEPT_WEIGHTS
 from swarmnet.sums.reducer import rule_of
 from swarmnet.sums.references import TURNS
 from swarmnet.wire import codecs

@@ -1,9 +1,9 @@
 """A stage on the ranks of a mesh: `stage.backend` by orders to rank processes and memory that they share with this one.
 
-In this process: what crosses to ranks and back (one microbatch at a time, so one place for inputs and one for outputs),
-the flat sum of a round, the finished sum, and the copies of the state (`ranks.host_copies`). On the ranks: modules,
-saved activations, sums and moments (`ranks.stage`). Ranks keep what a forward has saved until its weight pass, until
-its step is applied, or until its handle here is gone: then the next order has them drop it.
+In this process: what crosses to ranks and back (one microbatch at a time, so one buffer for inputs and one for
+outputs), the flat sum of a round, the finished sum, and the copies of the state (`ranks.host_copies`). On the ranks:
+modules, saved activations, sums and moments (`ranks.stage`). Ranks keep what a forward has saved until its weight pass,
+until its step is applied, or until its handle here is gone: then the next order has them drop it.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class MeshBackend:
             self._memory["inward"].copy_(hidden)
 
     def _read_output(self, answers: Sequence[Mapping[str, Any]]) -> Tensor:
-        if not self._spec.last:  # cloned: the next microbatch comes out at the same place
+        if not self._spec.last:  # cloned: the next microbatch overwrites it
             return self._memory["outward"].clone()
         # tensor ranks agree on a loss, data ranks have one of their rows each; summed in the order of ranks
         losses = [answers[self._layout.rank(d, 0)]["loss"] for d in range(self._layout.data)]
@@ -255,7 +255,7 @@ class RankSum(GradientSum):
                     self._ranks.order("write_sum", step=content.step, voids=content.voids)
                     # Others may have come up before that, which do not have this sum.
                     if content.voids != self.voids:
-                        raise Refused(RejectCode.NOT_READY, "the sum was lost or voided", step=content.step)
+                        raise Refused(RejectCode.NOT_READY, "the sum was lost or discarded", step=content.step)
                 else:  # nothing was added: no rank need be asked, nor be up
                     self._reading.flat.zero_()
                 self._reading.holds = content

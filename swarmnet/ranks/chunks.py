@@ -57,8 +57,8 @@ class Gradients:
 
     Whole, they are written over the last microbatch's, in `scratch`, which is free between weight passes. Scattered
     over `data` (ZeRO-2), each is this rank's chunk of the sum over the data ranks, and there is no scratch: each
-    gradient is scattered and forgotten once it is whole. That is one reduce-scatter per parameter, and memory for the
-    parameters that are not whole yet. Every rank calls it at the same place among its collectives.
+    gradient is scattered and freed once it is whole. That is one reduce-scatter per parameter, and memory for the
+    parameters that are not whole yet. Every rank calls it at the same point in its sequence of collectives.
 
     shapes: of what a data rank has whole, in canonical order.
     """

@@ -1,4 +1,4 @@
-"""ZeRO-3: a stage whose parameters are whole only while a layer computes (FSDP2, arXiv:2304.11277).
+"""ZeRO-3: a stage with parameters that are whole only while a layer computes (FSDP2, arXiv:2304.11277).
 
 `fully_shard` cuts each parameter along its first dimension as `ranks.layout.chunk` does. Each layer is gathered for its
 forward and again for its backward, what is outside layers for the whole of either; gradients are reduce-scattered as

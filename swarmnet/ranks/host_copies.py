@@ -16,7 +16,7 @@ from torch import Tensor
 from swarmnet.ranks.supervisor import RankSupervisor
 from swarmnet.stage import snapshot
 from swarmnet.stage.canonical import Canonical
-from swarmnet.stage.seams import KEPT_WEIGHTS
+from swarmnet.stage.interfaces import KEPT_WEIGHTS
 
 SUMS = ("finished", "reading")
 """The shared memory of flat sums: of a round's result, and of a sum that is read."""
@@ -29,7 +29,7 @@ PASTS = tuple(f"past{place}" for place in range(KEPT_WEIGHTS))
 
 
 def copied(canonical: Canonical) -> snapshot.Layout:
-    """Where each tensor lies in a copy of the state: in the peer process and on every rank alike."""
+    """The offset of each tensor in a copy of the state, the same in the peer process and on every rank."""
     outer = {*map(snapshot.slow_name, canonical.shapes), *map(snapshot.outer_momentum_name, canonical.shapes)}
     apart = outer | canonical.scale_shapes.keys()
     shapes = {name: shape for name, shape in canonical.state_shapes.items() if name not in apart}

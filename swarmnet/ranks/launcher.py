@@ -105,7 +105,7 @@ class Launcher:
     Packets to the fork server: {name, output, words} and the child's descriptors, answered by {started: pid} and a
     pidfd. From it: {threads} once all is imported; {ended: pid, code}.
 
-    A fork server whose imports take too long is kept: the next start finds it further on.
+    If a fork server's imports take too long, it is kept: the next start finds more of them done.
     """
 
     def __init__(self, modules: Sequence[str], *, quiet: bool = False) -> None:

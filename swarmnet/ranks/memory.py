@@ -35,7 +35,7 @@ class SharedMemory:
     """
 
     def __init__(self, places: Mapping[str, Place], descriptor: int | None = None) -> None:
-        """Raises ValueError for a place without a byte, OSError if the system gives none."""
+        """Raises ValueError for a tensor without a byte, OSError if the system gives no memory."""
         sizes = [math.prod(shape) * getattr(torch, dtype).itemsize for shape, dtype in places.values()]
         if min(sizes, default=1) < 1:
             raise ValueError(f"shared memory of {dict(places)}")
@@ -57,7 +57,7 @@ class SharedMemory:
         """The tensor in each, on the CPU."""
 
     def close(self) -> None:
-        """Let go of the file. The memory goes back once no tensor over a place is left and no rank lives."""
+        """Close the file. The memory is freed once no tensor over it is left and no rank lives."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1

@@ -135,7 +135,7 @@ class Program:
             self._context.memory[name][self._rows].copy_(rows)
 
     def _read(self, name: str) -> Tensor:
-        """This rank's rows, ours to keep: the next microbatch comes in at the same place, before the weight pass."""
+        """This rank's own copy of its rows: the next microbatch overwrites the buffer before the weight pass."""
         return self._context.memory[name][self._rows].to(self._context.device, copy=True)
 
 

@@ -11,10 +11,10 @@ when the sum is written. With ZeRO-2 and 3 those of data ranks are summed for ea
 rounded to the grid; with `averaging.codec = "small"` all are. Everything after the sum is elementwise, so ranks of any
 mesh make the same weights of the same sum.
 
-With `averaging.sync = "overlap"` step s is computed on the weights of version s - 1: two versions' weights rest in two
-modules, and step s uses module s % 2. The update of step s reads the other one, which holds the newest weights, and
-writes into the module of s, whose weights nobody needs any more. Before steps overlap both hold the same. The moments
-exist once.
+With `averaging.sync = "overlap"` step s is computed on the weights of version s - 1: the weights of two versions are in
+two modules, and step s uses module s % 2. The update of step s reads the other one, which holds the newest weights, and
+writes into the module of s; the weights there are no longer needed. Before steps overlap both hold the same. The
+moments exist once.
 
 Outside the ranks there are only whole tensors in canonical order. Knows no pipes, no processes and no protocol. Of one
 thread.
@@ -191,8 +191,8 @@ class RankStage:
     def accumulate(self, work: ForwardPass, *, step: int, index: int, voids: int) -> bool:
         """Add the gradients of what `backward` has run of to the sum (step, voids), and let go of it.
 
-        False if the sum has that index already, or another void count. Raises BadMessage(NON_FINITE) or Overflow; the
-        sum is unchanged then. All of it alike on all ranks.
+        False if the sum has that index already, or another discard count. Raises BadMessage(NON_FINITE) or Overflow;
+        the sum is unchanged then. All of it alike on all ranks.
         """
         return self._add(work, self.sum_of(step), self._rounded.of(step), step=step, index=index, voids=voids)
 
@@ -215,7 +215,7 @@ class RankStage:
     def _largest(self, gradients: Sequence[Tensor]) -> float:
         """The largest magnitude that any rank has: infinity if one has NaN."""
         largest = largest_magnitude(gradients)
-        # A rank that is alone has nobody to agree with.
+        # A single rank agrees with itself.
         if self._split.layout.ranks == 1:
             return largest
         # The maximum of NaN and a number may be the number.
@@ -289,18 +289,18 @@ class RankStage:
 
     def _averaged(self, version: int, total: Tensor, scale: float) -> list[Tensor]:
         """The average gradient of what this rank updates."""
-        gradients, rounding = self._room(), self._averages.of(version)
+        gradients, rounding = self._gradient_buffers(), self._averages.of(version)
         for place, (gradient, (name, whole)) in enumerate(zip(gradients, self._cut(total).items(), strict=True)):
             block = take_block(whole, self._held("moments", name)).reshape(-1)
             average(block.to(gradient.device), gradient.view(-1), scale=scale, rounding=rounding, place=place)
         return gradients
 
-    def _room(self) -> list[Tensor]:
+    def _gradient_buffers(self) -> list[Tensor]:
         """Memory for them: the weight pass's, if it is here and large enough."""
-        room = self._gradients.scratch
-        if self._memory.offload_optimizer or not room:
-            return self._optimizer.room()
-        return [own_chunk(piece, self._data) for piece in room] if self._split.shards("moments") else room
+        scratch = self._gradients.scratch
+        if self._memory.offload_optimizer or not scratch:
+            return self._optimizer.gradient_buffers()
+        return [own_chunk(piece, self._data) for piece in scratch] if self._split.shards("moments") else scratch
 
     def write_state(self, version: int, tensors: Mapping[str, Tensor]) -> None:
         """Write what this rank speaks for of the state of `version` to `tensors`: whole, fp32, on the CPU, by the names
@@ -315,8 +315,8 @@ class RankStage:
 
     @torch.no_grad()
     def read_state(self, version: int, tensors: Mapping[str, Tensor]) -> None:
-        """Become version `version`, whose whole state is in `tensors` (see `write_state`). What was summed is the
-        caller's to void."""
+        """Become version `version`, with the whole state in `tensors` (see `write_state`). The caller discards what was
+        summed."""
         for number, called in self._named(version):
             for name, live in zip(self._names, self._live(number), strict=True):
                 live.copy_(take_block(tensors[called(name)], self._held("parameters", name)))
@@ -376,7 +376,7 @@ class RankStage:
         return (version + self._delay.most) % len(self._modules)
 
     def _named(self, version: int) -> list[tuple[int, Callable[[str], str]]]:
-        """The modules whose weights are in a state of `version`, and by which names."""
+        """The modules with weights in a state of `version`, and by which names."""
         named: list[tuple[int, Callable[[str], str]]] = [(self._newest(version), str)]
         if self._delay.most:
             named.append((version % len(self._modules), snapshot.previous_name))

@@ -250,7 +250,7 @@ class RankGroup:
 def receive(ranks: Sequence[Rank], left: float) -> tuple[dict[int, Packet], list[Rank]]:
     """Wait up to `left` seconds for something to happen, then receive up to one packet each.
 
-    Returns the packets, by number of the rank, and the ranks whose channels are closed.
+    Returns the packets, by number of the rank, and the ranks with a closed channel.
     """
     poll = select.poll()
     for rank in ranks:
@@ -281,7 +281,7 @@ def cause(ranks: Sequence[Rank], answers: Mapping[int, Packet], ended: Sequence[
         packets, ended = receive(silent, left)
         answers |= packets
     failed = [(packet["at"], number, packet["failed"]) for number, packet in answers.items() if "failed" in packet]
-    # The words that came first: later ones are of ranks whose partner had failed.
+    # The words that came first: later ones come from ranks that lost a partner.
     _, number, words = min(failed, default=(0.0, 0, ""))
     if not ended:
         return RankLost(number, f"rank {number} failed during {what!r}: {words}")
@@ -448,7 +448,7 @@ class RankSupervisor:
             self._do("load", self._load())
         except RankLost as lost:
             self._lost(lost, None)
-            # Nothing is on the device yet but what the stage is: another start would find as little room.
+            # The device holds only the stage so far: another start would find as little memory.
             if _OUT_OF_MEMORY in lost.reason:
                 raise DeviceFull(f"ranks ({self._label}) cannot start: {lost.reason}") from None
             return
@@ -477,4 +477,4 @@ class RankSupervisor:
 
 
 _OUT_OF_MEMORY = "OutOfMemoryError"
-"""In the last words of a rank whose device had no memory: torch's name of the error."""
+"""In the last output of a rank with too little device memory: torch's name of the error."""

@@ -3,10 +3,10 @@
 Each microbatch's gradient is rounded as the step says (`stage.rounding`), and enters whole or not at all: it is
 checked before the first element is added.
 
-Nobody can subtract one gradient from a sum, so `void` discards the whole sum (docs/protocol.md, I3 and rule 5). The
-content carries the (step, void count) that it belongs to. `void` only increases the count; the next reader or writer
-that finds content of another count clears it. So voiding never waits for an addition, and an addition that a void has
-overtaken adds to nothing.
+A gradient cannot be subtracted from a sum exactly, so `void` discards the whole sum (docs/protocol.md, I3 and rule 5).
+The content carries the (step, discard count) that it belongs to. `void` only increases the count; the next reader or
+writer that finds content of another count clears it. So `void` never waits for an addition, and an addition that a
+`void` has overtaken adds nothing.
 
 The averaging thread may read while the compute thread adds. A lock ensures that only one of them clears the sum.
 `GradientSum` counts what a sum holds; the elements are here (`Accumulator`) or on ranks (`ranks.backend.RankSum`).
@@ -31,7 +31,7 @@ from swarmnet.wire import kernels
 
 
 class SumContent(NamedTuple):
-    """The microbatches whose gradients a sum holds: of `step`, since the sum was voided for the `voids`th time."""
+    """The microbatches in a sum: of `step`, since the sum was discarded for the `voids`th time."""
 
     step: int
     voids: int
@@ -46,13 +46,13 @@ class GradientSum:
         self._busy = busy
         self._lock = threading.Lock()  # of the void count: held for a moment
         self.voids = 0
-        """How often the sum has been voided."""
-        self._lost: int | None = None  # the step whose sum is gone, and not voided since
+        """How often the sum has been discarded."""
+        self._lost: int | None = None  # the step whose sum is gone, and not discarded since
         self._content = SumContent(-1, -1, frozenset())  # replaced by the thread that has `busy`, never changed
 
     @property
     def lost(self) -> bool:
-        """Was a part of what it counts lost, and has it not been voided since?"""
+        """Was a part of what it counts lost, and has it not been discarded since?"""
         return self._lost is not None
 
     def void(self) -> None:
@@ -68,10 +68,9 @@ class GradientSum:
             self._lost = self._content.step if self._content.indexes else self._lost
 
     def read(self, step: int) -> Tensor:
-        """The flat sum of `step` in canonical order: zeros if nothing was added. Valid until the next `add`; do not
-        change it.
+        """The flat sum of `step` in canonical order: zeros if nothing was added. Valid until the next `add`; read-only.
 
-        Raises Refused(NOT_READY) if it was lost, and not voided since.
+        Raises Refused(NOT_READY) if it was lost, and not discarded since.
         """
         with self._busy:
             with self._lock:
@@ -81,15 +80,14 @@ class GradientSum:
             return self._read(self._entered(step, voids))
 
     def indexes(self, step: int) -> frozenset[int]:
-        """The microbatches whose gradients the sum of `step` holds."""
+        """The microbatches in the sum of `step`."""
         with self._busy:
             return self._entered(step, self.voids).indexes
 
     def count(self, add: Callable[[], object], *, step: int, index: int, voids: int) -> bool:
-        """Count microbatch `index` once `add` has added its gradient, see `Accumulator.add`. It may raise: nothing is
-        added then."""
+        """Count microbatch `index` once `add` added its gradient (`Accumulator.add`). If it raises, none is added."""
         with self._busy:
-            # Voided since the grant: the gradient would not count.
+            # Discarded since the grant: the gradient would not count.
             if voids != self.voids:
                 return False
             content = self._entered(step, voids)
@@ -142,10 +140,10 @@ class Accumulator(GradientSum):
     ) -> bool:
         """Add one microbatch's gradients: fp32, contiguous, in canonical order, sums over tokens.
 
-        rounding: of the step. voids: the void count when this replica was granted the microbatch. False if it has moved
-        since, or if `index` is in the sum already. largest: the largest magnitude over all ranks, where each rank has a
-        part of the gradient and all must decide alike. Raises BadMessage(NON_FINITE) or Overflow; the sum is unchanged
-        then. A device without memory for it loses the sum.
+        rounding: of the step. voids: the discard count when this replica was granted the microbatch. False if it has
+        moved since, or if `index` is in the sum already. largest: the largest magnitude over all ranks, where each rank
+        has a part of the gradient and all must decide alike. Raises BadMessage(NON_FINITE) or Overflow; the sum is
+        unchanged then. A device without memory for it loses the sum.
         """
 
         def add() -> None:
@@ -176,7 +174,7 @@ class Accumulator(GradientSum):
         return self._sum
 
     def _clear(self, *, fits_int32: bool = False) -> None:
-        """What lies here is of another step, or void. fits_int32: of the grid of what comes, see Rounding."""
+        """The content is of another step, or discarded. fits_int32: of the grid of what comes, see Rounding."""
         self._is_narrow = fits_int32
         (self._narrow if fits_int32 else self._sum).zero_()
 
@@ -184,7 +182,7 @@ class Accumulator(GradientSum):
         """Hold it in int64."""
         stop = self._sum.numel() if self._is_narrow else 0
         self._is_narrow = False
-        # From the end: the upper half of what is left goes where nothing lies that is still to be read.
+        # From the end: the upper half of what is left goes where there is nothing left to be read.
         while stop > 1:
             start = (stop + 1) // 2
             self._sum[start:stop] = self._narrow[start:stop]

@@ -24,7 +24,8 @@ class StageBackend(Protocol):
     device: torch.device
     """Of `forward`'s tensors in here."""
     apart: bool
-    """Do others compute, so that payloads are better coded beside the compute thread, which waits for them?"""
+    """Do other processes compute, so that payloads are better coded outside the compute thread, which waits for
+    them?"""
     state: State
     past: PastSteps
     writes_at_once: bool

@@ -157,7 +157,7 @@ class Canonical:
         norms = [square * (tokens / num_tokens) ** 2 for square, num_tokens in summed]
         table = self.spec.optimizer
         clipped = clip_factor(norms, num_tokens=tokens, clip_norm=table.clip_norm)
-        # Where no stage has voided a microbatch, both factors are exactly 1 (docs/numerics.md).
+        # Where no stage has skipped a microbatch, both factors are exactly 1 (docs/numerics.md).
         scale = clipped / tokens * (tokens / summed[self.stage][1])
         return Update(scale, rate_of(table, version, self.horizon), clipped)
 

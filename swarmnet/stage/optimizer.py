@@ -1,6 +1,7 @@
-"""The optimizer step on a finished sum: average, clip, AdamW (arXiv:1711.05101), led on if the manifest says so.
+"""The optimizer step on a finished sum: average, clip, AdamW (arXiv:1711.05101), with lookahead if the manifest says
+so.
 
-Another distribution may bring an update rule of its own in AdamW's place (`UpdateRule`).
+Another distribution may replace AdamW with an update rule of its own (`UpdateRule`).
 
 With `optimizer.lead` = a the update follows not the first moment m but where it will be in a steps if it goes on as in
 the last one, m(t) + a (m(t) - m(t - 1)), both without bias. Nesterov's is about a = beta1. A gradient that is one step
@@ -63,7 +64,7 @@ class UpdateRule(Protocol):
         weight_decay: float,
         table: Optimizer,
     ) -> None:
-        """Update `weights`, `firsts` and `seconds` in place, fp32, flat, place by place of the same length.
+        """Update `weights`, `firsts` and `seconds` in place, fp32, flat, of the same length for each parameter.
 
         Elementwise: tensors are parts of parameters, cut anywhere.
 
@@ -169,15 +170,15 @@ class WholeMoments:
 class StageOptimizer:
     """AdamW over a list of parameters, its state laid out from the start so that a snapshot of version 0 is complete.
 
-    One set of moments; the weights may rest in several places by turns (see `step`).
+    One set of moments; the weights may be in several copies by turns (see `step`).
 
     offload: moments and a copy of the newest weights are in host memory, and updates are computed there (ZeRO-Offload,
     arXiv:2101.06840). Any other change of the weights is followed by `take`.
 
     delay: how late gradients are.
 
-    whole: the number of elements of each whole parameter, where these are parts. It alone says whose moments are in 8
-    bits, so ranks that hold other parts keep the same ones so.
+    whole: the number of elements of each whole parameter, where these are parts. It alone decides which moments are in
+    8 bits, so ranks that hold other parts have the same ones in 8 bits.
     """
 
     def __init__(
@@ -216,7 +217,7 @@ class StageOptimizer:
         for copy, parameter in zip(self._host or [], parameters, strict=self._host is not None):
             copy.copy_(parameter)
 
-    def room(self) -> list[Tensor]:
+    def gradient_buffers(self) -> list[Tensor]:
         """Fresh memory for the gradients of a step."""
         return [torch.empty_like(p, requires_grad=False) for p in self._parameters]
 
@@ -231,8 +232,8 @@ class StageOptimizer:
         """Update every parameter in place. gradients: fp32, averaged and clipped, in the parameters' order, where the
         moments are.
 
-        parameters: where the weights rest this time, of the same shapes in the same order. Offloaded, what they are
-        before does not matter.
+        parameters: the copy of the weights for this step, of the same shapes in the same order. Offloaded, its earlier
+        content does not matter.
         """
         weights = self._host or (self._parameters if parameters is None else parameters)
         self._seen += 1
@@ -282,9 +283,9 @@ def square_norm(total: Tensor, *, rounding: Rounding, place: int) -> float:
 
 
 def probe(table: Optimizer, device: torch.device) -> str:
-    """Eight hexadecimal digits of what three updates here make of numbers of all sizes, and of what a sum stands for.
-    Devices whose digits are equal make equal weights of equal sums; others flush small numbers, or root or divide in a
-    way of their own."""
+    """Eight hexadecimal digits of the results of three updates here on numbers of all sizes, and of a sum's values.
+    Devices with equal digits make equal weights of equal sums; others flush small numbers, or round roots or divisions
+    differently."""
     size, rounding = 2 * LEAST + 75, FineRounding(32, 1)
     counted = np.arange(1, 4 * size + 1, dtype=np.uint32).reshape(4, size) * np.uint32(2654435761)
     mixed = (counted ^ counted >> 15) * np.uint32(2246822519)

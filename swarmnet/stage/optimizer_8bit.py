@@ -4,10 +4,10 @@ Within a block values are companded by a square root, so small ones keep more of
 sign * (code / 127)^2 of the largest, the root of the second (code / 255)^2 of its largest. The root, because a weight
 is divided by it; and what is above 0 never becomes 0, or a weight that is rarely updated would be divided by eps.
 
-Reading and writing back gives the same codes, so a snapshot in fp32 carries a replica on with the same bits. Both do
-only what IEEE 754 rounds in one way, on every device: no power, no table, no fused multiply-add, no division by a
-number (on a GPU torch multiplies by its inverse). (bitsandbytes' dynamic map has no -1, so a block whose largest value
-is negative shrinks at each such turn.)
+Reading and writing back gives the same codes, so a replica continues from a snapshot in fp32 with the same bits. Both
+use only what IEEE 754 rounds in one way, on every device: no power, no table, no fused multiply-add, no division by a
+number (on a GPU torch multiplies by its inverse). (bitsandbytes' dynamic map has no -1, so a block with a negative
+value as its largest shrinks at each such turn.)
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from swarmnet.stage.same_bits import root
 BLOCK = 256
 
 LEAST = 4096
-"""Elements of a whole parameter below which its moments stay in fp32: norms and biases, whose bytes do not matter."""
+"""Elements of a whole parameter below which its moments stay in fp32: norms and biases need few bytes anyway."""
 
 _FIRST, _SECOND = 127, 255
 _FIRST_FLOOR, _ROOT_FLOOR = 2.0**-100, 2.0**-46

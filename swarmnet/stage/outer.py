@@ -1,14 +1,15 @@
-"""The outer optimizer of `sync = "local"`: slow weights, their momentum, and the step that replicas take together.
+"""The outer optimizer of `sync = "local"`: outer weights, their momentum, and the step that replicas take together.
 
-A replica trains on its own and now and then looks where the others have gone. Its *pseudo-gradient* is the way from
-its weights back to its slow weights, those it had after the outer step before. With `partners = "all"` the mean
-pseudo-gradient of everybody moves the slow weights by one step of Nesterov momentum, and the weights go on from there
-(DiLoCo, arXiv:2311.08105): slow weights are equal everywhere. With `"pairs"` only two replicas exchange, and slow
-weights differ; a pull towards the partner's, inside the momentum, keeps them together (NoLoCo, arXiv:2506.10911).
+A replica trains on its own and from time to time averages with others. Its *pseudo-gradient* is the difference of its
+outer weights, those it had after the outer step before, and its weights. With `partners = "all"` the mean
+pseudo-gradient of all replicas moves the outer weights by one step of Nesterov momentum, and the weights continue from
+there (DiLoCo, arXiv:2311.08105): outer weights are equal in all replicas. With `"pairs"` only two replicas exchange,
+and outer weights differ; a mixing term towards the partner's, inside the momentum, keeps them together (NoLoCo,
+arXiv:2506.10911).
 
-The way from random weights to the first useful ones is long and leads nowhere further: as a momentum it would throw
-the slow weights past where they should be for many outer steps. So early ones are *plain*: slow weights become the mean
-of the weights, and there is no momentum yet.
+The difference of random weights and the first useful ones is long and points in no lasting direction: as a momentum it
+would throw the outer weights past their target for many outer steps. So early outer steps are *plain*: the outer
+weights become the mean of the weights, and there is no momentum yet.
 
 Everything is elementwise on flat fp32 vectors, so any range of elements can be exchanged at any time
 (`sums.local_sum`). Knows no rounds, no codecs and no peers.
@@ -29,7 +30,8 @@ from swarmnet.stage.rounding import chunk_elements
 
 
 class Outer:
-    """Slow weights and outer momentum of one replica, beside its live weights `parameters` (in canonical order).
+    """Outer weights and outer momentum of one replica, separate from its live weights `parameters` (in canonical
+    order).
 
     gossip: of how many replicas a mean is; 0: of all. learning_rate, momentum: of the outer step. Positions count
     through all parameters, one after the other.
@@ -149,9 +151,9 @@ def nesterov_step(slow: Tensor, momentum: Tensor, mean: Tensor, *, learning_rate
 def gossip_step(slow: Tensor, momentum: Tensor, mean: Tensor, *, decay: float, strength: float) -> None:
     """In place: momentum = decay * momentum + strength * (mean - slow); slow += momentum.
 
-    mean: of slow - learning_rate / strength * (slow - weights) over the partners. strength: of their pull. Over
-    everybody the pulls cancel: where partners weigh the same, the mean of all slow weights moves as if all had averaged
-    with all.
+    mean: of slow - learning_rate / strength * (slow - weights) over the partners. strength: of the mixing. Over all
+    replicas the mixing terms cancel: where partners have equal weight, the mean of all outer weights moves as if all
+    had averaged with all.
     """
     momentum.mul_(decay).add_(mean, alpha=strength).sub_(slow, alpha=strength)
     slow.add_(momentum)

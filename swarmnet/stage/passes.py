@@ -6,7 +6,7 @@ reads token ids, one that is last returns the summed loss. What the weight pass 
 What is kept between forward and backward is a policy (`model.activations`), with the same bits under each. Under every
 one but "stash", and where layers are compiled, backward writes the weight gradients too: between backward and weight
 pass a microbatch then holds one gradient per parameter, and never the operands of all its products, which are as large
-as a stash.
+as its saved activations.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class MemoryPolicy:
 @dataclass(slots=True, eq=False)
 class ForwardPass:
     """What a forward leaves behind. Backward takes `leaf`, and `output` or what computes it `again`, and fills `tape`;
-    the weight pass takes that. versions: of the weights, which nobody may change before backward. gradients: what a
-    fused backward has left (`ranks.fully_sharded`), in the place of a tape."""
+    the weight pass takes that. versions: of the weights, which must not change before backward. gradients: left by a
+    fused backward (`ranks.fully_sharded`) instead of a tape."""
 
     passes: Passes
     module: StageModule
@@ -204,12 +204,12 @@ class Passes:
 
 
 def _keep_to_deterministic_algorithms() -> None:
-    """In all of this process, whose stages are of one run. The first call has to come before cuBLAS is used."""
+    """In all of this process; its stages are of one run. The first call has to come before cuBLAS is used."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # torch refuses matrix products without
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a property
     torch.use_deterministic_algorithms(True)
 
 
 def _versions(module: StageModule) -> int:
-    """Grows with every change in place of a weight."""
+    """Grows with every in-place change of a weight."""
     return sum(parameter._version for parameter in module.trained().values())

@@ -20,10 +20,10 @@ row, a column, and all of a matrix:
     a_i^2 <- (a_i^2 + r_i a'_i^2) / 2          b_j^2 <- (b_j^2 + k_j / t b'_j^2) / 2
 
 a' and b' are those of the step that was summed; where steps overlap they are not the newest. A sum that clipping has
-shortened more than `MOST_CLIPPED` times counts as if it had been so much shorter. None of the squares is
-less than 2^-8 of their mean: rows without a gradient (tokens that nobody used) get one later. A vector has one a, and
-no b. Sums of squares are of integers, and so exact; what follows is fp64 on the host, every operation rounded as IEEE
-says: equal bits on every machine.
+shortened more than `MOST_CLIPPED` times counts as if it had been so much shorter. None of the squares is less than 2^-8
+of their mean: rows without a gradient (unused tokens) get one later. A vector has one a, and no b. Sums of squares are
+of integers, and so exact; what follows is fp64 on the host, every operation rounded as IEEE says: equal bits on every
+machine.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from swarmnet.stage.same_bits import fp32, squares
 from swarmnet.wire import kernels
 
 MAX_SUM = 1 << 59
-"""No fixed-point sum of a whole step exceeds this in absolute value, whoever adds it in whatever grouping. So two
-of them differ by no multiple of the prime 2^61 - 1, which the check of reducers would not see (`sums.linear`)."""
+"""No fixed-point sum of a whole step exceeds this in absolute value, in any order or grouping. So two of them never
+differ by a multiple of the prime 2^61 - 1, which the check of reducers would not see (`sums.linear`)."""
 
 MAX_MAGNITUDE = 2.0**96
 """No gradient has an element near this. Below it no float sum of a step overflows, and nothing in `sums.reducer`."""
@@ -104,7 +104,7 @@ class Rounding:
     fits_int32 = False
 
     def check(self, largest: float, index: int) -> None:
-        """May a gradient be summed whose largest magnitude is that? Raises BadMessage(NON_FINITE), Overflow."""
+        """May a gradient with that largest magnitude be summed? Raises BadMessage(NON_FINITE), Overflow."""
         if not math.isfinite(largest):
             raise BadMessage(RejectCode.NON_FINITE, "the gradient of a microbatch is not finite", index=index)
 
@@ -253,9 +253,9 @@ class Roundings:
     """The grids of a stage's open steps. shapes: of whole parameters, in canonical order. held: what of them
     tensors have here; None: all.
 
-    memory: fp32 [1 + delay.most, `num_scales`], where the scales of step s rest in row s % (1 + delay.most); shared
-    with others that round by them, who say `changed` when somebody else has written there. Rows are zeros before
-    version 0 has ended.
+    memory: fp32 [1 + delay.most, `num_scales`], with the scales of step s in row s % (1 + delay.most); shared with
+    other processes that round by them, which call `changed` when another process has written there. Rows are zeros
+    before version 0 has ended.
     """
 
     def __init__(
@@ -282,14 +282,14 @@ class Roundings:
             return self._plain
         row = step % len(self._memory)
         made_for, made = self._made.get(row, (-1, self._plain))
-        # The step that had this row before is over, and nobody says so to ranks.
+        # The step that had this row before is over, but ranks get no message of that.
         if made_for != step:
             made = self.by(step, self._memory[row])
             self._made[row] = step, made
         return made
 
     def by(self, step: int, scales: Tensor) -> Rounding:
-        """The grid of any step, whose scales are these: fp32 [`num_scales`], as they rest in the memory."""
+        """The grid of any step with these scales: fp32 [`num_scales`], as they are in the memory."""
         if not self.small:
             return self._plain
         pieces = self._pieces(scales)
@@ -395,8 +395,8 @@ def next_scales(
 
 
 def _unit(counted: int, clipped: float) -> float:
-    """What squares are measured in. A sum that is clipped more than `MOST_CLIPPED` times moves scales as
-    if it had been that much shorter: else one that nobody believed would make the grid too coarse for all others."""
+    """The unit of the squares. A sum that is clipped more than `MOST_CLIPPED` times moves scales as if it had been that
+    much shorter: else a false one would make the grid too coarse for all others."""
     return counted * FINENESS**2 / min(1.0, MOST_CLIPPED * clipped) ** 2
 
 

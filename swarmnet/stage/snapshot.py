@@ -2,10 +2,10 @@
 where two versions of the weights are in use those of the version before under `previous.`, and where replicas train on
 their own (`averaging.sync = "local"`) what they share under `outer.`.
 
-Everything is fp32 and in full layout, whatever the donor's device; the version stands in the metadata.
+Everything is fp32 and in full layout, on any device; the metadata holds the version.
 
-Equal states give equal bytes, so donors can be compared by digest. Hence a header of our own making: names sorted, one
-size for all versions of a stage, so that the tensors can be copied to their places before anybody needs the header.
+Equal states give equal bytes, so sources can be compared by digest. Hence a header of our own making: names sorted, one
+size for all versions of a stage, so that the tensors can be copied to their offsets before the header is needed.
 Reading trusts nothing: the header has to be the one that we would write, and all numbers finite.
 """
 
@@ -52,7 +52,7 @@ def outer_momentum_name(parameter: str) -> str:
 
 
 class Layout:
-    """Where each tensor of a stage lies in its snapshots; the same for every version."""
+    """The offset of each tensor of a stage in its snapshots; the same for every version."""
 
     def __init__(self, shapes: Mapping[str, torch.Size], *, stage: int) -> None:
         self._stage = stage
@@ -62,7 +62,7 @@ class Layout:
         for name in sorted(shapes):
             start, end = end, end + 4 * shapes[name].numel()
             self._entries[name] = {"dtype": "F32", "shape": list(shapes[name]), "data_offsets": [start, end]}
-        # Room for the header of any version: tensors lie at the same place in all of them.
+        # Large enough for the header of any version: each tensor has the same offset in all of them.
         longest = 8 + len(self._header(LARGEST_INTEGER))
         self._begin = -(-longest // _ALIGN) * _ALIGN
         self.num_bytes = self._begin + end
@@ -72,7 +72,7 @@ class Layout:
         return torch.empty(self.num_bytes, dtype=torch.uint8).zero_()
 
     def views(self, memory: Tensor) -> dict[str, Tensor]:
-        """The place of each tensor in `memory`."""
+        """The view of each tensor in `memory`."""
         found = {}
         for name, entry in self._entries.items():
             start, end = (self._begin + offset for offset in entry["data_offsets"])
@@ -85,7 +85,7 @@ class Layout:
         return memory.numpy().data
 
     def front(self, version: int) -> bytes:
-        """What lies before the tensors."""
+        """The bytes before the tensors."""
         # JSON may end in spaces, so a shorter header is padded.
         header = self._header(version).ljust(self._begin - 8)
         return len(header).to_bytes(8, "little") + header
@@ -127,7 +127,7 @@ def digest(tensors: Iterable[Tensor]) -> bytes:
 
 
 def _host_pieces(tensor: Tensor) -> Iterator[memoryview]:
-    """All bytes of `tensor` in row-major order, piece by piece. Nobody may change the tensor meanwhile."""
+    """All bytes of `tensor` in row-major order, piece by piece. The tensor must not change meanwhile."""
     flat, stream = tensor.detach().contiguous().reshape(-1).view(torch.uint8), None
     # On a stream of its own a copy waits for nothing that is queued later.
     if flat.device.type == "cuda":

@@ -36,7 +36,7 @@ class StateHolder(Protocol):
         """Become version 0 with these whole weights, in canonical order."""
 
     def read_state(self, version: int, tensors: Mapping[str, Tensor]) -> None:
-        """Become `version`, whose whole state is in `tensors`, by the names of `stage.snapshot`."""
+        """Become `version`, with the whole state in `tensors`, by the names of `stage.snapshot`."""
 
     def write_state(self, version: int, tensors: Mapping[str, Tensor]) -> None:
         """Write the state of `version` over `tensors`."""
@@ -136,7 +136,7 @@ class State:
 class PastWeights:
     """The weights of a step that is over, in host memory: whole, flat, in canonical order, and then its scales.
 
-    number: equal for equal weights only. place: number of the memory.
+    number: equal for equal weights only. place: the number of the memory block.
     """
 
     step: int
@@ -149,8 +149,9 @@ class PastSteps:
     """Weights of the last steps that are over. Compute thread only, but for `keep`.
 
     Args:
-        allot: memory number `place`, fp32, of the weights and scales of one step. Taken once and written over from then
-            on, because pinning takes longer than a copy.
+        allot: memory block `place`, fp32, for the weights and scales of one step. Taken once and written over from then
+        on,
+            because pinning takes longer than a copy.
         read: the weights that a step was computed on, in canonical order, and then its scales.
     """
 
@@ -158,7 +159,7 @@ class PastSteps:
         self._allot, self._read = allot, read
         self._steps = self._number = 0
         self._memory: list[Tensor] = []
-        self._kept: dict[int, PastWeights] = {}  # by place: step s is in place s % steps
+        self._kept: dict[int, PastWeights] = {}  # by memory block: step s is in block s % steps
 
     def keep(self, steps: int) -> None:
         """Of so many steps; of none at first. Once, before any is over."""

@@ -20,7 +20,7 @@ from swarmnet.errors import BadCheckpoint
 from swarmnet.ids import NO_RESTART, OnDisk, PeerId, Restart
 from swarmnet.manifest.extension import Notice
 from swarmnet.messages import StateHeader
-from swarmnet.stage.seams import Compute
+from swarmnet.stage.interfaces import Compute
 from swarmnet.state.disk import CheckpointInfo, Disk, RunMemory, Written
 from swarmnet.state.rollback import MAX_VOTERS, abandoned
 from swarmnet.state.snapshot_source import consistent_copy
@@ -145,7 +145,7 @@ class Checkpointer:
         return max(self._restarts, default=NO_RESTART)
 
     def path(self, version: int) -> str:
-        """Where the checkpoint of a version lies, for people."""
+        """The path of the checkpoint of a version, to show to people."""
         return self._disk.path(self._stage, version)
 
     async def open(self) -> tuple[int, ...]:
@@ -239,7 +239,7 @@ class Checkpointer:
     # ------------------------------------------------------------ inside
 
     def _is_due(self, header: StateHeader | None) -> bool:
-        """Once per place: a failed write is tried again at the next checkpoint, not at once."""
+        """At most once per due checkpoint: a failed write is retried at the next one, not immediately."""
         if header is None or header == self._tried or not self._schedule.due(header.version):
             return False
         info = self._held.get(header.version)
@@ -259,7 +259,7 @@ class Checkpointer:
         fitting = self._fitting(header.version, len(data))
         if fitting is None:
             reason = f"it and what must be kept are more than the {self.most_bytes:,} bytes of caps.disk_gib"
-            then = "training goes on without it: lend more (`swarmnet control limits --disk`), or other peers keep it"
+            then = "training goes on without it: offer more (`swarmnet control limits --disk`), or other peers keep it"
             self._say_failed(header.version, reason, len(data), then)
             return None
         if fitting != self._held.keys():
@@ -292,7 +292,7 @@ class Checkpointer:
         for oldest in sorted(taken.keys() - must):
             if sum(taken.values()) + num_bytes > self.most_bytes:
                 del taken[oldest]
-        # Nothing is deleted in vain.
+        # No checkpoint is deleted unless that makes enough space.
         return taken.keys() if sum(taken.values()) + num_bytes <= self.most_bytes else None
 
     def _to_keep(self, newest: int, most: int) -> frozenset[int]:

@@ -157,7 +157,7 @@ class Disk(Protocol):
         """Tidy up after a crash, and say what is there, verified."""
 
     async def write(self, stage: int, header: StateHeader, data: bytes | memoryview) -> Written:
-        """Put a checkpoint on disk, in place of one of the same version."""
+        """Put a checkpoint on disk; it replaces one of the same version."""
 
     async def retain(self, stage: int, versions: Collection[int]) -> str | None:
         """Delete the stage's checkpoints but these. Returns what went wrong, in words."""
@@ -273,7 +273,7 @@ class CheckpointStore:
         return RunMemory()
 
     def remember(self, stage: int, memory: RunMemory) -> None:
-        """Put it in place of what was remembered before. Raises OSError."""
+        """Store it; it replaces the earlier one. Raises OSError."""
         _make_folder(self.folder)
         _put(self._memory_path(stage), memory.model_dump_json(indent=1).encode() + b"\n")
 
@@ -310,11 +310,11 @@ class CheckpointStore:
         return CheckpointInfo.of(self._run, stage, header, data, numerics=self._numerics, written_at=now)
 
     def write(self, info: CheckpointInfo, data: bytes | memoryview) -> None:
-        """Put a checkpoint on disk, in place of one of the same stage and version.
+        """Put a checkpoint on disk; it replaces one of the same stage and version.
 
         The state that a run has just gone back to is written again with the same data: it is never absent. Raises
-        OSError (full, read-only, ...): all other checkpoints are untouched; if other data lay there, the old JSON may
-        be left with the new data, and its digest shows that.
+        OSError (full, read-only, ...): all other checkpoints are untouched; if the old file had other data, the old
+        JSON may be left with the new data, and its digest shows that.
         """
         _make_folder(self.folder)
         _put(self.data_path(info.stage, info.version), data)

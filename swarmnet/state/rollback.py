@@ -1,11 +1,11 @@
 """When a run cannot go on, from which version it does; and where one replica takes its state from. Pure.
 
-A stage that lost every replica with its state takes the run's newest weights with it. What is left is exact all the
-same, further back: the newest version that every stage has on a disk or in a replica (docs/checkpoints.md). All peers
-go on from there, under a higher `Restart`.
+A stage that lost every replica with its state takes the run's newest weights with it. An exact state is left further
+back: the newest version that every stage has on a disk or in a replica (docs/checkpoints.md). All peers continue from
+there, under a higher `Restart`.
 
 One rule decides, and only the version differs: more than half of the voters want a restart, or are under one. The
-voters are the contributors to commits whose records have not expired, because other identities are free. A peer wants
+voters are the contributors to commits with unexpired records, because other identities are free. A peer wants
 
 | version | when |
 |---|---|
@@ -13,11 +13,11 @@ voters are the contributors to commits whose records have not expired, because o
 | the same, or an older one of its own stage | the same, where the run has `allow_drop` |
 | the newest on disk in every stage up to proven false work | the run asks for that (docs/trust.md) |
 
-A peer that went back and finds that most voters have not, such as one behind a cut, takes it back. For false work each
-case costs an identity, and the run returns to one version twice at most. A peer that stays alone with it for `GIVE_UP`
-times `lost_s` gives up: the step stays applied.
+A peer that went back and finds that most voters have not, for example because its network was partitioned, returns to
+its earlier state. For false work each case costs an identity, and the run returns to one version twice at most. A peer
+that waits alone for a restart for `GIVE_UP` times `lost_s` gives up: the step stays applied.
 
-Knows no peer, no disk and no clock; it is told what peers hold and report.
+Knows no peer, no disk and no clock; its caller passes in what peers hold and report.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class RestartReport:
-    """The restart that a peer whose record has not expired is under, and the one it wants."""
+    """Of a peer with an unexpired record: the restart that it is under, and the one it wants."""
 
     restart: Restart = NO_RESTART
     wants: Restart = NO_RESTART
@@ -232,7 +232,7 @@ class Rollbacks:
 
     def remember(self, number: int) -> None:
         """A disk, mine or another's, remembers a restart of that number: the next one is higher."""
-        # A number from nowhere would leave no room for the next ones.
+        # An invented number must not use up the numbers of later restarts.
         if number <= max(self.current.number, self.floor) + MAX_RESTARTS_AHEAD:
             self.floor = max(self.floor, number)
 
@@ -245,7 +245,7 @@ class Rollbacks:
 
     @property
     def tainted(self) -> tuple[tuple[int, int], ...]:
-        """(stage, step) whose proven false work is in the weights, in the order in which they became known."""
+        """(stage, step) of proven false work that is in the weights, in the order in which it became known."""
         return tuple((stage, step) for restart, stage, step in self._tainted if not self._undone(restart, step))
 
     @property
@@ -275,15 +275,15 @@ class Rollbacks:
         if not missing or not self._begun(holdings) or self._under_way(newest, holdings):
             self._since = self.wanted = None
             return
-        anew = newest is None or self._begun_anew(newest, holdings)
+        fresh = newest is None or self._started_over(newest, holdings)
         version = self.common(holdings)
-        facts = version if anew else (missing, self._standing(holdings))
+        facts = version if fresh else (missing, self._standing(holdings))
         # As long as something changes it may still come right.
         if self._since is None or (facts != self._facts and self.wanted is None):
             self._facts, self._since = facts, now
-        if now - self._since < (self.settle_s if anew else self.lost_s):
+        if now - self._since < (self.settle_s if fresh else self.lost_s):
             return
-        if version is not None and not self.last_version >= version > (newest if anew and newest is not None else -1):
+        if version is not None and not self.last_version >= version > (newest if fresh and newest is not None else -1):
             version = None  # of what was there before they began again, some stage is still missing
         if self.wanted is not None and (version or -1) < self.wanted.version and self._reachable(self.wanted, holdings):
             return  # some are there already, and have taken along what it needs
@@ -294,7 +294,7 @@ class Rollbacks:
         """Stages in which no peer serves the weights that the run has got to."""
         newest = self._newest_served(holdings)
         # No peer serves what the run had got to.
-        if newest is None or self._begun_anew(newest, holdings):
+        if newest is None or self._started_over(newest, holdings):
             return tuple(range(self.num_stages))
         near = {h.stage for h in self._serving(holdings) if h.version is not None and h.version >= newest - 1}
         return tuple(stage for stage in range(self.num_stages) if stage not in near)
@@ -348,7 +348,7 @@ class Rollbacks:
             # Their older state would overwrite the newer one on this disk.
             if kept > newest + 1 and not self.current.number:
                 return Source("nowhere", words=_BEGUN_ANEW.format(step=kept))
-            if self._begun_anew(newest, everyone):
+            if self._started_over(newest, everyone):
                 return Source("nowhere", words=_GOES_ON)
         ahead = [h for h in live if h.version is not None and h.version > (version if beyond is None else beyond)]
         # The run went back to exactly what is in memory here.
@@ -398,9 +398,9 @@ class Rollbacks:
     def _newest_served(self, holdings: Sequence[Holding]) -> int | None:
         return max(self._standing(holdings).values(), default=None)
 
-    def _begun_anew(self, newest: int, holdings: Sequence[Holding]) -> bool:
-        """Have newcomers begun at the seed before they knew what others have on disk?"""
-        # After a restart they follow a decision, and have not begun by themselves.
+    def _started_over(self, newest: int, holdings: Sequence[Holding]) -> bool:
+        """Have new peers started from the seed before they knew what others have on disk?"""
+        # After a restart they follow a decision, and have not started by themselves.
         if self.current.number or newest > _YOUNG:
             return False
         beyond = {h.peer for h in holdings if any(v > (newest + 1 if newest else 0) for v in h.disk)}
@@ -457,7 +457,7 @@ class Rollbacks:
         """Does my side lack nothing and stand no lower? Those of it that have taken the number already still count."""
         newest = self._newest_served(holdings)
         # The others stand further, so there is nothing here to keep.
-        if newest is None or newest < restart.version or self._begun_anew(newest, holdings):
+        if newest is None or newest < restart.version or self._started_over(newest, holdings):
             return False
         # A peer that stands where the others went back to has gone along: what brought me one further is lost.
         taken_along = newest - 1 == restart.version
@@ -502,7 +502,7 @@ class Rollbacks:
         served = {h.version for h in self._serving(holdings) if h.stage == stage and h.version}
         disk = {version for h in holdings if h.stage == stage for version in h.disk if version}
         both = [f"{how} {', '.join(map(str, sorted(v)))}" for how, v in (("served", served), ("on disk", disk)) if v]
-        return f"stage {stage}: {' and '.join(both)}" if both else f"nobody has the state of stage {stage}"
+        return f"stage {stage}: {' and '.join(both)}" if both else f"no peer has the state of stage {stage}"
 
 
 def newest_on_disk(holdings: Iterable[Holding], num_stages: int) -> int | None:
@@ -517,10 +517,10 @@ def newest_on_disk(holdings: Iterable[Holding], num_stages: int) -> int | None:
 
 # ---------------------------------------------------------------- which checkpoints are of one lineage
 
-# A run that goes back leaves checkpoints of later versions behind, on disks of peers that do not know of it. Put
-# together with those of the steps that were done again, they would make a model whose stages have seen different
-# histories. So every checkpoint is announced with the restart that it descends from, and a restart that one peer names
-# tells all peers which checkpoints were given up.
+# A run that goes back leaves checkpoints of later versions behind, on disks of peers that do not know of it. Combined
+# with those of the repeated steps, they would make a model of stages with different histories. So every checkpoint is
+# announced with the restart that it descends from, and a restart that one peer names shows all peers which checkpoints
+# were given up.
 
 Announced = tuple[Holding, tuple[OnDisk, ...]]
 """What a peer has of a stage, and every checkpoint it announces of it."""

@@ -28,7 +28,7 @@ Offers = dict[Snapshot, list[PeerId]]
 """The sources of each snapshot that is described."""
 
 Progress = Callable[[Snapshot, int, int, float], None]
-"""Hears how far a snapshot is: its bytes that are here, from how many sources, and bytes per second so far."""
+"""Called with the progress of a snapshot: its bytes received, the number of sources, and bytes per second so far."""
 
 _PATIENCE_S, _PAUSE_S = 5.0, 0.5
 """How long a source with a description is looked for, and how often."""
@@ -58,7 +58,8 @@ class WitnessRule(Protocol):
 
 
 class Named(NamedTuple):
-    """Who should describe a state alike; nobody: it is not known who contributed. usual: the class of their weights."""
+    """Peers that should describe the same state; empty: the contributors are unknown. usual: the class of their
+    weights."""
 
     witnesses: frozenset[PeerId] = frozenset()
     usual: str = ""
@@ -77,10 +78,10 @@ class SnapshotFetch:
 
     Args:
         max_bytes: no state of this stage is larger.
-        failed: hears of every source that did not deliver.
+        failed: called for every source that did not deliver.
         unfit: why a described snapshot is of no use when `version` was asked for (-1: the newest), or None. It is asked
             of every description, and again of what is kept and of what has become whole.
-        witnesses: who is believed; None: the number of sources decides.
+        witnesses: the peers that decide which description is right; None: the number of sources decides.
     """
 
     def __init__(
@@ -126,7 +127,7 @@ class SnapshotFetch:
                 if len(partial.done) > had:
                     since = loop_time()
             if loop_time() - since >= (_PATIENCE_S if busy_s is None else _BUSY_S):
-                reason = "those who describe a copy hand over none of it" if offers else "nobody hands over a copy"
+                reason = "the peers that describe a copy send none of it" if offers else "no peer hands over a copy"
                 raise NoReplica(reason, stage=self._stage)
             await asyncio.sleep(_PAUSE_S if busy_s is None else busy_s)
 
@@ -198,7 +199,8 @@ class SnapshotFetch:
         steps, named = dict(zip(pasts, told, strict=True)), dict[Snapshot, Named]()
         for snapshot in offers:
             try:
-                # Anybody can tell commits that contradict each other: that is no fault of those who describe the state.
+                # Commits that contradict each other can come from any peer: they are no fault of the sources that
+                # describe the state.
                 if (found := rule.of(snapshot.header, steps[_past(snapshot)])) is not None:
                     named[snapshot] = found
             except BadMessage as error:
@@ -241,7 +243,7 @@ class SnapshotFetch:
     ) -> Snapshot | Busy | None:
         """A source's checked description of version `asked`; None if it gave none that can be used.
 
-        heard: gets the source if it answers, whatever it says.
+        heard: gets the source if it answers at all.
         """
 
         def check(answer: Answer) -> Snapshot | Busy:

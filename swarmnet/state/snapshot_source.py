@@ -4,8 +4,8 @@ A snapshot is one consistent cut of weights and optimizer state (docs/protocol.m
 read back from disk. At most two are in memory: the newest state, and one that was asked for by its version. A snapshot
 is kept while joining replicas fetch it, and freed when no piece was asked for in a while.
 
-Identities are free, so a snapshot keeps its place no longer than it takes to fetch it. Until then, a replica that wants
-the newest state is given the one that is held, as long as it can catch up from there.
+Identities are free, so a snapshot stays in memory no longer than it takes to fetch it. Until then, a replica that wants
+the newest state gets the one that is held, as long as it can catch up from there.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from swarmnet.messages import (
     SnapshotRequest,
     StateHeader,
 )
-from swarmnet.stage.seams import Compute
+from swarmnet.stage.interfaces import Compute
 
 KEEP_S = 30.0
 """How long a snapshot outlives the last call about it."""
 
 LEASE_S = 5.0
-"""A snapshot of which no piece was asked for in so long may be replaced. It keeps its place for KEEP_S and so long for
-each of its pieces, at most."""
+"""A snapshot of which no piece was asked for in so long may be replaced. It stays in memory at most KEEP_S and so long
+for each of its pieces."""
 
 WAIT_S, _LOOK_S = 30.0, 0.05
 """How long a caller waits for a version that is nearly there, and how often the source looks."""
@@ -74,8 +74,8 @@ def described(content: bytes | memoryview, piece_bytes: int) -> Content:
 
 @dataclass(slots=True)
 class _Held:
-    """A snapshot in memory. lasts: until when it may keep its place; leased: until when it does. calls: being
-    answered."""
+    """A snapshot in memory. lasts: how long it may stay at most; leased: how long it stays if no piece is asked for.
+    calls: being answered."""
 
     snapshot: Snapshot
     data: memoryview

@@ -1,6 +1,6 @@
-"""How often the replicas of a stage have contributed, as its commits name them: who is waited for, and who votes. Pure.
+"""How often the replicas of a stage have contributed, by its commits: which are waited for, and which vote. Pure.
 
-| contributions of a mate | what it is |
+| contributions of a replica | what it is |
 |---|---|
 | fewer than 8 | new: no step waits for it |
 | from 8 | waited for, the longer the more there are (`patience_s`) |
@@ -19,21 +19,22 @@ from swarmnet.quorum import minority
 from swarmnet.step.view import View
 
 _STAYS = 32
-"""Steps without a contribution or a signature, after which a mate counts no more."""
+"""Steps without a contribution or a signature, after which a replica no longer votes."""
 
 _NEW, _VOTES, _KEEPS = 8, 32, 64
-"""Contributions from which a mate is waited for, has a vote, and keeps it when it is late."""
+"""Contributions from which a replica is waited for, has a vote, and keeps it when it is late."""
 
 _YOUNG = 4
-"""In a run of so many times fewer steps a mate has contributed often."""
+"""In a run of so many times fewer steps a replica has contributed often."""
 
 _GRACE = 4.0
-"""Of the time in which a mate has contributed, a leader waits for it for one of so many parts at most."""
+"""A leader waits for a replica at most this fraction (one part of so many) of the time in which it has contributed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contributed:
-    """last: the step to which a mate contributed, or of which it signed the sum, last. times: up to `_KEEPS`."""
+    """last: the step to which a replica contributed, or of which it signed the aggregate, last. times: up to
+    `_KEEPS`."""
 
     last: int = -1
     times: int = 0
@@ -51,7 +52,7 @@ class Contributors:
         return self._of.keys()
 
     def of(self, peer: PeerId) -> Contributed:
-        """Of one mate, as far as is known here."""
+        """Of one replica, as far as is known here."""
         return self._of.get(peer, Contributed())
 
     def is_new(self, peer: PeerId) -> bool:
@@ -63,11 +64,11 @@ class Contributors:
         return self.of(peer).times >= _VOTES
 
     def keeps_vote(self, peer: PeerId) -> bool:
-        """Has it contributed for so long that lateness does not cost its vote? True of all while nobody has."""
+        """Has it contributed for so long that lateness does not cost its vote? True of all while none has."""
         return self.of(peer).times >= _KEEPS or not self._of
 
     def patience_s(self, peer: PeerId, *, usual_s: float, least_s: float) -> float:
-        """How long a step waits for a mate in touch that does not do its part. usual_s: how long a step takes.
+        """How long a step waits for a replica in touch that does not do its part. usual_s: how long a step takes.
 
         Keys cost nothing, so one that has contributed for a short time, and then keeps the others waiting, may cost
         them a part of that time only: the next key would do the same.
@@ -77,8 +78,9 @@ class Contributors:
     def begin(self, commit: Commit, view: View, also: Set[PeerId]) -> None:
         """The first step of a run is over. Replicas that were there with state are voters, also those that are silent.
 
-        Else each side of a cut would make voters of its own, and know nobody whose chain could be the better one.
-        also: who has taken part. In a large stage I hear a few only.
+        Otherwise each side of a network partition would make voters of its own, without a common voter to decide
+        between the two chains.
+        also: replicas that took part. Of a large stage a peer hears a few replicas only.
         """
         heard = {peer for stage, peer, seen in view.known() if stage == commit.stage and seen.synced}
         there = {*also, *(peer for peer in heard if not view.refused(peer))}
@@ -121,7 +123,7 @@ class Contributors:
 
 
 def _counted(before: int, *, age: int, begins: bool) -> int:
-    """The contributions of a mate after one more. begins: it is of the first commit that is known here."""
+    """The contributions of a replica after one more. begins: it is of the first commit that is known here."""
     enough = min(_VOTES, max(age // _YOUNG, 1))
     if enough == 1:
         return _KEEPS

@@ -1,16 +1,16 @@
-"""Which replicas of a stage have drifted from the others, and who takes whose state (docs/drift.md). Pure.
+"""Which replicas of a stage have drifted from the others, and which of them take another's state (docs/drift.md). Pure.
 
 Equal bits are promised in `exact` and `overlap`, among replicas of one *class of weights*: those that make the same
-weights of the same sum. With exact sums that is nearly everybody, on whatever device; with floats, one numerics class.
+weights of the same aggregate. With fixed-point sums that is nearly all, on any device; with floats, one numerics class.
 
-| replicas | what stands | who takes another's state |
+| replicas | correct bits | replicas that take another's state |
 |---|---|---|
-| of the leader's class | the bits that most have; in a tie those of the first in the order of leaders | the others |
-| of another class | nothing: they differ by rounding | each, every `resync_every` versions, in turns, the leader's |
+| of the leader's class | those that most have; in a tie those of the first in the order of leaders | the others |
+| of another class | none: they differ by rounding | each, every `resync_every` versions, in turns, the leader's |
 
-Everybody judges by measures of one version and one chain, and decides for itself alone. At most as many as may be away
-at a time go, the last in that same order, so all come to the same without a word. A measure is a digest: it tells equal
-from unequal, and nothing of how far apart weights are.
+Each replica compares the digests of one version and one chain, and decides for itself alone. At most as many as may be
+away at a time go, the last in that same order, so all come to the same result without a message. A digest shows whether
+weights are equal, but not how far apart they are.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MOST_RESTS = 64
 
 @dataclass(frozen=True, slots=True)
 class DriftRules:
-    """What the manifest says; where it promises no equal bits, nothing is measured and nobody resyncs."""
+    """The manifest's rules; where it promises no equal bits, nothing is measured and no replica resyncs."""
 
     every: int = 0
     """Versions between two measures, 0 for never."""
@@ -44,7 +44,7 @@ class DriftRules:
 
 
 NO_DRIFT = DriftRules()
-"""Nobody measures anything."""
+"""No replica measures anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,38 +55,38 @@ class DriftVerdict:
     first: PeerId
     """The first in the order of leaders that is not off."""
     judged: frozenset[PeerId]
-    """The replicas whose measures were compared."""
+    """The replicas with compared digests."""
     strays: frozenset[PeerId]
     """Who is off."""
 
 
 def judge(digests: Mapping[PeerId, bytes], classes: Mapping[PeerId, str], *, unheard: int = 0) -> frozenset[PeerId]:
-    """Who is off, by measures of one version.
+    """The diverged replicas, by digests of one version.
 
     Args:
-        digests: of everybody who has measured, in the order of leaders; at least one.
+        digests: of all replicas that have measured, in the order of leaders; at least one.
         classes: of their weights.
         unheard: how many of the leader's class have not measured it yet.
     """
     kept = classes[next(iter(digests))]
     members = {peer: digest for peer, digest in digests.items() if classes[peer] == kept}
     (standing, most), *others = Counter(members.values()).most_common(2)  # of equally many, the first counted
-    # Those unheard could say otherwise: then nobody is off.
+    # The missing digests could change the majority: then no replica has diverged.
     if unheard and others and most <= others[0][1] + unheard:
         return frozenset()
     return frozenset(peer for peer, digest in members.items() if digest != standing)
 
 
 def may_go(strays: frozenset[PeerId], order: Sequence[PeerId], *, away: int) -> tuple[PeerId, ...]:
-    """Who of the strays repairs now: the last in order, and never so many that with those `away` already most, or all,
-    of the stage would be without state. order: everybody who has some."""
+    """The diverged replicas that repair now: the last in order, and never so many that with those `away` already most,
+    or all, of the stage would be without state. order: all replicas that have some."""
     room = _room(len(order) + away) - away
     going = [peer for peer in order if peer in strays]
     return tuple(going[max(len(going) - room, 0) :]) if room > 0 and len(going) < len(order) else ()
 
 
 def resyncs(me: PeerId, classes: Mapping[PeerId, str], version: int, every: int) -> bool:
-    """Is it my turn to take the leader's state? classes: numerics of everybody with state, in the order of leaders.
+    """Is it my turn to take the leader's state? classes: numerics of all with state, in the order of leaders.
 
     Where many are of other classes they take turns, version after version, so that most have state at any time.
     """
@@ -98,7 +98,7 @@ def resyncs(me: PeerId, classes: Mapping[PeerId, str], version: int, every: int)
 
 
 class Drift:
-    """One replica's measures, and what it makes of those of its mates. numerics: the class of its own weights."""
+    """One replica's digests, compared with those of the others. numerics: the class of its own weights."""
 
     def __init__(self, view: View, rules: DriftRules, numerics: str, host: StepHost) -> None:
         self._view, self.rules, self.numerics, self._host = view, rules, numerics, host
@@ -109,7 +109,7 @@ class Drift:
         self._resting = False
 
     def forget(self) -> None:
-        """Other weights are in place: nothing is known of them yet."""
+        """Other weights were installed: nothing is known of them yet."""
         self.mine = self.verdict = None
 
     def measured(self, measure: Measure, term_chain: Chain, *, now: float) -> None:
@@ -119,7 +119,7 @@ class Drift:
         self._rests = max(self._rests - 1, 0)
 
     def review(self, *, now: float) -> None:
-        """Compare, once everybody has measured (or had time to); what is off is said once for every version."""
+        """Compare, once all have measured (or had time to); a divergence is reported once for every version."""
         mine, me = self.mine, self._view.me
         if mine is None or (self.verdict is not None and self.verdict.version == mine.version):
             return
@@ -139,7 +139,7 @@ class Drift:
             )
 
     def donors(self, *, now: float) -> tuple[PeerId, ...]:
-        """Mates whose state I should take now, if my weights are off and it is my turn; () otherwise."""
+        """Replicas that are sources for my state now, if my weights have diverged and it is my turn; () otherwise."""
         verdict, me = self.verdict, self._view.me
         if verdict is None or self._resting or not self.strays(me):
             return ()
@@ -160,7 +160,7 @@ class Drift:
         self._repairs += 1
 
     def class_donors(self, version: int, term_chain: Chain, *, now: float) -> tuple[PeerId, ...]:
-        """Mates whose state I should take as this version begins, because my class is not the leader's."""
+        """Replicas that are sources for my state as this version begins, because my class is not the leader's."""
         if not self.rules.resync_every:
             return ()
         order = self._order(term_chain, now)
@@ -170,7 +170,7 @@ class Drift:
         return tuple(peer for peer in order if classes[peer] == classes[order[0]] and not self.strays(peer))
 
     def strays(self, peer: PeerId) -> bool:
-        """Is that replica known to be off? Nobody should take its state."""
+        """Is that replica known to have diverged? Then none should take its state."""
         verdict, measure = self.verdict, self._measure(peer)
         # A newer measure of the replica may already be of weights that it has taken from another one.
         return (
@@ -192,7 +192,7 @@ class Drift:
         return [peer for peer in order if peer in voters or peer == self._view.me] if voters else order
 
     def _digests(self, mine: Measure, *, now: float) -> tuple[dict[PeerId, bytes], list[PeerId]]:
-        """Everybody's digests of that version, and whose are still to come."""
+        """All digests of that version, and the replicas with one still to come."""
         found: dict[PeerId, bytes] = {}
         waiting: list[PeerId] = []
         for peer in self._order(self._term_chain, now):

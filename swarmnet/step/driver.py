@@ -19,7 +19,7 @@ from swarmnet.ids import Chain, PeerId, Restart, RoundId
 from swarmnet.messages import Commit, Committed, Finished, Measure, Round, Stamp, StateHeader, StepControl
 from swarmnet.pipeline.execution import Execution
 from swarmnet.pipeline.host import Spawn
-from swarmnet.stage.seams import Compute, Stash
+from swarmnet.stage.interfaces import Compute, SavedActivations
 from swarmnet.step.commits import gradient_norm
 from swarmnet.step.member import Member
 from swarmnet.telemetry.spans import SpanBook, SpanKind
@@ -121,7 +121,7 @@ class StepDriver:
     def restored(
         self, header: StateHeader, finished: Finished | None, commits: tuple[Commit, ...], last: tuple[Commit, ...]
     ) -> None:
-        """State is in place, as in `Member.restored`."""
+        """The state is installed, as in `Member.restored`."""
         self._engine.lengthen(header.notices)
         self.member.restored(header, finished, commits, last, now=self._now())
         self._pipeline.stop()
@@ -174,8 +174,8 @@ class StepDriver:
     def withdraw(self, step: int, index: int) -> None:
         self._tell(self.member.withdraw, step, index)
 
-    def added(self, stash: Stash) -> None:
-        # Else the accumulator was voided meanwhile, and this gradient with it (rule 5).
+    def added(self, stash: SavedActivations) -> None:
+        # Otherwise the accumulator was discarded meanwhile, and this gradient with it (rule 5).
         if stash.voids == self._engine.voids(stash.step):
             self._tell(self.member.add, stash.step, stash.index)
 

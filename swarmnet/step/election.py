@@ -1,7 +1,7 @@
-"""Who leads a stage: what one replica has promised, and when its own turn has come (rule 13). Pure.
+"""Election of a stage's leader: the ballot that one replica has voted for, and its own turn (rule 13). Pure.
 
-Two replicas may lead at a time; the higher ballot wins wherever both are heard, and a wrong leader only wastes time
-(docs/protocol.md, I2): for several usual steps at most, then it sits out.
+Two replicas may lead at a time; the higher ballot wins where both are received, and a wrong leader only wastes time
+(docs/protocol.md, I2): for several usual steps at most, then it is suspended.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Election:
         self.promised: Ballot | None = None
         self._began_at = self._promised_at = self._kept_at = now
         self._kept_s: dict[PeerId, float] = {}  # before that, of those who have kept in turns
-        self._failed: set[PeerId] = set()  # peers that have led this step in vain, or not in their turn
+        self._failed: set[PeerId] = set()  # peers with a failed term in this step, or one out of turn
         self._rejected: set[PeerId] = set()  # those of them that asked for what no correct leader asks for
         self._stood = 0  # against who keeps though I pass it over
         self._smallest = math.inf  # round that it has opened
@@ -45,10 +45,10 @@ class Election:
         return seen is not None and seen.version >= self._step
 
     def _passed_over(self, now: float) -> frozenset[PeerId]:
-        """The mates that I do not let lead: fewer than half of the voters, or of all of us while there are none.
+        """Replicas not accepted as leaders: fewer than half of the voters, or of all replicas while there are none.
 
-        First whom a commit is to ban, then who has failed in this step, then who was late as most have observed: these
-        are not in the table yet. What I alone observed in other steps is no reason, or each would have another order.
+        First those that a commit is to ban, then those that failed in this step, then those that most observed to be
+        late: these are not in the table yet. What this replica alone observed does not count: orders would differ.
         """
         view, bans = self._view, sorted(ban.peer for ban in self._member.bans)
         out = view.observed_late(now=now), view.cut_off(view.stage, now=now)
@@ -107,7 +107,7 @@ class Election:
         """Who should lead, best first: at the step, who superseded me, voters, the fewest broken lines, as drawn."""
         out, view, ruler = self._passed_over(now), self._view, self._member.overruled_by
         last = {*self._membership.may_not_lead(self._step)}
-        weights = self._step - self._member.shape.delay.behind(self._step)  # a mate further behind cannot lead yet
+        weights = self._step - self._member.shape.delay.behind(self._step)  # a replica further behind cannot lead yet
         last |= {peer for peer, seen in view.mates() if seen.version < weights - 1}
         if view.stage not in view.sparse:
             order = [peer for peer in view.leader_order(self._term_chain, now=now) if peer not in out]
@@ -146,7 +146,7 @@ class Election:
         return mine and now - self._promised_at <= self._view.timers.settle_s
 
     def _followed(self, ballot: Ballot, now: float) -> bool:
-        """Do most live replicas, the leader among them, follow this ballot? A leader in vain has no vote here."""
+        """Do most live replicas, the leader among them, follow this ballot? A failed leader has no vote."""
         live = set(self._membership.in_sight(self._view.stage, now=now))
         found = {ballot.peer} if ballot.peer != self._view.me or ballot == self.promised else set[PeerId]()
         for peer in live - {self._view.me}:
@@ -169,12 +169,12 @@ class Election:
         self._lateness.observe(leader, reason, now=now)
 
     def moves(self, *, now: float) -> None:
-        """The leader does what it should, or cannot end the step yet: its patience begins anew."""
+        """The leader does what it should, or cannot end the step yet: the time to wait for it starts again."""
         self._kept_at = now
         self._kept_s.clear()
 
     def opened(self, opened: Round, *, now: float) -> None:
-        """The leader has opened this round. Fewer members than ever means progress: it left somebody out."""
+        """The leader has opened this round. Fewer members than ever means progress: it left a member out."""
         # Every index has an assignee then. If the leader dies, its successor need not wait whether callers bring them.
         self.given = self.given.union(*(indexes for _, _, indexes in opened.contributions))
         members = len(opened.receivers)
@@ -216,7 +216,7 @@ class Election:
             return higher if place == 0 or waited_s > place * limit else None
         if leader in self._passed_over(now):
             # I wait longer if others still follow it: if they stay with it, I would only come back.
-            # Each time that I ran in vain doubles the wait, because no sum comes while leaders change.
+            # Each failed attempt of mine doubles the wait, because no aggregate comes while leaders change.
             alone = leader not in self._rejected and leader not in view.observed_late(now=now)
             follows = alone and self._followed(self.promised, now)
             turns = place + follows + 2**self._stood - 1
@@ -224,7 +224,7 @@ class Election:
                 return None
             self._stood += 1
             return higher
-        # Each of us has yielded to the other in the same moment, and nobody leads.
+        # The two replicas have yielded to each other at the same time, and none leads.
         yielded = seen is not None and seen.leader is not None and seen.leader.peer == view.me and self._level(leader)
         if yielded and now - self._promised_at > view.timers.settle_s + place * limit:
             return higher
@@ -236,7 +236,7 @@ class Election:
         return None
 
     def _observe_before(self, leader: PeerId, now: float) -> None:
-        """Rule 13: those before the step's first leader in order, heard and at the step, did not lead in their turn.
+        """Rule 13: note those before the step's first leader in order, in touch and at the step, that did not lead.
 
         One that follows another of them had no turn.
         """

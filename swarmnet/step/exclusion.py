@@ -7,7 +7,7 @@ chain of commits covers all three, so a replica that is told a table can check i
 | event | table |
 |---|---|
 | a commit of step t names a peer as late | its level rises by one, to 3 at most; excluded until step t + 1 + back-off |
-| a commit of step t names a peer that is excluded | the same back-off begins again |
+| a commit of step t names a peer that is excluded | the same back-off starts again |
 | a commit of any stage bans a peer | it is excluded for ever |
 | each 128 steps after the end of its exclusion | its level falls by one; at 0 the peer is forgotten |
 
@@ -19,7 +19,7 @@ No step waits for an excluded peer, and it is assigned no index, unless the othe
 (`Leader._pass_over`). It computes, answers calls, fetches what was committed, and votes: it stays a voter until it
 could have contributed again. It leads no step until it is forgotten, as a bad leader costs more time than the shortest
 exclusion lasts.
-Silence and crashes exclude nobody.
+Silence and crashes exclude no peer.
 
 Of the voters fewer than half are excluded at a time: those that were named last. So a leader that names correct peers
 does not keep the next leader from naming it, and that one does once the leader names one of them again (`Lateness`).
@@ -38,7 +38,7 @@ CLEAN = 128
 """Steps after the end of an exclusion in which the level falls by one."""
 
 _MOST_LATE = 256
-"""Late peers in a table. Invariant: bans take no room from them, else who gets itself banned frees who is late."""
+"""Late peers in a table. Invariant: bans take no entries from them, else a banned peer would free a late one."""
 
 Table = tuple[Exclusion, ...]
 """The banned peers in the order of their bans, of too many the latest; then the late ones by name."""

@@ -22,10 +22,10 @@ class Follower:
     echoed_at: float = -math.inf  # when it last said a state of this term
     given: Indexes | None = None
     """The given indexes that it was told of with the term; None: it was not told of the term."""
-    awaits: frozenset[PeerId] = frozenset()  # members whose streams it waits for, as it said last
+    awaits: frozenset[PeerId] = frozenset()  # members with a stream that it waits for, by its last report
     knows: int = -1  # the number of the round that it was told of, by its state
-    offences: int = 0  # how often the step began anew with it
-    charged: bool = False  # for saying nothing while work stands still
+    offences: int = 0  # how often the step was restarted because of it
+    charged: bool = False  # for sending nothing while work stands still
 
 
 class Plans:

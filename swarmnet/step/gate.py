@@ -55,7 +55,7 @@ def refusal(
     if isinstance(message, StagePlan) and message.ballot.peer != sender:
         return "a ballot of another peer"
     ahead = message.ballot.number - (promised.number if promised is not None else 0)
-    # A liar may have led some of us far ahead: the others follow, or they would refuse each other for ever.
+    # A Byzantine leader may have led some far ahead: the others follow, or they would refuse each other for ever.
     if ahead > MAX_BALLOT_AHEAD and message.ballot.number - highest() > MAX_BALLOT_AHEAD:
         return "a ballot far ahead of all others"
     for indexes in _indexes(message):
@@ -92,7 +92,7 @@ def commit_refusal(commit: Commit, shape: Shape) -> str | None:
     if not (0 <= commit.stage < shape.num_stages and 0 <= commit.step < shape.furthest):
         return "a commit of no stage or step of this run"
     if any(not 0 <= index < shape.num_microbatches for index in commit.voided):
-        return "a commit that voids an index outside this run"
+        return "a commit that skips an index outside this run"
     sane = abs(commit.loss_sum) < LARGEST_LOSS and 0.0 <= commit.grad_sq_norm < LARGEST_NORM
     if commit.num_tokens < 1 or not sane:
         return "a commit that cannot be applied"

@@ -1,8 +1,8 @@
-"""Who sends heartbeats to whom. Pure.
+"""The graph of heartbeats between replicas. Pure.
 
-In a run of small stages each replica hears all of its stage and of the neighbour stages, and of replicas that have
-contributed nothing those next to it on the ring. If one of these stages has more than `DENSE` contributors, or replicas
-while nobody has contributed, each replica chooses a few:
+In a run of small stages each replica exchanges heartbeats with all of its stage and of the adjacent stages, and of
+replicas that have contributed nothing with those next to it on the ring. If one of these stages has more than `DENSE`
+contributors, or replicas while there are no contributors, each replica chooses a few:
 
 | of | it chooses |
 |---|---|
@@ -10,10 +10,10 @@ while nobody has contributed, each replica chooses a few:
 | its own stage, if it counts | all others that count |
 | its own stage, if it does not | two of those that count, by lot |
 | its own stage, if it leads | all that it knows |
-| a neighbour stage | those next to its own mark there |
+| an adjacent stage | those next to its own mark there |
 
 A replica that is chosen sends heartbeats back for as long as it is chosen, so the graph is symmetric. A replica without
-an edge to me is not dead for that: the leader has an edge to all.
+an edge to this one is not dead for that: the leader has an edge to all.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""What one replica says of itself in heartbeats, whom it says it to, and how commits travel with them. Pure.
+"""The content of one replica's heartbeats, their receivers, and how commits travel with them. Pure.
 
 | where | a commit comes |
 |---|---|
 | at once | from its leader: to all; of a large stage to its neighbours, and two voters of each far stage |
 | when asked for | from one neighbour that knows it |
 
-A heartbeat names the stages whose commits its sender knows. A replica that lacks some asks one sender for each
+A heartbeat names the stages that its sender knows commits of. A replica that lacks some asks one sender for each
 (`wants`), and another one if nothing comes for a while (`step.questions`). So a replica gets a commit about once. A
-digest of the commits goes with the stages: a replica that knows the same takes it as if it had been told
+digest of the commits goes with the stages: a replica that knows the same commits takes it as if it had been sent them
 (`Membership.lists`).
 """
 
@@ -96,7 +96,7 @@ class Heartbeats:
         return not found or any((seen.version, mine <= seen.known) < (self._of.version, True) for seen in found)
 
     def _known_to(self, stage: int, peer: PeerId, seen: Seen) -> Set[int]:
-        """The stages whose commits of my step a replica of that stage has, by its own word."""
+        """The stages of which a replica has my step's commits, by its own heartbeat."""
         of = self._of
         if not seen.synced or of.view.refused(peer):
             return frozenset()
@@ -162,7 +162,7 @@ class Heartbeats:
         return frozenset(found) if same else frozenset()
 
     def _heard_of(self, stage: int) -> Commit | None:
-        """The commit of a stage in this step that I believe, or the only one that I have heard of."""
+        """The accepted commit of a stage in this step, or the only one that was received."""
         mine = self._of.oldest.barrier.of(stage)
         found = self._of.membership.candidates(stage, self._of.version) if mine is None else []
         return mine or (found[0] if len(found) == 1 else None)

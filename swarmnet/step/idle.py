@@ -53,8 +53,9 @@ class IdleWork:
         self._moved.pop(peer, None)
 
     def blocked(self, num_stages: int, *, now: float) -> bool:
-        """Can no member finish what it owns? A gradient comes through all stages, and an adjacent one has no replica in
-        touch. Then each member has the whole time again. Of stages further away nothing is heard here."""
+        """Can no member finish the work assigned to it? A gradient comes through all stages, and an adjacent one has no
+        replica in touch. Then each member has the whole time again. No heartbeats come here from stages further
+        away."""
         adjacent = {self._view.stage - 1, self._view.stage + 1} & {*range(num_stages)}
         blocked = not all(self._view.live(stage, now=now) for stage in adjacent)
         if blocked:

@@ -6,10 +6,10 @@ excludes (`step.exclusion`). Until then the observer does not wait for the peer,
 | a step waits for | charged is | what cancels it |
 |---|---|---|
 | a member's state or signature, or its stream | the latest member | a voter left: that one, `unproven_s` at most |
-| a member that waits for the next stage | nobody, up to three debts; then the member | |
-| its leader: nobody computes or exchanges | the leader, `unproven_s` at most | a contributor was lost |
-| those whom the leader names | nobody, up to three debts; then the leader | a commit names one |
-| a member that waits for one holder's stream | the end of more broken lines | kept apart: the member |
+| a member that waits for the next stage | none, up to three debts; then the member | |
+| its leader: no replica computes or exchanges | the leader, `unproven_s` at most | a contributor was lost |
+| those whom the leader names | none, up to three debts; then the leader | a commit names one |
+| a member that waits for one holder's stream | the end of more broken links | kept apart: the member |
 
 How much each is charged its function says. A debt above 1.5 x `suspect_s`, or a third of it while an exclusion of the
 peer is remembered, is lateness; it falls by one second in 16.
@@ -59,7 +59,7 @@ class Lateness:
         self._remembered: Collection[PeerId] = ()  # peers whose exclusion is not forgotten
 
     def observe(self, peer: PeerId, reason: str, *, pardon: bool = False, now: float) -> None:
-        """The stage has waited for the peer in vain. pardon: the first time is no lateness."""
+        """The stage has waited for the peer without result. pardon: the first time is no lateness."""
         # The observer no longer waits for it, or has pardoned it.
         if self.is_late(peer, now=now):
             return
@@ -125,11 +125,11 @@ class Lateness:
         now: float,
     ) -> None:
         """A commit of this leader has named these, and the table of exclusions takes over. table: all peers in it.
-        voters: of the step. Who names a key that costs nothing has waited for nobody.
+        voters: of the step. A leader that names a new key, which costs nothing, has not waited for any voter.
 
-        A leader may name what it alone has observed, as most lateness shows to the leader only. But for whom it named
-        last, it waits for another leader, or most others, to find the same; else correct peers would be excluded for
-        as long as a liar leads now and then.
+        A leader may name what it alone has observed, as most lateness shows to the leader only. But before it can name
+        the same peer again, another leader, or most others, must find the same; else correct peers would be excluded
+        for as long as a Byzantine leader leads now and then.
         """
         self._remembered = table
         self._named_by.drop(lambda peer, _: peer not in table)
@@ -192,7 +192,7 @@ class Delays:
         signatures: bool = False,
         now: float,
     ) -> None:
-        """The members that the step waits for from now on. Nobody is to blame unless most members are ready.
+        """The members that the step waits for from now on. None is to blame unless most members are ready.
 
         away: those that wait for the next stage, as they say.
         """
@@ -222,9 +222,9 @@ class Delays:
             waits.seconds = {peer: seconds for peer, seconds in waits.seconds.items() if peer in gone}
 
     def charge(self, lateness: Lateness, me: PeerId, named: Collection[PeerId], *, now: float) -> None:
-        """The step is over. The latest member owes what it was late beyond half of the time that the others took, as
-        the others may have waited for it themselves; or its signature beyond a quarter: what it signs is at hand, and
-        nobody computes any more. named: the peers that the step's commit names as late."""
+        """The step is over. The latest member is charged the time that it was late beyond half of the time that the
+        others took, as the others may have waited for it themselves; or its signature beyond a quarter, because it only
+        has to sign and no member computes any more. named: the peers that the step's commit names as late."""
         self.note(frozenset(), 0, now=now)
         for peer, waits_s in self._away.seconds.items():
             late_s = self._late.seconds.get(peer, 0.0) + lateness.unexcused_s(peer, waits_s, now=now)
@@ -269,10 +269,10 @@ class LeaderWaits:
 
 
 class Waits:
-    """For which replicas one term waits, and how long: for their states, their last gradients, their signatures.
+    """The replicas that one term waits for, and how long: for their states, their last gradients, their signatures.
 
-    early: wants that are answered once all states are here. missing: replicas whose states were awaited at the last
-    look. complete: there were none, and nobody was lost since.
+    early: wants that are answered once all states are here. missing: replicas with an awaited state at the last
+    look. complete: there were none, and none was lost since.
     last_since: members that still have gradients to accumulate while most have none, and since when. behind_at: when no
     member was behind last. states: for the states of replicas in touch.
     """
@@ -286,7 +286,7 @@ class Waits:
         self.states = WaitTimes(now)
 
     def all_reported(self, members: Collection[PeerId], *, now: float) -> None:
-        """No state is awaited any more; members that are lost later are awaited anew."""
+        """No state is awaited any more; the states of members that are lost later are awaited again."""
         self.states.note((), now=now)
         for peer in members:
             self.states.seconds.pop(peer, None)

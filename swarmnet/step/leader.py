@@ -1,8 +1,8 @@
-"""The leader of a stage for one step, under one ballot: it holds the ledger. Pure.
+"""The leader of a stage for one step, under one ballot: it holds the assignments. Pure.
 
-Hands out indexes, evicts the dead, opens rounds, publishes the commit that the members' votes make. A wrong leader can
-waste time; it cannot make a wrong sum (docs/protocol.md, I2). It knows nothing of compute, and of its own replica only
-what any member reports.
+Assigns indexes, evicts the dead, opens rounds, publishes the commit that the members' votes make. A wrong leader can
+waste time; it cannot make a wrong aggregate (docs/protocol.md, I2). It knows nothing of compute, and of its own replica
+only what any member reports.
 """
 
 from __future__ import annotations
@@ -62,11 +62,10 @@ Phase = Literal["hearing", "assigning", "aggregating", "certified", "committed"]
 
 
 class Leader:
-    """One term. Discard it when a higher ballot is promised or the step is over.
+    """One term. Discard it when a higher ballot is voted for or the step is over.
 
     oldest: the step is the one applied next. Only then the leader opens rounds and orders idle work.
-    members: the accumulators of the replicas whose states are entered. acks: what members have signed, whichever round
-    it is of. looks: there is news that needs a look at all members.
+    members: accumulators of replicas that reported. acks: what members signed, in any round. looks: check all members.
 
     | who | in the step | decided by |
     |---|---|---|
@@ -142,7 +141,7 @@ class Leader:
             return
         if index in self.ledger.voided:
             return
-        # A mate passed over or out of touch may compute, but the index is ordered from a member, which counts it.
+        # A replica passed over or out of touch may compute, but the index is ordered from a member, which counts it.
         out_of_touch = peer not in self.members and not self.view.in_touch(peer, now=now)
         if self.members and (peer in self.passed_over or out_of_touch):
             if (owned := self.ledger.owners[index]) is not None:
@@ -179,12 +178,12 @@ class Leader:
         # Of a decided step a report changes nothing any more.
         if self.commit is not None:
             return
-        # It cannot hear what it is assigned; or these are its last words. What it says in touch again is heard.
+        # It cannot receive what it is assigned, or it is about to end. What it reports in touch again is used.
         if peer not in self.members and not self.view.in_touch(peer, now=now):
             return
         follower = self._follower(peer)
         last, follower.knows, follower.awaits = follower.state, report.round, frozenset(report.awaits)
-        self.looks |= report.trouble is not None  # those who are held up wait for a verdict
+        self.looks |= report.trouble is not None  # members that are held up wait for a decision
         if not report.whole:
             # It refers to a report that I never had: I have just begun to keep, or that one was lost.
             if last is None or (last.generation, last.revision) != (report.generation, report.revision):
@@ -253,7 +252,7 @@ class Leader:
         self.looks |= self._non_finite.hear(peer, report)
         self._hear_sum(peer, report, now)
         overlaps = self.ledger.overlaps(peer, report.owned)
-        # Above a certificate the ledger does not matter any more, only who holds the sum.
+        # Above a certificate the assignments do not matter any more, only which replicas hold the aggregate.
         if overlaps and not self._sure(now):
             # Two accumulators have counted one index, and no sum can be split: the reporter's is void (rule 10).
             is_news = owner not in self.ledger.closed  # once for all reports under way
@@ -271,7 +270,7 @@ class Leader:
         self._note_news()
 
     def _offends(self, peer: PeerId, reason: str, now: float, *, most: int = _OFFENCES) -> bool:
-        """A member makes me begin the step anew with it. Is that once too often?"""
+        """A member makes the leader restart the step. Is that once too often?"""
         follower = self._follower(peer)
         follower.offences += 1
         if follower.offences >= most:
@@ -279,23 +278,23 @@ class Leader:
         return peer in self._left_out
 
     def _note_news(self) -> None:
-        """Look at everybody soon if this may be what the step waits for; mostly the next tick is early enough."""
+        """Check all members soon if this may be what the step waits for; mostly the next tick is early enough."""
         acked = bool(self.acks) and self.members.keys() - self._newcomers() <= self.acks.keys()
         assigns = self.ledger.complete or bool(self.ledger.freed)
         self.looks |= acked or (assigns and self.round is None and not self._waits.missing)
 
     def due(self, now: float) -> bool:
-        """All messages of this turn are in: should I look at everybody? In a large stage not after each turn."""
+        """All messages of this turn are in: should the leader check all members? In a large stage not always."""
         many = len(self.members) if len(self.members) > _MANY else 0
         return self.looks and now - self._looked_at >= many * _LOOK_S
 
     def _release(self, peer: PeerId, state: MemberState, now: float) -> None:
         """A member does not hold what the round says it does: free that, open the round again (rule 10)."""
-        # A holder of the round's sum has what this member denies having given. If I hold it, or two others do, it lies.
+        # A holder of the aggregate has what this member denies having given: if I hold it, or two others do, it lied.
         whole = {holder for holder, held in self.acks.items() if held.id == self.current_id} - {peer}
         if self._sure(now) or self.view.me in whole or len(whole) > 1:
             return
-        # The round names what nobody holds: it cannot be summed.
+        # The round names a contribution that no member holds: it cannot be summed.
         if self.ledger.release((peer, state.generation), state.returns):
             if (attempt := self._rounds.attempt) is not None:
                 self._rounds.gave_back.setdefault(peer, attempt.opened_at)
@@ -311,7 +310,7 @@ class Leader:
         self._work.flow(now=now)
 
     def advance(self, *, now: float, resend: bool) -> None:
-        """Do whatever the state asks for; `resend` repeats what was already said (every tick, level-triggered)."""
+        """Do what the state asks for; `resend` repeats earlier messages (every tick, level-triggered)."""
         self._look(now, resend)
         self._plans.send()
 
@@ -398,7 +397,7 @@ class Leader:
     def _everybody_reported(self, now: float) -> bool:
         """Rule 14: the leader assigns and opens nothing before every live member has reported.
 
-        A new mate is first heard by a heartbeat, after which the leader advances: until then the last answer stands.
+        A new replica is first seen by a heartbeat, after which the leader advances: until then the last answer holds.
         """
         if not self._waits.complete:
             self._waits.missing = {self.view.me, *self._waited_for()} - self._left_out - self.members.keys()
@@ -408,7 +407,7 @@ class Leader:
         return self._waits.complete
 
     def _waited_for(self) -> list[PeerId]:
-        """Live mates whose report I have or wait for: members of the roster, or everybody while it is empty."""
+        """Live replicas with a report that is here or waited for: the voters, or all while there are none."""
         return [
             peer
             for peer in self._at_step.live
@@ -416,7 +415,7 @@ class Leader:
         ]
 
     def _pass_over(self, now: float) -> frozenset[PeerId]:
-        """The mates that the step goes on without. Only the worst, if too few would be left."""
+        """The replicas that the step continues without. Only the worst, if too few would be left."""
         stage, membership = self.stamp.stage, self._member.membership
         found = [*sorted(self.view.cut_off(stage, now=now)), *membership.excluded(stage, self.stamp.step)]
         worst = [peer for peer in (*found, *self._observed(now)) if peer != self.view.me]
@@ -450,8 +449,8 @@ class Leader:
         for peer in membership.idle_since_exclusion(self.stamp.step):
             if self.view.in_touch(peer, now=now) and not self.ledger.of(peer):
                 lateness.observe(peer, "takes no work that it is brought", now=now)
-        # No step waits for the state of a new mate. But what callers bring to one that says none is nobody's; the first
-        # time its state may be on the way.
+        # No step waits for the state of a new replica. But work that callers bring to one without a report is lost; the
+        # first time its state may be on the way.
         if now - self._waits.began_at <= self.view.timers.ask_s:
             return
         away = membership.mates.peers - self.members.keys() - self._left_out - self.passed_over
@@ -519,10 +518,10 @@ class Leader:
         return min(self.view.timers.suspect_s, self._patience_s(peer))
 
     def _leave_silent(self, now: float) -> None:
-        """Rule 14: leave out mates that are in touch and do not report.
+        """Rule 14: leave out replicas that are in touch and do not report.
 
         The leader waits for a long silence; if most others have reported, for several usual steps. Only time in which
-        it is in touch counts: a mate that was cut off is not late for that.
+        it is in touch counts: a replica that was partitioned is not late for that.
         """
         awaited, timers = self._waited_for(), self.view.timers
         missing = [peer for peer in awaited if peer not in self.members and peer not in self._left_out]
@@ -621,7 +620,7 @@ class Leader:
     def _settle_dispute(self, now: float) -> None:
         """Rule 12: leave out the member that holds up the round by the word of the others, or cut the round again."""
         alive = {self.view.me, *(peer for peer, _ in self.view.mates() if not self.view.refused(peer))}
-        self._left_out = self._left_out & alive if self.members else set()  # nobody may be all that is left
+        self._left_out = self._left_out & alive if self.members else set()  # never leave out all that are left
         if (attempt := self._rounds.attempt) is None:
             return
         if not self._broken_ends() <= attempt.apart and not self.acks and not self._rounds.cut_for_links:
@@ -685,14 +684,14 @@ class Leader:
     def _observe_end(self, peer: PeerId, others: frozenset[PeerId], reason: str, now: float) -> None:
         """This member is late, or one of those that it alone waits for. others: () if it is not alone in that.
 
-        The line between the two may be broken, which is nobody's fault the first time.
+        The link between the two may be broken, which is neither's fault the first time.
         """
         culprit = self._member.lines.broken(peer, others, step=self.stamp.step) if others else peer
         if culprit is not None:
             self._member.lateness.observe(culprit, reason, now=now)
 
     def _kept_by(self, peer: PeerId) -> frozenset[PeerId]:
-        """The members with the aggregate whose streams this one waits for, as it says: the line may be at fault."""
+        """The holders of the aggregate with streams that this member waits for: the link may be at fault."""
         found, attempt = self._follower(peer).awaits & self.acks.keys(), self.round
         if attempt is None or attempt.rows or not attempt.bandwidths:
             return found
@@ -767,8 +766,8 @@ class Leader:
         return self.commit is not None or (bool(self.acks) and self._certificate(now) is not None)
 
     def _prepare(self, resend: bool, now: float) -> None:
-        """Tell members of the term; mates left out or out of touch as well: one that never hears of me would stand
-        itself."""
+        """Announce the term to members, and to replicas left out or out of touch as well: one that never receives the
+        leader's messages would run for leader itself."""
         open_here = {self.view.me, *self._at_step.running}
         due = open_here if resend else {peer for peer in open_here if self._follower(peer).given is None}
         successors = self._successors(now) if due else []
@@ -778,7 +777,7 @@ class Leader:
             follower = self._follower(peer)
             told = follower.given
             lacks = peer in successors and not mine <= (told or NONE) | self.ledger.of(peer)
-            # A member that says states of this term has heard of it. In a large stage not all hear my heartbeats.
+            # A state of this term proves the announcement arrived. In a large stage not all get my heartbeats.
             echoed = now - follower.echoed_at <= self.view.timers.settle_s
             if told is None or lacks or not echoed or self.view.stage in self.view.sparse:
                 given = self.ledger.given() - self.ledger.of(peer) if peer in successors else NONE
@@ -805,7 +804,7 @@ class Leader:
     def _say_round(self, resend: bool, now: float) -> None:
         if (attempt := self._rounds.attempt) is None or attempt.is_spoilt:
             return
-        # A round is long: it is said again to those whose reports do not name it once they had time to.
+        # A round is long: it is repeated to members with reports that do not name it once they had time to.
         before = now - self.view.timers.settle_s if resend else -math.inf
         for peer in sorted(self.members):
             held = self.acks.get(peer)

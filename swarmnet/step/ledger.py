@@ -1,7 +1,7 @@
-"""Who owns which index of one step in one stage: the leader's ledger, and what a member claims for itself.
+"""The assignment of one step's indexes in one stage: the leader's table, and the claims of a member for itself.
 
-An index is free or belongs to one (peer, generation). The generation fences all of it (docs/protocol.md, I3 and rules
-10 to 12): an evicted pair never owns again, its peer must come back under the next generation. Pure.
+An index is free or assigned to one (peer, generation). The generation fences all of it (docs/protocol.md, I3 and rules
+10 to 12): an evicted pair is never assigned an index again, its peer must come back under the next generation. Pure.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The step machine of one replica of one stage: where it stands, whom it believes alive, and its open steps. Pure.
+"""The step machine of one replica of one stage: its version, the live replicas, and its open steps. Pure.
 
-Events come in as method calls with `now`, and calls of the host go out (`host`). What belongs to one step lives in
+Events come in as method calls with `now`, and calls of the host go out (`host`). What belongs to one step is in
 `open_step.OpenStep`; a message finds its step by its stamp. A replica of version v has steps v .. v + ahead open: one
-as a rule, two where steps overlap; the *oldest* is applied next. What outlives a step lies here. The machine knows
-nothing of tensors: the driver tells it what compute has done.
+as a rule, two where steps overlap; the *oldest* is applied next. What outlives a step is here. The machine knows
+nothing of tensors: the driver reports to it what compute has done.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Member:
         self.trouble: Trouble | None = None
         """What holds me up in the round I take part in."""
         self.awaited: frozenset[PeerId] = frozenset()
-        """Members whose streams are later than their measured lines explain."""
+        """Members with streams that are later than their measured links explain."""
         self._waits: Mapping[PeerId, bool] = {}
         self.queue = 0
         self.waits: Waits = ""
@@ -106,7 +106,7 @@ class Member:
         self._begin(now, None)
 
     def _begin(self, now: float, finished: Finished | None) -> None:
-        """Open all steps of this version anew."""
+        """Open all steps of this version again."""
         self.pace.begin()
         oldest = self.before if self.shape.delay.behind(self.version) else self.chain
         stamp = self._stamp(self.version, oldest)
@@ -116,7 +116,7 @@ class Member:
         self._early_plan: StagePlan | None = None
 
     def _following(self, now: float) -> list[OpenStep]:
-        """The steps that this version opens beside those that are: they are computed on its weights.
+        """The steps that this version opens in addition to the open ones: they are computed on its weights.
 
         Mostly one; two where steps begin to overlap, for the first of them was not open a version earlier.
         """
@@ -171,7 +171,7 @@ class Member:
         return finished if finished is not None and finished.id == round_id else None
 
     def heartbeat(self, to: PeerId | None = None) -> Heartbeat:
-        """My heartbeat, to that peer or to anybody."""
+        """My heartbeat, to that peer or to any."""
         return self.heartbeats.to(to)
 
     def passed_over(self, stage: int, *, now: float) -> frozenset[PeerId]:
@@ -181,7 +181,7 @@ class Member:
     # ------------------------------------------------------------ events from my own replica
 
     def begins_again(self, step: int) -> bool:
-        """May an earlier process of mine have led in that step, or I before I fetched the state anew?"""
+        """May an earlier process of this peer have led in that step, or this one before it fetched the state again?"""
         return step <= self._restored + self._ahead
 
     def stand(self, header: StateHeader) -> None:
@@ -209,13 +209,13 @@ class Member:
         *,
         now: float,
     ) -> None:
-        """This state is in place (seed or snapshot), with the oldest step's complete aggregate if there is one.
+        """This state is installed (seed or snapshot), with the oldest step's complete aggregate if there is one.
 
-        last_commits: of the step before, all or none: others may still need to hear them from me.
+        last_commits: of the step before, all or none: others may still need to get them from this replica.
         """
         self.generations.next()
         self._restored = header.version
-        # What I have not summed myself I sign only if my stage has committed it: a donor may have made it up.
+        # A fetched aggregate is signed only if my stage has committed it, because its source may have forged it.
         if not any(commit.stage == self.stage and finished and commit.says(finished) for commit in commits):
             finished = None
         left = self.oldest
@@ -254,12 +254,12 @@ class Member:
             of.claim(index, now=now)
 
     def withdraw(self, step: int, index: int) -> None:
-        """The work was dropped. A grant that still comes is ignored; the leader hears of it, now or later."""
+        """The work was dropped. A grant that still comes is ignored; the leader learns of it, now or later."""
         if (of := self.step(step)) is not None:
             of.withdraw(index)
 
     def add(self, step: int, index: int) -> None:
-        """The weight gradient of (step, index) is in the step's accumulator, which has not been voided since."""
+        """The weight gradient of (step, index) is in the step's accumulator, which has not been discarded since."""
         if (of := self.step(step)) is not None:
             for behind in self.steps[self.steps.index(of) :]:
                 behind.progress += 1  # compute goes to the older step first, so it is progress of the newer one too
@@ -283,8 +283,7 @@ class Member:
         waits: Mapping[PeerId, bool],
         awaited: frozenset[PeerId] = frozenset(),
     ) -> None:
-        """Record what the exchange noticed of my line and of the members that hold up the round; reports tell the
-        leader.
+        """Record what the exchange measured of my link and of members that hold up the round; reports carry it.
 
         allowed: how long each member's stream may stand still. waits: the members that I wait for; True: the stream
         breaks each time that I request it.
@@ -388,14 +387,14 @@ class Member:
     def receive(self, peer: PeerId, message: StepControl, *, now: float, more: bool = False) -> None:
         """Any message of the step protocol. Wrong step, stage or chain: without effect.
 
-        more: others have come with it, and follow at once; a leader looks at everybody after the last one.
+        more: others have come with it, and follow immediately; a leader checks all members after the last one.
         """
         self._receive(peer, message, now)
         for step in self.steps if not more else ():
             step.turn(now=now)
 
     def _highest_ballot(self) -> int:
-        """The highest number that two mates say they have promised; of voters, if there are any."""
+        """The highest number that two replicas report to have voted for; of voters, if there are any."""
         voters = self.view.voters
         said = sorted(
             seen.leader.number
@@ -417,7 +416,7 @@ class Member:
             if isinstance(message, StagePlan) and about is not None and about.promised == message.ballot:
                 about.election.reject(peer, now=now)
             return
-        # Heartbeats come from all stages, everything else but commits from mates.
+        # Heartbeats come from all stages, everything else but commits from replicas of my stage.
         if isinstance(message, Heartbeat):
             self._on_heartbeat(peer, message, now)
             return
@@ -441,7 +440,7 @@ class Member:
 
     def _on_told(self, peer: PeerId, commit: Commit, now: float) -> None:
         """A peer says that it believes this commit."""
-        # Of steps that are far away anybody could say anything, and it would be kept.
+        # Steps that are far away cannot be checked: any peer could send commits of them, and they would be stored.
         if abs(commit.step - self.version) > self._ahead + 1:
             return
         self.membership.told(peer, commit)
@@ -489,7 +488,7 @@ class Member:
                     open_step.leader.looks = True
 
     def _stands(self, peer: PeerId, now: float) -> tuple[object, ...]:
-        """What a leader's decisions depend on of a mate: while it is the same, a tick is early enough to look again."""
+        """A replica's state that a leader's decisions depend on: unless it changes, a tick is early enough to look."""
         seen = self.view.get(peer)
         if seen is None:
             return ()
@@ -497,7 +496,7 @@ class Member:
         return in_touch, seen.incarnation, seen.version, seen.chain, seen.before, seen.synced, seen.draining
 
     def _on_commit(self, peer: PeerId, commit: Commit, now: float) -> None:
-        """A commit as somebody tells it; its votes are kept, also of a step that is not open here yet."""
+        """A commit from any peer; its votes are stored, also of a step that is not open here yet."""
         if not self.version <= commit.step <= self.version + self._ahead + 1:
             return
         if self.membership.hear(commit, now=now):
@@ -526,7 +525,7 @@ class Member:
     # ------------------------------------------------------------ inside
 
     def _mend(self, now: float, *, begins: bool) -> bool:
-        """Take over a mate's weights if mine are off, or of another class. begins: a version begins."""
+        """Take another replica's weights if mine have diverged, or are of another class. begins: a version begins."""
         if donors := self.drift.donors(now=now):
             if resyncs := self._lag.resync(donors, "drift", self.version, now=now):
                 self.drift.repairing()

@@ -1,16 +1,16 @@
-"""Who counts in a stage, and which commits it stands by. Each replica has its own view of it.
+"""Which replicas vote in a stage, and which commits a replica accepts. Each replica has its own view of it.
 
-A mate counts once it has contributed often, until it has neither contributed nor signed for a while: silence and fresh
-identities win nobody a say (`step.contributed`).
+A replica is a voter once it has contributed often, until it has neither contributed nor signed for a while: silence and
+fresh identities give no vote (`step.contributed`).
 
-| a commit of | a replica believes it if |
+| a commit of | a replica accepts it if |
 |---|---|
-| any stage | it is a *certificate* |
-| any stage | most live replicas of another stage that I hear believe it |
+| any stage | it is a *quorum certificate* |
+| any stage | most live replicas of another stage that are in touch with this one accept it |
 
-A certificate has the signatures of more than half of those who count, or of those of them who live: they hold its sum.
-The word of another stage helps where all who signed have died (docs/protocol.md, Who counts). Nobody applies
-before a commit of each stage is known: the `Barrier` (rules 16 and 17). Pure.
+A certificate has the signatures of more than half of the voters, or of the live voters: they hold its aggregate. The
+report of another stage helps where all signers have died (docs/protocol.md, Who counts). No replica applies before a
+commit of each stage is known: the `Barrier` (rules 16 and 17). Pure.
 """
 
 from __future__ import annotations
@@ -43,23 +43,22 @@ from swarmnet.step.host import StepHost
 from swarmnet.step.view import View
 
 _MOST_SUMS = 2
-"""Sums of one step that one voter may sign. It needs the second when the first round failed and a leader opens
-another."""
+"""Aggregates of one step that one voter may sign: a second one if the first round failed and another is opened."""
 
 _PRESUMED = 15
-"""Replicas of a large stage that count as long as nobody is known to, for lack of commits: those of lowest hash."""
+"""Replicas of a large stage that vote as long as no voter is known, for lack of commits: those of lowest hash."""
 
 _MOST_ODD = 1024
 """Peers that the log names because they believed another commit, each once."""
 
 _ALIKE = 0.02
-"""Relative difference of two squared norms whose sums may be one, rounded differently."""
+"""Relative difference of two squared norms that may be of one aggregate, rounded differently."""
 
 
 _NOBODY = frozenset[PeerId]()
 
 _LONG_AGO = 4
-"""Steps: nobody's word of a commit is remembered for longer."""
+"""Steps: no report of a commit is remembered for longer."""
 Votes = dict[Commit, dict[PeerId, bytes]]
 
 
@@ -87,7 +86,7 @@ class Membership:
         self._convicted: set[PeerId] = set()
         self.vouched: frozenset[Ban] = frozenset()  # bans that are decided: I sign no others
         self._rosters: dict[int, frozenset[PeerId]] = {}  # as they follow from these two
-        self._alone: set[PeerId] = set()  # replicas that believed what nobody committed
+        self._alone: set[PeerId] = set()  # replicas that accepted what was never committed
         self.rolls = Rolls()
 
     # ------------------------------------------------------------ who counts
@@ -100,7 +99,7 @@ class Membership:
         return found
 
     def contributors(self, stage: int) -> Set[PeerId]:
-        """All voters of a stage, more than may count: who has contributed often enough lately, else who has at all."""
+        """All voters of a stage, more than may count: replicas with enough recent contributions, else with any."""
         known = self._known(stage)
         return set(filter(self._of(stage).votes, known)) or known
 
@@ -132,7 +131,7 @@ class Membership:
         return self.roster(stage) or self._presumed.get(stage, _NOBODY) - self._convicted
 
     def in_sight(self, stage: int, *, now: float) -> frozenset[PeerId]:
-        """Those of the live roster that I hear, and I: of a large stage they stand for it."""
+        """The live voters in touch with this replica, and itself: of a large stage they represent it."""
         live = self.live(stage, now=now)
         if stage not in self._view.sparse:
             return live
@@ -141,7 +140,7 @@ class Membership:
         )
 
     def live(self, stage: int, *, now: float) -> frozenset[PeerId]:
-        """Those of the roster that are not lost to me; without any, those that have contributed, or all that I hear."""
+        """The voters that are not lost; without any, those that have contributed, or all that are in touch."""
         view, long_s = self._view, self._view.timers.long_silence_s
 
         def is_live(peer: PeerId) -> bool:
@@ -162,9 +161,9 @@ class Membership:
         return nothing and self._view.in_touch(peer, now=now, stage=stage)
 
     def is_new(self, peer: PeerId) -> bool:
-        """Must this mate (or I) still contribute before it counts, for the first time or since it came back?
+        """Must this replica still contribute before it is a voter, for the first time or since it came back?
 
-        A replica that was killed still counts for the others, but not for itself: they must agree on who keeps.
+        A replica that was killed is still a voter for the others, but not for itself: they must agree on the leader.
         """
         known = self._known(self.stage)
         if peer not in known:
@@ -176,11 +175,11 @@ class Membership:
         seen = self._view.get(peer)
         if seen is None:
             return False
-        # Of a mate that has contributed nothing since I came I know only what it says.
+        # Of a replica that has contributed nothing since this one started, only its own report is known.
         return self._lives[peer] != seen.incarnation if peer in self._lives else seen.new
 
     def leads_last(self, peer: PeerId) -> bool:
-        """Is this mate new, or has it no vote although others have? What I am myself others know better."""
+        """Is this replica new, or has it no vote although others have? Of this one itself others know better."""
         voters = self.contributors(self.stage)
         return self.is_new(peer) or (bool(voters) and peer not in {*voters, self.me})
 
@@ -331,7 +330,7 @@ class Membership:
     def _hear_votes(
         self, commit: Commit, said: Iterable[tuple[PeerId, bytes]], *, pass_over: bool = False, now: float
     ) -> bool:
-        """Record these votes, up to one that is bad. pass_over: go on after those of convicts."""
+        """Record these votes, up to one that is bad. pass_over: continue after those of banned peers."""
         found = self._votes.setdefault((commit.stage, commit.step), {})
         # Once for all: to compare commits and to write a statement takes longer than the rest.
         votes, words = found.get(commit), b""
@@ -357,7 +356,7 @@ class Membership:
         return True
 
     def _signs_once(self, found: Votes, commit: Commit, mine: object, peer: PeerId) -> bool:
-        """Has it signed no other sum of this round? Else it is convicted. Of those of other rounds the last stays."""
+        """Has it signed no other aggregate of this round? Else it is banned. Of other rounds the last stays."""
         others = [other for other, votes in found.items() if peer in votes and votes is not mine]
         if any(other.id == commit.id for other in others):
             self.convict(peer, commit.step, "has signed two sums of one round")
@@ -369,17 +368,17 @@ class Membership:
         return True
 
     def hear(self, commit: Commit, *, now: float) -> bool:
-        """Take in the votes of a commit. False if one of them is not its voter's: nothing after it is looked at.
+        """Record the votes of a commit. False if one of them is not its voter's: nothing after it is checked.
 
-        A convict's vote is passed over: those who tell of the commit need not know. So are the seats of contributors
-        that I do not know: the next commit that names them tells.
+        A banned peer's vote is skipped: peers that forward the commit need not know the ban. So are the signer-set
+        entries of unknown contributors: the next commit that names them tells.
         """
         self.rolls.learn(commit.stage, commit.contributors)
         said = self._votes_in(commit)
         return said is not None and self._hear_votes(commit, said, pass_over=True, now=now)
 
     def _votes_in(self, commit: Commit) -> tuple[tuple[PeerId, bytes], ...] | None:
-        """Who has signed it, as the message says; None if a seat is nobody's."""
+        """Who has signed it, as the message says; None if an entry of the signer set is unknown."""
         named = self.rolls.of(commit)
         if named and max(commit.seats, default=0) >= len(named):
             return None
@@ -387,7 +386,7 @@ class Membership:
         return (*((vote.peer, vote.signature) for vote in commit.votes), *seated)
 
     def convict(self, peer: PeerId, step: int, reason: str) -> None:
-        """It is proven that it lies: it counts no more."""
+        """Its fault is proven: it is no voter any more."""
         if peer not in self._convicted:
             self._convicted.add(peer)
             self._rosters.clear()
@@ -464,7 +463,7 @@ class Membership:
         return self.rolls.brief(self.with_votes(commit))
 
     def certified(self, commit: Commit, *, without: Set[PeerId] = frozenset(), now: float) -> bool:
-        """Have more than half of the roster, or of its live members, signed it?
+        """Have more than half of the voters, or of the live ones, signed it?
 
         If two live, one vote is enough after a long silence in which the other signed nothing else. without: peers
         that no longer hold the sum.
@@ -479,7 +478,7 @@ class Membership:
         if commit.bans:
             return False  # the few that are left when others are away ban no peer
         live = self.live(commit.stage, now=now)
-        # The others are lost, and nobody waits for them for ever. A cut may fork the stage here (docs/protocol.md).
+        # The others are lost, and are not waited for for ever. A partition may fork the stage here (docs/protocol.md).
         if has_quorum(signed, live):
             return True
         if len(live) != 2 or not signed & live:
@@ -496,8 +495,8 @@ class Membership:
     def proven(self, commit: Commit, serving: Set[PeerId], *, now: float) -> bool:
         """Is it a certificate for a replica that has no state, and so applies what others have signed?
 
-        serving: the peers that serve the commit's stage, as their records say. It has not heard all of them yet, and
-        the one that it hears first must not decide alone.
+        serving: the peers that serve the commit's stage, by their records. It is not in touch with all of them yet, and
+        the first one in touch must not decide alone.
         """
         roster, here = self.roster(commit.stage), serving | {*self._view.live(commit.stage, now=now)}
         # Those who are not there any more need not have signed.

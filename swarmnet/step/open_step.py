@@ -141,7 +141,7 @@ class RoundPart:
             return None if mine else NONE
         self._start(current.id)
         self.move("join")
-        self.put_aside()  # what is summed now takes its place
+        self.put_aside()  # the next aggregate takes the buffer
         self._host.aggregate(current)
         return None
 
@@ -192,8 +192,8 @@ class OpenStep:
         self._vote = b""
         self._signed_at = -math.inf
         self._unheld_since = math.inf  # since when no live replica is known to hold the committed aggregate
-        self._refused: set[PeerId] = set()  # peers whose ballot I did not promise
-        self._told_mine: set[PeerId] = set()  # peers that told me of a ballot of mine of before
+        self._refused: set[PeerId] = set()  # peers that this replica did not vote for
+        self._told_mine: set[PeerId] = set()  # peers that named an earlier ballot of this one
         self._led = LeaderWaits(None, now)
         # When my leader last said whom it waits for, and whom.
         self._said: tuple[float, tuple[PeerId, ...]] = (-math.inf, ())
@@ -209,7 +209,7 @@ class OpenStep:
 
     @property
     def promised(self) -> Ballot | None:
-        """The highest ballot heard of: whom I report to."""
+        """The highest ballot received: this replica reports to its leader."""
         return self.election.promised
 
     @property
@@ -252,7 +252,7 @@ class OpenStep:
             self._say(returns=frozenset({index}))
 
     def add(self, index: int) -> None:
-        """The weight gradient of `index` is in the accumulator, which has not been voided since."""
+        """The weight gradient of `index` is in the accumulator, which has not been discarded since."""
         if self.claims.move("accumulate", index):
             self._join_round()
         else:
@@ -313,7 +313,7 @@ class OpenStep:
             self._on_plan(peer, message, now)
 
     def inherit(self, commits: tuple[Commit, ...]) -> None:
-        """Take over the commits that came with the state: its donor believed them."""
+        """Take over the commits that came with the state: its source accepted them."""
         for commit in commits:
             if commit.stage != self.stamp.stage or commit.chain == self.stamp.chain:
                 self.barrier.add(commit)
@@ -334,7 +334,7 @@ class OpenStep:
         if mine and commit.chain != self.stamp.chain:
             return False
         known = self.barrier.of(commit.stage)
-        # Of two commits of my stage (a fork) the one stays whose sum is here.
+        # Of two commits of my stage (a fork) the one with its aggregate here stays.
         if known is not None and (self._holds(known) or not (mine and self._holds(commit))):
             return False
         if not self._member.membership.believed(commit, now=now):
@@ -662,7 +662,7 @@ class OpenStep:
         """The others go on without me, and the streams of one or two of them have stood still for so long that I have
         reported them: the lines to these may be broken, and no leader should have to find that out for itself."""
         trouble = self._member.trouble
-        # That the leader leaves me out says nothing by itself; and whose chunks are refused has sent them.
+        # Being left out proves nothing by itself; and a member that sent refused chunks has sent its stream.
         if self.phase != "exchanging" or trouble is None or trouble.refused:
             return
         late = [each.peer for each in trouble.late]
@@ -676,7 +676,7 @@ class OpenStep:
     def _computes(self, leader: PeerId, now: float) -> bool:
         """Does any replica compute, as far as I know? The leader's word is no excuse of its own."""
         view = self._member.view
-        # What is computed, and not assigned to anybody yet, is in a queue as well.
+        # What is computed, and not assigned to a replica yet, is in a queue as well.
         if (self._member.queue and self._member.waits != "leader") or self.claims.assigned != self.claims.accumulated:
             return True
         works = (peer for peer, seen in view.mates() if peer != leader and seen.queue and seen.waits != "leader")
@@ -699,13 +699,13 @@ class OpenStep:
         return self._led.seconds(now=now)
 
     def _waits_for_leader(self, now: float) -> Collection[PeerId]:
-        """My leader, if there is work to be counted and nobody works, computes or exchanges; or whom it waits for, as
-        it has said since the last beat but one."""
+        """My leader, if there is work to be counted and no replica works, computes or exchanges; or the peers that it
+        waits for, by its reports since the last heartbeat but one."""
         me, view, leader = self._member.me, self._member.view, self.promised
         waits = self.oldest and not self._out and self.phase in ("counting", "holding")
         if leader is None or leader.peer == me or not waits:
             return ()
-        # Whoever holds the aggregate has nothing more to compute in this step.
+        # A holder of the aggregate has nothing more to compute in this step.
         if self.phase == "counting" and (self._computes(leader.peer, now) or not self._is_fed(now)):
             return ()
         said_at, awaits = self._said

@@ -1,7 +1,7 @@
 """How the leader opens a step's rounds. Pure.
 
-`RoundBuilder` says who stands where and what is cut by which bandwidths. Members obey what a round says
-(`averaging.grid`), so this is the only place where latencies count.
+`RoundBuilder` arranges the members in the group mesh and decides by which bandwidths the vector is cut. Members follow
+the round (`averaging.grid`), so this is the only module where latencies count.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Rounds:
 
     builder: RoundBuilder
     suspects: SuspectGraph
-    held_at: float  # when a signature was last heard
+    held_at: float  # when a signature last arrived
     attempt: Attempt | None = None
     gave_back: dict[PeerId, float] = field(default_factory=dict)
     """Members that gave back what an open round named, and when that was opened."""
@@ -116,7 +116,7 @@ class RoundBuilder:
         late: LatePeers = (),
         bans: BannedPeers = (),
     ) -> Round:
-        """The next round, over all that the ledger holds. apart: members (never all) that should reduce nothing."""
+        """The next round, over all assigned indexes. apart: members (never all) that should reduce nothing."""
         bandwidths = self._bandwidths(members)
         # Rounds that wait for no line would be cut by how busy machines were for a moment.
         waits = any(self._lines.get(peer, UNMEASURED).busy for peer in members)
@@ -196,17 +196,17 @@ def round_refusal(current: Round, num_microbatches: int, max_void: int) -> str |
     """Why no member takes part in this round, or None (I2)."""
     if current.rows:
         if sum(current.rows) != len(current.receivers):
-            return "a grid whose rows are not the round's receivers"
+            return "a grid with rows that are not the round's receivers"
         if not {peer for peer, _, indexes in current.contributions if indexes} <= set(current.receivers):
             return "a contributor outside the round's grid"
     # A member that came later is no receiver of the round and collects its pieces all the same.
     if not current.receivers or len(set(current.receivers)) != len(current.receivers):
-        return "a round whose receivers are no group"
+        return "a round with receivers that are no group"
     if not any(indexes for _, _, indexes in current.contributions):
         return "a round without a contribution"
     # Sets are disjoint, as decoded: so these are all microbatches, or a leader would choose which gradients count.
     if sum(len(indexes) for _, _, indexes in current.contributions) + len(current.voided) != num_microbatches:
         return "a round that leaves microbatches out"
     if len(current.voided) > max_void:
-        return "a round that voids more than the run tolerates"
+        return "a round that skips more than the run tolerates"
     return None

@@ -1,11 +1,11 @@
-"""Which member the leader goes on without when a round does not end. Pure.
+"""Which member the leader continues without when a round does not end. Pure.
 
-Members report the peers whose stream stands still for too long, and the peers whose chunks they refuse
+Members report the peers with a stream that stalls for too long, and the peers that sent chunks which they refuse
 (`averaging.watch`). A report is an edge between two members: one of them is at fault, or the link between them is.
 
 | the reports of a round | the leader |
-|---|---|
 | a member refuses its own contribution | leaves it out |
+| all others, two at least, refuse what a member sends | leaves it out immediately |
 | all others, two at least, refuse what a member sends | leaves it out at once |
 | edges, for the length of the patience | leaves out the member of most edges |
 | two members tie, and one of the edges is a refusal | cuts the round in other parts first, while that adds an edge |
@@ -93,7 +93,7 @@ class SuspectGraph:
         members = frozenset[PeerId]().union(*(group for group in groups if len(group) > 1))
         reports = {peer: report for peer, report in self._reports.items() if peer in members}
         if own := sorted(peer for peer, report in reports.items() if peer in report.refused):
-            return Leave(own[0], "refused")  # nobody knows its contribution better
+            return Leave(own[0], "refused")  # no other member knows its contribution better
         # Others wait for the member that owes its own contribution, too.
         owes = any(late.owes for report in reports.values() for late in report.late)
         waits = [
@@ -122,7 +122,7 @@ class SuspectGraph:
         # Of three or more, no member but its reporter has anything against a suspect of one edge.
         alone = most == 1 and len(members) > 2
         by = -1 if alone else 1
-        # Two liars that say whom they wait for would silence all who wait for them.
+        # Two Byzantine members that report waiting for others would silence all that wait for the two.
         all_edges = {frozenset((peer, each.peer)) for peer, each in waits} if not alone else set()
         waited_for = Counter(peer for edge in all_edges for peer in edge)
         spared = self._me if alone else None  # what the leader waits for it knows, and needs no other word for

@@ -2,12 +2,12 @@
 
 | a replica is | if |
 |---|---|
-| in touch | a message came from it within the silence limit, and nobody refused a connection at its address since |
-| in touch, of my stage | it has also answered on a connection that I opened, within the same limit |
-| refused | nobody listens at its address: its process is gone |
+| in touch | a message came from it within the silence limit, and no connection to its address was refused since |
+| in touch, of my stage | it has also answered on a connection that this replica opened, within the same limit |
+| refused | no process listens at its address: its process is gone |
 
 Replicas of one stage open streams to each other, so one that receives nothing is out of touch for all others, although
-they all hear it. The answer is the echo; heartbeats are followed by a ping, and the transport reports the answer.
+its messages reach them. The answer is the echo; a ping follows heartbeats, and the transport reports the answer.
 
 The limit is `suspect_s`, or `long_silence_s` where too few voters are in touch to outvote a replica (`given_up`).
 Suspicion decides progress, never correctness (docs/protocol.md, I2). Pure.
@@ -37,7 +37,7 @@ _LEAST_STRANGERS, _STRANGERS_EACH = 512, 4
 
 @dataclass(slots=True)
 class Seen:
-    """One replica of one stage, as last heard. since: when this life of it was first heard."""
+    """One replica of one stage, by its last message. since: when the first message of this process came."""
 
     heard_at: float
     echoed_at: float
@@ -64,7 +64,7 @@ class Seen:
 
     @property
     def touched_at(self) -> float:
-        """When this replica of my stage was both heard and had answered."""
+        """When this replica of my stage had both sent a message and answered."""
         return min(self.heard_at, self.echoed_at)
 
 
@@ -83,13 +83,13 @@ class View:
         """Who has contributed to a stage lately, as its commits say."""
         self.voters: Set[PeerId] = frozenset()
         """The replicas of my stage that have contributed to a recent commit; empty: none is known. Identities cost
-        nothing, so nothing is concluded from other replicas that are not heard or not reached."""
+        nothing, so nothing is concluded from other replicas that are silent or unreachable."""
         self.sparse: frozenset[int] = frozenset()
         """Stages of which I hear a few replicas only: there silence of the others means nothing (`step.graph`)."""
         self.beat_s = timers.beat_s
         """Between two heartbeats to a peer."""
         self.arrivals = 0
-        """How often somebody was heard for the first time, came back or was lost."""
+        """How often a replica appeared for the first time, came back or was lost."""
         self._refused_at = Recent[PeerId, float](_MOST_REPLICAS)
         self._reviewed_at = -math.inf
         self._seen: dict[int, dict[PeerId, Seen]] = {}
@@ -144,8 +144,7 @@ class View:
             seen.echoed_at = now
 
     def refuse(self, peer: PeerId, *, now: float) -> bool:
-        """Nobody listens at the address of this peer: I am out of touch with it at once. Returns True if that is news
-        of a known replica."""
+        """No process listens at this peer's address: it is out of touch. True if that is news of a known one."""
         self.arrivals += 1
         known = any(peer in stage for stage in self._seen.values())
         news = known and peer not in self._refused_at
@@ -200,7 +199,7 @@ class View:
                     del known[peer]
 
     def ended(self, stage: int) -> list[tuple[PeerId, int]]:
-        """(peer, incarnation) of the replicas of a stage whose processes are gone."""
+        """(peer, incarnation) of the replicas of a stage with a process that is gone."""
         return [(peer, seen.incarnation) for peer, seen in self._seen.get(stage, {}).items() if self.refused(peer)]
 
     def get(self, peer: PeerId, stage: int | None = None) -> Seen | None:
@@ -261,7 +260,7 @@ class View:
         return frozenset(of for of, voices in said.items() if voices > 1 and voices >= quorum(voters - {of}))
 
     def observed_late(self, *, now: float) -> frozenset[PeerId]:
-        """Mates that most others, two at least, have observed to be late."""
+        """Replicas that most others, two at least, have observed to be late."""
         live = {peer: seen for peer in self._with_a_say(self.stage, now=now) if (seen := self.get(peer)) is not None}
         said = Counter(of for peer, seen in live.items() for of in seen.late if of != peer)
         said.update(self.late)
@@ -291,7 +290,7 @@ class View:
         return ((peer, seen) for peer, seen in self._seen.get(self.stage, {}).items() if peer != self.me)
 
     def known(self) -> Iterator[tuple[int, PeerId, Seen]]:
-        """(stage, peer, seen) of everybody heard of and not yet forgotten, ended ones included."""
+        """(stage, peer, seen) of every replica seen and not yet forgotten, ended ones included."""
         return ((stage, peer, seen) for stage, found in self._seen.items() for peer, seen in found.items())
 
     def everyone(self) -> set[PeerId]:
@@ -299,12 +298,12 @@ class View:
         return {peer for _, peer, _ in self.known() if peer != self.me and not self.refused(peer)}
 
     def lives(self, peer: PeerId) -> list[Seen]:
-        """That peer in each stage that it serves, as last heard; none if it is unknown or refused."""
+        """That peer in each stage that it serves, by its last messages; none if it is unknown or refused."""
         found = [stage[peer] for stage in self._seen.values() if peer in stage and not self.refused(peer)]
         # It may have served other stages in an earlier life.
         life = max(found, key=lambda seen: seen.since).incarnation if found else 0
         return [seen for seen in found if seen.incarnation == life]
 
     def leader_order(self, term_chain: Chain, *, now: float) -> list[PeerId]:
-        """Replicas of my stage in touch, and I, in the order of rule 13; a peer cannot grind its id for a place."""
+        """Replicas of my stage in touch, and this one, in the order of rule 13; an id cannot be ground for a turn."""
         return sorted([*self.live(self.stage, now=now), self.me], key=lambda p: leader_rank(term_chain, self.stage, p))

@@ -1,10 +1,10 @@
-"""Products of sums with a vector that nobody could foresee: a wrong sum has another one than its contributions have.
+"""Products of aggregates with an unpredictable vector: a wrong aggregate has another product than its contributions.
 
-r [N] is drawn once the sum is fixed, as an outer product: r[i] = rows[i // WIDTH] * columns[i % WIDTH] modulo the prime
-p = 2^61 - 1. A sum R of contributions g_j has <r, R> = sum of <r, g_j> modulo p, exactly. If R is anything else, the
-difference is a polynomial of degree 2 in what was drawn, which is zero for at most 2^-59 of all draws (Schwartz, 1980;
-Zippel, 1979). That two sums differ by a multiple of p somewhere, which no product sees, their range excludes
-(`stage.rounding.MAX_SUM`).
+r [N] is drawn once the aggregate is fixed, as an outer product: r[i] = rows[i // WIDTH] * columns[i % WIDTH] modulo the
+prime p = 2^61 - 1. An aggregate R of contributions g_j has <r, R> = sum of <r, g_j> modulo p, exactly. If R is anything
+else, the difference is a polynomial of degree 2 in what was drawn, which is zero for at most 2^-59 of all draws
+(Schwartz, 1980; Zippel, 1979). Two aggregates that differ by a multiple of p in some element have equal products; the
+range of their elements excludes that (`stage.rounding.MAX_SUM`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from swarmnet.messages import PRIME
 from swarmnet.wire import kernels
 
 WIDTH = 1024
-"""Columns of the outer product: as many as stay in a core's cache, beside the numbers that they weigh."""
+"""Columns of the outer product: as many as stay in a core's cache together with the numbers that they weigh."""
 
 _AT_ONCE = 1 << 20
 """Elements that are looked at in one piece, where they are not in this memory, or by the reference."""

@@ -1,23 +1,23 @@
-"""What rounds sum with `averaging.sync = "local"`, and the step that follows, in the place of `sums.step_sum`.
+"""What rounds sum with `averaging.sync = "local"`, and the step that follows; replaces `sums.step_sum` there.
 
-Nobody's gradient travels. Each replica steps with what it has accumulated itself, averaged over its own tokens. A
-round sums one number, the length of each member's own sum: so every stage knows how long gradients are in the others,
-and a replica clips its own by the norm over all stages. When the plan says so, the round first carries a vector of
-pseudo-gradients (`stage.outer`), weighted as the ledger weighs its members in this step. It moves the slow weights,
-the weights go on from there, and then comes the own gradient, which was computed one step before (as in Streaming
-DiLoCo, arXiv:2501.18512, with a delay of one).
+Gradients do not travel. Each replica steps with its own accumulated gradient, averaged over its own tokens. A round
+sums one number, the squared length of each member's own gradient: so every stage knows how long gradients are in the
+others, and a replica clips its own by the norm over all stages. When the plan says so, the round first carries a vector
+of pseudo-gradients (`stage.outer`), weighted by the microbatches assigned to its members in this step. It moves the
+outer weights, the weights continue from there, and then the replica applies its own gradient, which was computed one
+step before (as in Streaming DiLoCo, arXiv:2501.18512, with a delay of one).
 
-With `partners = "all"` both vectors are what everybody holds in the end. With "pairs" the first is a plain mean among
-partners: it is no part of the digest, nobody can fetch it later, and who does not get it keeps its own for the next
-time. Knows no peers.
+With `partners = "all"` every replica ends with the same two vectors. With "pairs" the first is a plain mean within a
+gossip group: it is not part of the digest and cannot be fetched later, and a replica that does not get it applies its
+own vector at the next outer step. Knows no peers.
 
-`OuterPlan` says which elements take an outer step when. The flat weights of a stage are cut into contiguous fragments,
-each of which takes one every `inner_steps` steps; the fragments' turns are spread evenly over that time, so that the
-traffic is. With one fragment all of them do at once (DiLoCo, arXiv:2311.08105). In the last step everything is,
-whosever turn it is: a run ends with what all its replicas have learned.
+`OuterPlan` decides which elements take an outer step when. The flat weights of a stage are cut into contiguous
+fragments, each of which takes one every `inner_steps` steps; the fragments' outer steps are spread evenly over that
+time, so that the traffic is. With one fragment all elements take it at the same time (DiLoCo, arXiv:2311.08105). In the
+last step all fragments take one, due or not: a run ends with what all its replicas have learned.
 
 Under a `sparse` codec a replica sends the largest elements of its pseudo-gradient. What it does not send stays in its
-weights (SparseLoCo, arXiv:2508.15706, keeps it in a vector of its own and resets the weights: then the replica learns
+weights (SparseLoCo, arXiv:2508.15706, stores it in a vector of its own and resets the weights: then the replica learns
 again what it still has to send, and both arrive). Plain outer steps and the last one of a run send everything, in int8.
 """
 
@@ -37,7 +37,7 @@ from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.ids import RoundId
 from swarmnet.messages import Commit, Packed
 from swarmnet.stage.accumulator import GradientSum
-from swarmnet.stage.seams import Contribution, OuterStep, Reduced
+from swarmnet.stage.interfaces import Contribution, OuterStep, Reduced
 from swarmnet.stage.state import State
 from swarmnet.sums.reducer import float_sum, rule_of
 from swarmnet.sums.references import TURNS, References
@@ -72,7 +72,7 @@ class OuterPlan:
     def due(self, step: int) -> Range | None:
         """The elements of which the round of `step` takes an outer step; None: this is an inner step only.
 
-        Never in step 0: nobody has moved yet.
+        Never in step 0: all weights are still equal.
         """
         if step == 0:
             return None
@@ -86,7 +86,7 @@ class OuterPlan:
         return None
 
     def turn(self, step: int) -> int:
-        """How many outer steps of one fragment lie before that step's."""
+        """How many outer steps a fragment has taken before that step's."""
         return (step - 1) // self.inner_steps
 
     def plain(self, step: int) -> bool:
@@ -106,7 +106,7 @@ _LENGTHS = 1
 """Elements of the vector that every round sums last."""
 
 _CHUNK = 1 << 14
-"""Elements that are encoded at a time where nothing is sent: whole blocks, and few beside a stage's."""
+"""Elements that are encoded at a time where nothing is sent: whole blocks, and few compared with a stage's."""
 
 DENSE = "int8"
 """How a run with a sparse codec sends all elements."""
@@ -124,7 +124,7 @@ class LocalSum(RoundSum):
         averaging, training = state.canonical.spec.averaging, state.canonical.spec.training
         self._gossip = averaging.gossip
         super().__init__(jobs, state)
-        # What partners send is encoded beside their references, and owes nothing.
+        # What partners send is encoded relative to their references, without error feedback.
         codec = "fp32" if self._gossip else averaging.codec
         self.codec = SumCodec(codec, state.canonical.num_elements, device=device)
         self._references = References(averaging.codec)
@@ -146,7 +146,7 @@ class LocalSum(RoundSum):
         self._lengths = SumBuffer(torch.zeros(_LENGTHS))
         self._exchanged = SumBuffer(torch.zeros(0, device=device))
         self._version = -1  # the version the finished sum leads on from
-        self._edge = 0  # where its one number lies
+        self._edge = 0  # the position of its one number
         self._round: RoundId | None = None  # the round that I take part in, or took part in last
         self._counted: frozenset[int] = frozenset()  # what my accumulator held as it began
         self._voids = 0
@@ -209,7 +209,7 @@ class LocalSum(RoundSum):
         self._round = round_id
         self._counted, self._voids = self._accumulator.indexes(self.state.version), self._accumulator.voids
         self._mine = self._length = None
-        # Nobody has moved yet: these weights are everybody's.
+        # All weights are still the initial ones: every replica holds the same.
         if self._gossip and self.state.version == 0:
             self._references.begin(self._outer.slow)
         if self._gossip and self.due is not None:
@@ -225,10 +225,10 @@ class LocalSum(RoundSum):
         """
         check_part(start, stop, sum(self.phases))
         if self._accumulator.voids != self._voids:
-            raise Refused(RejectCode.NOT_READY, "the sum was voided in the round", step=self.state.version)
+            raise Refused(RejectCode.NOT_READY, "the sum was discarded in the round", step=self.state.version)
         edge = sum(self._outer_phases)
         with blameless(self.canonical.stage):
-            # Past the outer vector lies the one number, the length of my own sum.
+            # After the outer vector comes the one number, the length of this member's own gradient.
             if start >= edge:
                 if self._length is None:
                     own = self._accumulator.read(self.state.version)
@@ -253,7 +253,7 @@ class LocalSum(RoundSum):
             total, clipped = float_sum(self._rule, vectors, stop - start, codec="fp32")
             # Partners install a mean, so what each of them weighs is divided out.
             total.div_(sum(contribution.num_microbatches for contribution in contributions))
-            # Whoever sent a difference has the reference; all must have it to be sent one.
+            # A member that sent a difference has the reference; a difference is sent only to a group where all have it.
             whole = any(self._references.is_whole(contribution.packed) for contribution in contributions)
             with blameless(self.canonical.stage):
                 return Reduced(self._references.encode(total, start, whole=whole), clipped)
@@ -293,12 +293,12 @@ class LocalSum(RoundSum):
         outer, lengths = vector[: max(edge - start, 0)], vector[max(edge - start, 0) :]
         for buffer, first, piece in (self._exchanged, start, outer), (self._lengths, max(start - edge, 0), lengths):
             if piece.numel():
-                buffer.place(first, piece.numel()).copy_(piece)
+                buffer.slot(first, piece.numel()).copy_(piece)
                 buffer.written(first, piece.numel())
 
     @in_round
     def seal(self) -> tuple[bytes, float]:
-        """Everything was put: the digest of what everybody holds, and its measure."""
+        """Everything was put: the digest of what all replicas hold, and its measure."""
         digest = hashlib.sha256(self._lengths.seal())
         if self.due is not None and not self._gossip:
             digest.update(self._exchanged.seal())

@@ -1,20 +1,20 @@
-"""The reduction of one part: everybody's encoded contributions in, the whole sum out.
+"""The reduction of one part: the encoded contributions of all members in, the complete sum out.
 
 Integers are added (`integer_sum`). Float vectors, with `averaging.sync = "local"`, are added too, or reduced by a rule
 that a minority of wrong contributions cannot carry away (`float_sum`):
 
     norm_clip       no mean gradient longer than a multiple of the median length (arXiv:1911.07963)
-    centered_clip   a few steps towards everybody, each step of bounded length (arXiv:2012.10333, arXiv:2106.11257)
+    centered_clip   a few steps towards the members' mean, each of bounded length (arXiv:2012.10333, arXiv:2106.11257)
 
 Under a rule a contribution that is no gradient (it does not decode, is not finite, or has elements larger than any
-gradient's) is left out, its weight shared among the others, and reported as kept to 0. The plain sum refuses the whole
-part instead: without one contribution it would be another sum than the round names.
+gradient's) is left out, its weight is shared among the others, and it is reported with a factor of 0. The plain sum
+refuses the whole part instead: without one contribution it would be another sum than the round names.
 
-A contribution is a sum over microbatches, its weight their number as the *ledger* has it. Rules compare means and give
-back a sum over all weights. "Median" is weighted throughout: what holds, holds while wrong members have less than half
-of the weight. A rule sees one part and never the whole gradient, as in BTARD's butterfly: lengths are those of parts.
-Given the same order of members the bits are the same; other orders differ by rounding. Knows no rounds: who
-contributes, and with which weight, is the step machine's word.
+A contribution is a sum over microbatches; its weight is their number in the *assignments*. Rules compare means and
+return a sum over all weights. "Median" is weighted throughout: every bound holds while wrong members have less than
+half of the weight. A rule sees one part and never the whole gradient, as in BTARD's butterfly: lengths are those of
+parts. Given the same order of members the bits are the same; other orders differ by rounding. Knows no rounds: the step
+machine decides who contributes, and with which weight.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from swarmnet.errors import BadMessage, Overflow, RejectCode, UsageError
 from swarmnet.manifest.schema import Averaging
 from swarmnet.messages import Packed
 from swarmnet.stage.accumulator import check_fixed_point, largest_magnitude
+from swarmnet.stage.interfaces import Clipped, Contribution
 from swarmnet.stage.rounding import MAX_MAGNITUDE, MAX_SUM, chunk_elements
-from swarmnet.stage.seams import Clipped, Contribution
 from swarmnet.wire import codecs
 
 INTEGERS = "small"
@@ -64,7 +64,7 @@ class Rule(Protocol):
 
     @property
     def noted_below(self) -> float:
-        """A member whose contribution kept less than this is reported as clipped. In (0, 1]."""
+        """A member is reported as clipped if its contribution was scaled by less than this. In (0, 1]."""
 
     @property
     def needs_center(self) -> bool:
@@ -74,7 +74,7 @@ class Rule(Protocol):
         """Reduce. Consumes `sums`.
 
         sums: at least one, fp32 [K] each, finite, |x| <= MAX_MAGNITUDE, a sum over weights[i] >= 1 microbatches.
-        center: fp32 [K], the mean per microbatch of the step before; None where nobody remembers it.
+        center: fp32 [K], the mean per microbatch of the step before; None where no replica remembers it.
         """
 
 
@@ -97,7 +97,7 @@ def rule_of(averaging: Averaging) -> Rule | None:
 @dataclass(frozen=True, slots=True)
 class NormClip:
     """Shorten every mean gradient to at most `factor` times the median length; one of few microbatches to more, since
-    it has more noise. Where nobody is shortened the result is the plain sum, bit by bit."""
+    it has more noise. Where no member is shortened the result is the plain sum, bit by bit."""
 
     factor: float
     noted_below: float = 1.0
@@ -117,8 +117,8 @@ class NormClip:
 
 @dataclass(frozen=True, slots=True)
 class CenteredClip:
-    """From the step before's mean go `iterations` times towards the weighted mean of everybody's pull, none stronger
-    than `radius` times the median distance. Without a step before, start from the median of each coordinate."""
+    """From the mean of the step before go `iterations` times towards the weighted mean of all members, where each pulls
+    at most `radius` times the median distance. Without a step before, start from the median of each coordinate."""
 
     radius: float
     iterations: int
@@ -134,12 +134,13 @@ class CenteredClip:
         distance), wherever they are."""
         whole = sum(weights)
         means = [each.div_(weight) for each, weight in zip(sums, weights, strict=True)]
-        # The plain mean would start wherever a liar wants; no coordinate of the median is beyond the honest ones.
+        # A Byzantine member chooses where the plain mean starts; no coordinate of the median is beyond those of correct
+        # ones.
         start = coordinate_median(means, weights) if center is None else center.clone()
         limit, kept = math.inf, [1.0] * len(means)
         for _ in range(self.iterations):
             distances = [_distance(mean, start) for mean in means]
-            # The bound never grows, so nobody gains by staying far away.
+            # The bound never grows, so that a member gains nothing by staying far away.
             limit = min(limit, self.radius * lower_median(distances, weights))
             kept = _shares(distances, limit, noise=_ROUNDING * _length(start))
             pull(start, means, [weight * share / whole for weight, share in zip(weights, kept, strict=True)])
@@ -149,8 +150,8 @@ class CenteredClip:
 def allowances(weights: Sequence[int]) -> list[float]:
     """By how much longer than the median a mean over so many microbatches may be.
 
-    Where there is nothing but noise, an honest mean of n is as long as noise / sqrt(n). At most `_MOST_ALLOWED`, or
-    liars would split their weight among many members of one microbatch each.
+    Where there is nothing but noise, a correct mean of n is as long as noise / sqrt(n). At most `_MOST_ALLOWED`, or
+    Byzantine peers would split their weight among many members of one microbatch each.
     """
     middle = lower_median(weights, weights)
     return [min(max(math.sqrt(middle / weight), 1.0), _MOST_ALLOWED) for weight in weights]

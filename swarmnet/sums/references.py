@@ -1,12 +1,14 @@
 """What partners agreed on when they last met, and how their vectors travel as differences to it.
 
-Partners send weights, which few bits would spoil. But where all of a group hold the same *reference*, what they agreed
-on last, the way from there to here is short, and bears int8 or nf4. A reference is what a turn of the draw
-(`averaging.grid`) has led to the last time: partners of a turn meet again in it. In the first cycle of turns it is the
-first weights, which everybody holds who was there in step 0. Nobody asks whose it was: equal digests are equal bits.
+Partners send weights, which a codec of few bits would spoil. But where all of a group hold the same *reference*, what
+they agreed on last, the difference to it is small, and int8 or nf4 is enough for it. A reference is the result of the
+last round with the same draw (`averaging.grid`): the partners of a draw meet again in it. In the first cycle of draws
+it is the initial weights, which every replica of step 0 holds. Its origin does not matter: equal digests are equal
+bits.
 
-Who has none (a joiner, a restarted peer), or another one (it missed the end of a round), says so by its digest: then
-the group's vectors of that round travel whole, in `FULL`, and what they agree on is the reference of the next time.
+A replica that has none (a joiner, a restarted peer), or another one (it missed the end of a round), shows that by its
+digest: then the group's vectors of that round travel whole, in `FULL`, and their result is the reference of the next
+round.
 Held in bf16: a base need not be exact, only equal. Knows no rounds and no peers. Averaging thread only.
 """
 
@@ -23,7 +25,7 @@ from swarmnet.messages import Packed
 from swarmnet.wire import codecs
 
 FULL = "fp16"
-"""How a vector travels whole in a run whose codec is for differences."""
+"""How a vector travels whole in a run with a codec for differences."""
 
 TURNS = 4
 """Draws of partners until the first comes again, and so references that a replica holds. Even."""

@@ -22,7 +22,7 @@ from swarmnet.ids import RoundId
 from swarmnet.messages import Commit, Packed
 from swarmnet.pledge import whole_of
 from swarmnet.stage.accumulator import GradientSum, check_fixed_point
-from swarmnet.stage.seams import Contribution, Reduced
+from swarmnet.stage.interfaces import Contribution, Reduced
 from swarmnet.stage.state import State
 from swarmnet.sums import linear
 from swarmnet.sums.reducer import INTEGERS, integer_sum
@@ -97,8 +97,8 @@ class StepSum(RoundSum):
     def contribution(self, start: int, stop: int, reference: bytes = b"") -> Packed:
         """Positions [start, stop) of the accumulator.
 
-        Raises Refused(NOT_READY) if the accumulator was voided since the round began: another piece may have been sent
-        already, and all pieces must be of one sum.
+        Raises Refused(NOT_READY) if the accumulator was discarded since the round began: another piece may have been
+        sent already, and all pieces must be of one sum.
         """
         check_part(start, stop, self.num_elements)
         self._said = codecs.encode(INTEGERS, self._frozen()[start:stop])
@@ -107,7 +107,7 @@ class StepSum(RoundSum):
     @in_round
     def reduce(self, contributions: Sequence[Contribution], start: int, stop: int, *, hop: int = 0) -> Reduced:
         """Add contributions, on the CPU: they come from the network and return to it."""
-        # Nobody else contributes, and integers have one encoding: the sum of my piece is my piece.
+        # There is no other contribution, and integers have one encoding: the sum of this piece is the piece itself.
         if len(contributions) == 1 and contributions[0].packed is self._said:
             return Reduced(self._said)
         total = integer_sum(contributions, stop - start, most=self.state.most)
@@ -124,8 +124,8 @@ class StepSum(RoundSum):
         """Decode a piece into the sum buffer, its first element at position `start`."""
         check_codec(packed, INTEGERS)
         size = num_elements(packed.shape)
-        place = self._sum.place(start, size)
-        largest = codecs.decode_integers(place, packed, add=False)
+        slot = self._sum.slot(start, size)
+        largest = codecs.decode_integers(slot, packed, add=False)
         check_fixed_point(largest, most=self.state.most(self._num_microbatches))
         self._sum.written(start, size)
 
@@ -133,7 +133,7 @@ class StepSum(RoundSum):
     def seal(self) -> tuple[bytes, float]:
         """The digest of the whole sum, once every piece was put, and its squared norm."""
         digest, square = self._sum.seal(), self.state.square_norm(self._sum.flat)
-        # Nobody could apply it, so nobody may sign it.
+        # No replica could apply it, so none may sign it.
         if not square < LARGEST_NORM:
             raise Refused(RejectCode.VOID, "the sum's norm is not finite", stage=self.canonical.stage)
         self._version = self.state.version
@@ -189,11 +189,11 @@ class StepSum(RoundSum):
         """The accumulator, as it was when the round began."""
         total = self._accumulator.read(self.state.version)
         if self._voids not in (None, self._accumulator.voids):
-            raise Refused(RejectCode.NOT_READY, "the sum was voided in the round", step=self.state.version)
+            raise Refused(RejectCode.NOT_READY, "the sum was discarded in the round", step=self.state.version)
         return total
 
 
 def check_part(start: int, stop: int, end: int) -> None:
-    """Raises BadMessage unless [start, stop) lies in [0, end)."""
+    """Raises BadMessage unless [start, stop) is within [0, end)."""
     if not 0 <= start <= stop <= end:
         raise BadMessage(RejectCode.BAD_SHAPE, "no such part", start=start, stop=stop, num_elements=end)

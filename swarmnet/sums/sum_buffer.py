@@ -1,10 +1,10 @@
 """The memory of one finished sum, filled in whatever order its pieces come, and the digest of what it then holds.
 
-The digest is the BLAKE3 of the BLAKE3 of every block of `BLOCK_ELEMENTS` elements, in order: a function of the sum
-alone, whoever cut it in which pieces, yet each block is hashed as soon as it is whole and still in cache. A block whose
-integers all fit 16 bits is hashed as int16, a quarter of the bytes; since it has a known number of elements, no other
-block has these bytes. As hard to collide as SHA-256, three to four times as fast where processors have instructions for
-that, and more where they have none. Knows no codecs and no rounds. Averaging thread only.
+The digest is the BLAKE3 of the BLAKE3 of every block of `BLOCK_ELEMENTS` elements, in order: a function of the
+aggregate alone, however it was cut into pieces; yet each block is hashed as soon as it is whole and still in cache. A
+block in which all integers fit 16 bits is hashed as int16, a quarter of the bytes; since it has a known number of
+elements, no other block has these bytes. As hard to collide as SHA-256, three to four times as fast where processors
+have instructions for that, and more where they have none. Knows no codecs and no rounds. Averaging thread only.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class SumBuffer:
         """Another sum comes: from now on the buffer holds none."""
         self._pieces, self._digests = [], {}
 
-    def place(self, start: int, size: int) -> Tensor:
-        """Where elements [start, start + size) belong: write there, then say `written`. Raises BAD_SHAPE."""
+    def slot(self, start: int, size: int) -> Tensor:
+        """The memory of elements [start, start + size): write there, then call `written`. Raises BAD_SHAPE."""
         stop = start + size
         at = bisect.bisect_left(self._pieces, (start, start))
-        # No element is written twice: this one lies between the piece before it and the one after it.
+        # No element is written twice: this piece is between the one before it and the one after it.
         overlaps = any(first < stop and start < last for first, last in self._pieces[max(at - 1, 0) : at + 1])
         if overlaps or not 0 <= start <= stop <= self.flat.numel():
             raise BadMessage(RejectCode.BAD_SHAPE, "no such piece, or a second one", start=start, size=size)

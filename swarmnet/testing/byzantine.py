@@ -20,7 +20,7 @@ from swarmnet.ids import PeerId
 from swarmnet.messages import NONE, Answer, AuditRequest, Control, Gradient, MemberState, Packed, Process, Request, Sent
 from swarmnet.pipeline.works import digest
 from swarmnet.quorum import quorum
-from swarmnet.stage.seams import Compute, Contribution, Engine, Reduced, Summation
+from swarmnet.stage.interfaces import Compute, Contribution, Engine, Reduced, Summation
 from swarmnet.statement import statement
 from swarmnet.transport import ReadPayload, Service, Transport
 

@@ -28,7 +28,7 @@ from swarmnet.messages import Answer, Commit, Control, Packed, Request, Running,
 from swarmnet.net.endpoint import Wrap
 from swarmnet.net.identity import IDENTITY_FILE, Identity
 from swarmnet.peer.run import run_peer
-from swarmnet.stage.seams import Compute, Engine, OuterStep, Stash, Summation
+from swarmnet.stage.interfaces import Compute, Engine, OuterStep, SavedActivations, Summation
 from swarmnet.telemetry.events import EventLog, EventReader
 from swarmnet.testing.byzantine import SENDS, Deceit, Double, FalseSender, Wary, lying_engine
 from swarmnet.testing.fault import LinkLimit, Moment, Phase
@@ -132,7 +132,7 @@ class HeldCompute(Double[Compute]):
         """The step that rounds are about: where steps overlap, not the one computed last."""
         return int(getattr(self._inner, "version", self._step))
 
-    async def forward(self, step: int, index: int, payload: Sequence[Packed], *, train: bool) -> Stash:
+    async def forward(self, step: int, index: int, payload: Sequence[Packed], *, train: bool) -> SavedActivations:
         if not train:  # an evaluation is in no phase of a step
             return await self._inner.forward(step, index, payload, train=False)
         self._step = step
@@ -143,13 +143,13 @@ class HeldCompute(Double[Compute]):
         await self._between.reach("forward", "end", step)
         return stash
 
-    async def backward(self, stash: Stash, gradient: Sequence[Packed]) -> tuple[Packed, ...]:
+    async def backward(self, stash: SavedActivations, gradient: Sequence[Packed]) -> tuple[Packed, ...]:
         await self._between.reach("backward", "begin", stash.step)
         answer = await self._inner.backward(stash, gradient)
         await self._between.reach("backward", "end", stash.step)
         return answer
 
-    async def accumulate(self, stash: Stash) -> bool:
+    async def accumulate(self, stash: SavedActivations) -> bool:
         counted = await self._inner.accumulate(stash)
         if counted:
             self._between.working("counted", stash.step, stash.index)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from swarmnet.ids import PeerId, RoundId
 from swarmnet.messages import Packed, Round, Stamp
-from swarmnet.stage.seams import Contribution, Summation
+from swarmnet.stage.interfaces import Contribution, Summation
 
 Losses = dict[int, tuple[float, int]]
 

@@ -25,7 +25,7 @@ from swarmnet.manifest.extension import Horizon, Notice
 from swarmnet.manifest.schema import Delay
 from swarmnet.messages import PRIME, Commit, Packed
 from swarmnet.pledge import whole_of
-from swarmnet.stage.seams import (
+from swarmnet.stage.interfaces import (
     KEPT_WEIGHTS,
     Audience,
     Compute,
@@ -33,7 +33,7 @@ from swarmnet.stage.seams import (
     PastWork,
     Recomputed,
     Reduced,
-    Stash,
+    SavedActivations,
     Summation,
 )
 from swarmnet.step.commits import evidence
@@ -252,7 +252,7 @@ class SimulatedEngine(Compute, Summation):
         if life != self._life:
             raise Refused(RejectCode.NOT_READY, "the ranks were lost")
 
-    def _computed(self, stash: Stash, asked: float) -> None:
+    def _computed(self, stash: SavedActivations, asked: float) -> None:
         stash.compute_s += self.device.forward_s
         now = loop_time()
         stash.ran = asked, now - self.device.forward_s, now
@@ -285,14 +285,14 @@ class SimulatedEngine(Compute, Summation):
     def _is_open(self, step: int) -> bool:
         return self.version <= step <= self.version + self._delay.ahead(self.version)
 
-    async def forward(self, step: int, index: int, payload: Sequence[Packed], *, train: bool) -> Stash:
+    async def forward(self, step: int, index: int, payload: Sequence[Packed], *, train: bool) -> SavedActivations:
         asked, voids, life = loop_time(), self.voids(step), self._life
         await self._compute(JobTurn(step, JobKind.FORWARD, -self.stage, index))
         weights = self.weights_of(step)
         check_payload(payload)
         if (self.stage, step, index) in self.plan.poison:
             raise Refused(RejectCode.VOID, "our own result is not finite")
-        stash = Stash(step, index, voids)
+        stash = SavedActivations(step, index, voids)
         self._computed(stash, asked)
         if self.arithmetic.last:
             stash.loss_sum, stash.num_tokens = self.arithmetic.loss(weights, payload), 1
@@ -301,7 +301,7 @@ class SimulatedEngine(Compute, Summation):
         stash.saved = _SimulatedStash(tuple(payload), life)
         return stash
 
-    async def backward(self, stash: Stash, gradient: Sequence[Packed]) -> tuple[Packed, ...]:
+    async def backward(self, stash: SavedActivations, gradient: Sequence[Packed]) -> tuple[Packed, ...]:
         asked, saved = loop_time(), stash.saved
         assert isinstance(saved, _SimulatedStash)
         await self._compute(JobTurn(stash.step, JobKind.BACKWARD, -self.stage, stash.index), saved.life)
@@ -310,7 +310,7 @@ class SimulatedEngine(Compute, Summation):
         saved.gradient = tuple(gradient)
         return self.arithmetic.backward(self.weights_of(stash.step), saved.payload, gradient)
 
-    async def accumulate(self, stash: Stash) -> bool:
+    async def accumulate(self, stash: SavedActivations) -> bool:
         asked, saved = loop_time(), stash.saved
         assert isinstance(saved, _SimulatedStash)
         await self.device.run(self.device.forward_s, JobTurn(stash.step, JobKind.WEIGHTS, -self.stage, stash.index))

@@ -32,7 +32,7 @@ from swarmnet.peer.peer import Peer
 from swarmnet.peer.rebalance import RecentMoves, Rules
 from swarmnet.peer.replica import Replica, ReplicaLimits
 from swarmnet.pipeline.router import routing_rule
-from swarmnet.stage.seams import Engine
+from swarmnet.stage.interfaces import Engine
 from swarmnet.statement import SignedMessage, in_envelope
 from swarmnet.telemetry.kinds import KINDS, EventFold
 from swarmnet.testing.clock import SimulatedProcess, VirtualLoop
@@ -117,12 +117,12 @@ class Guise:
 
 @dataclass(slots=True)
 class SimulatedRoom:
-    """Of a machine: `peer.moving.Room`. free: bytes for a copy of a state; None: enough."""
+    """Of a machine: `peer.moving.HostMemory`. free: bytes for a copy of a state; None: enough."""
 
     fits: Mapping[int, int] | None
     free: int | None
 
-    def room_for_copy(self) -> int | None:
+    def memory_for_copy(self) -> int | None:
         return self.free
 
 

@@ -20,8 +20,8 @@ from swarmnet.manifest.schema import Averaging, Cut, Manifest, Model, Numerics, 
 from swarmnet.messages import Commit, Packed
 from swarmnet.peer.engines import torch_engine
 from swarmnet.ranks.device_backend import DeviceBackend
+from swarmnet.stage.interfaces import Contribution, SavedActivations, Summation
 from swarmnet.stage.passes import MemoryPolicy
-from swarmnet.stage.seams import Contribution, Stash, Summation
 from swarmnet.wire import codecs
 
 MODEL = Model(
@@ -113,7 +113,7 @@ class StageChain:
 
     async def forward(
         self, route: Sequence[TorchEngine], index: int, *, train: bool = True, step: int | None = None
-    ) -> list[Stash]:
+    ) -> list[SavedActivations]:
         """One microbatch forward through the engines of `route`; step: the oldest open one by default."""
         step = self.step_number if step is None else step
         payload: tuple[Packed, ...] = (batch_of(self.manifest, self.tokens, step, index),)
@@ -123,7 +123,9 @@ class StageChain:
             payload = stashes[-1].output
         return stashes
 
-    async def travel(self, route: Sequence[TorchEngine], index: int, *, step: int | None = None) -> list[Stash]:
+    async def travel(
+        self, route: Sequence[TorchEngine], index: int, *, step: int | None = None
+    ) -> list[SavedActivations]:
         """Forward and the input gradients back; weight gradients still owed."""
         stashes = await self.forward(route, index, step=step)
         gradient: tuple[Packed, ...] = ()

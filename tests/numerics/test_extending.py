@@ -17,8 +17,8 @@ from swarmnet.ids import PeerId
 from swarmnet.manifest.codec_names import named_by
 from swarmnet.manifest.schema import Averaging, Manifest, Wire
 from swarmnet.model import decoder
+from swarmnet.stage.interfaces import Contribution
 from swarmnet.stage.optimizer import update_rule_of
-from swarmnet.stage.seams import Contribution
 from swarmnet.sums.reducer import float_sum, rule_of
 from swarmnet.wire import codecs
 from swarmnet.wire.codec_contract import check_codec

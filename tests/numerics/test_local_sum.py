@@ -17,7 +17,7 @@ from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.ids import Ballot, PeerId, RoundId
 from swarmnet.manifest.schema import Averaging
 from swarmnet.messages import Commit
-from swarmnet.stage.seams import Contribution, OuterStep
+from swarmnet.stage.interfaces import Contribution, OuterStep
 from swarmnet.wire import codecs
 
 OTHER = RoundId(Ballot(1, PeerId("peer")), 0)

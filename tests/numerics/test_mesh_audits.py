@@ -39,7 +39,7 @@ from swarmnet.ranks import backend as mesh_backend
 from swarmnet.ranks import supervisor
 from swarmnet.ranks.backend import MeshBackend
 from swarmnet.ranks.layout import MeshLayout
-from swarmnet.stage.seams import Recomputed
+from swarmnet.stage.interfaces import Recomputed
 from swarmnet.testing.byzantine import Deceit, LyingBackend
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -15,8 +15,8 @@ from stage_chain import StageChain, batch_of, chain_of, compute_thread, text, ti
 from swarmnet.engine.torch_engine import TorchEngine
 from swarmnet.errors import Refused, RejectCode
 from swarmnet.manifest.schema import Averaging, Manifest
+from swarmnet.stage.interfaces import SavedActivations
 from swarmnet.stage.passes import MemoryPolicy
-from swarmnet.stage.seams import Stash
 from swarmnet.testing.reference import ReferenceResult, run_reference
 from swarmnet.wire import codecs
 
@@ -117,7 +117,7 @@ async def test_fast_kernels_stay_within_rounding_of_the_reference() -> None:
 # ---------------------------------------------------------------- two open steps
 
 
-async def stash_of(chain: StageChain, index: int, step: int) -> tuple[TorchEngine, Stash]:
+async def stash_of(chain: StageChain, index: int, step: int) -> tuple[TorchEngine, SavedActivations]:
     """A microbatch of the first stage whose weight gradient is owed."""
     route = [replicas[0] for replicas in chain.engines]
     return route[0], (await chain.travel(route, index, step=step))[0]

@@ -358,7 +358,7 @@ def test_a_gpu_peer_is_refused_before_it_starts_if_the_machine_has_too_little_me
     plenty, least = 1 << 50, judge(one, [1], 1 << 50).host_need
     assert slots_within(one, [1], plenty, least) == 1
     assert slots_that_fit(replace(one, slots=0), [1], plenty, plenty) == RUN.training.microbatches
-    words = r"does not fit the machine beside its devices: it needs .* there, and may use .*: 1.00 MiB are missing"
+    words = r"does not fit the memory outside its devices: it needs .* there, and may use .*: 1.00 MiB are missing"
     with pytest.raises(UsageError, match=words):
         slots_within(one, [1], plenty, least - 2**20)
     more = judge(replace(one, slots=3), [1], plenty).host_need
@@ -366,12 +366,12 @@ def test_a_gpu_peer_is_refused_before_it_starts_if_the_machine_has_too_little_me
 
 
 def test_a_start_looks_at_host_memory_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_fit, "room_here", lambda layout: 1 << 50)
+    monkeypatch.setattr(memory_fit, "memory_here", lambda layout: 1 << 50)
     monkeypatch.setattr(memory_fit, "available_memory", lambda: 1 << 20)
     assert Capacity(ONE_CPU, RUN).slots(PeerConfig(slots=4), [1]) == 4, "there is one memory"
     monkeypatch.setattr(memory_fit, "choose_layout", lambda *_, **__: GPU)
     for slots in (0, 4):
-        with pytest.raises(UsageError, match="the machine beside its devices"):
+        with pytest.raises(UsageError, match="the memory outside its devices"):
             Capacity(PeerConfig(), RUN).slots(PeerConfig(slots=slots), [1])
 
 

@@ -19,7 +19,7 @@ from swarmnet.plan.memory import Setup, audit_bytes, plan_stage
 from swarmnet.ranks.device_backend import DeviceBackend
 from swarmnet.ranks.layout import MeshLayout
 from swarmnet.stage.canonical import Canonical
-from swarmnet.stage.seams import KEPT_WEIGHTS
+from swarmnet.stage.interfaces import KEPT_WEIGHTS
 from swarmnet.wire import codecs
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -105,5 +105,5 @@ def test_a_peer_counts_it_before_it_starts() -> None:
     least = judge(beside, [1], 1 << 50, 1 << 50).host_need
     assert least - judge(replace(beside, audited=False), [1], 1 << 50, 1 << 50).host_need == more
     slots_within(beside, [1], 1 << 50, least)
-    with pytest.raises(UsageError, match="the machine beside its devices"):
+    with pytest.raises(UsageError, match="the memory outside its devices"):
         slots_within(beside, [1], 1 << 50, least - 1)

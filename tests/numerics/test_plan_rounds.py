@@ -21,8 +21,8 @@ from swarmnet.ranks.device_backend import DeviceBackend
 from swarmnet.ranks.host_copies import HostCopies, copied
 from swarmnet.ranks.layout import MeshLayout
 from swarmnet.stage.canonical import Canonical
+from swarmnet.stage.interfaces import Contribution
 from swarmnet.stage.passes import MemoryPolicy
-from swarmnet.stage.seams import Contribution
 from swarmnet.stage.state import State
 from swarmnet.sums.local_sum import LocalSum
 from swarmnet.sums.references import TURNS

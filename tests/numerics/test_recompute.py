@@ -22,8 +22,8 @@ from swarmnet.messages import AuditData, Packed, WorkRecord
 from swarmnet.pipeline.works import digest, off_by
 from swarmnet.pledge import whole_of
 from swarmnet.ranks.device_backend import DeviceBackend
+from swarmnet.stage.interfaces import Recomputed
 from swarmnet.stage.passes import MemoryPolicy
-from swarmnet.stage.seams import Recomputed
 from swarmnet.sums.linear import drawn
 from swarmnet.wire import codecs
 

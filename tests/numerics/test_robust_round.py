@@ -22,7 +22,7 @@ from swarmnet.manifest.schema import Averaging, Manifest
 from swarmnet.messages import Finished, Packed, Round, Stamp
 from swarmnet.peer.engines import torch_engine
 from swarmnet.ranks.device_backend import DeviceBackend
-from swarmnet.stage.seams import Contribution
+from swarmnet.stage.interfaces import Contribution
 from swarmnet.sums.reducer import float_sum, rule_of
 from swarmnet.testing.doubles import FakeTransport
 from swarmnet.wire import codecs

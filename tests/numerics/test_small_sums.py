@@ -9,8 +9,8 @@ from swarmnet.ids import PeerId
 from swarmnet.messages import Packed
 from swarmnet.peer.engines import torch_engine
 from swarmnet.ranks.device_backend import DeviceBackend
+from swarmnet.stage.interfaces import Contribution
 from swarmnet.stage.rounding import LIMIT, Roundings, SmallRounding
-from swarmnet.stage.seams import Contribution
 from swarmnet.sums import step_sum
 from swarmnet.wire import codecs
 from tests.contracts.thread_comm import run_mesh

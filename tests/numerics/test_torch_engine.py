@@ -25,8 +25,8 @@ from swarmnet.manifest.schema import Numerics, Wire
 from swarmnet.messages import Packed
 from swarmnet.model.decoder import StageModule, loss_sum
 from swarmnet.ranks.device_backend import DeviceBackend
+from swarmnet.stage.interfaces import Contribution, SavedActivations
 from swarmnet.stage.rounding import MAX_SUM
-from swarmnet.stage.seams import Contribution, Stash
 from swarmnet.stage.snapshot import Layout
 from swarmnet.testing.reference import run_reference
 from swarmnet.wire import codecs
@@ -114,7 +114,7 @@ async def test_lossy_wires_train(codec: str) -> None:
 # ---------------------------------------------------------------- counting
 
 
-async def one_stash(chain: StageChain, index: int = 0) -> tuple[TorchEngine, Stash]:
+async def one_stash(chain: StageChain, index: int = 0) -> tuple[TorchEngine, SavedActivations]:
     """A microbatch of the first stage whose weight gradient is owed."""
     route = [replicas[0] for replicas in chain.engines]
     return route[0], (await chain.travel(route, index))[0]

@@ -11,7 +11,7 @@ import pytest
 from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Audits
 from swarmnet.messages import Packed
-from swarmnet.stage.seams import Recomputed
+from swarmnet.stage.interfaces import Recomputed
 from swarmnet.testing.plan import Plan
 from swarmnet.testing.virtual_swarm import Guise, VirtualSwarm
 from tests.benchmark_modules import load

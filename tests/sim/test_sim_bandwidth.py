@@ -17,7 +17,7 @@ from swarmnet.averaging.exchange import Exchange
 from swarmnet.averaging.parts import shares
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.messages import Answer, Control, Finished, Packed, Part, Request, Round, Stamp
-from swarmnet.stage.seams import Contribution, Reduced
+from swarmnet.stage.interfaces import Contribution, Reduced
 from swarmnet.testing.clock import SimulatedProcess, VirtualLoop
 from swarmnet.testing.links import Links
 from swarmnet.testing.network import MemoryNetwork

@@ -19,7 +19,7 @@ from swarmnet.averaging.grid import Group, cutting_of, grid_of, groups, in_rows,
 from swarmnet.ids import Ballot, Chain, Generation, PeerId
 from swarmnet.manifest.schema import Protocol
 from swarmnet.messages import MAX_MATES, Control, LineQuality, Round, StagePlan, Stamp
-from swarmnet.stage.seams import Contribution, Reduced
+from swarmnet.stage.interfaces import Contribution, Reduced
 from swarmnet.step.ledger import Ledger
 from swarmnet.step.rounds import RoundBuilder
 from swarmnet.sums.references import TURNS

@@ -251,4 +251,4 @@ def test_nobody_moves_to_a_stage_whose_state_is_nowhere() -> None:
         swarm.add([1], donor.peer_id)
 
     swarm.run(until_s=400.0, script=script)
-    assert "nobody hands over a copy" in events(swarm, "move_failed")[0][1]["reason"]
+    assert "no peer hands over a copy" in events(swarm, "move_failed")[0][1]["reason"]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from swarmnet.averaging.pledges import chunk_digest
+from swarmnet.averaging.round_check import chunk_digest
 from swarmnet.ids import PeerId
 from swarmnet.messages import Answer, Packed, Part, PartData, Pledge
 from swarmnet.statement import statement
@@ -164,7 +164,7 @@ def test_members_that_are_honest_have_everybodys_pledges_of_each_step() -> None:
     for node in trial.swarm.honest:
         for stage, replica in node.peer.replicas.items():
             stamps = replica.exchange._checked.keys()
-            told = {stamp: replica.exchange.pledges(stamp) for stamp in stamps}
+            told = {stamp: replica.exchange.commitments(stamp) for stamp in stamps}
             assert 3 <= len([stamp for stamp, pledges in told.items() if pledges]) <= 4, stage
             for stamp, pledges in told.items():
                 assert {each.stamp for each in pledges} <= {stamp} and len({each.digest for each in pledges}) <= 1

@@ -184,7 +184,7 @@ def test_a_stage_whose_state_nobody_has_is_waited_for_in_words() -> None:
         await asyncio.sleep(120.0)
         assert max(step for _, step in swarm.checker.committed) == 4
         said = [str(fields["reason"]) for _, _, name, fields in swarm.events if name == "waiting"]
-        assert any("nobody has the state of stage 1" in words for words in said), said
+        assert any("no peer has the state of stage 1" in words for words in said), said
         swarm.add((1,), victim.peer_id)  # with its checkpoint, the run goes on
 
     swarm.run(script=script)

@@ -9,7 +9,7 @@ import pytest
 from chaos import Chaos
 
 from swarmnet.ids import PeerId
-from swarmnet.stage.seams import Stash
+from swarmnet.stage.interfaces import SavedActivations
 from swarmnet.testing.plan import Plan
 from swarmnet.testing.virtual_engine import SimulatedEngine, tokens_of
 from swarmnet.testing.virtual_swarm import Guise, VirtualSwarm
@@ -23,7 +23,7 @@ class FalseScores(Guise):
     def engine(self, honest: SimulatedEngine) -> SimulatedEngine:
         forward = honest.forward
 
-        async def lower(step: int, index: int, payload: Any, *, train: bool) -> Stash:
+        async def lower(step: int, index: int, payload: Any, *, train: bool) -> SavedActivations:
             stash = await forward(step, index, payload, train=train)
             if not train:
                 stash.loss_sum /= 2
@@ -42,7 +42,7 @@ class NeverScores(Guise):
     def engine(self, honest: SimulatedEngine) -> SimulatedEngine:
         forward = honest.forward
 
-        async def hang(step: int, index: int, payload: Any, *, train: bool) -> Stash:
+        async def hang(step: int, index: int, payload: Any, *, train: bool) -> SavedActivations:
             if not train:
                 self.asked.add(step)
                 await asyncio.sleep(1e6)

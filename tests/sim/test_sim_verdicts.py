@@ -16,7 +16,7 @@ from swarmnet.errors import UsageError
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.manifest.schema import Audits
 from swarmnet.messages import NONE, Case, Contributions, Pledge, Process, Request, Stamp
-from swarmnet.peer.run import until_convicted
+from swarmnet.peer.run import until_banned
 from swarmnet.pipeline.router import least_time
 from swarmnet.pledge import shares_of
 from swarmnet.statement import statement
@@ -173,9 +173,9 @@ def test_a_convict_hears_of_it_and_what_its_operator_can_do(again: bool) -> None
             hears.hear(swarm.nodes[1].peer_id, two_faced(out))
         await reached(swarm, 4)
         peer = swarm.nodes[3].peer
-        assert peer.convicted.is_set() and "another --dir" in peer.conviction
-        with pytest.raises(UsageError, match=r"convicted of wrong work in stage 0.*step 7.*test its memory"):
-            await until_convicted(peer)
+        assert peer.banned.is_set() and "another --dir" in peer.ban_notice
+        with pytest.raises(UsageError, match=r"banned for wrong work in stage 0.*step 7.*test its memory"):
+            await until_banned(peer)
         assert peer.state.events["stopped"] == 1
         swarm.kill(swarm.nodes[3])
 
@@ -195,7 +195,7 @@ def test_who_is_told_a_proof_against_it_that_proves_nothing_goes_on() -> None:
         await reached(swarm, 1)
         for proof in (unsigned, others, replace(whole, rechecks=whole.rechecks[:1])):
             swarm.nodes[0].peer.on_tell(PeerId("s0.2"), proof)
-        assert not swarm.nodes[0].peer.convicted.is_set()
+        assert not swarm.nodes[0].peer.banned.is_set()
 
     swarm.run(script=script)
     assert not swarm.counts["convicted_here"]

@@ -33,7 +33,7 @@ def test_a_run_that_stands_still_for_a_member_that_cannot_be_called_says_so(seed
         raise Enough
 
     swarm.run(until_s=300, script=script)
-    whom = f" {victim} of stage 0, which nobody can connect to"
+    whom = f" {victim} of stage 0, which no peer can connect to"
     still = [text for kind, text in said if kind == "standstill"]
     assert all(text.startswith("no step for ") for text in still) and any(text.endswith(whom) for text in still)
     # Nobody gets through a checked sum without its pledge: it is waited for, and never left out.

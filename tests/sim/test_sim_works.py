@@ -16,7 +16,7 @@ from swarmnet.manifest.schema import Audits
 from swarmnet.messages import AuditData, AuditRequest, Rejected, Request, WorkRecord
 from swarmnet.pipeline.works import MOST_ASKS, digest
 from swarmnet.pledge import proves, whole_of
-from swarmnet.stage.seams import PastWork
+from swarmnet.stage.interfaces import PastWork
 from swarmnet.testing.plan import Plan
 from swarmnet.testing.virtual_engine import product
 from swarmnet.testing.virtual_swarm import Node, VirtualSwarm

@@ -684,14 +684,14 @@ def test_status_tells_what_it_sees_and_fails_when_nobody_is_there(capsys: pytest
 
             code, out, said = await status(RUN, directory.maddrs, False)
             assert code == 0
-            assert all(words in out for words in (who.peer[-8:], "nobody serves stage 2", "loss 2.2500 at step 4"))
+            assert all(words in out for words in (who.peer[-8:], "no peer serves stage 2", "loss 2.2500 at step 4"))
 
             code, out, said = await status(RUN[:12], directory.maddrs)
             assert code == 0 and json.loads(out)["run"] == RUN
             code, out, said = await status("cd" * 6, directory.maddrs)
-            assert code == 1 and "nobody announces run cdcdcdcdcdcd" in said
+            assert code == 1 and "no peer announces run cdcdcdcdcdcd" in said
             code, out, said = await status("cd" * 32, directory.maddrs)
-            assert code == 1 and not json.loads(out)["seen"] and "nobody announces run cdcdcdcdcdcd" in said
+            assert code == 1 and not json.loads(out)["seen"] and "no peer announces run cdcdcdcdcdcd" in said
 
             await directory.__aexit__()
             code, out, said = await status(RUN, directory.maddrs)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import extending_page
 import pytest
-from test_find_place import link, newcomer, peers, placed
+from test_prepare_join import link, newcomer, peers, placed
 
 from swarmnet.config import plug_in
 from swarmnet.config.peer import PeerConfig

@@ -14,7 +14,7 @@ import pytest
 from hivemind.dht.routing import DHTID
 from hivemind.p2p import PeerID
 from running import train_locally
-from test_find_place import gives, placed
+from test_prepare_join import gives, placed
 
 from swarmnet.config.peer import PeerConfig
 from swarmnet.directory import Invitation, Pass, Record, StageStatus

@@ -57,7 +57,7 @@ def test_a_stranger_with_a_link_takes_part_and_changes_nothing(start: Callable[.
 
     (link,) = listening["links"]
     assert link == f"swarm:{run_id(manifest)}@{listening['dht'][0]}"
-    # Left to choose, it goes by speeds that a busy machine measures (`test_find_place` has what they lead to).
+    # Left to choose, it goes by speeds that a busy machine measures (`test_prepare_join` has what they lead to).
     joiner = start("joiner", "join", link, "--stage", "1", "--device", "cpu", "--nickname", "Anna", terminal=True)
     me = joiner.says("listening")["peer"]
     synced = joiner.says("synced", stage=1)

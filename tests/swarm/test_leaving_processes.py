@@ -146,7 +146,7 @@ def test_a_peer_crashes_and_returns_drains_and_all_end_together(
         for each in (first, trainer):
             each.process.send_signal(signal.SIGINT)
         assert first.end() < 20.0 and trainer.end() < 20.0
-        assert first.reason() == "asked to stop: everybody leaves"
+        assert first.reason() == "asked to stop: all peers leave"
     finally:
         for each in started:
             if each.process.poll() is None:

@@ -36,4 +36,4 @@ def test_liars_change_the_curve_and_the_report_names_them(tmp_path: Path) -> Non
     assert out and not summary["crashes"], printed
     for name in out:
         last = (tmp_path / "out" / "peers" / name / "log.txt").read_text().splitlines()[-1]
-        assert last.startswith("this peer is convicted of wrong work in stage") and "another --dir" in last
+        assert last.startswith("this peer is banned for wrong work in stage") and "another --dir" in last

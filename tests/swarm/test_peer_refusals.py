@@ -27,7 +27,7 @@ from swarmnet.peer.peer import Peer
 from swarmnet.peer.replica import ReplicaLimits
 from swarmnet.pipeline.windows import OwnTokens, ProvenWindows
 from swarmnet.ranks.device_backend import DeviceBackend
-from swarmnet.stage.seams import Engine
+from swarmnet.stage.interfaces import Engine
 from swarmnet.state.disk import CheckpointStore, DirectoryDisk
 from swarmnet.testing.doubles import FakeService
 from swarmnet.wire.codecs import encode

@@ -28,7 +28,7 @@ from swarmnet.net.twins import TWIN_REFUSED, Twins
 from swarmnet.peer import bootstrap
 from swarmnet.wire.convert import Hello
 from tests.contracts.transport_contract import FETCH, HEARTBEAT, LIMIT_S
-from tests.swarm.test_find_place import HONEST, gives, link, newcomer, placed
+from tests.swarm.test_prepare_join import HONEST, gives, link, newcomer, placed
 from tests.swarm.test_relay import World
 
 RUN = RunId("ab" * 32)

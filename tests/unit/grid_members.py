@@ -16,7 +16,7 @@ from swarmnet.averaging.exchange import Exchange
 from swarmnet.errors import PeerGone
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.messages import PRIME, Answer, Finished, Packed, Part, Round, Stamp
-from swarmnet.stage.seams import Contribution, Reduced
+from swarmnet.stage.interfaces import Contribution, Reduced
 from swarmnet.step.ledger import Ledger
 from swarmnet.step.rounds import RoundBuilder
 from swarmnet.testing.doubles import FakeTransport

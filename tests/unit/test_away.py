@@ -104,13 +104,13 @@ def test_whoever_joins_again_waits_and_a_newcomer_does_not(
         return found
 
     monkeypatch.setattr(joining, "reach", reach)
-    monkeypatch.setattr(joining, "_place", place)
+    monkeypatch.setattr(joining, "_prepared", place)
     address = f"/ip4/203.0.113.7/tcp/31337/p2p/{Identity.generate().peer}"
     link = SwarmLink.parse(f"swarm:{RUN[:digits]}@{address}")
 
     def join() -> object:
         with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-            finding = joining.find_place(PeerConfig(dir=tmp_path), link, lambda *phase: told.append(phase))
+            finding = joining.prepare_join(PeerConfig(dir=tmp_path), link, lambda *phase: told.append(phase))
             with entered(runner, finding) as place:
                 return place
 

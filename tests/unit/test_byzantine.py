@@ -24,7 +24,7 @@ from swarmnet.messages import AuditRequest, Gradient, ManifestRequest, MemberSta
 from swarmnet.peer.engines import torch_engine
 from swarmnet.pipeline.works import digest
 from swarmnet.ranks.device_backend import DeviceBackend
-from swarmnet.stage.seams import Engine, Reduced
+from swarmnet.stage.interfaces import Engine, Reduced
 from swarmnet.statement import statement
 from swarmnet.telemetry.run_state import StageState
 from swarmnet.testing.byzantine import (

@@ -8,8 +8,8 @@ import torch
 
 from swarmnet.ids import PeerId
 from swarmnet.messages import PRIME
+from swarmnet.stage.interfaces import Contribution
 from swarmnet.stage.rounding import MAX_SUM
-from swarmnet.stage.seams import Contribution
 from swarmnet.sums.linear import drawn
 from swarmnet.sums.reducer import integer_sum
 from swarmnet.wire import codecs

@@ -297,7 +297,7 @@ def test_the_run_is_proven_by_the_first_chain_alone(tmp_path, capsys) -> None:
     assert f"lied in step 0 of stage 2 of run {RUN[:12]}, about" in capsys.readouterr().out
     file.write_text(text_of(replace(first, run="cd" * 32)))
     assert swarmnet(["audit", "verify", str(file)]) == 1
-    assert "proves nothing: its pledge was signed in another run than the one that the file names" in (
+    assert "proves nothing: its commitment was signed in another run than the one that the file names" in (
         capsys.readouterr().out
     )
     file.write_text(text_of(replace(GOOD, run="cd" * 32)))

@@ -37,7 +37,7 @@ from swarmnet.pipeline.recovery import Recovery, kept_alive
 from swarmnet.pipeline.router import Router
 from swarmnet.pipeline.works import MOST_ASKS, ShownWorks, WorkBook, digest, show
 from swarmnet.pledge import proves, whole_of
-from swarmnet.stage.seams import Stash
+from swarmnet.stage.interfaces import SavedActivations
 from swarmnet.testing.clock import VirtualLoop
 from swarmnet.testing.doubles import FakeTransport, Script
 from swarmnet.testing.plan import Plan
@@ -138,7 +138,7 @@ class Scene:
     def withdraw(self, step: int, index: int) -> None:
         self.said.append(("withdraw", index))
 
-    def added(self, stash: Stash) -> None:
+    def added(self, stash: SavedActivations) -> None:
         self.said.append(("added", stash.index))
 
     def non_finite(self, step: int, index: int) -> None:
@@ -472,7 +472,7 @@ async def test_a_device_that_is_full_with_one_slot_ends_the_peer() -> None:
     async def act(here: Scene) -> None:
         forward = here.engine.forward
 
-        async def full(step: int, index: int, *inputs: object, train: bool) -> Stash:
+        async def full(step: int, index: int, *inputs: object, train: bool) -> SavedActivations:
             asked.append(index)
             if len(asked) == 3:  # what is computed in between shows that one at a time fits
                 return await forward(step, index, *inputs, train=train)

@@ -11,7 +11,7 @@ import pytest
 from swarmnet.errors import PeerTimeout
 from swarmnet.ids import NO_CHAIN, Ballot, PeerId, RoundId
 from swarmnet.messages import Commit, ManifestRequest, Packed, Running, SnapshotPiece, SnapshotRequest
-from swarmnet.stage.seams import Engine, OuterStep
+from swarmnet.stage.interfaces import Engine, OuterStep
 from swarmnet.telemetry.events import EventReader
 from swarmnet.testing.doubles import FakeTransport, run_virtual
 from swarmnet.testing.fault import OneWayCut, Partition, Slow

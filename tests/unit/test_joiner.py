@@ -63,7 +63,7 @@ def test_only_a_copy_of_the_present_is_of_use(
 def test_why_there_is_no_state_is_said_once_for_each_reason() -> None:
     restored = Restored()
     for asked in (1, 2, 3):
-        restored.machine.say_given_up(NoReplica("nobody hands over a copy", asked=asked))
+        restored.machine.say_given_up(NoReplica("no peer hands over a copy", asked=asked))
         restored.machine.say_given_up(NoReplica("nobody says what came next", version=asked))
         for donor in (PeerId("a"), PeerId("b")):
             restored.machine.say_failed(donor, PeerGone("broken", at=asked))

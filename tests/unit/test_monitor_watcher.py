@@ -208,7 +208,7 @@ def test_a_run_that_nobody_announces_any_more_ends_the_watch(capsys: pytest.Capt
     looks = ([replace(each, steps=9) for each in THREE], [])
     members = Members({"a": honest}, *looks)
     assert watch(members, WatchOptions(as_json=True, every_s=GONE_S / 3)) == 1
-    assert "nobody announces run" in said(capsys)[-1]["text"]
+    assert "no peer announces run" in said(capsys)[-1]["text"]
 
 
 def test_who_looks_on_for_a_page_stays_after_the_end_and_sees_all_go(capsys: pytest.CaptureFixture[str]) -> None:
@@ -369,8 +369,8 @@ def test_a_convict_and_disputes_are_lines_and_nobody_asks_the_convict(capsys: py
     ]
     assert [line.split(" (")[0].split(";")[0] for line in lines] == [
         "convicted: l of stage 0",
-        "in 1 case of stage 0 somebody lies, and nobody can be named, as 2 of 2 replicas say",
-        "in 3 cases of stage 0 somebody lies, and nobody can be named, as 2 of 2 replicas say",
+        "in 1 case of stage 0 a peer is at fault and none can be named, as 2 of 2 replicas say",
+        "in 3 cases of stage 0 a peer is at fault and none can be named, as 2 of 2 replicas say",
     ]
     assert [each["peer"] for each in events if each["event"] == "gone"] == ["l"]
     assert [each["num_disputed"] for each in events if each["event"] == "state"][-1] == 3

@@ -23,7 +23,7 @@ from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.manifest.schema import Averaging, Cut, Manifest, Model, Numerics, Training
 from swarmnet.messages import Answer, Commit, Part, PartData, Round, Stamp
 from swarmnet.ranks.device_backend import DeviceBackend
-from swarmnet.stage.seams import Contribution
+from swarmnet.stage.interfaces import Contribution
 from swarmnet.sums.local_sum import LocalSum
 from swarmnet.sums.references import TURNS
 from swarmnet.testing.doubles import FakeTransport, run_virtual

@@ -130,7 +130,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch, *names: str, told: str | Exception = "
 def test_free_memory_is_asked_of_the_driver_in_its_own_order(monkeypatch: pytest.MonkeyPatch) -> None:
     opened = gpus(monkeypatch, told="GPU-uuid-1, 7\nGPU-uuid-9, 1\nGPU-uuid-0, 5\n")
     assert memory_fit.free_on_gpus([0, 1]) == [5 << 20, 7 << 20]
-    assert memory_fit.room_here(MeshLayout(2, devices=("cuda:1", "cuda:0"))) == 5 << 20 and not opened
+    assert memory_fit.memory_here(MeshLayout(2, devices=("cuda:1", "cuda:0"))) == 5 << 20 and not opened
 
 
 @pytest.mark.parametrize("told", [OSError("no such command"), subprocess.TimeoutExpired("it", 1), "N/A", "GPU-a, 3"])

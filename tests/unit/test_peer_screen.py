@@ -137,7 +137,7 @@ def test_ranks_and_moves_are_lines_and_a_new_stage_is_served_anew() -> None:
         (["A"], {}, {}, "reachable 1 member connected back"),
         (["A", "B"], {}, {"C": "silence"}, "reachable 2 members connected back; could not ask ...C"),
         (["A"], {"B": "no answer"}, {}, "reachable 1 of 2 members that tried could connect to this peer, not ...B"),
-        ([], {}, {}, "reachable nobody who was asked could say whether others can connect to this peer"),
+        ([], {}, {}, "reachable no peer that was asked could say whether others can connect to this peer"),
     ],
 )
 def test_who_connected_back_is_a_line(

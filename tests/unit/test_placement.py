@@ -97,20 +97,20 @@ def test_many_lots_fall_on_every_stage(num_stages: int, me: PeerId) -> None:
 def test_the_reasons() -> None:
     me = PeerId("me")
     pair = [replica("a", 0), replica("b", 1)]
-    assert choose(me, range(2), pair[:1]) == Choice(1, "nobody serves stage 1")
+    assert choose(me, range(2), pair[:1]) == Choice(1, "no peer serves stage 1")
     assert choose(me, range(2), [*pair, replica("c", 0)]) == Choice(1, "stage 1 has the fewest replicas, 1")
     assert choose(me, range(2), [replica("a", 0), replica("b", 1, load=2.0)]) == Choice(
         1, "no stage has fewer replicas than its 1, and it has most to do"
     )
     assert choose(me, range(2), pair).reason == "drawn from 2 stages with 1 replica each"
     assert choose(me, range(2), pair, held={0}) == Choice(
-        0, "its checkpoint lies here, and no stage has fewer replicas than its 1"
+        0, "its checkpoint is here, and no stage has fewer replicas than its 1"
     )
     assert choose(me, range(2), [replica("a", 0), replica("b", 0, has_state=False)], held={1}) == Choice(
-        1, "its checkpoint lies here, and nobody else has the state of stage 1"
+        1, "its checkpoint is here, and no other peer has the state of stage 1"
     )
     assert choose(me, range(1), [replica("a", 0)]) == Choice(0, "the only stage")
-    assert choose(me, range(2), [replica("a", 0, leaving=True), replica("b", 1)]) == Choice(0, "nobody serves stage 0")
+    assert choose(me, range(2), [replica("a", 0, leaving=True), replica("b", 1)]) == Choice(0, "no peer serves stage 0")
 
 
 def test_rates_count_and_not_heads() -> None:

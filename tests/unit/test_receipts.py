@@ -10,7 +10,7 @@ import pytest
 
 from swarmnet.audit.case import recheck
 from swarmnet.audit.evidence import Evidence, from_line, to_line
-from swarmnet.audit.histories import Account, NamedLiar, StageHistory, account, convicts
+from swarmnet.audit.histories import Account, NamedFault, StageHistory, account, faults_of
 from swarmnet.audit.receipts import Receipt, append, read
 from swarmnet.cli.frame import run as swarmnet
 from swarmnet.ids import NO_RESTART, Ballot, Chain, Generation, Restart, RoundId, RunId, first_chain, next_chain
@@ -117,9 +117,9 @@ def test_what_is_not_proven_is_not_counted() -> None:
         (with_pledges(first, [MEMBERS[0], stranger]), "no more than half"),
         (with_pledges(first, [MEMBERS[0], MEMBERS[0]]), "no more than half"),
         (replace(first, pledges=(*first.pledges[:2], replace(first.pledges[2], product=1))), "not signed"),
-        (replace(first, pledges=second.pledges), "another sum"),
-        (replace(first, finished=finished_of(0, 0, 2)), "another sum"),
-        (replace(first, finished=other), "another sum"),
+        (replace(first, pledges=second.pledges), "another aggregate"),
+        (replace(first, finished=finished_of(0, 0, 2)), "another aggregate"),
+        (replace(first, finished=other), "another aggregate"),
         (replace(first, commits=second.commits), "another step"),
         (replace(first, tokens={0: BATCH * TOKENS}), "tokens"),
         (replace(first, tokens=dict.fromkeys(range(BATCH), TOKENS + 1)), "tokens"),
@@ -392,21 +392,21 @@ def test_a_convict_is_marked_by_what_is_about_its_history() -> None:
     kept = history(HONEST)
     early, late = lied_twice(HONEST[2]), lied_twice(HONEST[4])
     assert not early.refusal(verify)
-    assert convicts(kept, RUN, [late, early]) == {LIAR.peer: NamedLiar(0, 2, proven=True)}
+    assert faults_of(kept, RUN, [late, early]) == {LIAR.peer: NamedFault(0, 2, proven=True)}
     # Whatever run the file names; what is of neither names nobody.
-    assert convicts(kept, RUN, [replace(early, run="ef" * 32)]) == {LIAR.peer: NamedLiar(0, 2, proven=True)}
+    assert faults_of(kept, RUN, [replace(early, run="ef" * 32)]) == {LIAR.peer: NamedFault(0, 2, proven=True)}
     elsewhere = lied_twice(after(HONEST, Restart(1, 1))[2])
-    assert convicts(kept, RUN, [elsewhere]) == {LIAR.peer: NamedLiar(0, 2, proven=False)}
-    assert convicts(kept, RUN, [elsewhere, late]) == {LIAR.peer: NamedLiar(0, 4, proven=True)}
-    assert not convicts(kept, RUN, [replace(elsewhere, run="ef" * 32)])
+    assert faults_of(kept, RUN, [elsewhere]) == {LIAR.peer: NamedFault(0, 2, proven=False)}
+    assert faults_of(kept, RUN, [elsewhere, late]) == {LIAR.peer: NamedFault(0, 4, proven=True)}
+    assert not faults_of(kept, RUN, [replace(elsewhere, run="ef" * 32)])
 
 
 def test_strangers_that_nobody_knows_as_a_jury_prove_nothing_of_a_history() -> None:
     kept, strangers = history(HONEST), [Identity.from_seed(bytes([at]) * 32) for at in range(90, 94)]
     theirs, ours = sent_falsely(HONEST[2], strangers), sent_falsely(HONEST[2], [*MEMBERS[1:], LIAR])
     assert not theirs.refusal(verify) and not ours.refusal(verify)
-    assert convicts(kept, RUN, [theirs]) == {LIAR.peer: NamedLiar(0, 2, proven=False)}
-    assert convicts(kept, RUN, [ours]) == {LIAR.peer: NamedLiar(0, 2, proven=True)}
+    assert faults_of(kept, RUN, [theirs]) == {LIAR.peer: NamedFault(0, 2, proven=False)}
+    assert faults_of(kept, RUN, [ours]) == {LIAR.peer: NamedFault(0, 2, proven=True)}
 
 
 def test_the_command_marks_convicts(tmp_path, capsys) -> None:

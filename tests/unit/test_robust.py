@@ -17,8 +17,8 @@ from swarmnet.errors import BadMessage, RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Averaging
 from swarmnet.messages import Packed
+from swarmnet.stage.interfaces import Clipped, Contribution
 from swarmnet.stage.rounding import MAX_MAGNITUDE
-from swarmnet.stage.seams import Clipped, Contribution
 from swarmnet.sums.reducer import (
     CenteredClip,
     NormClip,

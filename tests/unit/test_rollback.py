@@ -433,7 +433,7 @@ def test_newcomers_that_began_at_the_seed_give_way_to_what_others_have_on_disk()
     young = [holding("a", 0, version=0), holding("d", 1, disk=(20,))]
     machine = restarts()
     assert decided(machine, young, after_s=SETTLE_S) is None
-    assert "nobody has the state of stage 0" in machine.words(young)
+    assert "no peer has the state of stage 0" in machine.words(young)
 
 
 def test_one_who_claims_to_be_far_ahead_does_not_stop_a_run_that_moves() -> None:

@@ -12,8 +12,8 @@ from swarmnet.errors import BadMessage
 from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Averaging, Numerics
 from swarmnet.stage import rounding
+from swarmnet.stage.interfaces import Contribution
 from swarmnet.stage.rounding import FINENESS, LIMIT, FineRounding, Rectangle, SmallRounding, first_scales, next_scales
-from swarmnet.stage.seams import Contribution
 from swarmnet.sums.reducer import integer_sum
 from swarmnet.wire import codecs
 

@@ -194,7 +194,7 @@ def test_a_donor_that_only_describes_is_given_up(error: Exception) -> None:
 
 
 def test_nobody_to_ask_is_an_error_in_words() -> None:
-    with pytest.raises(NoReplica, match="nobody hands over"):
+    with pytest.raises(NoReplica, match="no peer hands over"):
         run_virtual(Joiner(Line()).fetch())
 
 
@@ -215,7 +215,7 @@ def test_a_busy_donor_is_asked_again_when_it_said() -> None:
 async def test_a_donor_that_is_always_busy_is_given_up_and_not_believed_how_long() -> None:
     line = Line(Mate("a"))
     line.intercept = lambda peer, request, answer: Busy(3600.0, 5) if isinstance(answer, Snapshot) else answer
-    with pytest.raises(NoReplica, match="nobody hands over"):
+    with pytest.raises(NoReplica, match="no peer hands over"):
         await Joiner(line).fetch()
     assert 60.0 <= asyncio.get_running_loop().time() <= 90.0 and 6 <= len(line.asked) <= 10
 

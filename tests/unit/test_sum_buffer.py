@@ -32,7 +32,7 @@ def a_buffer(size: int, dtype: torch.dtype = torch.float32) -> SumBuffer:
 
 
 def put(buffer: SumBuffer, values: torch.Tensor, start: int, stop: int) -> None:
-    buffer.place(start, stop - start).copy_(values[start:stop])
+    buffer.slot(start, stop - start).copy_(values[start:stop])
     buffer.written(start, stop - start)
 
 
@@ -78,7 +78,7 @@ def test_a_piece_outside_or_one_that_overlaps_another_is_refused(start: int, siz
     put(buffer, torch.ones(20), 12, 16)
     put(buffer, torch.ones(20), 4, 8)
     with pytest.raises(BadMessage):
-        buffer.place(start, size)
+        buffer.slot(start, size)
     for begin, end in ((8, 12), (0, 4), (16, 20)):
         assert not buffer.is_whole
         put(buffer, torch.ones(20), begin, end)

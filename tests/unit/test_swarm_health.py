@@ -58,7 +58,7 @@ def test_who_leaves_after_the_last_step_is_not_missed() -> None:
 def test_everybody_has_left_is_said_once_and_how_to_go_on() -> None:
     gone = [*three(0, disk=(30, 40), synced=False, draining=True), *three(1, disk=(40,), synced=False, draining=True)]
     result = assess(RUN, [replace(TRAINER, finished=True), *gone], 2)
-    text = "everybody has left: start them again, each with the same --dir, and the run goes on from version 40"
+    text = "all peers have left: start them again, each with the same --dir, and the run goes on from version 40"
     assert [(each.kind, each.text) for each in result.problems] == [("all_left", text)]
     assert "all_left" not in found(*gone[1:], record("0-0", status(0, draining=True)))[1], "one is still about to"
     assert "all_left" not in found(*(replace(each, paused=True) for each in gone))[1]
@@ -68,7 +68,7 @@ def test_newcomers_without_its_state_do_not_bring_a_stage_back() -> None:
     joiner = record("j", status(1, 0, synced=False))
     _, problems = found(*three(0), joiner)
     assert set(problems) == {"stage_not_synced", "single_replica"}
-    assert "nobody here has its state" in problems["stage_not_synced"].text
+    assert "no peer here has its state" in problems["stage_not_synced"].text
 
 
 def test_a_checkpoint_on_a_disk_is_enough_to_go_on_from() -> None:
@@ -94,7 +94,7 @@ def test_a_stage_that_writes_no_checkpoints_is_named() -> None:
 
 def test_a_run_that_has_not_begun_has_lost_nothing() -> None:
     _, problems = found(*three(0, version=0))
-    assert "nobody serves stage 1" in problems["stage_empty"].text
+    assert "no peer serves stage 1" in problems["stage_empty"].text
     _, problems = found(*three(0, version=0), record("j", status(1, 0, synced=False)))
     assert "wait for one to be ready" in problems["stage_not_synced"].text
 
@@ -162,7 +162,7 @@ def test_who_began_at_the_seed_when_others_had_got_further_has_no_state() -> Non
     fresh = [record("x", status(1, 0)), record("y", status(1, 0))]
     result, problems = found(*three(0, disk=(30, 40)), *fresh)
     assert problems["stage_not_synced"].stage == 1 and result.version is None
-    assert "nobody here has its state" in problems["stage_not_synced"].text
+    assert "no peer here has its state" in problems["stage_not_synced"].text
     _, problems = found(*three(0, version=0), *three(1, version=0))
     assert problems == {}  # so does every run begin
     _, problems = found(*three(0, disk=(40,)), record("x", status(1, 0, disk=(40,))), *fresh)
@@ -217,7 +217,7 @@ def test_a_run_that_stands_still_says_for_whom_it_waits_and_why() -> None:
     others = three(1, still_s=34)
     replicas = [waiting(0, "A", waited, unreached), waiting(0, "B", unreached), waiting(0, "P")]
     result, problems = found(*replicas, *others)
-    assert problems["standstill"].text == "no step for 34 s: waiting for P of stage 0, which nobody can connect to"
+    assert problems["standstill"].text == "no step for 34 s: waiting for P of stage 0, which no peer can connect to"
     assert result.problems[0].kind == "standstill" and result.still_s == 34 and "unreached" not in problems
 
     _, problems = found(waiting(0, "A", waited, unreached), *replicas[2:], waiting(0, "B"), *others)
@@ -225,12 +225,12 @@ def test_a_run_that_stands_still_says_for_whom_it_waits_and_why() -> None:
     _, problems = found(waiting(0, "A", waited), *replicas[2:], waiting(0, "B"), *others)
     assert problems["standstill"].text.endswith("P of stage 0 (does not report, says ...A)")
     _, problems = found(waiting(0, "A", unreached), *replicas[1:], *others)
-    perhaps = "no step for 34 s, perhaps because of P of stage 0, which nobody can connect to"
+    perhaps = "no step for 34 s, perhaps because of P of stage 0, which no peer can connect to"
     assert problems["standstill"].text == perhaps
     cut_off = waiting(0, "P", against("A", "waited_for", "has not got the sum"))
     assert found(waiting(0, "A", unreached), cut_off, *others)[1]["standstill"].text == perhaps
     _, problems = found(*(waiting(0, name) for name in "ABC"), *others)
-    assert problems["standstill"].text == "no step for 34 s, and nobody says whom it waits for"
+    assert problems["standstill"].text == "no step for 34 s, and no peer reports which one it waits for"
     assert "standstill" not in found(*(waiting(0, name) for name in "ABC"))[1], "stage 1 is missing, which is said"
 
 
@@ -243,7 +243,7 @@ def test_who_is_left_out_or_sits_out_is_named_and_by_whom() -> None:
     )
     result, problems = found(waiting(0, "A", *complaints, still_s=0), *three(0), *three(1))
     assert problems["left_out"].text == "left out: P of stage 0 (late, says ...A)"
-    assert problems["sits_out"].text == "sitting out for another 120 s: Q of stage 0 (does not report, says ...A)"
+    assert problems["sits_out"].text == "suspended for another 120 s: Q of stage 0 (does not report, says ...A)"
     assert problems["unreached"].text.startswith("left out: R of stage 0, which ...A cannot connect to")
     assert len(result.complaints) == 4 and not result.still_s
 
@@ -316,7 +316,7 @@ def test_disputes_are_counted_by_stage_and_the_last_is_named() -> None:
     ] and result.num_disputed == 2
     assert problems["disputed"].severity == "warning" and problems["disputed"].stage == 1
     assert problems["disputed"].text.startswith(
-        "in 2 cases of stage 1 somebody lies, and nobody can be named, as 3 of 6 replicas say; the last: work of 0-2 "
+        "in 2 cases of stage 1 a peer is at fault and none can be named, as 3 of 6 replicas say; the last: work of 0-2 "
         "in step 9: it takes more than half of the replicas"
     )
     result, problems = found(*convicting([*three(0), *told, late], "0-2"))

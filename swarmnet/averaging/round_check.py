@@ -1,27 +1,27 @@
-"""Reducers cannot lie: what the members of a round sign, and how each checks the sum that it was given.
+"""Check reducers: what the members of a round sign, and how each member checks the aggregate that it received.
 
-In an audited run the sender of a part of a vector signs what it has sent with its last
-chunk: a contributor to the reducer, a reducer to whoever asks (`part_pledge`). When a member holds the whole sum, it
-and all others draw the same vector by the sum's digest, and every contributor signs a `Pledge`: the product of its
-contribution with that vector. The products must add up to the sum's own (`sums.linear`). Then nobody has put anything
-into the sum but contributions, whatever the reducers are.
+In an audited run the sender of a part of a vector signs what it sent together with its last chunk: a contributor to the
+reducer, a reducer to each member that asks (`sign_part`). When a member holds the complete aggregate, it and all others
+draw the same vector from the aggregate's digest, and every contributor signs a commitment (the message `Pledge`): the
+product of its contribution with that vector. The products must add up to the aggregate's own product (`sums.linear`).
+Then the aggregate holds contributions and nothing else, even if all reducers are Byzantine.
 
-If something does not fit, each member finds out who lied, and complains of it to the leader (`averaging.watch`):
+If something does not fit, each member determines the peer at fault and reports it to the leader (`averaging.watch`):
 
-| what does not fit | who lied |
+| what does not fit | peer at fault |
 |---|---|
-| two members hold different sums, and a reducer has signed different parts to them | the reducer |
-| different sums, and the same parts are signed | who says that it holds another sum |
-| products; what contributors hand me now is not what they have signed to a reducer | the contributor |
-| products; it is, and does not add up to what the reducer handed me | the reducer |
-| products; all parts add up, and a contribution has another product than was pledged | the contributor |
-| one contributor has signed two pledges | it has |
+| two members hold different aggregates, and a reducer signed different parts to them | the reducer |
+| different aggregates, and the same parts are signed | the member that claims to hold another aggregate |
+| products; what a contributor sends this member now is not what it signed to a reducer | the contributor |
+| products; it is, and does not add up to what the reducer sent this member | the reducer |
+| products; all parts add up, and a contribution has another product than its commitment | the contributor |
+| one contributor signed two commitments | the contributor |
 
-A contributor and a reducer that lie together can have a false contribution in the sum, as the contributor can alone:
-its pledge then stands against what it should have computed, which audits see (docs/trust.md).
+A contributor and a reducer that collude can put a false contribution into the aggregate, as the contributor can alone:
+its commitment then contradicts the gradient that it should have computed, which audits detect (docs/trust.md).
 
-In a grid a part passes through several reducers. Each product is checked there as anywhere. Of a wrong one everybody
-blames the mate of its row that handed it over, who may have had it from somebody else.
+In a grid a part passes through several reducers. Each product is checked there in the same way. For a wrong one each
+member blames the member of its row that sent it, which may have received it from another peer.
 """
 
 from __future__ import annotations
@@ -62,20 +62,21 @@ if TYPE_CHECKING:
     from swarmnet.averaging.butterfly import Butterfly, ExchangeContext
 
 PAUSE_S = 0.05
-"""Pause before a member is asked again for a stream that broke, or for its pledges."""
+"""Pause before a member is asked again for a stream that broke, or for its commitments."""
 
 _ALONE_S = 2.0
-"""Who is asked and does not get its own sum for so long pledges for the asker's: one slow line holds up nobody."""
+"""A member that was asked and does not get its own aggregate for so long signs for the asker's aggregate, because one
+slow link must not delay the others."""
 
 _MOST_DIGESTS = 4
-"""Of the sums that one member pledges for in a round."""
+"""Aggregates for which one member signs commitments in a round."""
 
 _MOST_SAID = 1 << 12
-"""Pledges that one member signs in a step: what it has forgotten it could contradict."""
+"""Commitments that one member signs in a step: with an older one forgotten, it could contradict itself."""
 
 Pledges = tuple[Pledge, ...]
 Said = dict[tuple[RoundId, bytes], Pledge]
-"""What one member has pledged in a step, by round and sum; without signatures."""
+"""What one member has committed to in a step, by round and aggregate; without signatures."""
 
 Contradiction = Callable[[Pledge, Pledge], None]
 NOTHING = bytes(32)
@@ -90,21 +91,21 @@ def chunk_digest(packed: Packed) -> bytes:
 
 
 def part_key(kind: Literal["contribution", "reduced"], current: Round, group: Group, reducer: PeerId) -> bytes:
-    """32 bytes: which part of which group's sum a `part_pledge` is about."""
+    """32 bytes that name the part of a group's aggregate that a commitment of `sign_part` is about."""
     said = [(peer, of.incarnation, of.number, sorted(indexes)) for peer, of, indexes in current.contributions]
     words = repr((kind, group.hop, group.span, said, reducer, dict(group.chunks)[reducer]))
     return hashlib.sha256(b"swarmnet part 1\0" + words.encode()).digest()
 
 
-def part_pledge(signer: Signer, me: PeerId, current: Round, key: bytes, digests: Iterable[bytes]) -> Pledge:
-    """What I sign of the chunks of a part that I have sent: it is no pledge for a sum, and `shares` says so."""
+def sign_part(signer: Signer, me: PeerId, current: Round, key: bytes, digests: Iterable[bytes]) -> Pledge:
+    """Sign the chunks of a part that were sent. `shares` shows that it is no commitment to an aggregate."""
     digest = _of_part(key, digests)
     said = Pledge(current.stamp, current.id, digest, key, me, 0, NOTHING)
     return replace(said, signature=signer.sign(statement(said)))
 
 
 def signed_part(signer: Signer, pledges: Iterable[Pledge], stamp: Stamp, peer: PeerId, key: bytes) -> Pledge | None:
-    """Among these what that peer has signed of that part."""
+    """Of these commitments, the one that the peer signed for that part."""
     for pledge in pledges:
         if (pledge.stamp, pledge.peer, pledge.shares) == (stamp, peer, key):
             return pledge if signer.verify(peer, statement(pledge), pledge.signature) else None
@@ -117,7 +118,7 @@ def says(pledge: Pledge | None, digests: Iterable[bytes]) -> bool:
 
 
 def _of_part(key: bytes, digests: Iterable[bytes]) -> bytes:
-    # Parts may be equal, such as zeros, and two pledges of one digest would convict whoever has signed both.
+    # Parts may be equal, such as zeros, and two commitments to one digest would prove a fault of their signer.
     return hashlib.sha256(key + b"".join(digests)).digest()
 
 
@@ -125,9 +126,9 @@ def _of_part(key: bytes, digests: Iterable[bytes]) -> bytes:
 
 
 class RoundCheck:
-    """One member's check of one round. `run` it once the sum is sealed; `serve` others from the beginning.
+    """One member's check of one round. `run` it once the aggregate is sealed; `serve` others from the beginning.
 
-    work_root: what my pledge says of my works. said: what I have pledged in this step, in checks before this one, too.
+    work_root: the root of this peer's computation records. said: what it signed in this step, in earlier checks, too.
     """
 
     def __init__(
@@ -147,17 +148,17 @@ class RoundCheck:
         self._shares = shares_of(current.contributions, current.voided)
         self._digest = b""  # of the whole sum, once it is here
         self._product = 0  # of the whole sum
-        self._heard: dict[PeerId, Pledge] = {}  # for my sum
-        self._second: dict[PeerId, Pledge] = {}  # where somebody has signed two for it
-        self._others: dict[PeerId, Pledges] = {}  # what those answered that hold another sum
+        self._heard: dict[PeerId, Pledge] = {}  # for this member's aggregate
+        self._second: dict[PeerId, Pledge] = {}  # where a contributor has signed two for it
+        self._others: dict[PeerId, Pledges] = {}  # what members answered that hold another aggregate
         self._said, self._mine = said, dict[bytes, Pledge]()
         self._changed = asyncio.Event()
-        self._heard_out: set[PeerId] = set()
+        self._compared: set[PeerId] = set()
         self._blamed: set[PeerId] = set()
         self.closed = self.passed = False
 
     @property
-    def pledges(self) -> Pledges:
+    def commitments(self) -> Pledges:
         """Of all contributors, once the check has passed."""
         return tuple(self._heard[peer] for peer in sorted(self._heard))
 
@@ -167,17 +168,17 @@ class RoundCheck:
         self._change()
 
     async def run(self, digest: bytes) -> None:
-        """Return once everybody's pledges add up to this sum. Cancel to abandon.
+        """Return once the commitments of all contributors add up to this aggregate. Cancel to abandon.
 
-        Raises Refused: they do not; the watch has been told who lied.
+        Raises Refused: they do not; the peer at fault has been reported to the watch.
         """
         sums, stamp = self._context.sums, self.round.stamp
         self._digest, self._seed = digest, vector_seed(stamp, self.round.id, digest)
         if self._me in self._contributors:
-            self._heard[self._me] = await self._pledge(digest)
+            self._heard[self._me] = await self._sign(digest)
         self._change()
         async with asyncio.TaskGroup() as group:
-            # Others wait for my pledge, and nobody for what I find here.
+            # Others wait for this member's commitment, but not for the result of its check.
             weighing = group.create_task(sums.weigh(None, 0, sums.num_elements, self._seed))
             tasks = [group.create_task(self._gather(*way)) for way in self._ways()]
             while not self._contributors <= self._heard.keys() | self._others.keys():
@@ -192,14 +193,14 @@ class RoundCheck:
         if self._others:
             self._settle_digests()
         elif not self._add_up():
-            # Somebody may have pledged one thing to me and another to others: they tell me.
+            # A contributor may have signed one commitment to this member and another one to others, which send it on.
             await self._ask_again()
             if not self._add_up():
                 await self._adjudicate()
         self.passed = True
 
     async def serve(self, request: Part, caller: PeerId | None) -> AsyncGenerator[Answer, None]:
-        """Answer one `Part` call for pledges."""
+        """Answer one `Part` call for commitments."""
         if request.start < request.stop:
             hop = next((hop for hop in self._hops if hop.is_of(request)), None)
             yield PartData(pledges=tuple(hop.given.values()) if hop is not None else ())
@@ -215,13 +216,13 @@ class RoundCheck:
                     await self._changed.wait()
             if not self._ready(request):
                 yield Running()
-            if not self._digest and self._may_pledge(request) and loop.time() - asked > _ALONE_S:
-                yield PartData(pledges=(await self._pledge(request.reference),))
+            if not self._digest and self._may_sign(request) and loop.time() - asked > _ALONE_S:
+                yield PartData(pledges=(await self._sign(request.reference),))
                 return
-        told = self.pledges
+        told = self.commitments
         if request.reference != self._digest:
             if caller is not None:
-                await self._hear_out(caller)
+                await self._compare_with(caller)
             told += tuple(self._hops[0].signed.values())
         yield PartData(pledges=told)
 
@@ -237,34 +238,35 @@ class RoundCheck:
         mine = next((row for row in self._rows if self._me in row), ())
         return not request.hop or self._heard.keys() >= self._contributors & set(mine)
 
-    def _may_pledge(self, request: Part) -> bool:
+    def _may_sign(self, request: Part) -> bool:
         known = request.reference in self._mine or len(self._mine) < _MOST_DIGESTS
         return self._me in self._contributors and not request.hop and bool(request.reference) and known
 
-    async def _pledge(self, digest: bytes) -> Pledge:
-        """Mine, for that sum. Raises Refused(NOT_READY): the round is over."""
+    async def _sign(self, digest: bytes) -> Pledge:
+        """This member's commitment to that aggregate. Raises Refused(NOT_READY): the round is over."""
         if digest not in self._mine:
             current, life = self.round, self._lives[self._me]
-            # It is not mine that was counted: who was started again signs nothing in the name of the process before.
+            # Another process of this peer made that contribution; a restarted peer signs nothing for the previous one.
             if self._context.incarnation not in (None, life):
                 raise Refused(RejectCode.NOT_READY, "another process of mine has contributed to that round")
             product = await self._context.sums.prove(vector_seed(current.stamp, current.id, digest))
-            # The accumulator may have been voided meanwhile: signed, its product would convict an honest replica.
+            # If the accumulator was discarded meanwhile, a signed product would prove a fault of a correct replica.
             if self.closed:
                 raise Refused(RejectCode.NOT_READY, "that round was abandoned")
             words = current.stamp, current.id, digest, self._shares, self._me, product, self._work_root
             said = Pledge(*words, incarnation=life)
-            # A leader that opens a round twice, with other contributions, would have me convict myself.
+            # A leader that opens a round twice, with other contributions, would make this peer contradict itself.
             if len(self._said) >= _MOST_SAID or self._said.setdefault((current.id, digest), said) != said:
-                raise Refused(RejectCode.NOT_READY, "something else was pledged in a round of that number")
+                raise Refused(RejectCode.NOT_READY, "something else was committed to in a round of that number")
             self._mine[digest] = replace(said, signature=self._signer.sign(statement(said)))
         return self._mine[digest]
 
     def _ways(self) -> Iterator[tuple[Sequence[PeerId], Sequence[PeerId], bool]]:
-        """How the pledges of all contributors are heard: of each in my row from itself; where its line to me is cut, or
-        it has died since, from a mate that has heard it; of another row from its members.
+        """How the commitments of all contributors are collected: of each in this member's row from itself; if its link
+        to this member is cut, or it has died since, from another member that has received it; of another row from its
+        members.
 
-        Yields (peers to ask in turn, contributors, whether a peer answers once it has heard its whole row).
+        Yields (peers to ask in turn, contributors, whether a peer answers once it has those of its whole row).
         """
         reducers = {reducer for hop in self._hops for reducer, _ in hop.group.chunks}
         place = self.round.receivers.index(self._me) if self._me in self.round.receivers else 0
@@ -276,17 +278,17 @@ class RoundCheck:
                 yield (*row[turn:], *row[:turn]), wanted, True
                 continue
             for peer in wanted:
-                mates = [mate for mate in others if mate not in (peer, self._me)]
-                yield (peer, *mates), [peer], False
+                replicas = [replica for replica in others if replica not in (peer, self._me)]
+                yield (peer, *replicas), [peer], False
                 # Some cannot call a peer that reduces nothing, and a call into silence takes longer than a step.
-                if peer not in reducers and (summing := [mate for mate in mates if mate in reducers]):
+                if peer not in reducers and (summing := [replica for replica in replicas if replica in reducers]):
                     yield summing, [peer], True
-        # Who came after the grid was opened, or contributes without a place in it.
+        # Contributors that came after the grid was opened, or are in no row of it.
         for peer in self._contributors - {peer for row in self._rows for peer in row} - {self._me}:
             yield (peer,), [peer], False
 
     async def _gather(self, peers: Sequence[PeerId], wanted: Sequence[PeerId], whole_row: bool) -> None:
-        """Hear the pledges of these contributors, see `_ways`."""
+        """Collect the commitments of these contributors, see `_ways`."""
         loop, asked = asyncio.get_running_loop(), itertools.cycle(peers)
         request = self._request(hop=int(whole_row))
         while missing := [peer for peer in wanted if peer not in self._heard and peer not in self._others]:
@@ -319,7 +321,7 @@ class RoundCheck:
         return ()
 
     def _hear(self, pledge: Pledge) -> None:
-        """Remember it, if it is of a contributor for my sum and signed."""
+        """Remember it, if it is signed by a contributor and about this member's aggregate."""
         of = pledge.stamp, pledge.id, pledge.digest
         if of != (self.round.stamp, self.round.id, self._digest) or pledge.peer not in self._contributors:
             return
@@ -339,7 +341,7 @@ class RoundCheck:
             self._blame(pledge.peer, "pledge_lied", why="two pledges for one sum")
 
     def _add_up(self) -> bool:
-        """Do the products? Of two that one contributor has signed the one counts with which they do."""
+        """Do the products? If a contributor signed two commitments, take the one with which they do."""
         for peer, pledge in [*self._heard.items()]:
             others = sum(each.product for of, each in self._heard.items() if of != peer)
             for known in dict.fromkeys((pledge, self._second.get(peer, pledge))):
@@ -351,13 +353,13 @@ class RoundCheck:
         return False
 
     async def _ask_again(self) -> None:
-        mates = set(self.round.receivers) - {self._me}
-        for told in await asyncio.gather(*(self._told(peer, self._request(), _ALONE_S) for peer in mates)):
+        others = set(self.round.receivers) - {self._me}
+        for told in await asyncio.gather(*(self._told(peer, self._request(), _ALONE_S) for peer in others)):
             for pledge in told:
                 self._hear(pledge)
 
     def _is_other(self, peer: PeerId, pledges: Iterable[Pledge]) -> bool:
-        """Has that contributor pledged itself for another sum of this round?"""
+        """Has that contributor signed a commitment to another aggregate of this round?"""
         return any(
             (pledge.peer, pledge.stamp, pledge.id) == (peer, self.round.stamp, self.round.id)
             and pledge.digest != self._digest
@@ -372,7 +374,7 @@ class RoundCheck:
         self._blamed.add(peer)
 
     def _settle_digests(self) -> None:
-        """Others hold another sum than I do: somebody has handed out two."""
+        """Others hold another aggregate than this member: a reducer or a member has sent two."""
         if len(self._rows) > 1:
             raise Refused(RejectCode.NOT_READY, "members hold different sums")
         guilty = set[PeerId]().union(*(self._guilty_of(peer, told) for peer, told in self._others.items()))
@@ -385,7 +387,7 @@ class RoundCheck:
         itself, if it cannot show what all have signed, or if all is the same."""
         hop, found, same = self._hops[0], set[PeerId](), {peer}
         for reducer, mine in hop.signed.items():
-            # Nobody takes its own part from itself.
+            # A reducer does not fetch its own part from itself.
             if reducer == peer:
                 continue
             key = part_key("reduced", self.round, hop.group, reducer)
@@ -396,18 +398,19 @@ class RoundCheck:
                 found.add(reducer)
         return found or same
 
-    async def _hear_out(self, caller: PeerId) -> None:
-        """Somebody asks for pledges for another sum than mine. If a reducer has signed two parts, I am its witness."""
-        if len(self._rows) > 1 or caller not in self.round.receivers or caller in self._heard_out:
+    async def _compare_with(self, caller: PeerId) -> None:
+        """The caller asks for commitments to another aggregate than this member's. If a reducer signed two different
+        parts to the two, this member reports it."""
+        if len(self._rows) > 1 or caller not in self.round.receivers or caller in self._compared:
             return
-        self._heard_out.add(caller)
+        self._compared.add(caller)
         told = await self._told(caller, self._request(), _ALONE_S)
         if told and not self.closed:
             for peer in sorted(self._guilty_of(caller, told) - {caller}):
                 self._blame(peer, "reducer_lied", why="another sum")
 
     async def _adjudicate(self) -> None:
-        """The products do not add up: look at every part again, as its contributors tell it to me."""
+        """The products do not add up: check every part again, as its contributors send it to this member."""
         hop, sums, seed = self._hops[0], self._context.sums, self._seed
         products = dict.fromkeys(self._contributors, 0)
         guilty = False
@@ -458,7 +461,7 @@ class RoundCheck:
         for peer in self._contributors - {reducer}:
             signed = signed_part(self._signer, told, self.round.stamp, peer, key)
             if signed is None:
-                return {reducer}  # it was not to take a part that nobody has signed
+                return {reducer}  # it must not take a part that its contributor has not signed
             if not says(signed, digests[peer]):
                 guilty.add(peer)
         return guilty or {reducer}

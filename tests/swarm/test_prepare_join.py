@@ -25,7 +25,7 @@ from swarmnet.net.endpoint import Endpoint, open_endpoint
 from swarmnet.net.identity import Identity
 from swarmnet.net.swarm_link import SwarmLink
 from swarmnet.peer import joining
-from swarmnet.peer.joining import Place, Tell, find_place
+from swarmnet.peer.joining import PreparedJoin, Tell, prepare_join
 from swarmnet.peer.memory_fit import judge, setup_of
 from swarmnet.ranks.layout import MeshLayout
 from swarmnet.state.disk import CheckpointStore
@@ -66,9 +66,9 @@ def newcomer(directory: Path, *bootstrap: str, stages: tuple[int, ...] = ()) -> 
     return PeerConfig(dir=directory, host="127.0.0.1", bootstrap=bootstrap, stages=stages)
 
 
-async def placed(config: PeerConfig, invitation: SwarmLink | Manifest, tell: Tell) -> Place:
+async def placed(config: PeerConfig, invitation: SwarmLink | Manifest, tell: Tell) -> PreparedJoin:
     """The place that is found; the newcomer leaves at once."""
-    async with find_place(config, invitation, tell) as place:
+    async with prepare_join(config, invitation, tell) as place:
         return place
 
 
@@ -126,7 +126,7 @@ async def test_what_finds_the_place_serves_it(tmp_path: Path, monkeypatch: pytes
     async with peers(tmp_path, 0, 1, 2) as found:
         monkeypatch.setattr(Daemon, "start", counted)
         asked = link(found[0], digits=12)
-        async with find_place(newcomer(tmp_path / "me"), asked, lambda *_: None) as place:
+        async with prepare_join(newcomer(tmp_path / "me"), asked, lambda *_: None) as place:
             me, directory = place.joined.identity.peer, place.joined.directory
             assert not directory.maddrs and me not in found[0].directory.neighbours, "so far it only asks"
             end = place.joined.endpoint
@@ -178,7 +178,7 @@ async def test_newcomers_at_once_spread(tmp_path: Path, monkeypatch: pytest.Monk
     """Two replicas of two stages and none of the last: five newcomers who see each other make it three each."""
     monkeypatch.setattr(joining, "SETTLE_S", 4.0)  # until the last of five has started its node
     async with peers(tmp_path, 0, 0, 1, 1) as found:
-        places: list[Place] = []
+        places: list[PreparedJoin] = []
 
         async def come(number: int) -> None:
             places.append(await placed(newcomer(tmp_path / f"me-{number}"), link(found[0]), lambda *_: None))
@@ -199,7 +199,7 @@ async def test_a_checkpoint_in_the_directory_draws_its_owner_back(tmp_path: Path
         told: list[str] = []
         place = await placed(newcomer(tmp_path / "me"), link(found[0]), lambda name, text: told.append(text))
         assert place.config.stages == (1,)
-        assert told[-1] == "1: its checkpoint lies here, and no stage has fewer replicas than its 1"
+        assert told[-1] == "1: its checkpoint is here, and no stage has fewer replicas than its 1"
 
 
 async def test_a_newcomer_takes_a_stage_that_fits_its_memory_however_much_another_is_missed(tmp_path: Path) -> None:
@@ -228,9 +228,12 @@ async def test_a_link_that_leads_nowhere(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(joining, "LOOK_S", 0.5)
     async with peers(tmp_path, 0) as (end,):
         for wanted, words in (
-            (SwarmLink("cd" * 32, end.directory.maddrs[0]), "nobody who serves a stage of run cdcdcdcdcdcd"),
-            (SwarmLink("cd" * 8, end.directory.maddrs[0]), "nobody announces a run whose id begins with cdcdcd"),
-            (SwarmLink(RUN, f"/ip4/127.0.0.1/tcp/1/p2p/{end.me}"), "nobody answers at /ip4/127.0.0.1/tcp/1"),
+            (SwarmLink("cd" * 32, end.directory.maddrs[0]), "no peer that serves a stage of run cdcdcdcdcdcd"),
+            (
+                SwarmLink("cd" * 8, end.directory.maddrs[0]),
+                "no peer announces a run with an id that begins with cdcdcd",
+            ),
+            (SwarmLink(RUN, f"/ip4/127.0.0.1/tcp/1/p2p/{end.me}"), "no peer answers at /ip4/127.0.0.1/tcp/1"),
         ):
             with pytest.raises(UsageError, match=words):
                 await placed(newcomer(tmp_path / "me"), wanted, lambda name, text: None)
@@ -253,12 +256,12 @@ async def test_a_dead_address_is_named_where_remembered_peers_answer(
             told.clear()
             with pytest.raises(
                 UsageError,
-                match=f"(?s)cdcdcdcdcdcd.*nobody answers at {dead}; peers that were met before.*ask for a link",
+                match=f"(?s)cdcdcdcdcdcd.*no peer answers at {dead}; peers that were met before.*ask for a link",
             ):
                 await placed(newcomer(tmp_path / "me"), wanted, lambda *words: told.append(words))
             assert [name for name, _ in told][:4] == ["identity", "asking", "asking", "swarm"]
-            assert told[2][1].startswith(f"nobody answers at {dead}; peers that were met before, in this run or")
-            assert told[3][1].startswith("nobody announces the run so far; looking for ")
+            assert told[2][1].startswith(f"no peer answers at {dead}; peers that were met before, in this run or")
+            assert told[3][1].startswith("no peer announces the run so far; looking for ")
         place = await placed(newcomer(tmp_path / "me"), SwarmLink(RUN[:12], dead), lambda *words: None)
         assert place.manifest == MANIFEST  # into the run that it remembers it finds its way
 

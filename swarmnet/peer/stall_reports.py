@@ -1,4 +1,5 @@
-"""What a replica holds against its mates, for its record: whom its step waits for, whom it goes on without, and why.
+"""One replica's reports on the others of its stage, for its record: which peers its step waits for or excludes, and
+why.
 
 `peer.swarm_health` puts it in words for `swarmnet status`. It decides nothing.
 """
@@ -23,7 +24,7 @@ _LEFT_OUT_S = 30.0
 """Who was left out is named for so long."""
 
 
-class Complaints:
+class StallReports:
     """Those of one replica, of which `state` is kept. say(event, fields): for the log, once when another replica cannot
     be connected to."""
 
@@ -33,7 +34,7 @@ class Complaints:
 
     @property
     def disputed(self) -> tuple[int, PeerId] | None:
-        """The last work about which somebody lies, and nobody can be named: step, and whose it is."""
+        """The last disputed work without a peer proven at fault: its step, and its peer."""
         peer = next(reversed(self._state.disputed), None)
         return None if peer is None else (self._state.disputed[peer][0], peer)
 
@@ -84,14 +85,14 @@ class Complaints:
                 if now - at < _LEFT_OUT_S
             ),
             *(
-                Complaint(member.stage, peer, "left_out", "is not heard")
+                Complaint(member.stage, peer, "left_out", "sends no heartbeats")
                 for peer in sorted(member.view.out_of_touch.keys() - unreached.keys())
                 if peer not in self._state.evicted
             ),
         )
 
     def _waits(self, member: Member, trouble: Trouble | None, now: float) -> Iterator[tuple[PeerId, str]]:
-        """Of two reasons for one mate the later one counts."""
+        """Of two reasons for one replica the later one counts."""
         promised = member.oldest.promised
         if member.oldest.leader is not None:
             yield from member.oldest.leader.waits(now).items()
@@ -103,12 +104,12 @@ class Complaints:
             yield from ((peer, "sends what is refused") for peer in trouble.refused)
 
     def _cannot_reach(self, member: Member, now: float) -> dict[PeerId, float]:
-        """The replicas that are out of touch although they are heard, and since when: they do not answer."""
+        """The replicas that are out of touch although their heartbeats arrive, and since when: they do not answer."""
         view = member.view
         seen = {peer: view.get(peer) for peer in view.out_of_touch}
         heard = {peer for peer, at in seen.items() if at is not None and now - at.heard_at <= view.suspect_s(at)}
         found = {peer: since for peer, since in view.out_of_touch.items() if peer in heard}
         for peer in sorted(found.keys() - self._said):
-            self._say("cannot_reach", {"peer": peer, "reason": "it is heard and cannot be connected to"})
+            self._say("cannot_reach", {"peer": peer, "reason": "its heartbeats arrive, but it cannot be connected to"})
         self._said = set(found)
         return found

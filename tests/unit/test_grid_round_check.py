@@ -11,11 +11,11 @@ import pytest
 from grid_members import STAMP, Members, pack, unpack
 
 from swarmnet.audit.case import contradict
-from swarmnet.averaging.pledges import part_pledge, says
+from swarmnet.averaging.round_check import says, sign_part
 from swarmnet.errors import PeerGone, Refused
 from swarmnet.ids import PeerId
 from swarmnet.messages import Part, PartData, Pledge, Round
-from swarmnet.stage.seams import Reduced
+from swarmnet.stage.interfaces import Reduced
 from swarmnet.testing.doubles import FakeTransport, Script, run_virtual
 from swarmnet.testing.virtual_swarm import SimulatedSigner
 
@@ -33,7 +33,7 @@ def test_all_have_the_pledges_of_all(num: int, size: int) -> None:
 
     run_virtual(story())
     for peer, exchange in members.exchanges.items():
-        assert [pledge.peer for pledge in exchange.pledges(STAMP)] == list(members.peers), peer
+        assert [pledge.peer for pledge in exchange.commitments(STAMP)] == list(members.peers), peer
     told = [part for part in asked if part.kind == "pledges"]
     # A whole row's pledges come from one of it, but when that one has not heard them all.
     assert num <= size or len(told) < num * (num - 1) / 1.2
@@ -75,7 +75,7 @@ def test_who_waits_for_its_own_sum_pledges_for_that_of_the_others() -> None:
         tasks = {peer: asyncio.ensure_future(members.take_part(peer, current)) for peer in members.peers}
         done, _ = await asyncio.wait([tasks[first]], timeout=20.0)
         assert done and not tasks[last].done(), "one that is slow holds up nobody"
-        assert len(members.exchanges[first].pledges(STAMP)) == 3
+        assert len(members.exchanges[first].commitments(STAMP)) == 3
         free.set()
         assert (await tasks[last]).digest == tasks[first].result().digest
         await asyncio.wait(tasks.values())
@@ -99,7 +99,7 @@ async def test_two_that_cannot_call_each_other_hear_of_a_mate_what_both_pledge()
     async with asyncio.timeout(60.0):
         found = await asyncio.gather(*(members.take_part(peer, current) for peer in members.peers))
     assert len({each.digest for each in found}) == 1
-    assert all(len(exchange.pledges(STAMP)) == 4 for exchange in members.exchanges.values())
+    assert all(len(exchange.commitments(STAMP)) == 4 for exchange in members.exchanges.values())
 
 
 async def test_nothing_is_pledged_of_a_round_that_was_abandoned_meanwhile() -> None:
@@ -152,7 +152,7 @@ async def test_nobody_pledges_two_things_where_a_leader_opens_a_round_twice() ->
     first = await pledged(current)
     assert [pledge.peer for pledge in first] == [last]
     assert await pledged(current) == first, "a round that is tried again"
-    with pytest.raises(Refused, match="something else was pledged"):
+    with pytest.raises(Refused, match="something else was committed"):
         await pledged(swapped)
     later = members.round()
     assert (later.id != current.id) and await pledged(replace(swapped, id=later.id)) != first
@@ -200,7 +200,7 @@ async def test_a_check_that_is_called_off_takes_nothing_from_that_of_the_next_ro
         task.cancel()
     held.set()
     members.check(await members.sum(members.round()))
-    assert len(members.exchanges[first].pledges(STAMP)) == 3
+    assert len(members.exchanges[first].commitments(STAMP)) == 3
 
 
 async def test_nobody_holds_two_sums_of_one_round() -> None:
@@ -220,5 +220,5 @@ async def test_nobody_holds_two_sums_of_one_round() -> None:
 def test_two_parts_of_equal_bytes_contradict_nothing() -> None:
     """Such as zeros: whoever signs both has not pledged two things for one sum."""
     signer, current = SimulatedSigner(PeerId("a")), Members(2, 30, signs=True).round()
-    one, other = (part_pledge(signer, PeerId("a"), current, key, [b"zeros"]) for key in (bytes(32), b"k" * 32))
+    one, other = (sign_part(signer, PeerId("a"), current, key, [b"zeros"]) for key in (bytes(32), b"k" * 32))
     assert not contradict(one, other) and says(one, [b"zeros"]) and not says(one, [b"others"])

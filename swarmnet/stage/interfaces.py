@@ -1,9 +1,8 @@
-"""What one replica computes with: the two seams between protocol and arithmetic.
+"""What one replica computes with: the two interfaces between protocol and arithmetic.
 
 `Compute` runs microbatches and holds the weights; `Summation` takes a step's gradients through a round to the finished
 sum. Torch implements both on threads (`engine.torch_engine`, `sums.step_sum`), `testing.virtual_engine` on virtual
-time.
-Neither knows peers. Step s leads from version s to s + 1; `version` counts the applied ones.
+time. Neither knows peers. Step s leads from version s to s + 1; `version` counts the applied ones.
 
 delay = 0: there are the weights of one version, one accumulator and one finished sum, for step `version`. delay = 1
 (`averaging.sync = "overlap"`): the gradient of step s is that of weights s - 1 (of weights 0 for s = 0), so there are
@@ -26,14 +25,13 @@ from swarmnet.messages import Commit, Packed
 
 
 @dataclass(slots=True)
-class Stash:
-    """One microbatch's work between forward, backward and weight pass. `saved` is the engine's own; others leave it
-    alone.
+class SavedActivations:
+    """One microbatch's work between forward, backward and weight pass. `saved` is private to the engine.
 
-    output: what goes to the next stage, () in the last one. loss_sum (nats), num_tokens: last stage only.
-    voids: the step's void counter, first as the forward was queued, then as the index was granted: the gradient counts
-    only if the counter has not moved since (rule 5). compute_s: compute spent on it so far. ran: when its last pass
-    was asked for, began and ended on the compute thread, by the event loop's clock.
+    output: what goes to the next stage, () in the last one. loss_sum (nats), num_tokens: last stage only. voids: the
+    step's discard count, first as the forward was queued, then as the index was granted: the gradient counts only if
+    the count has not moved since (rule 5). compute_s: compute spent on it so far. ran: when its last pass was asked
+    for, began and ended on the compute thread, by the event loop's clock.
     """
 
     step: int
@@ -63,7 +61,7 @@ class Contribution:
 
 @dataclass(frozen=True, slots=True)
 class Clipped:
-    """A member whose contribution the reducer shortened. factor: the share of it that counted, in [0, 1)."""
+    """A member with a contribution that the reducer shortened. factor: the share of it that counted, in [0, 1)."""
 
     peer: PeerId
     factor: float
@@ -112,11 +110,11 @@ PastWork = tuple[int, Sequence[Packed], Sequence[Packed]]
 
 
 class Audience(Protocol):
-    """Who hears of what happens to an engine by itself. In the thread of the event loop that subscribed."""
+    """Callbacks for what an engine does by itself. In the thread of the event loop that subscribed."""
 
     def on_sums_lost(self) -> None:
-        """The sums of all open steps and every stash are lost. The engine has already increased the void counters.
-        Until the driver calls `void`, the engine answers every question about those sums with NOT_READY."""
+        """The sums of all open steps and all saved activations are lost. The engine has already increased the discard
+        counts. Until the driver calls `void`, the engine answers every question about those sums with NOT_READY."""
 
     def on_engine(self, event: str, fields: dict[str, object]) -> None:
         """Something worth a line."""
@@ -159,23 +157,23 @@ class Compute(Protocol):
 
     def carries(self, bytes_per_s: int) -> None:
         """What this peer's line carries, as the last rounds have measured it."""
-        return  # not everybody has codecs to choose from
+        return  # not every implementation has codecs to choose from
 
     def lengthen(self, notices: tuple[Notice, ...]) -> None:
         """The run's schedule, from the step that is applied next, is the manifest's with these notices in force."""
-        return  # not everybody has a schedule
+        return  # not every implementation has a schedule
 
-    async def forward(self, step: int, index: int, payload: Sequence[Packed], *, train: bool) -> Stash:
+    async def forward(self, step: int, index: int, payload: Sequence[Packed], *, train: bool) -> SavedActivations:
         """Run the stage as the open step `step` does. payload: (tokens,) for stage 0, else (tokens, hidden).
 
         Not train (eval) keeps nothing for backward: the weights of version v are those of step v + delay.
         """
 
-    async def backward(self, stash: Stash, gradient: Sequence[Packed]) -> tuple[Packed, ...]:
-        """Input gradient only; queue the weight pass in the stash. () for stage 0. Last stage: gradient is ()."""
+    async def backward(self, stash: SavedActivations, gradient: Sequence[Packed]) -> tuple[Packed, ...]:
+        """Input gradient only; queue the weight pass in `stash`. () for stage 0. Last stage: gradient is ()."""
 
-    async def accumulate(self, stash: Stash) -> bool:
-        """The weight pass: add this microbatch's gradient once to the sum of its step. False if the void counter is no
+    async def accumulate(self, stash: SavedActivations) -> bool:
+        """The weight pass: add this microbatch's gradient once to the sum of its step. False if the discard count is no
         longer `stash.voids` (rule 5), or if the step is applied.
 
         Raises Overflow; NON_FINITE as BadMessage when the gradient is not finite (nothing is added then).
@@ -197,7 +195,7 @@ class Compute(Protocol):
         """What `forward` and `backward` gave for these microbatches of a step that is over, bit by bit in one numerics
         class, one job for each. Asked for at version v, they run after all of step v + 1, or earlier.
 
-        seed: of the aggregate's vector. With it the microbatches are a whole contribution, and what stands for it
+        seed: of the aggregate's vector. With it the microbatches are a whole contribution, and its digest
         (`pledge.whole_of`) is returned too; without it b"".
 
         An audited run keeps the weights of the last `KEPT_WEIGHTS` steps, until other weights are restored.
@@ -207,12 +205,11 @@ class Compute(Protocol):
         """
 
     async def measure(self) -> tuple[int, bytes]:
-        """(version, digest of the weights' bits), see `messages.Measure`. Made beside compute; weights do not change
-        meanwhile."""
+        """(version, digest of the weights' bits), see `messages.Measure`. The weights do not change meanwhile."""
 
     async def prepare_snapshot(self) -> None:
         """One snapshot will be asked for soon: have its memory ready, so that it can be taken without delay."""
-        return  # not everybody's snapshot needs memory of its own
+        return  # not every implementation's snapshot needs memory of its own
 
     async def snapshot(self) -> bytes | memoryview:
         """Weights (with delay = 1 also those one version earlier) and optimizer state at this version as safetensors
@@ -232,8 +229,8 @@ class Compute(Protocol):
 
 
 class Summation(Protocol):
-    """One replica's part in the rounds of its stage, always of the oldest open step. Awaitable methods run beside the
-    compute thread, one at a time.
+    """One replica's part in the rounds of its stage, always of the oldest open step. Awaitable methods run concurrently
+    with the compute thread, one at a time.
 
     A round sums `phases`, vectors one after the other; mostly one, the flat gradient. Positions count through all of
     them. Raises as `Compute` does; Refused(VOID) for a result of our own that is not finite.
@@ -277,13 +274,13 @@ class Summation(Protocol):
 
     async def open_round(self, round_id: RoundId) -> None:
         """Open round `round_id`: every later `contribution` and `reduce` belongs to it."""
-        return  # not everybody's vector may change in a round
+        return  # not every implementation's vector may change in a round
 
     async def contribution(self, start: int, stop: int, reference: bytes = b"") -> Packed:
         """Positions [start, stop) of the accumulator under the averaging codec. Of the second phase: once it began.
 
-        reference: of who asks, see above. Raises Refused(NOT_READY) if the accumulator was voided or lost since the
-        round began.
+        reference: of the member that asks, see above. Raises Refused(NOT_READY) if the accumulator was discarded or
+        lost since the round began.
         """
 
     async def reduce(self, contributions: Sequence[Contribution], start: int, stop: int, *, hop: int = 0) -> Reduced:

@@ -7,13 +7,13 @@ from stage_table import TIMERS, Table
 from swarmnet.directory import Complaint
 from swarmnet.ids import PeerId
 from swarmnet.messages import Exclusion
-from swarmnet.peer.complaints import Complaints
+from swarmnet.peer.stall_reports import StallReports
 from swarmnet.telemetry.run_state import RunState
 
 
 def test_a_step_is_late_by_the_usual_pace_and_who_sits_out_is_named_until_it_does_not() -> None:
     state = RunState().serve(0, now=0.0)
-    complaints = Complaints(TIMERS, state, lambda event, fields: None)
+    complaints = StallReports(TIMERS, state, lambda event, fields: None)
     assert (complaints.still_s(now=15.0), complaints.still_s(now=16.0)) == (0, 16), "before the first step"
     for step in range(1, 6):
         state.on("applied", {"version": step}, now=10.0 * step)
@@ -32,7 +32,7 @@ def test_a_step_is_late_by_the_usual_pace_and_who_sits_out_is_named_until_it_doe
 
 def test_a_conviction_names_its_step_and_disputes_are_counted() -> None:
     state = RunState().serve(0, now=0.0)
-    complaints = Complaints(TIMERS, state, lambda event, fields: None)
+    complaints = StallReports(TIMERS, state, lambda event, fields: None)
     for peer, reason in (("P", "has signed two sums of one round"), ("Q", "step 7, microbatch 3: others find another")):
         state.on("convicted", {"peer": PeerId(peer), "step": 7, "reason": reason}, now=100.0)
     table = Table("A")
@@ -56,6 +56,6 @@ def test_a_leader_names_whose_report_it_waits_for() -> None:
     other = next(name for name in table.members if name != leader.me)
     assert leader.oldest.leader is not None and leader.oldest.leader.waits(table.now) == {}
     del leader.oldest.leader.members[PeerId(other)]
-    complaints = Complaints(TIMERS, RunState().serve(0, now=table.now - 20.0), lambda event, fields: None)
+    complaints = StallReports(TIMERS, RunState().serve(0, now=table.now - 20.0), lambda event, fields: None)
     said = complaints.of(leader, None, now=table.now)
     assert said == (Complaint(0, PeerId(other), "waited_for", "does not report"),)

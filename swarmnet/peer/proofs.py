@@ -1,4 +1,4 @@
-"""What a replica shows of its work to those who look into it."""
+"""What a replica shows of its work to the replicas that audit it, and what it knows of others' state for that."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from swarmnet.peer.replica import Replica
 
 
-class Beside:
+class PeerView:
     """What a replica knows of its own stage and of others, for `pipeline.transfers`."""
 
     def __init__(self, replica: Replica, peer: Peer) -> None:
@@ -69,10 +69,10 @@ class Beside:
         return has_quorum(named, live)
 
     def known(self, stage: int, peer: PeerId) -> bool:
-        """May that peer serve that stage? Of a stage far away anybody may, unless all records were read lately.
+        """May that peer serve that stage? In a stage far away any peer may, unless all records were read lately.
 
-        By its record, which all can read: its heartbeats it may send to me alone, and my work, made of what it signed,
-        would be nobody's but mine to look into."""
+        By its record, which all can read: it may send heartbeats to this peer alone, and then the work that this peer
+        makes of what it signed could be checked by this peer only."""
         far = abs(stage - self._replica.stage) > 1 and not self._peer.sees_all
         if far or (stage, peer) in self._once_known:
             return True
@@ -89,8 +89,8 @@ class Beside:
 
 
 async def answered(peer: Peer, replica: Replica, caller: PeerId, request: AuditRequest) -> AsyncGenerator[Answer, None]:
-    """Answer a mate who looks into work of this stage. Raises Refused."""
-    # Whoever is no mate has no weights to compute it again with.
+    """Answer a replica that audits work of this stage. Raises Refused."""
+    # Only a replica of the stage has the weights to compute it again with.
     if not replica.is_live(caller, replica.stage):
         raise Refused(RejectCode.NOT_A_FEEDER, "you are not known here as a replica of this stage")
     try:
@@ -101,10 +101,10 @@ async def answered(peer: Peer, replica: Replica, caller: PeerId, request: AuditR
         if (made := replica.execution.works.made(request.step, request.index)) is not None and request.peer == peer.me:
             yield replace(shown, payload=made)
             return
-        # In one class whoever asks computes the same bits itself; and nobody looks at two works at once.
+        # In the same class the auditor computes the same bits itself; and no auditor checks two works at the same time.
         auditor = replica.auditor
         if auditor is None or auditor.in_my_class(caller) or caller in auditor.made_for:
-            raise Refused(RejectCode.TOO_OFTEN, "computing again is for mates of another class, one work at a time")
+            raise Refused(RejectCode.TOO_OFTEN, "computing again is for replicas of another class, one work at a time")
         auditor.made_for.add(caller)
         try:
             async for answer in kept_alive(_made(replica, request, shown), peer.timers.beat_s):
