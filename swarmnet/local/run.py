@@ -30,7 +30,7 @@ from swarmnet.local.screen import PatientConsole, SwarmScreen, say
 from swarmnet.local.supervisor import TRACE, Kit, LocalSwarm, Supervisor
 from swarmnet.manifest.implied import remarks
 from swarmnet.manifest.schema import Model
-from swarmnet.net.admission_files import invitation_beside
+from swarmnet.net.admission_files import invitation_file
 from swarmnet.ranks.launcher import Launcher, LauncherLost
 from swarmnet.telemetry.events import EventReader, of_kind
 from swarmnet.telemetry.text import typed
@@ -171,7 +171,7 @@ def _introduction(swarm: LocalSwarm, faults: Sequence[Fault]) -> Iterator[str]:
     )
     yield in_words(swarm.meshes, manifest)
     if manifest.admission.policy != "open":
-        yield f"by invitation: whoever joins adds --invitation {invitation_beside(swarm.prepared.path)}"
+        yield f"by invitation: whoever joins adds --invitation {invitation_file(swarm.prepared.path)}"
     ranks = [mesh_of(swarm.meshes, name).ranks for name in swarm.replicas]
     processes = len(swarm.trainers) + sum(1 if number == 1 else 1 + number for number in ranks)
     shared = cores()

@@ -23,7 +23,7 @@ from swarmnet.local.options import LocalOptions
 from swarmnet.local.prepare import Meshes, Prepared, device_of, mesh_of, meshed, prepare
 from swarmnet.local.progress import SwarmProgress
 from swarmnet.local.screen import SwarmScreen
-from swarmnet.net.admission_files import invitation_beside
+from swarmnet.net.admission_files import invitation_file
 from swarmnet.ranks.launcher import Launcher, LauncherLost
 from swarmnet.telemetry.events import LATER, EventLog
 from swarmnet.telemetry.kinds import KINDS, EventFold
@@ -113,7 +113,7 @@ class LocalSwarm:
     @property
     def config(self) -> PeerConfig:
         """What all children are told."""
-        options, invitation = self.options, invitation_beside(self.prepared.path)
+        options, invitation = self.options, invitation_file(self.prepared.path)
         return PeerConfig(
             dir=self.out / "peers",  # each child has one of its own; the default would need a home
             manifest=self.prepared.path,

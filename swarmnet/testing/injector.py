@@ -304,7 +304,7 @@ def main(argv: list[str]) -> int:
                     transport = cast(Transport, FalseSender(transport, deceit, sign))
                 return cast(Transport, FaultyTransport(transport, between))
 
-            wrap = Wrap(transport=said, service=heard, beside=lambda: follow(orders, between))
+            wrap = Wrap(transport=said, service=heard, background=lambda: follow(orders, between))
             # What holds from the start is there before the first message.
             _read(orders, between)
             if "trainer" in config.roles:

@@ -41,11 +41,11 @@ from swarmnet.messages import (
     Rejected,
     Request,
 )
-from swarmnet.net.background import beside
+from swarmnet.net.background import running
 from swarmnet.net.history import HistoryBook
 from swarmnet.net.nat.dial_back import Asking
 from swarmnet.net.peer_host import PeerHost
-from swarmnet.net.records import left_out, nobody_serves, unserved
+from swarmnet.net.records import left_out, unserved, waiting_for_stages
 from swarmnet.net.stop import unless_stopped
 from swarmnet.pipeline.caller import Caller
 from swarmnet.pipeline.inputs import AnswerCheck
@@ -160,7 +160,7 @@ class FirstStage:
         """What no step can be done without and is not there, as fields of the event `waiting`; None if all is there."""
         missing = unserved(self.records.values(), num_stages=self._manifest.cut.stages)
         if missing and self._directory.complete():
-            return nobody_serves(missing)
+            return waiting_for_stages(missing)
         return None if self.candidates() else {"reason": "no replica of stage 0 has its weights yet"}
 
     def _proven(self) -> list[Record]:
@@ -279,7 +279,7 @@ class Trainer:
         # Peers without data fetch tokens from it.
         if self._dialled_back:
             works.append(self._dialled_back.watch())
-        async with beside(*works), asyncio.TaskGroup() as group:
+        async with running(*works), asyncio.TaskGroup() as group:
             await self._refresh()
             self.step = self._stage.newest_version()
             while self.step < self._stage.steps:

@@ -125,9 +125,9 @@ class Assembly:
             self._filled = len(chunk)
             self._skip_empty()
         else:
-            self.room(len(chunk), most=CHUNK_BYTES)[:] = chunk
+            self.buffer(len(chunk), most=CHUNK_BYTES)[:] = chunk
 
-    def room(self, num_bytes: int, *, most: int) -> memoryview:
+    def buffer(self, num_bytes: int, *, most: int) -> memoryview:
         """Where the next piece goes, which then counts as come. Pieces have `most` bytes, but the last of a tensor.
 
         Raises BadMessage if it does not fit.
