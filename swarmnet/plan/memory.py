@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend
 
 from swarmnet.manifest.codec_names import DIFFERENCES
 from swarmnet.manifest.schema import Averaging, StageSpec, Wire
-from swarmnet.pipeline.works import KEPT_MEMOS, KEPT_STEPS
+from swarmnet.pipeline.works import KEPT_CACHES, KEPT_STEPS
 from swarmnet.ranks.host_copies import COPIES, copied
 from swarmnet.ranks.layout import MeshLayout, MeshSplit
 from swarmnet.stage.accumulator import sum_dtype
@@ -326,7 +326,7 @@ def audit_bytes(setup: Setup, canonical: Canonical) -> int:
     crossing = (there * (not spec.first) + back * (not spec.last)) * sequences * length * spec.model.hidden_size
     payload = round(crossing) + sequences * (_FP32 * (length + 1) + _PROOF_BYTES)
     steps, made = KEPT_STEPS * training.microbatches * payload, 1 + (not spec.numerics.deterministic)
-    works, shown = made * min(KEPT_MEMOS * setup.memo_bytes, steps), min(setup.memo_bytes, steps)
+    works, shown = made * min(KEPT_CACHES * setup.memo_bytes, steps), min(setup.memo_bytes, steps)
     return works + shown + KEPT_WEIGHTS * _FP32 * canonical.num_elements
 
 

@@ -731,8 +731,8 @@ class VirtualSwarm(EventFold):
                 for step, tasks in replica.execution.steps.items():
                     if tasks.queue > (self.plan.slots or self.plan.microbatches):
                         raise Broken(f"{node.peer_id} stage {stage} holds {tasks.queue} microbatches of step {step}")
-                    if tasks.memo.num_bytes > self.plan.memo_bytes:
-                        raise Broken(f"{node.peer_id} stage {stage} remembers {tasks.memo.num_bytes} bytes of {step}")
+                    if tasks.cache.num_bytes > self.plan.memo_bytes:
+                        raise Broken(f"{node.peer_id} stage {stage} remembers {tasks.cache.num_bytes} bytes of {step}")
                     works = replica.execution.works.records(step)
                     if replica.auditor is not None and works.keys() != tasks.losses.keys():
                         raise Broken(f"{node.peer_id} stage {stage} answers for {set(works)} in {step}")
