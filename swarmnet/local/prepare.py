@@ -128,7 +128,7 @@ def choose(options: LocalOptions) -> Manifest:
     if options.numerics is not None:
         described.append((f"--numerics {options.numerics}", "numerics.mode", options.numerics))
         said.setdefault("numerics.mode", options.numerics)
-    follows = implied(said, anew=options.manifest is None)
+    follows = implied(said, new=options.manifest is None)
     # Whoever lies is to be named.
     if options.liars is not None and options.manifest is None:
         follows = {**follows, "audit.microbatches": AUDITED, "audit.contributions": AUDITED}
