@@ -14,7 +14,7 @@ from swarmnet.config.table import CliOption
 from swarmnet.errors import UsageError
 from swarmnet.manifest import presets
 from swarmnet.testing import fault
-from swarmnet.testing.byzantine import parse_liars
+from swarmnet.testing.byzantine import parse_byzantine
 from swarmnet.testing.fault import Fault, Kill, KillRank
 
 MOST = 1000
@@ -137,7 +137,7 @@ class LocalOptions:
                 "against one process at the end of a run, which --kill-all does not reach; give it with --resume"
             )
         if self.liars is not None:
-            parse_liars(self.liars)
+            parse_byzantine(self.liars)
             if self.chaos is not None or self.kill_all is not None:
                 raise UsageError("--liars goes with neither --chaos nor --kill-all: losses would show both")
             if self.ranks or self.device != "cpu":

@@ -35,7 +35,7 @@ from swarmnet.ranks.launcher import Launcher, LauncherLost
 from swarmnet.telemetry.events import EventReader, of_kind
 from swarmnet.telemetry.text import typed
 from swarmnet.telemetry.trace import check_trace, merge
-from swarmnet.testing.byzantine import choose_liars, parse_liars
+from swarmnet.testing.byzantine import choose_byzantine, parse_byzantine
 from swarmnet.testing.fault import Fault, KillRank, unlikely
 from swarmnet.testing.invariants import compare
 from swarmnet.testing.process_swarm import Child, ChildSpec, Interrupt, stop
@@ -143,7 +143,7 @@ def _composed(options: LocalOptions, kit: Kit, out: Path, console: Console) -> L
     replicas = {f"s{stage}-r{number}": stage for number in range(options.replicas) for stage in stages}
     trainers = tuple(f"trainer-{number}" for number in range(options.trainers))
     meshes = parse_meshes(options, prepared.manifest, replicas)
-    liars = choose_liars(parse_liars(options.liars), replicas, prepared.run_id) if options.liars else {}
+    liars = choose_byzantine(parse_byzantine(options.liars), replicas, prepared.run_id) if options.liars else {}
     lives = earlier.lives(out) if options.resume else ()
     if options.resume:  # more may have joined
         replicas, trainers = earlier.members(out)
