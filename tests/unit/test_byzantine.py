@@ -30,9 +30,9 @@ from swarmnet.telemetry.run_state import StageState
 from swarmnet.testing.byzantine import (
     KINDS,
     QUIET_STEPS,
+    ByzantineCount,
     Deceit,
     FalseSender,
-    ByzantineCount,
     LyingBackend,
     LyingCompute,
     LyingSums,
@@ -385,7 +385,7 @@ def told(outcome: RunOutcome, tmp_path: Any) -> str:
 
 def test_the_report_says_who_lied_and_who_named_them(tmp_path: Any) -> None:
     outcome = named(("s0-r2", "id1"), ("s0-r0", "id1"), ("s0-r1", "id0"))
-    assert "liar s0-r1 (lazy, 1 lies): named at step 1 by s0-r0, s0-r2: odd" in told(outcome, tmp_path)
+    assert "Byzantine s0-r1 (lazy, 1 faults): named at step 1 by s0-r0, s0-r2: odd" in told(outcome, tmp_path)
     (liar,) = summary(outcome)["liars"].values()
     assert liar == {"kind": "lazy", "lies": 1, "named_at": 1, "named_by": ["s0-r0", "s0-r2"], "reason": "odd"}
     # What the liar says of others names nobody, and nobody waits for it.
@@ -399,9 +399,9 @@ def test_who_is_caught_at_a_false_sum_is_named_too(tmp_path: Any) -> None:
 
 
 def test_a_liar_that_nobody_named_is_no_problem_and_an_honest_peer_that_is_named_is(tmp_path: Any) -> None:
-    assert "liar s0-r1 (lazy, 1 lies): not named" in told(named(), tmp_path) and _judge(named()) == ""
+    assert "Byzantine s0-r1 (lazy, 1 faults): not named" in told(named(), tmp_path) and _judge(named()) == ""
     wronged = named(("s0-r2", "id0"))
-    assert summary(wronged)["false_bans"] == ["s0-r0"] and "did not lie" in _judge(wronged)
+    assert summary(wronged)["false_bans"] == ["s0-r0"] and "did nothing wrong" in _judge(wronged)
 
 
 def test_a_correct_peer_that_is_suspended_is_a_warning_and_fails_a_verified_run(tmp_path: Any) -> None:
