@@ -89,7 +89,7 @@ def test_the_dht_comes_without_the_rest_of_hivemind_which_is_there_for_whoever_a
 
 
 def test_a_peer_imports_what_it_serves_with_and_no_more() -> None:
-    modules = probe("from swarmnet.peer.joining import find_place; from swarmnet.peer.run import run_peer")
+    modules = probe("from swarmnet.peer.joining import prepare_join; from swarmnet.peer.run import run_peer")
     assert "torch" in modules
     assert not modules & {"scipy", "transformers", "tokenizers", "matplotlib", "sympy", "torch._dynamo"}
     assert not modules & {f"swarmnet.{name}" for name in ("local", "monitor", "simulate", "testing", "trainer")}

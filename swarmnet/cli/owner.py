@@ -166,14 +166,14 @@ def ban(named: tuple[str, ...], lift: bool, bootstrap: tuple[str, ...]) -> int:
     """
     from swarmnet.manifest.terms import RunTerms
     from swarmnet.net.address import check_addresses
-    from swarmnet.net.admission_files import Owner, bans_beside
+    from swarmnet.net.admission_files import Owner, bans_file
 
     path, manifest, peers = _run_and_peers(named)
     if not peers:
         raise UsageError("name the peers to ban by whole ids (12D3KooW...); `swarmnet status --json` has them")
     check_addresses(bootstrap)
     bans = Owner(path, RunTerms.of(manifest)).ban(peers, lift=lift, now=wall_time())
-    click.echo(f"wrote {bans_beside(path)}: list {bans.value.number}, {len(bans.value.peers)} banned")
+    click.echo(f"wrote {bans_file(path)}: list {bans.value.number}, {len(bans.value.peers)} banned")
     # The list is signed: whoever runs beside this file may spread it.
     if not bootstrap:
         click.echo(
@@ -188,10 +188,10 @@ def ban(named: tuple[str, ...], lift: bool, bootstrap: tuple[str, ...]) -> int:
 def _tell(word: OwnersWord, bootstrap: tuple[str, ...], path: Path) -> None:
     """Raises UsageError if nobody takes it."""
 
-    from swarmnet.net.dht_node import NobodyAnswered
+    from swarmnet.net.dht_node import NoPeerAnswered
 
     told = False
-    with contextlib.suppress(NobodyAnswered):
+    with contextlib.suppress(NoPeerAnswered):
         told = run_loop(_spread(word, bootstrap))
     if not told:
         raise UsageError(
@@ -244,7 +244,7 @@ def extend(path: Path, steps: int, since: int | None, bootstrap: tuple[str, ...]
     from swarmnet.manifest.file import load
     from swarmnet.manifest.terms import RunTerms
     from swarmnet.net.address import check_addresses
-    from swarmnet.net.admission_files import Owner, notices_beside
+    from swarmnet.net.admission_files import Owner, notices_file
 
     check_addresses(bootstrap)
     terms = RunTerms.of(load(path.expanduser()))
@@ -263,7 +263,7 @@ def extend(path: Path, steps: int, since: int | None, bootstrap: tuple[str, ...]
     if steps <= (terms.total_steps if corrects else end) or steps <= since:
         raise UsageError(f"--steps {steps}: the run has {end} already: say more")
     notice = owner.extend(steps, since)
-    click.echo(f"wrote {notices_beside(path)}: notice {notice.value.number}, {steps} steps from step {since} on")
+    click.echo(f"wrote {notices_file(path)}: notice {notice.value.number}, {steps} steps from step {since} on")
     if corrects:
         click.echo(f"it takes the place of notice {corrects[-1].value.number}, unless step {since} is over by then")
     if bootstrap:

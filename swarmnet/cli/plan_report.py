@@ -139,15 +139,15 @@ def served_lines(priced: Priced, members: Members) -> Iterator[str]:
         parts = []
         for n, fit, kind in zip(counts, priced.fits[place], members.machines, strict=True):
             if n:
-                host = f" and {_of(fit.host_need, kind.host_room)} beside" if fit.host_need else ""
+                host = f" and {_of(fit.host_need, kind.host_bytes)} beside" if fit.host_need else ""
                 mesh = f", {kind.gpus} GPUs by {fit.shard if fit.shard != 'none' else 'tensor'}" * (kind.gpus > 1)
-                memory = f"{_of(fit.need, kind.room)}{host}"
+                memory = f"{_of(fit.need, kind.device_bytes)}{host}"
                 parts.append(f"{n} x {kind.name} (up to {counted(fit.slots, 'slot')} in {memory}{mesh})")
         seconds = priced.situation.place_s[place]
         yield f"stage {served(priced, place)}: {', '.join(parts)}; {number(seconds)} s a microbatch"
     for place, kind in enumerate(members.machines):
         if idle := kind.count - sum(counts[place] for counts in priced.situation.counts):
-            yield f"{idle} x {kind.name} do nothing: {_lacking([row[place] for row in priced.fits], kind.room)}"
+            yield f"{idle} x {kind.name} do nothing: {_lacking([row[place] for row in priced.fits], kind.device_bytes)}"
 
 
 def _lacking(fits: Sequence[MachineFit], room: int | None) -> str:

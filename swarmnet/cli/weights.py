@@ -245,7 +245,7 @@ def export(run: str, target: Path, directories: tuple[Path, ...], step: int | No
 
 def _notes(like: Path | None, began: Path | None, manifest: Manifest) -> list[str]:
     """What to say of the checkpoints that are named. Raises UsageError if nothing of `like` is of use."""
-    from swarmnet.model.huggingface.write import BESIDE, brought, unlike
+    from swarmnet.model.huggingface.write import TEXT_FILES, brought, unlike
 
     notes = []
     if manifest.initial.sha256 and began is None:
@@ -257,7 +257,7 @@ def _notes(like: Path | None, began: Path | None, manifest: Manifest) -> list[st
         return notes
     # Whoever names a checkpoint wants something of it.
     if not brought(like):
-        raise UsageError(f"--like {like}: has none of {', '.join(BESIDE)}, and no config.json that says more")
+        raise UsageError(f"--like {like}: has none of {', '.join(TEXT_FILES)}, and no config.json that says more")
     different = unlike(like, manifest.model, longest=manifest.training.sequence_length, began=began)
     return notes if different is None else [*notes, f"note: {different}: what came along may not fit"]
 

@@ -130,7 +130,7 @@ def _first_line(model: type[Table], data: Mapping[str, Any], error: ValidationEr
         return ": ".join(part for part in (origin(path), dotted(path), problems[0]) if part)
     head = f"{dotted(path)} = {_shown(value)}"
     field = dict(leaves(model)).get(path)
-    # What a field means helps whoever got it wrong, unless the rule or the choices say it already.
+    # The meaning of a field helps the user who got it wrong, unless the rule or the choices say it already.
     plain = errors[0]["type"] not in ("literal_error", "value_error")
     meaning = f" ({field.description})" if field and field.description and plain else ""
     return f"{origin(path)}: {head}: {', or '.join(dict.fromkeys(problems))}{meaning}"
@@ -150,7 +150,7 @@ def refusing(where: str) -> Iterator[None]:
 
 
 def _found(data: Any, loc: Sequence[int | str]) -> tuple[Path, Any]:
-    """The longest start of `loc` that is in `data` as table keys, and what lies there."""
+    """The longest start of `loc` that is in `data` as table keys, and the value there."""
     path: Path = ()
     for step in loc:
         if not (isinstance(data, Mapping) and step in data):
@@ -197,7 +197,7 @@ def merge(layers: Iterable[SettingsLayer]) -> tuple[dict[str, Any], dict[Path, s
             path = (*prefix, name)
             origins[path] = origin
             if isinstance(value, Mapping):
-                # Over a plain value, a table takes its place.
+                # A table replaces a plain value.
                 into[name] = into[name] if isinstance(into.get(name), dict) else {}
                 lay(into[name], value, origin, path)
             else:
@@ -213,7 +213,7 @@ def resolve(model: type[T], layers: Iterable[SettingsLayer], *, where: str) -> T
     data, origins = merge(layers)
 
     def origin(path: Path) -> str:
-        # A rule about several fields has the path of their table, which nobody sets as a whole.
+        # A rule about several fields has the path of their table, which is never set as a whole.
         while path and path not in origins:
             path = path[:-1]
         return origins.get(path, where)

@@ -60,14 +60,14 @@ class MachineKind(Table):
         return self.mbit * 1e6 / 8
 
     @property
-    def room(self) -> int | None:
-        """Bytes of each device, of the machine if it computes on the CPU; None: nobody said."""
+    def device_bytes(self) -> int | None:
+        """Bytes of each device, of the machine if it computes on the CPU; None: not given."""
         gib = self.gpu_gib if self.device == "cuda" else self.host_gib
         return round(gib * 2**30) or None
 
     @property
-    def host_room(self) -> int | None:
-        """Bytes beside GPUs; None: nobody said, or there are none."""
+    def host_bytes(self) -> int | None:
+        """Bytes of host memory, for machines that compute on GPUs; None: not given, or there are no GPUs."""
         return round(self.host_gib * 2**30) or None if self.device == "cuda" else None
 
 

@@ -65,7 +65,7 @@ def _listen_at(text: str) -> str:
 
 def _nickname(text: str) -> str:
     # Letters beyond ASCII can look like others, run from right to left or be of any width: every table would have to
-    # cope, and a stranger could pass for somebody else.
+    # cope, and a stranger could pass for another peer.
     if len(text) > MAX_NICKNAME or not (text.isascii() and text.isprintable()) or text != text.strip():
         raise ValueError(f"must be at most {MAX_NICKNAME} characters of printable ASCII, no space first or last")
     return text
@@ -229,13 +229,13 @@ class Caps(Table):
         "", 'hours of the day, such as "22:00-07:00"; outside them it pauses by itself'
     )
     relay_peers: Annotated[Count, CliOption("N")] = says(
-        16, "peers that nobody can dial and that are reached through this one (docs/relays.md); 0: none"
+        16, "unreachable peers that this one relays for (docs/relays.md); 0: none"
     )
     relay_mbit: Annotated[Count, CliOption("N")] = says(
         0, "Mbit/s passed on for them; 0: a tenth of what this line was measured to carry"
     )
     keep_checkpoints: Positive = says(3, "checkpoints kept on disk, per stage")
-    memo_bytes: Count = says(512 * 2**20, "what was sent and answered, kept for who asks again, per stage; 0: nothing")
+    memo_bytes: Count = says(512 * 2**20, "cached outputs and answers, for callers that ask again, per stage; 0: none")
 
 
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -296,7 +296,7 @@ class PeerConfig(Table):
     port: Annotated[Port, CliOption("N")] = says(0, "port of the data plane; 0: last time's, else any free one")
     dht_port: Annotated[Port, CliOption("N")] = says(0, "port of the DHT; 0: last time's, else any free one")
     bulk_port: Annotated[Port, CliOption("N")] = says(
-        0, "port for tensors beside `port`; 0: any free one (docs/bulk-channel.md)"
+        0, "port for tensors, in addition to `port`; 0: any free one (docs/bulk-channel.md)"
     )
     announce: Annotated[tuple[Multiaddr, ...], CliOption("MADDR")] = says(
         (), "multiaddr to publish instead of what `host` suggests"

@@ -1,7 +1,7 @@
 """What other distributions bring, found by name: `acme.ternary`, or `acme.ternary:3` with a parameter.
 
 The part before the colon is the name of an entry point in one of `GROUPS`. It contains a dot. Our own names contain
-none, so nothing that is installed takes the place of something of ours, now or in a later release. The entry point
+none, so an installed plug-in never replaces one of ours, now or in a later release. The entry point
 leads to a callable that takes the parameter (None if there is no colon) and returns what its group is for.
 
 Names come from this machine's manifest or peer config, never from what a peer sends. docs/extending.md shows each
@@ -56,7 +56,7 @@ def load(kind: str, name: str, *, field: str = "", needs: Sequence[str] = ("__ca
         field: of a manifest or peer config, that has the name; errors begin with it.
         needs: attributes without which it is no such thing.
 
-    Returns: it, and whose it is, in words for errors about it.
+    Returns: the plug-in, and its source, in words for errors about it.
 
     Raises: UsageError, one line: nothing installed has it, more than one does, it cannot be loaded, or it lacks
         something.

@@ -10,8 +10,8 @@
 
 A folder is all files below it in the order that every peer agrees on: relative paths, sorted by code point, hidden ones
 left out. A folder that Hugging Face `datasets` has saved is its shards, in the order that it says. All files are looked
-at before the first is read. Text is taken as its bytes are; what is not UTF-8 is an error that names the place. Knows
-no tokens.
+at before the first is read. Text is taken as its bytes are; what is not UTF-8 is an error that names the position.
+Knows no tokens.
 """
 
 from __future__ import annotations
@@ -194,13 +194,13 @@ def _check(path: Path, column: str) -> None:
         # To open a named pipe would wait for ever.
         if not stat.S_ISREG(status.st_mode):
             what = _NO_FILE.get(stat.filemode(status.st_mode)[0], "no regular file")
-            raise UsageError(f"{path} is {what}, which is not read: take it out, or put a file in its place")
+            raise UsageError(f"{path} is {what}, which is not read: remove it, or replace it by a file")
         path.open("rb").close()
     except OSError as error:
         raise unreadable(path, error) from error
     if _kind(path) == "rows":
         with _arrow_errors(path), _batches(path, column) as (schema, _):
-            _place(path, column, schema)
+            _text_column(path, column, schema)
     elif path.suffix.lower() == ".zst":
         _pyarrow(path)
     if path.suffix.lower() in COMPRESSED and not status.st_size:
@@ -271,7 +271,7 @@ def _rows(path: Path, reading: Reading) -> Iterator[bytes]:
     numbers = itertools.count(1)
     with _arrow_errors(path), _batches(path, reading.column) as (_, batches):
         for batch in batches:
-            texts = _contents(batch.column(_place(path, reading.column, batch.schema)))
+            texts = _contents(batch.column(_text_column(path, reading.column, batch.schema)))
             for content, number in zip(texts.to_pylist(), numbers, strict=False):
                 where = f"{path}, row {number}, column {reading.column!r}"
                 if content is None:
@@ -320,7 +320,7 @@ def _whole(stream: Any, mapped: Any) -> Iterator[Any]:
         raise ValueError("the stream does not end with its end marker: it was cut off, or its writer was not closed")
 
 
-def _place(path: Path, column: str, schema: Any) -> int:
+def _text_column(path: Path, column: str, schema: Any) -> int:
     """Where the column of text is. Raises UsageError if there is not one."""
     places = schema.get_all_field_indices(column)
     if len(places) > 1:
@@ -342,7 +342,7 @@ def _is_text(kind: Any) -> bool:
 
 
 def _contents(texts: Any) -> Any:
-    """An array of text as one of bytes, whose offsets lie within its memory; UTF-8 is not looked at."""
+    """An array of text as one of bytes, with offsets within its memory; UTF-8 is not checked."""
     import pyarrow as arrow
 
     if arrow.types.is_dictionary(texts.type):

@@ -33,7 +33,8 @@ class HeldOutText:
     positions: Callable[[int], tuple[int, ...]]
 
     def num_bytes(self, number: int, tokenizer: Tokenizer | None) -> int | None:
-        """Bytes of the text that the labels of microbatch `number` stand for; None: of mere ids nobody knows.
+        """Bytes of the text that the labels of microbatch `number` stand for; None: for ids without a text it is
+        unknown.
 
         Where a sequence ends inside a character, that character counts for what replaces it.
         """

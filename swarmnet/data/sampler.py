@@ -33,7 +33,7 @@ class Sampler:
         if self.num_windows < microbatch_size:
             raise UsageError(
                 f"the data holds {num_tokens} tokens, too few for a microbatch of {microbatch_size} sequences of"
-                f" {sequence_length} tokens beside the part kept for evaluation: use more text, or lower"
+                f" {sequence_length} tokens in addition to the part kept for evaluation: use more text, or lower"
                 " training.sequence_length or training.microbatch_size"
             )
         self._seed = seed
@@ -73,7 +73,7 @@ class Sampler:
 
 
 def permute(place: int, size: int, key: bytes) -> int:
-    """Where a permutation of range(size), chosen by `key` (at most 64 bytes), sends `place`. size <= 2^62."""
+    """The image of `place` under a permutation of range(size), chosen by `key` (at most 64 bytes). size <= 2^62."""
     half = (max(size - 1, 1).bit_length() + 1) // 2
     while True:
         place = _feistel(place, half, key)

@@ -201,7 +201,7 @@ def _load_ids(path: Path, source: str, tokenizer: str, base: Path | None) -> Tok
     else:
         encoder = tokenizer_of(tokenizer, base)
         vocab_size, digest = encoder.vocab_size, encoder.sha256
-        # A pass over the whole file, only where its type leaves room for larger ids.
+        # A pass over the whole file, only if its type can hold larger ids.
         if np.iinfo(ids.dtype).max >= vocab_size and (largest := _largest(ids)) >= vocab_size:
             raise UsageError(
                 f"{path} holds token id {largest}, but tokenizer {tokenizer!r} knows only {vocab_size}: name the"

@@ -172,7 +172,7 @@ class HuggingFace:
 
 
 def end_token(folder: Path, vocabulary: Mapping[str, int]) -> tuple[str, str]:
-    """What ends a document by a tokenizer that lies in `folder`, "" if nothing does; and a sentence that says why.
+    """What ends a document by the tokenizer in `folder`, "" if nothing does; and a sentence that says why.
 
     Raises UsageError for a file that is there and cannot be read.
     """

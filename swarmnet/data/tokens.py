@@ -71,7 +71,7 @@ def verify(tokens: Tokens, data: Data) -> None:
     # A manifest written by hand.
     if not data.tokens_sha256 or not data.tokenizer_sha256:
         raise UsageError(
-            "the manifest names no data.tokens_sha256 or no data.tokenizer_sha256, so nobody can tell whether two peers"
+            "the manifest names no data.tokens_sha256 or no data.tokenizer_sha256, so two peers cannot check that they"
             " train on the same text: write it with `swarmnet init`"
         )
     if tokens.tokenizer_sha256 != data.tokenizer_sha256:

@@ -6,8 +6,8 @@ permutes afterwards. With H = SHA-256 over bytes, and a first byte that keeps le
     leaf  = H(00, window)      node = H(01, left, right)      root = H(02, windows as u64, T + 1 as u64, top)
 
 A node without a neighbour moves up as it is, it is never doubled (CVE-2012-2459): that is the tree of RFC 6962. The
-root binds how many windows there are. A path holds 32 bytes for each level, zeros where a node moves up; so all paths
-of a run are equally long, and a window has one only.
+root binds how many windows there are. A path holds 32 bytes for each tree node, zeros where a node moves up; so all
+paths of a run are equally long, and a window has one only.
 
 What is kept for evaluation is not covered. Knows no microbatches and no peers.
 """
@@ -28,7 +28,7 @@ from swarmnet.manifest.schema import Data, Training
 HASH_BYTES = 32
 
 _LEAF, _NODE, _ROOT = b"\0", b"\1", b"\2"
-_NOBODY = bytes(HASH_BYTES)
+_NO_SIBLING = bytes(HASH_BYTES)
 _CHUNK_BYTES = 1 << 20
 
 Progress = Callable[[int, int], None]
@@ -37,7 +37,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class WindowRoot:
-    """What everybody knows of the tree. num_windows: at least one. sequence_length: T."""
+    """What every peer knows of the tree. num_windows: at least one. sequence_length: T."""
 
     root: bytes
     num_windows: int
@@ -57,12 +57,12 @@ class WindowRoot:
             return False
         node, place, size = _leaf(window), number, self.num_windows
         for level in range(self.depth):
-            beside = path[level * HASH_BYTES : (level + 1) * HASH_BYTES]
+            sibling = path[level * HASH_BYTES : (level + 1) * HASH_BYTES]
             # There is a neighbour; the left one is hashed first.
             if place ^ 1 < size:
-                node = sha256(_NODE + beside + node if place & 1 else _NODE + node + beside).digest()
+                node = sha256(_NODE + sibling + node if place & 1 else _NODE + node + sibling).digest()
             # A node that moves up has one path only.
-            elif beside != _NOBODY:
+            elif sibling != _NO_SIBLING:
                 return False
             place, size = place >> 1, (size + 1) >> 1
         return _bound(node, self.num_windows, self.sequence_length) == self.root
@@ -94,12 +94,12 @@ class WindowTree:
         assert 0 <= number < self.proven.num_windows
         found = []
         for level in range(self.proven.depth):
-            beside = (number >> level) ^ 1
+            sibling = (number >> level) ^ 1
             if level:
-                node = self._levels[level - 1][beside * HASH_BYTES : (beside + 1) * HASH_BYTES]
+                node = self._levels[level - 1][sibling * HASH_BYTES : (sibling + 1) * HASH_BYTES]
             else:
-                node = self._leaf(beside) if beside < self.proven.num_windows else b""
-            found.append(node or _NOBODY)
+                node = self._leaf(sibling) if sibling < self.proven.num_windows else b""
+            found.append(node or _NO_SIBLING)
         return b"".join(found)
 
     def _leaf(self, number: int) -> bytes:
@@ -108,7 +108,7 @@ class WindowTree:
 
     def _hash_pairs(self, length: int, num_windows: int, progress: Progress) -> bytes:
         """The parents of all leaves, chunk by chunk, so that the leaves are never all there."""
-        rows = max(_CHUNK_BYTES // (4 * length + 5) & ~1, 2)  # even: pairs lie within a chunk
+        rows = max(_CHUNK_BYTES // (4 * length + 5) & ~1, 2)  # even: pairs are within a chunk
         found = bytearray()
         for first in range(0, num_windows, rows):
             stop = min(first + rows, num_windows)
@@ -149,7 +149,7 @@ def _bound(top: bytes, num_windows: int, sequence_length: int) -> bytes:
 
 
 def _parents(level: bytes) -> bytes:
-    """The level above: each pair's node, and an odd last one as it is."""
+    """The nodes above: that of each pair, and an odd last one as it is."""
     whole = len(level) // (2 * HASH_BYTES) * (2 * HASH_BYTES)
     pairs = np.frombuffer(level, np.uint8, whole).reshape(-1, 2 * HASH_BYTES)
     return _hash_rows(_NODE, pairs) + level[whole:]

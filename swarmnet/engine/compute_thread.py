@@ -1,14 +1,15 @@
 """The compute thread and the averaging thread: one job at a time each, and which one next.
 
-Live tensors and autograd belong to the compute thread. What a round does to sums (encode, decode, reduce, hash) is done
-beside it, on the averaging thread: torch and hashlib let go of the interpreter meanwhile, so neither holds up the other
-while there is a core for both. One pair serves all stages of a peer. Order of compute:
+Live tensors and autograd belong to the compute thread. The work of an aggregation round (encode, decode, reduce, hash)
+runs in parallel, on the averaging thread: torch and hashlib let go of the interpreter meanwhile, so neither holds up
+the other while there is a core for both. One pair serves all stages of a peer. Order of compute:
 
 1. apply, snapshots, other weights: every replica of the stage, then every stage, waits for them;
 2. the older step, all of it: where two are open, the run waits for that one. In a step:
    a. backward: it frees memory, and the stage before waits for it;
    b. forward;
-   c. weight passes: nobody waits for one alone (zero bubble, arXiv:2401.10241), but the step waits for all. They run
+   c. weight-gradient passes: no other stage waits for one (zero bubble, arXiv:2401.10241), but the step waits for all.
+   They run
       when nothing above is queued - which must happen, since a step has finitely many microbatches and the next but
       `delay` cannot begin without them. Each holds activations meanwhile, so once more than `max_deferred` are queued
       the first of them goes before the next forward: memory is bounded, and none starves. Where backward has written
@@ -158,7 +159,7 @@ class _JobThread:
 
 
 class ComputeThread:
-    """Owns the device, with the averaging thread beside it. `run` from an event loop, `close` when stages are done."""
+    """Owns the device, together with the averaging thread. `run` from an event loop, `close` when stages are done."""
 
     def __init__(self) -> None:
         self._compute, self._averaging = _JobThread("compute"), _JobThread("averaging")

@@ -1,6 +1,6 @@
 """What reaches one stage over the wire and leaves it, checked: codec, shape, range, finite values.
 
-What others sent and does not fit raises BadMessage. What we computed ourselves and cannot be sent is VOID: nobody is
+An invalid payload of another peer raises BadMessage. Our own result that cannot be sent is VOID: no peer is
 to blame for the value of a pure function.
 """
 
@@ -23,8 +23,8 @@ from swarmnet.wire.codecs import MAX_VALUE
 class Payloads:
     """The run's codecs and shapes at a stage. device: where activations are decoded to.
 
-    What is sent is in `wire.slow` while the own line is slow (`carries`), and a gradient also if the activation came in
-    it: then the line of whoever asked is slow. Either is taken from anybody.
+    What is sent is in `wire.slow` while the own link is slow (`carries`), and a gradient also if the activation came in
+    it: then the caller's link is slow. Both formats are accepted from every peer.
     """
 
     def __init__(self, spec: StageSpec, wire: Wire, *, device: torch.device) -> None:
@@ -96,7 +96,7 @@ def _expect(payload: Sequence[Packed], count: int) -> None:
 
 @contextlib.contextmanager
 def blameless(stage: int) -> Iterator[None]:
-    """Encoding what we computed ourselves: if it is refused, nobody is to blame, and it is void."""
+    """Encoding our own result: if it is refused, no peer is to blame, and the microbatch is VOID."""
     try:
         yield
     except BadMessage as error:

@@ -1,9 +1,9 @@
 """`stage.interfaces.Compute` in torch: one stage, its jobs on the compute thread of its peer.
 
-Checks every payload before it computes, and computes on nothing that the optimizer has changed since: a stash belongs
-to the weights it was made on, and once they are gone it is refused (backward) or not counted (weight pass). An
-activation or gradient that *we* found non-finite, from finite input, raises Refused(VOID): nobody is to blame for the
-value of a pure function. Knows no peers, no rounds, no slots.
+Checks every payload before it computes, and computes on nothing that the optimizer has changed since: saved activations
+belong to the weights they were made on, and once those are gone they are refused (backward) or not counted
+(weight-gradient pass). An activation or gradient that *we* found non-finite, from finite input, raises Refused(VOID):
+no peer is to blame for the value of a pure function. Knows no peers, no rounds, no slots.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class TorchEngine:
         snapshot_bytes: by stage of the run.
 
     Besides the contract's errors: Refused(STALE) from forward and backward if the step is applied, or the weights are
-    no longer those the stash was made on; Refused(NOT_READY) from forward if the step is not open yet. `accumulate` may
+    no longer those of the forward; Refused(NOT_READY) from forward if the step is not open yet. `accumulate` may
     be asked again after a cancellation and gives the same answer.
     """
 
@@ -97,7 +97,7 @@ class TorchEngine:
         self._spare: Tensor | None = None  # memory for the next snapshot
         self._audits = 0  # that run or wait
         self._started = asyncio.Event()
-        self._weights_stay = threading.Lock()  # whoever changes the weights has it, or measures them
+        self._weights_stay = threading.Lock()  # held while the weights are changed or measured
         try:
             self._reset_to_seed()
         except BaseException:
@@ -108,7 +108,7 @@ class TorchEngine:
         loop = asyncio.get_running_loop()
 
         def post(tell: Callable[..., None], *facts: object) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed: there is no receiver any more
                 loop.call_soon_threadsafe(tell, *facts)
 
         self._backend.watch(functools.partial(post, audience.on_sums_lost), functools.partial(post, audience.on_engine))
@@ -132,8 +132,8 @@ class TorchEngine:
     # ------------------------------------------------------------ what others may read at any time
 
     def voids(self, step: int) -> int:
-        """How often the accumulator that `step` sums in has been voided."""
-        return self._accumulators[self._place(step)].voids
+        """How often the accumulator of `step` was emptied."""
+        return self._accumulators[self._slot_of(step)].voids
 
     @property
     def version(self) -> int:
@@ -149,7 +149,7 @@ class TorchEngine:
             for accumulator in self._accumulators:
                 accumulator.void()
         elif step >= self.version:
-            self._accumulators[self._place(step)].void()
+            self._accumulators[self._slot_of(step)].void()
 
     def carries(self, bytes_per_s: int) -> None:
         """Chooses between the run's codecs for activations and their gradients."""
@@ -173,7 +173,7 @@ class TorchEngine:
         return stash
 
     async def backward(self, stash: SavedActivations, gradient: Sequence[Packed]) -> tuple[Packed, ...]:
-        """The input gradient. Once per stash."""
+        """The input gradient. Once per forward."""
         decode = lambda: self._payloads.gradient(gradient)  # noqa: E731
         return await self._pass(Work.BACKWARD, stash, decode, lambda received: self._backward(stash, received))
 
@@ -211,7 +211,7 @@ class TorchEngine:
             raise Refused(code, "other weights", step=step, version=self.version)
         output, work = self._backend.forward(step, tokens, hidden, train=train)
         if work is not None:
-            stash.saved = _ForwardWork(self._epochs[self._place(step)], work, asked_slow)
+            stash.saved = _ForwardWork(self._epochs[self._slot_of(step)], work, asked_slow)
         if not self._payloads.last:
             return lambda: self._payloads.output(tokens, output)
         stash.loss_sum, stash.num_tokens = output.item(), tokens[:, 1:].numel()
@@ -222,7 +222,7 @@ class TorchEngine:
     def _backward(self, stash: SavedActivations, gradient: Tensor | None) -> Encode:
         saved = _saved(stash)
         # The weights that this forward used are gone.
-        if saved.epoch != self._epochs[self._place(stash.step)]:
+        if saved.epoch != self._epochs[self._slot_of(stash.step)]:
             raise Refused(RejectCode.STALE, "the weights have changed since forward", step=stash.step)
         if saved.work is None:
             raise ValueError(f"backward of microbatch {stash.step}/{stash.index} has run already")
@@ -235,11 +235,11 @@ class TorchEngine:
         # Asked again after a cancellation: the same answer, and nothing is added twice.
         if saved.added is not None:
             return saved.added
-        # Ended first: if the backend raises, nobody may run this work again.
+        # Ended first: if the backend raises, this work must not run again.
         work, saved.work, saved.added = saved.work, None, False
-        place = self._place(stash.step)
-        # Voided or applied meanwhile: the gradient belongs to no sum any more.
-        if saved.epoch != self._epochs[place] or stash.voids != self.voids(stash.step):
+        slot = self._slot_of(stash.step)
+        # Emptied or applied meanwhile: the gradient belongs to no aggregate any more.
+        if saved.epoch != self._epochs[slot] or stash.voids != self.voids(stash.step):
             return False
         saved.added = self._backend.accumulate(work, step=stash.step, index=stash.index, voids=stash.voids)
         stash.computed(asked, began, boot_time())
@@ -268,7 +268,7 @@ class TorchEngine:
     def _recompute(self, step: int, share: object | None, work: PastWork) -> Recomputed:
         (index, inputs, gradient), last = work, self._payloads.last
         (tokens, hidden), received = self._payloads.input(inputs), self._payloads.gradient(gradient)
-        # An update may have come since this was asked, and taken the last place.
+        # An update may have come since this was asked, and replaced the oldest weights.
         weights = self._backend.past.get(step)
         if weights is None:
             raise _not_kept(step)
@@ -297,7 +297,7 @@ class TorchEngine:
         return await self._jobs.between_rounds(self.version, lambda: self._apply(commits))
 
     async def measure(self) -> tuple[int, bytes]:
-        """Digest of the newest weights, made beside compute. The next update waits for it."""
+        """Digest of the newest weights, made in parallel to compute. The next update waits for it."""
 
         def digested() -> tuple[int, bytes]:
             with self._weights_stay:
@@ -325,7 +325,7 @@ class TorchEngine:
         return layout.memory() if layout.num_bytes < LARGE_BYTES else await asyncio.to_thread(layout.memory)
 
     async def restore(self, data: bytes | memoryview, *, version: int, becomes: int | None = None) -> None:
-        """Take over a snapshot's state; read and checked beside the compute thread."""
+        """Take over a snapshot's state; read and checked outside of the compute thread."""
         tensors = await asyncio.to_thread(self._state.canonical.unpack, data, version=version)
         await self._jobs.between_rounds(
             self.version, lambda: self._take_over(tensors, version if becomes is None else becomes)
@@ -336,7 +336,7 @@ class TorchEngine:
         await self._jobs.between_rounds(self.version, self._reset_to_seed)
 
     def _apply(self, commits: Sequence[Commit]) -> OuterStep | None:
-        applied = self._place(self.version)
+        applied = self._slot_of(self.version)
         with self._weights_stay:
             self._backend.past.note(self.version)
             outer = self.sums.apply(commits)
@@ -360,8 +360,8 @@ class TorchEngine:
         self.sums.changed()
         self.void()
 
-    def _place(self, step: int) -> int:
-        """Which of the open steps' places is that of `step`."""
+    def _slot_of(self, step: int) -> int:
+        """The slot of `step` among those of the open steps."""
         return step % len(self._epochs)
 
 
@@ -380,5 +380,5 @@ def _not_kept(step: int) -> Refused:
 
 def _saved(stash: SavedActivations) -> _ForwardWork:
     if not isinstance(stash.saved, _ForwardWork):
-        raise ValueError(f"nothing is stashed of microbatch {stash.step}/{stash.index}: it was an evaluation")
+        raise ValueError(f"nothing is saved of microbatch {stash.step}/{stash.index}: it was an evaluation")
     return stash.saved

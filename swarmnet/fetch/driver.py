@@ -38,7 +38,8 @@ def expect(answer: Answer, kind: type[T], holder: PeerId) -> T:
 
 
 class HolderCalls:
-    """Asks holders, and remembers which to leave out. failed(holder, error) hears of every one that did not help."""
+    """Asks holders, and remembers which to leave out. failed(holder, error) is called for each one that did not
+    help."""
 
     def __init__(self, transport: Transport, failed: Callable[[PeerId, SwarmError], None]) -> None:
         self.transport, self._failed, self._holders = transport, failed, Holders()
@@ -124,7 +125,7 @@ class PieceFetch:
     """Fetches pieces from all holders at once, each from whichever is free.
 
     get(holder, piece): ask for that piece, check it and keep it. If it raises BadMessage, Refused, PeerGone or
-    PeerTimeout, the holder is dropped, and `dropped` hears why.
+    PeerTimeout, the holder is dropped, and `dropped` is called with the reason.
     """
 
     def __init__(

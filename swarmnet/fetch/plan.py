@@ -175,7 +175,7 @@ class FetchPlan:
     def _ask_again(self, now: float) -> None:
         """Give idle holders what others have had for too long: the last piece must not wait for the slowest."""
         for idle in self._holders.values():
-            # Without a usual time nobody knows whether this holder is any faster.
+            # Without a usual time it is unknown whether this holder is any faster.
             if idle.asked_at or idle.usual_s is None:
                 continue
             waiting = [(at, piece) for held in self._holders.values() for piece, at in held.asked_at.items()]

@@ -98,7 +98,7 @@ def finished(out: Path, *, stages: int, steps: int) -> bool:
 
 
 def final_weights(out: Path, *, stage: int, steps: int) -> list[Path]:
-    """Of each checkpoint of the stage at the last version: the JSON, which is written last. The data lie beside it."""
+    """Of each checkpoint of the stage at the last version: the JSON, which is written last. The data are next to it."""
     return sorted(out.glob(f"peers/*/snapshots/*/stage-{stage}-step-{steps}.json"))
 
 
@@ -124,12 +124,12 @@ def replay(out: Path, began: Sequence[float], progress: SwarmProgress, checker: 
             before, before_s = life, progress.points[-1].time if progress.points else 0.0
         if name in progress.liars or checker.on(event, life=life, by=name):
             progress.on(name, event, now=before_s + at - began[life])
-    # None of these processes runs, and nobody listens where they did.
+    # None of these processes runs, and none listens at their addresses.
     progress.processes.clear()
-    # The curve was drawn by when the supervisor heard of a step.
-    heard = _heard(out)
+    # The curve was drawn by the times at which the supervisor read of a step.
+    done_at = _done_at(out)
     progress.points = [
-        replace(point, time=heard.get((point.step, point.loss), point.time)) for point in progress.points
+        replace(point, time=done_at.get((point.step, point.loss), point.time)) for point in progress.points
     ]
     progress.kills = kills(out)
     progress.faults.update({kind: len(_records(out, fault.event)) for kind, fault in KINDS.items()})
@@ -140,10 +140,10 @@ def replay(out: Path, began: Sequence[float], progress: SwarmProgress, checker: 
     progress.earlier_s = progress.points[-1].time if progress.points else 0.0
 
 
-def _heard(out: Path) -> dict[tuple[int, float], float]:
+def _done_at(out: Path) -> dict[tuple[int, float], float]:
     """When each step was done, by its number and loss, as loss.csv has it; nothing if there is none."""
     try:
         with (out / "loss.csv").open(newline="", encoding="utf-8") as file:
             return {(int(row["step"]), float(row["loss"])): float(row["seconds"]) for row in csv.DictReader(file)}
     except (OSError, ValueError, LookupError, TypeError):
-        return {}  # somebody else's file, or half of one
+        return {}  # another program's file, or half of one

@@ -14,7 +14,7 @@ from swarmnet.config.table import CliOption
 from swarmnet.errors import UsageError
 from swarmnet.manifest import presets
 from swarmnet.testing import fault
-from swarmnet.testing.byzantine import parse_liars
+from swarmnet.testing.byzantine import parse_byzantine
 from swarmnet.testing.fault import Fault, Kill, KillRank
 
 MOST = 1000
@@ -87,9 +87,7 @@ class LocalOptions:
     ] = None
     liars: Annotated[
         str | None,
-        CliOption(
-            "KIND:N,...", help="let so many replicas lie about their work; KIND=P%: so many of them (docs/local.md)"
-        ),
+        CliOption("KIND:N,...", help="make so many replicas Byzantine; KIND=P%: so many of them (docs/local.md)"),
     ] = None
     resume: Annotated[bool, CliOption(help="go on with the run in --out DIR, whose manifest and replicas count")] = (
         False
@@ -137,9 +135,9 @@ class LocalOptions:
                 "against one process at the end of a run, which --kill-all does not reach; give it with --resume"
             )
         if self.liars is not None:
-            parse_liars(self.liars)
+            parse_byzantine(self.liars)
             if self.chaos is not None or self.kill_all is not None:
-                raise UsageError("--liars goes with neither --chaos nor --kill-all: losses would show both")
+                raise UsageError("--liars goes with neither --chaos nor --kill-all: the losses would not tell which")
             if self.ranks or self.device != "cpu":
                 raise UsageError("--liars needs replicas of one rank on the CPU: leave --ranks and --device out")
         if self.device == "cuda" and self.ranks:

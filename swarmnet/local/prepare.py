@@ -1,6 +1,6 @@
 """Turn options into a manifest: build or load it, lay `--set` over it, fill in the data's digests; then write it.
 
-And `--ranks` with the flags beside it into tables of the peer config, by what they are for: a stage ("s1") or one
+And `--ranks` with the related flags into tables of the peer config, by what they are for: a stage ("s1") or one
 replica of it ("s1-r0"), which wins. What a peer would refuse is refused here, before a process starts.
 """
 
@@ -94,7 +94,7 @@ FIELDS = {
 """Options of `swarmnet local` that are fields of its manifest."""
 
 AUDITED = 0.2
-"""Shares of the work in a swarm with liars that is looked at again, unless the manifest or `--set` says otherwise."""
+"""The share of the work in a swarm with Byzantine replicas that is audited, unless the manifest or `--set` sets it."""
 
 Change = tuple[str, str, object]
 """(Who says so, dotted name of a field, its value.)"""
@@ -103,7 +103,7 @@ Change = tuple[str, str, object]
 def choose(options: LocalOptions) -> Manifest:
     """The manifest the options ask for, data digests not filled in yet. Raises UsageError in the name of the flag.
 
-    A manifest file keeps its own stages, steps, seed, data and numerics; what was typed beside it goes over it.
+    A manifest file keeps its own stages, steps, seed, data and numerics; what was typed in addition overrides it.
     """
     described: list[Change] = []
     if options.manifest is None:
@@ -128,8 +128,8 @@ def choose(options: LocalOptions) -> Manifest:
     if options.numerics is not None:
         described.append((f"--numerics {options.numerics}", "numerics.mode", options.numerics))
         said.setdefault("numerics.mode", options.numerics)
-    follows = implied(said, anew=options.manifest is None)
-    # Whoever lies is to be named.
+    follows = implied(said, new=options.manifest is None)
+    # The Byzantine replicas are to be named.
     if options.liars is not None and options.manifest is None:
         follows = {**follows, "audit.microbatches": AUDITED, "audit.contributions": AUDITED}
     laid: list[Change] = [("manifest", name, value) for name, value in follows.items()]
@@ -157,7 +157,7 @@ def prepare(options: LocalOptions, directory: Path) -> Prepared:
     codecs.use_all(named_by(chosen))
     manifest = with_data(chosen, base=options.manifest.parent if options.manifest else Path())
     if options.preset is not None:
-        _check_room(options, manifest)
+        _check_memory(options, manifest)
     path, owner = directory / "run.toml", None
     policy = options.admission or manifest.admission.policy
     if policy == "invite":  # an owner of its own: a manifest's may be far away
@@ -171,28 +171,28 @@ _LEAST_BYTES = 16
 """Of a parameter: weight, gradient, moments."""
 
 
-def _check_room(options: LocalOptions, manifest: Manifest) -> None:
+def _check_memory(options: LocalOptions, manifest: Manifest) -> None:
     """Raises UsageError, one line, if the replicas of a preset need more memory together than is free here."""
     import torch
 
     from swarmnet.peer import memory_fit
     from swarmnet.plan.memory import shown
 
-    room, of = available_memory(), "this machine has"
+    free, of = available_memory(), "this machine has"
     if options.device == "cuda":
-        room, of = sum(memory_fit.free_on_gpus(range(torch.cuda.device_count()))), "the GPUs here have"
+        free, of = sum(memory_fit.free_on_gpus(range(torch.cuda.device_count()))), "the GPUs here have"
     need = _LEAST_BYTES * manifest.model.num_parameters * options.replicas
     # What is far too large is not planned, which takes a while.
-    if room is not None and need <= room:
+    if free is not None and need <= free:
         layout = MeshLayout(devices=("cuda:0" if options.device == "cuda" else "cpu",))
         config = PeerConfig(slots=options.slots or 1)
         setup = memory_fit.setup_of(config, manifest, layout)
         each = (memory_fit.judge(setup, [stage], None).need for stage in range(manifest.cut.stages))
         need = sum(each) * options.replicas
-    if room is not None and need > room:
-        whose = f"{counted(options.replicas, 'replica')} of {counted(manifest.cut.stages, 'stage')}"
+    if free is not None and need > free:
+        which = f"{counted(options.replicas, 'replica')} of {counted(manifest.cut.stages, 'stage')}"
         raise UsageError(
-            f"--preset {options.preset}: {whose} together need {shown(need)} of memory or more, {of} {shown(room)} "
+            f"--preset {options.preset}: {which} together need {shown(need)} of memory or more, {of} {shown(free)} "
             "free: choose a smaller preset, or fewer --replicas"
         )
 
@@ -277,7 +277,7 @@ def _on_gpus(manifest: Manifest, replicas: Sequence[str]) -> dict[str, Mesh]:
 
     cuda = torch.cuda.device_count()
     choose_layout(Mesh(), "cuda", manifest, cuda=cuda)
-    # A stage has one as well, for whoever joins it later.
+    # A stage has one as well, for peers that join it later.
     names = [*replicas, *(f"s{stage}" for stage in range(manifest.cut.stages))]
     return {name: Mesh(gpus=f"{number % cuda},") for number, name in enumerate(names)}
 
@@ -299,8 +299,8 @@ def _entry(text: str, names: Collection[str], stages: int) -> tuple[str, int]:
     if replica is None:
         return f"s{stage}", ranks
     if (name := f"s{stage}-r{int(replica)}") not in names:
-        mates = sum(stage_of(other) == stage for other in names)
-        raise UsageError(f"there is no replica {replica} in stage {stage}, they are 0 to {mates - 1}")
+        others = sum(stage_of(other) == stage for other in names)
+        raise UsageError(f"there is no replica {replica} in stage {stage}, they are 0 to {others - 1}")
     return name, ranks
 
 

@@ -16,7 +16,7 @@ from swarmnet.telemetry.run_state import PACE_STEPS, RunState, StageState, StepP
 
 @dataclass(slots=True)
 class Conviction:
-    """One peer that honest replicas have named as a liar. step: how many steps had a loss by then."""
+    """One peer that correct replicas have banned. step: how many steps had a loss by then."""
 
     step: int
     reason: str
@@ -30,12 +30,12 @@ class SwarmProgress(EventFold):
     steps: int
     replicas: dict[str, StageState]
     past: list[StageState] = field(default_factory=list)  # of processes that have ended
-    liars: Mapping[str, str] = field(default_factory=dict)  # how some of them lie, by name
+    liars: Mapping[str, str] = field(default_factory=dict)  # the Byzantine ones, with their kinds, by name
     trainers: frozenset[str] = frozenset()
     started_at: float = 0.0
     earlier_s: float = 0.0  # how long it had run before it was resumed
     earlier_points: int = 0  # how many points are from then
-    done: set[int] = field(default_factory=set)  # steps whose loss this start of the swarm has computed (again)
+    done: set[int] = field(default_factory=set)  # steps with a loss that this start of the swarm has computed (again)
     points: list[StepPoint] = field(default_factory=list)  # times: since the swarm was started
     evaluations: dict[int, float] = field(default_factory=dict)
     figures: dict[int, tuple[float, float]] = field(default_factory=dict)  # learning rate and gradient norm, by step
@@ -46,12 +46,12 @@ class SwarmProgress(EventFold):
     on_disk: dict[int, set[int]] = field(default_factory=dict)  # versions ever written, by stage
     unwritten: dict[int, str] = field(default_factory=dict)  # by stage: who could not write its last weights, and why
     postponed: list[str] = field(default_factory=list)
-    strays: set[tuple[int, int, str]] = field(default_factory=set)  # (stage, version, peer) whose weights were off
+    strays: set[tuple[int, int, str]] = field(default_factory=set)  # (stage, version, peer) of diverged weights
     names: dict[str, str] = field(default_factory=dict)  # of processes, by peer id
     events: Counter[tuple[str, str]] = field(default_factory=Counter)  # how many, by process and kind
     convictions: dict[str, Conviction] = field(default_factory=dict)  # by name
-    halted: str = ""  # why the run cannot go on until somebody comes
-    out: set[str] = field(default_factory=set)  # who is convicted: nobody in the run hears it any more
+    halted: str = ""  # why the run cannot go on until a peer joins
+    out: set[str] = field(default_factory=set)  # banned peers: no peer of the run takes their messages any more
     starts: Counter[str] = field(default_factory=Counter)  # of processes, by name
     processes: dict[str, RunState] = field(default_factory=dict)  # those that run, trainers, too
     _early: dict[int, StepPoint] = field(default_factory=dict)
@@ -74,7 +74,7 @@ class SwarmProgress(EventFold):
 
     @property
     def lost_weights(self) -> dict[int, str]:
-        """By stage whose last weights are on no disk: who could not write them where, and why."""
+        """For each stage without its last weights on any disk: which replicas could not write them where, and why."""
         return {
             stage: why
             for stage, why in sorted(self.unwritten.items())
@@ -137,7 +137,7 @@ class SwarmProgress(EventFold):
 
     def on_convicted_here(self, name: str, event: Mapping[str, Any], now: float) -> None:
         if name in self.liars:
-            self.out.add(name)  # it may end before anybody's word of it is read
+            self.out.add(name)  # it may end before another peer's event about it is read
 
     def on_halted(self, name: str, event: Mapping[str, Any], now: float) -> None:
         self.halted = event["reason"]
@@ -185,7 +185,7 @@ class SwarmProgress(EventFold):
             self.points.append(point)
 
     def _live(self, stage: int) -> list[StageState]:
-        """The replicas of a stage that run, convicts apart."""
+        """The replicas of a stage that run, except for banned ones."""
         return [
             replica
             for name, replica in self.replicas.items()
@@ -213,12 +213,13 @@ class SwarmProgress(EventFold):
 
     @property
     def all_finished(self) -> bool:
-        """As `complete`, and no live replica is still behind, liars apart."""
+        """As `complete`, and no correct live replica is still behind."""
         return self.complete and not self.behind
 
     @property
     def behind(self) -> list[str]:
-        """Live replicas that do not hold the last version. Nobody waits for a liar, which may be out of the run."""
+        """Live replicas that do not hold the last version. A Byzantine one is not waited for: it may be out of the
+        run."""
         return sorted(
             name
             for name, replica in self.replicas.items()
@@ -227,7 +228,7 @@ class SwarmProgress(EventFold):
 
     @property
     def wronged(self) -> list[str]:
-        """Honest peers that honest replicas have named as liars."""
+        """Correct peers that correct replicas have banned."""
         return sorted(self.convictions.keys() - self.liars.keys())
 
     def not_up(self, ranks: Callable[[str], int]) -> list[str]:
@@ -250,7 +251,7 @@ class SwarmProgress(EventFold):
         points = self.points[self.earlier_points :]
         if not points or self.training_at is None:
             return 0.0
-        # What was done before a resume took place in another life, at another pace.
+        # What was done before a resume was done by other processes, at another pace.
         elapsed = points[-1].time - (self.training_at - self.started_at)
         return sum(point.tokens for point in points) / elapsed if elapsed > 0 else 0.0
 
@@ -304,7 +305,7 @@ class SwarmProgress(EventFold):
         if not replica.alive:
             return "down" if self.starts[name] else "to come"
         if replica.ranks_lost:
-            return "ranks start anew"
+            return "ranks restart"
         if replica.version is not None:
             return f"{replica.version}"
         return "joining" if name in self.dht else "starting"

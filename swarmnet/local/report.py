@@ -68,7 +68,7 @@ def agreement(manifest: Manifest) -> str:
 
 
 def averaging_bytes_each(outcome: RunOutcome) -> int:
-    """What a replica sends its mates in a step, on the average."""
+    """What a replica sends to the others of its stage in a step, on the average."""
     progress = outcome.progress
     return round(progress.total("sent_bytes") / max(progress.total("steps"), 1))
 
@@ -120,13 +120,13 @@ def summary(outcome: RunOutcome) -> dict[str, Any]:
         "suspended": list(invariants.suspended),
     }
     if progress.liars:
-        found["liars"] = {name: _liar(progress, name) for name in sorted(progress.liars)}
+        found["liars"] = {name: _byzantine(progress, name) for name in sorted(progress.liars)}
         found["false_bans"] = progress.wronged
     return found | _compared(outcome)
 
 
-def _liar(progress: SwarmProgress, name: str) -> dict[str, Any]:
-    """How it lied, how often, and who has named it when."""
+def _byzantine(progress: SwarmProgress, name: str) -> dict[str, Any]:
+    """How it deviated, how often, and which peers banned it when."""
     found = progress.convictions.get(name)
     named = {} if found is None else {"named_at": found.step, "named_by": sorted(found.by), "reason": found.reason}
     lied = {"kind": progress.liars[name], "lies": progress.events[name, "lied"]}
@@ -153,7 +153,7 @@ def summary_before(directory: Path, *, steps: int) -> dict[str, Any] | None:
             return None
         problem = found["problem"].removesuffix(found.get("reference_problem", "")).removesuffix("; ")
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return None  # somebody else's file, or half of ours
+        return None  # another program's file, or half of ours
     # Interrupted after the last step was done: the swarm itself had ended well.
     return found | {"problem": "" if problem == INTERRUPTED else problem}
 
@@ -216,7 +216,7 @@ def draw(outcome: RunOutcome, path: Path) -> str:
             *(Mark(found.step, "named", name, "tab:green") for name, found in sorted(progress.convictions.items())),
         ],
         beside=outcome.reference or (),
-        beside_is="all honest" if progress.liars else "one process",
+        beside_is="all correct" if progress.liars else "one process",
     )
 
 
@@ -228,7 +228,7 @@ def print_summary(
     if not finished:
         say(console, *_told(outcome))
     if (found := outcome.comparison) is not None:
-        say(console, f"beside one process: {_beside(found, liars=bool(outcome.progress.liars))}")
+        say(console, f"compared with one process: {_difference(found, liars=bool(outcome.progress.liars))}")
     if not finished:
         say(
             console, f"run {outcome.run_id[:16]}, files in {directory}", *_way_on(outcome, directory, compares=compares)
@@ -274,12 +274,12 @@ def _told(outcome: RunOutcome) -> Iterator[str]:
         named = (
             "not named" if liar is None else f"named at step {liar.step} by {', '.join(sorted(liar.by))}: {liar.reason}"
         )
-        yield f"liar {name} ({kind}, {progress.events[name, 'lied']} lies): {named}"
+        yield f"Byzantine {name} ({kind}, {progress.events[name, 'lied']} faults): {named}"
     yield from (f"warning: {line}" for line in invariants.suspended)
     if outcome.ranks:
         yield (
             f"ranks: {', '.join(f'{name} {ranks}' for name, ranks in sorted(outcome.ranks.items()))}; "
-            f"started anew {progress.total('rank_restarts')} time{'s' * (progress.total('rank_restarts') != 1)}"
+            f"restarted {progress.total('rank_restarts')} time{'s' * (progress.total('rank_restarts') != 1)}"
         )
     if progress.strays:
         yield f"drifted {len(progress.strays)} times; who had drifted took the others' weights"
@@ -302,18 +302,18 @@ def _way_on(outcome: RunOutcome, directory: Path, *, compares: bool) -> list[str
             how = f"it goes on from the checkpoints of version {kept}"
         return [f"everything was killed in step {outcome.killed_all}; {how}. Go on with:", again]
     if outcome.progress.lost_weights:
-        return ["when there is room, go on with:", again]
+        return ["when the disk has space, go on with:", again]
     if outcome.problem == INTERRUPTED and kept:
         return [f"go on from the checkpoints of version {kept} with:", again]
     return []
 
 
-def _beside(comparison: Comparison, *, liars: bool) -> str:
+def _difference(comparison: Comparison, *, liars: bool) -> str:
     how = "bit-equal" if comparison.bit_equal else f"largest at step {comparison.at_step}"
     if comparison.within is not None and not comparison.bit_equal and not comparison.problem:
         how += f", the first {FP32_STEPS} steps equal within {comparison.within:g}"
     if liars:
-        how += "; without liars it would be none"
+        how += "; without Byzantine replicas it would be none"
     elif not comparison.promised:
         how += "; under this manifest it shows who computed what: close is all that can be expected"
     weights = {True: "; last weights bit-equal", False: "; last weights differ", None: ""}[comparison.weights_equal]
@@ -321,7 +321,7 @@ def _beside(comparison: Comparison, *, liars: bool) -> str:
 
 
 def next_step(manifest: Manifest, path: Path) -> str:
-    """What to do with a finished run whose manifest is at `path`; "" if its tokens are no text."""
+    """What to do with a finished run with its manifest at `path`; "" if its tokens are no text."""
     if manifest.data.tokenizer == "ids":
         return ""
     here = os.path.relpath(path)

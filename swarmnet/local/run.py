@@ -30,12 +30,12 @@ from swarmnet.local.screen import PatientConsole, SwarmScreen, say
 from swarmnet.local.supervisor import TRACE, Kit, LocalSwarm, Supervisor
 from swarmnet.manifest.implied import remarks
 from swarmnet.manifest.schema import Model
-from swarmnet.net.admission_files import invitation_beside
+from swarmnet.net.admission_files import invitation_file
 from swarmnet.ranks.launcher import Launcher, LauncherLost
 from swarmnet.telemetry.events import EventReader, of_kind
 from swarmnet.telemetry.text import typed
 from swarmnet.telemetry.trace import check_trace, merge
-from swarmnet.testing.byzantine import choose_liars, parse_liars
+from swarmnet.testing.byzantine import choose_byzantine, parse_byzantine
 from swarmnet.testing.fault import Fault, KillRank, unlikely
 from swarmnet.testing.invariants import compare
 from swarmnet.testing.process_swarm import Child, ChildSpec, Interrupt, stop
@@ -73,7 +73,7 @@ def _run_in(out: Path, options: LocalOptions, kit: Kit, console: Console) -> int
         earlier.await_end(out)
         options = earlier.options(replace(options, out=out))
     finished = options.resume and _finished(out, console)
-    # One process is a swarm without liars.
+    # One process is a swarm without Byzantine replicas.
     compares = options.verify or options.chaos is not None or (options.liars is not None and not finished)
     # The disk may have been full when it ended: then its files are written now.
     if finished and not compares and (out / "summary.json").exists():
@@ -106,7 +106,7 @@ def _run_in(out: Path, options: LocalOptions, kit: Kit, console: Console) -> int
     try:
         say(console, write(outcome, out, before))
     except OSError as error:
-        problem = f"{error.filename}: not written: {error.strerror}: make room, and do it again with --resume"
+        problem = f"{error.filename}: not written: {error.strerror}: free space there, and do it again with --resume"
         outcome = replace(outcome, problem="; ".join(filter(None, (outcome.problem, problem))))
     print_summary(outcome, out, console, finished=finished, compares=options.verify)
     if not (finished or outcome.problem or outcome.killed_all is not None):
@@ -143,7 +143,7 @@ def _composed(options: LocalOptions, kit: Kit, out: Path, console: Console) -> L
     replicas = {f"s{stage}-r{number}": stage for number in range(options.replicas) for stage in stages}
     trainers = tuple(f"trainer-{number}" for number in range(options.trainers))
     meshes = parse_meshes(options, prepared.manifest, replicas)
-    liars = choose_liars(parse_liars(options.liars), replicas, prepared.run_id) if options.liars else {}
+    liars = choose_byzantine(parse_byzantine(options.liars), replicas, prepared.run_id) if options.liars else {}
     lives = earlier.lives(out) if options.resume else ()
     if options.resume:  # more may have joined
         replicas, trainers = earlier.members(out)
@@ -171,7 +171,7 @@ def _introduction(swarm: LocalSwarm, faults: Sequence[Fault]) -> Iterator[str]:
     )
     yield in_words(swarm.meshes, manifest)
     if manifest.admission.policy != "open":
-        yield f"by invitation: whoever joins adds --invitation {invitation_beside(swarm.prepared.path)}"
+        yield f"by invitation: joining peers add --invitation {invitation_file(swarm.prepared.path)}"
     ranks = [mesh_of(swarm.meshes, name).ranks for name in swarm.replicas]
     processes = len(swarm.trainers) + sum(1 if number == 1 else 1 + number for number in ranks)
     shared = cores()
@@ -181,13 +181,13 @@ def _introduction(swarm: LocalSwarm, faults: Sequence[Fault]) -> Iterator[str]:
             "with fewer --stages or --replicas it is faster"
         )
     usual, layers = Model().num_layers, manifest.model.num_layers
-    # Nobody has asked for more layers: more stages brought them along.
+    # More layers were not asked for: they follow from more stages.
     if options.manifest is None and not options.resume and usual < layers == options.stages:
         yield f"note: the model has {layers} layers, not {usual}: each of {options.stages} stages needs one"
     yield from remarks(manifest)
     yield from unlikely(faults, swarm.replicas)
     if swarm.liars:
-        yield f"liars: {', '.join(f'{name} {kind}' for name, kind in sorted(swarm.liars.items()))}"
+        yield f"Byzantine replicas: {', '.join(f'{name} {kind}' for name, kind in sorted(swarm.liars.items()))}"
         if not manifest.audited:
             yield 'note: no peer audits them: set shares in [audit], and averaging.sync = "exact" or "overlap"'
         elif not manifest.numerics.deterministic:
@@ -234,7 +234,7 @@ def _replayed(swarm: LocalSwarm) -> RunOutcome:
 
 
 def _compare(swarm: LocalSwarm, outcome: RunOutcome, launcher: Launcher, interrupt: Interrupt) -> RunOutcome:
-    """`outcome` with the single process's curve beside the swarm's, and what is wrong with it.
+    """`outcome` with the single process's curve for comparison, and what is wrong with it.
 
     The single process runs when the swarm has left the machine.
     """
@@ -314,10 +314,10 @@ def _judge(outcome: RunOutcome, *, strict: bool = False) -> str:
     if progress.behind:
         found.append(f"{', '.join(progress.behind)} did not reach the last version")
     if progress.wronged:
-        found.append(f"{', '.join(progress.wronged)} did not lie, and was named as a liar")
+        found.append(f"{', '.join(progress.wronged)} did nothing wrong, and was banned")
     found += outcome.invariants.suspended if strict else []
     found += [
-        f"the final weights of stage {stage} are on no disk: {why}: make room there, and go on with --resume"
+        f"the final weights of stage {stage} are on no disk: {why}: free space there, and go on with --resume"
         for stage, why in progress.lost_weights.items()
     ]
     return "; ".join([*found, *outcome.crashes])

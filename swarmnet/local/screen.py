@@ -1,10 +1,11 @@
 """What a person sees while a local swarm runs: a live table on a terminal, else one line a step. Decides nothing.
 
-Beside the curve some of the children's events are worth a line, each said once (`News`): the link by which others join,
-as long as there is one that works; checkpoints that cannot be used or written, and what is used instead; ranks that are
-lost, and back; what a stage waits for; the run going back. Faults and crashes are the supervisor's to tell.
+In addition to the curve some of the children's events are worth a line, each said once (`News`): the link by which
+others join, as long as there is one that works; checkpoints that cannot be used or written, and what is used instead;
+ranks that are lost, and back; what a stage waits for; the run going back. Faults and crashes are the supervisor's to
+tell.
 
-The run is not about its output: when nobody reads it any more (`swarmnet local | head`), one line on standard error
+The run is not about its output: when its reader is gone (`swarmnet local | head`), one line on standard error
 says so, printing stops, and everything else goes on.
 """
 
@@ -120,13 +121,13 @@ _ONCE = {
     "restart": ("the run goes on from version {version} (restart {number}, {reason})", "{event} {number}"),
     "dropped": ("stage {stage} at version {to} is not what it was: {reason}", "{event} {stage} {to} {reason}"),
 }
-"""The line for an event, and what of it is said once, whoever says it again."""
+"""The line for an event, and the part of it that identifies it: each is printed once, whichever process reports it."""
 
 _SOURCES = {
     "checkpoint": "from an older checkpoint of its own",
     "snapshot": "fetched from other replicas",
     "seed": "drawn from the run's seed",
-    "neighbours": "made anew from the stages beside it",
+    "neighbours": "made again from the adjacent stages",
 }
 
 
@@ -135,7 +136,7 @@ class News(EventFold):
     """What is worth a line. Tell it everything; what it returns are the lines. Pure."""
 
     _invited: tuple[str, str] | None = None  # by whom, and with which link
-    _bad: set[str] = field(default_factory=set)  # whose checkpoint was of no use
+    _bad: set[str] = field(default_factory=set)  # with an unusable checkpoint
     _said: set[str] = field(default_factory=set)
 
     def on(self, name: str, event: Mapping[str, Any]) -> list[str]:
@@ -161,7 +162,7 @@ class News(EventFold):
 
     def on_rank_lost(self, name: str, event: Mapping[str, Any]) -> list[str]:
         which = "a rank" if event["rank"] is None else f"rank {event['rank']}"
-        return [f"{name} has lost {which} ({event['reason']}): its ranks start anew"]
+        return [f"{name} has lost {which} ({event['reason']}): its ranks restart"]
 
     def on_mesh_started(self, name: str, event: Mapping[str, Any]) -> list[str]:
         up = f"{name} has its {len(event['pids'])} ranks ({event['mesh']}) again, after {event['seconds']:.1f} s"
@@ -210,7 +211,7 @@ class News(EventFold):
 
 
 class PatientConsole(Console):
-    """Standard output as rich has it. A pipe that nobody reads any more ends the printing, and nothing else."""
+    """Standard output as rich has it. If the reader of a pipe is gone, only the printing ends."""
 
     def __init__(self, files: Path) -> None:
         """files: where the run's results are, for who wonders."""
@@ -222,7 +223,7 @@ class PatientConsole(Console):
         self.quiet = True
         try:
             print(
-                f"swarmnet: nobody reads the output any more; the run goes on, its files are in {self._files} "
+                f"swarmnet: the output has no reader any more; the run goes on, its files are in {self._files} "
                 "(Ctrl+C ends it)",
                 file=sys.stderr,
                 flush=True,

@@ -23,7 +23,7 @@ from swarmnet.local.options import LocalOptions
 from swarmnet.local.prepare import Meshes, Prepared, device_of, mesh_of, meshed, prepare
 from swarmnet.local.progress import SwarmProgress
 from swarmnet.local.screen import SwarmScreen
-from swarmnet.net.admission_files import invitation_beside
+from swarmnet.net.admission_files import invitation_file
 from swarmnet.ranks.launcher import Launcher, LauncherLost
 from swarmnet.telemetry.events import LATER, EventLog
 from swarmnet.telemetry.kinds import KINDS, EventFold
@@ -48,7 +48,7 @@ TRACE = "trace.json"
 """Of each peer, in its directory."""
 
 FULL_BYTES = 1 << 16
-"""A disk with less room is full."""
+"""A disk with less free space is full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Kit:
-    """What tests put in place of the real thing."""
+    """What tests replace."""
 
     child: ChildCommand = swarmnet_command
     reference: ChildCommand = reference_command
@@ -95,7 +95,7 @@ class LocalSwarm:
     lives: Sequence[float] = ()
     """When it was begun and went on before this time, in unix seconds."""
     liars: Mapping[str, str] = field(default_factory=dict)
-    """How some of the replicas lie, by name."""
+    """The Byzantine replicas, with their kinds, by name."""
 
     @property
     def exact(self) -> bool:
@@ -113,7 +113,7 @@ class LocalSwarm:
     @property
     def config(self) -> PeerConfig:
         """What all children are told."""
-        options, invitation = self.options, invitation_beside(self.prepared.path)
+        options, invitation = self.options, invitation_file(self.prepared.path)
         return PeerConfig(
             dir=self.out / "peers",  # each child has one of its own; the default would need a home
             manifest=self.prepared.path,
@@ -179,10 +179,10 @@ class Supervisor(EventFold):
         self.processes = ProcessSwarm(launcher, swarm.kit.child, begin=self._begin, trace=swarm.kit.trace)
         self._dashboard: Child | None = None
         self._waiting: list[str] = []  # not started yet
-        self._back_at: dict[str, float] = {}  # trainers killed from outside, and who found no room on the disk
-        self._not_started: set[str] = set()  # of these, who found no room: it is said once
+        self._back_at: dict[str, float] = {}  # trainers killed from outside, and processes that found a full disk
+        self._not_started: set[str] = set()  # of these, those with a full disk: it is said once
         self._oom_kills = OomKills.read()
-        self._known_liars: set[str] = set()  # honest replicas have named them
+        self._known_liars: set[str] = set()  # correct replicas have banned them
         self._away: dict[str, float] = {}  # killed replicas that have not synced again: since when
         self._complete_at: float | None = None
         self._all_up_at = 0.0  # when it is complete: when a replica was seen last that had not started yet
@@ -270,13 +270,14 @@ class Supervisor(EventFold):
             self._begin(self._waiting.pop(0))
         elif self.progress.bootstrap():
             while self._waiting and not self.interrupt.count:  # of many processes the last is started late
-                # A liar is named by a majority, which a run that begins with some of its replicas does not have.
+                # A Byzantine replica is banned by a majority, which a run that begins with some of its replicas does
+                # not have.
                 if self._waiting[0] in self.swarm.trainers and self.swarm.liars and self._replicas_start():
                     break
                 self._begin(self._waiting.pop(0))
 
     def _replicas_start(self) -> bool:
-        """Does one of them not hold its weights yet? Nobody waits for one that a fault has struck."""
+        """Does one of them not hold its weights yet? One that a fault has stopped is not waited for."""
         return any(
             replica.alive and replica.version is None and name not in self.checker.faulted
             for name, replica in self.progress.replicas.items()
@@ -306,7 +307,7 @@ class Supervisor(EventFold):
             lie = None if kind is None else (kind, f"{self.swarm.prepared.run_id}/{name}")
             child = self.processes.launch(spec, lie=lie)
         except OSError as error:
-            # Before training nothing is lost, and nobody would be there to train.
+            # Before training nothing is lost, and no process would be there to train.
             if error.errno not in LATER or self.progress.training_at is None:
                 raise
             self._back_at[name] = now + self.timing.restart_s
@@ -325,7 +326,7 @@ class Supervisor(EventFold):
     def _read(self, name: str, *, now: float) -> None:
         for event in self.processes.children[name].read():
             self._log.copy({"name": name, **event})
-            # A liar may say anything: what is true of the run, the others say.
+            # The events of a Byzantine replica prove nothing: those of the others tell what is true of the run.
             if name not in self.swarm.liars and not self.checker.on(event, life=self._life, by=name):
                 continue
             self.progress.on(name, event, now=now)
@@ -355,7 +356,7 @@ class Supervisor(EventFold):
             self.screen.note(f"{name} is back at version {event['version']} by {event['how']}, {away}")
 
     def _serve_dashboard(self, where: str, link: str) -> None:
-        """`swarmnet dashboard` beside the swarm, which does not depend on it."""
+        """`swarmnet dashboard` next to the swarm, which does not depend on it."""
         host, port = listen_at(where)
         words = ("-m", "swarmnet", "dashboard", link, "--host", host, "--port", str(port))
         log = self.swarm.out / "dashboard.txt"
@@ -373,26 +374,26 @@ class Supervisor(EventFold):
             self.screen.note(line if whole else "the dashboard has ended")
 
     def _named(self, peer: str) -> None:
-        """An honest replica has named this peer as a liar: said the first time that anybody does."""
+        """A correct replica has banned this peer: printed for the first such event."""
         name = self.progress.names.get(peer, peer)
         if name not in self._known_liars and (found := self.progress.convictions.get(name)) is not None:
             self._known_liars.add(name)
-            how = self.swarm.liars.get(name, "is honest")
-            self.screen.note(f"{name} ({how}) is named as a liar: {found.reason}")
+            how = self.swarm.liars.get(name, "correct")
+            self.screen.note(f"{name} ({how}) is banned: {found.reason}")
 
     def _reap(self, name: str, *, now: float) -> None:
         child = self.processes.children[name]
         if (code := child.returncode()) is None:
             return
         self._read(name, now=now)  # it may have written between the last look and its end
-        # Whether it ended before training began, those say that are with it; and whether it ended as a convict.
+        # Whether it ended before training began, those say that are with it; and whether it ended as a banned peer.
         if self.progress.training_at is None or code == 2:
             for other in list(self.processes.children):
                 self._read(other, now=now)
         self.processes.reaped(name)
         self.progress.ended(name)
         replica, ours, killed = name in self.progress.replicas, name in self.processes.killed, code == -signal.SIGKILL
-        # Somebody by hand, or the kernel for want of memory: it comes back all the same.
+        # A user, or the kernel for want of memory: it comes back all the same.
         by_others = killed and not ours
         self.screen.gone(name, self.progress.processes, back=by_others or (killed and name in self._away))
         self.processes.killed.discard(name)
@@ -403,7 +404,7 @@ class Supervisor(EventFold):
         elif code == 0 and (self._complete_at is not None or not replica):
             return  # a trainer ends when all steps are done
         elif code == 2 and name in self.progress.out:
-            self.screen.note(f"{name} has ended: it is convicted, and shut out")
+            self.screen.note(f"{name} has ended: it is banned, and shut out")
             self._write("shut_out", child=name)
         elif by_others:
             if replica:
@@ -474,7 +475,7 @@ class Supervisor(EventFold):
                 self._write("postponed", order=str(fault), reason=reason)
 
     def _note_fault(self, kind: type[Fault], name: str, told: str, *, now: float, **fields: str) -> None:
-        """A fault was done, to `name` or to nobody in particular: on the terminal, in events.jsonl, in the summary."""
+        """A fault was done, to `name` or to no single process: on the terminal, in events.jsonl, in the summary."""
         step = len(self.progress.points)
         if kind.strikes_one:
             self.checker.faulted.add(name)
@@ -500,7 +501,7 @@ class Supervisor(EventFold):
     def _missing(self) -> str:
         # They tell what they do by files there.
         if shutil.disk_usage(self.swarm.out).free < FULL_BYTES:
-            return f"the disk of {self.swarm.out} is full, so that nobody sees what its processes do: make room"
+            return f"the disk of {self.swarm.out} is full, which loses the events of its processes: free space there"
         what = (
             f"{next(iter(self.swarm.replicas))} has not said where its DHT node listens"
             if self._waiting

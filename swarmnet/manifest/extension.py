@@ -1,7 +1,7 @@
 """A run that goes on for longer than its manifest says: what its owner signs, and which of it is in force. Pure.
 
-Such a *notice* says: from step SINCE on the run has STEPS steps. Who has heard of it when does not matter: it takes
-force if, and only if, a commit of step SINCE of any stage names it. Everybody who applies that step holds the same
+Such a *notice* says: from step SINCE on the run has STEPS steps. When a peer learns of it does not matter: it takes
+effect if, and only if, a commit of step SINCE of any stage names it. All peers that apply that step hold the same
 commits, and so finds the same (`Horizon.after`). Of several notices named in one step the highest number counts.
 
 The owner is the key in the manifest (`admission.key`). Knows no clock and no cryptography (`verify` is handed in).
@@ -59,7 +59,7 @@ class Horizon:
         return notice.value.since == step <= self.last < notice.value.total_steps
 
     def after(self, step: int, named: Iterable[Notice]) -> Horizon:
-        """What holds from step `step` on, that step included, whose commits name these notices."""
+        """What holds from step `step` on, that step included, if its commits name these notices."""
         fit = [each for each in named if self.takes(each, step)]
         if not fit or len(self.notices) == MAX_NOTICES:
             return self
@@ -85,7 +85,7 @@ class Notices:
         owner: PeerId | None = None,
         verify: Verify = lambda peer, data, signature: False,
     ) -> None:
-        """total_steps: of the manifest. owner: who may extend the run; None: nobody."""
+        """total_steps: of the manifest. owner: who may extend the run; None: the run cannot be extended."""
         self.run, self.owner, self._verify = run, owner, verify
         self._manifests = total_steps
         self._known: set[Notice] = set()
@@ -125,7 +125,7 @@ class Notices:
         if run != self.run:
             raise ValueError(f"a notice of run {run[:12]}, not of {(self.run or 'none')[:12]}")
         if self.owner is None:
-            raise ValueError("nobody may extend this run: its manifest names no owner (admission.key)")
+            raise ValueError("this run cannot be extended: its manifest names no owner (admission.key)")
         if notice.key != self.owner:
             raise ValueError(f"a notice of {notice.key}, who does not own this run")
         if total_steps <= self._manifests:

@@ -35,7 +35,7 @@ def load(source: Path | str, *, where: str = "manifest") -> Manifest:
         where, data = str(source), toml.read(Path(source))
     if not data:
         raise UsageError(f"{where}: names no field; `swarmnet init` writes a manifest")
-    # The two files that `init` writes lie side by side.
+    # The two files that `init` writes are in the same directory.
     if not data.keys() & Manifest.model_fields.keys() and {"slots", "device"} & data.keys():
         raise UsageError(f"{where}: is a peer config: --config takes it; a manifest is the other file of `init`")
     for name, instead in REMOVED.items():

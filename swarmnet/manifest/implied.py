@@ -32,17 +32,17 @@ LEAD, OVERLAP_AFTER = 2.5, 300
 """Where gradients come one step late: docs/numerics.md has what was measured."""
 
 
-def implied(said: Mapping[str, object], *, anew: bool = True) -> dict[str, object]:
+def implied(said: Mapping[str, object], *, new: bool = True) -> dict[str, object]:
     """Fields and values that follow from `said`, both by dotted names; never one that is in `said`.
 
-    anew: no manifest that `said` goes over has a codec.
+    new: no manifest that `said` overrides has a codec.
     """
     follows: dict[str, object] = {}
     local = said.get("averaging.sync") == "local"
     partners = said.get("averaging.partners")
     if local:
         follows |= {"numerics.mode": "fp32", "averaging.codec": "int8", "averaging.reducer": CLIPPING}
-    elif anew:
+    elif new:
         follows |= {"averaging.codec": "small"}
     if local and partners in ("pairs", "groups"):
         follows |= {

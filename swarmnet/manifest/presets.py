@@ -19,7 +19,7 @@ class Preset:
     tokens; twenty tokens a parameter in all (arXiv:2203.15556)."""
 
     like: str
-    """Whose shape it has."""
+    """The model with this shape."""
     vocabulary: int
     """Of that model, for which `memory_gib` holds."""
     memory_gib: float

@@ -297,7 +297,7 @@ class Wire(Table):
         return tuple(filter(None, (self.activations, self.gradients, self.slow)))
 
     def is_slow(self, bytes_per_s: float) -> bool:
-        """Is a line that carries so much slow in this run? One that nobody has measured, 0, is not."""
+        """Is a link of this bandwidth slow in this run? An unmeasured one, 0, is not."""
         return 0 < bytes_per_s * 8e-6 < self.slow_mbit
 
 
@@ -362,7 +362,7 @@ class Averaging(Table):
     drift_every: Count = says(100, "steps between looks at whether replicas hold equal weights; 0: never")
     resync_every: Count = says(100, "steps after which replicas that round otherwise take the leader's state; 0: never")
     partners: Literal["all", "pairs", "groups"] = says(
-        "all", '"local": whose mean an outer step is: "all" (DiLoCo), "pairs" (NoLoCo) or "groups"'
+        "all", '"local": outer steps average "all" (DiLoCo), "pairs" (NoLoCo) or "groups"'
     )
     inner_steps: Positive = says(20, '"local": steps from one outer step to the next')
     fragments: Positive = says(1, '"local": parts of the weights that take outer steps by turns; at most inner_steps')
@@ -371,11 +371,11 @@ class Averaging(Table):
     outer_momentum: Decay = says(0.7, '"local": of outer steps, Nesterov; somewhat lower with "pairs"')
 
     @model_validator(mode="after")
-    def _nothing_in_vain(self) -> Averaging:
+    def _every_field_has_effect(self) -> Averaging:
         for name, (chooser, value) in _BELONGS.items():
             default = type(self).model_fields[name].default
             usual = [default, *(each[f"averaging.{name}"] for each in FORMATS.values() if f"averaging.{name}" in each)]
-            # A field that does nothing would still change the run id, and mislead whoever reads it.
+            # A field without effect would still change the run id, and mislead the reader.
             if getattr(self, chooser) != value and getattr(self, name) not in usual:
                 raise ValueError(
                     f'{name} has no effect without {chooser} = "{value}": leave it at its default, '
@@ -424,7 +424,7 @@ class Averaging(Table):
 class Protocol(Table):
     """The timers of the step protocol, seconds; `manifest.timers` derives all others from them."""
 
-    suspect_s: Seconds = says(3.0, "silence after which a peer is suspected; a sixth of it lies between heartbeats")
+    suspect_s: Seconds = says(3.0, "silence after which a peer is suspected; a sixth of it is the heartbeat interval")
     long_silence_s: Seconds = says(15.0, "silence after which a peer is given up that cannot be outvoted")
 
     @model_validator(mode="after")
@@ -442,7 +442,7 @@ class Protocol(Table):
 class Audits(Table):
     """How much of members' work is computed again by others, docs/trust.md; with 0 and 0 sums are not checked."""
 
-    microbatches: Fraction = says(0.01, "share of microbatches whose outputs and input gradients are looked at again")
+    microbatches: Fraction = says(0.01, "share of microbatches whose outputs and input gradients are recomputed")
     contributions: Fraction = says(0.01, "share of contributions to a step's sum that are computed again as a whole")
     on_late: Literal["record", "rollback"] = says(
         "record", 'proven false work: "record": it stays; "rollback": the run goes back before it'
@@ -473,7 +473,7 @@ class Limits(Table):
     """What a peer accepts from the network before it takes memory."""
 
     max_payload_mib: Positive = says(1024, "of one message, in MiB")
-    max_clock_offset_s: Seconds = says(60.0, "peers whose clocks differ by more are refused")
+    max_clock_offset_s: Seconds = says(60.0, "the largest difference of two peers' clocks; a peer beyond it is refused")
 
 
 class StageSpec(Table):
@@ -565,7 +565,7 @@ class Manifest(Table):
         if len(self.initial.sha256) not in (0, self.cut.stages):
             raise ValueError(
                 f"initial.sha256 holds {len(self.initial.sha256)} digests, one a stage, cut.stages = "
-                f"{self.cut.stages}: write the manifest anew with `swarmnet init --from`"
+                f"{self.cut.stages}: rewrite the manifest with `swarmnet init --from`"
             )
         # Two stages cannot share one matrix that both change.
         if self.model.tie_embeddings and self.cut.stages > 1:

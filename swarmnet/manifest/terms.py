@@ -18,9 +18,9 @@ class RunTerms:
     filled_in: str
     """Of the manifest: `manifest.file.completed_hash`, `manifest.file.filled_in`."""
     owner: PeerId | None
-    """Whose invitations admit peers; None: anybody may join."""
+    """Signs the invitations that admit peers; None: any peer may join."""
     key: PeerId | None
-    """Who may extend the run; None: nobody."""
+    """Who may extend the run; None: it cannot be extended."""
     total_steps: int
     """Of the manifest."""
     num_stages: int
@@ -44,7 +44,7 @@ class RunTerms:
             run=run_id(manifest),
             completed=completed_hash(manifest),
             filled_in=filled_in(manifest),
-            # Who owns an open run admits nobody.
+            # The owner of an open run admits no peers.
             owner=PeerId(admission.key) if admission.policy == "invite" else None,
             key=PeerId(admission.key) if admission.key else None,
             total_steps=training.total_steps,

@@ -23,7 +23,7 @@ DERIVED: Mapping[str, tuple[Fraction, str, str]] = {
     "lease_s": (Fraction(2), "long_silence_s", "for peers that could still help"),
     "forget_s": (Fraction(10), "long_silence_s", "until what a silent replica said is forgotten"),
     "slot_s": (Fraction(1, 2), "suspect_s", "for a free slot, or for an input that was announced"),
-    "grant_s": (Fraction(2), "suspect_s", "for the grant of a computed microbatch, before its stash is dropped"),
+    "grant_s": (Fraction(2), "suspect_s", "for the grant of a computed microbatch, until its activations are dropped"),
     "ban_s": (Fraction(1, 4), "long_silence_s", "before a replica that failed is called again, at first"),
     "serve_s": (Fraction(2), "lease_s", "for one peer to hand over one payload, while others may have it"),
     "probe_s": (Fraction(4), "forget_s", "at most before a replica that never answers, or is always late, is tried"),

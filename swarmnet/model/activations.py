@@ -78,9 +78,9 @@ def _keep(_context: Any, operator: Any, *_: Any, **__: Any) -> CheckpointPolicy:
 class Offload:
     """What autograd saves of a forward waits for backward in host memory (as in arXiv:2101.06840, of activations).
 
-    The way there runs beside the compute that follows, on a stream of its own; the way back on the stream of backward.
-    Host memory is pinned, and torch keeps freed pinned blocks for the next microbatch. What has fewer than `least`
-    bytes stays on `device`.
+    The copy to the host runs in parallel to the compute that follows, on a stream of its own; the way back on the
+    stream of backward. Host memory is pinned, and torch keeps freed pinned blocks for the next microbatch. What has
+    fewer than `least` bytes stays on `device`.
 
     On the CPU it copies from host memory to host memory, which is good for tests only.
     """
@@ -147,8 +147,8 @@ class CompiledLayers:
     """Layers through torch.compile, one by one: equal layers share what was compiled for the first.
 
     A compiled layer knows no tape: its backward computes all gradients at once, autograd leaves those of parameters in
-    `.grad`, and from there each goes to the microbatch's tape the moment it is whole. What is beside layers (embedding,
-    norm, head, loss) runs as ever. backend: torch.compile's. Compute thread only.
+    `.grad`, and from there each goes to the microbatch's tape the moment it is whole. What is outside of layers
+    (embedding, norm, head, loss) runs as ever. backend: torch.compile's. Compute thread only.
     """
 
     def __init__(self, run: RunLayer, *, backend: str = "inductor") -> None:

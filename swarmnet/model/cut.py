@@ -53,7 +53,7 @@ def balance(costs: Sequence[int], parts: int) -> tuple[range, ...]:
     if not 1 <= parts <= len(costs):
         raise ValueError(f"cannot cut {len(costs)} layers into {parts} stages with a layer each")
     prefix = [0, *itertools.accumulate(costs)]
-    # the smallest cost that no range has to exceed: whoever fits in fewer ranges can cut one of them once more
+    # the smallest cost that no range has to exceed: a cut into fewer ranges can be cut once more
     limit = bisect.bisect_left(range(prefix[-1] + 1), True, key=lambda most: _ranges_below(costs, most) <= parts)
     return _least_squares(prefix, parts, limit)
 
@@ -70,7 +70,7 @@ def _ranges_below(costs: Sequence[int], most: int) -> float:
 
 
 def _least_squares(prefix: Sequence[int], parts: int, limit: int) -> tuple[range, ...]:
-    """Of the cuts whose ranges all cost at most `limit`, the one with the least sum of squares."""
+    """Of the cuts with ranges that all cost at most `limit`, the one with the least sum of squares."""
     total = len(prefix) - 1
     best: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, (0,))}  # stop -> (sum of squares, edges)
     for _ in range(parts):

@@ -126,7 +126,7 @@ class Layer(nn.Module):
 
 
 def layer_of(model: Model) -> Layer:
-    """One layer of the architecture that `model` describes: the place where another one is chosen."""
+    """One layer of the architecture that `model` describes: the function in which another one is chosen."""
     return Layer(model)
 
 

@@ -5,7 +5,7 @@ by 1 / sqrt(2 num_layers), as in GPT-2, so that the stream's variance does not g
 biases 0.
 
 The bell is a sum of four uniforms (Irwin-Hall): within 3.47 standard deviations, and made of exact additions and
-products only. A true normal goes through logarithms and cosines, whose last bit differs between processors, and then
+products only. A true normal uses logarithms and cosines, which differ in the last bit between processors, and then
 two volunteers would start from different weights.
 """
 
@@ -32,7 +32,7 @@ def draw(name: str, shape: torch.Size, model: Model, *, seed: int) -> Tensor:
     # Each layer adds to the stream twice.
     if name.endswith(RESIDUAL):
         std /= math.sqrt(2 * model.num_layers)
-    # by name, not by place: a stage draws what the whole model would
+    # by name, not by position: a stage draws what the whole model would
     generator = torch.Generator().manual_seed(_seed(seed, name))
     total = torch.rand(shape, generator=generator)
     # Four terms in all: the first is there already.

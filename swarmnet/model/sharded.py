@@ -1,7 +1,7 @@
 """One rank's share of a stage: the decoder of `model.decoder`, split over the ranks of a peer (arXiv:1909.08053).
 
 Names, order and number of parameters are the unsharded stage's; shapes are those of `model.tensor_plan`. Inputs,
-outputs and the loss are whole and the same on every rank, so whoever drives the ranks need not know of the split.
+outputs and the loss are whole and the same on every rank, so the driver of the ranks need not know of the split.
 
 A layer's attention and its MLP are each a *region*: a rank enters it with what all ranks agree on, and leaves it with
 the sum of what each computed. With sequence parallelism (arXiv:2205.05198) a rank has its share of the tokens
@@ -120,10 +120,10 @@ def take(whole: Tensor, held: Slice) -> Tensor:
 
 
 def sum_terms(parts: Sequence[Tensor], names: Sequence[str], split: TensorSplit, comm: Comm) -> list[Tensor]:
-    """`parts`, with the sum over the ranks that hold the same elements in place of what is partial.
+    """`parts`, with partial values replaced by the sum over the ranks that hold the same elements.
 
     parts: all of one dtype, of parameters `names`, what this rank holds of each or the same rows of that on all ranks.
-    One all-reduce, or none if nothing is partial. Every rank calls it at the same place among its collectives.
+    One all-reduce, or none if nothing is partial. Every rank calls it at the same position among its collectives.
     """
     summed, spans, size = list(parts), [], 0
     for place, name in enumerate(names):
@@ -133,7 +133,7 @@ def sum_terms(parts: Sequence[Tensor], names: Sequence[str], split: TensorSplit,
             size += count * parts[place].numel()
     if not spans:
         return summed
-    # each set of ranks has a place of its own in one flat tensor, zeros in the others': one collective sums all sets
+    # each set of ranks has a range of its own in one flat tensor, zeros in the others': one collective sums all sets
     flat = parts[spans[0][0]].new_zeros(size)
     for place, start in spans:
         flat[start : start + parts[place].numel()] = parts[place].reshape(-1)
@@ -216,7 +216,7 @@ def _change(x: Tensor, there: Change, back: Change) -> Tensor:
     return y
 
 
-# ---------------------------------------------------------------- a vocabulary whose rows ranks share
+# ---------------------------------------------------------------- a vocabulary with rows split over ranks
 
 
 def look_up(ids_BT: Tensor, table: Embedding, rows: range, tape: Tape | None) -> Tensor:

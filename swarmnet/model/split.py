@@ -87,14 +87,14 @@ class Tape:
 class WritingTape(Tape):
     """Writes every gradient as soon as it is owed, into memory that the microbatch has until its weight pass.
 
-    parameters: of the module. lend: memory for one gradient of each, in the same order.
+    parameters: of the module. borrow: memory for one gradient of each, in the same order.
     """
 
     def __init__(
-        self, parameters: Sequence[Parameter], lend: Callable[[], Sequence[Tensor]], casts: Casts | None = None
+        self, parameters: Sequence[Parameter], borrow: Callable[[], Sequence[Tensor]], casts: Casts | None = None
     ) -> None:
         super().__init__(casts)
-        self._parameters, self._lend = parameters, lend
+        self._parameters, self._borrow = parameters, borrow
         self._memory: dict[Parameter, Tensor] = {}
         self._written: dict[Parameter, None] = {}
 
@@ -106,7 +106,7 @@ class WritingTape(Tape):
         if not parameter.requires_grad:
             return
         if not self._memory:  # borrowed with the first gradient: forward needs none
-            self._memory = dict(zip(self._parameters, self._lend(), strict=True))
+            self._memory = dict(zip(self._parameters, self._borrow(), strict=True))
         with torch.no_grad():
             _write(parameter, write, self._memory.__getitem__, self._written)
 
@@ -154,7 +154,7 @@ class _Linear(torch.autograd.Function):
             ctx.tape.owe(ctx.weight, lambda out_OI: out_OI.copy_(torch.mm(grad_NO.t(), x_NI)))
         if ctx.bias is not None:
             ctx.tape.owe(ctx.bias, lambda out_O: out_O.copy_(torch.sum(grad_NO, 0)))
-        if not ctx.needs_input_grad[0]:  # nobody before the first stage waits for it
+        if not ctx.needs_input_grad[0]:  # no stage before the first waits for it
             return None, None, None, None
         return grad_NO.mm(ctx.tape.casts.of(ctx.weight, x.dtype)).view_as(x), None, None, None
 

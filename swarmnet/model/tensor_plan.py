@@ -62,7 +62,7 @@ PLAN: Mapping[str, Split] = {
 """By the last module in a parameter's Hugging Face name. A layer's matrices that are cut by rows are entered with the
 same input on all ranks; of those cut by columns the ranks' outputs are summed."""
 
-_MANY = 1024  # nobody has a box of more GPUs
+_MANY = 1024  # no machine has more GPUs
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class TensorSplit:
         """What `rank` holds of the parameter with that Hugging Face name. Raises ValueError for a name without rule."""
         *_, module, kind = name.split(".")
         split = PLAN.get(module)
-        # every rank would add the bias of a module whose outputs are summed
+        # every rank would add the bias of a module with summed outputs
         if split is None or (split.dim == COLUMNS and kind == "bias" and self.ranks > 1):
             raise ValueError(f"no rule how ranks split {name}")
         if split.unit is None or (split.dim == COLUMNS and kind == "bias"):

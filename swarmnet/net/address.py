@@ -1,7 +1,7 @@
 """Where a peer is reached: multiaddrs of TCP ports and circuits, as text and back; what an announced address means.
 
     /ip4/203.0.113.7/tcp/31337/p2p/12D3Koo...      ip6, dns4 and dns6 likewise; the /p2p part is optional
-    /p2p/RELAY/p2p-circuit/p2p/12D3Koo...          a circuit: through a relay, to a peer that nobody can dial
+    /p2p/RELAY/p2p-circuit/p2p/12D3Koo...          a circuit: through a relay, to an unreachable peer
 
 Only the subset that the gRPC data plane needs. Behind a router, or with several networks, the operator says what
 others see: every announced address is published as typed, and its port says what answers there. Resolves nothing, dials
@@ -28,7 +28,7 @@ _LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """One TCP endpoint, and whose it is if that is known; or one circuit to `peer`."""
+    """One TCP endpoint and its peer, if that is known; or one circuit to `peer`."""
 
     kind: Kind
     host: str
@@ -153,7 +153,7 @@ def peer_in(address: str) -> PeerId | None:
     return None if found is None or found.relay else found.peer
 
 
-# ---------------------------------------------------------------- whose network it is
+# ---------------------------------------------------------------- the network of an address
 
 
 def ip_of(host: str, *, unmapped: bool = False) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
@@ -209,19 +209,19 @@ def _parsed(text: str) -> Address | None:
 
 
 def announced_at(announce: Sequence[str], me: PeerId, **ports: int) -> dict[str, tuple[Address, ...]]:
-    """Sort the announced multiaddrs by the option whose port they name; nothing announced is nothing under each.
+    """Sort the announced multiaddrs by the option that set their port. An empty list gives no address for any option.
 
-    ports: the fixed port of every option (`dht_port=31337`); 0 is a port that nobody knows yet. Raises UsageError if an
+    ports: the fixed port of every option (`dht_port=31337`); 0 is a port that is not known yet. Raises UsageError if an
     address names none of them or another peer, or if an option is named by no address.
     """
     found: dict[str, list[Address]] = {option: [] for option in ports}
     if announce:
         for option, port in ports.items():
-            # Port 0 means any free one, and nobody could forward it on a router.
+            # Port 0 means any free one, which no router can be configured to forward.
             if not port:
                 raise UsageError(
-                    f"--announce needs a fixed {_flag(option)}: an address whose port is chosen anew at every start "
-                    "leads nowhere"
+                    f"--announce needs a fixed {_flag(option)}: a port that is chosen at random at every start "
+                    "cannot be announced"
                 )
         # With one port for two options an address would not say which of them it is.
         if len(set(ports.values())) < len(ports):

@@ -21,14 +21,15 @@ from swarmnet.statement import SignedMessage, Verify
 
 ROLES: tuple[Role, ...] = ("stage", "trainer")
 BANNED = "banned by the run's owner"
-CONVICTED = "convicted of wrong work by the members of its stage"
+FAULTY = "banned for proven faulty work by a quorum of its stage"
 
 MAX_BANNED = 128
 """In one list: it fits into one entry of the DHT."""
 MAX_PEERS = 1 << 14
 """Admitted identities that are remembered, and as many refused ones: 1 KB each."""
 FORGET_S = 3600.0
-"""When there are too many, or more of a bearer invitation than it is for, peers unheard of for so long make room."""
+"""Above the limit on invitations, or on the uses of a bearer invitation, peers that were silent for so long are
+forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ def role_for(request: Request) -> Role | None:
     """The role that a caller needs to ask for this; None: any."""
     match request:
         case Process(stage=0):
-            return None  # a trainer feeds it, or a mate that repairs
+            return None  # a trainer sends it, or a replica that retries it
         case Process() | Part() | TrailRequest() | AuditRequest():
             return "stage"
         case _:
@@ -61,25 +62,26 @@ def role_for(request: Request) -> Role | None:
 def advised(reason: str, peer: PeerId | None, role: Role | None, *, owned: str = "") -> str:
     """Why `peer` is not admitted, and what it can do about it. None: an identity that lives for one command.
 
-    owned: the manifest as one types it, if the owner's key is beside it: then the reader is the owner.
+    owned: the manifest's path as a command takes it, if the owner's key is in its directory: then the reader is the
+     owner.
     """
     if peer is not None and reason == BANNED:
         return f"{reason}, who alone can lift that (`swarmnet owner ban --lift`)"
-    if reason == CONVICTED:
-        return f"{reason}; they hold the evidence, which `swarmnet audit verify` checks again"
+    if reason == FAULTY:
+        return f"{reason}; its members have the proofs, which `swarmnet audit verify` checks"
     then = "and start again with --invitation"
     if peer is None:
         then = "and put what it prints at the end of the link: LINK+invite=..."
     roles = f" --roles {role}" if role else ""
-    whose = f"with the owner's key, which is here, run `swarmnet owner invite {owned}"
+    advice = f"with the owner's key, which is here, run `swarmnet owner invite {owned}"
     if not owned:
-        whose = "ask the run's owner for `swarmnet owner invite run.toml"
-    return f"{reason}: {whose} {peer or '--bearer'}{roles}`, {then}"
+        advice = "ask the run's owner for `swarmnet owner invite run.toml"
+    return f"{reason}: {advice} {peer or '--bearer'}{roles}`, {then}"
 
 
 @dataclass(slots=True)
 class _Shown:
-    """The invitation by which a peer was let in, and when the peer was last heard."""
+    """The invitation that admitted a peer, and the time of its last message."""
 
     invitation: SignedMessage[Invitation]
     at: float
@@ -103,14 +105,14 @@ class Admissions:
         *,
         tolerance_s: float = 0.0,
     ) -> None:
-        """owner: whose invitations count; None: an open run. tolerance_s: how much clocks may differ."""
+        """owner: signs the valid invitations; None: an open run. tolerance_s: how much clocks may differ."""
         self.run, self.owner = run, owner
         self.bans: SignedMessage[Bans] | None = None
         self._verify, self._tolerance_s = verify, tolerance_s
         self._shown: dict[PeerId, _Shown] = {}
         self._refused: Recent[PeerId, tuple[Pass | None, str]] = Recent(MAX_PEERS)  # what it showed, why it is bad
         self._banned: frozenset[PeerId] = frozenset()
-        self._convicts: set[PeerId] = set()
+        self._faulty: set[PeerId] = set()
 
     # ------------------------------------------------------------ who is admitted
 
@@ -120,8 +122,8 @@ class Admissions:
 
     def why_not(self, peer: PeerId, role: Role | None = None, *, now: float) -> str:
         """Why `peer` is not admitted, in words; "" if it is."""
-        if peer in self._convicts:
-            return CONVICTED
+        if peer in self._faulty:
+            return FAULTY
         if self.owner is None:
             return ""
         shown = self._shown.get(peer)
@@ -203,23 +205,24 @@ class Admissions:
         return reason
 
     def _lapsed(self, invitation: SignedMessage[Invitation], now: float) -> str:
-        """A peer whose clock is behind within the run's tolerance still calls it valid: so do we."""
+        """Has it ended? A peer with a slow clock, within the run's tolerance, still accepts it, so this one does,
+        too."""
         ended = now > invitation.end_s + self._tolerance_s
         return f"its invitation ended {in_words(invitation.end_s)}" if ended else ""
 
     def _forget_idle(self, now: float) -> None:
         def stays(peer: PeerId, held: _Shown) -> bool:
             # A ban must not give a bearer the use back.
-            banned = held.terms.uses > 0 and (peer in self._banned or peer in self._convicts)
+            banned = held.terms.uses > 0 and (peer in self._banned or peer in self._faulty)
             return (banned or now - held.at < FORGET_S) and not self._lapsed(held.invitation, now)
 
         self._shown = {peer: held for peer, held in self._shown.items() if stays(peer, held)}
 
     # ------------------------------------------------------------ bans
 
-    def convict(self, peer: PeerId) -> None:
+    def ban_faulty(self, peer: PeerId) -> None:
         """The members of its stage have proven that `peer` works wrongly (`audit.cases`): out, for the whole run."""
-        self._convicts.add(peer)
+        self._faulty.add(peer)
 
     @property
     def known(self) -> tuple[SignedMessage[Bans], ...]:

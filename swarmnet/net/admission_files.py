@@ -1,7 +1,7 @@
-"""A run by invitation on disk: what its owner keeps beside the manifest, and what a peer keeps in its directory.
+"""Admission on disk: the owner's files next to the manifest, and a peer's files in its directory.
 
     run.toml, run.owner.key, run.bans, .notices  the owner's: the private key (mode 0600), and what it has signed
-    DIR/run-<12 digits>.pass, .bans, .notices    a peer's: what it shows to others, and what it has heard of the owner
+    DIR/run-<12 digits>.pass, .bans, .notices    a peer's: its pass, and the owner's statements that it received
 
 What is signed, and who is admitted by it, is `net.admission`.
 """
@@ -38,7 +38,7 @@ _TOKENS = ("invitation:", "peer:", "bearer:")
 _SECRET = re.compile(r"[0-9a-f]{64}")
 
 _LIFE_LEFT_S = 24 * 3600.0
-"""A pass that ends sooner is looked for anew: its owner's guest may have put another invitation into the file."""
+"""A pass that ends sooner is read again, because the file may hold a new invitation by now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,29 +77,30 @@ class Token:
 
 
 def owner_key_file(manifest: Path) -> Path:
-    """Beside `manifest`: run.owner.key for run.toml."""
+    """run.owner.key for run.toml, in the same directory."""
     return manifest.with_suffix(".owner.key")
 
 
-def bans_beside(manifest: Path) -> Path:
-    """Beside `manifest`: run.bans for run.toml."""
+def bans_file(manifest: Path) -> Path:
+    """run.bans for run.toml, in the same directory."""
     return manifest.with_suffix(".bans")
 
 
-def notices_beside(manifest: Path) -> Path:
-    """Beside `manifest`: run.notices for run.toml."""
+def notices_file(manifest: Path) -> Path:
+    """run.notices for run.toml, in the same directory."""
     return manifest.with_suffix(".notices")
 
 
-def invitation_beside(manifest: Path) -> Path:
-    """Beside `manifest`: run.invitation for run.toml, where `swarmnet local` keeps that of its own peers."""
+def invitation_file(manifest: Path) -> Path:
+    """run.invitation for run.toml, in the same directory: `swarmnet local` writes the invitation of its own peers
+    there."""
     return manifest.with_suffix(".invitation")
 
 
 def write_invitation(path: Path, terms: RunTerms, *, life_s: float) -> None:
-    """Write one for whoever can read the file. Raises UsageError, OSError."""
+    """Write an invitation for every process that can read the file. Raises UsageError, OSError."""
     token = Owner(path, terms).invite(None, ROLES, int(wall_time() + life_s))
-    write_whole(invitation_beside(path), f"{token.text}\n")
+    write_whole(invitation_file(path), f"{token.text}\n")
 
 
 def new_owner(manifest: Path) -> Identity:
@@ -110,7 +111,7 @@ def new_owner(manifest: Path) -> Identity:
 
 
 def write_owner(manifest: Path, owner: Identity) -> None:
-    """Put the key beside the manifest. Raises UsageError; it never overwrites one."""
+    """Write the key into the manifest's directory. Raises UsageError; it never overwrites one."""
     path = owner_key_file(manifest)
     try:
         written = owner.create(path)
@@ -122,7 +123,7 @@ def write_owner(manifest: Path, owner: Identity) -> None:
 
 def _owner_exists(manifest: Path) -> UsageError:
     return UsageError(
-        f"{owner_key_file(manifest)}: exists already, and nobody can invite to its run without it: move "
+        f"{owner_key_file(manifest)}: exists already, and without it its run can issue no invitations: move "
         "it away, or choose another name for the manifest"
     )
 
@@ -131,17 +132,17 @@ class Owner:
     """Who holds the private key of a run. Raises UsageError if the run has none, or it is not here."""
 
     def __init__(self, path: Path, terms: RunTerms, *, admits: bool = True) -> None:
-        """path: the manifest's; the key lies beside it. admits: it is wanted for invitations or bans."""
+        """path: the manifest's; the key is in the same directory. admits: it is wanted for invitations or bans."""
         self.run, self._path = terms.run, path
         if admits and terms.owner is None:
             raise UsageError(
-                f'{path}: anyone may join this run (admission.policy = "open"), so there is nobody to '
-                "invite or to ban: `swarmnet init --admission invite` writes another run"
+                f'{path}: anyone may join this run (admission.policy = "open"), so it has no '
+                "invitations and no bans: `swarmnet init --admission invite` writes another run"
             )
         if terms.key is None:
             raise UsageError(
-                f"{path}: this run has no owner (admission.key is empty), so nobody can extend it: `swarmnet init "
-                "--owner` writes another run, which somebody can"
+                f"{path}: this run has no owner (admission.key is empty), so it cannot be extended: `swarmnet init "
+                "--owner` writes another run, which its owner can extend"
             )
         self._total_steps = terms.total_steps
         key = owner_key_file(path)
@@ -157,8 +158,8 @@ class Owner:
             raise UsageError(f"{key}: is another run's key ({self._identity.peer}); {path} names {terms.key}")
 
     def invite(self, guest: PeerId | None, roles: Iterable[Role], not_after: int, *, uses: int = 0) -> Token:
-        """An invitation of `guest`; None: of whoever holds it, of `uses` peers at most (0: any number). not_after: Unix
-        seconds."""
+        """An invitation of `guest`; None: a bearer invitation, for `uses` peers at most (0: any number). not_after:
+        Unix seconds."""
         # A personal invitation needs no secret: the guest signs with its own key.
         key = Identity.generate() if guest is None else None
         named = guest if key is None else key.peer
@@ -168,9 +169,9 @@ class Owner:
         return Token(signed, key.key.private_bytes_raw() if key else b"")
 
     def ban(self, peers: Iterable[PeerId], *, lift: bool, now: float) -> SignedMessage[Bans]:
-        """Add to the list beside the manifest, or take off it. `now` is its number at the least, so that a list whose
-        file was lost is replaced, too."""
-        path = bans_beside(self._path)
+        """Add `peers` to the signed list of bans, or lift their bans. The list's number is at least `now`, so that it
+        also replaces a lost list."""
+        path = bans_file(self._path)
         known = read_signed(path, Bans)
         before = known[-1].value.peers if known else ()
         banned = set(before) - set(peers) if lift else set(before) | set(peers)
@@ -178,7 +179,7 @@ class Owner:
         if len(banned) > MAX_BANNED:
             raise UsageError(
                 f"{path}: a run bans {MAX_BANNED} at most, and {len(before)} are banned: take some off "
-                "with --lift; whose invitation has ended needs no ban"
+                "with --lift; a peer with an expired invitation needs no ban"
             )
         number = max(int(now), known[-1].value.number + 1 if known else 0)
         bans = sign(Bans(self.run, number, tuple(sorted(banned))), self._identity.peer, self._identity.sign)
@@ -186,16 +187,17 @@ class Owner:
         return bans
 
     def notices(self) -> Notices:
-        """What lies beside the manifest. Raises UsageError: something there is not this owner's."""
+        """The notices in the manifest's directory. Raises UsageError if one of them is not this owner's."""
         found = Notices(self._total_steps, self.run, self._identity.peer, verify)
-        path = notices_beside(self._path)
+        path = notices_file(self._path)
         if refused := found.learn_all(read_signed(path, Extension)):
             raise UsageError(f"{path}: {refused[0]}: take that line out")
         return found
 
     def extend(self, total_steps: int, since: int) -> Notice:
-        """Sign that the run has `total_steps` steps from step `since` on, and keep that beside the manifest."""
-        known, path = self.notices(), notices_beside(self._path)
+        """Sign that the run has `total_steps` steps from step `since` on, and write that into the manifest's
+        directory."""
+        known, path = self.notices(), notices_file(self._path)
         if len(known.known) >= MAX_NOTICES:
             raise UsageError(f"{path}: holds {MAX_NOTICES} notices, which is all that a run can have")
         number = known.newest.value.number + 1 if known.newest else 1
@@ -244,7 +246,7 @@ class OwnPass:
         manifest: Path | None = None,
     ) -> None:
         """Raises UsageError if I am not admitted, with what to do. transient: the identity is for one command.
-        manifest: the run's file; the owner's key may be beside it."""
+        manifest: the run's file; the owner's key may be in its directory."""
         self.shown: Pass | None = None
         owns = manifest is not None and owner_key_file(manifest).is_file()
         self._owned = typed(manifest) if owns else ""
@@ -321,7 +323,7 @@ def given_invitation(given: str) -> Token:
 class OwnerStatements:
     """One kind of what the run's owner signs, bans or extensions: what is known of it, and its files.
 
-    They are in this peer's directory and beside the manifest. known: holds what is known, the newest last."""
+    They are in this peer's directory and in the manifest's. known: holds what is known, the newest last."""
 
     def __init__(self, known: Admissions | Notices, directory: Path | None, manifest: Path | None) -> None:
         bans = isinstance(known, Admissions)

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from swarmnet.clock import loop_time
 from swarmnet.ids import RunId
-from swarmnet.net.dht_node import NobodyAnswered
+from swarmnet.net.dht_node import NoPeerAnswered
 from swarmnet.net.limits import BOOTSTRAP_AGAIN, REPEATS
 
 _MARK, _DIGITS = "was-in-", 12
@@ -44,25 +44,26 @@ def _mark(directory: Path, run: str) -> Path:
     return directory / f"{_MARK}{run[:_DIGITS]}"
 
 
-async def until_somebody_answers(
+async def until_answered(
     attempt: Callable[[], Awaitable[T]],
     *,
     say: Callable[[str, str], None],
     patient: bool = True,
     rng: random.Random | None = None,
 ) -> T:
-    """What `attempt` returns, tried again for as long as it raises NobodyAnswered. Cancel to give up.
+    """What `attempt` returns; it is retried while it raises NoPeerAnswered. Cancel to give up.
 
-    patient: False for a newcomer, whose first failure raises.
-    say: told "away" and why when the wait begins and now and then while it lasts, "back" and how long when it is over.
+    patient: False for a newcomer: its first failure raises.
+    say: called with "away" and the reason when the wait begins and now and then while it lasts, and with "back" and the
+        length of the wait when it is over.
     """
     began, waited, rng = loop_time(), False, rng or random.Random()
     pauses, says = BOOTSTRAP_AGAIN(rng=rng), REPEATS.bucket()
     while True:
         try:
             found = await attempt()
-        # Only this passes by itself: every other error is the operator's to mend.
-        except NobodyAnswered as error:
+        # Only this error passes by itself: the operator must fix any other.
+        except NoPeerAnswered as error:
             if not patient:
                 raise
             waited = True
@@ -70,12 +71,12 @@ async def until_somebody_answers(
                 long = f" for {(loop_time() - began) / 60:.0f} min" if loop_time() - began >= 60.0 else ""
                 say(
                     "away",
-                    f"nobody answers{long}, though this peer was in the run before: is this machine online? It tries "
+                    f"no peer answers{long}, though this peer was in the run before: is this machine online? It tries "
                     f"again at least every {pauses.longest_s:.0f} s, until you stop it ({error.message})",
                 )
         else:
             # Who was told of the wait is told of its end.
             if waited:
-                say("back", f"somebody answers again, after {loop_time() - began:.0f} s")
+                say("back", f"a peer answers again, after {loop_time() - began:.0f} s")
             return found
         await asyncio.sleep(pauses.failed(loop_time()))

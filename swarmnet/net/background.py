@@ -9,7 +9,7 @@ from typing import Any
 
 
 @contextlib.asynccontextmanager
-async def beside(*works: Coroutine[Any, Any, Any]) -> AsyncGenerator[None, None]:
+async def running(*works: Coroutine[Any, Any, Any]) -> AsyncGenerator[None, None]:
     """Run these while the block runs. One that raises ends the block; what either raises comes in a group."""
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(work) for work in works]
@@ -21,10 +21,10 @@ async def beside(*works: Coroutine[Any, Any, Any]) -> AsyncGenerator[None, None]
 
 
 class BackgroundTasks(set["asyncio.Task[Any]"]):
-    """Those that run. The event loop alone would forget a task that nobody refers to."""
+    """The running tasks. The event loop alone would drop a task without a reference."""
 
     def spawn(self, work: Coroutine[Any, Any, Any], group: asyncio.TaskGroup | None = None) -> asyncio.Task[Any]:
-        """Begin one. group: what it ends with, and whose other tasks end if it raises."""
+        """Begin one. group: the task ends with it, and if the task raises, the group's other tasks end."""
         task = (group or asyncio.get_running_loop()).create_task(work)
         self.add(task)
         task.add_done_callback(self.discard)

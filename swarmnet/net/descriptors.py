@@ -34,8 +34,8 @@ def raise_limit() -> int:
 
 
 def set_options(sock: socket.socket, *, silence_s: int, unsent_bytes: int | None = None) -> None:
-    """Send short messages at once, and end a connection whose other end is silent for so long. unsent_bytes: what the
-    system takes of us beyond what the network carries."""
+    """Send short messages without delay, and end a connection after so much silence of its other end. unsent_bytes: the
+    bytes that the system buffers beyond what the network carries."""
     options = {
         "TCP_NODELAY": 1,
         "TCP_KEEPIDLE": silence_s * 2 // 5,

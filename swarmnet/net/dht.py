@@ -1,4 +1,4 @@
-"""Discovery: `Directory` on hivemind's Kademlia DHT, and the way back into the swarm when everybody known is gone.
+"""Discovery: `Directory` on hivemind's Kademlia DHT, and how a peer rejoins the swarm after all known peers have left.
 
 Finds peers; never proves that one is alive (open connections do). It decides when to renew, to look around and to
 re-join; how a node works and what it believes is `dht_node`, what a record is `records`.
@@ -24,7 +24,7 @@ from swarmnet.net.address import Address, bootstrap_address, peer_in
 from swarmnet.net.admission import Admissions, Bans, admits
 from swarmnet.net.admission_files import OwnerStatements
 from swarmnet.net.dht_daemon import Listen
-from swarmnet.net.dht_node import DhtNode, Entry, NobodyAnswered, OwnersWord, RecordGate, word_key
+from swarmnet.net.dht_node import DhtNode, Entry, NoPeerAnswered, OwnersWord, RecordGate, word_key
 from swarmnet.net.identity import Identity, write_whole
 from swarmnet.net.limits import LOOK_UPS, REJOIN_AGAIN
 from swarmnet.net.records import (
@@ -110,7 +110,7 @@ def _read(path: Path | None) -> list[str]:
 
 
 PUBLISH_DEADLINE_S = 4.0
-UNKNOWN_NUM_STAGES_READ = 8  # how far to look when nobody has told the number of stages yet
+UNKNOWN_NUM_STAGES_READ = 8  # how far to look while the number of stages is unknown
 WORD_TTL_S = 90.0  # of what a run's owner says, which those who know it renew
 _LONGEST_TTL_S = 110.0  # of a record in a large run, which is read seldom
 _PARTS_EVERY = 4  # near reads from one look at how many parts a stage has to the next
@@ -132,11 +132,11 @@ class DhtDirectory:
         num_stages: 0: not known yet, learned from the records.
         listen: where its node listens.
         only_asks: until `serve` it answers no other node, and no other node learns of it.
-        bootstrap: addresses to join through. Without any (or if they name only ourselves) and with nobody remembered
+        bootstrap: addresses to join through. Without any (or if they name only ourselves), and with no remembered peer
             alive, this is the first node.
         state_dir: where peers are remembered; None: nowhere.
         admissions: who takes part in the run; others' records are neither read nor stored here. None: unknown.
-        manifest: its file, beside which the run's owner may keep bans and notices.
+        manifest: its file; the owner's bans and notices may be in the same directory.
         between_reads_s: the least time from one read to the next (`ReadPace`); in between it answers from memory.
     """
 
@@ -168,7 +168,7 @@ class DhtDirectory:
         self._known = KnownPeers(state_dir / KNOWN_PEERS_FILE if state_dir else None)
         self._table = RecordTable(run, admits=self._welcome)
         self._clock = clock
-        self._gate = RecordGate(self._hear, clock=clock.time, heard_word=self._hear_word, welcome=self._welcome)
+        self._gate = RecordGate(self._take, clock=clock.time, on_word=self._take_word, welcome=self._welcome)
         self._admissions, self._notices = admissions, notices
         self._follow_owner(manifest)
         self._word_until: dict[OwnersWord, float] = {}  # Unix seconds: how long the DHT keeps it
@@ -176,20 +176,21 @@ class DhtDirectory:
         self.elsewhere: Announcement | None = None
         """The newest that another process has signed under my identity: perhaps one of mine that ended."""
         self.believes: Callable[[Record], bool] = lambda record: True
-        """False for a record of a peer of which another process is heard."""
+        """False for a record of a peer if messages of another process of it arrive."""
         self._expiry_ms = 0
         self._publish_again_at = self._whole_run_again_at = 0.0
         self._pace = ReadPace(between_reads_s)
         self._near: tuple[int, ...] | None = None  # the stages that were asked for last
-        self._parts: dict[int, int] = {}  # by stage, as a power of two: in how many its records should lie
-        self._lie: dict[int, frozenset[int]] = {}  # and in how many they do, while they move to other ones
+        self._parts: dict[int, int] = {}  # by stage, as a power of two: in how many its records should be stored
+        self._stored_parts: dict[int, frozenset[int]] = {}  # and in how many they are, while they move to other ones
         self._reads = 0
         self._look_ups = Budgets[PeerId](LOOK_UPS, MAX_LOOKED_UP)
         self.serves: Callable[[PeerId], Collection[int]] = lambda peer: ()
-        self._sought: set[RunId] | None = None  # while somebody asks for runs
+        self._sought: set[RunId] | None = None  # while `runs` waits
         self._looks_around = False  # does `run`?
         self.by_memory = False
-        """Did nobody answer at `bootstrap`, so that it joined through peers it remembered, of this run or another?"""
+        """Did no address in `bootstrap` answer, so that it joined through peers it remembered, of this run or
+        another?"""
         self.met = frozenset[PeerId]()
         """Who answered at the addresses through which it joined, and proved to be the peer that each names."""
         self._replaces_node = False
@@ -199,7 +200,7 @@ class DhtDirectory:
         self._node: DhtNode
 
     async def __aenter__(self) -> DhtDirectory:
-        """Raises UsageError if the address cannot be listened on, `bootstrap` was given and nobody answers, or this
+        """Raises UsageError if the address cannot be listened on, `bootstrap` was given and no peer answers, or this
         machine's clock is off."""
         self._node = await self._open(self._listen)
         try:
@@ -269,7 +270,7 @@ class DhtDirectory:
             await self._node.join(self._strangers()[:REJOIN_AT_ONCE])
 
     async def rest(self) -> None:
-        """Only ask again, until `serve`: a peer that loads another stage answers nobody for a while."""
+        """Only ask again, until `serve`: while a peer loads another stage it answers no other node."""
         self._only_asks = True
         self._mine = None  # it says the old stage
         if not self._listen.client:
@@ -310,7 +311,7 @@ class DhtDirectory:
             await self._read(near)
         elif await self._read(None, self._num_stages or UNKNOWN_NUM_STAGES_READ):
             learned = self.num_stages
-            # Nobody had told the number of stages, and their records say that there are more than were read.
+            # The number of stages was unknown, and these records say that there are more than were read.
             if not self._num_stages and learned > UNKNOWN_NUM_STAGES_READ:
                 await self._read(None, learned)
         wall = self._clock.time()
@@ -328,7 +329,11 @@ class DhtDirectory:
         if self._run is None:
             return
         await self._ask(
-            [part_of(mark_of(peer), stage, bits) for stage in stages for bits in sorted(self._lie.get(stage, {0}))]
+            [
+                part_of(mark_of(peer), stage, bits)
+                for stage in stages
+                for bits in sorted(self._stored_parts.get(stage, {0}))
+            ]
         )
 
     async def look_up(self, peer: PeerId) -> None:
@@ -347,7 +352,7 @@ class DhtDirectory:
         """Read my part of each of these stages, and the next part of those that I serve; None: all parts of all."""
         stages = range(num_stages) if near is None else near
         others = [TRAINERS, MOVERS] if near is None else [TRAINERS] if 0 in near else []
-        # In how many parts a stage lies is said where its first part lies.
+        # The records of a stage's first part tell the number of its parts.
         first = near is None or self._reads % _PARTS_EVERY == 0
         self._reads += 1
         done = True
@@ -357,12 +362,12 @@ class DhtDirectory:
                 found = self._table.at(str(stage), now=self._clock.time())
                 seen = parts_seen(found, stage)
                 bits = self._parts[stage] = self._parts.get(stage, 0) if seen is None else seen
-                # Authors move one by one, to the next size up or down; nobody's word leads further.
+                # Peers move one by one, to the next size up or down; no record may lead further.
                 said = {parts_said(each, stage) for each in found} & {bits - 1, bits + 1}
-                self._lie[stage] = frozenset({bits, *said})
+                self._stored_parts[stage] = frozenset({bits, *said})
         mark, mine = mark_of(self.peer), {status.stage for status in self._mine.stages} if self._mine else set[int]()
         places: list[Place] = [] if first else list(others)
-        sizes = [(stage, bits) for stage in stages for bits in sorted(self._lie.get(stage, {0}))]
+        sizes = [(stage, bits) for stage in stages for bits in sorted(self._stored_parts.get(stage, {0}))]
         for stage, bits in sizes:
             own = mark >> (64 - bits) if bits else 0
             numbers = range(1 << bits) if near is None else (own, own + 1) if stage in mine else (own,)
@@ -382,8 +387,8 @@ class DhtDirectory:
         return tuple(record for record in found if record.peer == self.peer or self._admits(record))
 
     async def runs(self, first_digits: str) -> tuple[RunId, ...]:
-        """Runs that are announced and whose id begins so (`FIRST_DIGITS` or more), sorted. Never raises for network
-        trouble."""
+        """Announced runs with an id that begins with `first_digits` (`FIRST_DIGITS` or more), sorted. Network errors do
+        not raise."""
         assert len(first_digits) >= FIRST_DIGITS
         self._sought = set()
         try:
@@ -399,7 +404,7 @@ class DhtDirectory:
         return found.dht if found and self._admits(found.record) else ()
 
     def hide(self) -> None:
-        """Nobody can dial this peer: its node only asks, when it next looks around."""
+        """This peer is unreachable: its node becomes a client when it next looks around."""
         self._listen, self._replaces_node = replace(self._listen, client=True, announce=()), True
 
     async def run(self) -> None:
@@ -433,13 +438,13 @@ class DhtDirectory:
         entries = [Entry(a.key, self.peer, seal(a, self._identity.sign), self._expiry_ms / 1000) for a in found]
         self._table.offer(found[0], now=wall)
         kept = await self._node.store(entries, deadline=now + PUBLISH_DEADLINE_S)
-        # Nobody keeps some of them: the peer cannot be found there, so try again soon.
+        # No node stores some of them: the peer cannot be found there, so try again soon.
         if kept < len(entries):
             self._publish_again_at = self._whole_run_again_at = now + self._rng.uniform(0.8, 1.2) * self._ttl_s / 10
             log.debug("publish_incomplete", places=len(entries), kept=kept)
 
     def _stands_for_run(self) -> bool:
-        """Whoever looks for runs finds some of the peers of a large one: those with the lowest marks."""
+        """Is this peer one of those with the lowest marks? Only they announce a large run as a whole."""
         found = self._table.fresh(now=self._clock.time())
         near = self._near if self._near is not None and len(found) > SMALL_RUN else None
         share = len(near) / max(self._num_stages, 1) if near else 1.0
@@ -455,7 +460,7 @@ class DhtDirectory:
 
     # ---------------------------------------------------------------- reading
 
-    def _hear(self, found: Announcement) -> None:
+    def _take(self, found: Announcement) -> None:
         # Our own, come back. An older one must not replace what we say now.
         if found.record.peer == self.peer:
             other = self._mine is None or found.record.incarnation != self._mine.incarnation
@@ -476,10 +481,11 @@ class DhtDirectory:
         return self._admissions is None or admits(self._admissions, record, now=self._clock.time())
 
     def _welcome(self, found: Announcement | OwnersWord) -> bool:
-        """Of other runs nobody here knows who is admitted."""
+        """Does the gate accept it? This peer cannot tell who is admitted to another run, and accepts all of its
+        records."""
         if isinstance(found, SignedMessage):
             statements = self._statements.get(type(found.value))
-            # An older one, renewed, would take the place of a newer one.
+            # An older one, renewed, would replace a newer one.
             return found.value.run != self._run or statements is None or found == statements.newest
         if found.record.run != self._run:
             return True
@@ -487,7 +493,7 @@ class DhtDirectory:
         return self._num_stages in (0, found.num_stages) and self._admits(found.record)
 
     async def _find_again(self) -> None:
-        """Dial whoever brought us in again, where `run` does not: a node that was too late is no neighbour any more."""
+        """Dial the bootstrap peers again if `run` does not: a node that answered too late is no neighbour any more."""
         if not self._looks_around and not self._node.neighbours():
             await self._node.join(self._strangers()[:REJOIN_AT_ONCE])
 
@@ -509,14 +515,14 @@ class DhtDirectory:
     # ---------------------------------------------------------------- what the owner says
 
     async def publish_word(self, word: OwnersWord) -> bool:
-        """Spread what a run's owner has signed. Returns whether anybody keeps it."""
+        """Publish a statement of a run's owner. Returns whether any node stores it."""
         expiry, deadline = self._clock.time() + WORD_TTL_S, loop_time() + PUBLISH_DEADLINE_S
         entry = Entry(word_key(word), word.key, to_bytes(word), expiry)
         kept = await self._node.store([entry], deadline=deadline)
         self._word_until[word] = expiry if kept else 0.0
         return kept > 0
 
-    def _hear_word(self, word: OwnersWord, expiry: float) -> None:
+    def _take_word(self, word: OwnersWord, expiry: float) -> None:
         # What owners of other runs say is only passed on.
         if word.value.run != self._run or (statements := self._statements.get(type(word.value))) is None:
             return
@@ -538,7 +544,7 @@ class DhtDirectory:
         for statements in signed:
             self._keep(statements)  # other peers tell them, too
             word = statements.newest
-            # Nobody keeps them for long: those who know them renew them in turn.
+            # They expire soon: the peers that know them renew them in turn.
             soon = word is not None and self._word_until.get(word, 0.0) < self._clock.time() + WORD_TTL_S / 2
             if word is not None and soon and not self._listen.client:
                 await self.publish_word(word)
@@ -576,7 +582,7 @@ class DhtDirectory:
             self.by_memory = bool(self._bootstrap and met)
         # Told to join and unable to: a swarm of its own is not what was asked for.
         if self._bootstrap and not met:
-            raise NobodyAnswered(
+            raise NoPeerAnswered(
                 f"no bootstrap peer answered; tried {', '.join(self._bootstrap)}: check that one of them is running "
                 "and reachable from here, or leave bootstrap empty to start a new swarm"
             )
@@ -619,7 +625,7 @@ class DhtDirectory:
             if changes.set_by or loop_time() >= ask_at:
                 self._alone = self._alone and not self._node.neighbours()
                 if self._alone:
-                    # Nobody else's time is known yet, and a machine may start before its clock has been set.
+                    # No other peer's time is known yet, and a machine may start before its clock has been set.
                     self._correct(correction_s([-self._clock.ahead_s()], joining=True))
                 else:
                     await self._follow_members()
@@ -641,7 +647,8 @@ class DhtDirectory:
         return [address for address in addresses if peer_in(address) not in near]
 
     async def _look_around(self) -> None:
-        """Refresh; while alone, try everybody remembered, with back-off; else greet one stranger (heals partitions)."""
+        """Refresh; while alone, try every remembered peer, with back-off; else contact one stranger (heals
+        partitions)."""
         rejoins = REJOIN_AGAIN(rng=self._rng)
         while True:
             period = max(self._ttl_s / 3, self._pace.near_s)
@@ -650,7 +657,7 @@ class DhtDirectory:
                 await asyncio.sleep(self._rng.uniform(0.8, 1.2) * period)
             else:
                 await asyncio.sleep(rejoins.failed(loop_time(), longest_s=period))
-            # Before we look around: a dead daemon looks like a swarm in which nobody answers.
+            # Before we look around: a dead daemon looks like a swarm without an answering peer.
             if self._node.broken:
                 log.warning("dht_daemon_lost", action="starting another")
             if self._node.broken or self._replaces_node:

@@ -122,7 +122,7 @@ class Daemon(asyncio.SubprocessProtocol):
         )
         await set_within(self._ready, START_TIMEOUT_S)
         key.unlink()
-        # `exited` sets `ready` too, so that nobody waits for a process that died.
+        # `exited` sets `ready` too, so that no task waits for a dead process.
         if self.exited.is_set() or not self._ready.is_set():
             said = self._output.decode(errors="replace").strip()[-300:]
             raise DaemonFailed("the libp2p daemon did not start", said=said)
@@ -177,7 +177,7 @@ def _binary() -> Path:
     spec = find_spec("hivemind")
     assert spec is not None and spec.origin is not None
     path = Path(spec.origin).parent / "hivemind_cli" / "p2pd"
-    # Said here: the child's own error would name a file that nobody knows.
+    # Checked here, because the child's own error would name an internal file.
     if not os.access(path, os.X_OK):
         raise DaemonFailed("hivemind is installed without its libp2p daemon: reinstall it", path=str(path))
     return path

@@ -6,8 +6,8 @@ What is private, fragile or exception-happy in hivemind is met here and nowhere 
 answer.
 
 `import hivemind` imports its averaging, optimizers and experts, and scipy with them: a seventh of the CPU time of a
-starting peer and 40 MB of its memory, none of which it uses. So the package stands here with its body unread. Somebody
-who asks it for a name of its own, such as `hivemind.Optimizer`, makes it read its body then.
+starting peer and 40 MB of its memory, none of which it uses. So the package is registered here with its body unread.
+The body is read when another module asks the package for a name of its own, such as `hivemind.Optimizer`.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ OwnersWord = SignedMessage[Any]
 
 
 def word_key(word: OwnersWord) -> str:
-    """The DHT key under which it lies."""
+    """The DHT key of this statement."""
     return bans_key(word.value.run) if isinstance(word.value, Bans) else notice_key(word.value.run)
 
 
@@ -97,22 +97,22 @@ _ENDLESS_S = 1e12
 
 
 class RecordGate(RecordValidatorBase):  # type: ignore[misc]
-    """Passes `{key: {peer id: sealed record}}` entries whose seal fits key, subkey and expiry; never raises.
+    """Passes `{key: {peer id: sealed record}}` entries if the seal fits key, subkey and expiry; never raises.
 
-    heard_word(word, expiry) is told of what owners of runs have signed, whatever the run. welcome(what): may this node
-    keep it? A run's own nodes refuse what is not admitted to their run; what they read they only ignore, since to
-    hivemind one entry that does not pass spoils all that came with it.
+    on_word(word, expiry) is called with the signed statements of owners, of any run. welcome(what): may this node
+    store it? A run's own nodes refuse what is not admitted to their run; what they read they only ignore, since to
+    hivemind an entry that does not pass invalidates all that came with it.
     """
 
     def __init__(
         self,
-        heard: Callable[[Announcement], None],
+        on_record: Callable[[Announcement], None],
         *,
         clock: Callable[[], float] = wall_time,
-        heard_word: Callable[[OwnersWord, float], None] = lambda word, expiry: None,
+        on_word: Callable[[OwnersWord, float], None] = lambda word, expiry: None,
         welcome: Callable[[Announcement | OwnersWord], bool] = lambda found: True,
     ) -> None:
-        self._heard, self._clock, self._heard_word, self._welcome = heard, clock, heard_word, welcome
+        self._on_record, self._clock, self._on_word, self._welcome = on_record, clock, on_word, welcome
         # Renewals are read many times: each is verified once.
         self._verified: dict[bytes, Announcement] = {}
         self._words: Recent[bytes, OwnersWord] = Recent(MAX_WORDS)
@@ -137,7 +137,7 @@ class RecordGate(RecordValidatorBase):  # type: ignore[misc]
             and round(record.expiration_time * 1000) == found.expiry_ms
         )
         if genuine:
-            self._heard(found)
+            self._on_record(found)
         return genuine
 
     def admits(self, value: object) -> bool:
@@ -158,7 +158,7 @@ class RecordGate(RecordValidatorBase):  # type: ignore[misc]
         )
         if genuine:
             self._words[record.value] = word
-            self._heard_word(word, record.expiration_time)
+            self._on_word(word, record.expiration_time)
         return genuine
 
     def _fresh(self, data: bytes, found: Announcement | SignedMessage[Announcement]) -> Announcement:
@@ -171,7 +171,7 @@ class RecordGate(RecordValidatorBase):  # type: ignore[misc]
             if len(self._verified) >= MAX_REMEMBERED:
                 self._verified.popitem()
             self._verified[data] = found
-            # Nobody reads the expired again: a node that runs for weeks holds what is valid, and not all it may.
+            # Expired ones are not read again: a node that runs for weeks should hold only what is valid.
             while self._verified and self._expired(oldest := next(iter(self._verified)), now):
                 del self._verified[oldest]
         return found
@@ -183,10 +183,10 @@ class RecordGate(RecordValidatorBase):  # type: ignore[misc]
 class BoundedStorage(DHTLocalStorage):  # type: ignore[misc]
     """A node's share of the DHT: full means refused, so a flood cannot push out what is there.
 
-    `favoured` keys (this node's own run) find room even when strangers' keys fill the storage. admits(value): whether
-    it is kept at all; in a full key of ours a new one takes the place of the newest that would not be kept any more.
-    Whoever reads a key reads all of it: large entries have a bound of their own, and ordinary ones do not feel it.
-    me: this node's own entries always find room, so who asks it for itself is answered.
+    `favoured` keys (this node's own run) are stored even when strangers' keys fill the storage. admits(value): whether
+    it is stored at all; in a full key of ours a new one replaces the newest that would not be stored any more.
+    A reader of a key reads all of it: large entries have a bound of their own, so they displace no ordinary ones.
+    me: this node's own entries are always stored, so that it can answer for itself.
     """
 
     def __init__(
@@ -213,7 +213,7 @@ class BoundedStorage(DHTLocalStorage):  # type: ignore[misc]
             if len(self) >= self._max_keys and not self._favoured(key):
                 return False
         else:
-            while not self._has_room(held.value, subkey, value):
+            while not self._fits(held.value, subkey, value):
                 # A dictionary keeps the order in which entries came, however often they are renewed.
                 there = {each: kept.value for each, kept in held.value.data.items()}
                 loser = gives_way(there, self._admits) if self._favoured(key) else None
@@ -223,7 +223,7 @@ class BoundedStorage(DHTLocalStorage):  # type: ignore[misc]
         stored: bool = super().store_subkey(key, subkey, value, expiration_time)
         return stored
 
-    def _has_room(self, held: Any, subkey: object, value: Any) -> bool:
+    def _fits(self, held: Any, subkey: object, value: Any) -> bool:
         # A flood may be quicker than a peer that starts.
         if subkey == self._me:
             return True
@@ -261,8 +261,8 @@ _CLOCKS = 5
 _RPC_ERRORS = (P2PHandlerError, P2PDaemonError, ControlFailure, TimeoutError, OSError, asyncio.IncompleteReadError)
 
 
-class NobodyAnswered(UsageError):
-    """Told to join, and none of the given addresses answered."""
+class NoPeerAnswered(UsageError):
+    """None of the given bootstrap addresses answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +276,8 @@ class Met:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What to store: sealed bytes under a key and, beside other peers' entries, the peer's id. expiry: Unix seconds."""
+    """What to store: sealed bytes under a key and, if several peers store there, the peer's id. expiry: Unix
+    seconds."""
 
     key: str
     subkey: PeerId
@@ -332,7 +333,7 @@ class DhtNode:
         clock: WallClock = CLOCK,
         only_asks: bool = False,
     ) -> DhtNode:
-        """Start daemon and node; nobody is known to it yet. admits: see BoundedStorage. only_asks: until `serve`.
+        """Start daemon and node; it knows no peer yet. admits: see BoundedStorage. only_asks: until `serve`.
 
         Raises UsageError, DaemonFailed.
         """
@@ -349,7 +350,7 @@ class DhtNode:
                     bucket_size=BUCKET_SIZE,
                     num_replicas=NUM_COPIES,
                     wait_timeout=RPC_TIMEOUT_S,
-                    # No caches: what others say may be stale a moment later, and is asked for anew.
+                    # No caches: an answer may be stale a moment later, so it is asked for again.
                     cache_locally=False,
                     cache_nearest=0,
                     cache_on_store=False,
@@ -405,7 +406,7 @@ class DhtNode:
                 await protocol.remove_p2p_handlers(self._p2p)
 
     def own(self, keys: Iterable[str]) -> None:
-        """These are keys of this node's run, too: it keeps them whoever else stores, and its callers read them all."""
+        """These are keys of this node's run, too: it stores all of them, and its callers read them all."""
         self._own.update(DHTID.generate(source=key) for key in keys)
 
     async def close(self) -> None:
@@ -439,7 +440,8 @@ class DhtNode:
         )
 
     async def join(self, addresses: Sequence[str]) -> tuple[Met, ...]:
-        """Dial `addresses` at once; whoever answers becomes a neighbour, and then whoever they know near us."""
+        """Dial `addresses` in parallel; each node that answers becomes a neighbour, and then the nodes near us that it
+        knows."""
         met: list[Met] = []
         async with asyncio.TaskGroup() as dials:
             for address in addresses:
@@ -451,7 +453,7 @@ class DhtNode:
 
     async def _meet(self, address: str, met: list[Met]) -> None:
         named = peer_in(address)
-        # Without a peer id nobody could prove to be the one meant.
+        # Without a peer id no node could prove that it is the right one.
         if named is None:
             return
         peer = PeerID.from_base58(named)
@@ -459,7 +461,7 @@ class DhtNode:
             async with asyncio.timeout(DIAL_TIMEOUT_S):
                 await self._p2p._client.connect(peer, [Multiaddr(address).decapsulate(Multiaddr(f"/p2p/{named}"))])
                 node_id, ahead_s = await self._ping(peer)
-        # Whoever answers nonsense is no neighbour.
+        # A node with an invalid answer is no neighbour.
         except (*_RPC_ERRORS, ValueError, AssertionError):
             return
         self._dht.blacklist.register_success(peer)
@@ -504,15 +506,15 @@ class DhtNode:
         return loop_time() + 2 * limit_s
 
     async def lookup(self, keys: Sequence[str], *, deadline: float | None = None) -> bool:
-        """Ask the nodes nearest to `keys`; the gate hears what they hold. False if the deadline cut it short."""
+        """Ask the nodes nearest to `keys`; the gate gets what they hold. False if the deadline cut it short."""
         ids = [DHTID.generate(source=key) for key in keys]
         for key_id in ids:
             self._all_asked_at[key_id] = loop_time()
         return await self._nearest(ids, deadline=deadline or self._read_deadline()) is not None
 
     async def read(self, known: Mapping[str, Mapping[PeerId, int]]) -> bool:
-        """Ask one node about each key, and all of those nearest to it if that one lacks what is known here or nobody
-        has been asked yet. The gate hears what they hold. False if a deadline cut it short.
+        """Ask one node about each key, and all of those nearest to it if that one lacks what is known here or if no
+        node was asked yet. The gate gets what they hold. False if a deadline cut it short.
 
         known: by key, the entries that it should hold at least, and when they expire (Unix milliseconds).
         """
@@ -542,7 +544,7 @@ class DhtNode:
             told = dict(_expiries(value))
             if answer is None:
                 self._near.pop(ids[key], None)
-            # An empty key is like one whose holder has just begun.
+            # The holder of an empty key may have just begun.
             empty = not told and now - self._all_asked_at.get(ids[key], -math.inf) > _EMPTY_S
             if answer is None or empty or any(told.get(peer, 0) < expiry for peer, expiry in entries.items()):
                 unsure.append(key)
@@ -557,12 +559,13 @@ class DhtNode:
         now = loop_time()
         ids = [DHTID.generate(source=entry.key) for entry in entries]
         nearest = {key_id: found for key_id in ids if (found := self._fresh_near(key_id, now))}
-        # Whoever is asked about a key answers with all that it holds there; nobody holds anything beside it.
-        beside = {DHTID(int(key_id) ^ 1): key_id for key_id in ids if key_id not in nearest}
-        if beside:
-            for key_id, found in (await self._nearest(list(beside), deadline=(now + deadline) / 2) or {}).items():
-                nearest[beside[key_id]] = found
-                self._near[beside[key_id]] = now, found
+        # A node that is asked about a key returns all that it stores there; no node stores anything under the sibling
+        # id.
+        siblings = {DHTID(int(key_id) ^ 1): key_id for key_id in ids if key_id not in nearest}
+        if siblings:
+            for key_id, found in (await self._nearest(list(siblings), deadline=(now + deadline) / 2) or {}).items():
+                nearest[siblings[key_id]] = found
+                self._near[siblings[key_id]] = now, found
         kept: set[int] = set()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(deadline), asyncio.TaskGroup() as stores:
@@ -572,7 +575,7 @@ class DhtNode:
         return len(kept)
 
     def _candidates(self, key_id: DHTID, found: dict[DHTID, PeerID]) -> list[tuple[DHTID, PeerID]]:
-        """The nearest nodes we know to a key, found just now or not, ourselves included unless nobody can ask us."""
+        """The nodes nearest to a key, found just now or known; with this node, unless it is a client."""
         table = self._dht.protocol.routing_table.get_nearest_neighbors(key_id, k=NUM_COPIES)
         known = {**found, **dict(table)}
         known[self._dht.node_id] = self._dht.peer_id
@@ -653,7 +656,7 @@ class PacedP2P(P2P):  # type: ignore[misc]
 
 
 class _NotOurs(logging.Filter):
-    """Drops asyncio's complaints about hivemind's unowned tasks: a stranger's crafted packet can make one fail, and a
+    """Drops asyncio's warnings about hivemind's unowned tasks: a stranger's crafted packet can make one fail, and a
     lookup that is cut short leaves some to the garbage collector."""
 
     def filter(self, record: logging.LogRecord) -> bool:

@@ -1,4 +1,4 @@
-"""Which addresses may be dialled now: nobody is made to flood a third party by records that name its address.
+"""Which addresses may be dialled now: records that name a third party's address must not direct a flood at it.
 
 A record proves who signed it, not that its addresses are the signer's. A peer has *shown* an address if it answered
 there under its key, or if it has called from that host. Until then it is one of many who may name the address: of these
@@ -6,10 +6,10 @@ one dials at a time, and every failure makes the next one of any of them wait fo
 own: only its own failures make that wait, and not for long, since it may have restarted.
 
 Other ports of a victim are other addresses, and one wildcard record makes any number of names lead to it. So all
-dials of one host at addresses that nobody has shown are few a second, and those of all names count as of one host.
+dials of one host at unverified addresses are few a second, and all DNS names count as one host.
 
-A relay lets us ask for few peers a second. So who has failed through it and has never been reached there shares that
-with all the others, and leaves most to whoever was reached, and to first dials.
+A relay lets us ask for few peers a second. So all peers that failed through it and were never reached there share one
+small budget, which leaves most of it to peers that were reached, and to first dials.
 
 Pure: told what was dialled and how it ended, asked with `now`.
 """
@@ -57,7 +57,7 @@ class Dials:
         if not self.shown(peer, address):
             if endpoint in self._under_way:
                 return DIAL_FIRST_S
-            # Made-up peers of a relay must not keep out a real one whose turn has not come yet.
+            # Made-up peers of a relay must not keep out a real one that still waits for its turn.
             if (not address.relay or mine) and (of_all := self._of_all.get(_shared(address))):
                 waits_s.append(of_all.wait_s(now))
             if budget := self._budget(address):
@@ -72,7 +72,7 @@ class Dials:
                 budget.take(now)
 
     def left(self, address: Address) -> None:
-        """Nobody waited for the end of a dial."""
+        """The dial was cancelled before its end."""
         self._under_way.discard(_at(address))
 
     def answered(self, peer: PeerId, address: Address) -> None:
@@ -86,21 +86,21 @@ class Dials:
         self._answered[peer, endpoint] = None
 
     def failed(self, peer: PeerId, address: Address, *, refused: bool, now: float) -> None:
-        """Nobody was there (`refused`), nobody answered, or somebody else did."""
+        """The connection was refused (`refused`), timed out, or another peer answered."""
         endpoint, shown = _at(address), self.shown(peer, address)
         self._under_way.discard(endpoint)
         self._refused[endpoint] = refused
         self._own[peer] = own = self._own.get(peer) or Recent(MAX_ADDRESSES)
         own[endpoint] = mine = own.get(endpoint) or DIAL_AGAIN()
         mine.failed(now, longest_s=DIAL_SHOWN_S if shown else DIAL_NAMED_S)
-        # An address that it has shown is its own: its failures make nobody else wait.
+        # A verified address is its own: its failures delay no other peer.
         if not shown:
             shared = _shared(address)
             self._of_all[shared] = of_all = self._of_all.get(shared) or DIAL_OF_ALL_AGAIN()
             of_all.failed(now)
 
     def refused(self, address: Address) -> bool:
-        """Did nobody listen there when it was dialled last?"""
+        """Was the connection refused when it was dialled last?"""
         return self._refused.get(_at(address), False)
 
     def called_from(self, peer: PeerId) -> str:

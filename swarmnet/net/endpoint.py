@@ -27,7 +27,7 @@ from swarmnet.net.address import Address, announced_at
 from swarmnet.net.admission import Admissions
 from swarmnet.net.admission_files import OwnPass, admissions_of, notices_of
 from swarmnet.net.away import other_runs
-from swarmnet.net.background import beside
+from swarmnet.net.background import running
 from swarmnet.net.dht import DhtDirectory
 from swarmnet.net.dht_daemon import Listen
 from swarmnet.net.greeting import Greeter
@@ -53,11 +53,12 @@ async def _nothing() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Wrap:
-    """transport: what the process speaks through. service: what hears others. beside: runs until the process ends."""
+    """transport: what the process sends through. service: wraps the local service. background: runs until the process
+    ends."""
 
     transport: Callable[[Transport], Transport] = lambda transport: transport
     service: Callable[[Service], Service] = lambda service: service
-    beside: Callable[[], Coroutine[Any, Any, None]] = _nothing
+    background: Callable[[], Coroutine[Any, Any, None]] = _nothing
 
 
 NOTHING_BETWEEN = Wrap()
@@ -85,7 +86,7 @@ class JoinedRun:
     own_pass: OwnPass
     boot_id: int
 
-    def anew(self) -> JoinedRun:
+    def restarted(self) -> JoinedRun:
         """The same as a process that has just started, as far as others can tell."""
         return replace(self, boot_id=new_boot_id())
 
@@ -130,7 +131,7 @@ class JoinedRun:
 
 
 class Endpoint:
-    """An endpoint. `serve` must be entered before anything is heard or said. numerics: of its record."""
+    """An endpoint. `serve` must be entered before any message arrives or leaves. numerics: of its record."""
 
     hides: ClassVar[bool] = True
     numerics = ""
@@ -181,9 +182,9 @@ class Endpoint:
         }
 
     async def hide(self, say: Say) -> dict[str, object] | None:
-        """Nobody can dial this peer: from now on it is reached through relays, and the DHT does not count on it.
+        """This peer is unreachable: from now on callers reach it through relays, and the DHT does not count on it.
 
-        say: is told of relays that are found and lost. Returns what to say of it; None: nobody relays for it.
+        say: is told of relays that are found and lost. Returns what to log; None: no peer relays for it.
         """
 
         def members() -> list[PeerId]:
@@ -199,7 +200,7 @@ class Endpoint:
 
     @contextlib.asynccontextmanager
     async def serve(self, service: Service) -> AsyncGenerator[None, None]:
-        """Answer others as `service`, and keep my place in the DHT."""
+        """Answer others as `service`, and announce this peer in the DHT."""
         self.transport.service = service
         async with self.transport, self._mapped_ports() as outside:
             self.transport.forwarded(outside)
@@ -208,7 +209,7 @@ class Endpoint:
             await self.refuse_twin()
             LastPorts(self.transport.port, self.directory.port, self.transport.bulk.port).keep(self.joined.network.dir)
             # Only now: what it announces needs the port that was bound.
-            async with beside(self.directory.run(), self._while_admitted()):
+            async with running(self.directory.run(), self._while_admitted()):
                 yield
 
     async def refuse_twin(self) -> None:
@@ -258,7 +259,7 @@ _ANOTHER_RUN = (
 async def join_run(
     terms: RunTerms, network: NetworkSettings, *, role: Role = "stage"
 ) -> AsyncGenerator[JoinedRun, None]:
-    """Take the identity in `network.dir`, which nobody else may be meanwhile, and join the DHT.
+    """Take the identity in `network.dir`, which no other process may use meanwhile, and join the DHT.
 
     Raises UsageError, with what to do.
     """
@@ -281,7 +282,7 @@ async def join_run(
         ) as directory:
             if directory.by_memory:
                 log.warning("bootstrap_silent", tried=network.bootstrap, action="joined by peers that were met before")
-            own_pass.check(now=wall_time())  # now that bans have been heard of
+            own_pass.check(now=wall_time())  # now that the owner's bans were read
             yield JoinedRun(identity, directory, terms, network, admissions, notices, own_pass, new_boot_id())
 
 
@@ -300,7 +301,7 @@ def own_pass_of(
     """What admits that process to the run. transient: its identity is for one command. Raises UsageError if it is not
     admitted."""
     if network.invitation and admissions.owner is None:
-        log.warning("invitation_unused", reason="anybody may take part in this run: it needs no invitation")
+        log.warning("invitation_unused", reason="the run is open: it needs no invitation")
     return OwnPass(
         admissions,
         identity,

@@ -1,6 +1,6 @@
 """Hello: the two ends of a line make sure they are in the same run, admitted, speak the same protocol, share a clock.
 
-Both judge. The callee remembers who has greeted it, a bounded number of peers; whoever was forgotten is asked to greet
+Both sides check. The callee remembers which peers have greeted it, up to a bound; it asks a forgotten peer to greet
 again.
 """
 
@@ -96,12 +96,12 @@ class Greeter:
             if differs := difference(caller, callee):
                 return Rejected(RejectCode.WRONG_RUN, f"{differs}: run one version of swarmnet (docs/manifest.md)")
         now = self.clock()
-        # The other clock was read between `sent` and now: only what lies outside of both is an offset.
+        # The other clock was read between `sent` and now: only what is outside of both is an offset.
         offset = max((now if sent is None else sent) - hello.clock, hello.clock - now)
         if offset > self.max_clock_offset_s:
             limit = f"{self.max_clock_offset_s:.0f} s"
             return Rejected(RejectCode.CLOCK, f"clocks differ by {offset:.0f} s, more than {limit}: set both by NTP")
-        # An expired or forged pass changes nothing; `unwelcome` then says why nobody is admitted by it.
+        # An expired or forged pass changes nothing; `unwelcome` then says why it does not admit the peer.
         if self.admissions is not None:
             self.admissions.show(peer, hello.invitation, now=now)
         return self.unwelcome(peer)

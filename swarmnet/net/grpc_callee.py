@@ -21,7 +21,7 @@ from swarmnet.errors import BadMessage, PeerGone, Refused, RejectCode, leaves
 from swarmnet.ids import PeerId
 from swarmnet.messages import STRANGERS_ASK, Accepted, Answer, Busy, Control, Packed, Rejected, Request, gives_way
 from swarmnet.net.address import endpoint_of
-from swarmnet.net.background import beside
+from swarmnet.net.background import running
 from swarmnet.net.bulk.connection import BulkSession
 from swarmnet.net.bulk.pool import BulkListener
 from swarmnet.net.greeting import HELLO
@@ -64,10 +64,10 @@ _STRANGERS_CALLS, _ALL_STRANGERS_CALLS = 4, 64
 """Open at a time: of one caller that has not greeted, and of all of them."""
 
 _STRANGERS_WORD_S = 2.0
-"""Who has not greeted and does not say for so long what it wants keeps nobody else out."""
+"""A caller that has not greeted and sends no request for so long gives its slot to another caller."""
 
 _MOST_GREETED = 1 << 14
-"""Callers whose greeting is remembered: half a kilobyte each."""
+"""So many callers' greetings are remembered: half a kilobyte each."""
 
 
 class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
@@ -83,7 +83,7 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
         bulk: BulkListener,
         others: Mapping[str, Handler] = {},
     ) -> None:
-        """write: as for links (`grpc_link.Link`). others: methods that somebody else answers."""
+        """write: as for links (`grpc_link.Link`). others: methods with another handler."""
         self._bulk = bulk
         self._greeter, self._dials, self._config = dialling.greeter, dialling.dials, dialling.config
         self._me, self._lives, self._on_twin = dialling.leaf.peer, dialling.lives, dialling.on_twin
@@ -158,13 +158,13 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._back[caller] = back
         try:
             await context.write(write_answer(Accepted()))
-            async with beside(self._tell_back(context, writing, back)):
+            async with running(self._tell_back(context, writing, back)):
                 await self._read_link(context, caller, boot_id, writing)
         except* TimeoutError:
             # It asks and does not read the answer. It will open another link when it is well.
             log.debug("link_stalls", peer=caller)
         except* BadMessage as found:
-            # The link ends, and nobody else's with it.
+            # The link ends, and no other link does.
             error = next(leaves(found))
             if self._may_complain("bad_control", caller):
                 log.warning("bad_control", peer=caller, error=error)
@@ -174,7 +174,7 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
         except* Exception:
             await _confess(context, "link", caller)
         finally:
-            # A newer link of the same caller may have taken its place.
+            # A newer link of the same caller may have replaced it.
             if self._back.get(caller) is back:
                 del self._back[caller]
             one_less(self._links, caller)
@@ -185,14 +185,14 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
     ) -> None:
         unpacked = Inflater(self._config.reader.longest)
         while (data := await context.read()) is not grpc.aio.EOF:
-            self._lives.heard(caller, boot_id, loop_time())
+            self._lives.seen(caller, boot_id, loop_time())
             # Answered by the event loop itself: it proves that this process runs, not that its service is quick.
-            if (ping := await self._hear(caller, data, unpacked)) is not None:
+            if (ping := await self._take(caller, data, unpacked)) is not None:
                 await self._say(context, writing, Pong(ping.nonce))
 
-    async def _hear(self, peer: PeerId, data: bytes, unpacked: Inflater) -> Ping | None:
-        """Take one message of a link, whoever opened it; returns a ping. Raises BadMessage, and Refused for a peer that
-        is not admitted any more."""
+    async def _take(self, peer: PeerId, data: bytes, unpacked: Inflater) -> Ping | None:
+        """Take one message of a link, opened by either end; returns a ping. Raises BadMessage, and Refused for a peer
+        that is not admitted any more."""
         self._traffic.down.spend(len(data))
         message_bytes = unpacked(data)
         await self._hold_back(peer, max(len(data), len(message_bytes)))
@@ -215,8 +215,8 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     async def told(self, peer: PeerId, data: bytes, unpacked: Inflater) -> None:
         """Take what the callee of a link of ours says on it. Raises BadMessage, Refused."""
-        # On the way back nobody may ask us to answer: pings go the other way.
-        if await self._hear(peer, data, unpacked) is not None:
+        # Replies on a link must not contain pings: pings go the other way.
+        if await self._take(peer, data, unpacked) is not None:
             raise BadMessage(RejectCode.MALFORMED, "a ping on the way back", peer=peer)
 
     async def _tell_back(self, context: grpc.aio.ServicerContext, writing: asyncio.Lock, back: Outbox) -> None:
@@ -310,9 +310,9 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
                 log.warning("bad_request", peer=caller, error=error)
             await inbound.answer(Rejected(error.code, error.reason))
             return
-        # From here on the caller may be uploading, and must be told when nobody wants it.
+        # From here on the caller may be uploading, and must be told when it is not wanted.
         inbound.unread, inbound.gives_way = bool(declared), gives_way(request)
-        async with beside(inbound.pulse()):
+        async with running(inbound.pulse()):
             await self._answer(caller, request, inbound, inbound.payload_reader(declared))
 
     async def _answer(self, caller: PeerId, request: Request, inbound: Inbound, payload: ReadPayload) -> None:
@@ -323,7 +323,7 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
         except (BadMessage, Refused) as error:
             write = log.info if self._may_complain("refused", caller) else log.debug
             write("refused", peer=caller, request=type(request).__name__, error=error)
-            with contextlib.suppress(PeerGone):  # nobody minds if the caller has left
+            with contextlib.suppress(PeerGone):  # the caller may have left
                 await inbound.answer(Rejected(error.code, error.reason))
         except PeerGone as error:
             log.debug("call_ended", peer=caller, error=error)
@@ -411,7 +411,7 @@ class Inbound:
     async def answer(self, answer: Answer | Signal) -> None:
         """Send one answer with its payload. Raises PeerGone if the caller is gone or does not take it."""
         payload: tuple[Packed, ...] = getattr(answer, "payload", ())
-        # State for a joiner gives way to all other tensors. While it waits the caller hears pulses.
+        # State for a joiner gives way to all other tensors. While it waits the caller gets keepalives.
         if payload and self.gives_way:
             await self._flow.priority.turn(sum(packed.num_bytes for packed in payload))
         async with self._writing:

@@ -1,7 +1,7 @@
 """The caller's side of calls: payload up and answers down, at the same time.
 
 A request and its payload are sent eagerly; a refusal stops the upload. A peer that moves nothing in either direction
-for `stall_s` has timed out, whatever the deadline: a callee whose service is merely slow sends pulses (`grpc_callee`).
+for `stall_s` has timed out, whatever the deadline: a callee with a slow service sends keepalives (`grpc_callee`).
 """
 
 from __future__ import annotations
@@ -51,17 +51,17 @@ METHODS: dict[type, str] = {
 }
 
 _PROGRESS_S = 0.25
-"""While a payload arrives, how often the caller hears of it."""
+"""While a payload arrives, the interval of the progress reports to the caller."""
 
 _GREETINGS = 2
 """Greet, and greet once more if the peer restarted since."""
 
 
-async def place_call(
+async def call_peer(
     channels: PeerChannels, request: Request, payload: tuple[Packed, ...], *, deadline: float, flow: Flow
 ) -> AsyncGenerator[Answer, None]:
     """Greet if needed, call, and yield the answers; see `transport.Transport.call`."""
-    # Who asks for the manifest has no run yet, and cannot greet; who only looks on may be nobody who is admitted.
+    # A peer that asks for the manifest has no run yet, and cannot greet; an observer may have no admission at all.
     greets = not isinstance(request, STRANGERS_ASK)
     for _ in range(_GREETINGS):
         refusal = await channels.greet(deadline=deadline) if greets else None
@@ -119,7 +119,7 @@ class _Call:
             self._taken = taken.pop_all()
 
     def _begin(self, channel: Channel, request: Request, payload: tuple[Packed, ...]) -> None:
-        # Beside the header, not after it: the callee brings the two together.
+        # Together with the header, not after it: the callee brings the two together.
         left = self._payloads.send(payload, self._advance)
         self._header = write_request(request, declare(payload), self._payloads.lane)
         method = channel.aio.stream_stream(METHODS[type(request)])
@@ -163,7 +163,7 @@ class _Call:
         return None
 
     async def _receive(self, answer: Answer) -> Answer:
-        """Go on receiving: whoever waits must not take a long payload for silence."""
+        """Go on receiving, and report progress: the waiting caller must not take a long payload for silence."""
         self._arriving = answer
         try:
             within_s = min(_PROGRESS_S, self._deadline - loop_time())

@@ -25,7 +25,7 @@ from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCo
 from swarmnet.ids import PeerId
 from swarmnet.messages import Rejected
 from swarmnet.net.address import Address
-from swarmnet.net.bulk.pool import BULK, BulkPlace, BulkPool
+from swarmnet.net.bulk.pool import BULK, BulkPool, BulkTarget
 from swarmnet.net.bulk.records import BulkKeys
 from swarmnet.net.dials import Dials
 from swarmnet.net.greeting import HELLO, Greeter
@@ -57,7 +57,7 @@ _PROBE_TIMEOUT_S = 0.3
 
 
 def translate(error: grpc.aio.AioRpcError, peer: PeerId, *, definite: bool = False) -> SwarmError:
-    """What a failed call means. `definite`: what `nobody_listens` found out about a broken connection."""
+    """What a failed call means. `definite`: the result of `all_refuse` for a broken connection."""
     details = (error.details() or "")[:300]
     match error.code():
         case grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -81,7 +81,7 @@ def is_break(error: grpc.aio.AioRpcError) -> bool:
     return False
 
 
-async def nobody_listens(addresses: Sequence[Address]) -> bool:
+async def all_refuse(addresses: Sequence[Address]) -> bool:
     """Dial a peer that just broke off. True proves its process gone: every address refuses the connection.
 
     A killed process's port may outlive its connections by an instant, so an open port is dialled again.
@@ -96,10 +96,10 @@ async def nobody_listens(addresses: Sequence[Address]) -> bool:
 
 
 REFUSED = "refused"
-"""How `knock` ends where nobody listens. Any other end proves nothing."""
+"""The result of `tcp_probe` where the connection is refused. Any other result proves nothing."""
 
 
-async def knock(address: Address, *, limit_s: float) -> str:
+async def tcp_probe(address: Address, *, limit_s: float) -> str:
     """Dial an address once by plain TCP, and hang up. Returns why it could not be done; "" if it could."""
     # A firewall drops without a word, and the system would wait for two minutes.
     try:
@@ -116,8 +116,8 @@ async def knock(address: Address, *, limit_s: float) -> str:
 
 
 async def refuses(address: Address) -> bool:
-    """Does nobody listen there? A circuit proves nothing: only a relay says so."""
-    return address.direct and await knock(address, limit_s=_PROBE_TIMEOUT_S) == REFUSED
+    """Does the address refuse connections? A circuit proves nothing, because it is only the relay's answer."""
+    return address.direct and await tcp_probe(address, limit_s=_PROBE_TIMEOUT_S) == REFUSED
 
 
 # ---------------------------------------------------------------- channels
@@ -136,7 +136,7 @@ class Channel:
     users: int = 0
     retired: bool = False
     heard_at: float = -math.inf
-    """When something came on it last, of whatever call."""
+    """When bytes of any call last arrived on it."""
 
     async def close(self) -> None:
         """Cancel what is under way."""
@@ -172,7 +172,7 @@ class PeerChannels:
         self._calls: list[Channel | None] = [None] * dialling.config.call_channels
         self._retired: list[Channel] = []  # replaced, but still in use
         self.bulk = BulkPool(peer, self._ask_for_bulk, stall_s=self.config.stall_s)
-        self._failed: list[Address] = []  # dialled in vain, oldest first
+        self._failed: list[Address] = []  # dials failed, oldest first
         self.clock_offset_s: float | None = None
         """By how much the peer's clock is ahead of mine, as far as its greeting told."""
         self.boot_id = 0
@@ -180,7 +180,7 @@ class PeerChannels:
         self._greeted = False
         self._greeting = asyncio.Lock()
         self._probing = asyncio.Lock()
-        self._verdict: tuple[float, bool] = (float("-inf"), False)
+        self._checked: tuple[float, bool] = (float("-inf"), False)
         self._closed = False
         self._told: bool | None = None  # the last `definite` reported since it was alive
 
@@ -211,7 +211,7 @@ class PeerChannels:
         return [channel for channel in (self._control, *self._calls) if channel is not None]
 
     def _leave_old_addresses(self) -> None:
-        """A peer that restarted listens elsewhere; one whose record expired keeps its connections."""
+        """A restarted peer listens on other addresses; a peer with an expired record keeps its connections."""
         known = self.addresses()
         for channel in self._open_channels():
             # An empty list means that its record expired, which says nothing about the connection.
@@ -225,7 +225,7 @@ class PeerChannels:
                 self.retire(channel)
 
     async def _close_idle(self) -> None:
-        """Close the retired channels that nobody uses any more."""
+        """Close the retired channels without users."""
         idle = [channel for channel in self._retired if channel.users == 0]
         self._retired = [channel for channel in self._retired if channel.users > 0]
         for channel in idle:
@@ -241,7 +241,7 @@ class PeerChannels:
 
     def _open(self) -> Channel:
         address = self._next_address()
-        # The stream through a hole is one connection, which everything shares.
+        # A hole-punched connection is one stream, which all calls share.
         if address.relay == self.peer and (
             channel := next((each for each in self._open_channels() if each.address == address), None)
         ):
@@ -273,7 +273,7 @@ class PeerChannels:
             ready = [at for at in ready if not at.direct or self._dialling.dials.shown(self.peer, at)] or ready
         if not ready:
             raise PeerGone(
-                "dialled in vain a moment ago",
+                "a dial failed a moment ago",
                 definite=bool(self._told),
                 peer=self.peer,
                 again_in_s=round(min(pauses_s.values()), 2),
@@ -299,7 +299,7 @@ class PeerChannels:
             return refusal
 
     def _shows_an_address(self) -> bool:
-        """False for a peer whose record names other addresses now than those at which it answered."""
+        """False for a peer with a record that names other addresses than those at which it answered."""
         known = self.addresses()
         return not known or any(self._dialling.dials.shown(self.peer, at) for at in known)
 
@@ -308,7 +308,7 @@ class PeerChannels:
         self._greeted = False
 
     async def _greet_any(self, deadline: float) -> Rejected | None:
-        # Somebody else dials there just now, or did a moment ago, perhaps to see whether its last process is gone.
+        # Another task dials there just now, or did a moment ago, perhaps to see whether its last process is gone.
         if 0 < (pause_s := min(self._pauses_s(self.addresses()).values(), default=0.0)) <= DIAL_FIRST_S:
             await asyncio.sleep(pause_s)
         for _ in range(len(self.addresses()) - 1):
@@ -343,7 +343,8 @@ class PeerChannels:
                 if not is_break(error):
                     raise translate(error, self.peer) from error
                 self.retire(channel)
-                # Asked at once: later the address may be let alone, and nobody would know that the peer is gone.
+                # Asked at once: later the address may be let alone, and this process would not learn that the peer is
+                # gone.
                 refused = await refuses(channel.address)
                 dials.failed(self.peer, channel.address, refused=refused, now=loop_time())
                 raise
@@ -362,8 +363,8 @@ class PeerChannels:
         return greeter.judge(answer, self.peer, sent=sent)
 
     async def _while_there(self, channel: Channel, call: Awaitable[bytes]) -> bytes:
-        """What the call returns. Raises TimeoutError if the peer's record names other addresses meanwhile: one that is
-        found to be hidden would be dialled in vain for as long as it may take."""
+        """What the call returns. Raises TimeoutError if the peer's record names other addresses meanwhile: dials of a
+        peer that has become unreachable could otherwise fail for as long as the call may take."""
         waiting = asyncio.ensure_future(call)
         try:
             while not waiting.done():
@@ -388,7 +389,7 @@ class PeerChannels:
                 stream: grpc.aio.StreamStreamCall = channel.aio.stream_stream(method)()
                 stack.callback(stream.cancel)
                 end = CallEnd(stream)
-                # A refusal may have come first: whoever reads hears it.
+                # A refusal may have come first: the reader gets it.
                 with contextlib.suppress(PeerGone):
                     await end.write(ask)
             try:
@@ -397,7 +398,7 @@ class PeerChannels:
                 self.stalled(channel, for_s=limit_s)
                 raise
 
-    async def _ask_for_bulk(self) -> BulkPlace | None:
+    async def _ask_for_bulk(self) -> BulkTarget | None:
         """Raises AioRpcError, PeerGone, BadMessage, TimeoutError."""
         if self._dialling.greeter.unwelcome(self.peer) is not None:
             return None
@@ -409,19 +410,19 @@ class PeerChannels:
         if not offer.port or not at.direct or not self._dialling.dials.shown(self.peer, at):
             return None
         run, me = self._dialling.greeter.run or "", self._dialling.leaf.peer
-        return BulkPlace(at.host, offer.port, BulkKeys(run, me, self.peer, offer.session, mine + offer.secret))
+        return BulkTarget(at.host, offer.port, BulkKeys(run, me, self.peer, offer.session, mine + offer.secret))
 
     # ------------------------------------------------------------ breaking
 
     def alive(self, channel: Channel) -> None:
-        """Something was heard on this channel."""
+        """Bytes arrived on this channel."""
         self._told, channel.heard_at = None, loop_time()
         if self._failed:
             self._failed = [at for at in self._failed if at != channel.address]
 
     def stalled(self, channel: Channel, *, for_s: float) -> None:
-        """A call on this channel has heard nothing for so long: the next call takes another connection, unless other
-        calls hear something on this one, and so the call is to blame and not the connection."""
+        """A call on this channel has received nothing for so long. The next call takes another connection, unless other
+        calls receive something on this one: then that call is slow, and not the connection."""
         if loop_time() - channel.heard_at >= for_s:
             self.retire(channel)
 
@@ -463,12 +464,12 @@ class PeerChannels:
             self.retire(channel)
         async with self._probing:
             # Ten calls break at once with one connection; the first of them finds out for all.
-            if self._verdict[0] < noticed:  # else: found out while we waited for the lock
-                self._verdict = loop_time(), await self._nobody_listens()
-                self._report(self._verdict[1])
-        return self._verdict[1]
+            if self._checked[0] < noticed:  # else: found out while we waited for the lock
+                self._checked = loop_time(), await self._all_refuse()
+                self._report(self._checked[1])
+        return self._checked[1]
 
-    async def _nobody_listens(self) -> bool:
+    async def _all_refuse(self) -> bool:
         """Does every address refuse us? Those that the peer has not shown are dialled as any other, in their turn."""
         dials, now = self._dialling.dials, loop_time()
         known = self.addresses()
@@ -479,7 +480,7 @@ class PeerChannels:
             if address not in shown and not dials.pause_s(self.peer, address, now):
                 dials.begin(self.peer, address, now)
                 try:
-                    # Somebody listens: whoever calls next finds out who.
+                    # A process listens there: the next call finds out which.
                     if await refuses(address):
                         dials.failed(self.peer, address, refused=True, now=now)
                     else:
@@ -487,11 +488,11 @@ class PeerChannels:
                 finally:
                     dials.left(address)
         named = [at for at in known if at not in shown]
-        return bool(known) and all(map(dials.refused, named)) and await nobody_listens(shown)
+        return bool(known) and all(map(dials.refused, named)) and await all_refuse(shown)
 
     def _report(self, definite: bool) -> None:
         if definite:
-            # Whoever listens there next is another process, which knows nobody.
+            # The next process that listens there is another one, without our greeting.
             self._greeted = False
             self.bulk.close()
             for channel in self._open_channels():

@@ -23,10 +23,10 @@ from swarmnet.clock import loop_time
 from swarmnet.errors import BadMessage, PeerGone, RejectCode, SwarmError
 from swarmnet.ids import PeerId
 from swarmnet.messages import Accepted, Answer, Control, Heartbeat, MemberState, StagePlan
-from swarmnet.net.background import beside
+from swarmnet.net.background import running
 from swarmnet.net.grpc_channels import Channel, PeerChannels
 from swarmnet.net.limits import LINK_AGAIN, REPEATS
-from swarmnet.net.traffic import LentLine
+from swarmnet.net.traffic import BandwidthLimit
 from swarmnet.pacing import Budgets
 from swarmnet.wire.convert import NONCE_BYTES, GreetFirst, Ping, Pong, Signal, Told, read_answer, write_control
 from swarmnet.wire.deflate import Deflater, Inflater
@@ -121,7 +121,7 @@ class Probe:
     def answered(self, pong: Pong, *, now: float) -> bool:
         """Has the peer just answered? An answer that took too long may have waited here, while we were stopped.
 
-        Raises BadMessage if nobody asked for it.
+        Raises BadMessage if it was not asked for.
         """
         if pong.nonce != self._nonce:
             raise BadMessage(RejectCode.MALFORMED, "a pong that answers no ping")
@@ -140,7 +140,7 @@ class Link:
         write: Callable[[Control], bytes],
         on_reached: Callable[[PeerId], None],
         on_told: Callable[[PeerId, bytes, Inflater], Awaitable[None]],
-        up: LentLine,
+        up: BandwidthLimit,
     ) -> None:
         self._channels, self._config, self._on_reached, self._on_told = channels, channels.config, on_reached, on_told
         self.outbox, self._up = Outbox(self._config.outbox, write), up
@@ -199,7 +199,7 @@ class Link:
     async def _carry(self, stream: grpc.aio.StreamStreamCall, channel: Channel) -> None:
         """Write what waits until the stream ends; the read is what notices the end."""
         probe = Probe(patience_s=self._config.stall_s)
-        async with beside(self._write(stream, channel, probe)):
+        async with running(self._write(stream, channel, probe)):
             try:
                 answer = await self._listen(stream, channel, probe)
                 log.info("link_closed", peer=self._channels.peer, answer=answer)

@@ -41,9 +41,9 @@ class GrpcConfig:
     handshake_s: float = 10.0
     """A connection that has not proven an identity after so long is closed."""
     max_clock_offset_s: float = 60.0
-    """Peers whose clocks differ more refuse each other."""
+    """Two peers refuse each other if their clocks differ by more."""
     call_channels: int = 2
-    """Connections per peer beside the control channel: one TCP connection fills a long fat link only partly."""
+    """Connections per peer in addition to the control channel: one TCP connection fills a long fat link only partly."""
     outbox: int = 1024
     """One-way messages kept per peer."""
     reader: Reader = IN_ANY_RUN
@@ -57,7 +57,8 @@ class GrpcConfig:
     """That others have opened, those of strangers who have proven nothing yet included; never more than half of this
     process's descriptors."""
     calls: int = 512
-    """Open calls of one caller: slots and as many at the door, of two open steps, and pieces of sums and state."""
+    """Open calls of one caller: those in flight and as many that wait, of two open steps, and shards and pieces of
+    state."""
     forget_s: float = 60.0
     """A peer without an address for so long, and without a connection in use, is forgotten."""
 
@@ -87,8 +88,8 @@ class GrpcConfig:
 
 
 def _messages(terms: RunTerms) -> tuple[Rate, Rate]:
-    """Several times what the busiest mate sends: one of a large stage repeats its longest messages at every heartbeat,
-    and a claim or an answer to one comes with every microbatch."""
+    """Several times what the busiest replica sends: one of a large stage repeats its longest messages at every
+    heartbeat, and a claim or an answer to one comes with every microbatch."""
     messages_per_s = MESSAGES.per_s + terms.microbatches / 4
     reader = Reader(Bounds(terms.num_stages, terms.microbatches, members=_LARGE_STAGE))
     periodic = reader.most_bytes(Heartbeat, StagePlan, MemberState)
@@ -137,8 +138,8 @@ def listener_options(config: GrpcConfig) -> list[tuple[str, Any]]:
 _LISTENER_OPTIONS: list[tuple[str, Any]] = [
     *_BOTH_ENDS,
     ("grpc.so_reuseport", 0),  # a taken port is an error, not a shared port
-    # A ping less than a second after another, with no data sent in between, is a strike. Keepalive never comes to one,
-    # probing for bandwidth to a few. Whoever pings without end is disconnected.
+    # gRPC counts a ping less than a second after another, with no data sent in between, and disconnects the sender of
+    # too many. Keepalive never causes one, probing for bandwidth a few. An endless stream of pings is disconnected.
     ("grpc.http2.max_ping_strikes", 1_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
     ("grpc.max_concurrent_streams", 256),
@@ -149,7 +150,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 @functools.cache
 def tune_allocator() -> bool:
-    """Keep megabyte buffers on glibc's heap, once per process: worth 3x, since mapped ones fault in every page anew.
+    """Keep megabyte buffers on glibc's heap, once per process: worth 3x, since mapped ones fault in every page again.
 
     Returns whether it applied; other C libraries are left alone.
     """

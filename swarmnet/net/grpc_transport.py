@@ -28,8 +28,8 @@ from swarmnet.net.descriptors import DescriptorWatch, raise_limit
 from swarmnet.net.dials import Dials
 from swarmnet.net.greeting import HELLO, Greeter
 from swarmnet.net.grpc_callee import Callee
-from swarmnet.net.grpc_caller import place_call
-from swarmnet.net.grpc_channels import Dialling, PeerChannels, knock
+from swarmnet.net.grpc_caller import call_peer
+from swarmnet.net.grpc_channels import Dialling, PeerChannels, tcp_probe
 from swarmnet.net.grpc_link import Link, MessageWriter
 from swarmnet.net.grpc_options import CHANNEL_OPTIONS, GrpcConfig, listener_options, tune_allocator
 from swarmnet.net.identity import Identity
@@ -50,11 +50,11 @@ _LOOKS_PER_FORGET = 4
 class GrpcTransport(Proofs):
     """`transport.Transport` over gRPC.
 
-    run: None for somebody who joins and can only ask for a manifest. addresses: where a peer listens (multiaddrs),
-    asked at every dial. find: reads the record of a peer whose addresses are not known. on_twin: another process greets
-    this one under the same identity. announce: addresses to publish
-    instead of the one bound. `service` must be set before entering, but by who does not listen.
-    listens: False for somebody who only calls, and then has no port. first_port: tried first where `port` is 0.
+    run: None for a process that has no manifest yet and can only ask for one. addresses: where a peer listens
+    (multiaddrs), asked at every dial. find: reads the record of a peer with unknown addresses. on_twin: another process
+    greets this one under the same identity. announce: addresses to publish instead of the bound one. `service` must be
+    set before entering, unless `listens` is False.
+    listens: False for a process that only calls, and then has no port. first_port: tried first where `port` is 0.
     bulk_port: where bulk connections are taken, 0 for any port; None: none are.
     """
 
@@ -154,7 +154,7 @@ class GrpcTransport(Proofs):
             with contextlib.suppress(UsageError, RuntimeError):  # taken, or taken meanwhile: any free one will do
                 check_free(self._host, self._first_port, flag="--port")  # gRPC would complain on standard error
                 first = self._bind(listener, self._first_port)
-        listener.add_secure_port(f"unix:{self.network.open_door()}", self._leaf.listener_credentials())
+        listener.add_secure_port(f"unix:{self.network.open_local_socket()}", self._leaf.listener_credentials())
         try:
             self.port = first or self._bind(listener, self.port)
         except RuntimeError as error:
@@ -202,7 +202,7 @@ class GrpcTransport(Proofs):
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Multiaddrs of this peer, once the port is bound; circuits, if nobody can dial it."""
+        """Multiaddrs of this peer, once the port is bound; circuits, if it is unreachable."""
         if self.network.places is not None:
             return tuple(str(Address.circuit(relay, self.peer)) for relay in self.network.relays)
         return tuple(map(str, self._listening_at()))
@@ -221,7 +221,7 @@ class GrpcTransport(Proofs):
         return next(filter(None, map(public_home, hosts)), "")
 
     async def hide(self, candidates: Callable[[], Sequence[PeerId]], say: Say) -> bool:
-        """Nobody can dial this peer: from now on it is reached through relays (`Network.hide`)."""
+        """This peer is unreachable: from now on callers reach it through relays (`Network.hide`)."""
         return await self.network.hide(candidates, say, lambda work: self._tasks.spawn(work, self._group))
 
     # ------------------------------------------------------------ Transport
@@ -252,7 +252,7 @@ class GrpcTransport(Proofs):
         self, peer: PeerId, request: Request, payload: tuple[Packed, ...] = (), *, deadline: float
     ) -> AsyncGenerator[Answer, None]:
         flow = self.traffic.flow(peer, type(request))
-        return place_call(self._channels_to(peer), request, payload, deadline=deadline, flow=flow)
+        return call_peer(self._channels_to(peer), request, payload, deadline=deadline, flow=flow)
 
     def relayed(self, peer: PeerId) -> bool:
         return self.network.relayed(peer)
@@ -277,7 +277,8 @@ class GrpcTransport(Proofs):
         return self._channels_to(peer).clock_offset_s
 
     def believes(self, record: Record) -> bool:
-        """False for the record of a peer of which I hear another process: that one keeps its place."""
+        """False for a record of a peer if messages of another process of it arrive: that process stays the valid
+        one."""
         now = loop_time()
         return not self._dialling.lives.another(record.peer, record.incarnation, now)
 
@@ -323,7 +324,7 @@ class GrpcTransport(Proofs):
             self.service.on_gone(peer, definite=definite)
 
     def _tell_reached(self, peer: PeerId) -> None:
-        self._dialling.lives.heard(peer, self._channels_to(peer).boot_id, loop_time())
+        self._dialling.lives.seen(peer, self._channels_to(peer).boot_id, loop_time())
         if not self._closing and self.service is not None:
             self.service.on_reached(peer)
 
@@ -399,8 +400,8 @@ async def dial(peer: PeerId, text: str, leaf: Leaf, greeter: Greeter, *, deadlin
     """Open one new connection to find out whether `peer` can be connected to there, and close it again.
 
     A plain TCP dial first: only it can tell silence (a firewall) from a refusal. Then TLS, which proves who answers.
-    Then Hello, by which the peer itself learns that somebody came in; no answer is needed, since a peer whose event
-    loop is busy can be connected to all the same. Raises PeerGone, PeerTimeout.
+    Then Hello, by which the peer itself learns that a caller reached it; no answer is needed, since a peer with a busy
+    event loop can be connected to all the same. Raises PeerGone, PeerTimeout.
     """
     try:
         address = Address.parse(text)
@@ -411,7 +412,7 @@ async def dial(peer: PeerId, text: str, leaf: Leaf, greeter: Greeter, *, deadlin
     # Our TLS would fail anyway; this says it in words.
     if address.peer not in (None, peer):
         raise PeerGone("the address of another peer", peer=peer, address=text)
-    if reason := await knock(address, limit_s=min(deadline - loop_time(), SILENCE_S)):
+    if reason := await tcp_probe(address, limit_s=min(deadline - loop_time(), SILENCE_S)):
         raise PeerGone(reason, peer=peer)
     channel = grpc.aio.secure_channel(address.target, leaf.channel_credentials(peer), options=CHANNEL_OPTIONS)
     try:
@@ -431,5 +432,5 @@ async def _prove(peer: PeerId, channel: grpc.aio.Channel) -> None:
     while (state := channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
         # TCP was open a moment ago, so it is the TLS proof that failed.
         if state in (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN):
-            raise PeerGone("somebody else answers there", peer=peer)
+            raise PeerGone("another peer answers there", peer=peer)
         await channel.wait_for_state_change(state)

@@ -1,4 +1,4 @@
-"""What a member remembers of the run's last steps, for anybody who asks: who looks on is no member.
+"""What a member remembers of the run's last steps, for all callers: an observer is no member.
 
 The last figures are kept, and no more; an answer has a few of them; and all who ask share so many answers a second.
 """
@@ -23,7 +23,7 @@ class HistoryBook:
     """Figures of steps as a replica applies them, and a trainer's evaluations. Answers `HistoryRequest`."""
 
     def __init__(self, spans: SpanBook | None = None) -> None:
-        """spans: of a peer's last steps, whose times it tells."""
+        """spans: the timings of a peer's last steps."""
         self._spans = SpanBook() if spans is None else spans
         self._figures: list[StepFigures] = []  # by step; `ago_s` is when, in loop time
         self._evaluations: list[Evaluation] = []

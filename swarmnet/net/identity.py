@@ -74,7 +74,7 @@ class Identity:
             ) from error
         except OSError as error:
             full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            then = "make room on that disk" if full else "choose a file you can read in a directory you can write"
+            then = "free space on that disk" if full else "choose a file you can read in a directory you can write"
             raise UsageError(f"cannot use the identity key {path} ({error.strerror or error}): {then}") from error
 
     @classmethod
@@ -104,7 +104,7 @@ class Identity:
 
     @staticmethod
     def verify(peer: PeerId, data: bytes, signature: bytes) -> bool:
-        """Did `peer` sign these bytes? An identity signs for itself and checks anybody."""
+        """Did `peer` sign these bytes? An identity signs with its own key and checks any peer's signature."""
         return verify(peer, data, signature)
 
 
@@ -205,7 +205,7 @@ def own_directory(prefix: str) -> tuple[Path, FileLock]:
             directory = Path(tempfile.mkdtemp(prefix=prefix, dir=_temporary()))
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise  # the peer is started again until there is room
+                raise  # the peer is restarted until the disk has space
             raise UsageError(
                 f"no directory for temporary files ({error.strerror or error}): name one that can be written with "
                 f"TMPDIR, of less than {_SHORT} characters"
@@ -225,7 +225,7 @@ def _temporary() -> str:
 
 
 def sweep(prefix: str) -> None:
-    """Remove directories whose process was killed: nobody holds them. One whose process is only starting is held."""
+    """Remove directories of killed processes, which have no holder. A process that is only starting holds its own."""
     for left in Path(_temporary()).glob(f"{prefix}*"):
         with contextlib.suppress(OSError):  # gone meanwhile, or another user's
             if hold := FileLock.directory(left, wait=False):
@@ -241,7 +241,7 @@ LOCK_FILE = "lock"
 
 
 def holder_of(directory: Path) -> PeerId | None:
-    """Who lives under the identity of `directory` in another process; None: nobody does."""
+    """The identity of `directory` if another process uses it; None: no process does."""
     lock = directory / LOCK_FILE
     try:
         held = FileLock.file(lock) if lock.is_file() else None
@@ -254,7 +254,7 @@ def holder_of(directory: Path) -> PeerId | None:
 
 @contextlib.contextmanager
 def own_identity(directory: Path) -> Iterator[Identity]:
-    """Load or create the identity in `directory`; nobody else can be it until the context is left.
+    """Load or create the identity in `directory`; no other process can take it until the context is left.
 
     Raises UsageError if another process is it, or the directory cannot be used.
     """

@@ -26,7 +26,7 @@ BULK_JUNK = Rate(4.0, burst_s=4.0)
 # ---------------------------------------------------------------- what one caller asks
 
 BULK_SESSIONS = Rate(1.0, burst_s=8.0)
-"""Each takes the place of the caller's last one."""
+"""Each replaces the caller's last one."""
 HISTORIES = Rate(20.0, burst_s=2.0)
 """By all callers together. The longest answer takes 2 ms of computing."""
 DHT_CALLS = Rate(50.0, burst_s=4.0)
@@ -41,7 +41,7 @@ MESSAGE_BYTES = Rate(4 << 20, burst_s=4.0)
 RELAY_ASKS = Rate(2.0, burst_s=15.0)
 """Of one identity, whatever it asks; and of summons to one peer, from one home."""
 RELAY_SUMMONS = Rate(8.0, burst_s=15.0)
-"""To one peer, whoever calls it; and of one peer's arrivals."""
+"""To one peer, from all callers together; and of one peer's arrivals."""
 SUMMONS_OF_RELAY = Rate(8.0, burst_s=30.0)
 """That a hidden peer follows: what the relay lets through, and as many again after a stall."""
 
@@ -50,11 +50,11 @@ SUMMONS_OF_RELAY = Rate(8.0, burst_s=30.0)
 LOOK_UPS = Rate.every(5.0)
 """Of one peer's record."""
 IN_VAIN = Rate.every(60.0)
-"""Summons of one peer that did not come directly, through one relay."""
+"""Connect-back requests to one peer that did not connect directly, through one relay."""
 REPEATS = Rate.every(600.0)
 """Of one line in the log, while what it says lasts."""
 COMPLAINTS, ALL_COMPLAINTS = Rate.every(60.0), Rate(0.5, burst_s=60.0)
-"""Lines about one thing that one caller does wrong, and about all callers."""
+"""Log lines about one kind of fault of one caller, and about all callers."""
 REFUSALS_TOLD = Rate.every(60.0)
 """Lines about callers that a hidden peer does not come to."""
 
@@ -71,7 +71,7 @@ PUNCH_AGAIN = partial(Backoff, 5.0, 600.0)
 """With one peer."""
 BULK_AGAIN = partial(Backoff, 1.0, 300.0)
 ASK_AROUND_AGAIN = partial(Backoff, 3.0, 60.0)
-"""Whether others can connect to this peer, until somebody can tell."""
+"""Whether others can connect to this peer, until one of them can tell."""
 BOOTSTRAP_AGAIN = partial(Backoff, 1.0, 30.0, jitter=0.2)
 REJOIN_AGAIN = partial(Backoff, 1.0, math.inf, jitter=0.2)
 """The longest is a third of a record's life."""

@@ -1,6 +1,6 @@
 """How this peer reaches another one: `Network.connect` opens a stream, and its users do not know of which kind.
 
-A stream is direct, goes through a hole in both routers (`nat.punch`), comes from the peer itself, or crosses a relay.
+A stream is direct, is hole-punched through both routers (`nat.punch`), comes from the peer itself, or crosses a relay.
 It is where a gRPC channel dials: a TCP port, or a socket inside this machine from which the bytes go on. What a peer
 needs so that others reach it, when it cannot be dialled, begins here as well (`Network.hide`).
 """
@@ -23,7 +23,7 @@ from swarmnet.net.dials import Dials
 from swarmnet.net.greeting import Greeter
 from swarmnet.net.grpc_channels import PeerChannels
 from swarmnet.net.limits import IN_VAIN
-from swarmnet.net.nat.circuits import Arrivals, Doors, End, Stream, Tunnel
+from swarmnet.net.nat.circuits import Arrivals, End, LocalSockets, Stream, Tunnel
 from swarmnet.net.nat.dial_back import Say
 from swarmnet.net.nat.hidden import ChannelsTo, Places, answer_of
 from swarmnet.net.nat.punch import Holes
@@ -80,28 +80,28 @@ class Network:
     ) -> None:
         self._me, self._channels, self._lookup, self._listens = leaf.peer, channels, lookup, listens
         self.dials = Dials()
-        self._doors, self._arrivals = Doors(), Arrivals()
-        self._door = ""
+        self._local_sockets, self._arrivals = LocalSockets(), Arrivals()
+        self._local_socket = ""
         self.relay = Relay(
             leaf.peer, caps, self._arrivals, greeter, welcome, traffic, lambda: traffic.relays(relay_bytes_per_s)
         )
-        self.holes = Holes(leaf, channels, self._doors, welcome, lambda peer: channels(peer).leave_relays())
+        self.holes = Holes(leaf, channels, self._local_sockets, welcome, lambda peer: channels(peer).leave_relays())
         self.places: Places | None = None
         """Where this peer is reached, if it cannot be dialled."""
         self.methods = {**self.relay.methods, **self.holes.methods}
         self._in_vain: Budgets[tuple[PeerId, PeerId]] = Budgets(IN_VAIN)
-        """Of peers that did not come to us directly when a relay summoned them."""
+        """Of peers that did not connect back directly when a relay asked them to."""
         self._by_relay: Recent[PeerId, None] = Recent(4096)
-        """Peers whose last stream goes through a relay."""
+        """Peers with a last stream through a relay."""
 
-    def open_door(self) -> str:
-        """A path for the socket inside this machine at which its own port listens: where streams to it end."""
-        self._door = self._doors.path()
-        return self._door
+    def open_local_socket(self) -> str:
+        """A path for the local socket at which this peer's own port listens: where streams to it end."""
+        self._local_socket = self._local_sockets.path()
+        return self._local_socket
 
     def remove(self) -> None:
         """Leave nothing in this machine. Idempotent."""
-        self._doors.remove()
+        self._local_sockets.remove()
 
     # ------------------------------------------------------------ how this peer is reached
 
@@ -124,7 +124,7 @@ class Network:
         """This peer cannot be dialled: from now on it is reached through relays, which it chooses among members that
         can be dialled. Returns whether one was found; if not, all is as before.
         """
-        places = Places(self._me, self._channels, self.verified_hosts, candidates, self._door, say)
+        places = Places(self._me, self._channels, self.verified_hosts, candidates, self._local_socket, say)
         self.relay.close()
         keeping = spawn(places.run())
         await set_within(places.settled, FIND_RELAY_S)
@@ -137,7 +137,7 @@ class Network:
             return [*places.relays, *(peer for peer in candidates() if peer not in places.relays)]
 
         self.places = places
-        self.holes.begin(self._door, observers, say)
+        self.holes.begin(self._local_socket, observers, say)
         return True
 
     # ------------------------------------------------------------ how others are reached
@@ -154,7 +154,7 @@ class Network:
             return Stream(address.target)
         if address.relay == peer:
             return self.holes.tunnel(peer)
-        return Tunnel(self._doors.path(), partial(self.open, peer, PeerId(address.host)))
+        return Tunnel(self._local_sockets.path(), partial(self.open, peer, PeerId(address.host)))
 
     def verified_hosts(self, peer: PeerId) -> list[str]:
         """Hosts in the peer's record where it has answered, or from which it has called."""
@@ -169,7 +169,7 @@ class Network:
 
     def _may_come(self, peer: PeerId, relay: PeerId) -> bool:
         """Is it worth while to have the relay send the peer to us?"""
-        # A twin cannot be sent to me: it would dial itself.
+        # A twin cannot connect back: it would dial itself.
         return not (self.hidden or peer == self._me or self._in_vain.of((peer, relay)).wait_s(loop_time()))
 
     @asynccontextmanager
@@ -181,7 +181,7 @@ class Network:
 
     async def _way(self, stack: AsyncExitStack, peer: PeerId, relay: PeerId) -> End:
         if relay == self._me:
-            if (came := await self._expect(stack, peer, self._summon)) is None:
+            if (came := await self._expect(stack, peer, self._request_connect_back)) is None:
                 raise PeerTimeout("it does not come", peer=peer)
             return came
         channels = self._channels(relay)
@@ -220,9 +220,9 @@ class Network:
             self._channels(peer).leave_relays()
         return came
 
-    async def _summon(self, peer: PeerId, ident: bytes) -> None:
-        if self.relay.summon(self._me, peer, ident, reverse=False) > 0:
-            raise PeerTimeout("it has no place here now, or was called too often", peer=peer)
+    async def _request_connect_back(self, peer: PeerId, ident: bytes) -> None:
+        if self.relay.request_connect_back(self._me, peer, ident, reverse=False) > 0:
+            raise PeerTimeout("it has no reservation here now, or was called too often", peer=peer)
 
     async def _reverse(self, channels: PeerChannels, peer: PeerId, ident: bytes) -> None:
         ask = Connect(peer, ident, reverse=True)

@@ -23,7 +23,7 @@ def tie(parent: int) -> None:
     if sys.platform == "linux":
         if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
             sys.exit(f"prctl: {os.strerror(ctypes.get_errno())}")
-        # The parent died between our fork and prctl: nobody would ever end us.
+        # The parent died between our fork and prctl: no process would ever end us.
         if os.getppid() != parent:
             sys.exit("the parent is gone")
 

@@ -69,7 +69,7 @@ class CallPayloads:
         self._outgoing: Outgoing | None = None
         self._incoming: Incoming | Chunks | None = None
         self.answered = False
-        """Has the other end taken what was sent? Set by who hears its answer."""
+        """Has the other end taken what was sent? The reader of its answer sets it."""
 
     # ------------------------------------------------------------ what leaves
 

@@ -56,7 +56,7 @@ class PeerHost(Protocol):
 
     @property
     def hides(self) -> bool:
-        """Is it to be reached through relays if nobody can dial it?"""
+        """Is the peer to be reached through relays if it is unreachable?"""
 
     def wall(self) -> float:
         """Unix seconds, by which invitations end."""

@@ -39,7 +39,7 @@ class LastPorts:
             found = json.loads((directory / FILE).read_bytes())
         except (OSError, ValueError):
             return cls()
-        # Somebody may have edited the file: what is no port is no hint.
+        # The file may have been edited: a value that is no port is ignored.
         ports = found if isinstance(found, dict) else {}
         return cls(*(_port(ports.get(each.name)) for each in fields(cls)))
 
@@ -53,7 +53,8 @@ class LastPorts:
 
 
 def check_free(host: str, port: int, *, flag: str) -> None:
-    """Raises UsageError, in the name of `flag`, if nobody can listen there; it may be taken a moment later."""
+    """Raises UsageError, in the name of `flag`, if the port is taken or may not be used; it may be taken a moment
+    later."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port in TIME_WAIT is free

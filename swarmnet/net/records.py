@@ -1,15 +1,15 @@
 """Signed, expiring announcements: one peer's `Record` under one DHT key, in an envelope (`wire.signed`).
 
-A record is announced once per *place*: each stage the peer serves, or its part of a large one; "trainers"; "movers",
-if the peer would go to another stage; and, by those who serve a stage, the whole run, which its first digits are enough
-to find. The DHT key follows from run and place, so bytes that are genuine under one key are refused under every other.
-The end of the envelope doubles as the sequence number: a peer never publishes an earlier one twice, and of two of a
-peer's announcements the one that ends later is the newer.
+A record is announced under several keys: one of each stage the peer serves, or its part of a large one; "trainers";
+"movers", if the peer would go to another stage; and, for members that serve a stage, the whole run, which its first
+digits are enough to find. The DHT key follows from the run and that name, so bytes that are genuine under one key are
+refused under all others. The end of the envelope doubles as the sequence number: a peer never publishes an earlier one
+twice, and of two of a peer's announcements the one that ends later is the newer.
 
 Knows no DHT and no clock: `now` (wall-clock seconds, the DHT's common time) is an argument.
 
 What is known of a run is a bounded table: the newest genuine announcement of each peer, until it expires by its own
-clock. A full table keeps those who were there first; only somebody admitted takes the place of the newest who is not.
+clock. A full table keeps the peers that were there first; only an admitted peer replaces the newest that is not.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from swarmnet.wire import signed as signing
 from swarmnet.wire.fields import Wrong
 
 TTL_S = 30.0
-MAX_AHEAD_S = 120.0  # an expiry further in the future is refused: nobody squats in the DHT
+MAX_AHEAD_S = 120.0  # an expiry further in the future is refused: no peer can squat in the DHT
 TRAINERS = "trainers"
 WHOLE_RUN = "run"
 MAX_PEERS = 1 << 14  # of a run that one peer remembers
@@ -75,7 +75,7 @@ class Announcement:
     dht: Addresses = ()
     """Multiaddrs (with /p2p/) at which the peer's own DHT node listens."""
     parts: Annotated[tuple[Annotated[int, Between(0, MAX_PARTS)], ...], Entries(MAX_STAGES_PER_PEER)] = ()
-    """In how many parts, as a power of two, the records of each of its stages lie, as it sees it."""
+    """In how many parts, as a power of two, the records of each of its stages are stored, as this peer knows it."""
 
     def contradiction(self) -> str:
         """Which rule about several fields does not hold; "": none."""
@@ -90,7 +90,7 @@ class Announcement:
         if self.parts and len(self.parts) != len(stages):
             return "tells of parts of others than its stages"
         if self.place not in places_of(record, self.parts):
-            return f"does not claim the place {self.place} where it is announced"
+            return f"is announced under {self.place}, which it does not claim"
         # Others dial it under that id: it must be the one who signed.
         if not all(address.endswith(f"/p2p/{record.peer}") for address in self.dht):
             return "gives a DHT address without its peer id"
@@ -104,7 +104,7 @@ class Announcement:
 
 
 def dht_key(run: RunId, place: Place) -> str:
-    """The DHT key of a place: `{run}.stage.{k}`, `{run}.stage.{k}/{bits}`, `{run}.trainers`, `{run}.movers`, or
+    """The DHT key: `{run}.stage.{k}`, `{run}.stage.{k}/{bits}`, `{run}.trainers`, `{run}.movers`, or
     `{first digits}.run`."""
     if place == WHOLE_RUN:
         return f"{run[:FIRST_DIGITS]}.{WHOLE_RUN}"
@@ -138,14 +138,14 @@ def places_of(record: Record, parts: Sequence[int] = ()) -> tuple[Place, ...]:
 
 # ---------------------------------------------------------------- large stages
 #
-# Of a stage of more replicas than one key should hold, the records lie in parts: each under the first bits of a hash of
-# its peer's id, its *mark*. Those of the first part are found under the stage's own key as well, and tell whoever looks
-# there first how many parts there are. A peer reads its own part of each stage near it, so it reads as much in a stage
-# of a thousand as in one of thirty.
+# If a stage has more replicas than one key should hold, its records are split into parts by the first bits of a hash of
+# the peer's id, its *mark*. The records of the first part are stored under the stage's own key as well, and tell a
+# reader there first how many parts there are. A peer reads its own part of each stage near it, so it reads as much in a
+# stage of a thousand as in one of thirty.
 
 
 def part_of(mark: int, stage: int, bits: int) -> Place:
-    """The place of the part of a stage in which this mark lies, of 2**bits."""
+    """The key of the part of a stage that has this mark, of 2**bits parts."""
     return f"{stage}/{mark >> (64 - bits):0{bits}b}" if bits else str(stage)
 
 
@@ -157,8 +157,8 @@ def places_in(peer: PeerId, stage: int, bits: int) -> tuple[Place, ...]:
 
 
 def parts_seen(found: Sequence[Announcement], stage: int) -> int | None:
-    """In how many parts, as a power of two, the records of a stage should lie. found: what lies under its own key.
-    None: there is nothing."""
+    """In how many parts, as a power of two, the records of a stage should be stored. found: the records under its own
+    key. None: there are none."""
     said = [parts_said(each, stage) for each in found]
     if not said:
         return None
@@ -177,7 +177,7 @@ def parts_said(found: Announcement, stage: int) -> int:
 def seal(announcement: Announcement, sign: Callable[[bytes], bytes]) -> bytes:
     """Encode and sign. A non-finite loss is left out (a diverged run still announces itself).
 
-    Raises UsageError if the record is too large or breaks a rule that `unseal` checks: nobody would accept it.
+    Raises UsageError if the record is too large or breaks a rule that `unseal` checks: every node would refuse it.
     """
     record = _announceable(announcement.record)
     try:
@@ -188,7 +188,7 @@ def seal(announcement: Announcement, sign: Callable[[bytes], bytes]) -> bytes:
         raise UsageError(f"cannot announce this peer: {wrong}") from wrong
     if len(signed.payload) <= MAX_PAYLOAD_BYTES:
         return signing.to_bytes(signed)
-    # To be found matters more than what it holds against others.
+    # That the peer can be found matters more than its reports about others.
     found = replace(record, complaints=(), tainted=(), disputed=None)
     if found == record:
         raise UsageError(
@@ -227,7 +227,7 @@ def _address_problem(text: str, peer: PeerId) -> str:
         address = Address.parse(text)
     except UsageError:
         return f"{text}: neither a TCP port's address nor a circuit's"
-    # A record must not send others to somebody else under this name.
+    # A record must not direct callers to another peer under this name.
     return "" if address.peer in (None, peer) else f"{text}: the address names another peer"
 
 
@@ -245,7 +245,7 @@ def _announceable(record: Record) -> Record:
 
 
 def cut(text: str, most: int) -> str:
-    """At most so many characters of it: whole words, and dots in the place of what is left out."""
+    """At most so many characters of it: whole words, and dots for the omitted rest."""
     return text if len(text) <= most else f"{text[: most - 3].rsplit(' ', 1)[0]}..."
 
 
@@ -257,7 +257,8 @@ V = TypeVar("V")
 
 
 def gives_way(standing: Mapping[K, V], admits: Callable[[V], bool]) -> K | None:
-    """Who leaves a full place for somebody admitted: the newest who is not, if anybody. standing: the first first."""
+    """Which entry leaves a full table for an admitted peer: the newest that is not admitted, if any. standing: oldest
+    first."""
     return next((who for who in reversed(tuple(standing)) if not admits(standing[who])), None)
 
 
@@ -300,7 +301,7 @@ class RecordTable:
         return found if found is not None and found.expiry_ms > now * 1000 else None
 
     def at(self, place: Place, *, now: float) -> tuple[Announcement, ...]:
-        """What has not expired and is announced at that place."""
+        """The unexpired announcements under that name."""
         return tuple(each for each in self.fresh(now=now) if place in places_of(each.record, each.parts))
 
     def fresh(self, *, now: float) -> tuple[Announcement, ...]:
@@ -310,7 +311,7 @@ class RecordTable:
 
 
 def agreed_num_stages(announcements: Iterable[Announcement]) -> int:
-    """How many stages most peers say the run has (the smaller number on a tie); 0 if nobody said."""
+    """How many stages most peers say the run has (the smaller number on a tie); 0 if none said."""
     votes = Counter(found.num_stages for found in announcements)
     return min(votes, key=lambda number: (-votes[number], number), default=0)
 
@@ -339,10 +340,10 @@ def left_out(records: Collection[Record], stage: int, *, banned: bool = False) -
     return frozenset(peer for peer, voices in said.items() if voices > 1 and voices >= quorum(serve - {peer}))
 
 
-def nobody_serves(stages: tuple[int, ...], *, stranger_to: str = "") -> dict[str, object]:
-    """Fields of the event `waiting`. stranger_to: my run, of which nobody is where --bootstrap leads."""
+def waiting_for_stages(stages: tuple[int, ...], *, stranger_to: str = "") -> dict[str, object]:
+    """Fields of the event `waiting`. stranger_to: my run, of which no peer answers at --bootstrap."""
     return {
-        "reason": f"nobody serves stage {', '.join(map(str, stages))} yet",
+        "reason": f"no peer serves stage {', '.join(map(str, stages))} yet",
         "advice": f"start the peers of these stages; if they run already, their manifest differs, because none behind "
         f"--bootstrap is in run {stranger_to[:12]}: compare it with the link they print, swarm:RUN@..., or join by it"
         if stranger_to

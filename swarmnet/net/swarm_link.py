@@ -4,8 +4,8 @@
     swarm:<run id>@<multiaddr>+invite=<invitation>           in a run by invitation (docs/admission.md)
 
 The run id is the manifest's hash, so the link alone is enough to know a genuine manifest from a false one. It may be
-shortened to its first digits, which then have to be unambiguous among the runs that are announced. Text only: asks
-nobody.
+shortened to its first digits, which then have to be unambiguous among the runs that are announced. Text only: no
+network access.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ INVITE = "+invite="
 """No character in it means anything to a shell."""
 
 MIN_DIGITS = 12
-"""Fewer would leave the choice of the run to whoever makes manifests until one fits."""
+"""With fewer digits an attacker could make manifests until one has the same digits."""
 
 _EXAMPLE = "swarm:RUN_ID@/ip4/203.0.113.7/tcp/31337/p2p/12D3Koo..."
 _RUN = re.compile(rf"[0-9a-f]{{{MIN_DIGITS},64}}")
@@ -67,7 +67,7 @@ class SwarmLink:
             raise UsageError(
                 f"{_shown(text)}: it leads through a relay: ask for the link of a peer that can be dialled"
             )
-        # Without the id anybody at that address could answer for it.
+        # Without the id any process at that address could answer for it.
         if peer_in(address) is None:
             raise UsageError(f"{_shown(text)}: the address must end in /p2p/12D3Koo..., the peer that answers there")
         if plus:
@@ -88,7 +88,7 @@ def find_run(text: str, bootstrap: tuple[str, ...], command: str = "status") -> 
 
     Returns: the manifest's path, or (the first digits of) the run id; and addresses, the link's before `bootstrap`.
 
-    Raises: UsageError if it is none of the three, or there is nobody to ask.
+    Raises: UsageError if it is none of the three, or there is no peer to ask.
     """
     named: Path | str = text.lower()
     # A link is told by its scheme, so a file may have any name.

@@ -99,8 +99,9 @@ class Leaf:
         """Credentials that demand an admitted certificate from every caller and follow the reissued leaf.
 
         gRPC asks at every connection, before it knows who calls, and frees what it had when it is given something
-        new, without regard to a handshake that begins at that moment: answered each time, anybody who opens a few
-        connections at once crashes the process (seen with 1.85). So it is given the leaf only when it has changed.
+        new, without regard to a handshake that begins at that moment: if each request were answered, a caller that
+        opens a few connections at once crashes the process (seen with 1.85). So it is given the leaf only when it has
+        changed.
         """
 
         def configuration(chain: bytes) -> grpc.ServerCertificateConfiguration:
@@ -156,7 +157,7 @@ def _signer_of(leaf_pem: bytes, chain_pem: bytes) -> PeerId | None:
         leaf, chain = x509.load_pem_x509_certificate(leaf_pem), x509.load_pem_x509_certificates(chain_pem)
         for candidate in chain:
             key = candidate.public_key()
-            # Anybody may send other peers' certificates along; one that did not sign the leaf proves nothing.
+            # A caller may send other peers' certificates along; one that did not sign the leaf proves nothing.
             if not isinstance(key, Ed25519PublicKey) or candidate.subject != leaf.issuer:
                 continue
             peer = peer_id_from_public_bytes(key.public_bytes_raw())

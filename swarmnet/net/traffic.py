@@ -1,9 +1,8 @@
-"""Who may use this peer's line, and how much of it was used: priority of senders, what of the line is lent, bytes by
-peer.
+"""The use of this peer's network link: priority between senders, bandwidth limits, and bytes by peer.
 
-*Priority* divides the line between steps and the state that joiners fetch. A *lent line* holds tensors back to the rate
-that the operator lends: control messages pass at once, and tensors wait for what those took. *Shares* divide what is
-lent to strangers. All three are token buckets (`pacing.py`), and who waits for tokens waits here.
+*Priority* divides the link between steps and the state that joiners fetch. A *bandwidth limit* holds tensors back to
+the operator's rate: control messages pass immediately, and tensors wait for the bytes that those used. *Shares* divide
+the bandwidth for strangers. All three are token buckets (`pacing.py`), and callers wait for tokens here.
 *Traffic* counts what really crossed, headers and refusals included; gRPC's and TLS's own framing is not in it.
 Bookkeeping in the event loop's thread; knows no carrier.
 """
@@ -30,7 +29,7 @@ STATE_SHARE = 0.1
 """Of a line that never rests, this much is for state."""
 
 RELAY_SHARE = STATE_SHARE
-"""Of its line a peer lends so much to those that nobody can dial, if its operator does not say."""
+"""The share of its link that a peer relays for unreachable peers, if its operator sets none."""
 
 UNMEASURED = 20 << 20
 """Bytes per second that a line is taken to carry before a round has measured it."""
@@ -39,8 +38,8 @@ UNMEASURED = 20 << 20
 class Priority:
     """Of one transport, both directions of calling.
 
-    State passes at once while nothing urgent is being sent. Beside urgent traffic it has a tenth of the line, shared by
-    all who fetch: otherwise a line that never rests would starve every joiner, and many joiners would starve the line.
+    State passes at once while nothing urgent is being sent. During urgent traffic it has a tenth of the link, shared by
+    all who fetch: otherwise a busy link would starve every joiner, and many joiners would starve the steps.
     """
 
     def __init__(self) -> None:
@@ -70,7 +69,7 @@ class Priority:
         async with self._queue:
             while self._urgent and (wait_s := self._state.wait_s(loop_time(), 0.0)):
                 await set_within(self._clear, wait_s)
-            # An idle line is not counted: nobody else wanted it.
+            # Bytes on an idle link are not counted: they delay no other traffic.
             if self._urgent:
                 self._state.per_s = STATE_SHARE * self.bytes_per_s
                 self._state.take(loop_time(), num_bytes)
@@ -79,9 +78,9 @@ class Priority:
 # ---------------------------------------------------------------- what the operator lends
 
 
-class LentLine:
-    """One direction of a line: a token bucket without credit. What crosses in a second is what is lent, and at most one
-    piece of a tensor more."""
+class BandwidthLimit:
+    """One direction of a link: a token bucket without credit. In a second at most the limit crosses, and one piece of a
+    tensor more."""
 
     def __init__(self) -> None:
         self.total = 0
@@ -91,24 +90,24 @@ class LentLine:
         self._changed = asyncio.Event()
 
     @property
-    def lent(self) -> float:
-        """Bytes per second; 0: all that the line carries."""
+    def bytes_per_s(self) -> float:
+        """Bytes per second; 0: unlimited."""
         return self._bucket.per_s if self._bucket.per_s < math.inf else 0.0
 
-    def lend(self, bytes_per_s: float) -> None:
-        """From now on so much; 0: all of it. Who waits already waits by the new rate."""
+    def set_rate(self, bytes_per_s: float) -> None:
+        """Set the limit; 0: unlimited. Waiting senders use the new rate, too."""
         self._bucket.set_rate(bytes_per_s or math.inf, loop_time())
         self._changed.set()
 
     def spend(self, num_bytes: int) -> None:
         """So many bytes cross."""
         self.total += num_bytes
-        if self.lent:
+        if self.bytes_per_s:
             self._bucket.take(loop_time(), num_bytes)
 
     async def turn(self) -> None:
         """Return when a piece of a tensor may cross; spend it before anything else is waited for."""
-        if not self.lent:
+        if not self.bytes_per_s:
             return
         async with self._queue:
             while wait_s := self._bucket.wait_s(loop_time(), 0.0):
@@ -135,7 +134,7 @@ class Shares:
         self._numbers = itertools.count()
         self._waiting: list[tuple[float, int, asyncio.Event]] = []  # a heap
         self._had: Recent[str, float] = Recent(_MOST_SHARERS)
-        """What each has had; one that comes back counts as having had what the last one had whose turn it was."""
+        """What each has had; one that comes back starts from what the last sender had when it was its turn."""
         self._least, self._bucket = 0.0, TokenBucket(1.0, _BURST_S)
 
     async def turn(self, who: str, num_bytes: int) -> None:
@@ -171,13 +170,13 @@ MAX_ROWS = 4096
 
 @dataclass(slots=True)
 class Flow:
-    """Bytes of one kind of request between us and one peer, whoever called."""
+    """Bytes of one kind of request between us and one peer, in either direction of calling."""
 
     sent: int = 0
     received: int = 0
     priority: Priority = field(default_factory=Priority)
-    up: LentLine = field(default_factory=LentLine)
-    down: LentLine = field(default_factory=LentLine)
+    up: BandwidthLimit = field(default_factory=BandwidthLimit)
+    down: BandwidthLimit = field(default_factory=BandwidthLimit)
 
     def sends(self, num_bytes: int) -> None:
         """So many bytes leave."""
@@ -191,17 +190,17 @@ class Flow:
 
 
 class Traffic:
-    """The counters of one transport, and what of its line is lent."""
+    """The counters of one transport, and its bandwidth limits."""
 
     def __init__(self) -> None:
         self.priority = Priority()
-        self.up, self.down = LentLine(), LentLine()
+        self.up, self.down = BandwidthLimit(), BandwidthLimit()
         self._flows: Recent[tuple[PeerId, str], Flow] = Recent(MAX_ROWS)
 
     def relays(self, bytes_per_s: float) -> float:
-        """Bytes per second to pass on for others: so many, or 0: a share of the line, or of what is lent of it."""
-        lent = min([line.lent for line in (self.up, self.down) if line.lent], default=math.inf)
-        return min(bytes_per_s or RELAY_SHARE * min(self.priority.bytes_per_s, lent), lent)
+        """Bytes per second to relay for others: so many; if 0, a share of the link or of its bandwidth limit."""
+        limit = min([line.bytes_per_s for line in (self.up, self.down) if line.bytes_per_s], default=math.inf)
+        return min(bytes_per_s or RELAY_SHARE * min(self.priority.bytes_per_s, limit), limit)
 
     def flow(self, peer: PeerId, request: type) -> Flow:
         """The counter to add to for one call."""

@@ -26,9 +26,9 @@ ASK_S = 3.0
 """A start waits so long for an answer from an address in its own record. A refused connection ends it sooner."""
 
 SILENT_S = 3.0
-"""A process that is silent for so long gives up its place to another process of its identity."""
+"""A process that is silent for so long gives up its identity to another process of the same peer."""
 
-_RANDOM_BITS = 28  # round numbers are told apart by these (`step.ledger`)
+_RANDOM_BITS = 28  # rounds are distinguished by these (`step.ledger`)
 
 LATEST = (1 << 63) - 1
 """A boot id that is later than that of any start."""
@@ -88,25 +88,25 @@ class Twins:
 
 
 class Lives:
-    """Which process of each peer is heard. `now`: seconds of any clock."""
+    """The live process of each peer. `now`: seconds of any clock."""
 
     def __init__(self) -> None:
-        self._heard: Recent[PeerId, tuple[int, float]] = Recent(1 << 14)
+        self._seen: Recent[PeerId, tuple[int, float]] = Recent(1 << 14)
 
-    def heard(self, peer: PeerId, boot_id: int, now: float) -> None:
+    def seen(self, peer: PeerId, boot_id: int, now: float) -> None:
         """This process of the peer is alive."""
         if boot_id and not self.another(peer, boot_id, now):
-            self._heard[peer] = boot_id, now
+            self._seen[peer] = boot_id, now
 
     def another(self, peer: PeerId, boot_id: int, now: float) -> bool:
-        """Is another process of this peer heard now? boot_id: 0 for one that has none."""
-        first, at = self._heard.get(peer, (boot_id, -math.inf))
+        """Is another process of this peer alive now? boot_id: 0 for one that has none."""
+        first, at = self._seen.get(peer, (boot_id, -math.inf))
         return first != boot_id and now - at <= SILENT_S
 
     def ended(self, peer: PeerId, boot_id: int) -> None:
-        """The connection to that process ended: if it is the one that was heard, the next takes its place at once.
+        """The connection to that process ended: if it was the live one, the next replaces it immediately.
 
         boot_id: 0 if it has not said which it is.
         """
-        if boot_id in (0, self._heard.get(peer, (0, 0.0))[0]):
-            self._heard.pop(peer, None)
+        if boot_id in (0, self._seen.get(peer, (0, 0.0))[0]):
+            self._seen.pop(peer, None)

@@ -213,8 +213,8 @@ class ControlSocket:
     def _apply_limits(self, peer: Peer, config: PeerConfig, slots: int) -> None:
         caps = config.caps
         up, down = caps.upload_mbit * _MBIT, caps.download_mbit * _MBIT
-        self._traffic.up.lend(up)
-        self._traffic.down.lend(down)
+        self._traffic.up.set_rate(up)
+        self._traffic.down.set_rate(down)
         # The bandwidth that this peer announces to other replicas: the lower of both directions.
         line = int(min([rate for rate in (up, down) if rate], default=0))
         peer.limit(slots=slots, disk_bytes=int(caps.disk_gib * _GIB), line_bytes_per_s=line)

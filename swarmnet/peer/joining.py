@@ -27,10 +27,10 @@ from swarmnet.manifest.schema import Manifest
 from swarmnet.manifest.terms import RunTerms
 from swarmnet.messages import Busy, ManifestData, ManifestRequest
 from swarmnet.net.admission_files import admissions_of, notices_of
-from swarmnet.net.away import until_somebody_answers, was_in
+from swarmnet.net.away import until_answered, was_in
 from swarmnet.net.dht import DhtDirectory
 from swarmnet.net.dht_daemon import Listen
-from swarmnet.net.dht_node import NobodyAnswered
+from swarmnet.net.dht_node import NoPeerAnswered
 from swarmnet.net.endpoint import JoinedRun, listen_as, own_pass_of
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import Identity, own_identity
@@ -91,7 +91,7 @@ async def prepare_join(
         placement_rule(config.placement)  # refuses early, too
         run = invitation.run if isinstance(invitation, SwarmLink) else run_id(invitation)
         # A newcomer was given a wrong address; who was in the run is offline for a while.
-        found = await until_somebody_answers(
+        found = await until_answered(
             lambda: stack.enter_async_context(reach(config, identity, invitation, tell, "stage", listen)),
             say=lambda _, words: tell("waiting", words),
             patient=was_in(config.dir, run),
@@ -200,13 +200,13 @@ async def _directory(
     try:
         async with joining as directory:
             yield directory
-    except NobodyAnswered as error:
+    except NoPeerAnswered as error:
         kept = _file(config, run) if run else None
         alone = (
             f"; if all are gone, be the first one back with `swarmnet peer --manifest {typed(kept)} "
             f"--dir {typed(config.dir)} --stage N`, of the stage that it served: its checkpoints are there"
         )
-        raise NobodyAnswered(
+        raise NoPeerAnswered(
             f"no peer answers at {', '.join(config.bootstrap)}: check that this machine is online, and that the "
             "address is whole and has the peer's DHT port, not its data port; or ask for a link to a peer that is up "
             f"now (any peer of the run prints one){alone if kept and kept.is_file() else ''}"

@@ -305,8 +305,8 @@ def machine_fit(setup: Setup, stages: Sequence[int], kind: MachineKind) -> Machi
         along = (gpus, 1) if shard == "none" else (1, gpus)
         on = replace(setup, layout=MeshLayout(*along, shard=shard, devices=devices))
         try:
-            slots = slots_that_fit(on, stages, kind.room, kind.host_room)
-            need = judge(replace(on, slots=max(slots, 1)), stages, kind.room, kind.host_room)
+            slots = slots_that_fit(on, stages, kind.device_bytes, kind.host_bytes)
+            need = judge(replace(on, slots=max(slots, 1)), stages, kind.device_bytes, kind.host_bytes)
         except UsageError:
             continue  # these ranks cannot share this model, or this microbatch
         found.append(MachineFit(slots, need.need, need.host_need, shard, exchanged(on, stages)))

@@ -49,7 +49,7 @@ from swarmnet.net.address import operator_of
 from swarmnet.net.history import HistoryBook
 from swarmnet.net.nat.dial_back import Asking, DialBacks
 from swarmnet.net.peer_host import PeerHost
-from swarmnet.net.records import nobody_serves, unserved
+from swarmnet.net.records import unserved, waiting_for_stages
 from swarmnet.peer import proofs
 from swarmnet.peer.extending import Extending
 from swarmnet.peer.leaving import drain, hold
@@ -364,7 +364,7 @@ class Peer:
                 self.say("convicted_here", fields)
             self.banned.set()
             return
-        self._admissions.convict(peer)
+        self._admissions.ban_faulty(peer)
         for replica in self.replicas.values():
             replica.ban(peer, stamp.step, reason)
         self.news.set()
@@ -614,7 +614,7 @@ class Peer:
         self._missing = missing
         if missing:
             stranger_to = self.run_id if self._host.told_of_others and not self.records else ""
-            self.say("waiting", nobody_serves(missing, stranger_to=stranger_to))
+            self.say("waiting", waiting_for_stages(missing, stranger_to=stranger_to))
         else:
             self.say("complete", {"num_peers": len(self.records) + 1})
 

@@ -31,7 +31,7 @@ from swarmnet.pipeline.inputs import AnswerCheck, InputCheck, TurnedAway, Window
 from swarmnet.pipeline.recovery import Recovery
 from swarmnet.pipeline.router import Router, routing_rule
 from swarmnet.pipeline.transfers import Transfers
-from swarmnet.pipeline.works import KEPT_MEMOS, LEAST_BYTES, ShownWorks, WorkBook
+from swarmnet.pipeline.works import KEPT_CACHES, LEAST_BYTES, ShownWorks, WorkBook
 from swarmnet.plan.cost import BYTES
 from swarmnet.stage.interfaces import Engine
 from swarmnet.step.drift import NO_DRIFT, DriftRules
@@ -164,7 +164,7 @@ class Replica:
         )
 
         # Records of what it contributes and of what it signs of its transfers, for audits.
-        cap_bytes, keeps_made = max(KEPT_MEMOS * limits.memo_bytes, LEAST_BYTES), not manifest.numerics.deterministic
+        cap_bytes, keeps_made = max(KEPT_CACHES * limits.memo_bytes, LEAST_BYTES), not manifest.numerics.deterministic
         works = WorkBook(cap_bytes if manifest.audited else 0, keeps_made=keeps_made)
         transfers = Transfers(peer.me, peer.signer, PeerView(self, peer), num_stages) if manifest.audited else None
 
@@ -250,8 +250,8 @@ class Replica:
         away = may_feed(
             request,
             feeds=caller == self._peer.me or self.is_live(caller, upstream),
-            mate=self.is_live(caller, self.stage),
-            heard=view.get(caller, upstream) is not None or upstream in view.sparse,
+            replica=self.is_live(caller, self.stage),
+            known=view.get(caller, upstream) is not None or upstream in view.sparse,
             admitted=self._peer.admitted(caller, "trainer"),
         )
         # Who is only early will be let in in a moment.

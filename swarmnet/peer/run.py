@@ -23,7 +23,7 @@ from swarmnet.errors import DeviceFull, MeshFailed, SwarmError, UsageError, leav
 from swarmnet.manifest.file import run_id
 from swarmnet.manifest.schema import Manifest
 from swarmnet.manifest.terms import RunTerms
-from swarmnet.net.away import remember, until_somebody_answers, was_in
+from swarmnet.net.away import remember, until_answered, was_in
 from swarmnet.net.endpoint import NOTHING_BETWEEN, JoinedRun, Wrap, join_run
 from swarmnet.net.stop import stopped_by_signal, unless_stopped
 from swarmnet.peer.checkup import advice
@@ -179,7 +179,7 @@ def run_peer(
                 return 0
             # Its state is on disk, and the old stage is out of memory.
             config, carried = moved
-            joined = joined.anew() if joined is not None else None
+            joined = joined.restarted() if joined is not None else None
 
 
 @contextlib.contextmanager
@@ -253,7 +253,7 @@ async def _serve(
         journal = Journal(stack.enter_context(EventLog(config.events)), log)
         stop = stack.enter_context(stopped_by_signal())
         if joined is None:
-            joining = until_somebody_answers(
+            joining = until_answered(
                 lambda: stack.enter_async_context(join_run(RunTerms.of(manifest), config.network)),
                 say=early,
                 patient=was_in(config.dir, run_id(manifest)),
@@ -292,7 +292,7 @@ async def _serve(
             peer.say("listening", endpoint.whereabouts())
             serving = group.create_task(_serve_peer(peer, (endpoint.transport.port, endpoint.directory.port)))
             ending = group.create_task(_keep_result(peer))
-            beside = group.create_task(wrap.beside())
+            beside = group.create_task(wrap.background())
             asked = group.create_task(control.run(peer))
             reminding = group.create_task(remind(log, peer.state))
             observed = group.create_task(_observe(peer, endpoint.transport.traffic, see))
@@ -338,7 +338,7 @@ def observe(peer: Peer, traffic: Traffic, *, now: float) -> None:
     table = contributors(each for each in records if each.peer not in out)
     rank, mine = next(((rank, row) for rank, row in enumerate(table, 1) if row.peer == peer.me), (0, None))
     state.standing = ContributorRank(rank, len(table), mine.share if mine is not None else 0.0)
-    state.lent = traffic.up.lent, traffic.down.lent
+    state.lent = traffic.up.bytes_per_s, traffic.down.bytes_per_s
     state.crossed.append(LineBytes(now, traffic.up.total, traffic.down.total))
 
 

@@ -209,7 +209,7 @@ async def looking_on(
         )
     from swarmnet.net.dht import DhtDirectory  # hivemind takes a second to import
     from swarmnet.net.dht_daemon import Listen
-    from swarmnet.net.dht_node import NobodyAnswered
+    from swarmnet.net.dht_node import NoPeerAnswered
     from swarmnet.net.identity import Identity
 
     def client(run: RunId | None) -> DhtDirectory:
@@ -241,7 +241,7 @@ async def looking_on(
                 else:
                     directory = await stack.enter_async_context(client(whole))
                     found = Observer(whole, directory, admissions, until, name)
-        except NobodyAnswered:
+        except NoPeerAnswered:
             found = unanswered(run, num_stages, bootstrap)
         except TimeoutError:
             raise PeerTimeout(

@@ -74,7 +74,7 @@ class _Attempt:
 class Caller:
     """Calls `Process` on replicas of one stage.
 
-    check: raises BadMessage if an answer is not valid. transfers: checks who has signed it; None: nobody signs.
+    check: raises BadMessage if an answer is not valid. transfers: checks its signer; None: answers are unsigned.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Caller:
     ) -> None:
         self._transport, self._router, self._stage = transport, router, stage
         self._check, self._transfers = check, transfers
-        self._trial: asyncio.Task[None] | None = None
+        self._probe: asyncio.Task[None] | None = None
         self._unplaced = 0  # microbatches that no replica has
         self._open: dict[PeerId, set[asyncio.Timeout]] = {}  # calls
         self._idle: dict[PeerId, int] = {}  # who has given no result since it answered so -> those of others
@@ -97,7 +97,8 @@ class Caller:
         self._router.gone(peer)
 
     def leave(self, peer: PeerId) -> None:
-        """Nobody hears the peer any more: calls to it end now, and go elsewhere. It may be at work on them for ever."""
+        """No message of the peer arrives any more: calls to it end now, and go to others. It might work on them for
+        ever."""
         self._router.gone(peer)
         for call in self._open.get(peer, ()):
             with contextlib.suppress(RuntimeError):  # it is ending by itself
@@ -126,7 +127,7 @@ class Caller:
                     pick = self._pick(request, num_bytes, loop_time(), avoid)
                 except NoReplica as none:
                     avoid.clear()
-                    # Others who are banned, or busy for as long as a silent one is borne, are no choice.
+                    # Replicas that are banned, or busy for as long as a silent one is waited for, are no choice.
                     if not none.facts["busy"] or loop_time() - began >= self._router.patience_s():
                         request = replace(request, avoid=())
                     self._unplaced += 1
@@ -136,13 +137,13 @@ class Caller:
                         self._unplaced -= 1
                     continue
                 if request.purpose == "train":
-                    self._start_trial(request, payload, num_bytes, avoid)
+                    self._start_probe(request, payload, num_bytes, avoid)
                 peer = pick.peer
             answer = await self._call(peer, pick, request, payload)
             match answer:
                 case Gradient():
                     self._note_result(request, peer)
-                    # Who computed it its caller says: nobody can name another for itself.
+                    # The caller names the replica that computed it: a replica cannot name another for itself.
                     evaluates = request.purpose == "eval"
                     return replace(answer, route=(peer, *answer.route)) if evaluates else answer
                 case MovedTo():
@@ -160,7 +161,7 @@ class Caller:
                     if not pick:
                         await asyncio.sleep(self._router.pause_s(answer.retry_after_s))
                 case Rejected(RejectCode.NOT_A_FEEDER):
-                    # It has not heard of us yet, or not for long: our next heartbeat may tell it. Nothing is lost.
+                    # It does not know us yet, or not any more: our next heartbeat may tell it. Nothing is lost.
                     self._stage.rerouted(request, peer, answer.code.value)
                     if not pick:
                         await asyncio.sleep(self._router.timers.beat_s)
@@ -184,12 +185,12 @@ class Caller:
                     request = replace(request, repair=True, hedge=request.hedge or isinstance(answer, PeerTimeout))
                     self._stage.rerouted(request, peer, type(answer).__name__)
 
-    def _start_trial(self, request: Process, payload: tuple[Packed, ...], num_bytes: int, avoid: Set[PeerId]) -> None:
+    def _start_probe(self, request: Process, payload: tuple[Packed, ...], num_bytes: int, avoid: Set[PeerId]) -> None:
         """Give a copy of a microbatch to a replica that is not proven. Nothing waits for its answer."""
         exclude = avoid | self._stage.leaving() | frozenset(request.avoid)
-        pick = self._router.trial(num_bytes=num_bytes, now=loop_time(), exclude=exclude)
+        pick = self._router.probe(num_bytes=num_bytes, now=loop_time(), exclude=exclude)
         if pick is not None:
-            self._trial = asyncio.create_task(self._try(pick, replace(request, hedge=True), payload))
+            self._probe = asyncio.create_task(self._try(pick, replace(request, hedge=True), payload))
 
     async def _try(self, pick: Pick, request: Process, payload: tuple[Packed, ...]) -> None:
         answer = await self._call(pick.peer, pick, request, payload)
@@ -239,7 +240,7 @@ class Caller:
                 self._router.busy(pick, retry_after_s=outcome.retry_after_s, now=now)
             case Rejected(RejectCode.NOT_A_FEEDER):
                 self._router.busy(pick, retry_after_s=beat_s, now=now)
-            case MovedTo() | Rejected() if pick.trial:
+            case MovedTo() | Rejected() if pick.probe:
                 self._router.busy(pick, retry_after_s=beat_s, now=now)
             case SwarmError():
                 hung = isinstance(outcome, PeerTimeout)

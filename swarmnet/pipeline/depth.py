@@ -17,9 +17,9 @@ _SAMPLES = 31
 def held_s(stages: int, microbatch_s: float, round_trip_s: float = 0.0, crossing_s: float = 0.0) -> float:
     """Seconds for which an empty pipeline holds a microbatch in the first of `stages` equal stages.
 
-    A stage passes on an activation after a third of its compute and a gradient after another; the weight pass holds up
-    nobody else. A call is announced before its payload is sent, and its answer comes by itself: a round trip and a
-    half. crossing_s: an activation and its gradient on the line.
+    A stage passes on an activation after a third of its compute and a gradient after another; the weight-gradient pass
+    delays no other stage. A call is announced before its payload is sent, and its answer comes by itself: a round trip
+    and a half. crossing_s: an activation and its gradient on the link.
     """
     return stages * (2 / 3 * microbatch_s + 1.5 * round_trip_s) + microbatch_s / 3 + (stages - 1) * crossing_s
 
@@ -71,7 +71,7 @@ class Depth:
         """How many from now on. share: of a step's microbatches, about this replica's part."""
         pace_s = statistics.median(self._computes) if self._computes else 1.0
         held = min(self._held_s, self._held_before_s)
-        # Nobody has come through yet: the way is as long as the stages alone make it.
+        # No microbatch has come back yet: the estimate is the stages' compute alone.
         if held == math.inf or not pace_s:
             held, pace_s = held_s(self._onward, 1.0), 1.0
         enough = slots_enough(held, pace_s, share, before=self._before, onward=self._onward)

@@ -69,13 +69,13 @@ class Execution:
     slots: int
     """Microbatches in flight at most, in a step that is opened now; `depth` changes it."""
     memo_bytes: int
-    """Of outputs and answers that are remembered, for each open step."""
+    """Of outputs and answers in the output cache, for each open step."""
     depth: Depth | None = None
     """How many slots there are; None: as many as `slots`."""
     spans: SpanBook = field(default_factory=SpanBook)
     """Told how long each thing took."""
     transfers: Transfers | None = None
-    """Signs and checks payloads; None: nobody signs."""
+    """Signs and checks payloads; None: payloads are unsigned."""
     works: WorkBook = field(default_factory=lambda: WorkBook(0))
     """What was counted here in the last steps."""
     shown: ShownWorks = field(default_factory=lambda: ShownWorks(0))
@@ -222,7 +222,7 @@ class Execution:
 
     async def _evaluate(self, caller: PeerId, request: Process, read: ReadPayload) -> AsyncGenerator[Answer, None]:
         """Forward only, here and in all later stages: claims nothing, is not memoised."""
-        # Not of the step's slots: whoever asks for scores would take them from training.
+        # Not one of the step's slots, or an evaluation would take them from training.
         if self.leaving or not await self.evals.enter(patience_s=self.host.timers.beat_s):
             yield self.busy()
             return
@@ -258,8 +258,7 @@ class Execution:
         """(inputs, gradient) of the microbatch that `request.peer` has shown, for `Compute.recompute`; from now on they
         are shown to verifiers from here, too.
 
-        Raises BadMessage if they are no input of that microbatch in this run, or not what its record says, or if nobody
-        has signed them.
+        Raises BadMessage if they are no input of that microbatch in this run, do not match its record, or are unsigned.
         """
         if data.work.index != request.index:
             raise BadMessage(RejectCode.MALFORMED, "the work of another microbatch", index=request.index)
@@ -295,7 +294,7 @@ class Execution:
     # ------------------------------------------------------------ for the tasks of its steps
 
     async def receive(self, caller: PeerId, request: Process, read: ReadPayload) -> tuple[Packed, ...]:
-        """The caller's input, checked. Raises BadMessage, and names whose input it is; Refused: it is slow."""
+        """The caller's input, checked. Raises BadMessage, which names the sender of the input; Refused: it is slow."""
         try:
             payload = await self._read(request, read)
             self.check(request, payload)
@@ -307,7 +306,7 @@ class Execution:
         return payload
 
     async def _read(self, request: Process, read: ReadPayload) -> tuple[Packed, ...]:
-        # Anybody may ask for an evaluation, and it holds the only slot of its kind.
+        # Any peer may ask for an evaluation, and it holds the only slot of its kind.
         limit_s = self.host.timers.lease_s if request.purpose == "eval" else None
         try:
             async with asyncio.timeout(limit_s):

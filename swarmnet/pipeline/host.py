@@ -14,7 +14,7 @@ from swarmnet.pipeline.inputs import TurnedAway
 from swarmnet.stage.interfaces import SavedActivations
 
 Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
-"""Starts a task that somebody owns."""
+"""Starts a task that its owner ends."""
 
 
 class Claims(Protocol):

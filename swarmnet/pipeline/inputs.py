@@ -9,7 +9,7 @@ Checked before anything is computed, and as early as can be:
 | it is here | tokens are words, proven to be those of (step, index); none is too large | `MALFORMED`, `NON_FINITE` |
 
 The sender of an invalid tensor is to blame, so the check is made where the sender is still known: at the upload, at the
-answer. A tensor that passes is trusted: if a value computed from it is not finite, nobody is to blame.
+answer. A tensor that passes is trusted: if a value computed from it is not finite, no peer is to blame.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ class TurnedAway:
     soon: bool = False
 
 
-def may_feed(request: Process, *, feeds: bool, mate: bool, heard: bool, admitted: bool) -> TurnedAway | None:
+def may_feed(request: Process, *, feeds: bool, replica: bool, known: bool, admitted: bool) -> TurnedAway | None:
     """None if the caller may bring this microbatch to `request.stage`, by what the replica knows of it right now.
 
     Args:
         feeds: it is a live replica of the stage before, or another stage of this very peer.
-        mate: it is a live replica of the same stage.
-        heard: it was heard as a replica of the stage before, and is silent, or without its state.
+        replica: it is a live replica of the same stage.
+        known: it is known as a replica of the stage before, and is silent, or without its state.
         admitted: the run takes it as a trainer.
     """
     if request.stage == 0:
-        if request.purpose == "eval" or admitted or mate:
-            return None  # an evaluation is nobody's privilege: it counts nothing
+        if request.purpose == "eval" or admitted or replica:
+            return None  # every peer may ask for an evaluation: it adds to no gradient
         return TurnedAway("the run has not admitted you as a trainer: ask its owner for an invitation")
-    if feeds or (mate and request.repair):
+    if feeds or (replica and request.repair):
         return None
     before = f"a replica of stage {request.stage - 1}"
-    if heard:
+    if known:
         return TurnedAway(f"you are known as {before}, but silent or without its state for now", soon=True)
-    return TurnedAway(f"you are not known here as {before}, and nobody else feeds stage {request.stage}")
+    return TurnedAway(f"you are not known here as {before}, and only those feed stage {request.stage}")
 
 
 # ---------------------------------------------------------------- what it must look like

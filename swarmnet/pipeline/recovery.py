@@ -1,6 +1,6 @@
 """Where a replica gets what it lacks for a microbatch (rule 6 of docs/protocol.md), and what it remembers for others.
 
-It asks everybody for a memoised copy first; if nobody has one, it has it recomputed (inputs, from the stage before) or
+It asks all replicas for a cached copy first; if none has one, it has it recomputed (inputs, from the stage before) or
 executed (gradients, by the stage after). Nothing here is counted.
 """
 
@@ -29,7 +29,7 @@ class Recovery:
     """Fetches inputs for and gradients of microbatches of one stage.
 
     check, answers: raise BadMessage for an invalid input or answer. transfers: for one that its peer has not signed;
-    None: nobody signs. Then the next peer is asked, and the host hears whose input it was.
+    None: payloads are unsigned. Then the next peer is asked, and the host is told the sender of the input.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Recovery:
                     except (PeerGone, PeerTimeout):
                         continue
                     except Refused as refused:
-                        # One alone may lie, and all mates would believe it.
+                        # A single answer may be false, and all replicas would accept it.
                         void.add(peer)
                         if blocks(void, frozenset(peers)):
                             raise refused
@@ -83,7 +83,7 @@ class Recovery:
             await asyncio.sleep(self._host.timers.ask_s)
 
     async def gradient(self, step: int, index: int) -> Fetched | None:
-        """The answer stage `stage + 1` has memoised, if anybody there has."""
+        """The cached answer of stage `stage + 1`, if a replica there has it."""
         request = Fetch(step, self._stage + 1, index, "gradient", cached=True)
         found, _ = await self._first(self._host.live(self._stage + 1), request, self._host.timers.settle_s)
         return found
@@ -144,8 +144,8 @@ class Recovery:
 # drops the oldest first. Entries are the bytes as they go over the wire.
 
 
-class Memo:
-    """Of each index what went down (input of the next stage) and what went up (the answer), within `cap_bytes`."""
+class OutputCache:
+    """For each index the output (input of the next stage) and the answer, within `cap_bytes`."""
 
     def __init__(self, cap_bytes: int) -> None:
         self.cap_bytes, self.num_bytes = cap_bytes, 0

@@ -24,7 +24,7 @@ from swarmnet.manifest.timers import Timers
 
 _NEVER = -math.inf
 _TRIES_OVER = 16.0
-"""A replica whose call showed life and was never answered is banned for so many times the length of the call."""
+"""The ban after a call that showed life and had no answer, as a multiple of the call's length."""
 _LOOK_AGAIN = 16.0
 """A replica that is always late is asked again after so many times its compute, then after twice as long."""
 _SLOW, _MARGIN = 1.5, 1.25
@@ -40,8 +40,8 @@ class Pick:
     number: int
     num_bytes: int
     at: float
-    trial: bool = False
-    """A copy for a replica that is not proven: a proven one has the microbatch, too."""
+    probe: bool = False
+    """A copy for an unproven replica: a proven one has the microbatch, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +52,17 @@ class Candidate:
     cost_ns: int
     """What the payload is expected to take there; of a replica that was never measured, as much as of the dearest."""
     time_ns: int
-    """Virtual time: the sum of what it was charged so far. A newcomer starts level with the most loaded."""
+    """Virtual time: the sum of what it was charged so far. A newcomer starts equal to the most loaded."""
     queue: int
     """Microbatches in its queue, as it announced seconds ago."""
     in_flight: int
     """Calls of this caller that it has not answered."""
     measured: bool
     """Has it answered this caller yet?"""
-    trial: bool = False
-    """It has never answered, or not since a call to it failed: one that may be in vain."""
+    probe: bool = False
+    """It has never answered, or not since a call to it failed: a call to it may fail."""
     late: bool = False
-    """Others could finish all that is left of the step before this one would finish the payload. Never of a trial."""
+    """Others could finish all that is left of the step before this one would finish the payload. Never for a probe."""
 
 
 RoutingRule = Callable[[Sequence[Candidate]], PeerId]
@@ -72,14 +72,14 @@ RoutingRule = Callable[[Sequence[Candidate]], PeerId]
 def least_time(candidates: Sequence[Candidate]) -> PeerId:
     """Who has the least virtual time, if its queue were worked off first; of those in time, if that one is late.
 
-    Ties go to the lower peer id. A trial is made when its turn comes, and never because others are late.
+    Ties go to the lower peer id. A probe is made when its turn comes, and never because others are late.
     """
 
     def first(among: Sequence[Candidate]) -> Candidate:
         return min(among, key=lambda each: (each.time_ns + each.queue * each.cost_ns, each.peer))
 
     found = first(candidates)
-    in_time = [each for each in candidates if not each.late and not each.trial]
+    in_time = [each for each in candidates if not each.late and not each.probe]
     return (first(in_time) if found.late and in_time else found).peer
 
 
@@ -134,7 +134,7 @@ class _Replica:
         return self.measured or self.contributes
 
     @property
-    def trial(self) -> bool:
+    def probe(self) -> bool:
         return not self.measured or self.ban_s > 0.0
 
     def compute_ns(self, num_bytes: int) -> int:
@@ -166,7 +166,7 @@ class Router:
         self.call = TailLimit(8.0, floor_s=min(stages * timers.grant_s, _LONGEST_CALL_S), ceiling_s=_LONGEST_CALL_S)
         self._replicas: dict[PeerId, _Replica] = {}
         self._numbers = itertools.count()
-        self._in_vain = False  # a call to a replica that is not proven
+        self._call_failed = False  # a call to a replica that is not proven
         self._level_ns = 0  # the least virtual time among the free at the last pick
 
     # ------------------------------------------------------------ who is there
@@ -205,15 +205,15 @@ class Router:
     ) -> Pick:
         """Choose a replica for a payload of `num_bytes` by the rule, and charge it.
 
-        left: microbatches of the step that the caller has yet to give beside this one; None: no end is near.
-        opens: this one is the first of its step, of all callers': it may go to who has been late for long.
+        left: microbatches of the step that the caller has yet to give in addition to this one; None: no end is near.
+        opens: this is the first one of the step, of all callers: it may go to a replica that has been late for long.
 
-        Raises NoReplica with the counts of `known, banned, busy, excluded` if nobody is free, or whoever is and the
-        rule chose would be later than who is busy; and ValueError if the rule names none of the candidates.
+        Raises NoReplica with the counts of `known, banned, busy, excluded` if no replica is free, or if the free one
+        that the rule chose would be later than a busy one; and ValueError if the rule names none of the candidates.
         """
         self._readmit(now)
-        everybody = self._replicas.values()
-        free = [replica for replica in everybody if replica.free(now)]
+        known = self._replicas.values()
+        free = [replica for replica in known if replica.free(now)]
         eligible = [replica for replica in free if replica.peer not in exclude]
         if self._has_proven(exclude, now):
             eligible = [replica for replica in eligible if replica.proven]
@@ -224,11 +224,11 @@ class Router:
         late -= overdue
         best = self._chosen(eligible, costs, late) if eligible else None
         # Only where a busy one is better are all late. It is asked again when it is not busy, so this ends.
-        if best is None or (best.peer in late and all(each.peer in late or each.trial for each in eligible)):
+        if best is None or (best.peer in late and all(each.peer in late or each.probe for each in eligible)):
             raise NoReplica(
-                known=len(everybody),
-                banned=sum(replica.ban_s > 0.0 and not replica.free(now) for replica in everybody),
-                busy=sum(replica.busy_until > now for replica in everybody),
+                known=len(known),
+                banned=sum(replica.ban_s > 0.0 and not replica.free(now) for replica in known),
+                busy=sum(replica.busy_until > now for replica in known),
                 excluded=len(self._replicas.keys() & exclude),
             )
         # To be passed over is no credit.
@@ -245,10 +245,10 @@ class Router:
         self._level_ns = min(replica.time_ns for replica in free)
         return self._charge(best, costs[best.peer], num_bytes, now)
 
-    def trial(self, *, num_bytes: int, now: float, exclude: Set[PeerId] = frozenset()) -> Pick | None:
-        """Choose a replica that is not proven for a copy of a microbatch that a proven one has; None: no trial is due.
+    def probe(self, *, num_bytes: int, now: float, exclude: Set[PeerId] = frozenset()) -> Pick | None:
+        """Choose an unproven replica for a copy of a microbatch that a proven one has; None: no probe is due.
 
-        One trial runs at a time, because identities cost nothing. First come, first tried; failed ones come last.
+        One probe runs at a time, because identities cost nothing. First come, first tried; failed ones come last.
         """
         self._readmit(now)
         unproven = [replica for replica in self._replicas.values() if not replica.proven]
@@ -256,7 +256,7 @@ class Router:
         if not free or any(replica.charges for replica in unproven) or not self._has_proven(exclude, now):
             return None
         chosen = min(free, key=lambda replica: replica.ban_s)
-        return self._charge(chosen, self._costs_ns(num_bytes)[chosen.peer], num_bytes, now, trial=True)
+        return self._charge(chosen, self._costs_ns(num_bytes)[chosen.peer], num_bytes, now, probe=True)
 
     def next_chance(self, now: float) -> float:
         """When to ask again after NoReplica: the end of a ban or busy time, or soon: `update` may bring others."""
@@ -272,7 +272,7 @@ class Router:
         return self.call.seconds
 
     def pause_s(self, retry_after_s: float) -> float:
-        """How long to leave a busy peer alone: as it wishes, but at most as long as the longest ban."""
+        """How long to leave a busy peer alone: as it asks, but at most as long as the longest ban."""
         return min(max(retry_after_s, 0.0), self.timers.lease_s)
 
     # ------------------------------------------------------------ outcomes
@@ -323,7 +323,7 @@ class Router:
         """
         replica, _ = self._close(pick)
         # Also if it left without a word: under its next name it would be tried at once.
-        self._in_vain = self._in_vain or (hung if replica is None else not replica.proven)
+        self._call_failed = self._call_failed or (hung if replica is None else not replica.proven)
         if replica is None:
             return
         if hung:
@@ -337,8 +337,8 @@ class Router:
         least_s = max(_TRIES_OVER * (now - pick.at) if odd else 0.0, self.timers.ban_s)
         replica.ban_s = min(max(2.0 * replica.ban_s, least_s), longest_s)
         replica.banned_until = now + replica.ban_s
-        # A trial tells nothing of the others' silences.
-        if hung and not odd and not pick.trial:
+        # A probe tells nothing about the others' silences.
+        if hung and not odd and not pick.probe:
             (self.call if over else self.silence).expired()
 
     # ------------------------------------------------------------ inside
@@ -355,17 +355,18 @@ class Router:
     ) -> set[PeerId]:
         """Who is slow, and would finish the payload only after others could have finished it and all that is left.
 
-        One of the others is whoever may be asked, now or when it is not busy, unless that were a trial. Late is who is
-        so by its compute alone; what others take beyond theirs counts. So doubt makes nobody late, nor does a liar.
+        The others are all replicas that may be asked, now or when they are not busy, except unproven ones. A replica is
+        late by its compute alone; the others' time counts beyond theirs. So neither doubt nor a Byzantine replica makes
+        another late.
         """
         if left is None:
             return set()
-        sound = [replica for replica in self._replicas.values() if not replica.trial and replica.peer not in exclude]
+        sound = [replica for replica in self._replicas.values() if not replica.probe and replica.peer not in exclude]
         waits = {each.peer: each.wait_ns(num_bytes, now) for each in sound}
         slow_ns = _SLOW * min((costs_ns[each.peer] for each in sound), default=0)
         late = set[PeerId]()
         for each in eligible:
-            if each.trial or each.compute_ns(num_bytes) < slow_ns:
+            if each.probe or each.compute_ns(num_bytes) < slow_ns:
                 continue
             end_ns = round(_MARGIN * (waits[each.peer] + each.compute_ns(num_bytes)))
             by_others = sum(
@@ -384,7 +385,7 @@ class Router:
                 each.queue,
                 len(each.charges),
                 each.measured,
-                each.trial,
+                each.probe,
                 each.peer in late,
             )
             for each in eligible
@@ -402,17 +403,17 @@ class Router:
         return replica, replica.charges.pop(pick.number)
 
     def _has_proven(self, exclude: Set[PeerId], now: float) -> bool:
-        """Is there a replica that has answered or contributes, and was a call to another one in vain?
+        """Is there a replica that has answered or contributes, and did a call to an unproven one fail?
 
         Before that all are alike, or the first replica to answer at the start of a run would get all work.
         """
-        return self._in_vain and any(
+        return self._call_failed and any(
             replica.proven and replica.banned_until <= now and replica.peer not in exclude
             for replica in self._replicas.values()
         )
 
-    def _charge(self, replica: _Replica, cost_ns: int, num_bytes: int, now: float, *, trial: bool = False) -> Pick:
-        pick = Pick(replica.peer, next(self._numbers), num_bytes, now, trial)
+    def _charge(self, replica: _Replica, cost_ns: int, num_bytes: int, now: float, *, probe: bool = False) -> Pick:
+        pick = Pick(replica.peer, next(self._numbers), num_bytes, now, probe)
         replica.charges[pick.number] = cost_ns
         replica.time_ns += cost_ns
         return pick
@@ -477,5 +478,5 @@ class TailLimit:
         self._doubled = 1.0
 
     def expired(self) -> None:
-        """It ran out. It doubles until anybody answers: if everybody became slower, somebody still will."""
+        """It ran out. It doubles until a replica answers: if all became slower, one still will."""
         self._doubled = min(2.0 * self._doubled, self._ceiling_s / self._floor_s)

@@ -1,4 +1,4 @@
-"""The slots of one step: a semaphore with two queues whose size may change. How many there are: `pipeline/depth.py`."""
+"""The slots of one step: a semaphore of variable size with two queues. How many there are: `pipeline/depth.py`."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections import deque
 
 class Slots:
     """Bounds the microbatches that hold memory at once. Two queues wait for a slot: tasks of this replica in *line*,
-    which go first, and calls at the *door*, as many as there are slots."""
+    which go first, and waiting *calls*, at most as many as there are slots."""
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.taken = 0
         self._line: deque[asyncio.Future[None]] = deque()
-        self._door: deque[asyncio.Future[None]] = deque()
+        self._calls: deque[asyncio.Future[None]] = deque()
 
     def try_take(self) -> bool:
-        """Take a slot if one is free and nobody waits for it."""
-        if self.taken >= self.size or self._line or self._door:
+        """Take a slot if one is free and no task or call waits for it."""
+        if self.taken >= self.size or self._line or self._calls:
             return False
         self.taken += 1
         return True
@@ -30,29 +30,29 @@ class Slots:
 
     @property
     def crowded(self) -> bool:
-        """Is the door full: do as many calls wait there as there are slots?"""
-        return len(self._door) >= self.size
+        """Is the queue of calls full: do as many calls wait as there are slots?"""
+        return len(self._calls) >= self.size
 
     @property
     def wanted(self) -> bool:
-        """Does anybody wait for a slot?"""
-        return bool(self._line or self._door)
+        """Does a task or call wait for a slot?"""
+        return bool(self._line or self._calls)
 
     async def enter(self, *, patience_s: float) -> bool:
-        """Wait at the door for at most `patience_s`. False: no slot came free, or the door is crowded."""
+        """Wait in the queue of calls for at most `patience_s`. False: no slot came free, or the queue is full."""
         if self.try_take():
             return True
         if self.crowded:
             return False
         try:
             async with asyncio.timeout(patience_s):
-                await self._wait(self._door)
+                await self._wait(self._calls)
         except TimeoutError:
             return False
         return True
 
     def give(self) -> None:
-        """Give a slot back, to the first who waits if anybody does, and if there are not fewer slots by now."""
+        """Give a slot back: to the first in the queues, if one waits, and if there are not fewer slots by now."""
         if self.taken > self.size or not self._hand():
             self.taken -= 1
             assert self.taken >= 0
@@ -64,8 +64,8 @@ class Slots:
             self.taken += 1
 
     def _hand(self) -> bool:
-        """A slot to the first who waits for one. False: nobody does."""
-        for queue in (self._line, self._door):
+        """Give a slot to the first that waits for one. False: none waits."""
+        for queue in (self._line, self._calls):
             while queue:
                 ticket = queue.popleft()
                 if not ticket.done():

@@ -1,7 +1,7 @@
 """The microbatches of one open step through one stage of this replica: accept, run, pass on, answer, count.
 
-Everything here is keyed by index and forgotten with the step: tasks and their slots, who owns what, the memo, the
-losses. Where steps overlap each open one has its own `StepTasks`, so that the newest can never take a slot from a
+Everything here is keyed by index and forgotten with the step: tasks and their slots, the assignees, the output cache,
+the losses. Where steps overlap each open one has its own `StepTasks`, so that the newest can never take a slot from a
 repair of the oldest. It asks the step machine (through `Claims`) who may count an index and obeys; it never counts by
 itself.
 """
@@ -34,7 +34,7 @@ from swarmnet.messages import (
     WorkRecord,
 )
 from swarmnet.pipeline.caller import OF_PAYLOAD
-from swarmnet.pipeline.recovery import Memo, kept_alive, signs_until
+from swarmnet.pipeline.recovery import OutputCache, kept_alive, signs_until
 from swarmnet.pipeline.slots import Slots
 from swarmnet.pipeline.transfers import Signed
 from swarmnet.stage.interfaces import SavedActivations
@@ -57,12 +57,12 @@ def _future() -> asyncio.Future[Any]:
 
 @dataclass(slots=True, eq=False)
 class MicrobatchTask:
-    """One microbatch at work. input and outcome are set once; voids and owner follow the leader's word.
+    """One microbatch at work. input and outcome are set once; voids and owner follow the leader's decision.
 
     voids: the void counter of the grant, if this replica counts it. owner: the replica that counts it, if another does.
-    patient: ask who owns it before computing (a repair's call). hedged: compute it whoever owns it, because a caller
+    patient: ask for its assignee before computing (a retry's call). hedged: compute it in any case, because a caller
     found the owner hung. waiting: callers attached while the input is missing, the sender among them. sending: caller
-    -> when its upload began; unsent: done once that has failed. starved: nobody uploads the input, so it is fetched.
+    -> when its upload began; unsent: done once that has failed. starved: no caller uploads the input, so it is fetched.
     slow: it gave its slot back, as its input does not come. passed_on: the next stage was asked. slot_at: when it was
     begun with a slot, answered_s: how long it then took to its answer; None: it had none. received, passed: what was
     signed of its input and output.
@@ -111,12 +111,12 @@ class MicrobatchTask:
             self.fed_or_starved.set()
 
     def starve(self) -> None:
-        """Nobody is sending the input."""
+        """No caller is sending the input."""
         self.starved = True
         self.fed_or_starved.set()
 
     def finish(self, outcome: Outcome) -> None:
-        """Tell everybody attached how it ended."""
+        """Tell all attached callers how it ended."""
         if not self.outcome.done():
             self.outcome.set_result(outcome)
 
@@ -130,7 +130,7 @@ class StepTasks:
     def __init__(self, step: int, execution: Execution) -> None:
         self.step, self._execution, self._host = step, execution, execution.host
         self._engine, self._claims, self._timers = execution.engine, execution.claims, execution.host.timers
-        self.memo = Memo(execution.memo_bytes)
+        self.cache = OutputCache(execution.memo_bytes)
         self.by_index: dict[int, MicrobatchTask] = {}
         self.losses: dict[int, tuple[float, int]] = {}
         self.ended = False
@@ -138,7 +138,7 @@ class StepTasks:
         self._slots = Slots(execution.slots)
         self._transfers = execution.transfers.open(step) if execution.transfers is not None else None
         self._reserved = asyncio.Lock()  # for what is computed again for others, and not counted
-        self._seen = 0  # indexes below it were brought, here or to mates: callers begin with the lowest
+        self._seen = 0  # indexes below it were brought, here or to other replicas: callers begin with the lowest
         self.begun = 0  # tasks
 
     def left(self, share: float) -> int:
@@ -155,7 +155,7 @@ class StepTasks:
             task.running.cancel()
             task.finish(Refused(RejectCode.STALE, "the step was applied"))
         self.by_index, self._owners = {}, {}
-        self.memo.clear()
+        self.cache.clear()
 
     # ------------------------------------------------------------ what the step machine says
 
@@ -217,7 +217,7 @@ class StepTasks:
         if not self._execution.may_send(caller):
             yield self._execution.busy()
             return
-        # A caller told to come back sends its payload again, so with all slots taken it first waits at the door.
+        # A caller told to come back sends its payload again, so with all slots taken it first waits in the queue.
         arrived = loop_time()
         while (admitted := await self._admit(request, arrived)) is None and loop_time() < arrived + self._timers.slot_s:
             yield Running()
@@ -256,14 +256,14 @@ class StepTasks:
 
     def _kept(self, request: Fetch) -> Fetched | None:
         if request.kind == "gradient":
-            answer = self.memo.answer(request.index)
+            answer = self.cache.answer(request.index)
             if answer is None:
                 return None
             return Fetched(answer.payload, answer.loss_sum, answer.num_tokens, answer.sents)
         if request.stage == -1:
             tokens = self._host.tokens(request.step, request.index)
             return None if tokens is None else Fetched(tokens)
-        return self.memo.output(request.index)
+        return self.cache.output(request.index)
 
     async def _recompute(self, request: Fetch) -> Fetched:
         """Forward only, in a slot of its own so that a full replica can still repair others (rule 7)."""
@@ -275,7 +275,7 @@ class StepTasks:
             if self._transfers is not None:
                 sents = await self._transfers.sign(request.index, "output", stash.output, Signed(inputs, given.sents))
             output = Fetched((*stash.output, proof), sents=sents)
-            self.memo.keep(request.index, output)
+            self.cache.keep(request.index, output)
             return output
 
     # ------------------------------------------------------------ inside
@@ -306,11 +306,11 @@ class StepTasks:
         """An answer that needs no task: the memoised one, the owner, or that the step is over. Else None."""
         if self.ended:
             return self._execution.wrong_step(self.step)
-        known = self.memo.answer(request.index)
+        known = self.cache.answer(request.index)
         if known is not None or request.index in self.by_index:
             return known
         owner = self._owners.get(request.index)
-        # Somebody else counts it, and lives: the caller fetches the gradient there.
+        # It is assigned to another live replica: the caller fetches the gradient there.
         if owner is not None and not request.hedge and self._host.may_live(owner):
             return MovedTo(owner)
         return None
@@ -453,7 +453,7 @@ class StepTasks:
             output = (*stash.output, proof)
             if self._transfers is not None:
                 task.passed = await self._transfers.sign(task.index, "output", stash.output, fed)
-            self.memo.keep(task.index, Fetched(output, sents=task.passed))
+            self.cache.keep(task.index, Fetched(output, sents=task.passed))
             asked = loop_time()
             answer = await self._gradient_of(task, output)
             self._span("call", task.index, asked)
@@ -466,7 +466,7 @@ class StepTasks:
             answered = Signed(answer.payload, answer.sents)
             sents = await self._transfers.sign(task.index, "answer", gradient, fed, answered)
             mine = replace(mine, sents=sents)
-        self.memo.keep(task.index, mine)
+        self.cache.keep(task.index, mine)
         task.finish(mine)
         if task.slot_at is not None and task.has_slot:
             task.answered_s = loop_time() - task.slot_at
@@ -475,7 +475,7 @@ class StepTasks:
     async def _gradient_of(self, task: MicrobatchTask, output: tuple[Packed, ...]) -> Gradient:
         """The gradient of this stage's output: for ordered work a memoised one, if there is; else by a call."""
         assert self._execution.caller is not None
-        # Nobody uploaded or waited for it: the leader ordered it (or every caller left), so the rest may be done
+        # No caller uploaded or waited for it: the leader ordered it (or every caller left), so the rest may be done
         # already.
         ordered = not task.waiting and task.starved
         if ordered:
@@ -493,7 +493,7 @@ class StepTasks:
             raise
 
     async def _count(self, task: MicrobatchTask, stash: SavedActivations, answer: Gradient, mine: Gradient) -> None:
-        """The weight pass, once granted (rule 5). Without the leader's word the stash is dropped after a while.
+        """The weight pass, once granted (rule 5). Without a grant the saved activations are dropped after a while.
 
         The claim stands, because the caller has its answer and brings the microbatch to no other replica: if the leader
         grants it later, `granted` finds no task and gives the index back, and the leader orders it at once.
@@ -501,14 +501,14 @@ class StepTasks:
         answered_compute_s, answered = stash.compute_s, loop_time()
         await set_within(task.decided, self._timers.grant_s)
         if task.voids is None or task.index in self.losses:
-            return  # undecided, another's, or counted here before (the memo forgot the answer)
+            return  # undecided, another's, or counted here before (the cache dropped the answer)
         self._span("grant", task.index, answered)
         stash.voids = task.voids
         record = await self._record(task, stash, answer, mine)
         try:
             added = await self._engine.accumulate(stash)
         except (BadMessage, Overflow):
-            # The answer was finite, the weight gradient is not, or does not fit the grid: nobody can count it.
+            # The answer was finite, the weight gradient is not, or does not fit the grid: no replica can count it.
             self._claims.non_finite(self.step, task.index)
             return
         self._execution.num_computed += 1
@@ -533,7 +533,7 @@ class StepTasks:
     async def _record(
         self, task: MicrobatchTask, stash: SavedActivations, answer: Gradient, mine: Gradient
     ) -> WorkRecord | None:
-        """Digests of a microbatch as it travelled. None: nobody will ask for them."""
+        """Digests of a microbatch as it travelled. None: no audit will ask for them."""
         if not self._execution.works.cap_bytes:
             return None
         inputs, last = task.input.result()[:-1], self._execution.stage + 1 == self._execution.num_stages

@@ -2,16 +2,16 @@
 
 In a run with audits every training payload between stages comes with a `Sent`: under its sender's name its digest, and
 those of what it was made of; then, with it, what others have signed of those, down to the tokens, which the manifest
-proves. So nothing false comes in without somebody's signature that this was made of something true, whoever counts it.
-The receiver keeps all of them beside what it makes of it, and may show each later (`audit.cases`): it is held against
-what a mate of its peer has counted.
+proves. So nothing false comes in without a peer's signature that this was made of something true, whichever replica
+counts it. The receiver keeps all of them together with what it makes of it, and may present each later (`audit.cases`)
+as a proof against what another replica of its peer's stage has counted.
 
 An honest replica may compute a microbatch twice, and differently: of inputs of two senders, or on a state that was
 replaced in between. Then it says so, on both sides: in the work, if what it counts is not all that it has sent
 (`WorkRecord.resent`); in what it sends, if that is not what it has counted (`Sent.again`). So none of its works
 contradicts anything that it has sent. A process that cannot know what was sent before it took its state over says both
-of everything, until a sum that holds work of its own is applied, and in the step after that: whoever it was before is
-in no later one.
+of everything, until a sum that holds work of its own is applied, and in the step after that: no later one has a
+work of its former process.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class StagesKnown(Protocol):
     """What a replica knows of its own stage and of others."""
 
     def stamp(self, step: int) -> Stamp:
-        """Of an open step, as in what it pledges."""
+        """Of an open step, as in its commitment."""
 
     def allows(self, stamp: Stamp) -> bool:
         """May a replica of that stage compute that step with this header?"""
@@ -69,13 +69,13 @@ class Transfers:
     """The payloads of one replica.
 
     Args:
-        beside: what this replica knows of stages.
+        known_stages: what this replica knows of stages.
         num_stages: of the run.
     """
 
-    def __init__(self, me: PeerId, signer: Signer, beside: StagesKnown, num_stages: int) -> None:
+    def __init__(self, me: PeerId, signer: Signer, known_stages: StagesKnown, num_stages: int) -> None:
         self.me, self.signer = me, signer
-        self._beside, self._last = beside, num_stages - 1
+        self._known_stages, self._last = known_stages, num_stages - 1
         self._fresh_until = math.inf
         self._open: dict[int, StepTransfers] = {}
         # By statement and signature, the step. Invariant: of no step that is KEPT_STEPS or more before the newest one.
@@ -88,7 +88,7 @@ class Transfers:
         self._open = {other: of for other, of in self._open.items() if not of.ended}
         # Payloads of an older step are neither received nor audited.
         self._verified.drop(lambda said, at: at <= step - KEPT_STEPS)
-        self._open[step] = StepTransfers(self, self._beside.stamp(step))
+        self._open[step] = StepTransfers(self, self._known_stages.stamp(step))
         return self._open[step]
 
     def replaced(self) -> None:
@@ -107,7 +107,7 @@ class Transfers:
 
     async def fed(self, caller: PeerId, request: Process, payload: tuple[Packed, ...]) -> None:
         """Raise BadMessage(MALFORMED) unless the caller has signed that input, and others all that it was made of; of
-        the first stage nobody need."""
+        the first stage none is needed."""
         if request.stage > 0 and request.purpose == "train":
             try:
                 await self._check_output(caller, request.stage - 1, request, payload, request.sents)
@@ -115,7 +115,7 @@ class Transfers:
                 raise Refused(RejectCode.NOT_A_FEEDER, str(unknown)) from unknown
 
     async def answered(self, peer: PeerId, request: Process | Fetch, answer: Gradient | Fetched) -> None:
-        """The same of an answer; nobody signs tokens, or an evaluation."""
+        """The same of an answer; tokens and evaluations are unsigned."""
         if isinstance(request, Fetch) and request.kind == "input":
             if request.stage >= 0:
                 await self._check_output(peer, request.stage, request, answer.payload, answer.sents)
@@ -150,7 +150,7 @@ class Transfers:
         try:
             self._check(found, own, tokens, sents)
         except PeerGone:
-            await self._beside.looked()
+            await self._known_stages.looked()
             self._check(found, own, tokens, sents)
 
     def _check(self, found: _Expected, own: bytes, tokens: bytes | None, sents: Sequence[Sent]) -> None:
@@ -162,12 +162,13 @@ class Transfers:
             raise _refused("its sender has not signed it", found)
         if sents[0].digest != own:
             raise _refused("its sender has signed another one", found)
-        # Views differ for a moment: it is nobody's fault yet. One look is for all signers that are not known.
-        if [sent for sent in sents if not self._beside.known(sent.stamp.stage, sent.peer)]:
-            raise PeerGone("it brings the word of somebody who is not known here", peer=found.peer)
+        # Views differ for a moment: no peer is at fault yet. One look is for all signers that are not known.
+        if [sent for sent in sents if not self._known_stages.known(sent.stamp.stage, sent.peer)]:
+            raise PeerGone("it has a signature of a peer that is not known here", peer=found.peer)
         for sent in sents:
             stage = sent.stamp.stage
-            if (sent.stamp.step, sent.index) != (found.step, found.microbatch) or not self._beside.allows(sent.stamp):
+            of_another = (sent.stamp.step, sent.index) != (found.step, found.microbatch)
+            if of_another or not self._known_stages.allows(sent.stamp):
                 raise _refused("what it was made of is of another step or past", found)
             if stage == 0 and tokens not in (None, sent.input):
                 raise _refused("it was made of other tokens", found)
@@ -180,11 +181,11 @@ class Transfers:
                 self._verified[said] = found.step
         # No more than that either: it is kept, and told to others.
         if needed(sents) != [*sents]:
-            raise _refused("nobody has signed what it was made of", found)
+            raise _refused("the signatures of its inputs are missing", found)
 
 
 def needed(sents: Sequence[Sent]) -> list[Sent]:
-    """The first, and those of the others that it was made of; short if somebody has signed none of it."""
+    """The first, and those of the others that it was made of; fewer if a signature is missing."""
     known = {(sent.kind, sent.stamp.stage, sent.digest): sent for sent in reversed(sents)}
     found = [sents[0]]
     for sent in found:
@@ -258,7 +259,7 @@ class StepTransfers:
 
 
 class _Expected(NamedTuple):
-    """Whose word it should be, and about what."""
+    """The expected signer, and the subject of the signature."""
 
     peer: PeerId
     stage: int

@@ -1,7 +1,7 @@
 """Tokens that come with a proof: a peer with the run's data hands them out, and a peer without it can check them.
 
 The manifest and (step, index) alone say which windows the rows of a microbatch are. So training tokens are either the
-run's own for that very microbatch or refused, whoever sends them. The proof travels on with the tokens, and each stage
+run's own for that very microbatch or refused, from any sender. The proof travels on with the tokens, and each stage
 checks it for itself. docs/data.md has the tree.
 """
 
@@ -42,7 +42,7 @@ class ProvenWindows:
         """The windows of this run. Raises UsageError if the manifest does not name their root."""
         if not data.tokens_root:
             raise UsageError(
-                "the manifest names no data.tokens_root, so nobody can tell whether tokens are the run's: "
+                "the manifest names no data.tokens_root, so no peer can check that tokens are the run's: "
                 "write it with `swarmnet init`"
             )
         sampler = sampler_of(data, training)

@@ -1,9 +1,9 @@
 """What this replica answers for: the microbatches that it counted in the last steps, and what went into them.
 
 Each counted microbatch leaves a `WorkRecord`, digests of what went in and came out as it travelled, and the payload
-itself for whoever computes it again (docs/trust.md). Digests are made as payloads come and go (`pipeline.transfers`).
-Records of the last `KEPT_STEPS` steps stay, so that roots and paths never change once they are pledged;
-payloads are bounded in bytes, and those of the oldest step go first: that work cannot be shown any more.
+itself for the verifiers that compute it again (docs/trust.md). Digests are made as payloads come and go
+(`pipeline.transfers`). Records of the last `KEPT_STEPS` steps stay, so that roots and paths never change once they are
+pledged; payloads are bounded in bytes, and those of the oldest step go first: that work cannot be shown any more.
 """
 
 from __future__ import annotations
@@ -26,18 +26,20 @@ from swarmnet.stage.interfaces import Recomputed
 KEPT_STEPS = 5
 """A step is looked into two versions later; its verifiers may take as long again."""
 
-KEPT_MEMOS = 4
-"""Bytes of payloads that are kept, in those of the memo, which holds one step."""
+KEPT_CACHES = 4
+"""Bytes of payloads that are kept, as a multiple of the output cache, which holds one step."""
 
 LEAST_BYTES = 1 << 20
-"""Of payloads, however small the memo: who shows nothing sits out."""
+"""Of payloads, however small the output cache: a replica that shows no work is suspended."""
 
 MOST_ASKS = 6
-"""Times that a work is shown to one mate, and that an honest one asks: it has drawn it, judges it, and judges it anew
-after somebody took an accusation back; each for itself and in its member's whole contribution."""
+"""Times that a work is shown to one replica, and that a correct one asks: it has drawn it, it verifies it, and it
+verifies it again after a report was withdrawn; each for the work itself and as part of its member's whole
+contribution."""
 
 _ACCUMULATORS = 3
-"""Of a step whose works are kept. The leader may void without end, and an aggregate holds one of the last."""
+"""Of a step with kept works. The leader may invalidate accumulators without end, and an aggregate holds one of the
+last."""
 
 
 def digest(payload: Sequence[Packed]) -> bytes:
@@ -54,7 +56,7 @@ def digest(payload: Sequence[Packed]) -> bytes:
 def opened(
     data: AuditData, check: Callable[[tuple[Packed, ...]], None]
 ) -> tuple[tuple[Packed, ...], tuple[Packed, ...]]:
-    """(inputs, gradient) of a microbatch that somebody shows, to compute it again.
+    """(inputs, gradient) of a microbatch that a peer shows, to compute it again.
 
     check: refuses, with BadMessage, what is no input of that microbatch in this run (`pipeline.inputs`). Raises
     BadMessage(MALFORMED), too, if its record is not of this payload.
@@ -119,7 +121,7 @@ class WorkBook:
         self._steps: dict[int, list[dict[int, _Work]]] = {}
 
     def begin(self, step: int) -> None:
-        """The step is opened. If it was open before, the run went back, and nobody is asked about that any more."""
+        """The step is opened. If it was open before, the run went back, and is not asked about that any more."""
         for other in [other for other in self._steps if other >= step or other <= step - KEPT_STEPS]:
             self._drop(self._steps.pop(other))
         self._steps[step] = [{}]
@@ -213,7 +215,7 @@ class WorkBook:
 class ShownWorks:
     """What others have shown to this replica, so that verifiers may have it from here; the oldest goes first.
 
-    Of the steps before the open one, as long as somebody can compute them again."""
+    Of the steps before the open one, as long as a replica can compute them again."""
 
     def __init__(self, cap_bytes: int) -> None:
         self._cap_bytes, self.num_bytes = cap_bytes, 0
@@ -221,7 +223,7 @@ class ShownWorks:
         self._asks: Counter[tuple[PeerId, PeerId, int, int]] = Counter()  # by who asks, and of whom, step and index
 
     def begin(self, step: int) -> None:
-        """The step is opened: what nobody can compute again any more goes, and what is of a run that went back."""
+        """The step is opened: drop what no replica can compute again any more, and what is of a run that went back."""
         for request in [each for each in self._shown if not step - KEPT_STEPS <= each.step < step]:
             self._drop(request)
         self._asks = Counter({key: count for key, count in self._asks.items() if step - KEPT_STEPS <= key[2] < step})
@@ -238,9 +240,9 @@ class ShownWorks:
         """What it has shown, if that is still here."""
         return self._shown.get(request)
 
-    def asked(self, mate: PeerId, request: AuditRequest) -> None:
-        """That mate is shown a work, of this replica or of another one. Raises Refused(TOO_OFTEN)."""
-        key = mate, request.peer, request.step, request.index
+    def asked(self, asker: PeerId, request: AuditRequest) -> None:
+        """A work, of this replica or of another one, is shown to that replica. Raises Refused(TOO_OFTEN)."""
+        key = asker, request.peer, request.step, request.index
         if self._asks[key] >= MOST_ASKS:
             raise Refused(RejectCode.TOO_OFTEN, f"it was shown to you {MOST_ASKS} times")
         self._asks[key] += 1
@@ -258,8 +260,8 @@ def _size(data: AuditData) -> int:
     return sum(packed.num_bytes for packed in data.payload)
 
 
-def show(works: WorkBook, shown: ShownWorks, mate: PeerId, request: AuditRequest, *, me: PeerId) -> AuditData:
-    """What answers a mate: about a microbatch that this replica counted, or that its peer has shown here.
+def show(works: WorkBook, shown: ShownWorks, asker: PeerId, request: AuditRequest, *, me: PeerId) -> AuditData:
+    """The answer to another replica: about a microbatch that this replica counted, or that its peer has shown here.
 
     Raises Refused: NOT_FOUND, TOO_OFTEN."""
     step, index, bare = request.step, request.index, request.bare and request.peer == me
@@ -267,5 +269,5 @@ def show(works: WorkBook, shown: ShownWorks, mate: PeerId, request: AuditRequest
     if found is None:
         raise Refused(RejectCode.NOT_FOUND, "not kept here", step=step, index=index)
     if not bare:
-        shown.asked(mate, request)
+        shown.asked(asker, request)
     return found

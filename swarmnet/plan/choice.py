@@ -58,7 +58,7 @@ class Priced:
     more_steps: float
     """For the loss that exact sums and fp32 boundaries reach."""
     faithful: int
-    """Its place among ways from the most faithful on."""
+    """Its rank among the configurations, the most accurate first."""
     mode: str
     """Of `numerics`."""
 
@@ -88,7 +88,8 @@ class Priced:
         return self.cut.stages, self.stages_per_peer, self.way.sync, self.way.codec
 
     def slots_of(self, kind: int) -> int:
-        """Slots of machines of that kind: as many as are enough, and fit in every place where it is."""
+        """Slots of machines of that kind: as many as are enough, and fit at every position in the pipeline where it
+        is."""
         places = zip(self.fits, self.situation.counts, strict=False)
         return min([self.cost.slots, *(fits[kind].slots for fits, counts in places if counts[kind])])
 
@@ -99,7 +100,7 @@ class NothingFits(UsageError):
 
 Look = Callable[[Priced], Fits]
 Placed = tuple[Way, Situation, Cost]
-Place = Callable[[Way, Cut, int, Training], Placed | None]
+Placer = Callable[[Way, Cut, int, Training], Placed | None]
 
 
 def search(
@@ -122,8 +123,8 @@ def search(
         counts: where members are, with the stages of `spec`; else stages and their places are chosen, too.
     """
 
-    def place(way: Way, cut: Cut, held: int, training: Training, fits: Fits = ()) -> Placed | None:
-        """Members in places that fit them, with as many slots as keep devices busy, and fit. None: some place gets
+    def placed_on(way: Way, cut: Cut, held: int, training: Training, fits: Fits = ()) -> Placed | None:
+        """Members at positions that fit them, with as many slots as keep devices busy, and fit. None: a position gets
         none."""
         changed = spec.model_copy(update={"cut": cut, "training": training, "stage": 0})
         found = situated(changed, members, way, stages_per_peer=held, times=times, fits=fits, counts=counts)
@@ -135,7 +136,7 @@ def search(
         return way, found, cost(found.load, found.site, way)
 
     shapes = [(spec.cut, 1)] if counts is not None else list(_shapes(spec, said, members, times))
-    ways = sorted(_ways(spec, said, members, shapes, place), key=lambda each: each.seconds)
+    ways = sorted(_ways(spec, said, members, shapes, placed_on), key=lambda each: each.seconds)
     if not ways:
         raise NothingFits(
             f"{members.count} machines: fewer than the stages that are wanted, or too small for any of them"
@@ -152,7 +153,7 @@ def search(
             key = (*each.kind, each.training.microbatch_size)
             if key not in looked:
                 looked[key] = look(each)
-            if (placed := place(each.way, each.cut, each.stages_per_peer, each.training, looked[key])) is not None:
+            if (placed := placed_on(each.way, each.cut, each.stages_per_peer, each.training, looked[key])) is not None:
                 way, situation, price = placed
                 placed_each = replace(each, way=way, situation=situation, cost=price, fits=looked[key])
                 fitting = sorted([*fitting, placed_each], key=lambda one: one.seconds)
@@ -228,7 +229,7 @@ def _sums(spec: StageSpec, said: Mapping[str, object]) -> list[tuple[str, str, f
 
 
 def _ways(
-    spec: StageSpec, said: Mapping[str, object], members: Members, shapes: list[tuple[Cut, int]], place: Place
+    spec: StageSpec, said: Mapping[str, object], members: Members, shapes: list[tuple[Cut, int]], placer: Placer
 ) -> Iterator[Priced]:
     """All combinations. Raises UsageError for a codec without a price."""
     given = said.get("wire.activations"), said.get("wire.gradients")
@@ -245,7 +246,7 @@ def _ways(
         way = Way(activations, gradients, codec, sync, 1, spec.averaging.inner_steps if sync == "local" else 1)
         more = (harm * more_harm) ** (1 / _TOKENS_EXPONENT)
         for (cut, held), training in product(shapes, _trainings(spec.training, said)):
-            if (placed := place(way, cut, held, training)) is not None:
+            if (placed := placer(way, cut, held, training)) is not None:
                 yield Priced(*placed, (), training, cut, held, more, faithful, mode)
 
 

@@ -1,8 +1,8 @@
 """What a step of a run costs: seconds, bytes on each member's line, and the slots that keep its device busy. Pure.
 
 One formula per term, below. A run goes at the pace of its slowest stage, and a stage at that of all its replicas
-together: microbatches go to whoever is free. Payloads cross a line in both directions at once, so a line is one number.
-The simulator runs the real machines at these speeds and agrees within 15 % (`benchmarks/plan_accuracy.py`).
+together: microbatches go to a free replica. Payloads cross a link in both directions simultaneously, so a link is one
+number. The simulator runs the real machines at these speeds and agrees within 15 % (`benchmarks/plan_accuracy.py`).
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ CODING_NS = {
 """Codecs of sums: nanoseconds an element to encode, and to decode and add, on one core (docs/codecs.md)."""
 
 HASHING_NS = 3.5
-"""What a round takes of a core beside codecs, an element: digest, norm, copies."""
+"""A core's time per element in an aggregation round without codecs: digest, norm, copies."""
 
 LINE_SHARE = 0.75
-"""Of a line that is the narrowest place, what payloads use: each needs the sender's and the receiver's at once."""
+"""The share of a link that payloads use where the link is the bottleneck: each needs the sender's and the receiver's
+simultaneously."""
 
 ROUND_TRIPS = 4
-"""Of a step, beside payloads: reports, the round, acknowledgements, the commits of other stages."""
+"""Of a step, in addition to payloads: reports, the round, acknowledgements, the commits of other stages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,7 @@ class Cost:
 
 
 def sum_bytes(codec: str, microbatches: int, replicas: int) -> tuple[float, float]:
-    """Of an element: (a contribution, the sum). Raises KeyError for a codec whose size depends on more.
+    """Of an element: (a contribution, the sum). Raises KeyError for a codec with a size that depends on more.
 
     `small`: the numbers of one microbatch have an rms of 2 grid steps, those of n of 2 sqrt(n), and a number of rms s
     has log2(s sqrt(2 pi e)) bits; as measured, a quarter of a bit is lost (docs/performance.md). Of few microbatches
@@ -244,7 +245,7 @@ class LayerTimes:
     embedding_s: float
     head_s: float
     call_s: float
-    """Beside layers, in every stage: a checked gradient on its way into the sum, and the calls themselves."""
+    """In addition to layers, in every stage: adding a checked gradient to the aggregate, and the calls themselves."""
     update_s: float
     """The optimizer's step, for a parameter."""
     flops_per_s: float
@@ -297,20 +298,20 @@ def limits(load: Load, site: Site, way: Way) -> dict[str, float]:
     """Seconds of a step with twice of one thing: of the "line", of the "devices", or of what a round trip allows
     ("latency"); and with as much "memory" as slots that keep devices busy take."""
 
-    def at(load: Load, site: Site, *, room: bool) -> float:
+    def at(load: Load, site: Site, *, enough_memory: bool) -> float:
         enough = cost(load, site, way).slots
-        return cost(load, site, replace(way, slots=max(way.slots, enough)) if room else way).step_s
+        return cost(load, site, replace(way, slots=max(way.slots, enough)) if enough_memory else way).step_s
 
     # Slots that are fewer than enough are as many as fit.
-    room = way.slots >= cost(load, site, way).slots
+    fits = way.slots >= cost(load, site, way).slots
     lines = {name: 2 * getattr(site, name) for name in ("bytes_per_s", "narrowest_bytes_per_s")}
     trips = {name: getattr(site, name) / 2 for name in ("round_trip_s", "farthest_s")}
     works = {name: getattr(load, name) / 2 for name in ("microbatch_s", "update_s", "mean_s", "slowest_s")}
     return {
-        "line": at(load, replace(site, **lines), room=room),
-        "devices": at(replace(load, **works), site, room=room),
-        "latency": at(load, replace(site, **trips), room=room),
-        "memory": at(load, site, room=True),
+        "line": at(load, replace(site, **lines), enough_memory=fits),
+        "devices": at(replace(load, **works), site, enough_memory=fits),
+        "latency": at(load, replace(site, **trips), enough_memory=fits),
+        "memory": at(load, site, enough_memory=True),
     }
 
 

@@ -92,7 +92,7 @@ def _run(spec: StageSpec, device: str, memory: MemoryPolicy) -> tuple[float, flo
 
 
 def _timed(job: Callable[[], object], device: torch.device) -> float:
-    """Seconds of one, the median of several. On one core those of that core, whatever else runs beside."""
+    """Seconds of one, the median of several. On one core those of that core, whatever else runs at the same time."""
     alone_on_core = device.type == "cpu" and torch.get_num_threads() == 1
     clock = time.thread_time if alone_on_core else time.perf_counter
 

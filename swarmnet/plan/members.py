@@ -16,13 +16,15 @@ from swarmnet.manifest.schema import StageSpec
 from swarmnet.plan.cost import LINE_SHARE, LayerTimes, Load, Site, Way, crossed_bytes, works
 
 Counts = tuple[tuple[int, ...], ...]
-"""Machines of each kind, for each place in the pipeline."""
+"""Machines of each kind, for each position in the pipeline."""
 
 
 def given_away(rates: Sequence[Sequence[float]], counts: Sequence[int]) -> Counts | None:
-    """Which place gets how many of each kind, so that the least rate is as large as can be. None: some place gets none.
+    """How many machines of each kind each position gets, so that the least rate is as large as can be. None: one gets
+    none.
 
-    rates: what a machine of each kind brings to each place; 0 if that does not fit it. counts: machines of each kind.
+    rates: what a machine of each kind brings to each position; 0 if that does not fit it. counts: machines of each
+     kind.
     """
     found, sums = [[0] * len(counts) for _ in rates], [0.0] * len(rates)
     kinds = sorted(range(len(counts)), key=lambda kind: -max(rate[kind] for rate in rates))
@@ -37,14 +39,14 @@ def given_away(rates: Sequence[Sequence[float]], counts: Sequence[int]) -> Count
 
 @dataclass(frozen=True, slots=True)
 class MachineFit:
-    """How a machine of one kind holds the stages of one place."""
+    """How a machine of one kind holds the stages of one position."""
 
     slots: int
     """That fit; 0: not even one."""
     need: int = 0
     """Bytes of each device, with so many, or with one."""
     host_need: int = 0
-    """Bytes beside GPUs."""
+    """Bytes of host memory outside of GPUs."""
     shard: str = "none"
     """How its GPUs share the stages."""
     mesh_bytes: float = 0.0
@@ -52,7 +54,7 @@ class MachineFit:
 
 
 Fits = tuple[tuple[MachineFit, ...], ...]
-"""For each place in the pipeline, of each kind of machine; (): memory is unknown."""
+"""For each position in the pipeline, of each kind of machine; (): memory is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ class Situation:
     load: Load
     site: Site
     place_s: tuple[float, ...]
-    """Of a microbatch, for a replica in each place: the harmonic mean."""
+    """Of a microbatch, for a replica at each position: the harmonic mean."""
 
 
 def situated(
@@ -80,10 +82,10 @@ def situated(
 
     Args:
         spec: of any stage.
-        stages_per_peer: a peer in place p of P serves the stages p, p + P, ...
+        stages_per_peer: a peer at position p of P serves the stages p, p + P, ...
         times: measured, instead of FLOPs.
-        fits: how each kind holds each place; what its GPUs exchange takes time in which they do not compute.
-        counts: where everybody is, if that is known.
+        fits: how each kind holds each position; what its GPUs exchange takes time in which they do not compute.
+        counts: the machines at each position, if that is known.
     """
     kinds, held = members.machines, stages_per_peer
     work = works(spec, times)

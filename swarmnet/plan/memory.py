@@ -1,8 +1,8 @@
 """How much memory a stage takes on a rank and in the peer process: a closed form, times a margin. Knows no machine.
 
 What is there always (weights, gradients, aggregates, moments) is counted to the byte. What a microbatch takes is a
-number of bytes for each token and layer, which follows from the operations of `model.decoder` whose operands autograd
-saves. The tests compare it with what torch's allocator hands out.
+number of bytes for each token and layer, which follows from the operations of `model.decoder` of which autograd
+saves the operands. The tests compare it with what torch's allocator hands out.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend
 
 from swarmnet.manifest.codec_names import DIFFERENCES
 from swarmnet.manifest.schema import Averaging, StageSpec, Wire
-from swarmnet.pipeline.works import KEPT_MEMOS, KEPT_STEPS
+from swarmnet.pipeline.works import KEPT_CACHES, KEPT_STEPS
 from swarmnet.ranks.host_copies import COPIES, copied
 from swarmnet.ranks.layout import MeshLayout, MeshSplit
 from swarmnet.stage.accumulator import sum_dtype
@@ -167,7 +167,7 @@ _SAVED: dict[tuple[str, str], _Widths] = {
 """What a layer keeps on the device for backward, by `numerics.compute` and `memory.activations`; else nothing."""
 
 _TAPE: dict[str, _Widths] = {"fp32": (32, 8, 8, 12), "bf16": (24, 4, 4, 6)}
-"""What a layer keeps between backward and weight pass under "stash": the operands of its products."""
+"""What a layer keeps between backward and weight-gradient pass under "stash": the operands of its products."""
 
 _BACKWARD: dict[str, _Widths] = {"fp32": (0, 12, 0, 10), "bf16": (16, 8, 0, 4)}
 """What the backward of one layer takes beyond what is saved."""
@@ -199,14 +199,14 @@ def _rank_memory(
     weights = _FP32 * held + casts * (spec.numerics.compute == "bf16")
     outer = 2 * _FP32 * held * (alone and local)
     finished = alone and not (local or cuda)  # else it is in the peer process
-    # A rank whose device is full is lost, and all others with it: what computes past microbatches has to fit, too. A
+    # A rank with a full device is lost, and all others with it: what computes past microbatches has to fit, too. A
     # peer of one rank only skips that audit.
     audited = setup.audited and not alone
     piece = _AGAIN * min(largest, chunk_elements(torch.device(layout.kind)))
     kept, most, offloaded = _microbatch(setup, spec, layers, gradient // (layout.data if fully else 1))
     # An outer step's vector is on the device on its way to host memory.
     most = max(most, kept + max(piece, cuda * outer // 2))
-    # A layer's chunks of gradients lie in no memory of their own under ZeRO-2 and 3.
+    # A layer's chunks of gradients have no memory of their own under ZeRO-2 and 3.
     update = _FP32 * (largest + scattered * mesh.num_elements("moments", shapes, 0)) + piece
     update += cuda * wide * largest  # a parameter's sum on its way to the device
     if fully:
@@ -241,7 +241,7 @@ def _microbatch(setup: Setup, spec: StageSpec, layers: int, gradient: int) -> tu
     """(held between its passes, the most in a pass, moved to host memory meanwhile). gradient: bytes of a whole one."""
     model, training, compute, policy = spec.model, spec.training, spec.numerics.compute, setup.memory.activations
     tensor, tokens = setup.layout.tensor, training.microbatch_size // setup.layout.data * training.sequence_length
-    # Sequence parallelism splits what lies between the regions that tensor ranks share: half of what is saved.
+    # Sequence parallelism splits what is between the regions that tensor ranks share: half of what is saved.
     hidden = model.hidden_size * ((1 + 1 / tensor) / 2 if setup.layout.sequence_parallel else 1.0)
     queries, inner = model.num_heads * model.head_dim / tensor, model.intermediate_size / tensor
     keys = max(model.num_kv_heads / tensor, 1) * model.head_dim
@@ -336,12 +336,12 @@ def audit_bytes(setup: Setup, canonical: Canonical) -> int:
     crossing = (there * (not spec.first) + back * (not spec.last)) * sequences * length * spec.model.hidden_size
     payload = round(crossing) + sequences * (_FP32 * (length + 1) + _PROOF_BYTES)
     steps, made = KEPT_STEPS * training.microbatches * payload, 1 + (not spec.numerics.deterministic)
-    works, shown = made * min(KEPT_MEMOS * setup.memo_bytes, steps), min(setup.memo_bytes, steps)
+    works, shown = made * min(KEPT_CACHES * setup.memo_bytes, steps), min(setup.memo_bytes, steps)
     return works + shown + KEPT_WEIGHTS * _FP32 * canonical.num_elements
 
 
 def _of_rounds(averaging: Averaging, canonical: Canonical, ranks: int) -> int:
-    """What local sync holds in the round of the run's last step, whose outer step is of all elements; an aggregate of
+    """What local sync holds in the round of the run's last step, if its outer step is of all elements; an aggregate of
     integers takes nothing beyond the finished one."""
     if averaging.sync != "local":
         return 0
@@ -357,7 +357,7 @@ def _of_rounds(averaging: Averaging, canonical: Canonical, ranks: int) -> int:
     )
     references = 0
     if averaging.gossip and averaging.codec in DIFFERENCES:
-        # One of each turn; and of fragments whose turn 0 comes before the first cycle ends, the first weights.
+        # One of each turn; and, for fragments with turn 0 before the end of the first cycle, the first weights.
         references = (TURNS + (averaging.fragments > 1)) * _BF16 * canonical.num_elements
     return _FP32 * vectors * canonical.num_elements + references
 

@@ -27,7 +27,7 @@ from swarmnet.testing.links import Links
 from swarmnet.testing.plan import Plan
 
 ABSTRACT_ABOVE = 600
-"""Peers of a fleet whose rounds and directory are modelled, if nobody says otherwise."""
+"""Peers of a fleet above which rounds and directory are modelled, by default."""
 
 MOST_PEERS, MOST_STAGES = 100_000, 1000
 
@@ -147,7 +147,7 @@ class Fleet:
 
 def read(path: Path | None, layers: Sequence[SettingsLayer] = ()) -> Fleet:
     """The fleet of a file and of what is said over it. Raises UsageError, one line."""
-    # What nobody describes is to show something.
+    # A fleet without a description is to show something.
     unsaid = [] if path is not None else [SettingsLayer("default", {"churn": {"kill_every": 20.0}})]
     return drawn(read_fleet(path, FleetFile, [*unsaid, *layers]), str(path) if path is not None else "this fleet")
 
@@ -185,11 +185,11 @@ def drawn(said: FleetFile, here: str) -> Fleet:
         boundary_elements=max(round(run.activation_bytes / scale / 4), 1),
         state_bytes=round(run.state_bytes / scale),
         piece_bytes=max(round(run.state_bytes / scale / 16), 64),
-        # Of messages whose peers have a region the latency is the region's.
+        # Between peers with regions the latency is the regions'.
         links=Links(latency_s=said.regions.near_ms / 3000),
         protocol=said.timers,
         routing=run.routing,
-        # Who reads of the stages beside it alone knows no better place.
+        # A peer that reads only of its neighbour stages knows no better stage.
         rebalance=Rules() if run.rebalance and not abstract else None,
         abstract=abstract,
         served=tuple((fault.stage_of(name) or 0,) for name in placed),
@@ -215,7 +215,7 @@ def _machine(said: FleetFile, kind: DrawnMachine | MachineKind, rng: random.Rand
     run, regions = said.run, said.regions.all_names
     if isinstance(kind, MachineKind):
         speed, up = kind.flops_per_s / (1e12 * TFLOPS["cuda"]), kind.bytes_per_s
-        down, memory = up, float((kind.room or math.inf) * (kind.gpus if kind.device == "cuda" else 1))
+        down, memory = up, float((kind.device_bytes or math.inf) * (kind.gpus if kind.device == "cuda" else 1))
     else:
         memory, speed = 1e9 * _between(rng, kind.memory_gb), _between(rng, kind.speed)
         up, down = (1e6 / 8 * _between(rng, span) for span in (kind.up_mbit, kind.down_mbit))
@@ -231,10 +231,10 @@ def _machine(said: FleetFile, kind: DrawnMachine | MachineKind, rng: random.Rand
 
 
 def _placed(machines: Sequence[Machine], stages: int) -> dict[str, Machine]:
-    """Each, the fastest first, in the stage with the least speed: as even as newcomers would place themselves."""
+    """Each machine, the fastest first, in the stage with the least speed: as even as newcomers would choose."""
     rates, counts, found = [0.0] * stages, [0] * stages, {}
     for machine in sorted(machines, key=lambda machine: -machine.speed):
-        # A stage without anybody first, however little the others have.
+        # A stage without replicas first, however little the others have.
         stage = min(range(stages), key=lambda stage: (counts[stage] > 0, rates[stage]))
         found[f"s{stage}-r{counts[stage]}"] = machine
         rates[stage] += machine.speed

@@ -233,7 +233,7 @@ class FleetSimulation(EventFold):
 
     def _starting(self, name: str) -> None:
         if name not in self._machines:
-            # Those that have left make room; without any, machines begin again from the first.
+            # Machines of peers that have left are reused; without any, machines begin again from the first.
             machine = self._spare.pop() if self._spare else self._rng.choice(self.fleet.spare)
             self._machines[name], self.swarm.ids[name] = machine, peer_id_of(name)
             self._names[self.swarm.ids[name]] = name

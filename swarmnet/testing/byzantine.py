@@ -1,9 +1,9 @@
-"""Replicas of a local swarm that lie about their work (`--liars`): who lies how, and what stands in their engine.
+"""Byzantine replicas of a local swarm (`--liars`): which replica deviates how, and what wraps its engine.
 
-A liar follows the protocol to the letter, and lies in its arithmetic alone: what it sends on, sums, pledges and serves
-fits together, as that of anybody who computes falsely on purpose would; a false sender's does not. Lies about
-microbatches are told below the engine, in its backend; those about sums, audits, findings and payloads at the seams.
-Only a replica of one rank can lie.
+A Byzantine replica follows the protocol to the letter, and deviates in its arithmetic alone: what it sends on,
+aggregates, commits to and serves is consistent, as that of any peer with deliberately false results would be; a false
+sender's is not. False microbatches are computed below the engine, in its backend; false aggregates, audits, decisions
+and payloads at the interfaces. Only a replica of one rank can be Byzantine.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ KINDS = {
     "tenth": "flips the sign in one of ten microbatches",
     "reducer": "hands out other sums than those of the contributions it reduced",
     "auditor": "finds something wrong whenever it looks at others' work again",
-    "pair": "two of a stage: both flip the sign, and neither looks at anybody's work again",
+    "pair": "two of a stage: both flip the sign, and neither recomputes any work",
     "false-sender": "counts what is right, and sends its neighbours the other sign",
     "feeder": "counts nothing, and sends its neighbours the other sign",
-    "adaptive": "flips the sign until somebody looks at its work, and then for eight steps does not",
+    "adaptive": "flips the sign until a peer recomputes its work, and then for eight steps does not",
 }
-"""How a replica may lie."""
+"""The kinds of Byzantine replicas."""
 
 QUIET_STEPS = 8
-"""For so long an adaptive liar is honest after somebody has looked at its work."""
+"""For so long an adaptive one is correct after a peer has asked for its work."""
 
 SENDS = frozenset(["false-sender", "feeder"])
 
@@ -54,8 +54,8 @@ TENTH, SCALE = 0.1, 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class LiarCount:
-    """How many lie in one way. share: of all replicas, if it is not `number`."""
+class ByzantineCount:
+    """How many replicas deviate in one way. share: of all replicas, if it is not `number`."""
 
     kind: str
     number: int = 1
@@ -66,7 +66,7 @@ class LiarCount:
         return max(1, round(self.share * replicas)) if self.share else self.number
 
 
-def parse_liars(text: str) -> tuple[LiarCount, ...]:
+def parse_byzantine(text: str) -> tuple[ByzantineCount, ...]:
     """`KIND:N` and `KIND=P%`, with commas. Raises UsageError."""
     found = []
     for word in text.split(","):
@@ -84,13 +84,14 @@ def parse_liars(text: str) -> tuple[LiarCount, ...]:
         except ValueError:
             raise UsageError(f"--liars {word}: write KIND:N or KIND=P%, for example sign-flip:1 or lazy=10%") from None
         if kind not in KINDS:
-            raise UsageError(f"--liars {word}: nobody lies so: the kinds are {', '.join(KINDS)}")
-        found.append(LiarCount(kind, number, share))
+            raise UsageError(f"--liars {word}: no such kind: the kinds are {', '.join(KINDS)}")
+        found.append(ByzantineCount(kind, number, share))
     return tuple(found)
 
 
-def choose_liars(asked: Sequence[LiarCount], replicas: Mapping[str, int], seed: str) -> dict[str, str]:
-    """Who lies how: kinds by name of replica, as many in each stage as can be. A pair is two of one stage.
+def choose_byzantine(asked: Sequence[ByzantineCount], replicas: Mapping[str, int], seed: str) -> dict[str, str]:
+    """Which replicas deviate how: kinds by name of replica, as many in each stage as can be. A pair is two of one
+    stage.
 
     replicas: stages by name. Raises UsageError unless most replicas of every stage are honest.
     """
@@ -104,21 +105,21 @@ def choose_liars(asked: Sequence[LiarCount], replicas: Mapping[str, int], seed: 
                     honest.setdefault(stage, []).append(name)
             sizes = [*replicas.values()]
             # More than half must still be honest: the odd one out is named by a majority.
-            room = {of: names for of, names in honest.items() if len(names) - together >= quorum(sizes.count(of))}
-            if not room:
+            fitting = {of: names for of, names in honest.items() if len(names) - together >= quorum(sizes.count(of))}
+            if not fitting:
                 raise UsageError(
-                    f"--liars: with one more ({each.kind}) half of some stage would lie, and nobody could say who: "
-                    "take more --replicas or fewer liars"
+                    f"--liars: with one more ({each.kind}) half of some stage would be Byzantine, not a minority: "
+                    "take more --replicas or fewer Byzantine ones"
                 )
-            fewest = min(sizes.count(of) - len(names) for of, names in room.items())
-            stage = rng.choice([of for of, names in room.items() if sizes.count(of) - len(names) == fewest])
-            for name in rng.sample(room[stage], together):
+            fewest = min(sizes.count(of) - len(names) for of, names in fitting.items())
+            stage = rng.choice([of for of, names in fitting.items() if sizes.count(of) - len(names) == fewest])
+            for name in rng.sample(fitting[stage], together):
                 lying[name] = each.kind
     return lying
 
 
 class Deceit:
-    """When one replica lies. say(event, **fields) is told of every microbatch that it lied about."""
+    """When one replica deviates. say(event, **fields) is called for every false microbatch."""
 
     def __init__(self, kind: str, seed: str, say: Callable[..., None]) -> None:
         self.kind, self.seed, self._say = kind, seed, say
@@ -126,8 +127,8 @@ class Deceit:
         self._quiet_until = -1
         self.step = 0
 
-    def lies(self, step: int) -> bool:
-        """Is the microbatch that comes next lied about?"""
+    def is_false(self, step: int) -> bool:
+        """Is the next microbatch false?"""
         self.step = max(self.step, step)
         if self.kind == "adaptive":
             return step >= self._quiet_until
@@ -138,7 +139,7 @@ class Deceit:
         self._say("lied", kind=self.kind, step=step, index=index)
 
     def looked_at(self) -> None:
-        """Somebody has asked for a microbatch of mine, to compute it again."""
+        """A peer has asked for a microbatch of this replica, to compute it again."""
         self._quiet_until = self.step + QUIET_STEPS
 
 
@@ -170,7 +171,7 @@ class _FalseWork:
 
 
 class LyingBackend(Double[Any]):
-    """A `StageBackend` that lies about microbatches."""
+    """A `StageBackend` with false microbatches."""
 
     def __init__(self, inner: Any, deceit: Deceit) -> None:
         import torch
@@ -185,10 +186,10 @@ class LyingBackend(Double[Any]):
     def forward(
         self, step: int, tokens: torch.Tensor, hidden: torch.Tensor | None, *, train: bool
     ) -> tuple[torch.Tensor, object | None]:
-        if not train:  # what nobody counts is not worth a lie
+        if not train:  # what is not counted is not worth a false result
             output, work = self._inner.forward(step, tokens, hidden, train=False)
             return output, work
-        lies, like = self._deceit.lies(step), hidden
+        lies, like = self._deceit.is_false(step), hidden
         match self._deceit.kind:
             case "stale" if lies:
                 if not self._inputs or self._inputs[-1][0] < step:
@@ -281,7 +282,7 @@ class LyingCompute(Double[Any]):
 
 
 def lying_engine(inner: Engine, deceit: Deceit) -> Engine:
-    """`inner`, of a replica that lies."""
+    """`inner`, of a Byzantine replica."""
     match deceit.kind:
         case "reducer":
             return Engine(inner.compute, cast(Summation, LyingSums(inner.sums, inner.compute, deceit)))
@@ -289,7 +290,8 @@ def lying_engine(inner: Engine, deceit: Deceit) -> Engine:
             return inner
         case "auditor":
             return Engine(cast(Compute, LyingCompute(inner.compute, deceit)), inner.sums)
-    # What is handed on, summed and pledged comes from the backend: there alone a lie changes all of it alike.
+    # What is sent, aggregated and committed to comes from the backend: only a false result there changes all of it
+    # consistently.
     engine = cast(Any, inner.compute)
     engine._backend = LyingBackend(engine._backend, deceit)
     if deceit.kind == "pair":
@@ -333,7 +335,7 @@ def negated(packed: Packed) -> Packed:
 def false_words(
     sents: tuple[Sent, ...], payload: tuple[Packed, ...], deceit: Deceit, sign: Callable[[bytes], bytes]
 ) -> tuple[Sent, ...]:
-    """What a liar signs of what it sends instead, and what that was made of."""
+    """What a Byzantine replica signs of what it sends instead, and what that was made of."""
     own, *others = sents
     deceit.lied(own.stamp.step, own.index)
     false = replace(own, digest=digest(payload))
@@ -341,7 +343,7 @@ def false_words(
 
 
 class Wary(Double[Service]):
-    """A Service that notices when somebody looks at its work, and that answers falsely if it is a false sender's. sign:
+    """A Service that notices when a peer asks for its work, and that answers falsely if it is a false sender's. sign:
     as this peer."""
 
     def __init__(self, inner: Service, deceit: Deceit, sign: Callable[[bytes], bytes]) -> None:

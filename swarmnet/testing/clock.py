@@ -64,7 +64,7 @@ class _Event(asyncio.TimerHandle):
         self._when, self._callback, self._args, self._loop, self._context = when, callback, args, loop, context
         self._scheduled = self._cancelled = False
         self._source_traceback = self._repr = None
-        self._process = context.get(_process)  # None: of the simulator itself, which nobody stops
+        self._process = context.get(_process)  # None: of the simulator itself, which is never stopped
 
     def __lt__(self, other: _Event) -> bool:  # type: ignore[override]
         return self._when < other._when
@@ -172,7 +172,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         done = self.create_future()
         try:
             done.set_result(func(*args))
-        except Exception as error:  # whose it is, decides who waits for it
+        except Exception as error:  # its waiter handles it
             done.set_exception(error)
         return done
 
@@ -191,7 +191,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return task
 
     def _asyncgen_firstiter_hook(self, agen: object) -> None:
-        """Each call has several generators, all of which are closed by who iterates: nobody need remember them."""
+        """Each call has several generators, all of which are closed by their reader: they need no registry."""
 
     def at_once(self, process: SimulatedProcess, act: Callable[..., None], *args: object) -> None:
         """Do this inside a process, now, or when it continues: without a timer, which would reorder others' events."""
@@ -219,7 +219,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         process.remains = process.tasks()
 
     def bury_process(self, process: SimulatedProcess) -> None:
-        """Clean up after a dead or stopped process, once nobody can be harmed by its last acts: end its tasks."""
+        """Clean up after a dead or stopped process, once its last acts can harm no other: end its tasks."""
         process.dead = False
         process.remains = process.tasks()
         self.continue_process(process)

@@ -13,13 +13,13 @@ from swarmnet.testing.clock import VirtualLoop
 from swarmnet.testing.links import SimulatedLinks
 
 _TRAINERS = -1
-"""Where their records are, beside those of the stages."""
+"""The key of their records, next to those of the stages."""
 
 
 class MemoryDirectory:
     """A Directory. A dead peer's record stays until it expires.
 
-    Everybody sees all records, as in a DHT that has more paths than any pair of peers, until `split`.
+    Every peer sees all records, as in a DHT that has more paths than any pair of peers, until `split`.
     """
 
     def __init__(self, loop: VirtualLoop, *, ttl_s: float = 30.0) -> None:
@@ -47,11 +47,11 @@ class MemoryDirectory:
         return self._loop.time()
 
     def split(self) -> None:
-        """From now on nobody sees what is published beyond a cut: only what was there before, until it expires."""
+        """From now on no peer sees what is published beyond a cut: only what was there before, until it expires."""
         self._before = dict(self._records)
 
     def unite(self) -> None:
-        """Everybody sees everything again."""
+        """Every peer sees all records again."""
         self._before = None
 
     def seen_by(
@@ -69,7 +69,7 @@ class MemoryDirectory:
             return self._fresh(found)
         if self._before is None:
             return self._fresh(self._records)
-        # A record of before the cut stays where it was, as in a DHT whose nodes are on both sides.
+        # A record of before the cut stays where it was, as in a DHT with nodes on both sides.
         here = {peer: entry for peer, entry in self._records.items() if lines.connected(peer, reader)}
         return self._fresh({**self._before, **here})
 

@@ -74,9 +74,9 @@ class Transmission(NamedTuple):
 
 
 class FakeTransport:
-    """A transport whose peers answer by script. It remembers what it was asked for.
+    """A transport with peers that answer by script. It remembers what it was asked for.
 
-    Set `intercept` to change what arrives: it is given (peer, request, answer) and returns a script to play in place of
+    Set `intercept` to change what arrives: it is given (peer, request, answer) and returns a script to play instead of
     the answer.
     """
 
@@ -127,7 +127,7 @@ class FakeTransport:
 
 
 class FakeService:
-    """A service that answers by script and remembers what it hears. It serves nothing if not told otherwise."""
+    """A service that answers by script and remembers its messages. It serves nothing if not told otherwise."""
 
     def __init__(
         self,
@@ -154,7 +154,7 @@ class FakeService:
 
 
 class FakeDirectory:
-    """A complete directory whose records a function gives. It remembers what is published."""
+    """A complete directory with records that a function gives. It remembers what is published."""
 
     def __init__(self, records: Callable[[], Iterable[Record]] = tuple) -> None:
         self.given, self.published = records, list[Record]()

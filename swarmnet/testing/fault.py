@@ -33,8 +33,8 @@ from swarmnet.config.table import Count, Table, says
 from swarmnet.errors import UsageError
 
 Phase = Literal["forward", "backward", "averaging", "apply", "snapshot", "fetch"]
-"""Where in a step. "averaging" begins when a contribution is asked for and ends when the sum is in; "snapshot": a donor
-is about to hand over a piece of its state; "fetch": a joiner has just received one, and knows no step."""
+"""Where in a step. "averaging" begins when a contribution is asked for and ends when the sum is in; "snapshot": a
+source is about to hand over a piece of its state; "fetch": a joiner has just received one, and knows no step."""
 Moment = Literal["begin", "end"]
 Duration = Annotated[float, Field(gt=0, le=3600)]
 Group = tuple[str, ...]
@@ -100,7 +100,8 @@ class Fault(Table):
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        """Who is cut off from whom, or (one group) whose links are slow: names of peers, or of stages ("s1")."""
+        """The groups that are cut off from each other, or (one group) that have slow links: names of peers, or of
+        stages ("s1")."""
         return ()
 
 
@@ -141,7 +142,7 @@ class Drain(Fault):
 
 
 class Partition(Fault):
-    """Groups that do not hear of each other for a while; who is in no group hears everybody."""
+    """Groups that get no messages of each other for a while; a peer in no group is connected to all."""
 
     between: Annotated[tuple[Group, ...], Field(min_length=2)] = Field(
         description='groups of replicas, stages and trainers: [["s0", "s1-r0"], ["s1-r1", "trainer-0"]]'
@@ -160,7 +161,7 @@ class OneWayCut(Fault):
     """What some send does not reach some others; the other way is open."""
 
     senders: Annotated[Group, Field(min_length=1)] = Field(
-        description='who is not heard: replicas, stages, trainers, such as ["s1-r0"]'
+        description='the senders of the lost messages: replicas, stages, trainers, such as ["s1-r0"]'
     )
     receivers: Annotated[Group, Field(min_length=1)] = Field(description="who does not hear them")
     for_s: Duration = Field(description="seconds until it is healed")
@@ -177,7 +178,7 @@ class Slow(Fault):
     """Slow links."""
 
     peers: Annotated[Group, Field(min_length=1)] = Field(
-        description='whose links, to everybody: replicas, stages, trainers, such as ["s1-r0", "s2"]'
+        description='their links to all others are slow: replicas, stages, trainers, such as ["s1-r0", "s2"]'
     )
     bytes_per_s: Annotated[float, Field(ge=0)] = says(0.0, "of each link, each way; 0: unlimited")
     latency_s: Annotated[float, Field(ge=0, le=60)] = says(0.0, "added, each way")
@@ -198,16 +199,16 @@ class Slow(Fault):
 
 
 class KillRank(Fault):
-    """SIGKILL to one rank of a replica that has several; the replica starts its ranks anew."""
+    """SIGKILL to one rank of a replica that has several; the replica restarts its ranks."""
 
     kind, event, strikes_one = "kill_rank", "kill_rank", True
     told = "rank {rank} of {name} was killed ({fault}, step {step})"
 
 
 class DiskFull(Fault):
-    """The disk of one replica has no room: what it writes there fails."""
+    """The disk of one replica is full: what it writes there fails."""
 
-    for_s: Duration = Field(description="seconds until there is room")
+    for_s: Duration = Field(description="seconds until it has space again")
 
     kind, event, strikes_one, virtual_only = "disk_full", "disk_full", True, True
     told = "the disk of {name} is full for {fault.for_s:.1f} s ({fault})"
@@ -285,7 +286,7 @@ class LinkLimit(NamedTuple):
 def links_of(name: str, rules: Iterable[Fault], others: Iterable[str]) -> tuple[set[str], Mapping[str, LinkLimit]]:
     """Under these rules of links: whom `name` cannot reach, and at what pace it reaches whom.
 
-    A process in no group of a partition reaches everybody. Of several slow links between two the slowest counts.
+    A process in no group of a partition reaches all others. Of several slow links between two the slowest counts.
     """
     cut: set[str] = set()
     paces: dict[str, LinkLimit] = {}
@@ -357,7 +358,7 @@ def load(text: str, *, stages: int, replicas: int, steps: int) -> tuple[Fault, .
         if model.virtual_only and (entries or getattr(top.random, kind)):
             raise UsageError(f"{text}: {kind}: only tests can do this, to a virtual swarm (docs/testing.md)")
         for number, entry in enumerate(entries, 1):
-            # Its place is the number in its kind, as a reader of the file counts.
+            # Its number is that in its kind, as a reader of the file counts.
             here = f"{text}: [[{kind}]] number {number}"
             found.append(_entry(model, entry, here))
             _check_exists(found[-1], here, stages=stages, steps=steps)
@@ -394,15 +395,15 @@ def _check_exists(fault: Fault, here: str, *, stages: int, steps: int) -> None:
 def expand(rates: Table, seed: int, *, stages: int, replicas: int, steps: int) -> tuple[Fault, ...]:
     """Draw faults for `steps` steps: the same for the same arguments. The last steps are left alone."""
     rng, moments = random.Random(f"{seed}/chaos"), random.Random(f"{seed}/moments")
-    everybody = [f"s{stage}-r{number}" for stage in range(stages) for number in range(replicas)]
+    names = [f"s{stage}-r{number}" for stage in range(stages) for number in range(replicas)]
     found: list[Fault] = []
     for kind in KINDS:
         expected = getattr(rates, kind) * steps / 100
         # The rest of a whole one is a chance.
         for _ in range(int(expected) + (rng.random() < expected % 1)):
-            # The last two steps are left alone: who is struck there has nothing to come back to.
+            # The last two steps are left alone: a replica that fails there has nothing to come back to.
             step, stage = rng.randrange(1, max(steps - 2, 2)), rng.randrange(stages)
-            for fault in _drawn(kind, rng, step, stage, everybody):
+            for fault in _drawn(kind, rng, step, stage, names):
                 fault._into_step = moments.uniform(0.1, 0.6)
                 found.append(fault)
     return tuple(sorted(found, key=lambda fault: fault.step or 0))
@@ -434,10 +435,10 @@ def _drawn(kind: str, rng: random.Random, step: int, stage: int, replicas: Seque
             sender, receiver = rng.sample(replicas, 2)
             yield OneWayCut(step=step, for_s=rng.uniform(0.5, 4.0), senders=(sender,), receivers=(receiver,))
         case "partition":
-            rng.shuffle(everybody := list(replicas))
-            here = rng.choice((1, max(len(everybody) // 2, 1)))
-            groups = tuple(sorted(everybody[:here])), tuple(sorted(everybody[here:]))
-            # A lone replica has nobody to be cut off from.
+            rng.shuffle(shuffled := list(replicas))
+            here = rng.choice((1, max(len(shuffled) // 2, 1)))
+            groups = tuple(sorted(shuffled[:here])), tuple(sorted(shuffled[here:]))
+            # A lone replica has no other to be cut off from.
             if groups[1]:
                 yield Partition(step=step, for_s=rng.uniform(0.5, 4.0), between=groups)
 

@@ -42,7 +42,7 @@ BREAK_S = 5.0
 """A call over a cut link breaks after so long, as keepalive would break it."""
 
 PULSE_S = 0.25
-"""While a paced payload is under way, how often the caller hears of it."""
+"""The interval of progress reports to the caller while a paced payload is under way."""
 
 HOLDING_S = 5.0
 """How often a child says what it holds."""
@@ -182,7 +182,7 @@ class HeldSums(Double[Summation]):
 
 
 def held_engine(inner: Engine, between: Interposed) -> Engine:
-    """`inner`, longer where its child holds, and false where it lies."""
+    """`inner`, longer where its child holds, and false if it is Byzantine."""
     if between.deceit is not None:
         inner = lying_engine(inner, between.deceit)
     compute = HeldCompute(inner.compute, between)
@@ -190,7 +190,7 @@ def held_engine(inner: Engine, between: Interposed) -> Engine:
 
 
 class FaultyTransport(Double[Transport]):
-    """A Transport whose links can be cut and slow."""
+    """A Transport with links that can be cut and slow."""
 
     def __init__(self, inner: Transport, between: Interposed) -> None:
         super().__init__(inner)
@@ -304,7 +304,7 @@ def main(argv: list[str]) -> int:
                     transport = cast(Transport, FalseSender(transport, deceit, sign))
                 return cast(Transport, FaultyTransport(transport, between))
 
-            wrap = Wrap(transport=said, service=heard, beside=lambda: follow(orders, between))
+            wrap = Wrap(transport=said, service=heard, background=lambda: follow(orders, between))
             # What holds from the start is there before the first message.
             _read(orders, between)
             if "trainer" in config.roles:

@@ -36,7 +36,7 @@ class InvariantReport:
     unaudited: tuple[tuple[int, int], ...]  # no member wrote a commit
     conflicts: tuple[tuple[int, int], ...]  # members wrote different digests
     split_stages: tuple[int, ...]  # replicas ended with different weights
-    repeated: int = 0  # steps done again after everybody had been gone
+    repeated: int = 0  # steps done again after all peers had been gone
     changed: tuple[int, ...] = ()  # of these, steps with another loss than before
     renewed: tuple[int, ...] = ()  # versions from which the run was another one
     repeats: bool = True  # a step done again was to have the same loss
@@ -87,8 +87,8 @@ class _Word:
 class InvariantChecker(EventFold):
     """Collects what members wrote; `report` may be asked at any time, it costs one pass.
 
-    A run that goes on after everybody was gone does some steps again: each life is judged by itself, and a step must
-    have the same loss in all of them, with `exact` the same sums. After `anew` the run is another one, and
+    A run that goes on after all peers were gone does some steps again: each life is judged by itself, and a step must
+    have the same loss in all of them, with `exact` the same sums. After `restarted` the run is another one, and
     so it is for a member that has gone back before a tainted step. Not `equal`: replicas train on their own, and need
     not end with the same weights. Not `bits`: replicas compute on unlike machines, and what they sum apart differs in
     its last digits: that is a fork, which is counted. Not `repeats`: it shows in a step who computed what, so one that
@@ -144,9 +144,9 @@ class InvariantChecker(EventFold):
             self._undone[by] = event["number"]
 
     def on_dropped(self, event: Mapping[str, Any], life: int, by: str) -> bool:
-        return self.anew(event["to"], life=life)
+        return self.restarted(event["to"], life=life)
 
-    def anew(self, version: int, *, life: int = 0) -> bool:
+    def restarted(self, version: int, *, life: int = 0) -> bool:
         """From `version` on, in this life, steps are others than those of the same numbers before: a stage lost its
         state. False if that is known."""
         if (version, life) in self._renewed:
@@ -156,7 +156,7 @@ class InvariantChecker(EventFold):
 
     @property
     def committed(self) -> Collection[tuple[int, int]]:
-        """Of what (stage, step) somebody wrote."""
+        """Of which (stage, step) a peer wrote."""
         return self._commits.keys()
 
     @property
@@ -183,7 +183,7 @@ class InvariantChecker(EventFold):
             for (stage, step), commits in self._commits.items()
             if stage == self.stages - 1 and len({commit.when for commit in commits}) > 1
         }
-        # A step that nobody wrote of is no step that went well.
+        # A step that no peer wrote of is no step that went well.
         everything = [(stage, step) for step in range(self.steps) for stage in range(self.stages)]
         return InvariantReport(
             lost=lost,
@@ -224,7 +224,8 @@ class InvariantChecker(EventFold):
 
 
 def multiplicity(commit: Mapping[str, Any], microbatches: int) -> tuple[int, int]:
-    """(lost, doubled) of one commit: indexes nobody contributed, and contributions beyond what the sum may hold.
+    """(lost, doubled) of one commit: indexes that no member contributed, and contributions beyond what the sum may
+    hold.
 
     A contributed index that is voided, or that is no index of the step at all, is beyond it.
     """
@@ -237,9 +238,9 @@ def multiplicity(commit: Mapping[str, Any], microbatches: int) -> tuple[int, int
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The swarm's losses beside one process's. bit_equal: the same float64 at every step. promised: a run under this
-    manifest is to have the curve of one process. within: that close in the first steps, None: judged by bits, or by the
-    final loss alone. weights_equal: the last ones, to the bit; None: not looked at."""
+    """The swarm's losses compared with one process's. bit_equal: the same float64 at every step. promised: a run under
+    this manifest is to have the curve of one process. within: that close in the first steps, None: judged by bits, or
+    by the final loss alone. weights_equal: the last ones, to the bit; None: not looked at."""
 
     max_difference: float
     at_step: int

@@ -1,6 +1,6 @@
-"""What lies between simulated processes: noise, cuts, slow pairs and narrow uplinks. It knows no messages.
+"""What is between simulated processes: noise, cuts, slow pairs and narrow uplinks. It knows no messages.
 
-A cut is silence, not refusal: nobody behind it can be told from a stopped process. Bandwidth limits of a peer are
+A cut is silence, not refusal: a peer behind it looks like a stopped process. Bandwidth limits of a peer are
 shared by all its transfers, chunk by chunk, in both directions apart.
 """
 
@@ -29,7 +29,7 @@ class Links:
     late: float = 0.0
     """Share of messages that are held up for up to a second, so that others overtake them."""
     broken: float = 0.0
-    """Share of calls whose connection breaks."""
+    """Share of calls with a connection that breaks."""
     bytes_per_s: float = 1e9
     stall_s: float = 10.0
     """A callee that shows no life for so long, stopped or cut off, has timed out."""
@@ -99,7 +99,7 @@ class SimulatedLinks:
         self._undialled.add((sender, receiver))
 
     def heal(self, key: object = None) -> None:
-        """End this cut; None: every cut, and let everybody dial."""
+        """End this cut; None: every cut, and all peers can dial."""
         if key is None:
             self.cuts, self._undialled = {}, set()
         self.cuts.pop(key, None)
@@ -160,7 +160,7 @@ class SimulatedLinks:
 
     def meeting_s(self, peers: Collection[PeerId], num_bytes: float) -> float:
         """How long it takes that all of these have the sum of vectors of so many bytes, by the slowest line and the
-        longest way: each part goes to whoever reduces it, and back."""
+        longest way: each shard goes to its reducer, and back."""
         rates = [lines[peer].bytes_per_s for lines in (self._up, self._down) for peer in peers if peer in lines]
         regions = {self.regions[peer] for peer in peers if peer in self.regions} if self.between else set()
         way_s = max((self.between[one][other] for one in regions for other in regions), default=self.links.latency_s)
@@ -177,7 +177,7 @@ class SimulatedLinks:
             crossed += [self._down.get(relay), self._up.get(relay)]
             self.relayed_bytes += num_bytes
         directions = [direction for direction in crossed if direction is not None]
-        # Without a limited line there is nobody to share it with.
+        # Without a limited link there is no peer to share it with.
         chunk = num_bytes if not directions else max(-(-num_bytes // _CHUNKS), _LEAST_CHUNK_BYTES)
         passed = 0
         while passed < num_bytes:

@@ -2,7 +2,7 @@
 
 Between 100 members a butterfly is hundreds of streams; here it is one sum. Who is in a round, when it opens and what
 becomes of it the step machines decide as ever. A member that does not come holds the others up until its leader leaves
-it out; nobody can tell the leader who it is (`averaging.watch` sees no streams).
+it out; and the leader cannot tell which it is (`averaging.watch` sees no streams).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A network in memory, with the faults of a real one injected below the code under test.
 
 One-way messages may be delayed, lost, doubled and overtaken; calls are delayed and may break. Death of a process is
-seen by everybody connected to it, silence (a stopped process, a cut) by nobody: calls across a cut hang and then break
+seen by every connected peer, silence (a stopped process, a cut) by none: calls across a cut hang and then break
 without a word on who is to blame, answers go on when it heals in time, one-way messages are lost. Where only one of two
 can dial the other, the same holds for what the one who cannot opens, and for nothing else.
 """
@@ -34,7 +34,7 @@ Message = Control | Request | Answer
 Intercept = Callable[[PeerId, PeerId, Message], Message | bool | None]
 """Sees each message, request and answer before it is sent: (sender, receiver, message).
 
-False loses it: a caller hears nothing more. A message takes its place. None and True let it pass.
+False loses it: a caller gets nothing more. A message replaces it. None and True let it pass.
 """
 
 
@@ -87,12 +87,12 @@ class MemoryNetwork:
         return MemoryTransport(self, peer)
 
     def kill(self, peer: PeerId) -> None:
-        """SIGKILL the process behind this id: its connections break, everybody connected notices."""
+        """SIGKILL the process behind this id: its connections break, every connected peer notices."""
         node = self._nodes.pop(peer)
         self.loop.kill_process(node.process)
         # The kernel closes the connections of a dead process.
         for call in [call for call in self._calls if peer in (call.caller, call.callee)]:
-            # Across a cut nobody hears that the connection has broken.
+            # Across a cut no peer learns that the connection has broken.
             if self.lines.connected(call.caller, call.callee):
                 self.break_call(call)
         for other in list(self._nodes.values()):
@@ -138,7 +138,7 @@ class MemoryNetwork:
                 self._at(node, self.delay(call.caller, call.callee), self._accept, node, call, request, payload)
 
     def cut_off(self) -> None:
-        """Nothing reaches anybody from now on."""
+        """Nothing reaches any peer from now on."""
         self._nodes.clear()
         self._calls.clear()
 
@@ -162,7 +162,7 @@ class MemoryNetwork:
         dials = not self.lines.blocked(sender, peer)
         back = node is not None and not self.lines.blocked(peer, sender)
         if not self.lines.reaches(sender, peer) or not (dials or back):
-            return  # lost, and nobody is told
+            return  # lost without a report
         if node is None:
             if mine is not None and self.lines.connected(sender, peer):
                 gone = functools.partial(mine.service.on_gone, peer, definite=True)
@@ -204,7 +204,7 @@ class MemoryNetwork:
         if not self.lines.dials(sender, peer):
             self._calls[call] = None
             self._knocking.append((call, request, payload))
-            return call  # nobody answers: the caller sees no life and gives up, if it does not heal before
+            return call  # no peer answers: the caller sees no life and gives up, if it does not heal before
         if node is None:
             if mine is not None:
                 self._at(mine, self.delay(peer, sender), call.put, PeerGone("refused", definite=True, peer=peer))
@@ -236,11 +236,11 @@ class MemoryNetwork:
             call.over = True
             node = self._nodes.get(call.callee)
             if node is not None:
-                # Behind a cut the callee hears nothing of it; its own pulses fail in the end.
+                # Behind a cut the callee learns nothing of it; its own pulses fail in the end.
                 cut_s = 0.0 if self.lines.connected(call.caller, call.callee) else self.links.stall_s
                 self._at(node, self.links.latency_s + cut_s, self._cancel, call)
 
-    def hears(self, call: _SimulatedCall) -> bool:
+    def reaches_caller(self, call: _SimulatedCall) -> bool:
         """Would pulses of the callee's process reach the caller?"""
         # A call that was opened across a cut has no callee yet.
         if call.node is None and not self.lines.dials(call.caller, call.callee):
@@ -270,9 +270,9 @@ class MemoryNetwork:
     def _passed(self, sender: PeerId, receiver: PeerId, message: Any) -> Any:
         """What the intercepts make of a message; None: it is lost."""
         for intercept in self.intercepts:
-            if (verdict := intercept(sender, receiver, message)) is False:
+            if (changed := intercept(sender, receiver, message)) is False:
                 return None
-            message = message if verdict in (None, True) else verdict
+            message = message if changed in (None, True) else changed
         return message
 
     @staticmethod
@@ -382,7 +382,7 @@ class MemoryTransport:
                 if loop.time() >= deadline:
                     raise PeerTimeout("deadline", peer=call.callee) from None
                 # Pulses of its process arrive, whatever the work does.
-                if self._network.hears(call):
+                if self._network.reaches_caller(call):
                     lived = loop.time()
                 elif loop.time() - lived >= stall_s:
                     self._network.close(call)

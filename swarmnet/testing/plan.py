@@ -83,7 +83,7 @@ class Plan:
     """The run is by invitation of `OWNER`."""
     protocol: Protocol = field(default_factory=Protocol)
     between_reads_s: float = 0.0
-    """The least time from one look into the directory to the next, 2 s in production; 0: whenever somebody looks."""
+    """The least time from one look into the directory to the next, 2 s in production; 0: at every look."""
     audit: Audits = field(default_factory=Audits)
     """How much of members' work is computed again."""
     routing: str = "least_time"

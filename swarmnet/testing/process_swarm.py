@@ -1,8 +1,8 @@
 """Real processes of this machine: what each is told, its events and log, what is done to it. Decides nothing.
 
 A child that is started again appends to the same events file and the same log as before. One that was started for
-chaos, or to lie, follows a file of orders, one for each start. Orders are JSON lines, and say what is to hold from now
-on, so that reading one twice changes nothing:
+chaos, or as a Byzantine replica, follows a file of orders, one for each start. Orders are JSON lines, and say what is
+to hold from now on, so that reading one twice changes nothing:
 
     hold    id, phase, step, moment: hold once, the first time this phase comes at `step` or later, and say so
     go_on   id: hold no longer, or not at all, for that order
@@ -292,7 +292,7 @@ class ProcessSwarm:
         self._readers: dict[str, EventReader] = {}  # outlive their children
 
     def launch(self, spec: ChildSpec, *, lie: tuple[str, str] | None = None) -> Child:
-        """Start this child. lie: how it lies, and the seed of that. Raises OSError, LauncherLost."""
+        """Start this child. lie: its Byzantine kind, and the seed of that. Raises OSError, LauncherLost."""
         if spec.orders is not None:
             self.orders.open(spec.name, spec.orders)
         if lie is not None:

@@ -5,7 +5,7 @@ stage's newest version and be undisturbed. Until then it is postponed, and said 
 off or not yet a member, its stage may commit a step without it, whose sum the others alone have: it counts as good
 again when it has been through a whole step since.
 
-Nothing is drawn here. Of replicas that a fault may strike the one is struck that was struck least often, the first by
+Nothing is drawn here. Of the possible replicas a fault is done to the one with the fewest faults so far, the first by
 name; of stages likewise. What is drawn from a seed is drawn before (`fault.expand`).
 
 A fault in a phase is armed: replicas of its stage hold there and say so, and only then is decided. Knows no
@@ -51,7 +51,7 @@ class FaultAction(NamedTuple):
     step: int
     """The version that the stage is at."""
     name: str = ""
-    """To whom, or who joins; "" for what is done to nobody in particular."""
+    """To whom, or who joins; "" for what is done to no single replica."""
     stage: int = -1
     rank: int = -1
 
@@ -101,7 +101,7 @@ class Order:
     """A fault that has not happened yet."""
 
     fault: Fault
-    stage: int | None  # whose steps and phases count
+    stage: int | None  # the stage of the steps and phases that count
     fire_at: float | None = None
     reported: bool = False
     holds: dict[str, str] = field(default_factory=dict)  # replica -> id of its hold
@@ -117,7 +117,7 @@ class ReplicaStanding:
     up: bool = True
     stopped: bool = False
     draining: bool = False
-    ranks: int = 0  # processes beside its own that can be killed
+    ranks: int = 0  # processes in addition to its own that can be killed
     good_at: int = -1  # from this version on it has been through a whole step undisturbed
 
 
@@ -217,7 +217,7 @@ class FaultSchedule(EventFold):
         return []
 
     def on_rank_lost(self, name: str, event: Mapping[str, Any], now: float) -> list[Action]:
-        self._replicas[name].ranks = 0  # it starts them anew
+        self._replicas[name].ranks = 0  # it restarts them
         return []
 
     def _holds_version(self, name: str, version: int, now: float, *, took: bool) -> None:
@@ -253,7 +253,7 @@ class FaultSchedule(EventFold):
             self._replicas[name] = ReplicaStanding(stage)
 
     def gone(self, name: str, *, now: float, back: bool = True) -> list[Action]:
-        """The process of `name` has ended, whoever did it. back: start it again, unless its fault forbids that."""
+        """The process of `name` has ended, for any reason. back: start it again, unless its fault forbids that."""
         replica = self._replicas[name]
         replica.version, replica.up, replica.stopped = None, False, False
         after = self._back_s.pop(name, self._restart_s)
@@ -269,7 +269,7 @@ class FaultSchedule(EventFold):
         return self._next([act for act in actions if not (isinstance(act, ReleaseAction) and act.name == name)], now)
 
     def complete(self, *, now: float) -> list[Action]:
-        """The run's last step is done: nothing new is done to anybody, and everything ends that lasts."""
+        """The run's last step is done: no fault is done any more, and every lasting one ends."""
         self._complete = True
         released = [ReleaseAction(name, hold) for order in self._orders for name, hold in order.holds.items()]
         return self._next([*released, *self._end(list(self._lasting))], now)
@@ -291,7 +291,7 @@ class FaultSchedule(EventFold):
     # ---------------------------------------------------------------- what is known
 
     def _stage_for(self, fault: Fault) -> int | None:
-        """Whose steps and phases count."""
+        """The stage of the steps and phases that count."""
         if fault.place is not None:
             return fault.place
         if fault.phase is None and not fault.strikes_one:
@@ -415,7 +415,7 @@ class FaultSchedule(EventFold):
     # ---------------------------------------------------------------- in a phase
 
     def _arm(self, order: Order) -> list[Action]:
-        """Let all of the stage hold in the phase: the first to come there is struck."""
+        """Let all of the stage hold in the phase: the fault is done to the first that reaches it."""
         transfer = order.fault.phase in TRANSFERS
         up = [name for name in self._whom(order) if self._replicas[name].up]
         whom = [name for name in up if transfer or self._may(order.fault, name)]
@@ -429,14 +429,14 @@ class FaultSchedule(EventFold):
     def _strikes(self, order: Order, name: str) -> bool:
         """May this be done to `name`, which holds?"""
         fault = order.fault
-        # A joiner that has no state yet is nobody's last replica.
+        # A joiner that has no state yet is no stage's last replica.
         joiner = fault.takes_away and fault.phase == "fetch" and self._replicas[name].version is None
         return joiner or not fault.strikes_one or self._may(fault, name)
 
     def _reached(self, hold: str, name: str, now: float, *, last: bool = False) -> list[Action]:
         order = next((order for order in self._orders if order.holds.get(name) == hold), None)
         if order is None or self._complete:
-            # The order was carried out on somebody else, or died with the one who had it.
+            # The order was carried out on another replica, or died with the one that had it.
             return [ReleaseAction(name, hold)]
         if not self._strikes(order, name):
             if order.fault.phase in TRANSFERS and not last:
@@ -450,7 +450,7 @@ class FaultSchedule(EventFold):
     # ---------------------------------------------------------------- what
 
     def _carry_out(self, order: Order, name: str, now: float, *, hold: str = "") -> list[Action]:
-        """Do it: to `name`, or while `name` holds, or to nobody in particular."""
+        """Do it: to `name`, or while `name` holds, or to no single replica."""
         fault, replica = order.fault, self._replicas.get(name)
         act = FaultAction(fault, self._seen(order).seen)
         if replica is not None and fault.strikes_one:
@@ -499,7 +499,7 @@ class FaultSchedule(EventFold):
     # ---------------------------------------------------------------- ends
 
     def _end(self, over: list[Lasting]) -> list[Action]:
-        """These have lasted long enough: who is stopped goes on, links are as before, nobody waits for the joiner."""
+        """These have lasted long enough: who is stopped goes on, links are as before, the joiner is not waited for."""
         actions: list[Action] = []
         for lasting in over:
             self._lasting.remove(lasting)

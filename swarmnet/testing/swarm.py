@@ -1,7 +1,7 @@
-"""One interface for whatever faults are done to, and the one place where a decision becomes an act.
+"""One interface for all targets of faults, and the one place where a decision becomes an act.
 
-`local` does them to real processes, `simulate` to virtual ones. Who is struck and when is decided elsewhere: by
-`schedule`, or by a test.
+`local` does them to real processes, `simulate` to virtual ones. Which process gets a fault and when is decided
+elsewhere: by `schedule`, or by a test.
 """
 
 from __future__ import annotations

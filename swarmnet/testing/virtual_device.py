@@ -67,8 +67,8 @@ class Device:
             self._done(began, turn)
 
     async def see_through(self, seconds: float, turn: JobTurn, job: Callable[[], None]) -> None:
-        """Occupy the device, then do the job. Whoever gives up while it waits for its turn takes it back; once it has
-        begun it ends all the same, as on a thread."""
+        """Occupy the device, then do the job. A caller that gives up while it waits for its turn takes the job back;
+        once it has begun it ends all the same, as on a thread."""
         await self._turn(turn)
         began = loop_time()
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -107,7 +107,7 @@ class Device:
     def _next(self) -> None:
         while self._line:
             ticket = heapq.heappop(self._line)[2]
-            # Whoever has given up is still in line.
+            # A caller that has given up is still in line.
             if not ticket.done():
                 ticket.set_result(None)
                 return

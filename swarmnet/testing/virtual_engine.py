@@ -1,4 +1,4 @@
-"""Emulated compute: a stage whose every value is a hash of what it depends on, at the speed asked for.
+"""Emulated compute: a stage in which every value is a hash of what it depends on, at the speed asked for.
 
 Activations, gradients, sums and weights are small integers derived from (weights, input), so an execution on wrong
 weights, a lost index or a doubled one shows in every later value. No torch.
@@ -47,7 +47,7 @@ _MOST_STATE_BYTES = 128
 """No state is longer as it is written, before it is made as long as the plan says."""
 
 UNPACK_S, RESTORE_S, MEASURE_S = 0.01, 0.02, 0.005
-"""How long a snapshot is read beside the device, how long its weights are written by it, and how long measured."""
+"""How long a snapshot is read outside of the device, how long its weights are written by it, and how long measured."""
 
 _DIGITS, _ROUNDED = 16, 8
 """Bits of a number below its exact part, and how many of them a gradient's rounding takes: a step has no more than 2^8
@@ -118,7 +118,7 @@ class Arithmetic:
     def __init__(self, stage: int, plan: Plan) -> None:
         self.stage, self.last, self._width = stage, stage + 1 == plan.stages, plan.boundary_elements
         mixed = plan.classes != 1
-        self._shift = 8 if mixed else 0  # sums of smaller numbers leave room for the last digits
+        self._shift = 8 if mixed else 0  # sums of smaller numbers leave bits for the last digits
         self._digits = _DIGITS if mixed else 0
 
     def seed(self) -> int:
@@ -202,7 +202,7 @@ class _SimulatedStash:
 
 
 class SimulatedEngine(Compute, Summation):
-    """Both seams on virtual time. Records what it adds, for the invariants.
+    """Both interfaces on virtual time. Records what it adds, for the invariants.
 
     weights: of this version; before: of the one earlier. digits: the last digits of the weights, if there are any.
     restore_s: how long the device writes other weights. numerics: the class that it computes in.
@@ -236,7 +236,7 @@ class SimulatedEngine(Compute, Summation):
 
     def lose_ranks(self, *, told_after_s: float) -> None:
         """What computes is lost, with all sums and stashes and whatever it does right now; others take its place.
-        Weights and the finished sum are elsewhere. told_after_s: until the audience hears."""
+        Weights and the finished sum are elsewhere. told_after_s: until the audience is told."""
         self._life += 1
         for accumulator in self.accumulators:
             accumulator.void()
@@ -340,7 +340,7 @@ class SimulatedEngine(Compute, Summation):
         """Sum the contributions, whatever the run's reducer: these numbers have no outliers."""
         total = [0] * len(range(start, min(stop, NUM_ELEMENTS)))
         for contribution in contributions:
-            # A liar may send any codec that the wire knows.
+            # A Byzantine peer may send any codec that the wire knows.
             if contribution.packed.codec != "int64":
                 raise BadMessage(RejectCode.MALFORMED, "not the run's codec", peer=contribution.peer)
             total = self.arithmetic.add(total, _unpack(contribution.packed, len(total)))
@@ -438,7 +438,7 @@ class SimulatedEngine(Compute, Summation):
         return json.dumps(state).encode().ljust(self.plan.state_bytes)
 
     async def restore(self, data: bytes | memoryview, *, version: int, becomes: int | None = None) -> None:
-        await asyncio.sleep(UNPACK_S)  # beside the device
+        await asyncio.sleep(UNPACK_S)  # outside of the device
         found, weights, digits, *before = json.loads(bytes(data))
         if found != version:
             raise BadMessage(RejectCode.MALFORMED, "another version's snapshot")

@@ -42,7 +42,7 @@ class SimulatedReference:
         plan, stages = self._plan, self._stages
         sums = [[0, 0, 0, 0] for _ in stages]
         loss_sum = 0.0
-        # Nobody can count what is not finite: it is out in every stage.
+        # No replica can count what is not finite: it is out in every stage.
         voided = plan.voided(step)
         for index in [index for index in range(plan.microbatches) if index not in voided]:
             inputs = [tokens_of(step * plan.microbatches + index)]

@@ -95,8 +95,8 @@ class Enough(Exception):
 
 
 class Guise:
-    """What stands between a peer and everybody else. The peer behind it is production code; with this one it is honest,
-    with others it lies."""
+    """What wraps the messages between a peer and all others. The peer behind it is production code: correct with this
+    base class, Byzantine with a subclass."""
 
     def transport(self, honest: Transport) -> Transport:
         """What it says and calls."""
@@ -116,7 +116,7 @@ class Guise:
 
 
 @dataclass(slots=True)
-class SimulatedRoom:
+class SimulatedMemory:
     """Of a machine: `peer.moving.HostMemory`. free: bytes for a copy of a state; None: enough."""
 
     fits: Mapping[int, int] | None
@@ -225,7 +225,7 @@ class VirtualSwarm(EventFold):
         self.classes: dict[PeerId, str] = {}
         self.operators: dict[PeerId, int] = {}  # by number; each other peer has its own
         self.free_bytes: dict[PeerId, int] = {}  # of memory, on machines that have little
-        self.guises: dict[PeerId, Guise] = {}  # peers that lie: nobody waits for them at the end, nothing holds in them
+        self.guises: dict[PeerId, Guise] = {}  # Byzantine: not waited for at the end, nothing holds in them
         self.exact = True  # false where a run may drop: sums and weights are then not those of one process
         self.over = False
         self.admissions: dict[PeerId, Admissions] = {}
@@ -271,7 +271,7 @@ class VirtualSwarm(EventFold):
         guise = self.guises.get(peer_id, Guise())
         seen = {stage: guise.engine(engine) for stage, engine in engines.items()}
         computes = self.classes.get(peer_id, f"simulated {numerics}")
-        # Nothing is dialled: addresses only say in whose network a peer is.
+        # Nothing is dialled: addresses only say in which network a peer is.
         operator = self.operators.get(peer_id)
         where = f"memory/{peer_id}" if operator is None else f"/ip4/44.{operator}.0.{len(self.nodes) % 256}/tcp/1"
         record = Record(self.plan.run, peer_id, incarnation, (where,), (), numerics=computes, invitation=shown)
@@ -311,16 +311,16 @@ class VirtualSwarm(EventFold):
 
     async def _move(self, node: Node, rules: Rules) -> None:
         """As `swarmnet join`: where it is needed more it goes, as itself, with a new incarnation."""
-        room = SimulatedRoom(dict.fromkeys(range(self.plan.stages), 1), self.free_bytes.get(node.peer_id))
+        memory = SimulatedMemory(dict.fromkeys(range(self.plan.stages), 1), self.free_bytes.get(node.peer_id))
         recent_moves = self.recent_moves.setdefault(node.peer_id, RecentMoves())
-        moved = await Moving(node.peer, rules, room, recent_moves).run()
+        moved = await Moving(node.peer, rules, memory, recent_moves).run()
         await node.peer.leave()
         self.counts["moved"] += 1
         node.ended_at = self.loop.time()
         # Not from inside the process that ends with it.
-        self.loop.call_soon(self._start_anew, node.peer_id, moved)
+        self.loop.call_soon(self._restart, node.peer_id, moved)
 
-    def _start_anew(self, peer: PeerId, moved: NewStage) -> None:
+    def _restart(self, peer: PeerId, moved: NewStage) -> None:
         if not self.over:
             self.network.kill(peer)
             self.add((moved.stage,), peer, carried=moved.version)
@@ -346,7 +346,7 @@ class VirtualSwarm(EventFold):
         )
 
     def ban(self, *peers: Node | PeerId) -> None:
-        """Everybody hears at once that the owner bans these, and nobody else."""
+        """Every peer learns at the same moment that the owner bans exactly these."""
         number = 1 if self.bans is None else self.bans.value.number + 1
         self.bans = signed(Bans(self.plan.run, number, tuple(map(self.id_of, peers))))
         for admissions in self.admissions.values():
@@ -393,7 +393,7 @@ class VirtualSwarm(EventFold):
         return peer_id
 
     async def _serve(self, node: Node) -> None:
-        """A peer that nobody can connect to ends by itself."""
+        """An unreachable peer ends by itself."""
         try:
             await node.peer.run()
         except* UsageError:  # as `swarmnet peer` ends with a line
@@ -439,7 +439,7 @@ class VirtualSwarm(EventFold):
         self.on_gone(node.peer_id, back)
 
     def kill_rank(self, name: str, rank: int) -> None:
-        """A peer's ranks die and come back at once; it hears of it a little later. No state is lost."""
+        """A peer's ranks die and come back at once; it is told a little later. No state is lost."""
         node = self._node(name)
         told_after_s = self.rng.choice((0.0, self.rng.uniform(0.0, 0.3)))
         node.engines[node.stages[rank % len(node.stages)]].lose_ranks(told_after_s=told_after_s)
@@ -538,7 +538,7 @@ class VirtualSwarm(EventFold):
         return [peer for peer in (*self.last, *self.trainers) if {peer, *served.get(peer, ())} & {*group}]
 
     def partition(self, *groups: Iterable[Node | PeerId], directory: bool = False) -> None:
-        """Cut the groups off from each other; who is in none reaches everybody. `directory`: records too."""
+        """Cut the groups off from each other; a peer in none reaches all. `directory`: records too."""
         self.counts["partition"] += 1
         self.network.lines.cut("partition", [[self.id_of(member) for member in group] for group in groups])
         if directory:
@@ -565,7 +565,7 @@ class VirtualSwarm(EventFold):
 
     @property
     def honest(self) -> list[Node]:
-        """Live peers that do not lie."""
+        """Correct live peers."""
         return [node for node in self.nodes if node.up and node.peer_id not in self.guises]
 
     def replicas(self, stage: int) -> list[Node]:
@@ -599,8 +599,8 @@ class VirtualSwarm(EventFold):
     # ------------------------------------------------------------ running
 
     def run(self, *, until_s: float = 600.0, script: Callable[[VirtualSwarm], Awaitable[None]] | None = None) -> bool:
-        """Start everything, run the script beside it, end when all live replicas are done. False if the script has had
-        enough before. Raises Broken."""
+        """Start everything, run the script in parallel, end when all live replicas are done. False if the script has
+        had enough before. Raises Broken."""
         plan = self.plan
         served = plan.served or tuple((stage,) for stage in range(plan.stages) for _ in range(plan.replicas))
         asyncio.set_event_loop(self.loop)
@@ -670,7 +670,7 @@ class VirtualSwarm(EventFold):
 
     def _on_event(self, peer: PeerId, event: str, fields: dict[str, Any]) -> None:
         if self.over or peer in self.guises:
-            return  # a liar may say anything, and who is being buried has nothing to say
+            return  # a Byzantine peer may report anything, and a dead one has nothing to report
         self.counts[event] += 1
         if self.detailed:
             self.events.append((self.loop.time(), peer, event, fields))
@@ -731,14 +731,14 @@ class VirtualSwarm(EventFold):
                 for step, tasks in replica.execution.steps.items():
                     if tasks.queue > (self.plan.slots or self.plan.microbatches):
                         raise Broken(f"{node.peer_id} stage {stage} holds {tasks.queue} microbatches of step {step}")
-                    if tasks.memo.num_bytes > self.plan.memo_bytes:
-                        raise Broken(f"{node.peer_id} stage {stage} remembers {tasks.memo.num_bytes} bytes of {step}")
+                    if tasks.cache.num_bytes > self.plan.memo_bytes:
+                        raise Broken(f"{node.peer_id} stage {stage} remembers {tasks.cache.num_bytes} bytes of {step}")
                     works = replica.execution.works.records(step)
                     if replica.auditor is not None and works.keys() != tasks.losses.keys():
                         raise Broken(f"{node.peer_id} stage {stage} answers for {set(works)} in {step}")
 
     def describe(self) -> str:
-        """Where everybody stands, for a failure's message."""
+        """The state of all peers, for a failure's message."""
         lines = [f"seed {self.seed} at {self.loop.time():.2f}s"]
         for node in self.nodes:
             mark = "" if node.up else " DEAD"
@@ -747,7 +747,7 @@ class VirtualSwarm(EventFold):
         return "\n".join(lines)
 
     def _bury(self) -> None:
-        """End what still runs, the dead included; nothing of it is seen or heard any more."""
+        """End what still runs, the dead included; nothing of it is recorded any more."""
         self.over = True
         self.network.cut_off()
         self.loop.set_exception_handler(lambda loop, context: None)

@@ -1,4 +1,4 @@
-"""Evaluations while they are open: they run beside feeding, and are told in the order in which they began."""
+"""Open evaluations: they run in parallel to feeding, and are reported in the order in which they began."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class EvaluationHost(Protocol):
 
 
 class OpenEvaluation:
-    """One that is not told yet. heard_at: when an answer of it came last, or it began. Implements Looks."""
+    """One that is not reported yet. heard_at: when an answer of it came last, or it began. Implements Looks."""
 
     def __init__(self, version: int, host: EvaluationHost, *, equal_bits: bool) -> None:
         self.version, self._host, self._equal_bits, self.heard_at = version, host, equal_bits, loop_time()
@@ -89,7 +89,7 @@ class Evaluations:
         return True
 
     def cancel(self) -> None:
-        """Nobody wants to know any more."""
+        """The results are not wanted any more."""
         for each in self._open:
             each.scoring.cancel()
             each.telling.cancel()

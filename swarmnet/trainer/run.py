@@ -15,8 +15,8 @@ from swarmnet.manifest.codec_names import named_by
 from swarmnet.manifest.file import run_id
 from swarmnet.manifest.schema import Manifest
 from swarmnet.manifest.terms import RunTerms
-from swarmnet.net.away import remember, until_somebody_answers, was_in
-from swarmnet.net.background import beside
+from swarmnet.net.away import remember, until_answered, was_in
+from swarmnet.net.background import running
 from swarmnet.net.endpoint import NOTHING_BETWEEN, Wrap, open_endpoint
 from swarmnet.net.stop import stopped_by_signal, unless_stopped
 from swarmnet.pipeline.router import RoutingRule, routing_rule
@@ -56,7 +56,7 @@ async def _feed(
 
     async with contextlib.AsyncExitStack() as stack:
         stop = stack.enter_context(stopped_by_signal())
-        joining = until_somebody_answers(
+        joining = until_answered(
             lambda: stack.enter_async_context(
                 open_endpoint(RunTerms.of(manifest), config.network, numerics="trainer", role="trainer")
             ),
@@ -76,7 +76,7 @@ async def _feed(
             on_event("listening", endpoint.whereabouts())
             feeding = group.create_task(trainer.run())
             feeding.add_done_callback(lambda _: stop.set())
-            async with beside(wrap.beside(), remind(log, state)):
+            async with running(wrap.background(), remind(log, state)):
                 await stop.wait()
             # What is in flight stays with the peers that have it: they finish it without being asked.
             reason = "the run is complete" if feeding.done() else "asked to stop: peers finish what was sent to them"

@@ -1,8 +1,9 @@
 """The held-out loss of a version, and how much of it is one replica's word (docs/eval.md).
 
-Each microbatch of an evaluation comes back with its *route*: who computed it in each stage. Once all are there, a few
-that nobody could foresee are computed again by a route around the first. Where the two answers differ, a third route
-decides whom nobody believes any more, and the whole evaluation is made once more around those; or there is no score.
+Each microbatch of an evaluation comes back with its *route*: the replica of each stage that computed it. Once all are
+there, a few that no peer could foresee are computed again by a route around the first. Where the two answers differ, a
+third route decides which peers are excluded, and the whole evaluation is made once more around those; or there is no
+score.
 """
 
 from __future__ import annotations
@@ -65,14 +66,14 @@ def said(looks: Sequence[Gradient]) -> Mapping[str, object]:
 
 
 async def score(num_microbatches: int, version: Looks, rng: random.Random) -> tuple[float, int]:
-    """(loss, tokens) of one version: nats per token over all microbatches. rng: whoever lies must not foresee it.
+    """(loss, tokens) of one version: nats per token over all microbatches. rng: a Byzantine peer must not foresee it.
 
     Raises NoScore: the weights have moved on, or a second look contradicts the first and no third agrees with either.
     """
     doubted = frozenset[PeerId]()
     for _ in range(_PASSES):
         first = await _all(version, dict.fromkeys(range(num_microbatches), doubted))
-        # Where nobody else can, even those compute whom nobody believes.
+        # Where no other replica can, even the excluded ones compute.
         if any(not doubted.isdisjoint(each.route) for each in first.values()):
             break
         # Only now: while first looks are out, a second one would tell which are not looked at again.
@@ -84,7 +85,7 @@ async def score(num_microbatches: int, version: Looks, rng: random.Random) -> tu
             return sum(each.loss_sum for each in first.values()) / num_tokens, num_tokens
         for number in disputed:
             doubted |= await _decide(number, (first[number], second[number]), version)
-    raise NoScore("whoever computed a microbatch again found another loss, and there is nobody else to ask")
+    raise NoScore("a second computation of a microbatch gave another loss, and there is no third replica to ask")
 
 
 async def _all(version: Looks, wanted: Mapping[int, frozenset[PeerId]]) -> dict[int, Gradient]:
@@ -99,7 +100,7 @@ async def _all(version: Looks, wanted: Mapping[int, frozenset[PeerId]]) -> dict[
 
 
 async def _decide(number: int, looks: tuple[Gradient, Gradient], version: Looks) -> frozenset[PeerId]:
-    """Who made the odd one of three looks. Raises NoScore if nobody can tell."""
+    """The peers on the route of the outlier of three answers. Raises NoScore if that is undecided."""
     first, second = looks
     one, other = frozenset(first.route), frozenset(second.route)
     try:
@@ -107,7 +108,7 @@ async def _decide(number: int, looks: tuple[Gradient, Gradient], version: Looks)
     except NoScore:
         version.disputed(number, looks)
         raise
-    # Whoever is on one of the two routes alone is no judge between them.
+    # A peer on exactly one of the two routes cannot decide between them.
     judges = one != other and (one ^ other).isdisjoint(third.route)
     version.disputed(number, (*looks, third) if judges else looks)
     right = [each for each in looks if judges and version.alike(each, third)]

@@ -1,8 +1,9 @@
 """Which microbatches of a step one trainer feeds: its share, and what others do not bring. Pure.
 
-Trainers share a step by rendezvous hashing over those whose records say that they feed. A record costs nothing, and one
-that died has its own for a while: what is not there when a step takes twice as long as usual is fed by everybody, and
-who left it so in two steps in a row has no share for a minute, then for twice as long.
+Trainers share a step by rendezvous hashing over the trainers that announce in their records that they feed. A record
+costs nothing, and a dead trainer's share stays its own for a while: when a step takes twice as long as usual, all
+trainers feed what is missing, and a trainer that left its share in two steps in a row has none for a minute, then for
+twice as long.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ _MOST_TRAINERS = 256
 def feeder(trainers: Iterable[PeerId], step: int, index: int) -> PeerId:
     """The trainer that feeds microbatch (step, index): rendezvous hashing (Thaler and Ravishankar, 1998).
 
-    Trainers need not agree on who is alive: an index fed twice is counted once, one fed by nobody is executed on the
-    leader's order.
+    Trainers need not agree on who is alive: an index fed twice is counted once, an index that no trainer feeds is
+    executed on the leader's order.
     """
     return max(trainers, key=lambda peer: hashlib.sha256(f"{peer}/{step}/{index}".encode()).digest())
 
@@ -35,7 +36,7 @@ class FedShares:
 
     def __init__(self, me: PeerId, timers: Timers) -> None:
         self._me, self._timers = me, timers
-        self._steps_s: deque[float] = deque(maxlen=_KEPT_STEPS)  # of those in which everybody brought its share
+        self._steps_s: deque[float] = deque(maxlen=_KEPT_STEPS)  # of those in which every trainer brought its share
         # Identities cost nothing.
         self._misses: Recent[PeerId, int] = Recent(_MOST_TRAINERS)  # steps in a row
         self._left_out: Recent[PeerId, Backoff] = Recent(_MOST_TRAINERS)
@@ -45,7 +46,7 @@ class FedShares:
         return [self._me, *(each for each in trainers if each != self._me and not self._is_left_out(each, now))]
 
     def of(self, trainers: Collection[PeerId], step: int, num_microbatches: int, *, now: float) -> list[int]:
-        """The indexes that I feed: first those that would be mine if everybody fed, then those of who does not."""
+        """The indexes that I feed: first mine if all trainers fed, then those of the trainers that do not feed."""
         whole, feeding = {self._me, *trainers}, self.feeding(trainers, now=now)
         mine = [index for index in range(num_microbatches) if feeder(feeding, step, index) == self._me]
         # Who is left out wrongly begins with its own, too: seldom do two of us feed the same at once.
@@ -55,7 +56,7 @@ class FedShares:
         """How long after its beginning a step is late."""
         if not self._steps_s:
             return self._timers.suspect_s
-        # Less than it takes until a leader orders what nobody brings, or such steps would be usual.
+        # Less than it takes until a leader orders what no trainer brings, or such steps would be usual.
         return max(2 * statistics.median_low(self._steps_s), self._timers.beat_s)
 
     def brought(self, others: Iterable[PeerId], *, took_s: float) -> None:

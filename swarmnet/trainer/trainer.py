@@ -1,6 +1,6 @@
 """Feeds microbatches into stage 0 and holds no weights. Any number of trainers may run; none is needed for safety.
 
-Keeps a window of microbatches in flight and measures the held-out loss beside them when it is due. It is at most one
+Keeps a window of microbatches in flight and measures the held-out loss in parallel when it is due. It is at most one
 step ahead of those that are open: it begins a step when its share of the one before is back, or, where steps overlap,
 when that is sent and the share of the one before that is back.
 """
@@ -41,11 +41,11 @@ from swarmnet.messages import (
     Rejected,
     Request,
 )
-from swarmnet.net.background import beside
+from swarmnet.net.background import running
 from swarmnet.net.history import HistoryBook
 from swarmnet.net.nat.dial_back import Asking
 from swarmnet.net.peer_host import PeerHost
-from swarmnet.net.records import left_out, nobody_serves, unserved
+from swarmnet.net.records import left_out, unserved, waiting_for_stages
 from swarmnet.net.stop import unless_stopped
 from swarmnet.pipeline.caller import Caller
 from swarmnet.pipeline.inputs import AnswerCheck
@@ -80,7 +80,7 @@ _PROGRESS_S = 10.0
 class FirstStage:
     """The replicas of stage 0, as the directory announces them and as they can be called.
 
-    records: everybody's but mine, as last read by `refresh`.
+    records: all but mine, as last read by `refresh`.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class FirstStage:
         )
 
     async def refresh(self) -> bool:
-        """Read everybody's records. Returns True if the run goes on from another version (`restart`)."""
+        """Read all records. Returns True if the run goes on from another version (`restart`)."""
         found = await self._directory.records((0,), at_once=not self.candidates())
         self.records = {each.peer: each for each in found if each.peer not in (self._me, *self._shut_out)}
         self._without = left_out(self.records.values(), 0)
@@ -136,7 +136,7 @@ class FirstStage:
             self.caller.gone(peer)
 
     def hear(self, case: Case, verify: Verify) -> None:
-        """Call a peer no more whose fault two signatures of its own prove. Of other bans the records tell."""
+        """Stop calling a peer if two signatures of its own prove its fault. The records tell other bans."""
         peer = suspect_of(case)
         if peer in self.records and needs_no_recheck(case) and not refusal(case, frozenset(), verify):
             self._shut_out.add(peer)
@@ -153,14 +153,14 @@ class FirstStage:
             for status in record.stages:
                 if status.stage == 0 and status.synced:
                     found[peer] = status.queue
-        # What it computes nobody would count; better than to wait for nobody.
+        # No replica would count what it computes; but without another replica the trainer would wait for none.
         return {peer: queue for peer, queue in found.items() if peer not in self._without} or found
 
     def lacks(self) -> dict[str, object] | None:
         """What no step can be done without and is not there, as fields of the event `waiting`; None if all is there."""
         missing = unserved(self.records.values(), num_stages=self._manifest.cut.stages)
         if missing and self._directory.complete():
-            return nobody_serves(missing)
+            return waiting_for_stages(missing)
         return None if self.candidates() else {"reason": "no replica of stage 0 has its weights yet"}
 
     def _proven(self) -> list[Record]:
@@ -190,11 +190,11 @@ class FirstStage:
         return max(self._manifest.training.total_steps, reached_by_half(said) if said else 0)
 
     def patience_s(self) -> float:
-        """How long a silent replica is borne."""
+        """How long the trainer waits for a silent replica."""
         return self._router.patience_s()
 
-    def room(self) -> int:
-        """Microbatches in flight: what stage 0 says it has room for, and one waiting in front of each replica."""
+    def in_flight_limit(self) -> int:
+        """Microbatches in flight: the slots that stage 0 announces, and one waiting in front of each replica."""
         slots = [s.slots + 1 for record in self.records.values() for s in record.stages if s.stage == 0]
         return max(sum(slots), 2)
 
@@ -254,7 +254,7 @@ class Trainer:
             if host.hides
             else None
         )
-        self._news = asyncio.Event()  # somebody's record was read, or an answer came
+        self._news = asyncio.Event()  # a record was read, or an answer came
         self._delay = manifest.averaging.delay
         self._away: Counter[int] = Counter()  # step -> microbatches sent and not answered
         self._answered = -1  # the newest step of which an answer came
@@ -279,7 +279,7 @@ class Trainer:
         # Peers without data fetch tokens from it.
         if self._dialled_back:
             works.append(self._dialled_back.watch())
-        async with beside(*works), asyncio.TaskGroup() as group:
+        async with running(*works), asyncio.TaskGroup() as group:
             await self._refresh()
             self.step = self._stage.newest_version()
             while self.step < self._stage.steps:
@@ -309,7 +309,7 @@ class Trainer:
     # ------------------------------------------------------------ Service
 
     def on_tell(self, caller: PeerId, message: Control) -> None:
-        """Trainers take no part in the step protocol, and call nobody who is convicted."""
+        """Trainers take no part in the step protocol, and call no banned peer."""
         if isinstance(message, Case):
             self._stage.hear(message, self._host.signer.verify)
 
@@ -319,7 +319,7 @@ class Trainer:
         if isinstance(request, ManifestRequest):
             yield ManifestData(to_toml(self._manifest), self._host.notices.known)
             return
-        # Whoever looks on is no member.
+        # An observer is no member.
         if isinstance(request, HistoryRequest):
             async for answer in self._history.serve(request):
                 yield answer
@@ -335,7 +335,7 @@ class Trainer:
             yield Fetched(self._tokens.training(request.step * training.microbatches + request.index))
 
     def on_reached(self, peer: PeerId) -> None:
-        """Trainers tell nobody anything."""
+        """Trainers send no message when a peer becomes reachable."""
 
     def on_gone(self, peer: PeerId, *, definite: bool) -> None:
         if definite:
@@ -347,7 +347,7 @@ class Trainer:
         """Send my share of step after step, from `step` on, until all are over."""
         training = self._manifest.training
         self._away, self._stage.unsent, self._answered = Counter(), Counter(), -1
-        window, alone_since = Slots(self._stage.room()), None  # when a step began that I feed alone
+        window, alone_since = Slots(self._stage.in_flight_limit()), None  # when a step began that I feed alone
         async with asyncio.TaskGroup() as group:
             while True:
                 while not self._may_begin(self.step) and self._stage.newest_version() < self._stage.steps:
@@ -374,7 +374,7 @@ class Trainer:
                     group.create_task(self._make_up(step, rest, others, group))
                 self._stage.unsent[step] = len(mine)
                 for index in mine:
-                    window.resize(self._stage.room())
+                    window.resize(self._stage.in_flight_limit())
                     await window.take()
                     # With the last one the step can end, and the weights that are measured are gone.
                     if index == mine[-1]:
@@ -447,7 +447,7 @@ class Trainer:
         """The loss of one microbatch by the weights of `version`, in every stage. Nothing is counted or kept.
 
         number: any. Replicas accept indexes below `training.eval_microbatches` and treat all alike, so it goes round.
-        avoid: who is to compute it only if there is nobody else. Raises Refused, as `process`: STALE when the weights
+        avoid: these compute it only if no other replica can. Raises Refused, as `process`: STALE when the weights
         have moved on.
         """
         step, index = version + self._delay.ahead(version), number % self._manifest.training.eval_microbatches
@@ -509,7 +509,7 @@ class Trainer:
         self.event("progress", fields)
 
     async def _refresh(self) -> None:
-        # Replicas that have failed are asked again after a while only, and nobody needs their answer any more.
+        # Replicas that have failed are asked again after a while only, and their answer is not needed any more.
         if await self._stage.refresh() or self._stage.newest_version() >= self._stage.steps:
             self._void.set()
 
@@ -524,7 +524,7 @@ class Trainer:
                 await self._publish()
 
     async def _publish(self) -> None:
-        """Network trouble is the directory's to bear; a record nobody would accept (UsageError) ends the trainer."""
+        """The directory handles network errors; a record that all would refuse (UsageError) ends the trainer."""
         await self._host.directory.publish(
             replace(self._host.record(), trainer=True, eval_loss=self._eval_loss, finished=self._left)
         )

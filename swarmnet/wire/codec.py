@@ -52,7 +52,7 @@ class Codec(Protocol):
     def check(self, data: np.ndarray[Any, Any], num_elements: int) -> None:
         """Raise BadMessage (MALFORMED, NON_FINITE) unless these bytes, uint8 and of an allowed length, decode.
 
-        Looks at the bytes as they lie; no torch.
+        Looks at the encoded bytes only; no torch.
         """
         ...
 

@@ -1,7 +1,7 @@
 """Codecs that send one fp32 scale for each block, then a code for each element: fp16, int8, bnb8, nf4.
 
 Layout: the scales of all blocks, then the codes. Only the last block may be short. With s the largest magnitude of a
-block, whose least is t, and gap(x) the distance between the two table numbers around x / s:
+block, t the least magnitude, and gap(x) the distance between the two table numbers around x / s:
 
     codec  block  bits  code of x                        |x' - x| is at most                       t
     fp16   65536    16  x / 2^k, as fp16                 2^-11 |x| + 2^-38 s                       2^-80
@@ -15,12 +15,12 @@ operations, one after the other, and one product by the scale, so that the bits 
 multiply-add, which compilers choose by machine, would change them).
 
 fp16 alone ends at 65504, which a sum of gradients over a step's tokens may exceed. So each block is scaled by a power
-of two until its largest element, rounded to fp16's precision, lies in [2^14, 2^15): exact both ways. int8 is companded
+of two until its largest element, rounded to fp16's precision, is in [2^14, 2^15): exact both ways. int8 is companded
 by a square root, as mu-law telephony is, so that small values keep relative precision: x' = (q |q| / 127^2) s.
 Blockwise scales are those of 8-bit optimizers (arXiv:2110.02861). The tables of bnb8 and nf4 are bitsandbytes' dynamic
 map and NormalFloat (arXiv:2305.14314), the arithmetic is ours: a peer needs no kernel library. bnb8's table has no -1:
 there a block's scale carries the sign of its largest element, which so is +1.0 in the table and comes back exactly.
-4-bit codes lie two a byte, the earlier in the higher half, and zero in the half that is left over.
+4-bit codes are packed two a byte, the earlier in the higher half, and zero in the half that is left over.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Blocks:
         self.check(data.numpy(), out_N.numel())
         for out, scales, codes in self._pieces(out_N, data.to(out_N.device)):
             values = to_blocks(self._values(codes)[: out.numel()], self.block)
-            # Straight into its place, where no block is short.
+            # Straight into the output, where no block is short.
             if values.numel() == out.numel():
                 torch.mul(values, scales.unsqueeze(1), out=out.view_as(values))
             else:
@@ -352,7 +352,7 @@ class Tabled(Blocks):
         ratio = torch.where(scale == 0, 0.0, x_N.double() / torch.where(scale == 0, 1.0, scale))
         above = torch.bucketize(ratio, table).clamp(0, len(table) - 1)
         below = (torch.bucketize(ratio, table, right=True) - 1).clamp(0, len(table) - 1)
-        # Beside the map's least number there is nothing: what lies outside is as far as it is.
+        # Below the map's least number there is nothing: a value outside is as far as its distance to it.
         gap = torch.maximum(table[above] - table[below], 2 * (table[0] - ratio))
         wide = scale.abs()
         return wide * gap / 2 + size * 2**-11 + wide * 2**-24 + _TINY_TABLED * (wide <= _TINY_TABLED)

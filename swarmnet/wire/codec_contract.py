@@ -1,4 +1,4 @@
-"""What every float codec must do, as laws that hypothesis tries to break: for the tests of whoever writes a codec.
+"""What every float codec must do, as laws that hypothesis tries to break: for the tests of codec authors.
 
     from swarmnet.wire.codec_contract import check_codec
 

@@ -36,7 +36,7 @@ _CHUNK = 1 << 10
 _DEVICE_CHUNK = 1 << 16
 
 _ADDED = 1 << 17
-"""Elements whose sums are looked at together."""
+"""Elements that are added in one pass."""
 
 _MOST_SPARSE = 3
 _SPARSE_BELOW = 6
@@ -63,7 +63,7 @@ class Planes:
     def check(self, data: np.ndarray[Any, Any], num_elements: int) -> None:
         """MALFORMED unless there are as many planes, masks and bytes as each part says of the next.
 
-        What lies behind the last element is ignored, and so are planes and bytes of zeros."""
+        Bytes behind the last element are ignored, and so are planes and bytes of zeros."""
         _Parts(data, -(-num_elements // BLOCK))
 
     def encode(self, x_N: torch.Tensor) -> torch.Tensor:
@@ -182,7 +182,7 @@ def _written(chunk: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 class _Parts:
-    """Where the parts of an encoding lie. dense, masks, octets: the first of each block, and the end."""
+    """The offsets of the parts of an encoding. dense, masks, octets: the first of each block, and the end."""
 
     def __init__(self, data: np.ndarray[Any, Any], num_blocks: int) -> None:
         head = data[:num_blocks]

@@ -9,10 +9,10 @@ sent decodes to 0. A block with s below 2^-110 is sent as zeros. Encoding a deco
 
 `sparse:F` drops most of a tensor. In local training a replica keeps in its weights what others have not understood
 (`sums.local_sum`), so it is sent later. The square root is for sums: an element that one of many replicas sends is
-small beside the block's largest.
+small compared with the block's largest.
 
 Layout: uint64 number of elements sent, times 256, plus w; fp32 scale s of each block; c + 7 in 4 bits; positions.
-Positions are gaps in w bits, 1, 2, 4 or 8, whichever takes the least room: the number of elements skipped, or 2^w - 1
+Positions are gaps in w bits, 1, 2, 4 or 8, the shortest of these: the number of elements skipped, or 2^w - 1
 where that many are skipped and more follow. The first number is in the lowest bits of a byte, and bits after the last
 number are 1.
 """

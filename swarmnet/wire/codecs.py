@@ -11,8 +11,8 @@
     int64, int32, uint8                         exact integers             codec_casts
     small    exact integers, by blocks          bits of the largest in 64   codec_planes
 
-and those of other distributions. Data is little endian and carries no header of its own: codec and shape travel beside
-it in a `Packed`. Decoders are total: bytes in, a tensor or BadMessage out. No NaN or infinity crosses in either
+and those of other distributions. Data is little endian and carries no header of its own: codec and shape travel in the
+same `Packed`. Decoders are total: bytes in, a tensor or BadMessage out. No NaN or infinity crosses in either
 direction. Every decoding operation is elementwise IEEE arithmetic, so results depend neither on the number of threads
 nor on the machine that decodes.
 
@@ -121,7 +121,7 @@ def _load(name: str) -> Codec:
         raise UsageError(f"{where}: its sums travel under {codec.reduced!r}, which is no codec")
     if type(codec.block) is not int or not 1 <= codec.block <= MAX_BLOCK or codec.block & (codec.block - 1):
         raise UsageError(f"{where} has blocks of {codec.block!r} elements: not a power of two up to {MAX_BLOCK}")
-    # A codec that lies about its sizes would be refused by every peer.
+    # A codec with false sizes would be refused by every peer.
     for size in (0, 1, 1000):
         sizes = codec.sizes(size)
         low, high = sizes if isinstance(sizes, tuple) and len(sizes) == 2 else (-1, -1)
@@ -222,7 +222,7 @@ def decode_integers(out: torch.Tensor, packed: Packed, *, add: bool) -> int:
 
 
 def _bytes(packed: Packed) -> torch.Tensor:
-    """The packed bytes as a uint8 tensor that nobody writes to, without a copy if they are aligned to 8 bytes."""
+    """The packed bytes as a uint8 tensor that is never written to, without a copy if they are aligned to 8 bytes."""
     import torch
 
     # frombuffer refuses an empty buffer.
@@ -269,7 +269,7 @@ def check_bounded(packed: Packed) -> None:
     """Raise what `check_values` raises; NON_FINITE also for an element beyond `MAX_VALUE`."""
     if find(packed.codec).dtype != "float32":
         return check_values(packed)
-    if packed.codec == "fp32":  # as it lies there: nothing is decoded
+    if packed.codec == "fp32":  # the bytes as they are: nothing is decoded
         check_packed(packed)
         values = np.frombuffer(packed.data, "<f4")
     else:

@@ -387,7 +387,7 @@ class Reader:
 
 
 def _capped(num_bytes: int) -> int:
-    """With room for fields of a later minor version."""
+    """With reserve for fields of a later minor version."""
     return min(num_bytes + _LATER_VERSIONS_BYTES, MAX_MESSAGE_BYTES)
 
 

@@ -22,8 +22,8 @@
       frozenset[int]), disjoint
     Mapping[int, tuple[A, B]], of int, A   message               the set of keys, a column for A, one for B
 
-A field's number is its place in the dataclass, unless a `Proto` in the hint says another one. The messages are declared
-to protobuf by `message_class`; `proto/generate.py` prints them as text for readers and other languages.
+A field's number is its position in the dataclass, unless a `Proto` in the hint says another one. The messages are
+declared to protobuf by `message_class`; `proto/generate.py` prints them as text for readers and other languages.
 
 Reading is total: what is read obeys its bounds, or `Wrong` says what does not and where. Writing obeys the same rules,
 and raises `Wrong` too: what one peer can send, every other peer can read. Each kind of field knows the most bytes that
@@ -67,7 +67,7 @@ TAG_BYTES, VARINT_BYTES, LENGTH_BYTES = 2, 10, 4
 """What protobuf adds at most: a field's number (below 2048), a number, the length of what follows."""
 
 _LATER_FIELDS_BYTES = 256
-"""Room in a signed payload for fields of a later version."""
+"""Reserve in a signed payload for fields of a later version."""
 
 _SMALL_BYTES, _MOST_KNOWN = 128, 256
 """Messages inside others of at most so many bytes are read once; so many of each kind are remembered."""
@@ -294,10 +294,10 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class Owners:
-    """Disjoint index sets of (peer, generation): for each index the place of its owner, from 1 on, or 0 for nobody.
+    """Disjoint index sets of (peer, generation): for each index the position of its owner, from 1 on, or 0 for none.
 
-    So no index has two owners, whatever the bytes are. Of n peers a place has as many bits as n. They are written as
-    bitmaps over the indexes, the lowest bit of all places first.
+    So no index has two owners, whatever the bytes are. Of n peers a position has as many bits as n. They are written as
+    bitmaps over the indexes, the lowest bit of all positions first.
     """
 
     message: type[Message]

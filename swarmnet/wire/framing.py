@@ -6,7 +6,7 @@
 Chunks are bare bytes, `CHUNK_BYTES` each but the last of a tensor; no tensor shares a chunk with the next. A request's
 header goes alone, so that a refusal costs nothing; an answer was asked for, and most fit one message. That one begins
 with a zero byte, which no protobuf message does, and says where the header ends; the chunk in it begins at a multiple
-of 16 bytes, where it can be computed with as it lies.
+of 16 bytes, where it can be computed with in place.
 
 The declared length must be one that codec and shape allow, and the sum within the limit, before memory is taken; the
 chunks must then fill it exactly. The end of a stream proves nothing (a dying sender looks the same): a payload is whole
@@ -125,9 +125,9 @@ class Assembly:
             self._filled = len(chunk)
             self._skip_empty()
         else:
-            self.room(len(chunk), most=CHUNK_BYTES)[:] = chunk
+            self.buffer(len(chunk), most=CHUNK_BYTES)[:] = chunk
 
-    def room(self, num_bytes: int, *, most: int) -> memoryview:
+    def buffer(self, num_bytes: int, *, most: int) -> memoryview:
         """Where the next piece goes, which then counts as come. Pieces have `most` bytes, but the last of a tensor.
 
         Raises BadMessage if it does not fit.
@@ -136,7 +136,7 @@ class Assembly:
         if self.whole:
             raise BadMessage(RejectCode.MALFORMED, "more than was declared", num_bytes=num_bytes)
         left = self._left or self._declared[len(self._tensors)].length
-        # Pieces have one size, so that nobody sends a gigabyte in single bytes.
+        # Pieces have one size, so that no peer sends a gigabyte in single bytes.
         if num_bytes != min(most, left):
             raise BadMessage(RejectCode.MALFORMED, "piece does not fit", num_bytes=num_bytes, left=left)
         if not self._left:

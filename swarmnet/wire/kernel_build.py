@@ -39,7 +39,7 @@ def compiler() -> str | None:
 
 
 def prepare(*, threads: int) -> threading.Thread:
-    """Have the kernels compiled, checked and used from then on, by a thread that nobody needs to wait for.
+    """Have the kernels compiled, checked and used from then on, by a thread that needs no waiting for.
 
     threads: that a call of a kernel may take.
     """
@@ -62,7 +62,7 @@ def _prepare(threads: int) -> None:
 
 
 def cache() -> Path:
-    """Of this user. Raises PermissionError if anybody else can write there."""
+    """The cache of this user. Raises PermissionError if another user can write there."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "swarmnet" / "kernels"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     _check_mine(folder)

@@ -119,7 +119,7 @@ def _small(x: torch.Tensor, found: Kernels) -> Iterator[object]:
 
 
 def _short(x: torch.Tensor, found: Kernels) -> Iterator[object]:
-    """Of numbers that fit, and with the first one beside them that does not, at either end."""
+    """Of numbers that fit, and with the first one after them that does not, at either end."""
     for low, high in ((-(2**15), 2**15 - 1), (-(2**15) - 1, 2**15 - 1), (-(2**15), 2**15), (_INT64.min, _INT64.max)):
         yield found.short(x.clamp(low, high))
 
@@ -138,7 +138,7 @@ def _floats(bits: Array) -> Iterator[Array]:
     yield usual
     yield np.where(np.isfinite(every), every, usual)
     halfway = (((bits & 127) % 127 + 0.5) ** 2 * np.sign(bits)).astype(np.float32)
-    halfway[::128] = 127**2  # the largest of a block: others are halfway between two codes beside it
+    halfway[::128] = 127**2  # the largest of a block: others are halfway between two neighbouring codes
     yield halfway
     yield np.array([0.0, -0.0, 2.0**-149, -(2.0**-120), 2.0**-110], np.float32)[bits % 5]
     for odd in (np.nan, np.inf, -np.inf):
@@ -148,7 +148,7 @@ def _floats(bits: Array) -> Iterator[Array]:
 
 
 def _integers(bits: Array) -> Iterator[Array]:
-    """All widths, alone and beside small numbers; runs of zeros; and both ends of int64."""
+    """All widths, alone and mixed with small numbers; runs of zeros; and both ends of int64."""
     widths = bits & 63
     yield from (bits >> 62, bits >> 54, bits >> widths, bits >> np.sort(widths), np.where(widths == 9, bits >> 40, 0))
     yield np.array([0, -1, _INT64.min, _INT64.max, 1 << 62, -(1 << 62)])[bits % 6]

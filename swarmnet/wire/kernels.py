@@ -1,4 +1,4 @@
-"""The kernels of kernels.cpp, where this process has them: one pass over memory in place of several of torch's.
+"""The kernels of kernels.cpp, where this process has them: one pass over memory instead of several of torch's.
 
 A kernel's result has the bits of the reference, which is what a codec does without it. `wire.kernel_build` compiles and
 checks them; until then, and where there is no compiler, `of` finds none. Python lets go of the interpreter meanwhile,
@@ -182,7 +182,7 @@ def load(path: str, *, threads: int) -> Kernels:
 
 
 _used: Kernels | None = None
-_trial: ContextVar[Kernels | None] = ContextVar("trial")  # of this thread or task alone
+_override: ContextVar[Kernels | None] = ContextVar("override")  # of this thread or task alone
 
 
 def use(kernels: Kernels | None) -> None:
@@ -199,17 +199,17 @@ def used() -> Kernels | None:
 @contextlib.contextmanager
 def tried(kernels: Kernels | None) -> Iterator[None]:
     """Use these, or with None the reference, in this thread alone: for comparing the two."""
-    token = _trial.set(kernels)
+    token = _override.set(kernels)
     try:
         yield
     finally:
-        _trial.reset(token)
+        _override.reset(token)
 
 
 def of(*tensors: torch.Tensor) -> Kernels | None:
     """The kernels for these tensors; None: take the reference."""
     usable = all(each.device.type == "cpu" and each.is_contiguous() for each in tensors)
-    return _trial.get(_used) if usable else None
+    return _override.get(_used) if usable else None
 
 
 def _at(tensor: torch.Tensor) -> int:

@@ -15,7 +15,7 @@ _PREFIX = bytes((0x00, 0x24, 0x08, 0x01, 0x12, 0x20))
 
 
 _REMEMBERED = 1 << 14
-"""Ids of more peers than a run has, whose base58 is not computed anew: some 3 MB."""
+"""Ids of more peers than a run has, so that their base58 is computed once: some 3 MB."""
 
 
 @functools.lru_cache(maxsize=_REMEMBERED)

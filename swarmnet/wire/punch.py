@@ -1,4 +1,4 @@
-"""What two peers that nobody can dial say to each other before they dial (docs/nat.md)."""
+"""The messages of two unreachable peers before they dial each other (docs/nat.md)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_ASK_BYTES = 1024
 
 @dataclass(frozen=True, slots=True)
 class SeenPort:
-    """A TCP port as somebody sees it."""
+    """A TCP port as another peer observes it."""
 
     host: Annotated[str, Size(45)]
     port: Annotated[int, Between(1, 65535)]

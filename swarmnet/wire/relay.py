@@ -12,7 +12,7 @@ from swarmnet.messages import Accepted, Busy, Rejected
 from swarmnet.wire.convert import Envelope, GreetFirst, Ping, Pong
 
 ID_BYTES = 16
-"""Of a caller's waiting place: nobody guesses it."""
+"""Of the id of a waiting caller: it cannot be guessed."""
 
 MAX_BYTES = 256 << 10
 """In one message of a joined stream."""
@@ -24,7 +24,7 @@ Place = Annotated[bytes, Size(ID_BYTES, least=ID_BYTES)]
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """Nobody can dial me: say on this stream who wants to speak to me."""
+    """I am unreachable: send the connect-back requests of my callers on this stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Connect:
 
 @dataclass(frozen=True, slots=True)
 class Summon:
-    """`caller` wants to speak to you: come here, or with `reverse` to the caller itself."""
+    """`caller` wants to connect: connect back here, or with `reverse` to the caller itself."""
 
     caller: PeerId
     id: Place

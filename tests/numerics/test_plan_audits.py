@@ -14,7 +14,7 @@ from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Audits, Manifest, Wire
 from swarmnet.messages import AuditRequest, Packed, WorkRecord
 from swarmnet.peer.memory_fit import judge, setup_of, slots_within
-from swarmnet.pipeline.works import KEPT_MEMOS, KEPT_STEPS, ShownWorks, WorkBook, digest
+from swarmnet.pipeline.works import KEPT_CACHES, KEPT_STEPS, ShownWorks, WorkBook, digest
 from swarmnet.plan.memory import Setup, audit_bytes, plan_stage
 from swarmnet.ranks.device_backend import DeviceBackend
 from swarmnet.ranks.layout import MeshLayout
@@ -62,7 +62,7 @@ def work_payload(stage: int, depth: int) -> tuple[Packed, ...]:
 @pytest.mark.parametrize("stage", range(3), ids=STAGES)
 def test_works_and_what_is_shown_take_no_more_than_was_planned(stage: int, memo_bytes: int) -> None:
     payloads = planned(AUDITED, stage, memo_bytes) - planned(AUDITED, stage, memo_bytes=0)
-    book, shown = WorkBook(KEPT_MEMOS * memo_bytes), ShownWorks(memo_bytes)
+    book, shown = WorkBook(KEPT_CACHES * memo_bytes), ShownWorks(memo_bytes)
     payload, most, most_shown = work_payload(stage, depth=40), 0, 0
     record = WorkRecord(0, digest(payload), *[digest(())] * 3, 0.0, 0)
     for step in range(3 * KEPT_STEPS):
@@ -77,7 +77,7 @@ def test_works_and_what_is_shown_take_no_more_than_was_planned(stage: int, memo_
     # Of the smallest codecs what is planned is the most that they take, and a cap holds whole payloads.
     size = sum(packed.num_bytes for packed in payload)
     assert 0.9 * payloads - size <= most + most_shown <= payloads
-    assert most <= KEPT_MEMOS * memo_bytes and most_shown <= memo_bytes
+    assert most <= KEPT_CACHES * memo_bytes and most_shown <= memo_bytes
 
 
 def test_several_ranks_keep_as_much_and_each_has_room_for_one_more_module_and_sum() -> None:

@@ -72,7 +72,7 @@ def test_what_is_remembered_is_what_went_over_the_wire() -> None:
     def watching(caller, callee, request, payload):
         node = next(node for node in swarm.nodes if node.peer_id == caller) if caller.startswith("s") else None
         if node is not None and isinstance(request, Process) and request.purpose == "train":
-            kept = node.peer.replicas[0].execution.steps[request.step].memo.output(request.index)
+            kept = node.peer.replicas[0].execution.steps[request.step].cache.output(request.index)
             sent.append(kept is not None and kept.payload is payload)
         return opened(caller, callee, request, payload)
 

@@ -46,7 +46,7 @@ def works_of(node: Node, stage: int):
 
 def answered(node: Node, stage: int) -> set[int]:
     tasks = tasks_of(node, stage)
-    return {index for index in range(64) if tasks.memo.answer(index)} if tasks is not None else set()
+    return {index for index in range(64) if tasks.cache.answer(index)} if tasks is not None else set()
 
 
 def holds_sum(swarm: VirtualSwarm, stage: int) -> bool:

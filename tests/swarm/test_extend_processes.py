@@ -18,7 +18,7 @@ from swarmnet.data.source import load_tokens
 from swarmnet.manifest.extension import Extension
 from swarmnet.manifest.file import load, to_toml
 from swarmnet.manifest.schema import Admission, Optimizer
-from swarmnet.net.admission_files import new_owner, notices_beside, read_signed, write_owner
+from swarmnet.net.admission_files import new_owner, notices_file, read_signed, write_owner
 from swarmnet.testing.reference import run_reference
 
 Start = Callable[..., Running]
@@ -65,7 +65,7 @@ def test_it_is_extended_under_kills_and_after_its_end(
     code = run(["owner", "extend", str(path), "--steps", str(LONGER), "--bootstrap", address])
     printed = capsys.readouterr()
     assert code == 0 and f"notice 1, {LONGER} steps" in printed.out, printed
-    (notice,) = [signed.value for signed in read_signed(notices_beside(path), Extension)]
+    (notice,) = [signed.value for signed in read_signed(notices_file(path), Extension)]
     assert 20 < notice.since <= STEPS
     for victim, version in (("s1b", notice.since), ("s0b", notice.since + 20)):
         reached(first, version)
@@ -93,7 +93,7 @@ def test_it_is_extended_under_kills_and_after_its_end(
         assert peer.stop() == 0
 
     seen += [event for peer in peers.values() for event in peer.so_far("applied")]
-    notices = tuple(read_signed(notices_beside(path), Extension))
+    notices = tuple(read_signed(notices_file(path), Extension))
     manifest = load(path)
     tokens = load_tokens(manifest.data.source, manifest.data.tokenizer)
     reference = run_reference(manifest, tokens, notices=notices)

@@ -599,7 +599,7 @@ def test_a_dial_says_who_can_be_connected_to_and_what_stood_in_the_way() -> None
                 b.mapped = Address.of("44.0.0.200", 1)
                 assert not b.came_from(), "one of its own network"
             assert (await stood_in_the_way(closed)).message == "refused"
-            assert (await stood_in_the_way(Address.of("127.0.0.1", c.port))).message == "somebody else answers there"
+            assert (await stood_in_the_way(Address.of("127.0.0.1", c.port))).message == "another peer answers there"
             assert (await stood_in_the_way(c.addresses[0])).message == "the address of another peer"
             assert (await stood_in_the_way("somewhere")).message == "no TCP address"
             assert isinstance(await stood_in_the_way(mute, within_s=0.3), PeerTimeout)

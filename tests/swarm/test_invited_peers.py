@@ -159,8 +159,8 @@ def test_a_guest_calls_nobody_who_is_not_admitted() -> None:
 def test_a_banned_peer_is_refused() -> None:
     async def main() -> None:
         async with pair() as (member, convict):
-            member.admissions.convict(convict.identity.peer)
-            assert not_admitted(await convict.call(member), "convicted of wrong work") and member.asked == 0
+            member.admissions.ban_faulty(convict.identity.peer)
+            assert not_admitted(await convict.call(member), "banned for proven faulty work") and member.asked == 0
 
     asyncio.run(main())
 

@@ -56,7 +56,7 @@ def test_a_payload_keeps_to_what_is_lent(request_: Request, lender: str, way: st
             await seconds_of(pair, request_)
             before, total = await seconds_of(pair, request_), lent.total
             assert total > 2 * PAYLOAD[0].num_bytes
-            lent.lend(LENT)
+            lent.set_rate(LENT)
             capped_s = await seconds_of(pair, request_)
             # The first piece goes at once; of the last, a reader waits for nothing more.
             held_s = (PAYLOAD[0].num_bytes - 2 * CHUNK_BYTES) / LENT
@@ -74,7 +74,7 @@ def test_a_message_overtakes_a_payload_that_waits() -> None:
             pair.b.service.answering = answering
             pair.a.transport.tell(pair.b.peer, execute(0, pair.a.peer))
             await pair.b.service.told.get()
-            pair.a.transport.traffic.up.lend(2 * CHUNK_BYTES)
+            pair.a.transport.traffic.up.set_rate(2 * CHUNK_BYTES)
             upload = asyncio.create_task(seconds_of(pair, PROCESS))
             await asyncio.sleep(0)
             for index in range(20):

@@ -27,9 +27,9 @@ def test_last_weights_that_are_on_no_disk_fail_the_run_which_is_not_called_finis
     assert run_local(options(tmp_path), first) == 1
     found = summary(tmp_path)
     assert not found["ok"] and found["problem"].startswith("the final weights of stage 1 are on no disk: s1-r")
-    assert "stage-1-step-6.json: No space left on device: make room there, and go on with --resume" in found["problem"]
+    assert "stage-1-step-6.json: No space left on device: free space there, and go on with --resume" in found["problem"]
     assert f"FAILED: {found['problem']}" in said(first) and "next:" not in said(first)
-    assert f"when there is room, go on with:\n    swarmnet local --resume --out {tmp_path / 'out'}" in said(first)
+    assert f"when the disk has space, go on with:\n    swarmnet local --resume --out {tmp_path / 'out'}" in said(first)
 
     def child(spec: ChildSpec) -> list[str]:
         raise full()
@@ -84,7 +84,7 @@ def test_files_that_could_not_be_written_are_when_the_run_is_resumed(
     with monkeypatch.context() as patched:
         patched.setattr(local_report.Path, "write_text", write_text)
         assert run_local(options(tmp_path), first) == 1
-    lost = f"{tmp_path / 'out' / 'summary.json'}: not written: No space left on device: make room"
+    lost = f"{tmp_path / 'out' / 'summary.json'}: not written: No space left on device: free space there"
     assert f"FAILED: {lost}" in said(first) and not list((tmp_path / "out").glob("*summary*"))
     before = (tmp_path / "out" / "loss.csv").read_bytes()
     shutil.rmtree(tmp_path / "board")

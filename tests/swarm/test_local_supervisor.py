@@ -264,7 +264,7 @@ def test_a_rank_is_killed_and_its_replica_stays(tmp_path: Path) -> None:
         "of s1-r0 was killed (kill_rank 1@3, step 3)",
         "s1-r0 has lost rank",
         "s1-r0 has its 2 ranks (tp2) again, after 0.5 s",
-        "ranks: s1-r0 2; started anew 1 time",
+        "ranks: s1-r0 2; restarted 1 time",
         "the first 20 steps equal within 1e-05",
     ):
         assert words in said(tools)
@@ -582,7 +582,7 @@ def test_a_reader_that_goes_away_ends_the_printing_and_nothing_else(tmp_path: Pa
         complaint = process.stderr.read()
     assert process.returncode == 0, complaint
     assert complaint == (
-        "swarmnet: nobody reads the output any more; the run goes on, its files are in "
+        "swarmnet: the output has no reader any more; the run goes on, its files are in "
         f"{tmp_path / 'out'} (Ctrl+C ends it)\n"
     )
     assert summary(tmp_path)["ok"] and len((tmp_path / "out" / "loss.csv").read_text().splitlines()) == STEPS + 1
@@ -628,7 +628,7 @@ def test_ctrl_c_while_it_is_compared_leaves_a_finished_swarm_that_can_be_compare
 
     again = kit(tmp_path / "again")
     assert run_local(LocalOptions(out=tmp_path / "out", resume=True, verify=True), again) == 0
-    assert "beside one process: largest loss difference 0 (bit-equal)" in said(again)
+    assert "compared with one process: largest loss difference 0 (bit-equal)" in said(again)
     assert summary(tmp_path) == before | {
         "ok": True,
         "problem": "",

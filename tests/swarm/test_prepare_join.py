@@ -138,7 +138,7 @@ async def test_what_finds_the_place_serves_it(tmp_path: Path, monkeypatch: pytes
                 monkeypatch.setattr(DHTProtocol, "remove_p2p_handlers", never)
             await directory.rest()
             assert directory._mine is None, "it is announced no more"
-            async with place.joined.anew().endpoint.serve(gives(HONEST)):
+            async with place.joined.restarted().endpoint.serve(gives(HONEST)):
                 assert directory.maddrs and directory.neighbours
         assert len(started) == 1 + silent
 

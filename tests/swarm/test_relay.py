@@ -341,7 +341,7 @@ def test_what_is_not_asked_for_is_refused() -> None:
         relay, stranger = await world.member(), await world.member()
         hidden, caller = await world.hidden(), await world.hidden()
         async with asks(stranger, relay, CONNECT, Connect(stranger.peer, bytes(16))) as end:
-            assert isinstance(await reply(end), Rejected), "it has no place there"
+            assert isinstance(await reply(end), Rejected), "it has no reservation there"
         async with asks(stranger, relay, CONNECT, Reserve()) as end:
             assert isinstance(await reply(end), Rejected), "of another method"
         for ident in (bytes(16), b"x" * 16):
@@ -410,7 +410,7 @@ def test_who_summons_a_peer_without_end_keeps_nobody_elses_calls_from_it() -> No
             peer = (await world.hidden()).peer
 
             def pause_s(home: str) -> float:
-                return relay.summon(relay.me, peer, secrets.token_bytes(16), reverse=True, home=home)
+                return relay.request_connect_back(relay.me, peer, secrets.token_bytes(16), reverse=True, home=home)
 
             assert max(pause_s("2600:44::/64") for _ in range(1000)) <= 0.5, "what is refused costs nothing"
             assert pause_s("203.0.113.7") == 0 and pause_s("") == 0
@@ -778,7 +778,7 @@ def test_circuits_do_not_lead_through_circuits() -> None:
             await answers(caller, far)
         # Nor does a peer come to one that says it can be dialled, and cannot.
         via = world.transports[far.transport.network.relays[0]]
-        assert via.network.relay.summon(middle.peer, far.peer, bytes(16), reverse=True, home="") == 0
+        assert via.network.relay.request_connect_back(middle.peer, far.peer, bytes(16), reverse=True, home="") == 0
         assert await answers(caller, middle), "time for it to have come"
         assert not far.transport.network.places._coming
 

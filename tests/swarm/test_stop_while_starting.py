@@ -84,7 +84,7 @@ def test_a_peer_that_comes_back_without_a_network_waits_for_it(
             Away.tries += 1
             if Away.tries == 2:
                 signal.raise_signal(signal.SIGINT)
-            raise dht_node.NobodyAnswered("nobody answers at X")
+            raise dht_node.NoPeerAnswered("nobody answers at X")
 
         async def __aexit__(self, *_: object) -> None:
             pass

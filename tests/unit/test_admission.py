@@ -169,7 +169,7 @@ def test_an_identity_that_is_not_heard_gives_its_use_to_another_one_unless_it_is
     doors.show(gone.peer, shown(letter, gone), now=after)
     assert [doors.admitted(guest.peer, now=after) for guest in (gone, calls, late)] == [False, True, True]
     assert doors.learn(ban(RUN, 1, [calls.peer]))
-    doors.convict(late.peer)
+    doors.ban_faulty(late.peer)
     doors.show(later.peer, shown(letter, later), now=after + 2 * admission.FORGET_S)
     assert not doors.admitted(later.peer, now=after + 2 * admission.FORGET_S)
 

@@ -24,7 +24,7 @@ from swarmnet.net.admission_files import (
     Token,
     admissions_of,
     new_owner,
-    notices_beside,
+    notices_file,
     notices_of,
     owner_key_file,
     write_owner,
@@ -183,7 +183,7 @@ def test_the_owner_extends_an_open_run_too(tmp_path: Path, capsys) -> None:
     forged = replace(
         known.known[0], payload=sign(Extension(known.run, 9, 150, 900), PEER, Identity.generate().sign).payload
     )
-    notices_beside(path).write_text(to_text(forged), encoding="utf-8")
+    notices_file(path).write_text(to_text(forged), encoding="utf-8")
     (words,) = files.read()
     assert "run.notices: a notice that is not signed by the run's owner" in words and files.read() == []
     assert run(["owner", "extend", str(path), "--steps", "500"]) == 2 and "take that line out" in last_line(capsys)
@@ -216,7 +216,7 @@ def test_an_owners_file_of_an_earlier_version_is_not_lost_silently(owned: Path, 
 )
 def test_what_would_extend_nothing_is_refused(owned: Path, capsys, words: list[str], line: str) -> None:
     assert run(["owner", "extend", str(owned), *words]) == 2 and line in last_line(capsys)
-    assert not notices_beside(owned).exists()
+    assert not notices_file(owned).exists()
 
 
 def test_a_run_without_an_owner_is_not_extended(tmp_path: Path, capsys) -> None:

@@ -17,8 +17,8 @@ from swarmnet.errors import UsageError
 from swarmnet.ids import RunId
 from swarmnet.manifest.file import run_id
 from swarmnet.manifest.schema import Manifest
-from swarmnet.net.away import remember, until_somebody_answers, was_in
-from swarmnet.net.dht_node import NobodyAnswered
+from swarmnet.net.away import remember, until_answered, was_in
+from swarmnet.net.dht_node import NoPeerAnswered
 from swarmnet.net.identity import Identity
 from swarmnet.net.limits import BOOTSTRAP_AGAIN, REPEATS
 from swarmnet.net.swarm_link import SwarmLink
@@ -43,13 +43,13 @@ class Network:
         now = asyncio.get_running_loop().time()
         self.tried_at.append(now)
         if now < self.back_after_s:
-            raise NobodyAnswered("nobody answers at X")
+            raise NoPeerAnswered("nobody answers at X")
         return "in"
 
     def run(self) -> str:
         async def story() -> str:
             clock = asyncio.get_running_loop().time
-            return await until_somebody_answers(
+            return await until_answered(
                 self.attempt, say=lambda *said: self.said.append((clock(), *said)), rng=random.Random(1)
             )
 
@@ -66,7 +66,7 @@ def test_it_tries_again_ever_more_slowly_and_says_so_now_and_then() -> None:
     assert all(REPEATS.burst_s <= b - a <= REPEATS.burst_s + LONGEST_S for a, b in itertools.pairwise(times[:-1]))
     assert "was in the run before" in network.said[0][2] and "for 10 min" in network.said[1][2]
     assert [event for _, event, _ in network.said] == ["away"] * 5 + ["back"]
-    assert network.said[-1][2].startswith("somebody answers again, after 30")
+    assert network.said[-1][2].startswith("a peer answers again, after 30")
 
 
 def test_nothing_is_said_where_somebody_answers_at_once() -> None:
@@ -79,7 +79,7 @@ def test_what_else_is_wrong_ends_it() -> None:
         raise UsageError("the port is taken")
 
     with pytest.raises(UsageError, match="taken"):
-        asyncio.run(until_somebody_answers(attempt, say=lambda *_: None))
+        asyncio.run(until_answered(attempt, say=lambda *_: None))
 
 
 def test_a_directory_remembers_the_runs_its_peer_was_in(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_whoever_joins_again_waits_and_a_newcomer_does_not(
             with entered(runner, finding) as place:
                 return place
 
-    with pytest.raises(NobodyAnswered):
+    with pytest.raises(NoPeerAnswered):
         join()
     remember(tmp_path, RUN)
     assert join() == "in"
@@ -140,7 +140,7 @@ def test_a_trainer_that_was_in_the_run_waits_and_a_new_one_does_not(
             config = PeerConfig(dir=tmp_path)
             runner.run(trainer._feed(config, manifest, None, events, trainer.NOTHING_BETWEEN, None))
 
-    with pytest.raises(NobodyAnswered):
+    with pytest.raises(NoPeerAnswered):
         start()
     remember(tmp_path, run_id(manifest))
     with pytest.raises(UsageError, match="the run answers"):

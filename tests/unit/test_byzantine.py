@@ -30,15 +30,15 @@ from swarmnet.telemetry.run_state import StageState
 from swarmnet.testing.byzantine import (
     KINDS,
     QUIET_STEPS,
+    ByzantineCount,
     Deceit,
     FalseSender,
-    LiarCount,
     LyingBackend,
     LyingCompute,
     LyingSums,
     Wary,
-    choose_liars,
-    parse_liars,
+    choose_byzantine,
+    parse_byzantine,
 )
 from swarmnet.testing.injector import Interposed, held_engine
 from swarmnet.testing.invariants import InvariantReport
@@ -66,12 +66,12 @@ def hidden(seed: int) -> torch.Tensor:
 
 
 def test_what_is_asked_for_is_read() -> None:
-    assert parse_liars("sign-flip:1,lazy=10%, tenth") == (
-        LiarCount("sign-flip"),
-        LiarCount("lazy", 1, 0.1),
-        LiarCount("tenth"),
+    assert parse_byzantine("sign-flip:1,lazy=10%, tenth") == (
+        ByzantineCount("sign-flip"),
+        ByzantineCount("lazy", 1, 0.1),
+        ByzantineCount("tenth"),
     )
-    assert LiarCount("lazy", share=0.25).of(12) == 3 and LiarCount("lazy", share=0.01).of(12) == 1
+    assert ByzantineCount("lazy", share=0.25).of(12) == 3 and ByzantineCount("lazy", share=0.01).of(12) == 1
 
 
 @pytest.mark.parametrize(
@@ -79,28 +79,28 @@ def test_what_is_asked_for_is_read() -> None:
 )
 def test_what_cannot_be_asked_for_is_refused_in_one_line(text: str) -> None:
     with pytest.raises(UsageError, match=r"^--liars .*(for example|the kinds are)"):
-        parse_liars(text)
+        parse_byzantine(text)
 
 
 def test_liars_are_spread_over_stages_and_drawn_by_the_seed() -> None:
-    lying = choose_liars(parse_liars("sign-flip:1,lazy:1,reducer:1"), REPLICAS, "a")
+    lying = choose_byzantine(parse_byzantine("sign-flip:1,lazy:1,reducer:1"), REPLICAS, "a")
     assert sorted(lying.values()) == ["lazy", "reducer", "sign-flip"]
     assert {REPLICAS[name] for name in lying} == {0, 1, 2}
-    assert lying == choose_liars(parse_liars("sign-flip:1,lazy:1,reducer:1"), REPLICAS, "a")
-    assert len({tuple(choose_liars(parse_liars("lazy"), REPLICAS, str(seed))) for seed in range(20)}) > 3
+    assert lying == choose_byzantine(parse_byzantine("sign-flip:1,lazy:1,reducer:1"), REPLICAS, "a")
+    assert len({tuple(choose_byzantine(parse_byzantine("lazy"), REPLICAS, str(seed))) for seed in range(20)}) > 3
 
 
 def test_a_pair_is_of_one_stage_and_needs_three_honest_mates() -> None:
     replicas = {f"s0-r{number}": 0 for number in range(4)} | {f"s1-r{number}": 1 for number in range(5)}
-    (stage,) = {replicas[name] for name in choose_liars(parse_liars("pair"), replicas, "a")}
+    (stage,) = {replicas[name] for name in choose_byzantine(parse_byzantine("pair"), replicas, "a")}
     assert stage == 1
     with pytest.raises(UsageError, match="more --replicas"):
-        choose_liars(parse_liars("pair:2"), replicas, "a")
+        choose_byzantine(parse_byzantine("pair:2"), replicas, "a")
 
 
 def test_half_of_a_stage_may_not_lie() -> None:
-    with pytest.raises(UsageError, match="half of some stage would lie"):
-        choose_liars(parse_liars("lazy"), {"s0-r0": 0, "s0-r1": 0}, "a")
+    with pytest.raises(UsageError, match="half of some stage would be Byzantine"):
+        choose_byzantine(parse_byzantine("lazy"), {"s0-r0": 0, "s0-r1": 0}, "a")
 
 
 # ---------------------------------------------------------------- microbatches
@@ -298,9 +298,9 @@ def test_who_adapts_is_honest_for_a_while_after_somebody_has_looked() -> None:
     async def ask(request: Any) -> list[Any]:
         return [answer async for answer in wary.on_call(PeerId("a"), request, cast(Any, None))]
 
-    assert deceit.lies(4) and asyncio.run(ask(ManifestRequest())) == ["answer"] and deceit.lies(5)
+    assert deceit.is_false(4) and asyncio.run(ask(ManifestRequest())) == ["answer"] and deceit.is_false(5)
     assert asyncio.run(ask(AuditRequest(4, 0, 1, PeerId("me")))) == ["answer"]
-    assert not deceit.lies(6) and not deceit.lies(5 + QUIET_STEPS - 1) and deceit.lies(5 + QUIET_STEPS)
+    assert not deceit.is_false(6) and not deceit.is_false(5 + QUIET_STEPS - 1) and deceit.is_false(5 + QUIET_STEPS)
 
 
 def test_a_false_sender_signs_the_other_sign_of_what_it_has_counted() -> None:
@@ -385,7 +385,7 @@ def told(outcome: RunOutcome, tmp_path: Any) -> str:
 
 def test_the_report_says_who_lied_and_who_named_them(tmp_path: Any) -> None:
     outcome = named(("s0-r2", "id1"), ("s0-r0", "id1"), ("s0-r1", "id0"))
-    assert "liar s0-r1 (lazy, 1 lies): named at step 1 by s0-r0, s0-r2: odd" in told(outcome, tmp_path)
+    assert "Byzantine s0-r1 (lazy, 1 faults): named at step 1 by s0-r0, s0-r2: odd" in told(outcome, tmp_path)
     (liar,) = summary(outcome)["liars"].values()
     assert liar == {"kind": "lazy", "lies": 1, "named_at": 1, "named_by": ["s0-r0", "s0-r2"], "reason": "odd"}
     # What the liar says of others names nobody, and nobody waits for it.
@@ -399,9 +399,9 @@ def test_who_is_caught_at_a_false_sum_is_named_too(tmp_path: Any) -> None:
 
 
 def test_a_liar_that_nobody_named_is_no_problem_and_an_honest_peer_that_is_named_is(tmp_path: Any) -> None:
-    assert "liar s0-r1 (lazy, 1 lies): not named" in told(named(), tmp_path) and _judge(named()) == ""
+    assert "Byzantine s0-r1 (lazy, 1 faults): not named" in told(named(), tmp_path) and _judge(named()) == ""
     wronged = named(("s0-r2", "id0"))
-    assert summary(wronged)["false_bans"] == ["s0-r0"] and "did not lie" in _judge(wronged)
+    assert summary(wronged)["false_bans"] == ["s0-r0"] and "did nothing wrong" in _judge(wronged)
 
 
 def test_a_correct_peer_that_is_suspended_is_a_warning_and_fails_a_verified_run(tmp_path: Any) -> None:

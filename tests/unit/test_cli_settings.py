@@ -204,7 +204,7 @@ def test_roles_and_directories_follow_the_command(calls, name: str, role: str) -
         ("local --manifest run.toml --kill 0@60", "--kill 0@60: there is no step 60"),
         ("local --manifest run.toml --data x", "--data: a manifest fixes its data by digest"),
         ("local --manifest run.toml --stages 9", "cut.stages = 9 is more than model.num_layers = 6"),
-        ("local --liars sign:1", "--liars sign:1: nobody lies so: the kinds are sign-flip, "),
+        ("local --liars sign:1", "--liars sign:1: no such kind: the kinds are sign-flip, "),
         ("local --liars lazy --ranks 0=2", "--liars needs replicas of one rank on the CPU"),
         ("local --liars lazy --chaos random:1", "--liars goes with neither --chaos nor --kill-all"),
         ("local --replicas 0", "--replicas must be at least 1"),

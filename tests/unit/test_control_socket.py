@@ -144,7 +144,7 @@ def test_caps_are_in_force_at_once_and_kept(tmp_path: Path, capsys: pytest.Captu
         )
         assert peer.limits == {"slots": 2, "disk_bytes": 1 << 30, "line_bytes_per_s": 1_000_000}
         assert opened.config.slots == 2, "a peer that moves goes on with it"
-        assert (traffic.up.lent, traffic.down.lent) == (1e6, 1e7)
+        assert (traffic.up.bytes_per_s, traffic.down.bytes_per_s) == (1e6, 1e7)
         assert await command("control", "limits", "--slots", "10") == 2, "a change that does not fit"
         assert await command("control", "limits", "--json") == 0
 

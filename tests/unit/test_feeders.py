@@ -9,7 +9,7 @@ import pytest
 from swarmnet.messages import Process
 from swarmnet.pipeline.inputs import TurnedAway, may_feed
 
-STRANGER = dict.fromkeys(("feeds", "mate", "heard", "admitted"), False)
+STRANGER = dict.fromkeys(("feeds", "replica", "known", "admitted"), False)
 
 
 @pytest.mark.parametrize("facts", itertools.product([False, True], repeat=4), ids=str)
@@ -18,17 +18,17 @@ def test_the_table(facts: tuple[bool, ...]) -> None:
     for stage, purpose, repair in itertools.product([0, 1, 5], ["train", "eval"], [False, True]):
         away = may_feed(Process(0, stage, 0, purpose, repair=repair), **known)
         if stage == 0:
-            allowed = purpose == "eval" or known["admitted"] or known["mate"]
+            allowed = purpose == "eval" or known["admitted"] or known["replica"]
         else:
-            allowed = known["feeds"] or (known["mate"] and repair)
+            allowed = known["feeds"] or (known["replica"] and repair)
         assert (away is None) == allowed
         if away is not None:
-            assert away.reason and away.soon == (stage > 0 and known["heard"])
+            assert away.reason and away.soon == (stage > 0 and known["known"])
 
 
 def test_the_words_say_what_is_lacking() -> None:
     assert may_feed(Process(3, 2, 0), **{**STRANGER, "admitted": True}) == TurnedAway(
-        "you are not known here as a replica of stage 1, and nobody else feeds stage 2"
+        "you are not known here as a replica of stage 1, and only those feed stage 2"
     )
     assert may_feed(Process(3, 0, 0), **STRANGER) == TurnedAway(
         "the run has not admitted you as a trainer: ask its owner for an invitation"

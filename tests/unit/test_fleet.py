@@ -77,7 +77,7 @@ def test_plan_and_simulate_read_one_file() -> None:
     lab, drawn = members.machines
     assert members.count == len(found.machines) == 24 and (lab.name, lab.count, drawn.count) == ("lab", 3, 21)
     assert drawn.flops_per_s == pytest.approx(30e12 * 0.75**0.5) and drawn.mbit == 100
-    assert drawn.room == pytest.approx((8e9 * 24e9) ** 0.5, rel=1e-3)
+    assert drawn.device_bytes == pytest.approx((8e9 * 24e9) ** 0.5, rel=1e-3)
     assert members.regions.seconds("eu", "us") == 0.09
     assert sum(1 for machine in found.machines.values() if machine.speed == 4) == 3
 

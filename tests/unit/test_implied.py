@@ -46,4 +46,4 @@ def test_what_a_choice_of_sync_brings_along(said: dict, follows: dict) -> None:
 
 
 def test_a_manifest_keeps_its_codec() -> None:
-    assert implied({"training.seed": 3}, anew=False) == implied(FAST, anew=False) == {}
+    assert implied({"training.seed": 3}, new=False) == implied(FAST, new=False) == {}

@@ -17,7 +17,7 @@ from swarmnet.net import grpc_link
 from swarmnet.net.grpc_link import PING_S, Link, Probe
 from swarmnet.net.grpc_options import GrpcConfig
 from swarmnet.net.limits import REPEATS
-from swarmnet.net.traffic import LentLine
+from swarmnet.net.traffic import BandwidthLimit
 from swarmnet.testing.doubles import run_virtual
 from swarmnet.wire.convert import NONCE_BYTES, Pong
 
@@ -64,7 +64,7 @@ def test_a_refusal_is_logged_once_for_each_reason_and_then_seldom(monkeypatch: p
             return Rejected(RejectCode.CLOCK, reason)
 
         channels = cast(Any, SimpleNamespace(config=GrpcConfig(), greet=greet, peer=PeerId("peer")))
-        link = Link(channels, lambda message: b"", lambda peer: None, cast(Any, None), LentLine())
+        link = Link(channels, lambda message: b"", lambda peer: None, cast(Any, None), BandwidthLimit())
         told = SimpleNamespace(warning=lambda event, *, reason, **_: said.append((loop.time(), reason)))
         monkeypatch.setattr(grpc_link, "log", told)
         for number in range(1000):
@@ -92,7 +92,7 @@ def test_a_link_is_tried_again_ever_more_slowly_and_soon_after_it_was_open(monke
             return next(opens)
 
         channels = cast(Any, SimpleNamespace(config=GrpcConfig()))
-        link = Link(channels, lambda message: b"", lambda peer: None, cast(Any, None), LentLine())
+        link = Link(channels, lambda message: b"", lambda peer: None, cast(Any, None), BandwidthLimit())
         monkeypatch.setattr(link, "_connect_and_stream", connect)
         link.outbox.put(cast(Any, None))
         with contextlib.suppress(StopAsyncIteration, RuntimeError):

@@ -200,7 +200,7 @@ def test_orders_that_cannot_be_carried_out() -> None:
 def test_a_stage_that_dropped_steps_makes_another_run_of_what_follows() -> None:
     judge = InvariantChecker(stages=1, steps=1, microbatches=2)
     judge.on(GOOD, life=0)
-    assert judge.anew(0, life=1) and not judge.anew(0, life=1)  # both replicas of the stage say it
+    assert judge.restarted(0, life=1) and not judge.restarted(0, life=1)  # both replicas of the stage say it
     other = GOOD | {"digest": "e", "loss_sum": 8.1}
     judge.on(other, life=1)
     verdict = judge.report()

@@ -156,10 +156,10 @@ def test_ranks_that_are_lost_and_back_are_told_and_counted() -> None:
         lines += news.on("s1-r0", event)
         states.append(progress.state_of("s1-r0"))
     assert lines == [
-        "s1-r0 has lost rank 1 (killed by SIGKILL): its ranks start anew",
+        "s1-r0 has lost rank 1 (killed by SIGKILL): its ranks restart",
         "s1-r0 has its 2 ranks (tp2) again, after 1.2 s",
     ]
-    assert states == ["starting", "ranks start anew", "starting"] and progress.total("rank_restarts") == 1
+    assert states == ["starting", "ranks restart", "starting"] and progress.total("rank_restarts") == 1
     assert News().on("s1-r0", LOST | {"rank": None, "reason": "silence"}) == [
-        "s1-r0 has lost a rank (silence): its ranks start anew"
+        "s1-r0 has lost a rank (silence): its ranks restart"
     ]

@@ -227,7 +227,7 @@ def test_a_fleet_file_is_read(tmp_path: Path) -> None:
     file = tmp_path / "fleet.toml"
     file.write_text("[[machines]]\ncount = 3\ngpu_gib = 24.0\nmbit = 50.0\ngpus = 2\n", encoding="utf-8")
     (kind,) = members_in(file).machines
-    assert (kind.count, kind.room, kind.flops_per_s, kind.bytes_per_s) == (3, 24 << 30, 60e12, 6.25e6)
+    assert (kind.count, kind.device_bytes, kind.flops_per_s, kind.bytes_per_s) == (3, 24 << 30, 60e12, 6.25e6)
 
 
 @pytest.mark.parametrize(

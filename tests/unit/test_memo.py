@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.messages import Fetched, Gradient, Packed
-from swarmnet.pipeline.recovery import Memo
+from swarmnet.pipeline.recovery import OutputCache
 
 OVERHEAD = 64
 
@@ -24,7 +24,7 @@ def answer(num_bytes: int) -> Gradient:
 
 
 def test_what_was_sent_is_handed_out_again_uncopied() -> None:
-    memo, sent, said = Memo(1000), output(100), answer(100)
+    memo, sent, said = OutputCache(1000), output(100), answer(100)
     memo.keep(3, sent)
     memo.keep(3, said)
     assert memo.output(3) is sent and memo.answer(3) is said
@@ -33,7 +33,7 @@ def test_what_was_sent_is_handed_out_again_uncopied() -> None:
 
 
 def test_the_oldest_is_dropped_first_and_what_never_fits_is_not_kept() -> None:
-    memo = Memo(3 * (100 + OVERHEAD))
+    memo = OutputCache(3 * (100 + OVERHEAD))
     for index in range(4):
         memo.keep(index, output(100))
     assert [memo.output(index) is not None for index in range(4)] == [False, True, True, True]
@@ -48,7 +48,7 @@ def test_the_oldest_is_dropped_first_and_what_never_fits_is_not_kept() -> None:
     ),
 )
 def test_it_never_holds_more_than_its_cap_and_never_lies(cap: int, events: list[tuple[str, int, int]]) -> None:
-    memo, last = Memo(cap), {}
+    memo, last = OutputCache(cap), {}
     for kind, index, size in events:
         if kind != "clear":
             last[kind, index] = output(size) if kind == "out" else answer(size)
@@ -64,7 +64,7 @@ def test_it_never_holds_more_than_its_cap_and_never_lies(cap: int, events: list[
 
 
 def test_size_zero_remembers_nothing_not_even_an_empty_answer() -> None:
-    memo = Memo(0)
+    memo = OutputCache(0)
     memo.keep(0, Gradient(1.0, 2))
     memo.keep(0, output(0))
     assert memo.answer(0) is None and memo.output(0) is None and memo.num_bytes == 0

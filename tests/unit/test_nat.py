@@ -13,7 +13,7 @@ from swarmnet.errors import PeerGone
 from swarmnet.ids import PeerId
 from swarmnet.net.limits import HOST_PUNCHES, PUNCH_AGAIN
 from swarmnet.net.nat.kinds import AT_ONCE, BUSY_S, LASTED_S, MOST_DIALLED, NatKind, Punches, Sight, dialled
-from swarmnet.net.nat.punch import Hole, punch
+from swarmnet.net.nat.punch import PunchPort, punch
 
 HOME = ("192.168.1.2", 4711)
 OUT = ("44.0.0.9", 4711)
@@ -116,12 +116,12 @@ def test_who_asks_in_vain_waits_and_is_asked_all_the_same() -> None:
 ONE, TWO = b"1" * 16, b"2" * 16
 
 
-def at(hole: Hole) -> tuple[str, int]:
+def at(hole: PunchPort) -> tuple[str, int]:
     return "127.0.0.1", hole.port
 
 
 async def test_two_that_dial_each_other_have_one_connection() -> None:
-    with Hole() as one, Hole() as other:
+    with PunchPort() as one, PunchPort() as other:
         first, second = await asyncio.gather(
             punch(one, [at(other)], mine=ONE, theirs=TWO, decides=True),
             punch(other, [at(one)], mine=TWO, theirs=ONE, decides=False),
@@ -131,7 +131,7 @@ async def test_two_that_dial_each_other_have_one_connection() -> None:
 
 
 async def test_one_that_is_not_expected_is_not_taken_for_the_peer() -> None:
-    with Hole() as one, Hole() as other:
+    with PunchPort() as one, PunchPort() as other:
         results = await asyncio.gather(
             punch(one, [at(other)], mine=ONE, theirs=TWO, decides=True, limit_s=0.3),
             punch(other, [at(one)], mine=b"3" * 16, theirs=ONE, decides=False, limit_s=0.3),
@@ -144,7 +144,7 @@ async def test_who_refuses_is_dialled_a_few_times_and_who_listens_late_is_reache
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         nobody = free.getsockname()
-    with Hole() as one, Hole() as other:
+    with PunchPort() as one, PunchPort() as other:
         late = asyncio.create_task(punch(one, [nobody, at(other)], mine=ONE, theirs=TWO, decides=True))
         await asyncio.sleep(0)
         second = await punch(other, [], mine=TWO, theirs=ONE, decides=False)

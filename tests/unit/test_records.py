@@ -199,9 +199,9 @@ COMPLAINT = {"stage": 0, "peer": OTHER.peer, "how": "left_out", "reason": "late"
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"place": "1"}, "does not claim the place"),
-        ({"place": TRAINERS}, "does not claim the place"),
-        ({"place": ""}, "does not claim the place"),
+        ({"place": "1"}, "which it does not claim"),
+        ({"place": TRAINERS}, "which it does not claim"),
+        ({"place": ""}, "which it does not claim"),
         ({"peer": OTHER.peer, "dht": []}, "not signed by its peer"),
         ({"peer": "12D3KooW" + "0" * 44, "dht": []}, "no peer id"),
         ({"loss": {"step": 3, "loss": NAN}}, "record.loss.loss is nan"),

@@ -36,19 +36,23 @@ def book(**caps: int) -> RelayBook:
 
 def test_places_are_few_and_fewer_from_one_address() -> None:
     found = RelayBook(RelayCaps(peers=4))
-    assert [found.reserve(PeerId(name), "a") for name in "xyz"] == ["", "", "2 places are taken from that address"]
+    assert [found.reserve(PeerId(name), "a") for name in "xyz"] == [
+        "",
+        "",
+        "2 reservations are taken from that address",
+    ]
     assert not found.reserve(PeerId("x"), "b"), "it keeps its place when it comes from elsewhere"
     assert not found.reserve(PeerId("z"), "a") and not found.reserve(PeerId("w"), "c")
-    assert found.reserve(PeerId("v"), "d") == "all 4 places are taken"
+    assert found.reserve(PeerId("v"), "d") == "all 4 reservations are taken"
     found.leave(PeerId("x"))
     found.leave(PeerId("x"))
     assert not found.reserve(PeerId("v"), "d")
-    assert RelayBook(RelayCaps(peers=0)).reserve(PEER, "a") == "this peer relays for nobody"
+    assert RelayBook(RelayCaps(peers=0)).reserve(PEER, "a") == "this peer does not relay"
 
 
 def test_only_the_one_that_is_waited_for_arrives_and_only_once() -> None:
     found = book()
-    assert found.call(CALLER, PeerId("nobody"), ident(1), 0.0) == "no place here"
+    assert found.call(CALLER, PeerId("nobody"), ident(1), 0.0) == "no reservation here"
     assert not found.call(CALLER, PEER, ident(1), 0.0)
     assert found.call(OTHER, PEER, ident(1), 0.0) == "the id is taken"
     assert not found.arrive(PEER, ident(2), 1.0) and not found.arrive(OTHER, ident(1), 1.0)

@@ -34,7 +34,7 @@ REPLIES = [
     Summon(PEER, IDENT, reverse=True),
     Pong(b"1234"),
     Busy(2.0, -1),
-    Rejected(RejectCode.NOT_SERVED, "no place here"),
+    Rejected(RejectCode.NOT_SERVED, "no reservation here"),
     GreetFirst(),
 ]
 

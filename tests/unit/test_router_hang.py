@@ -281,13 +281,13 @@ def test_after_a_call_in_vain_newcomers_get_copies_one_at_a_time_while_others_an
     router.failed(pick, now=1.0, hung=False)
     router.update(dict.fromkeys([*PEERS, *newcomers], 0))
     assert {router.pick(num_bytes=1, now=1.0).peer for _ in range(40)} == set(PEERS)
-    trial = router.trial(num_bytes=1, now=1.0)
-    assert trial is not None and trial.peer == newcomers[0]
-    assert router.trial(num_bytes=1, now=1.0) is None
+    probe = router.probe(num_bytes=1, now=1.0)
+    assert probe is not None and probe.peer == newcomers[0]
+    assert router.probe(num_bytes=1, now=1.0) is None
     patience_s = router.patience_s()
-    router.failed(trial, now=2.0, hung=True)
+    router.failed(probe, now=2.0, hung=True)
     assert router.patience_s() == patience_s
-    second = router.trial(num_bytes=1, now=2.0)
+    second = router.probe(num_bytes=1, now=2.0)
     assert second is not None and second.peer == newcomers[1]
     finish(router, second, now=3.0)
     picked = {router.pick(num_bytes=1, now=3.0).peer for _ in range(60)}
@@ -303,7 +303,7 @@ def test_a_contributor_needs_no_trial() -> None:
     router.failed(pick, now=1.0, hung=True)
     router.update(dict.fromkeys([*PEERS, new], 0), contributors={new})
     assert new in {router.pick(num_bytes=1, now=1.0).peer for _ in range(40)}
-    assert router.trial(num_bytes=1, now=1.0) is None
+    assert router.probe(num_bytes=1, now=1.0) is None
 
 
 def test_where_nobody_who_answers_is_left_everybody_is_tried() -> None:

@@ -41,5 +41,5 @@ async def test_many_streams_of_one_have_no_more_than_one_of_another() -> None:
 async def test_a_capped_line_passes_less_on() -> None:
     traffic = Traffic()
     assert traffic.relays(0.0) == RELAY_SHARE * UNMEASURED and traffic.relays(5e6) == 5e6
-    traffic.up.lend(1e6)
+    traffic.up.set_rate(1e6)
     assert traffic.relays(0.0) == RELAY_SHARE * 1e6 and traffic.relays(5e6) == 1e6

@@ -15,7 +15,7 @@ from swarmnet import telemetry
 from swarmnet.directory import Record
 from swarmnet.manifest.extension import Horizon
 from swarmnet.manifest.schema import Cut, Manifest, Training
-from swarmnet.net.records import nobody_serves, unserved
+from swarmnet.net.records import unserved, waiting_for_stages
 from swarmnet.stage.canonical import rate_of
 from swarmnet.telemetry.journal import remind
 from swarmnet.telemetry.run_state import RunState
@@ -48,8 +48,8 @@ def said(*story: tuple[float, tuple[tuple[int, bool], ...]], until: float) -> li
 def test_what_lacks_is_said_when_it_lasts_and_when_it_changes() -> None:
     found = said((0.0, NOBODY), (20.0, ONLY_LAST), (40.0, WITHOUT_WEIGHTS), (60.0, ALL), until=90.0)
     assert [(event, reason) for _, event, reason in found] == [
-        ("waiting", "nobody serves stage 0, 1 yet"),
-        ("waiting", "nobody serves stage 0 yet"),
+        ("waiting", "no peer serves stage 0, 1 yet"),
+        ("waiting", "no peer serves stage 0 yet"),
         ("waiting", "no replica of stage 0 has its weights yet"),
         ("complete", None),
     ]
@@ -76,8 +76,10 @@ def test_a_run_that_ends_without_it_is_done_although_nobody_may_be_called() -> N
 
 def test_the_advice_can_be_typed() -> None:
     assert unserved((), num_stages=4, mine=(1,)) == (0, 2, 3)
-    assert "unless one is just starting, start a peer with --stage 0,2,3 and" in str(nobody_serves((0, 2, 3))["advice"])
-    advice = str(nobody_serves((0,), stranger_to="ab" * 32)["advice"])
+    assert "unless one is just starting, start a peer with --stage 0,2,3 and" in str(
+        waiting_for_stages((0, 2, 3))["advice"]
+    )
+    advice = str(waiting_for_stages((0,), stranger_to="ab" * 32)["advice"])
     assert advice.startswith("start the peers of these stages; if") and "in run abababababab: compare" in advice
 
 
@@ -87,7 +89,7 @@ def test_a_wait_is_said_again_every_minute_while_it_lasts(caplog: pytest.LogCapt
         async with asyncio.TaskGroup() as group:
             running = group.create_task(remind(telemetry.get("swarmnet.test"), state))
             state.on("waiting", {"stage": 1, "reason": "nobody has it"}, now=clock())
-            state.on("waiting", {"reason": "nobody serves stage 2 yet"}, now=clock())
+            state.on("waiting", {"reason": "no peer serves stage 2 yet"}, now=clock())
             await asyncio.sleep(130.0)
             state.on("synced", {"stage": 1}, now=clock())
             await asyncio.sleep(60.0)
@@ -98,7 +100,7 @@ def test_a_wait_is_said_again_every_minute_while_it_lasts(caplog: pytest.LogCapt
     with caplog.at_level(logging.INFO, "swarmnet"):
         run_virtual(wait())
     shown = [str(record.swarmnet_fields["reason"]) for record in caplog.records]  # type: ignore[attr-defined]
-    assert sorted(shown) == ["nobody has it"] * 2 + ["nobody serves stage 2 yet"] * 3
+    assert sorted(shown) == ["no peer serves stage 2 yet"] * 3 + ["nobody has it"] * 2
     assert [record.swarmnet_fields["since"] for record in caplog.records][-1] == "3 min"  # type: ignore[attr-defined]
 
 

@@ -73,17 +73,17 @@ def test_the_process_that_stays_says_so_once_in_a_while(caplog: pytest.LogCaptur
 def test_the_process_that_is_heard_keeps_its_place_until_it_is_silent() -> None:
     lives = Lives()
     assert not lives.another(PEER, 9, 0.0)
-    lives.heard(PEER, 5, 0.0)
+    lives.seen(PEER, 5, 0.0)
     assert lives.another(PEER, 9, 1.0) and lives.another(PEER, 0, 1.0) and not lives.another(PEER, 5, 1.0)
-    lives.heard(PEER, 9, 1.0)  # the place is taken
+    lives.seen(PEER, 9, 1.0)  # the place is taken
     assert lives.another(PEER, 9, SILENT_S) and not lives.another(PEER, 9, SILENT_S + 0.1)
-    lives.heard(PEER, 9, SILENT_S + 0.1)
+    lives.seen(PEER, 9, SILENT_S + 0.1)
     assert lives.another(PEER, 5, SILENT_S + 1.0)
 
 
 def test_a_restart_takes_the_place_of_a_process_whose_connection_ended_at_once() -> None:
     lives = Lives()
-    lives.heard(PEER, 5, 0.0)
+    lives.seen(PEER, 5, 0.0)
     lives.ended(PEER, 9)  # a link of another process, which had lost its place
     assert lives.another(PEER, 9, 0.0)
     lives.ended(PEER, 5)
@@ -92,5 +92,5 @@ def test_a_restart_takes_the_place_of_a_process_whose_connection_ended_at_once()
 
 def test_a_release_without_boot_ids_takes_no_place() -> None:
     lives = Lives()
-    lives.heard(PEER, 0, 0.0)
+    lives.seen(PEER, 0, 0.0)
     assert not lives.another(PEER, 9, 0.0)

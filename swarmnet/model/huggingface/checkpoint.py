@@ -4,8 +4,8 @@
 number finite. Whatever their type in the file, tensors are fp32 here.
 
 Where a model is tied in its files and not here, the head is a copy of the embedding: so it is in every run of more than
-one stage. `check_head` refuses files whose head is another one than their config says. Which tensors a stage needs
-follows from the decoder, whose names are Hugging Face's.
+one stage. `check_head` refuses files with another head than their config says. Which tensors a stage needs
+follows from the decoder, which uses Hugging Face's names.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class Checkpoint:
         return sorted(self.names - read - {HEAD if EMBEDDING in read else EMBEDDING})
 
     def _source(self, name: str) -> str:
-        """Under which name a parameter lies here: a tied head is the embedding."""
+        """The name of a parameter in these files: a tied head is the embedding."""
         return EMBEDDING if name == HEAD and HEAD not in self._file_of else name
 
     def _by_file(self, shapes: Shapes) -> dict[str, list[str]]:
@@ -157,7 +157,7 @@ class Checkpoint:
             return
         named, held = self._indexed(), dict[str, str]()
         if single.is_file() and any(not (self.folder / file).exists() for file in named.values()):
-            raise UsageError(f"{single} is beside {index}, whose files are not all here: remove the one that is wrong")
+            raise UsageError(f"{single} is next to {index}, which names missing files: remove the one that is wrong")
         for file in sorted(set(named.values())):
             with opened(self.folder / file) as content:
                 for name in list(content.keys()):
@@ -219,12 +219,12 @@ class Checkpoint:
         for place in files.values():
             # A path out of the folder could read any file of this machine.
             if Path(place).name != place or place in ("", ".", ".."):
-                raise UsageError(f"{path}: names {place!r}, which is no file beside it")
+                raise UsageError(f"{path}: names {place!r}, which is no file of its folder")
         return files
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 over names, shapes and fp32 bytes, in the order given: equal for equal weights, however they lie."""
+    """SHA-256 over names, shapes and fp32 bytes, in the order given: equal for equal weights, whatever their layout."""
     total = hashlib.sha256()
     for name, tensor in tensors.items():
         total.update(f"{name} {list(tensor.shape)}\n".encode())
@@ -235,11 +235,11 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
 def stage_weights(folder: Path, shapes: Shapes, *, stage: int, agreed: str) -> dict[str, Tensor]:
     """What `stage` begins with, by name: fp32, on the CPU. Reads no other stage's tensors.
 
-    agreed: their digest in the manifest. It says which weights the run begins with, whoever brings them; the folder
+    agreed: their digest in the manifest. It says which weights the run begins with, whatever their source; the folder
     is a hint and may be wrong. Raises UsageError: not in `folder`, or not these weights.
     """
     tensors = Checkpoint(folder).read(shapes)
-    # Whoever brings the weights, these are the run's or nobody's.
+    # From any source the weights must be those of the run.
     if (found := digest(tensors)) != agreed:
         raise UsageError(
             f"{folder}: the weights of stage {stage} have digest {found[:12]} here, {agreed[:12]} in the "
@@ -257,7 +257,7 @@ def digests(folder: Path, stages: Sequence[Shapes], *, may_lack_head: bool, may_
     checkpoint = Checkpoint(folder)
     checkpoint.check_sources()
     checkpoint.check_head(stages[0], may_lack=may_lack_head, may_differ=may_differ_head)
-    # Weights that nobody reads mean that the config does not say all of the model.
+    # Unread weights mean that the config does not describe all of the model.
     if strange := checkpoint.beyond(stages):
         raise UsageError(
             f"{folder}: holds tensors that the model has no use for ({', '.join(strange[:3])}"

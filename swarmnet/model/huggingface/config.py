@@ -134,7 +134,7 @@ def describe(data: Mapping[str, Any], *, where: str) -> Described:
     elif _is_count(fields["hidden_size"]) and _is_count(fields["num_heads"]) and fields["num_heads"]:
         fields["head_dim"] = fields["hidden_size"] // fields["num_heads"]
     fields["rms_norm_eps"] = _or(data, "rms_norm_eps", _DEFAULT_EPS)
-    # 0 is what some files have where nobody will draw weights again.
+    # Some files have 0 because their weights will not be drawn again.
     fields["init_std"] = _or(data, "initializer_range", Model().init_std) or Model().init_std
     fields["tie_embeddings"] = _or(data, "tie_word_embeddings", False)
     everywhere = _or(data, "attention_bias", False) if kind in ("llama", "qwen3") else False
@@ -283,19 +283,19 @@ def _turning(table: Any, data: Mapping[str, Any], where: str) -> dict[str, Any]:
     if kind == "default":
         return fields
     fields["rope_scaling"] = kind
-    inside, beside = table.get(key), data.get(key)
-    # Some files have it beside the table, where versions of transformers differ in what they take.
-    if kind == "llama3" and inside is not None and beside is not None and inside != beside:
+    inside, outside = table.get(key), data.get(key)
+    # Some files have it outside of the table, where versions of transformers differ in what they take.
+    if kind == "llama3" and inside is not None and outside is not None and inside != outside:
         raise UsageError(
-            f"{where}: {key} = {json.dumps(inside)}, and {json.dumps(beside)} at the top of the file: "
+            f"{where}: {key} = {json.dumps(inside)}, and {json.dumps(outside)} at the top of the file: "
             "remove the one that is wrong"
         )
-    there = {**table, key: inside if beside is None else beside}
+    there = {**table, key: inside if outside is None else outside}
     return fields | {ours: _need(there, theirs, where) for theirs, ours in _SCALINGS[kind].items()}
 
 
 def _refuse(data: Mapping[str, Any], where: str) -> None:
-    """What would change the numbers and has no place in a `Model`."""
+    """Raise for what would change the numbers and cannot be in a `Model`."""
     if (activation := data.get("hidden_act", "silu")) not in ("silu", "swish"):
         raise UsageError(f'{where}: hidden_act = {json.dumps(activation)}: supported is "silu"')
     for key, plain, words in (

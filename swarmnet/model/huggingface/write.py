@@ -1,6 +1,6 @@
 """Write a model where transformers finds it: config, shards of safetensors and their index, what belongs to the text.
 
-Everything is written into a folder beside the target and renamed, so that a half-written model never looks whole.
+Everything is written into a folder next to the target and renamed, so that a half-written model never looks whole.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from swarmnet.model.huggingface.config import FILE, config_of, raw_config, slidi
 
 SHARD_BYTES = 4 << 30
 
-BESIDE = (
+TEXT_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -37,7 +37,7 @@ BESIDE = (
     "chat_template.jinja",
     "chat_template.json",
 )
-"""What lies beside the tensors of a checkpoint and is about text: copied as it is."""
+"""The files of a checkpoint that are about text: copied as they are."""
 
 KEPT = ("bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings")
 """What the config of the checkpoint a run began from knows and a manifest does not."""
@@ -58,7 +58,7 @@ def write_model(
 
     Args:
         longest: tokens of a sequence in training.
-        like: the checkpoint whose files about text come along.
+        like: the checkpoint with the text files to copy.
         began: the checkpoint that the run began with, if it is here; its sliding window comes along.
         tokenizer: a tokenizer.json.
 
@@ -67,25 +67,25 @@ def write_model(
     if os.path.lexists(target):
         raise UsageError(f"{target}: exists already; name a directory that does not")
     # On the same file system, or it could not be renamed.
-    beside = target.with_name(f".{target.name}.part")
+    partial = target.with_name(f".{target.name}.part")
     made = [folder for folder in target.parents if not folder.exists()]
     try:
-        shutil.rmtree(beside, ignore_errors=True)
-        beside.mkdir(parents=True)
-        _json(beside / FILE, _config(model, longest, began) | _kept(like, longest))
-        _shards(beside, stages, shard_bytes)
-        for path in [*(like / name for name in BESIDE if like is not None), *([tokenizer] if tokenizer else [])]:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        _json(partial / FILE, _config(model, longest, began) | _kept(like, longest))
+        _shards(partial, stages, shard_bytes)
+        for path in [*(like / name for name in TEXT_FILES if like is not None), *([tokenizer] if tokenizer else [])]:
             if path.is_file():
-                shutil.copyfile(path, beside / ("tokenizer.json" if path == tokenizer else path.name))
-        for path in beside.iterdir():
+                shutil.copyfile(path, partial / ("tokenizer.json" if path == tokenizer else path.name))
+        for path in partial.iterdir():
             _sync(path)  # a quota, or a full disk behind a network, may be noticed only now
-        beside.rename(target)  # only now does anything lie under the name that was asked for
+        partial.rename(target)  # only now is there anything under the requested name
     except (OSError, SafetensorError, UnicodeError) as error:
         raise unwritable(target, error) from error
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
         for folder in made:
-            with contextlib.suppress(OSError):  # the model lies in it
+            with contextlib.suppress(OSError):  # it holds the model
                 folder.rmdir()
     return sorted(path.name for path in target.iterdir())
 
@@ -93,7 +93,7 @@ def write_model(
 def brought(like: Path) -> list[str]:
     """What comes along from the checkpoint `like`: names of files, and of fields of its config."""
     fields = raw_config(like) if (like / FILE).is_file() else {}
-    files = [name for name in BESIDE if (like / name).is_file()]
+    files = [name for name in TEXT_FILES if (like / name).is_file()]
     return [*files, *(key for key in KEPT if fields.get(key) is not None)]
 
 
@@ -106,7 +106,7 @@ def unlike(like: Path, model: Model, *, longest: int, began: Path | None = None)
         return None
     theirs, ours = raw_config(like), _config(model, longest, began)
     kinds, sizes = ([data.get(key) for data in (theirs, ours)] for key in ("model_type", "vocab_size"))
-    # Ids beyond the embedding would crash whoever uses the model.
+    # Ids beyond the embedding would crash every user of the model.
     if isinstance(sizes[0], int) and sizes[0] > model.vocab_size and (like / "tokenizer.json").is_file():
         raise UsageError(
             f"{like} is of a model with {sizes[0]:,} token ids, and this one knows {model.vocab_size:,}: "
@@ -142,7 +142,7 @@ def _shards(folder: Path, stages: Iterable[Mapping[str, Tensor]], shard_bytes: i
     for shard in itertools.chain.from_iterable(_cut(tensors, shard_bytes) for tensors in stages):
         path = folder / f".part-{len(files)}"
         safetensors.torch.save_file(shard, path, metadata={"format": "pt"})
-        shutil.copymode(folder / FILE, path)  # the library lets nobody else read them
+        shutil.copymode(folder / FILE, path)  # the library makes them unreadable for other users
         files.append((path, list(shard)))
         total += sum(tensor.nbytes for tensor in shard.values())
     if len(files) == 1:  # transformers wants no index then

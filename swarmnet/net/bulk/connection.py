@@ -1,8 +1,8 @@
-"""One bulk connection: a TCP connection that carries payloads beside gRPC, one at a time each way, in sealed records.
+"""One bulk connection: a TCP connection for payloads next to gRPC, one at a time in each direction, in sealed records.
 
-Which call a payload belongs to is said twice: by the call's header, over gRPC, and by the record with which the payload
-begins. `BulkSession` brings the two together, in whichever order they come. A payload whose call has ended is read and
-thrown away; one that nobody wants yet stays unread, and TCP holds its sender up.
+The call of a payload is named twice: by the call's header, over gRPC, and by the payload's first record.
+`BulkSession` matches the two, in either order. A payload of an ended call is read and discarded; a payload that no
+call expects yet stays unread, so TCP blocks its sender.
 
 Each direction is worked by a task of its own, so that a call that is cancelled leaves the records in order: what it
 sent is ended by a record that says so, what it was receiving is read to its end. Whatever is wrong with a record closes
@@ -39,13 +39,13 @@ _AT_ONCE = 4
 process have a turn."""
 
 _WASTE_BYTES = 32 << 20
-"""Of a payload that nobody wants so much is read: more than two systems hold between them. Then its sender should have
-ended it."""
+"""Of a payload that no call expects at most so much is read: more than two systems buffer between them. By then its
+sender should have ended it."""
 
 _UNWANTED_S = 0.01
-"""Between a payload that nobody wants and the next one on that connection, and in one after every `_AT_ONCE` records if
-they are short. Either may be a few bytes: without a pause whoever sends them without end has this process do nothing
-else."""
+"""The pause between an unexpected payload and the next one on that connection, and in such a payload after every
+`_AT_ONCE` records if they are short. Either may be a few bytes: without a pause an endless stream of them would occupy
+this process completely."""
 
 _HEADER_S = 3.0
 """The header of a call may come so much later than its payload. A call that was cancelled at once has none, and the
@@ -62,7 +62,7 @@ class PayloadLost(PeerGone):
 
 
 def no_word() -> None:
-    """Nobody is told."""
+    """The default for a callback: does nothing."""
 
 
 class LeastRate:
@@ -127,21 +127,21 @@ class Incoming(_UnderWay):
         self._assembly, self.flow = assembly, flow
         self._error: SwarmError | None = None
         self.dropped = False
-        """Its call has ended: nobody waits for it."""
+        """Its call has ended: no call waits for it."""
         self.on_drop: Callable[[Incoming], None] = lambda incoming: None
 
     def drop(self) -> None:
-        """Nobody waits for it any more."""
+        """No call waits for it any more."""
         self.dropped = True
         if not self.over:
             self.on_drop(self)
 
-    def room(self, kind: Kind, num_bytes: int) -> memoryview:
+    def buffer(self, kind: Kind, num_bytes: int) -> memoryview:
         """Where this record's content goes. Raises BadMessage if it does not fit what was declared."""
-        place = self._assembly.room(num_bytes, most=RECORD_BYTES)
+        target = self._assembly.buffer(num_bytes, most=RECORD_BYTES)
         if (kind is Kind.LAST) != self._assembly.whole:
             raise BadMessage(RejectCode.MALFORMED, "a payload ends where it should not", kind=kind.name)
-        return place
+        return target
 
     def end(self, error: SwarmError | None = None) -> None:
         """All of it is here, or no more will come."""
@@ -238,7 +238,7 @@ class BulkSession:
         self._tell()
 
     def expect(self, connection: int, call: int, incoming: Incoming) -> Incoming:
-        """Somebody waits for the payload that this connection brings for this open call."""
+        """The caller waits for the payload that this connection brings for this open call."""
         if connection not in self.connections:
             incoming.end(PayloadLost("the bulk connection broke"))
             return incoming
@@ -272,13 +272,13 @@ class BulkSession:
         return not self._open
 
     async def taker(self, connection: int, call: int) -> Incoming | None:
-        """Who waits for a payload of this call, once somebody does; None: nobody will."""
+        """The payload's receiver, once a call waits for it; None: no call will."""
         until = loop_time() + _HEADER_S
         while call in self._open or not (self._mine or call in self._ended):
             if (incoming := self._wanted.pop((connection, call), None)) is not None:
                 return incoming
             try:
-                # Unread at the door it may wait for as long as its call does.
+                # It may stay unread for as long as its call is open.
                 async with asyncio.timeout_at(None if call in self._open else until):
                     await self._news.wait()
             except TimeoutError:
@@ -299,7 +299,7 @@ class BulkSession:
 class BulkConnection:
     """An authenticated connection, which it owns. sealer, opener: past the first record of each direction.
 
-    session: hears once, when it is closed. stall_s: what the other end may leave undone for so long.
+    session: is called once, when it is closed. stall_s: what the other end may leave undone for so long.
     """
 
     def __init__(
@@ -335,7 +335,7 @@ class BulkConnection:
         return not self._closed and self._sending is None
 
     def take(self) -> BulkConnection:
-        """A call has it until `release`: what has left may lie unread, and what another sends would lie behind it."""
+        """Reserve it for one call until `release`: what was sent may stay unread, and would block another payload."""
         self._held = True
         return self
 
@@ -419,7 +419,7 @@ class BulkConnection:
     # ------------------------------------------------------------ receiving
 
     async def _receive(self) -> None:
-        """One payload, for whoever wants it. Raises BadMessage, OSError."""
+        """Receive one payload for its call. Raises BadMessage, OSError."""
         start = memoryview(bytearray(AROUND + 8))
         # The head first: the end of what another kind is may never come.
         fill = await fill_from(self._sock, start, 0, HEAD_BYTES)
@@ -471,12 +471,12 @@ class BulkConnection:
             # With the head of the next one: one call of the system each.
             fill = await fill_from(self._sock, records, fill, end, most=end if over else end + HEAD_BYTES)
             if incoming.dropped or kind is Kind.STOP:
-                place, wasted = np.empty(length, np.uint8).data, wasted + length
+                target, wasted = np.empty(length, np.uint8).data, wasted + length
                 if wasted > _WASTE_BYTES:
-                    raise BadMessage(RejectCode.TOO_LARGE, "a payload that nobody wants goes on")
+                    raise BadMessage(RejectCode.TOO_LARGE, "a payload that no call expects goes on")
             else:
-                place = incoming.room(kind, length)
-            self._opener.open(records[:end], place)
+                target = incoming.buffer(kind, length)
+            self._opener.open(records[:end], target)
             incoming.flow.receives(end)
             if over:
                 incoming.end(PayloadLost("its sender has ended it", peer=self.peer) if kind is Kind.STOP else None)
@@ -484,7 +484,7 @@ class BulkConnection:
             fill -= end
             records[:fill] = records[end : end + fill]
             incoming.rate.moves(length, loop_time())
-            if incoming.flow.down.lent:
+            if incoming.flow.down.bytes_per_s:
                 incoming.rate.hold(loop_time())
                 await incoming.flow.down.turn()
                 incoming.rate.go_on(loop_time())

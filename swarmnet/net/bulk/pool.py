@@ -5,8 +5,8 @@ there (`records.BulkKeys`). It grows by a connection when a payload finds none f
 waits for a dial. A port that does not answer is tried again later and later; meanwhile gRPC carries everything.
 
 A connection begins with the session and its own number in the clear, then one empty sealed record each way. Numbers
-only grow, so what was said on one connection opens no second one. Who has not sent that record is nobody: few may be so
-at a time, and not for long.
+only grow, so a recording of one connection opens no second one. A connection that has not sent that record is
+unverified: only a few may be so at a time, and only briefly.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _MOST_TAKEN = 2 * MOST_CONNECTIONS
 """Of one caller, those of its last process among them."""
 
 _PLACE_S = 1.0
-"""So long after a connection has ended its place is another's."""
+"""The slot of a connection is reused so long after its end."""
 
 _MOST_SESSIONS = 1 << 14
 _MOST_UNPROVEN, _MOST_UNPROVEN_OF_LINE = 128, 16
@@ -73,7 +73,7 @@ log = telemetry.get(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class BulkPlace:
+class BulkTarget:
     """Where a peer takes bulk connections, and under which session."""
 
     host: str
@@ -87,10 +87,10 @@ class BulkPool(BulkSession):
     ask(): says `BulkAsk` to the peer; None: it takes none. Raises SwarmError.
     """
 
-    def __init__(self, peer: PeerId, ask: Callable[[], Awaitable[BulkPlace | None]], *, stall_s: float) -> None:
+    def __init__(self, peer: PeerId, ask: Callable[[], Awaitable[BulkTarget | None]], *, stall_s: float) -> None:
         super().__init__(mine=True)
         self._peer, self._ask, self._stall_s = peer, ask, stall_s
-        self._place: BulkPlace | None = None
+        self._target: BulkTarget | None = None
         self._number = 0
         self._dialling: asyncio.Task[None] | None = None
         self._backoff, self._used_at = BULK_AGAIN(), 0.0
@@ -98,7 +98,7 @@ class BulkPool(BulkSession):
     @property
     def session(self) -> bytes:
         """What answers may be sent in; b"": there is no connection, or there is to be none for a while."""
-        return self._place.session.id if self._place is not None and self.connections and not self._pausing else b""
+        return self._target.session.id if self._target is not None and self.connections and not self._pausing else b""
 
     @property
     def _pausing(self) -> bool:
@@ -148,22 +148,22 @@ class BulkPool(BulkSession):
         if error is None:
             return
         # Another process may listen there by now: it is asked again.
-        self._place = self._place if self.connections else None
+        self._target = self._target if self.connections else None
         again_in_s = self._backoff.failed(loop_time())
         log.debug("no_bulk_connection", peer=self._peer, error=repr(error), again_in_s=again_in_s)
 
     async def _connect(self) -> None:
-        self._place = self._place or await self._ask()
-        if self._place is None:
+        self._target = self._target or await self._ask()
+        if self._target is None:
             raise OSError("the peer takes none")
         self._number += 1
-        number, (up, down) = self._number, self._place.session.secrets(self._number)
+        number, (up, down) = self._number, self._target.session.secrets(self._number)
         sealer, opener = Sealer(up), Opener(down)
         async with asyncio.timeout(_PROVE_S):
-            sock = await _dial(self._place.host, self._place.port)
+            sock = await _dial(self._target.host, self._target.port)
             try:
                 loop = asyncio.get_running_loop()
-                opening = _OPENING.pack(_PROTOCOL, self._place.session.id, number) + sealer.record(Kind.HELLO)
+                opening = _OPENING.pack(_PROTOCOL, self._target.session.id, number) + sealer.record(Kind.HELLO)
                 await loop.sock_sendall(sock, opening)
                 await _hello(sock, opener)
             except BaseException:
@@ -176,7 +176,7 @@ class BulkPool(BulkSession):
         super().lost(connection)
         # It may have restarted: the next session is its next process's.
         if not self.connections:
-            self._place = None
+            self._target = None
 
     def close_idle(self, *, welcome: bool) -> None:
         """Close what was not used for long; all, if the peer is not welcome any more."""
@@ -253,7 +253,7 @@ class BulkListener:
 
     @property
     def callers(self) -> frozenset[PeerId]:
-        """Whose connections are open."""
+        """The callers with open connections."""
         return frozenset(taken.caller for taken in self._sessions.values() if taken.connections)
 
     def methods(self, welcome: Callable[[PeerId], bool]) -> dict[str, Handler]:
@@ -342,7 +342,7 @@ class BulkListener:
                 self._tasks.spawn(self._take(_ready(sock), line))
 
     async def _take(self, sock: socket.socket, line: str) -> None:
-        """Let a connection prove whose it is. Nothing is said to one that cannot."""
+        """Verify the caller of a connection. An unverified one gets no answer."""
         taken = None
         try:
             async with asyncio.timeout(_PROVE_S):
@@ -367,7 +367,7 @@ class BulkListener:
         if number <= taken.last or self._of_caller[taken.caller] >= _MOST_TAKEN:
             raise BadMessage(RejectCode.MALFORMED, "a number that was used, or too many", number=number)
         taken.last = number
-        sock.send(sealer.record(Kind.HELLO))  # the first bytes: there is room
+        sock.send(sealer.record(Kind.HELLO))  # the first bytes: the socket's buffer is empty
         self._of_caller[taken.caller] += 1
         taken.connections[number] = BulkConnection(
             sock, taken.caller, number, sealer, opener, taken, stall_s=self._stall_s

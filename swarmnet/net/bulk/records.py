@@ -129,7 +129,7 @@ def read_head(head: bytes | memoryview) -> tuple[Kind, int]:
         kind = Kind(number >> 24)
     except ValueError:
         raise BadMessage(RejectCode.MALFORMED, "no such record", kind=number >> 24) from None
-    # By its head alone: a length must not make anybody wait for bytes that no record has.
+    # Check the head alone: a false length must not make the receiver wait for bytes that no record has.
     if not _LENGTHS.get(kind, 1) <= length <= _LENGTHS.get(kind, RECORD_BYTES):
         raise BadMessage(RejectCode.MALFORMED, "no such length of a record", kind=kind.name, length=length)
     return kind, length
@@ -153,4 +153,4 @@ class Opener(_Keys):
         try:
             cipher.decrypt_into(nonce, record[HEAD_BYTES:], record[:HEAD_BYTES], into)
         except InvalidTag:
-            raise BadMessage(RejectCode.MALFORMED, "a record that nobody sealed") from None
+            raise BadMessage(RejectCode.MALFORMED, "a record with a wrong seal") from None

@@ -3,7 +3,7 @@
 An *end* reads and writes bytes; there is one for a gRPC call, for a call that is answered, and for a local connection.
 `splice` joins two, with no more than a chunk of each direction in memory. `Arrivals` are callers' appointments: who
 waits under an id for a peer to come. A `Tunnel` is where a gRPC channel dials in this machine to reach a peer that
-nobody can dial: each connection becomes a byte stream of its own, on which the channel's own TLS runs end to end.
+unreachable peer: each connection becomes a byte stream of its own, on which the channel's own TLS runs end to end.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from swarmnet.wire.relay import MAX_BYTES, checked
 
 log = telemetry.get(__name__)
 
-PREFIX = "swarmnet-doors-"
+PREFIX = "swarmnet-sockets-"
 """How directories of sockets begin, in the system's directory for temporary files."""
 
 STALL_S = 30.0
@@ -52,7 +52,7 @@ class End(Protocol):
         ...
 
     async def write(self, data: bytes) -> None:
-        """Returns once there is room for more. Raises PeerGone."""
+        """Returns once the buffer accepts more. Raises PeerGone."""
         ...
 
 
@@ -148,11 +148,11 @@ async def splice(one: End, other: End, *, turn: Callable[[int], Awaitable[None]]
         await asyncio.gather(*ways, *over, return_exceptions=True)
 
 
-async def enter(far: End, door: str, first: bytes = b"") -> None:
-    """Pass a stream that leads to this peer on to its own port, at the local socket `door`. TLS finds out whose it is.
+async def enter(far: End, local_socket: str, first: bytes = b"") -> None:
+    """Connect a stream for this peer to its own port, at the local socket `local_socket`. TLS verifies the caller.
 
     first: what was read of it already. Raises PeerGone, OSError."""
-    near = Connection(*await asyncio.open_unix_connection(door))
+    near = Connection(*await asyncio.open_unix_connection(local_socket))
     try:
         await near.write(first)
         await splice(far, near)
@@ -169,7 +169,7 @@ def for_members(
     write: Callable[[GreetFirst], bytes],
     answer: Callable[[PeerId, CallEnd, grpc.aio.ServicerContext], Awaitable[None]],
 ) -> Handler:
-    """Have a stream answered whose caller has greeted and is admitted; another caller is told to greet."""
+    """Handle a stream of a caller that has greeted and is admitted; tell another caller to greet."""
 
     async def handle(_: object, context: grpc.aio.ServicerContext) -> None:
         if (caller := caller_of(context.auth_context())) is None:
@@ -227,8 +227,8 @@ Way = Callable[[], AbstractAsyncContextManager[End]]
 """Opens a byte stream to the peer. Raises SwarmError."""
 
 
-class Doors:
-    """Where sockets of this process alone are: a directory of its own, made when it is first needed."""
+class LocalSockets:
+    """Local sockets of this process: in a directory of its own, which is created at the first use."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
@@ -273,7 +273,7 @@ class Tunnel(Stream):
         self._tasks = BackgroundTasks()
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.bind(path)
-        # Whoever dials before the event loop accepts waits here.
+        # A dial before the event loop accepts waits here.
         self._socket.listen()
         self._socket.setblocking(False)
         self._loop = asyncio.get_running_loop()
@@ -299,7 +299,7 @@ class Tunnel(Stream):
     def _accept(self) -> None:
         try:
             accepted, _ = self._socket.accept()
-        except BlockingIOError:  # whoever dialled has left
+        except BlockingIOError:  # the caller has left
             return
         except OSError:  # no descriptor is free
             self._loop.remove_reader(self._socket)
@@ -313,7 +313,7 @@ class Tunnel(Stream):
             async with self._way() as far:
                 await splice(near, far)
         except (SwarmError, TimeoutError) as error:
-            # Whoever dialled sees the connection end, and tries another address.
+            # The caller sees the connection end, and tries another address.
             log.debug("no_way", path=self.path, error=error)
         finally:
             near.close()

@@ -1,11 +1,11 @@
 """Can others connect to this peer? Before it first serves it asks members to dial it back.
 
-A peer behind a firewall sends as well as any other, so it looks like a mate to those who cannot call it. It finds that
-out itself, before anybody waits for it, and is then reached through relays (`hidden`). Both ends are here: who asks
-(`Asking`), and who is asked (`DialBacks`), who dials only where the caller's own signed record says that it listens,
+A peer behind a firewall sends as well as any other, so it looks like a replica to peers that cannot call it. It detects
+that itself, before another peer waits for it, and is then reached through relays (`hidden`). Both ends are here: the
+asking peer (`Asking`), and the asked one (`DialBacks`), which dials only addresses in the caller's own signed record,
 and seldom.
 
-Words may be lies; a connection that comes in from outside is none. Members that dial say Hello on it, so what an honest
+A report may be false; a connection from outside is a proof. Members that dial say Hello on it, so what a correct
 member can do is worth two others' words. It is not worth all of them: a firewall may let in one foreign network alone.
 """
 
@@ -33,7 +33,7 @@ AT_ONCE, ENOUGH_YES, MOST_NO, MOST_ASKED, MOST_REPEATS = 2, 2, 4, 8, 24
 not, four more could not, or eight members were asked, not counting those of a network that had been asked."""
 
 PROOF = 2
-"""A network from which somebody has connected counts as so many that say they could, or could not."""
+"""A network from which a peer has connected counts as so many reports that connecting works, or fails."""
 
 _PATIENCE_S = 10.0
 """With one answer, whatever signs of life come before it."""
@@ -47,7 +47,7 @@ _RECORD_S = 2.0
 """How long a member waits for the record of a caller it does not know yet."""
 
 _RECORDS_AT_ONCE = 4
-"""For so many callers; a slot is for those whose record is there."""
+"""For so many callers; a slot is for callers with a record at hand."""
 
 _MOST_ADDRESSES = 4
 _NAME_S = 1.0
@@ -79,7 +79,7 @@ class Proofs:
 
 
 class Asking:
-    """Asks once in the life of a process, before any of its replicas first serves; later, if nobody could tell then.
+    """Asks once in the life of a process, before any of its replicas first serves; later, if no member could tell then.
 
     hide: what to do when most could not connect.
     """
@@ -105,11 +105,12 @@ class Asking:
         self._one, self._settled, self._known = asyncio.Lock(), False, False
 
     def settle(self) -> None:
-        """A replica serves: others have been asked, or there was nobody to ask."""
+        """A replica serves: others have been asked, or there was no peer to ask."""
         self._settled = True
 
     async def check(self) -> None:
-        """Return if others can connect to this peer, or nobody can tell. Raises UsageError, with who could not."""
+        """Return if others can connect to this peer, or if no peer can tell. Raises UsageError, with the peers that
+        failed."""
         async with self._one:
             if not self._settled:
                 await self._ask_around()
@@ -119,7 +120,7 @@ class Asking:
             self._settled = True
 
     async def watch(self) -> None:
-        """Ask until somebody could tell: who comes first finds nobody to ask."""
+        """Ask until a member could tell: the first peer of a run has no peer to ask."""
         pauses = ASK_AROUND_AGAIN()
         while not self._known:
             await asyncio.sleep(pauses.failed(loop_time()))
@@ -130,7 +131,7 @@ class Asking:
                     answers.clear()
                 await self._ask_around()
                 if self._could or self._could_not or self._proofs.came_from():
-                    # It serves, and nobody relays for it yet.
+                    # It serves, and no peer relays for it yet.
                     with contextlib.suppress(UsageError):
                         await self._judge()
 
@@ -148,7 +149,7 @@ class Asking:
                 self._known = True
                 self._say("hidden", {"addresses": where, "could_not": dict(could_not), **found})
                 return
-            # Somebody tried, and nobody could: this peer would only look like a mate.
+            # A member tried, and none could connect: this peer would only look like a replica.
             if not self._could and not self._proofs.came_from():
                 self._say("unreachable", {"addresses": where, "could_not": could_not})
                 raise UsageError(_in_words(where, could_not))
@@ -159,7 +160,7 @@ class Asking:
 
     def _next(self) -> list[PeerId]:
         lead, homes = self._lead(), [home for peer in self._asked if (home := self._proofs.network_of(peer))]
-        # Two are asked in any case, for the log. Many of one network take nobody's turn.
+        # Two are asked in any case, for the log. Many of one network do not delay the others.
         repeats = min(len(homes) - len(set(homes)), MOST_REPEATS)
         if self._asked and (lead >= ENOUGH_YES or lead <= -MOST_NO or len(self._asked) - repeats >= MOST_ASKED):
             return []
@@ -175,7 +176,7 @@ class Asking:
             for peer in said:
                 # Where it is, not where its record says: made-up addresses would be as many votes.
                 votes[self._proofs.network_of(peer)] += vote
-        # One of the same home connects where nobody else can. Of members without a public address each has a vote.
+        # A peer in the same subnet can connect where no other can. Members without a public address have one vote each.
         came_from = self._proofs.came_from()
         public = [vote for home, vote in votes.items() if home and home not in came_from]
         if not public and not came_from:
@@ -188,7 +189,8 @@ class Asking:
         return next(filter(None, map(_public_home, record.addresses)), "") if record else ""
 
     def _members(self) -> list[PeerId]:
-        """Who serves a stage, in an order that nobody can choose, and one of each public home before a second one."""
+        """The members that serve a stage, in an order that no peer can influence, one of each public subnet before a
+        second."""
         me, of_home = self._record(), Counter[str]()
         serving = [
             peer
@@ -235,7 +237,7 @@ def _in_words(addresses: Sequence[str], could_not: Mapping[PeerId, str]) -> str:
         f"{', '.join(peer[-8:] for peer, why in could_not.items() if why == reason)} ({reason or 'no reason given'})"
         for reason in dict.fromkeys(could_not.values())
     ]
-    return f"nobody can connect to this peer at {where}: tried by {', '.join(tried)}"
+    return f"no peer can connect to this peer at {where}: tried by {', '.join(tried)}"
 
 
 # ---------------------------------------------------------------- who is asked
@@ -270,7 +272,7 @@ class DialBacks:
         self._under_way += 1
         try:
             found = await asyncio.gather(*map(_in_numbers, record.addresses[:_MOST_ADDRESSES]))
-            addresses = [text for text in found if not self._budgets.of(_place(text)).ask(loop_time())]
+            addresses = [text for text in found if not self._budgets.of(_endpoint_text(text)).ask(loop_time())]
             answer = await self._dial(caller, addresses, deadline=loop_time() + DIAL_S)
         finally:
             self._under_way -= 1
@@ -290,7 +292,7 @@ class DialBacks:
             self._looking -= 1
 
     async def _dial(self, caller: PeerId, addresses: Sequence[str], *, deadline: float) -> Answer:
-        """Try all addresses at once until one connects. Somebody who answers too slowly is no firewall: ask again."""
+        """Try all addresses at once until one connects. A slow answer does not mean a firewall: ask again."""
         reasons: dict[str, str] = {}
         undecided = not addresses
         async with asyncio.TaskGroup() as group:
@@ -308,7 +310,7 @@ class DialBacks:
             return Busy(DIAL_BACKS.burst_s, -1)
         if len(set(reasons.values())) == 1:
             return DialledBack(False, next(iter(reasons.values())))
-        return DialledBack(False, "; ".join(f"{reason} at {_place(text)}" for text, reason in reasons.items()))
+        return DialledBack(False, "; ".join(f"{reason} at {_endpoint_text(text)}" for text, reason in reasons.items()))
 
     async def _outcome(self, caller: PeerId, text: str, deadline: float) -> tuple[str, str | None]:
         """(address, what stands in the way): nothing in the way is "", None that it is not clear."""
@@ -324,7 +326,7 @@ class DialBacks:
         return text, ""
 
 
-def _place(text: str) -> str:
+def _endpoint_text(text: str) -> str:
     """Host and port: the same for every way to write an address down."""
     try:
         address = Address.parse(text)
@@ -355,7 +357,7 @@ async def _in_numbers(text: str) -> str:
 
 
 def _public(text: str) -> bool:
-    """What answers inside this machine's own network is nobody else's business."""
+    """Is it public? An address inside this machine's own network is not probed for another peer."""
     return bool(_public_home(text))
 
 

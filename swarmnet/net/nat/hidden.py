@@ -20,7 +20,7 @@ from swarmnet.errors import PeerGone, Refused, RejectCode, SwarmError, leaves
 from swarmnet.ids import PeerId
 from swarmnet.messages import Accepted, Rejected
 from swarmnet.net.address import home_of
-from swarmnet.net.background import BackgroundTasks, beside
+from swarmnet.net.background import BackgroundTasks, running
 from swarmnet.net.grpc_channels import PeerChannels
 from swarmnet.net.limits import REFUSALS_TOLD, SUMMONS_OF_RELAY
 from swarmnet.net.nat.circuits import CallEnd, enter, hear
@@ -60,8 +60,8 @@ async def answer_of(end: CallEnd, channels: PeerChannels) -> object:
 class Places:
     """Keeps places at relays while `run` runs.
 
-    candidates(): members that can be dialled. door: the socket at which this peer's own port listens inside this
-    machine. say: takes the events `relay_reserved`, `relay_lost` and `callers_refused`.
+    candidates(): members that can be dialled. local_socket: the socket at which this peer's own port listens inside
+    this machine. say: takes the events `relay_reserved`, `relay_lost` and `callers_refused`.
     """
 
     def __init__(
@@ -70,20 +70,21 @@ class Places:
         channels: ChannelsTo,
         verified_hosts: Callable[[PeerId], Sequence[str]],
         candidates: Callable[[], Sequence[PeerId]],
-        door: str,
+        local_socket: str,
         say: Say,
     ) -> None:
         self._me, self._channels, self._verified_hosts = me, channels, verified_hosts
-        self._candidates, self._door, self._say = candidates, door, say
+        self._candidates, self._local_socket, self._say = candidates, local_socket, say
         self.relays: list[PeerId] = []
-        """Where there is a place now, the oldest first."""
+        """The relays that have a reservation for this peer, the oldest first."""
         self.settled = asyncio.Event()
-        """There is a place, or everybody who could be asked has refused one."""
+        """A relay has a reservation for this peer, or each one that could be asked has refused."""
         self._keeping: set[PeerId] = set()
         self._again_at: Recent[PeerId, float] = Recent(1024)
         self._changed = asyncio.Event()
         self._coming: dict[asyncio.Task[None], tuple[str, PeerId]] = {}
-        """Streams that lead here: from which address, and whose; by the relay's word until the caller has spoken."""
+        """Streams to this peer: the caller's address and its peer id, which is the relay's claim until the caller has
+        greeted."""
         self._tasks = BackgroundTasks()
         self._summons, self._says = Budgets[PeerId](SUMMONS_OF_RELAY), REFUSALS_TOLD.bucket()
         self._secret = secrets.token_bytes(32)
@@ -108,7 +109,8 @@ class Places:
             self._tasks.cancel()
 
     def _next(self) -> list[PeerId]:
-        """Whom to ask now, at random: nobody can make up an id that is chosen, and hidden peers spread."""
+        """The relays to ask now, at random: no peer can craft an id that is chosen, and hidden peers spread over the
+        relays."""
         now = loop_time()
         able = [
             peer
@@ -127,12 +129,12 @@ class Places:
                 self.refused.pop(relay, None)
                 self.settled.set()
                 self._say("relay_reserved", {"relay": relay, "bytes_per_s": getattr(terms, "bytes_per_s", 0)})
-                async with beside(_ping(end), self._probe(relay, channels)):
+                async with running(_ping(end), self._probe(relay, channels)):
                     await self._listen(relay, end)
         except* SwarmError as errors:
             reason = str(next(leaves(errors)))
         except* TimeoutError:
-            reason = f"nothing was heard for {SILENCE_S:g} s"
+            reason = f"silent for {SILENCE_S:g} s"
         finally:
             self._keeping.discard(relay)
             again_at = loop_time() + _RELAY_AGAIN_S
@@ -147,7 +149,7 @@ class Places:
 
     async def _listen(self, relay: PeerId, end: CallEnd) -> None:
         while True:
-            match await hear(end, read_reply, SILENCE_S, gone="the relay gave the place away"):
+            match await hear(end, read_reply, SILENCE_S, gone="the relay ended the reservation"):
                 case Summon() as summon:
                     self._summoned(relay, summon)
                 case Pong():
@@ -156,9 +158,10 @@ class Places:
                     raise PeerGone(f"the relay says {type(other).__name__}", peer=relay)
 
     def _summoned(self, relay: PeerId, summon: Summon) -> None:
-        """Come, unless too many have. Raises PeerGone for a relay that summons without end."""
+        """Connect back, unless too many already have. Raises PeerGone for a relay with an endless stream of
+        requests."""
         if self._summons.of(relay).ask(loop_time()):
-            raise PeerGone("the relay summons without end", peer=relay)
+            raise PeerGone("the relay sends connect-back requests without end", peer=relay)
         channels = self._channels(summon.caller if summon.reverse else relay)
         # A caller that cannot be dialled itself has no business in asking for it.
         if not any(address.direct for address in channels.addresses()):
@@ -172,7 +175,7 @@ class Places:
             self._coming[task] = claimed
             task.add_done_callback(self._coming.pop)
             return
-        # Whoever floods does not fill the log.
+        # A flood must not fill the log.
         if not self._says.ask(loop_time()):
             self._say("callers_refused", {"reason": reason, "caller": summon.caller, "relay": relay})
 
@@ -195,7 +198,7 @@ class Places:
                     return
                 if (task := asyncio.current_task()) in self._coming and summon.reverse:
                     self._coming[task] = self._home(channels.peer), summon.caller
-                await enter(far, self._door, first)
+                await enter(far, self._local_socket, first)
         except (SwarmError, TimeoutError, OSError) as error:
             log.debug("did_not_come", caller=summon.caller, at=channels.peer, reverse=summon.reverse, error=error)
 
@@ -203,7 +206,7 @@ class Places:
         return home_of(next(iter(self._verified_hosts(peer)), ""))
 
     def _proof(self, ident: bytes) -> bytes:
-        """What a probe with this id is answered: a relay that leads nowhere cannot answer in my place."""
+        """The answer to a probe with this id: a relay that leads nowhere cannot give it in this peer's name."""
         return hashlib.blake2b(ident, key=self._secret, digest_size=ID_BYTES).digest()
 
     async def _probe(self, relay: PeerId, channels: PeerChannels) -> None:

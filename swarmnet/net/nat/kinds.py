@@ -1,9 +1,9 @@
-"""What kind of NAT a peer is behind, whom it dials through it, and how often: what hole punching decides.
+"""The kind of NAT in front of a peer, and which addresses it dials how often: the decisions of hole punching.
 
-Two peers behind routers can connect if each dials from a port whose outside is known to the other, at the same moment:
+Two peers behind routers can connect if each dials at the same moment from a port whose public mapping the other knows:
 each one's first packet makes its own router expect the other's. Routers that give every connection another outside port
-(symmetric ones) leave nothing to be known. Whoever asks for it names the addresses that are dialled, so what is dialled
-is bounded here: few addresses, public ones or such as two peers behind one router have, and seldom.
+(symmetric ones) make the mapping unpredictable. The asking peer names the addresses that are dialled, so what is
+dialled is bounded here: few addresses, public ones or such as two peers behind one router have, and seldom.
 
 Pure: `now` in seconds of any clock.
 """
@@ -32,9 +32,9 @@ _CARRIERS = ipaddress.IPv4Network("100.64.0.0/10")
 _REMEMBERED = 4096
 
 NatKind = Literal["none", "cone", "symmetric", "carrier", "unknown"]
-"""none: others see the address that the peer has. cone: the same outside port for everybody. symmetric: another for
-every connection. carrier: a carrier's, and no router at home. unknown: fewer than two members outside this network said
-what they saw.
+"""none: others see the address that the peer has. cone: the same outside port for all destinations. symmetric: another
+for every connection. carrier: a carrier's, and no router at home. unknown: fewer than two members outside this network
+said what they saw.
 """
 
 
@@ -63,7 +63,7 @@ class Sight:
 
 
 def dialled(mine: Sight, theirs: Sight) -> list[Endpoint]:
-    """What I dial of theirs; nothing in another's house."""
+    """The addresses of the other peer that this one dials; none in a network of a third party."""
     ours = {host for host, _ in mine.outside}
     # Neither can know where the other's next connection comes from.
     if mine.kind() == theirs.kind() == "symmetric":

@@ -3,7 +3,7 @@
 Without such a router, or behind a carrier's NAT as well, nothing is mapped; then others reach this
 peer through relays. A mapping has a lease: what a killed process leaves behind ends with it.
 
-Anybody at home may call itself a router. So it is called at a private address that is not this machine's, follows
+Any device at home may claim to be a router. So it is called at a private address that is not this machine's, follows
 nowhere else, and gets a few seconds and 64 KiB of plain XML.
 """
 
@@ -31,13 +31,13 @@ LEASE_S = 1200
 """Renewed after a third of it."""
 
 _SEARCH_S = 1
-"""Routers at home answer within milliseconds; this delays the start of everybody who has none."""
+"""Home routers answer within milliseconds; this delays the start of every peer without one."""
 _ANSWER_S = 3
 _LEASES_WITHOUT_END, _TAKEN = 725, 718
-"""What a router refuses by: a lease that ends, and an outside port that somebody else has."""
+"""What a router refuses by: a lease that ends, and an outside port that is taken."""
 _OTHER_PORTS = 3
 _MISSES = 3
-"""Renewals in vain, after which the lease is over."""
+"""Failed renewals, after which the lease is over."""
 
 _ROUTER_S, _MOST_ROUTERS, _MOST_WORDS = 10.0, 4, 200
 _MOST_BYTES = 64 << 10
@@ -80,7 +80,7 @@ async def mapped_ports(
     """
     for location in (await routers(host))[:_MOST_ROUTERS]:
         called = _host(location)
-        # Whoever answers a search could have us call anybody.
+        # A false answer to the search could make this peer call any address.
         if called == host or not may_call(called):
             continue
         router = _Router(location, host, ports, peer)
@@ -141,7 +141,7 @@ class _Router:
         for inside in self._ports:
             if (address := await self._mapped(inside)) is not None:
                 found[inside] = address
-            # Nobody finds the others but by the first.
+            # Other peers find the others only through the first.
             elif not found:
                 break
         return found
@@ -236,7 +236,7 @@ class _Router:
                     return dict(await service.action(action).async_call(**words))
         except UpnpActionError as error:
             raise _Refused(str(error), error.error_code) from error
-        # The library takes routers at their word: of one that lies it may raise anything.
+        # The library trusts its router: for a malicious one it may raise anything.
         except Exception as error:
             raise _Refused(str(error)) from error
         raise _Refused("it forwards no ports")

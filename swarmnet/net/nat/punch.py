@@ -1,9 +1,9 @@
-"""A hole through two routers: both peers dial each other from ports whose outside is known, at the same moment.
+"""Hole punching through two routers: both peers dial each other at the same moment from ports with a known mapping.
 
-A `Hole` is a port of ours that many sockets share, so that what a member sees of one holds for all. `punch` makes one
-connection of two holes. `Holes` is one peer's: it asks members from where its calls come, and agrees with the other
-peer on the moment over the circuit to it. The connection belongs to the peer that asked: its gRPC channel to the other
-one uses it in place of the circuit, until it ends. The other peer asks for a connection of its own.
+A `PunchPort` is a local port that many sockets share, so that the mapping that one member observes holds for all.
+`punch` makes one connection of two ports. `Holes` is one peer's: it asks members for the address of its calls, and
+agrees with the other peer on the moment over the circuit to it. The connection belongs to the asking peer: its gRPC
+channel to the other one uses it instead of the circuit, until it ends. The other peer asks for its own connection.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from swarmnet.net.background import BackgroundTasks
 from swarmnet.net.descriptors import set_options
 from swarmnet.net.grpc_channels import PeerChannels
 from swarmnet.net.grpc_options import CHANNEL_OPTIONS
-from swarmnet.net.nat.circuits import CallEnd, Connection, Doors, End, Handler, Tunnel, enter, for_members, hear
+from swarmnet.net.nat.circuits import CallEnd, Connection, End, Handler, LocalSockets, Tunnel, enter, for_members, hear
 from swarmnet.net.nat.dial_back import Say
 from swarmnet.net.nat.kinds import BUSY_S, Endpoint, Punches, Sight, dialled
 from swarmnet.net.sockets import connected, read_exactly
@@ -56,21 +56,21 @@ PUNCH_S = 4.0
 """How long both try. A lost first packet is sent again after 1 and 3 s."""
 
 _MOST_DIALS, _AGAIN_S = 8, 0.25
-"""Of one address: whoever refuses at once may listen a moment later."""
+"""Of one address: a peer that refuses immediately may listen a moment later."""
 _CHOSEN = b"\x01"
 
 
-class Hole:
-    """A port of this machine's that connections come and go through. As a context: it is free afterwards."""
+class PunchPort:
+    """A local port for incoming and outgoing connections. As a context: the port is free afterwards."""
 
     def __init__(self, family: socket.AddressFamily = socket.AF_INET) -> None:
         self._family, self.port = family, 0
-        # Somebody who is let in by a router calls before we do.
+        # A peer that is let in by a router may call before we do.
         self.listener = self.another()
         self.port = self.listener.getsockname()[1]
         self.listener.listen()
 
-    def __enter__(self) -> Hole:
+    def __enter__(self) -> PunchPort:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -91,7 +91,7 @@ class Hole:
 
 
 async def punch(
-    hole: Hole, places: Sequence[Endpoint], *, mine: bytes, theirs: bytes, decides: bool, limit_s: float = PUNCH_S
+    hole: PunchPort, places: Sequence[Endpoint], *, mine: bytes, theirs: bytes, decides: bool, limit_s: float = PUNCH_S
 ) -> socket.socket:
     """Dial all addresses and take calls, until one leads to the peer that says `theirs`; to whom `mine` is said.
 
@@ -104,11 +104,11 @@ async def punch(
         try:
             await loop.sock_sendall(sock, mine)
             if await read_exactly(sock, TOKEN_BYTES) != theirs:
-                raise OSError("somebody else")
+                raise OSError("another peer")
             if decides:
                 if found.done():
                     raise OSError("another was quicker")
-                # At once, before anybody else has a turn: only one is chosen.
+                # Without a pause in between, so that only one connection is chosen.
                 found.set_result(sock)
                 await loop.sock_sendall(sock, _CHOSEN)
             else:
@@ -144,7 +144,7 @@ async def punch(
         async with asyncio.timeout(limit_s):
             return await found
     except TimeoutError as error:
-        raise PeerGone("no hole was found", places=list(places)) from error
+        raise PeerGone("no hole-punched connection", places=list(places)) from error
     finally:
         await tasks.end()
 
@@ -159,7 +159,7 @@ class _NotNow(PeerGone):
     """The callee is busy."""
 
 
-async def _heard(end: End, kind: type[Word]) -> Word:
+async def _receive(end: End, kind: type[Word]) -> Word:
     """The callee's next word. Raises SwarmError, TimeoutError."""
     reply = await hear(end, read_punch_reply, _WORD_S)
     if isinstance(reply, Busy):
@@ -204,18 +204,18 @@ class Holes:
     """Connections through holes: those that this peer calls through, and those that it is called through.
 
     welcome(peer): has it greeted, and is it admitted?
-    on_open(peer): it can be called through a hole now.
+    on_open(peer): it can be called through a hole-punched connection now.
     """
 
     def __init__(
         self,
         leaf: Leaf,
         channels: Callable[[PeerId], PeerChannels],
-        doors: Doors,
+        local_sockets: LocalSockets,
         welcome: Callable[[PeerId], bool],
         on_open: Callable[[PeerId], None],
     ) -> None:
-        self._leaf, self._channels, self._doors, self._door = leaf, channels, doors, ""
+        self._leaf, self._channels, self._local_sockets, self._local_socket = leaf, channels, local_sockets, ""
         self._on_open = on_open
         self._hidden = False
         self._observers: Callable[[], Sequence[PeerId]] = tuple
@@ -231,29 +231,30 @@ class Holes:
             OBSERVE: for_members(welcome, write_punch_reply, self._observe),
         }
 
-    def begin(self, door: str, observers: Callable[[], Sequence[PeerId]], say: Say) -> None:
-        """Nobody can dial this peer: from now on it makes holes. door: where its own port listens inside this machine.
-        observers(): members that can be dialled. say: takes the events `punched`, `not_punched` and `hole_lost`."""
-        self._hidden, self._door, self._observers, self._say = True, door, observers, say
+    def begin(self, local_socket: str, observers: Callable[[], Sequence[PeerId]], say: Say) -> None:
+        """This peer is unreachable: from now on it punches holes. local_socket: where its own port listens inside this
+        machine. observers(): members that can be dialled. say: takes the events `punched`, `not_punched` and
+        `hole_lost`."""
+        self._hidden, self._local_socket, self._observers, self._say = True, local_socket, observers, say
 
     def leads_to(self, peer: PeerId) -> bool:
-        """Can this peer be called through a hole?"""
+        """Can this peer be called through a hole-punched connection?"""
         return peer in self._mine and not self._mine[peer].retired
 
     def joins(self, peer: PeerId) -> bool:
-        """Is there a hole either way?"""
+        """Is there a hole-punched connection in either direction?"""
         return peer in self._mine or peer in self._theirs
 
     def tunnel(self, peer: PeerId) -> Tunnel:
-        """Through the hole that leads to this peer, which ends with it. Once it is retired, calls under way go on in
-        it and others take a circuit."""
+        """Through the hole-punched connection to this peer, with which it ends. Once that is retired, its calls go on
+        and new ones take a circuit."""
         mine = self._mine[peer]
 
         @asynccontextmanager
         async def way() -> AsyncGenerator[End, None]:
             # One connection is one stream: gRPC dials a second time only when the first has ended.
             if mine.taken:
-                raise PeerGone("the hole is lost", peer=peer)
+                raise PeerGone("the hole-punched connection is lost", peer=peer)
             mine.taken = True
             try:
                 async with _over(mine.sock) as end:
@@ -266,10 +267,10 @@ class Holes:
             if closed:
                 self._lose(peer, mine)
 
-        return Tunnel(self._doors.path(), way, retire)
+        return Tunnel(self._local_sockets.path(), way, retire)
 
     def want(self, peer: PeerId) -> None:
-        """A circuit leads to this peer: a hole would be better."""
+        """A circuit leads to this peer: a direct connection would be better."""
         if self._hidden and peer not in self._wanted and not self.leads_to(peer):
             self._wanted.add(peer)
             self._tasks.spawn(self._find(peer))
@@ -281,7 +282,8 @@ class Holes:
             self._lose(peer, mine)
 
     async def _find(self, peer: PeerId) -> None:
-        """Try once, and until there is a hole or nothing goes to this peer any more."""
+        """Try once, and then until there is a direct connection or until this peer sends the other one nothing any
+        more."""
         tried = False
         try:
             while not self.leads_to(peer) and (self._channels(peer).in_use or not tried):
@@ -327,21 +329,21 @@ class Holes:
             self._say("hole_lost", {"peer": peer})
 
     def _let_in(self, peer: PeerId, sock: socket.socket) -> None:
-        """What comes through the peer's hole goes to my own port: TLS finds out whose it is."""
+        """Splice the other peer's punched connection to this peer's own port: TLS verifies the caller."""
 
-        async def splice_to_door() -> None:
+        async def splice() -> None:
             with sock, contextlib.suppress(SwarmError, OSError):
                 async with _over(sock) as far:
-                    await enter(far, self._door)
+                    await enter(far, self._local_socket)
 
         def over(task: asyncio.Task[None]) -> None:
             if self._theirs.get(peer) is task:
                 del self._theirs[peer]
 
-        # Of one peer one at a time, so that nobody has us hold many.
+        # Of one peer one at a time, so that none can make us hold many.
         if (before := self._theirs.get(peer)) is not None:
             before.cancel()
-        self._theirs[peer] = task = self._tasks.spawn(splice_to_door())
+        self._theirs[peer] = task = self._tasks.spawn(splice())
         task.add_done_callback(over)
 
     # ------------------------------------------------------------ both ends of a punch
@@ -352,15 +354,15 @@ class Holes:
             hole, sight = await self._sight(stack, self._observers())
             mine = _offer(sight)
             async with self._channels(peer).asked(PUNCH, write_punch_ask(mine), limit_s=_WORD_S) as end:
-                theirs = await _heard(end, Offer)
+                theirs = await _receive(end, Offer)
                 ping, asked_at = Ping(secrets.token_bytes(NONCE_BYTES)), loop_time()
                 await end.write(write_punch_ask(ping))
-                if (await _heard(end, Pong)).nonce != ping.nonce:
+                if (await _receive(end, Pong)).nonce != ping.nonce:
                     raise BadMessage(RejectCode.MALFORMED, "a pong that answers no ping", peer=peer)
                 round_trip_s = loop_time() - asked_at
                 places = self._places(sight, theirs, asks=False)
                 await end.write(write_punch_ask(Now()))
-                # When it hears of it.
+                # When the message arrives.
                 await asyncio.sleep(round_trip_s / 2)
                 sock = await punch(hole, places, mine=mine.token, theirs=theirs.token, decides=True)
                 # The other peer ends this stream once it takes calls there. Cancelled earlier, it would not.
@@ -395,7 +397,7 @@ class Holes:
         seen = Sight(_endpoint(theirs.inside), tuple(map(_endpoint, theirs.outside)))
         places = self._punches.take(dialled(sight, seen), loop_time(), asks=asks)
         if not places:
-            raise PeerGone("no place to dial", mine=sight.kind(), theirs=seen.kind())
+            raise PeerGone("no address to dial", mine=sight.kind(), theirs=seen.kind())
         return places
 
     # ------------------------------------------------------------ from where my calls come
@@ -406,15 +408,15 @@ class Holes:
             _, sight = await self._sight(stack, members)
             return sight
 
-    async def _sight(self, stack: AsyncExitStack, members: Sequence[PeerId]) -> tuple[Hole, Sight]:
-        """A hole, and what members see of it, who stay called meanwhile. Raises PeerGone."""
+    async def _sight(self, stack: AsyncExitStack, members: Sequence[PeerId]) -> tuple[PunchPort, Sight]:
+        """A port and its public mapping; the calls to the observing members stay open meanwhile. Raises PeerGone."""
         addresses = [
             (peer, address)
             for peer in members
             for address in self._channels(peer).addresses()[:1]
             if not address.relay and address.kind.endswith("4")
         ][:MOST_OUTSIDE]
-        hole = stack.enter_context(Hole())
+        hole = stack.enter_context(PunchPort())
         looks = [self._look(stack, hole, peer, address) for peer, address in addresses]
         found = await asyncio.gather(*looks, return_exceptions=True)
         seen = [each for each in found if isinstance(each, tuple)]
@@ -423,7 +425,7 @@ class Holes:
         return hole, Sight(seen[0][0], tuple(outside for _, outside in seen))
 
     async def _look(
-        self, stack: AsyncExitStack, hole: Hole, peer: PeerId, address: Address
+        self, stack: AsyncExitStack, hole: PunchPort, peer: PeerId, address: Address
     ) -> tuple[Endpoint, Endpoint]:
         """My own address, and how this member sees it."""
         loop = asyncio.get_running_loop()
@@ -432,14 +434,14 @@ class Holes:
             sock = await hole.dial((str(place[0]), int(place[1])))
             stack.callback(sock.close)
             host, port = sock.getsockname()[:2]
-            tunnel = Tunnel(self._doors.path(), lambda: _over(sock))
+            tunnel = Tunnel(self._local_sockets.path(), lambda: _over(sock))
             stack.callback(tunnel.close)
             credentials = self._leaf.channel_credentials(peer)
             channel = grpc.aio.secure_channel(f"unix:{tunnel.path}", credentials, options=CHANNEL_OPTIONS)
             stack.push_async_callback(channel.close)
             end = CallEnd(channel.stream_stream(OBSERVE)())
             await end.write(write_punch_ask(Observe()))
-            return (host, port), _endpoint(await _heard(end, SeenPort))
+            return (host, port), _endpoint(await _receive(end, SeenPort))
 
     async def _observe(self, caller: PeerId, end: CallEnd, context: grpc.aio.ServicerContext) -> None:
         host, port = endpoint_of(context.peer())

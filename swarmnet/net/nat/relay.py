@@ -1,4 +1,4 @@
-"""The relay's side: places for peers that nobody can dial, and circuits to them (docs/relays.md).
+"""The relay's side: reservations for unreachable peers, and circuits to them (docs/relays.md).
 
 Any member is one, within caps. It cannot read what it passes on, and learns who speaks to whom and how much. It
 answers those who have greeted: members of the run, who are admitted. What it passes on waits its turn for a share of
@@ -32,8 +32,8 @@ from swarmnet.wire.relay import Arrive, Connect, Reply, Reserve, Reserved, Summo
 RESERVE, CONNECT, ARRIVE = (f"/swarmnet.v1.Relay/{name}" for name in ("Reserve", "Connect", "Arrive"))
 
 PING_S, SILENCE_S = 2.5, 8.0
-"""How often a peer with a place says that it is there, and after how much silence either side takes the other for gone:
-a line that dies without a word is noticed."""
+"""The keepalive interval of a peer with a reservation, and after how much silence either side takes the other for gone:
+a link that fails silently is noticed."""
 
 COME_S = 6.0
 """A caller waits so long for the peer to come."""
@@ -64,7 +64,7 @@ class Relay:
         self._unwelcome = greeter.unwelcome
         self.book = RelayBook(caps)
         self._summons: dict[PeerId, asyncio.Queue[Reply | None]] = {}
-        """What waits to be said to a peer with a place; None ends it."""
+        """Messages to a peer with a reservation; None ends its queue."""
         self._asks, self._arrivals_of = Budgets[PeerId](RELAY_ASKS), Budgets[PeerId](RELAY_SUMMONS)
         self._summoned, self._summoned_from = Budgets[PeerId](RELAY_SUMMONS), Budgets[tuple[PeerId, str]](RELAY_ASKS)
         # After a stall many come together.
@@ -77,7 +77,7 @@ class Relay:
         }
 
     def close(self) -> None:
-        """Nobody can dial this peer itself any more: it takes nobody in, and lets go whom it has."""
+        """This peer itself is unreachable now: it refuses new reservations and ends those that it has."""
         self.open = False
         for waiting in self._summons.values():
             waiting.put_nowait(None)
@@ -105,7 +105,7 @@ class Relay:
             await _say(end, Rejected(error.code, error.reason))
 
     async def _reserve(self, peer: PeerId, end: CallEnd, home: str) -> None:
-        reason = self.book.reserve(peer, home) if self.open else "nobody can dial this peer itself"
+        reason = self.book.reserve(peer, home) if self.open else "this relay is itself unreachable"
         if reason:
             await _say(end, Rejected(RejectCode.NOT_SERVED, reason))
             return
@@ -146,7 +146,7 @@ class Relay:
             await _say(end, Rejected(RejectCode.NOT_SERVED, reason))
             return
         try:
-            if (pause_s := self.summon(caller, ask.peer, ask.id, reverse=ask.reverse, home=home)) > 0:
+            if (pause_s := self.request_connect_back(caller, ask.peer, ask.id, reverse=ask.reverse, home=home)) > 0:
                 await _say(end, Busy(pause_s, -1))
                 return
             # The rest is between the two of them.
@@ -162,8 +162,10 @@ class Relay:
         finally:
             self.book.end(ask.peer, ask.id)
 
-    def summon(self, caller: PeerId, peer: PeerId, ident: bytes, *, reverse: bool, home: str = "") -> float:
-        """Tell a peer with a place who waits for it. Returns after how many seconds it may be told; 0: it was.
+    def request_connect_back(
+        self, caller: PeerId, peer: PeerId, ident: bytes, *, reverse: bool, home: str = ""
+    ) -> float:
+        """Ask a peer with a reservation to connect back. Returns 0, or the seconds until it may be asked again.
 
         home: where the caller calls from; identities cost nothing. "": this machine.
         """

@@ -1,8 +1,8 @@
-"""Who has a place at this relay, who waits for whom, and which circuits lead through it: all within caps.
+"""The reservations at this relay, the waiting callers and the open circuits: all within limits.
 
-A *place* is a hidden peer's: callers reach it through here. A *call* is a caller that waits for the peer to come; once
-it has come, the two are a *circuit*. Identities cost nothing in an open run, so the totals bound the memory, and what
-one identity may hold is a small part of them.
+A *reservation* is a hidden peer's (`places`): callers reach it through here. A *call* is a caller that waits for the
+peer to connect back; once it has come, the two are a *circuit*. Identities cost nothing in an open run, so the totals
+bound the memory, and what one identity may hold is a small part of them.
 
 Pure: told what happens, asked with `now`; the reason why something may not be is a text, and "" is yes.
 """
@@ -21,7 +21,7 @@ IDLE_S, IDLE_BYTES = 300.0, 16 << 10
 
 @dataclass(frozen=True, slots=True)
 class RelayCaps:
-    """What this machine does for peers that nobody can dial."""
+    """What this machine does for unreachable peers."""
 
     peers: int = 16
     """Places."""
@@ -60,28 +60,28 @@ class RelayBook:
 
     caps: RelayCaps
     places: dict[PeerId, str] = field(default_factory=dict)
-    """Peers with a place, and the homes that they call from."""
+    """Peers with a reservation, and the subnets that they call from."""
     _calls: dict[tuple[PeerId, bytes], _Waiting] = field(default_factory=dict)
     """By whom they are for, and their ids."""
 
     def reserve(self, peer: PeerId, home: str) -> str:
-        """Give the peer a place; one that it has it keeps."""
+        """Give the peer a reservation; it keeps one that it has."""
         others = Counter(at for who, at in self.places.items() if who != peer)
         if others.total() >= self.caps.peers:
-            return f"all {self.caps.peers} places are taken" if self.caps.peers else "this peer relays for nobody"
+            return f"all {self.caps.peers} reservations are taken" if self.caps.peers else "this peer does not relay"
         if home and others[home] >= self.caps.of_home:
-            return f"{self.caps.of_home} places are taken from that address"
+            return f"{self.caps.of_home} reservations are taken from that address"
         self.places[peer] = home
         return ""
 
     def leave(self, peer: PeerId) -> None:
-        """Its place is free again. Circuits to it end by themselves."""
+        """End its reservation. Circuits to it end by themselves."""
         self.places.pop(peer, None)
 
     def call(self, caller: PeerId, peer: PeerId, ident: bytes, now: float, *, home: str = "") -> str:
         """The caller waits for the peer, under an id of its choice. home: where it calls from."""
         if peer not in self.places:
-            return "no place here"
+            return "no reservation here"
         if (peer, ident) in self._calls:
             return "the id is taken"
         calls, caps = self._calls.values(), self.caps
@@ -98,7 +98,7 @@ class RelayBook:
         return ""
 
     def arrive(self, peer: PeerId, ident: bytes, now: float) -> bool:
-        """The peer has come for the caller with this id. False: nobody waits for it under that id."""
+        """The peer connected back to the caller with this id. False: no caller waits for it under that id."""
         found = self._calls.get((peer, ident))
         if found is None or found.joined:
             return False
