@@ -472,7 +472,7 @@ class MemberState:
     """The complete aggregate that is here, as the stage would commit it; without its contributors."""
     commit: Commit | None = None
     progress: Count = 0
-    """Counts finished compute jobs."""
+    """Counts accumulated weight gradients, also those of the step before."""
     non_finite: Indexes = NONE
     line: LineQuality | None = UNMEASURED
     """None: as in the last one that had it."""
@@ -924,7 +924,7 @@ class SnapshotPiece:
 class TrailStep:
     """The answer to `TrailRequest`: the step's finished sum and its commits, as far as the callee knows them.
 
-    With a commit of every stage the step is over; the sum itself is fetched by `Part(kind="sum")`.
+    With a commit of every stage the step is over; the aggregate itself is fetched by `Part(kind="replay")`.
     """
 
     finished: Finished | None

@@ -176,7 +176,7 @@ class Auditor:
             contributions=spec.audit.contributions,
             numerics=self._numerics,
             operator=peer.operator,
-            voters=replica.member.membership.contributors,
+            voters=replica.member.membership.voters,
         )
         self._waiting: deque[Check] = deque(maxlen=_MOST_WAITING)
         self.made_for: set[PeerId] = set()  # replicas for which I compute again what I have made

@@ -260,7 +260,7 @@ class Replica:
         return away
 
     def is_live(self, peer: PeerId, stage: int) -> bool:
-        """As `_live`, of one peer: this is asked with every call. In a large stage a silent peer may call, too."""
+        """Is this a live replica of that stage? Asked with every call. In a large stage a silent peer may call, too."""
         view, record = self.member.view, self._peer.records.get(peer)
         seen = view.get(peer, stage)
         if seen is None and stage in view.sparse:
@@ -316,7 +316,7 @@ class NextStage:
         return frozenset(peer for peer, seen in self._seen() if seen.draining)
 
     def contributors(self) -> Set[PeerId]:
-        return self._replica.member.membership.contributors(self._stage)
+        return self._replica.member.membership.voters(self._stage)
 
     def left(self, step: int) -> int:
         return self._replica.execution.left(step)

@@ -353,7 +353,8 @@ class Restorer:
     # ------------------------------------------------------------ catching up
 
     async def _catch_up(self, header: StateHeader, sources: Sources) -> InSync:
-        """From `header`, where the engine stands, step by step along quorum certificates: no source has to be believed.
+        """From `header`, where the engine stands, step by step along quorum certificates. A step whose
+        signers have all left is taken as most sources tell it.
 
         Raises ReplayLogEnds, or NoReplica if no source answers.
         """
@@ -449,7 +450,7 @@ class Restorer:
         raise error
 
     async def _ask(self, stamp: Stamp, sources: Sequence[PeerId]) -> tuple[dict[PeerId, TrailStep], bool]:
-        """The step as each source tells it, with no commit but certificates; and whether one has forgotten it."""
+        """The step as each source tells it, with certificates, else as most do; and whether one has forgotten it."""
         unproven: dict[PeerId, TrailStep] = {}
         proven = self._proven = {}  # signatures take long to check, and most sources tell the same
 

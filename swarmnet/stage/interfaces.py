@@ -122,7 +122,7 @@ class Audience(Protocol):
 
 class Compute(Protocol):
     """One replica's microbatches, weights and versions. Awaitable methods run on the compute thread in priority order:
-    backward before forward, then older step, later stage, lower index; weight passes after both.
+    the older step first; in it backward before forward, and weight-gradient passes after both.
 
     Raises:
         BadMessage: what a peer sent is wrong (BAD_SHAPE, NON_FINITE, MALFORMED). Nothing has changed then.

@@ -33,7 +33,7 @@ A leader's term (`leader.Leader.phase`, `leader.DUTIES`), in one replica, for on
 
 | phase | until | the leader |
 |---|---|---|
-| hearing | all voters in touch have reported, or are left out | enters reports in the assignments |
+| hearing | all replicas in touch that are not new have reported, or are left out | enters reports in the assignments |
 | assigning | every index has an assignee | answers claims, orders free indexes, opens a round |
 | aggregating | a quorum has signed one aggregate | repeats the round, collects reports of members that hold it up |
 | certified | all members hold that aggregate, or are left out | waits for those that are nearly there |

@@ -4,8 +4,10 @@
 |---|---|
 | fewer than 8 | new: no step waits for it |
 | from 8 | waited for, the longer the more there are (`patience_s`) |
-| from 32, or a quarter of the steps of a young run | a voter, until a commit names it late |
+| from 32, or a quarter of the steps of a young run | a voter, until a commit names it late: then it is new again |
 | from 64, or any of the first steps of a run | a voter that keeps its vote |
+
+A run is young after a rollback, too. Replicas that were there in its first step have 32.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ _NEW, _VOTES, _KEEPS = 8, 32, 64
 """Contributions from which a replica is waited for, has a vote, and keeps it when it is late."""
 
 _YOUNG = 4
-"""In a run of so many times fewer steps a replica has contributed often."""
+"""A replica has a vote, too, if it has contributed to one of so many steps of the run."""
 
 _GRACE = 4.0
 """A leader waits for a replica at most this fraction (one part of so many) of the time in which it has contributed."""
@@ -34,7 +36,7 @@ _GRACE = 4.0
 @dataclass(frozen=True, slots=True)
 class Contributed:
     """last: the step to which a replica contributed, or of which it signed the aggregate, last. times: up to
-    `_KEEPS`."""
+    `_KEEPS`; in a young run more than they were."""
 
     last: int = -1
     times: int = 0
@@ -92,8 +94,8 @@ class Contributors:
     ) -> Iterable[PeerId]:
         """A step is over. Returns those who count no more, because they have been silent for long.
 
-        named: its contributors. signed: who has signed its sum. until: the step in which the exclusion of a peer ends.
-        age: of the run, in steps.
+        named: its contributors. signed: replicas that signed its aggregate. until: the step in which the exclusion of a
+        peer ends. age: of the run, in steps.
         """
         # Of contributions before the first commit that is known here nothing is known: its contributors have a vote.
         begins = not self._of

@@ -52,7 +52,7 @@ class Heartbeats:
         leader = self._of.oldest.promised or self._of.kept_last
         counting = {stage: membership.leaders(stage) for stage in names}
         gone = {peer for peer, _ in view.mates() if view.refused(peer)}
-        contributors = {stage: membership.contributors(stage) - gone for stage in {*names, self._of.stage}}
+        contributors = {stage: membership.voters(stage) - gone for stage in {*names, self._of.stage}}
         self.graph.choose(names, counting, contributors, leader=leader.peer if leader is not None else None)
         view.sparse = self.graph.sparse
         me = {self._of.stage: {self._of.me}}

@@ -36,10 +36,12 @@ class IdleWork:
         self._instead: dict[int, PeerId] = {}
         self._tried: dict[int, set[PeerId]] = {}
         self.at_work: dict[PeerId, int] = {}  # assigned and not accumulated yet, by the last state
-        self._moved: dict[PeerId, tuple[int, float]] = {}  # a member's count of compute jobs, and when it last changed
+        self._moved: dict[
+            PeerId, tuple[int, float]
+        ] = {}  # a member's count of accumulated gradients, and when it last changed
 
     def hear(self, peer: PeerId, jobs: int, left: int, *, now: float) -> None:
-        """A member's count of compute jobs, and of what it has left to accumulate: with nothing left it need not move.
+        """How many gradients a member has accumulated, and has left to accumulate: with none left it need not move.
 
         An order that it did not take is no work any more.
         """

@@ -395,7 +395,7 @@ class Leader:
     # ------------------------------------------------------------ inside
 
     def _everybody_reported(self, now: float) -> bool:
-        """Rule 14: the leader assigns and opens nothing before every live member has reported.
+        """Rule 14: the leader assigns and opens nothing before all replicas that are waited for have reported.
 
         A new replica is first seen by a heartbeat, after which the leader advances: until then the last answer holds.
         """
@@ -407,7 +407,7 @@ class Leader:
         return self._waits.complete
 
     def _waited_for(self) -> list[PeerId]:
-        """Live replicas with a report that is here or waited for: the voters, or all while there are none."""
+        """Live replicas with a report that is here, or that is waited for: of all that are not new or passed over."""
         return [
             peer
             for peer in self._at_step.live
@@ -492,7 +492,7 @@ class Leader:
     def _contributes(self, peer: PeerId) -> bool:
         """Has this member, or I, contributed lately? Of a large stage more do than have a vote. True of all while none
         is known to."""
-        known = self._member.membership.contributors(self.stamp.stage)
+        known = self._member.membership.voters(self.stamp.stage)
         return not known or peer in known or peer == self.view.me
 
     def _yields(self, owner: Owner, index: int) -> bool:

@@ -72,7 +72,7 @@ class Member:
         self.host: StepHost = self.calls
         self.drift = Drift(self.view, drift, numerics, self.host)
         self.membership = Membership(me, stage, self.view, signer, self.host)
-        self.view.contributors = self.membership.contributors
+        self.view.voters_of = self.membership.voters
         self.lateness, self.pace, self.lines = Lateness(timers, self.host), Pace(timers), BrokenLines()
         self.generations, self.round_numbers = Generations(incarnation), round_numbers(incarnation)
         self.restart = NO_RESTART
@@ -361,7 +361,7 @@ class Member:
 
     def tick(self, *, now: float) -> None:
         """Every heartbeat interval: say again whatever state asks for."""
-        self.view.voters = self.membership.contributors(self.stage)
+        self.view.voters = self.membership.voters(self.stage)
         self.view.review(broken=self.lines.broken_to(self.me, step=self.version), now=now)
         self.view.late = tuple(sorted(self.lateness.late(now=now)[:MAX_LATE]))
         self.lateness.agree(self.view.observed_late(now=now), now=now)

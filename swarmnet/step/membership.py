@@ -95,10 +95,10 @@ class Membership:
         """Who counts in that stage; empty while nothing of it is known."""
         found = self._rosters.get(stage)
         if found is None:
-            found = self._rosters[stage] = first_of(self.contributors(stage))
+            found = self._rosters[stage] = first_of(self.voters(stage))
         return found
 
-    def contributors(self, stage: int) -> Set[PeerId]:
+    def voters(self, stage: int) -> Set[PeerId]:
         """All voters of a stage, more than may count: replicas with enough recent contributions, else with any."""
         known = self._known(stage)
         return set(filter(self._of(stage).votes, known)) or known
@@ -116,7 +116,7 @@ class Membership:
 
     def latest(self, stage: int) -> list[PeerId]:
         """The same, who has contributed or signed last at the end."""
-        return sorted(self.contributors(stage), key=lambda peer: (self._of(stage).of(peer).last, peer))
+        return sorted(self.voters(stage), key=lambda peer: (self._of(stage).of(peer).last, peer))
 
     def presume(self, names: Mapping[int, Set[PeerId]]) -> None:
         """The replicas known of stages of which I hear a few only."""
@@ -180,7 +180,7 @@ class Membership:
 
     def leads_last(self, peer: PeerId) -> bool:
         """Is this replica new, or has it no vote although others have? Of this one itself others know better."""
-        voters = self.contributors(self.stage)
+        voters = self.voters(self.stage)
         return self.is_new(peer) or (bool(voters) and peer not in {*voters, self.me})
 
     @property

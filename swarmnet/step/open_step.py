@@ -209,7 +209,7 @@ class OpenStep:
 
     @property
     def promised(self) -> Ballot | None:
-        """The highest ballot received: this replica reports to its leader."""
+        """The ballot that this replica follows: it reports to its leader."""
         return self.election.promised
 
     @property
@@ -685,7 +685,7 @@ class OpenStep:
     def _lost(self, now: float) -> Set[object]:
         """The peers out of touch that have contributed lately, to any stage."""
         view, stages = self._member.view, range(self._member.shape.num_stages)
-        known = ((stage, peer) for stage in stages for peer in view.contributors(stage) if peer != view.me)
+        known = ((stage, peer) for stage in stages for peer in view.voters_of(stage) if peer != view.me)
         return {(stage, peer) for stage, peer in known if not view.may_live(peer, now=now, stage=stage)}
 
     def applied(self, now: float) -> None:

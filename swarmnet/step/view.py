@@ -79,10 +79,10 @@ class View:
         as of the last tick."""
         self.late: tuple[PeerId, ...] = ()  # those that I have observed to be late, as my heartbeats say it
         self._neighbours: frozenset[PeerId] = frozenset()  # whom I send heartbeats
-        self.contributors: Callable[[int], Set[PeerId]] = lambda stage: frozenset()
-        """Who has contributed to a stage lately, as its commits say."""
+        self.voters_of: Callable[[int], Set[PeerId]] = lambda stage: frozenset()
+        """The voters of a stage, by its commits (`step.membership`)."""
         self.voters: Set[PeerId] = frozenset()
-        """The replicas of my stage that have contributed to a recent commit; empty: none is known. Identities cost
+        """The voters of my stage; empty: none is known. Identities cost
         nothing, so nothing is concluded from other replicas that are silent or unreachable."""
         self.sparse: frozenset[int] = frozenset()
         """Stages of which I hear a few replicas only: there silence of the others means nothing (`step.graph`)."""
@@ -125,7 +125,7 @@ class View:
     def _make_room(self, stage: int) -> None:
         """Identities cost nothing: of too many strangers the one that was silent longest is forgotten."""
         known = self._seen[stage]
-        voters = self.voters if stage == self.stage else self.contributors(stage)
+        voters = self.voters if stage == self.stage else self.voters_of(stage)
         most = max(_LEAST_STRANGERS, _STRANGERS_EACH * len(voters)) if voters else _MOST_REPLICAS
         strangers = known.keys() - voters
         if len(strangers) >= min(most, _MOST_REPLICAS):
@@ -268,7 +268,7 @@ class View:
 
     def _with_a_say(self, stage: int, *, now: float) -> list[PeerId]:
         """The live replicas of a stage; once there are voters, only those: identities cost nothing."""
-        live, voters = self.live(stage, now=now), self.voters if stage == self.stage else self.contributors(stage)
+        live, voters = self.live(stage, now=now), self.voters if stage == self.stage else self.voters_of(stage)
         return [peer for peer in live if peer in voters] if voters else live
 
     def leaves(self, peer: PeerId) -> bool:

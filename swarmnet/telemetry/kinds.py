@@ -86,8 +86,8 @@ ordered_again | debug | stage index peer step | the leader orders it from anothe
 released | debug | stage peer indexes | a replica returned its assignments
 evicted | info | stage peer reason step | the leader removed a replica from the step
 evicted_me | debug | stage void step | this replica was removed from the step
-sum_lost | debug | stage void step | the aggregate of an open step was lost
-voided_myself | debug | stage void step | this replica discarded its aggregate
+sum_lost | debug | stage void step | the accumulator of an open step was lost
+voided_myself | debug | stage void step | this replica discarded its accumulator
 voided | info step | stage step index | a microbatch gave no usable gradient and is skipped
 halted | warning renews | stage step reason | too many microbatches were skipped: the run has stopped
 late | debug | stage peer reason | the replica suspends a slow replica

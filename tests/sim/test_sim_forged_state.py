@@ -29,5 +29,5 @@ def test_a_joining_replica_takes_the_state_of_those_who_contribute(name: str, se
         fields["how"] for _, peer, event, fields in trial.swarm.events if (peer, event) == (joined.peer_id, "synced")
     ]
     assert synced == ["snapshot"] and member.synced and not member.membership.exclusions
-    assert joined.peer_id in member.membership.contributors(strangers.STAGE), "its work counts"
+    assert joined.peer_id in member.membership.voters(strangers.STAGE), "its work counts"
     assert trial.steps >= LIES_S, "half of what the three make alone"

@@ -267,7 +267,7 @@ def test_in_an_old_run_a_mate_votes_after_32_contributions():
     contribute(known, range(207, 231), ME, B, C, D)
     assert not known.of.is_new(D) and known.of.leads_last(D) and known.of.roster(0) == {ME, B, C}
     contribute(known, range(231, 232), ME, B, C, D)
-    assert known.of.roster(0) == known.of.contributors(0) == {ME, B, C, D} and not known.of.leads_last(D)
+    assert known.of.roster(0) == known.of.voters(0) == {ME, B, C, D} and not known.of.leads_last(D)
 
 
 @pytest.mark.parametrize(("step", "needed"), [(3, 1), (7, 1), (12, 3), (40, 10), (127, 31), (500, 32)])
