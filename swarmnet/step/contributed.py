@@ -7,7 +7,7 @@
 | from 32, or a quarter of the steps of a young run | a voter, until a commit names it late: then it is new again |
 | from 64, or any of the first steps of a run | a voter that keeps its vote |
 
-A run is young after a rollback, too. Replicas that were there in its first step have 32.
+A run is young after a rollback, too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from swarmnet.ids import PeerId
 from swarmnet.messages import Commit
 from swarmnet.quorum import minority
-from swarmnet.step.view import View
 
 _STAYS = 32
 """Steps without a contribution or a signature, after which a replica no longer votes."""
@@ -76,18 +75,6 @@ class Contributors:
         them a part of that time only: the next key would do the same.
         """
         return max(self.of(peer).times * usual_s / _GRACE, least_s)
-
-    def begin(self, commit: Commit, view: View, also: Set[PeerId]) -> None:
-        """The first step of a run is over. Replicas that were there with state are voters, also those that are silent.
-
-        Otherwise each side of a network partition would make voters of its own, without a common voter to decide
-        between the two chains.
-        also: replicas that took part. Of a large stage a peer hears a few replicas only.
-        """
-        heard = {peer for stage, peer, seen in view.known() if stage == commit.stage and seen.synced}
-        there = {*also, *(peer for peer in heard if not view.refused(peer))}
-        if not self._of and commit.stage not in view.sparse:
-            self._of = dict.fromkeys(there, Contributed(commit.step, _VOTES))
 
     def applied(
         self, commit: Commit, named: Set[PeerId], signed: Set[PeerId], until: Mapping[PeerId, int], *, age: int

@@ -239,8 +239,6 @@ class Membership:
             if commit.stage == self.stage:
                 named |= contributors_of(finished) if finished is not None else frozenset()
                 self._note_lives(named if of.peers else signed | named)
-            if commit.step == self._restart.version:
-                of.begin(commit, self._view, signed | named)
             self.rolls.applied(commit)
             table = self._exclusions[commit.stage] = after(self._exclusions.get(commit.stage, ()), commit, bans)
             until = {each.peer: each.until_step for each in table if each.until_step < FOR_EVER}

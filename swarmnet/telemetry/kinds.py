@@ -315,11 +315,8 @@ from the table below) and the fields of that event. `swarmnet local` writes the 
 `events.jsonl`, with the `name` of each process. `run_peer(on_event=...)` receives the same names and fields.
 
 [events.schema.json](events.schema.json) is the JSON Schema (draft 2020-12) of a line. Check a file with it before a
-dashboard or a data pipeline relies on its fields, with any validator that reads JSON lines:
-
-```sh
-npx @sourcemeta/jsonschema validate docs/events.schema.json runs/churn/events.jsonl
-```
+dashboard or a data pipeline relies on its fields, with any validator that reads JSON lines, such as
+`npx @sourcemeta/jsonschema validate docs/events.schema.json runs/churn/events.jsonl`.
 
 The log shows events of level info and warning, and with `--log-level debug` all of them. Lists and digests are left out
 of its lines. Some kinds have a mark:

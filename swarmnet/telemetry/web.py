@@ -89,6 +89,8 @@ def listening(name: str, host: str, port: int, respond: Respond) -> Iterator[str
         answer: Future[Response] = Future()
 
         def fill() -> None:
+            if not answer.set_running_or_notify_cancel():
+                return  # the caller has had its 503: requests that pile up cost a busy loop nothing
             try:
                 answer.set_result(respond(path, headers))
             except Exception:
@@ -100,6 +102,7 @@ def listening(name: str, host: str, port: int, respond: Respond) -> Iterator[str
             return answer.result(ANSWER_S)
         # It hangs, or it is closed.
         except (TimeoutError, RuntimeError):
+            answer.cancel()
             return Response(503, b"the peer does not answer\n")
 
     try:

@@ -41,8 +41,9 @@ class Drawn(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Chaos:
-    """Means, in virtual seconds, between two faults of a kind; 0 for never. until_s: quiet afterwards."""
+    """Means, in virtual seconds, between two faults of a kind; 0 for never. Quiet before from_s and after until_s."""
 
+    from_s: float = 0.0
     until_s: float = 30.0
     crash_s: float = 0.0
     stop_s: float = 0.0
@@ -81,7 +82,7 @@ class Chaos:
         drawn: list[Drawn] = []
         for kind in ("crash", "stop", "trainer", "cut", "deafen", "join", "kill_stage", "kill_all", "ranks"):
             mean_s = getattr(self, f"{kind}_s")
-            at = rng.expovariate(1 / mean_s) if mean_s else self.until_s
+            at = self.from_s + rng.expovariate(1 / mean_s) if mean_s else self.until_s
             while at < self.until_s:
                 pick = rng.random()
                 drawn.append(Drawn(kind, round(at, 3), max(round(seconds(kind), 3), 0.001), pick, rng.random()))

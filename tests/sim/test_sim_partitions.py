@@ -158,26 +158,6 @@ def test_a_cut_inside_one_stage_of_two_forks_it_once_at_most_and_heals() -> None
     assert swarm.checker.forks <= 1
 
 
-def test_a_stage_that_two_cuts_tear_apart_in_its_first_step_becomes_one_again() -> None:
-    """No replica has a vote yet, so each goes on alone; that all four were there gives each of them one."""
-    swarm = watched(Plan(stages=1, replicas=4, microbatches=4, steps=8, classes=2))
-
-    def of_stage() -> list:
-        return members(swarm.replicas(0), 0)
-
-    async def script(swarm: VirtualSwarm) -> None:
-        assert await until(swarm, lambda: any(m.oldest.claims.accumulated for m in of_stage()), within_s=60.0)
-        first, second, third, fourth = swarm.replicas(0)
-        swarm.partition([first, second], [third, fourth])
-        swarm.partition([first, third], [second, fourth])
-        assert await until(swarm, lambda: min(m.version for m in of_stage()) > 2, within_s=9 * LONG_S)
-        assert len({m.chain for m in of_stage()}) > 1
-        swarm.heal()
-
-    swarm.run(until_s=400.0, script=script)
-    assert len({m.chain for m in of_stage()}) == 1
-
-
 def test_with_a_majority_on_one_side_the_other_waits_and_nothing_forks() -> None:
     swarm = watched(plan(3))
 
