@@ -141,8 +141,8 @@ def test_broken_tensors_are_named(how: str, tmp_path: Path) -> None:
     [
         ("{", "is not an index"),
         ("[]", "is not an index"),
-        ('{"weight_map": {"a": "../b"}}', "no file beside it"),
-        ('{"weight_map": {"a": "/etc/passwd"}}', "no file beside it"),
+        ('{"weight_map": {"a": "../b"}}', "no file of its folder"),
+        ('{"weight_map": {"a": "/etc/passwd"}}', "no file of its folder"),
     ],
 )
 def test_broken_indexes(text: str, words: str, tmp_path: Path) -> None:

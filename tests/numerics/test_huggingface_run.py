@@ -230,7 +230,7 @@ def test_what_does_not_fit_is_refused_in_one_line(here: Path, case: str, flags: 
     ("damage", "words"),
     [
         (stale, f"model.safetensors and hf/{INDEX} are both here with different weights ({FIRST}): remove the one"),
-        (lambda hf: (both(hf), part(hf).unlink()), f"hf/{INDEX}, whose files are not all here: remove the one"),
+        (lambda hf: (both(hf), part(hf).unlink()), f"hf/{INDEX}, which names missing files: remove the one"),
         (lambda hf: part(hf).unlink(), "cannot be read: No such file"),
         (lambda hf: moved(hf, keep=True), f"both hold {FIRST}: remove the one that is wrong"),
         (lambda hf: moved(hf, keep=False), f"hf/{INDEX}: {FIRST} is in model-"),

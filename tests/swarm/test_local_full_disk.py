@@ -99,4 +99,4 @@ def test_a_run_of_which_nothing_is_seen_names_the_full_disk(tmp_path: Path, monk
     stuck = kit(tmp_path / "board", timing=replace(FAST, stalled_s=0.05, give_up_s=0.3))
     silent = replace(stuck, child=lambda spec: ["-c", "import signal; signal.pause()"])
     assert run_local(options(tmp_path), silent) == 1
-    assert f"the disk of {tmp_path / 'out'} is full, so that nobody sees" in summary(tmp_path)["problem"]
+    assert f"the disk of {tmp_path / 'out'} is full, which loses the events" in summary(tmp_path)["problem"]

@@ -252,7 +252,7 @@ def test_a_pulled_cable_is_noticed_at_both_ends(monkeypatch: pytest.MonkeyPatch)
             }
             cable.pull()
             (lost,) = await said(world, "relay_lost", 1)
-            assert lost["relay"] == far.peer and "nothing was heard" in str(lost["reason"])
+            assert lost["relay"] == far.peer and "silent for" in str(lost["reason"])
             while True:
                 if not far.transport.network.relay.book.places:
                     return
@@ -703,7 +703,7 @@ def test_a_relay_that_summons_nobody_is_left(monkeypatch: pytest.MonkeyPatch) ->
 
     async def scenario(world: World) -> None:
         cheat, peer, (caller,) = await a_cheat_and_others(world)
-        cheat.network.relay.summon = lambda *_, **__: 0.0
+        cheat.network.relay.request_connect_back = lambda *_, **__: 0.0
         lost = await said(world, "relay_lost", 1)
         assert lost[0]["relay"] == cheat.peer and "leads nowhere" in str(lost[0]["reason"])
         await answers_at_last(caller, peer)
