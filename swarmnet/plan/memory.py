@@ -341,7 +341,7 @@ def audit_bytes(setup: Setup, canonical: Canonical) -> int:
 
 
 def _of_rounds(averaging: Averaging, canonical: Canonical, ranks: int) -> int:
-    """What local sync holds in the round of the run's last step, if its outer step is of all elements; an aggregate of
+    """What local sync holds in the round of the run's last step: its outer step is of all elements. An aggregate of
     integers takes nothing beyond the finished one."""
     if averaging.sync != "local":
         return 0

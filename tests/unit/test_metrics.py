@@ -274,6 +274,21 @@ async def test_a_loop_that_does_not_answer_is_not_healthy(monkeypatch: pytest.Mo
             assert get(at + path) == (503, "the peer does not answer\n")  # this thread is the loop's: it waits here
 
 
+async def test_an_answer_that_comes_too_late_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or callers that try again and again would hold up the loop that hangs already."""
+    made: list[str] = []
+
+    def respond(path: str, _headers: object) -> web.Response:
+        made.append(path)
+        return web.Response(200, b"")
+
+    with web.listening("it", "127.0.0.1", 0, respond) as at:
+        monkeypatch.setattr(web, "ANSWER_S", 0.05)
+        assert get(f"{at}/late")[0] == 503  # this thread is the loop's: it waits here
+        monkeypatch.setattr(web, "ANSWER_S", 60.0)
+        assert (await asyncio.to_thread(get, f"{at}/timely"))[0] == 200 and made == ["/timely"]
+
+
 async def test_who_holds_connections_takes_no_more_than_a_few_and_loses_them(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -229,6 +229,17 @@ def test_one_member_has_no_other_left_out_in_any_number_of_steps(said: list[tupl
         assert end_of(Stage(A, B, C, D, lines=lines, step=step), B, suspect, refusal=refusal).peer == B
 
 
+def test_the_leader_spares_itself_where_one_edge_accuses_it_or_a_member() -> None:
+    """It knows what it waits for itself. Of two edges it is the member of most, as any other."""
+    for reporter, suspect in ((A, D), (D, A)):
+        stage = Stage(A, B, C, D)
+        stage.says(reporter, late=(suspect,), now=9.0)
+        assert stage.decision(11.0) is None and stage.decision(14.5) == Leave(D, "alone", frozenset({A}))
+    stage = Stage(A, B, C, D)
+    stage.says(A, late=(C, D), now=9.0)
+    assert stage.decision(11.0) is None and stage.decision(14.5) == Leave(A, "late")
+
+
 def test_who_alone_refuses_one_after_the_other_is_at_fault_and_who_is_refused_is_not() -> None:
     lines = BrokenLines()
     assert not lines.refused(B, C, step=0) and not lines.refused(B, C, step=9), "the same sender"
