@@ -4,17 +4,17 @@ Members report the peers with a stream that stalls for too long, and the peers t
 (`averaging.watch`). A report is an edge between two members: one of them is at fault, or the link between them is.
 
 | the reports of a round | the leader |
+|---|---|
 | a member refuses its own contribution | leaves it out |
 | all others, two at least, refuse what a member sends | leaves it out immediately |
-| all others, two at least, refuse what a member sends | leaves it out at once |
 | edges, for the length of the patience | leaves out the member of most edges |
 | two members tie, and one of the edges is a refusal | cuts the round in other parts first, while that adds an edge |
 
 A tie falls on the member of most earlier ties, then on the one that most members wait for, never on the leader if it
-can fall on another. Of members with one edge each it falls on one that reports: so no member alone has another one left
-out, and a member that sends nothing to one member at a time loses the second tie. What a member has counted that is
-left out is executed again. A member at which a round is cut again for one refusal, and soon for one of another sender,
-is late.
+can fall on another. Of members with one edge each it falls on one that reports: so no member but the leader alone has
+another one left out, and a member that sends nothing to one member at a time loses the second tie. The work of a member
+that is left out is executed again. A member is late if a round is cut again for its refusal of one sender, and soon for
+its refusal of another.
 """
 
 from __future__ import annotations

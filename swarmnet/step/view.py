@@ -82,8 +82,8 @@ class View:
         self.voters_of: Callable[[int], Set[PeerId]] = lambda stage: frozenset()
         """The voters of a stage, by its commits (`step.membership`)."""
         self.voters: Set[PeerId] = frozenset()
-        """The voters of my stage; empty: none is known. Identities cost
-        nothing, so nothing is concluded from other replicas that are silent or unreachable."""
+        """The voters of my stage; empty: none is known. Identities cost nothing, so nothing is concluded from other
+        replicas that are silent or unreachable."""
         self.sparse: frozenset[int] = frozenset()
         """Stages of which I hear a few replicas only: there silence of the others means nothing (`step.graph`)."""
         self.beat_s = timers.beat_s
