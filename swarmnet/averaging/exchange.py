@@ -215,11 +215,14 @@ class Exchange:
         while not lacking:
             patience_s = self._patience_s.get(current.id, SILENT_S)
             usual = self._holders.to_ask(current.holders, now=loop_time())
+            # A Byzantine holder may promise data for ever: then another one is asked, with more time in the next turn.
+            most_s = allowance_s(self.sum_bytes, 0, self.sum_bytes) * patience_s / SILENT_S
             for holder in dict.fromkeys((*usual, *current.holders)):
                 try:
-                    finished = await self.collect_from(current, digest, holder, patience_s=patience_s)
+                    async with asyncio.timeout(most_s if len(current.holders) > 1 else None):
+                        finished = await self.collect_from(current, digest, holder, patience_s=patience_s)
                 # Silence costs time, a refused connection does not.
-                except PeerTimeout:
+                except (PeerTimeout, TimeoutError):
                     self._holders.was_late(holder, now=loop_time())
                     self._patience_s = {current.id: min(2 * patience_s, _MOST_SILENT_S)}
                 # It has another sum or none: the next holder may have this one.

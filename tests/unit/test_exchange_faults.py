@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from swarmnet.averaging.butterfly import ExchangeContext, check_losses
 from swarmnet.averaging.exchange import SILENT_S, Exchange
+from swarmnet.averaging.watch import LEAST_S
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode
 from swarmnet.fetch.plan import LEAVE_OUT_S
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
-from swarmnet.messages import Accepted, Answer, Finished, Packed, Part, PartData, Rejected, Round, Stamp
+from swarmnet.messages import Accepted, Answer, Finished, Packed, Part, PartData, Rejected, Round, Running, Stamp
 from swarmnet.testing.doubles import FakeTransport, run_virtual
 from swarmnet.testing.plan import Plan
 from swarmnet.testing.virtual_device import Device
@@ -54,7 +55,7 @@ class Engine(SimulatedEngine):
 class Members:
     """Exchanges that call each other directly; `change` sees every answer to a part, `errors` meets calls first.
 
-    silent: who says nothing for so many seconds.
+    silent: who says nothing for so many seconds. promising: who is always about to answer.
     """
 
     def __init__(self, *accumulators: list[int]) -> None:
@@ -69,6 +70,7 @@ class Members:
         self.errors: list[Exception] = []
         self.slow_s = 0.0
         self.silent: dict[PeerId, float] = {}
+        self.promising: set[PeerId] = set()
 
     @property
     def asked(self) -> list[tuple[PeerId, Part]]:
@@ -78,6 +80,9 @@ class Members:
         if self.errors:
             raise self.errors.pop(0)
         await asyncio.sleep(self.silent.get(peer, 0.0))
+        while peer in self.promising:
+            yield Running()
+            await asyncio.sleep(0.5)
         async for answer in self.exchanges[peer].serve(request):
             if isinstance(answer, PartData):
                 await asyncio.sleep(self.slow_s)
@@ -260,6 +265,15 @@ async def test_a_holder_that_cannot_be_called_costs_a_second_once_a_minute() -> 
     await asyncio.sleep(LEAVE_OUT_S)
     assert [round(took_s) for took_s in [*found, await collect()]] == [SILENT_S, 0.0, SILENT_S]
     assert [peer for peer, _ in members.asked] == [C, A, A, C, A]
+
+
+async def test_a_holder_that_promises_the_aggregate_for_ever_is_passed_over() -> None:
+    members = Members(ONES, TWOS)
+    members.promising = {C}
+    await members.sum(A, ALONE)
+    began = asyncio.get_running_loop().time()
+    assert await members.collect(replace(ALONE, holders=(C, A))) == members.finished[A]
+    assert round(asyncio.get_running_loop().time() - began, 1) == LEAST_S
 
 
 async def test_the_only_holder_is_waited_for_longer_each_time() -> None:
