@@ -479,7 +479,8 @@ class Member:
             self.heartbeats.answer(peer, beat, now=now)
         # By one step the sum may still be fetched; by more the state must (rule 18).
         if mate and step > self.version and not self.oldest.applying:
-            fetching = self.oldest.part.exchange is not None
+            part = self.oldest.part  # holders that have moved on keep no aggregate: the state is left to fetch
+            fetching = part.exchange is not None and not part.lacking
             if not self._lag.behind(self.version, fetching=fetching, now=now):
                 self._advance(now)
         elif mate and self.version - self.shape.delay.most <= step <= self.version and self._stands(peer, now) != stood:

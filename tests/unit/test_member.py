@@ -299,6 +299,31 @@ def test_whoever_knows_what_its_stage_has_committed_sums_nothing_else():
     assert not again and table.rounds["K"] is None
 
 
+@pytest.mark.parametrize("lacking", [(), ("M",)])
+def test_who_is_a_step_behind_takes_the_state_once_a_holder_has_moved_on(lacking: tuple[str, ...]):
+    """A Byzantine holder promised the aggregate, and the others, a step ahead, had it no more: half a minute was lost."""
+    table = Table("K")
+    alone = table.members["K"]
+    committed = certified(Commit(0, 0, CHAIN, RoundId(Ballot(9, PeerId("M")), 1), b"theirs", 2, 0.0, 1.0), "M", "N")
+    table.neighbour("N", stage=0)
+
+    def ahead(step: int, commits: tuple[Commit, ...] = ()) -> Heartbeat:
+        chain = CHAIN if step == 0 else Chain("9" * 64)
+        return Heartbeat(Stamp(step, 0, chain), 1, True, None, commits if step == 0 else (), commits if step else ())
+
+    for step in (0, 0, 1):
+        for mate in ("M", "N"):
+            alone.receive(PeerId(mate), ahead(step, (committed,)), now=table.now)
+        table.do("K")
+    assert table.collects["K"] is not None, "it asks for the aggregate first"
+    alone.oldest.sum_failed(committed.id, map(PeerId, lacking))
+    alone.tick(now=table.now)
+    table.do("K")
+    later = table.now + 2 * alone.view.timers.suspect_s + 1.0
+    alone.receive(PeerId("N"), ahead(1, (committed,)), now=later)
+    assert any(call.name == "resync" for call in calls_of(alone.calls)) is bool(lacking)
+
+
 def test_the_successor_of_a_silent_leader_knows_what_was_given_away():
     """Found by stopping leaders: what only the stopped one owned waited until the step stood still."""
     table = Table("A", "B", "K", microbatches=4)
