@@ -437,9 +437,9 @@ class OpenStep:
         if not membership.vouched.issuperset(attempt.bans):
             return "names a ban that is not decided"
         named = {*attempt.late}
-        # I may have begun lately, and know fewer voters than the leader.
+        # I may have begun lately, and know fewer voters than the leader: not even that I am still one of them.
         contributors = {peer for peer, _, indexes in attempt.contributions if indexes}
-        voters = membership.roster(self.stamp.stage) | contributors | named
+        voters = membership.roster(self.stamp.stage) | contributors | named | {self._member.me}
         if named and len(named) > minority(voters):
             return "names too many peers as late"
         return None

@@ -29,7 +29,7 @@ def test_liars_change_the_curve_and_the_report_names_them(tmp_path: Path) -> Non
     assert (summary["lost"], summary["doubled"], summary["digest_conflicts"]) == (0, 0, [])
     # One process, which is honest, is held beside it; what liars have changed is no failure.
     assert summary["reference_max_difference"] > 0 and summary["reference_bit_equal"] is False
-    assert all(f"liar {name} (" in printed for name in summary["liars"])
+    assert all(f"Byzantine {name} (" in printed for name in summary["liars"])
     # It hears the proof, says so in one line, and ends; nobody starts it again.
     out = {event["child"] for event in swarm.of("shut_out")}
     assert out <= summary["liars"].keys()

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 from stage_table import CHAIN, TIMERS, Table, calls_of, certified, has, kind, wants
 
-from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
+from swarmnet.ids import NO_RESTART, Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.messages import (
     FOR_EVER,
     UNMEASURED,
@@ -301,7 +301,7 @@ def test_whoever_knows_what_its_stage_has_committed_sums_nothing_else():
 
 @pytest.mark.parametrize("lacking", [(), ("M",)])
 def test_who_is_a_step_behind_takes_the_state_once_a_holder_has_moved_on(lacking: tuple[str, ...]):
-    """A Byzantine holder promised the aggregate, and the others, a step ahead, had it no more: half a minute was lost."""
+    """A Byzantine holder promised the aggregate, and the others, a step ahead, had it no more: 30 s were lost."""
     table = Table("K")
     alone = table.members["K"]
     committed = certified(Commit(0, 0, CHAIN, RoundId(Ballot(9, PeerId("M")), 1), b"theirs", 2, 0.0, 1.0), "M", "N")
@@ -757,6 +757,17 @@ def test_a_leader_names_fewer_than_half_of_the_voters_late():
     _, step, current = summed_by_four()
     assert step.attempt_refusal(replace(current, late=(PeerId("B"),))) is None
     assert step.attempt_refusal(replace(current, late=(PeerId("B"), PeerId("C")))) == "names too many peers as late"
+
+
+def test_who_has_begun_again_counts_itself_when_a_leader_names_a_peer_late():
+    """It knows the contributors of one step only, and for the others it is a voter still: without its signature, with
+    one of three late, they could commit nothing."""
+    _, step, current = summed_by_four()
+    step._member.membership.follow(NO_RESTART)
+    alone = {"contributions": (("K", Generation(0, 0), frozenset({0})),), "receivers": ("A", "K")}
+    alone = replace(current, **alone)
+    assert step.attempt_refusal(replace(alone, late=("B",))) is None
+    assert step.attempt_refusal(replace(alone, late=("B", "C"))) == "names too many peers as late"
 
 
 def test_a_leader_names_the_same_peers_late_in_all_attempts_of_a_step():
