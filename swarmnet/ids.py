@@ -29,7 +29,7 @@ RunId = NewType("RunId", str)
 
 Chain = NewType("Chain", str)
 """Hash of the commits one stage has applied so far, 64 hex digits. Equal chains mean equal sums, and so
-equal weights but for rounding (docs/drift.md)."""
+equal weights but for rounding (docs/trust.md)."""
 
 
 Number = Annotated[int, Between(0, 1 << 53)]

@@ -343,7 +343,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """What a replica's weights were like at `version`, after the commits of `chain` (docs/drift.md)."""
+    """What a replica's weights were like at `version`, after the commits of `chain` (docs/trust.md)."""
 
     version: Step
     chain: Chain

@@ -1,4 +1,4 @@
-"""Which replicas of a stage have drifted from the others, and which of them take another's state (docs/drift.md). Pure.
+"""Which replicas of a stage have drifted from the others, and which of them take another's state (docs/trust.md). Pure.
 
 Equal bits are promised in `exact` and `overlap`, among replicas of one *class of weights*: those that make the same
 weights of the same aggregate. With fixed-point sums that is nearly all, on any device; with floats, one numerics class.
