@@ -1,7 +1,6 @@
 """Another program makes the same curve: transformers' Llama, torch's AdamW, and small sums written from the pages.
 
-Of swarmnet it takes the initial weights and where microbatches begin; the rest follows docs/small-sums.md and
-docs/numerics.md.
+Of swarmnet it takes the initial weights and where microbatches begin; the rest follows docs/numerics.md.
 """
 
 from __future__ import annotations
