@@ -275,7 +275,7 @@ class Numerics(Table):
 class Wire(Table):
     """Codecs of what crosses a stage boundary."""
 
-    activations: BoundaryCodec = says("fp32", '"fp32", "bf16", "int8", ... (see docs/codecs.md): what goes forward')
+    activations: BoundaryCodec = says("fp32", '"fp32", "bf16", "int8", ... (see docs/averaging.md): what goes forward')
     gradients: BoundaryCodec = says("fp32", '"fp32", "bf16", "int8", ...: what comes back')
     slow: SlowCodec = says("", 'both, on lines below slow_mbit; only with averaging.sync = "local"; "": no other')
     slow_mbit: Annotated[float, Field(ge=0, le=1e6)] = says(0.0, "Mbit/s below which a line is slow; 0 without `slow`")
@@ -349,7 +349,7 @@ class Averaging(Table):
         'next computes; "local": each trains on its own, with an outer step now and then',
     )
     overlap_after: Count = says(40, '"overlap": after so many steps one by one; `init` writes 300')
-    codec: SumCodec = says("int64", '"small" or "int64"; with sync = "local" "int8", "nf4", ...; see docs/codecs.md')
+    codec: SumCodec = says("int64", '"small" or "int64"; with sync = "local" "int8", "nf4", ...; see docs/averaging.md')
     group_size: Annotated[int, Field(ge=2, le=1024)] = says(
         16, "replicas that average in one group; more stand in a grid of groups"
     )

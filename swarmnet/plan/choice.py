@@ -1,6 +1,6 @@
 """Which sync, codecs, microbatch, slots, and of a fleet which stages fit: all are priced, and the cheapest taken. Pure.
 
-Cheapest is the time to one loss. What a way harms the loss is measured (docs/codecs.md, docs/numerics.md,
+Cheapest is the time to one loss. What a way harms the loss is measured (docs/averaging.md, docs/numerics.md,
 docs/local-sync.md), and steps make up for it: loss falls with the tokens to the power of -0.095 (arXiv:2001.08361), so
 a loss that is r times as high takes r^(1/0.095) times the steps. Within 10 % the most faithful way is taken.
 """

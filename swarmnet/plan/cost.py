@@ -17,7 +17,7 @@ from swarmnet.model.cut import balance, cut_layers, head_flops, layer_flops
 from swarmnet.pipeline.depth import slots_enough
 
 BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "int8": 1.016, "bnb8": 1.016, "nf4": 0.563, "int64": 4.0}
-"""Of an element, by codec (docs/codecs.md). int64: of the fine grid, written as `small` is."""
+"""Of an element, by codec (docs/averaging.md). int64: of the fine grid, written as `small` is."""
 
 CODING_NS = {
     "fp32": (0.15, 0.2),
@@ -28,7 +28,7 @@ CODING_NS = {
     "small": (0.5, 0.5),
     "sparse": (60.0, 12.0),
 }
-"""Codecs of sums: nanoseconds an element to encode, and to decode and add, on one core (docs/codecs.md)."""
+"""Codecs of sums: nanoseconds an element to encode, and to decode and add, on one core (docs/averaging.md)."""
 
 HASHING_NS = 3.5
 """A core's time per element in an aggregation round without codecs: digest, norm, copies."""
