@@ -324,7 +324,7 @@ class PeerConfig(Table):
     routing: RoutingName = says("least_time", "which replica of the next stage gets a microbatch (docs/extending.md)")
     placement: PlacementName = says("neediest", "which stage `swarmnet join` takes (docs/extending.md)")
     rebalance_s: Annotated[Count, CliOption("N")] = says(
-        60, "seconds between looks whether another stage needs it more; 0: it stays (docs/placement.md)"
+        60, "seconds between looks whether another stage needs it more; 0: it stays (docs/routing.md)"
     )
     events: Annotated[Home | None, CliOption("FILE")] = says(
         None, "append events to this file, one JSON object per line"

@@ -1,4 +1,4 @@
-"""How a peer moves to a stage that needs it more: a leave and a join, so no count changes (docs/placement.md).
+"""How a peer moves to a stage that needs it more: a leave and a join, so no count changes (docs/routing.md).
 
 `rebalance` decides whether. Then, in this order: the state of the new stage is fetched to disk while the old stage is
 served; the old stage is left in good order, or not at all; and the supervisor of the peer starts it again, with the new

@@ -1,4 +1,4 @@
-"""Which members of fast stages move to slow ones (docs/placement.md). A run is as fast as its slowest stage.
+"""Which members of fast stages move to slow ones (docs/routing.md). A run is as fast as its slowest stage.
 
 Once a period each peer that may move checks whether its own move would help, and if so announces its destination. After
 a delay, in which the announcements spread, every peer computes from the same records the same matching of the
