@@ -296,7 +296,7 @@ class PeerConfig(Table):
     port: Annotated[Port, CliOption("N")] = says(0, "port of the data plane; 0: last time's, else any free one")
     dht_port: Annotated[Port, CliOption("N")] = says(0, "port of the DHT; 0: last time's, else any free one")
     bulk_port: Annotated[Port, CliOption("N")] = says(
-        0, "port for tensors, in addition to `port`; 0: any free one (docs/bulk-channel.md)"
+        0, "port for tensors, in addition to `port`; 0: any free one (docs/data-plane.md)"
     )
     announce: Annotated[tuple[Multiaddr, ...], CliOption("MADDR")] = says(
         (), "multiaddr to publish instead of what `host` suggests"

@@ -1,4 +1,4 @@
-"""The records of a bulk connection: their keys, their order, and how they are sealed and opened (docs/bulk-channel.md).
+"""The records of a bulk connection: their keys, their order, and how they are sealed and opened (docs/data-plane.md).
 
     record = kind (1 byte)  length (3 bytes, big endian)  ciphertext (length bytes)  tag (16 bytes)
 
