@@ -1,7 +1,7 @@
 """How many microbatches a replica holds at once: as many as it computes while it holds one.
 
 That is Little's law, applied as TCP's BBR does: the shortest time that was seen is that of an empty way, so queues that
-more microbatches make do not ask for still more. Pure. docs/routing.md has the formula and its figures.
+more microbatches make do not ask for still more. Pure.
 """
 
 from __future__ import annotations
