@@ -28,7 +28,7 @@ CODING_NS = {
     "small": (0.5, 0.5),
     "sparse": (60.0, 12.0),
 }
-"""Codecs of sums: nanoseconds an element to encode, and to decode and add, on one core (docs/averaging.md)."""
+"""Codecs of sums: nanoseconds an element to encode, and to decode and add, on one core (`benchmarks/codecs.py`)."""
 
 HASHING_NS = 3.5
 """A core's time per element in an aggregation round without codecs: digest, norm, copies."""
