@@ -20,7 +20,7 @@ from swarmnet.config.table import CliOption, Table, says
 from swarmnet.errors import UsageError
 
 TFLOPS = {"cuda": 30.0, "cpu": 0.08}
-"""What a device reaches: two fifths of a 24 GB card's bf16, one core (docs/performance.md)."""
+"""What a device reaches: two fifths of a 24 GB card's bf16, one core."""
 
 ROUND_TRIP_MS = 50.0
 MOST_MACHINES = 10_000

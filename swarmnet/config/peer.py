@@ -336,12 +336,12 @@ class PeerConfig(Table):
         "", "what this machine is called, for all who look at the run: at most 32 characters of printable ASCII"
     )
     trace: Annotated[Home | None, CliOption("FILE")] = says(
-        None, "write what each moment was spent on to this file, for chrome://tracing or Perfetto (docs/trace.md)"
+        None, "write what each moment was spent on to this file, for chrome://tracing or Perfetto (docs/metrics.md)"
     )
     dashboard: Annotated[str, AfterValidator(_listen_at), CliOption("[HOST:]PORT")] = says(
         "",
         "serve the dashboard, figures and health there, "
-        "to this machine unless HOST says more (docs/dashboard.md); 0: any port",
+        "to this machine unless HOST says more (docs/watch.md); 0: any port",
     )
     mesh: Mesh = Mesh()
     memory: Memory = Memory()

@@ -113,7 +113,7 @@ class LocalOptions:
         Path | None, CliOption("FILE", help="write what each peer spent its time on, for chrome://tracing or Perfetto")
     ] = None
     dashboard: Annotated[
-        str | None, CliOption("[HOST:]PORT", help="serve a page about the run there (docs/dashboard.md); 0: any port")
+        str | None, CliOption("[HOST:]PORT", help="serve a page about the run there (docs/watch.md); 0: any port")
     ] = None
     log_level: str = "warning"
 

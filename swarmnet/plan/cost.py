@@ -129,7 +129,7 @@ def sum_bytes(codec: str, microbatches: int, replicas: int) -> tuple[float, floa
     """Of an element: (a contribution, the sum). Raises KeyError for a codec with a size that depends on more.
 
     `small`: the numbers of one microbatch have an rms of 2 grid steps, those of n of 2 sqrt(n), and a number of rms s
-    has log2(s sqrt(2 pi e)) bits; as measured, a quarter of a bit is lost (docs/performance.md). Of few microbatches
+    has log2(s sqrt(2 pi e)) bits; as measured, a quarter of a bit is lost. Of few microbatches
     some members have none, and send nothing. `sparse`: as if replicas chose their elements independently.
     """
     family, parameter = split(codec)

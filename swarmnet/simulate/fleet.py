@@ -1,7 +1,7 @@
 """What fleet `swarmnet simulate` runs: its file, its machines drawn from it, and what happens to them.
 
 Text in, `Fleet` out: a `Plan` for the swarm, the machine under each name ("s1-r0"), the matrix of latencies, and the
-faults of docs/chaos.md. Pure but for reading the file. Everything is drawn from the fleet's seed.
+faults of docs/testing.md. Pure but for reading the file. Everything is drawn from the fleet's seed.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class FleetChurn(Table):
     )
     back_s: Annotated[float, Field(gt=0, le=3600)] = says(20.0, "after how long who was killed returns, on average")
     chaos: Annotated[Path | None, CliOption("FILE")] = says(
-        None, "a trace: faults as in docs/chaos.md, by at_s or step"
+        None, "a trace: faults as in docs/testing.md, by at_s or step"
     )
 
 

@@ -54,7 +54,7 @@ def learning_rate(optimizer: Optimizer, step: int, *, total_steps: int) -> float
 
 
 def rate_of(optimizer: Optimizer, step: int, horizon: Horizon) -> float:
-    """The rate of step `step` in a run that its owner may have extended (docs/longer-runs.md).
+    """The rate of step `step` in a run that its owner may have extended (docs/upgrading.md).
 
     From the step on at which a notice takes force the rate is that of a run planned for the new number of steps from
     the start. Where that is more than the rate of the step before, it climbs there as fast as in the warm-up.

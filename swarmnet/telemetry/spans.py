@@ -36,7 +36,7 @@ _NO_TIME = PhaseTime()
 @dataclass(frozen=True, slots=True)
 class StepTimes:
     """How a replica spent its last whole step, from one update to the next. Where it was in two phases at once, it was
-    in the one that comes first here, so that together they are at most the step. docs/trace.md has more."""
+    in the one that comes first here, so that together they are at most the step. docs/metrics.md has more."""
 
     stage: Annotated[int, Between(0, (1 << 16) - 1)]
     step: Number
@@ -72,7 +72,7 @@ SpanKind = Literal[
     "forward", "backward", "weights", "averaging", "collect", "barrier", "update",
     "reduce_scatter", "all_gather", "slot", "receive", "queue", "call", "send", "grant",
 ]  # fmt: skip
-"""The first seven are what `StepTimes` adds up. docs/trace.md says what each is."""
+"""The first seven are what `StepTimes` adds up. docs/metrics.md says what each is."""
 
 KEPT_STEPS, KEPT_S = 4, 5.0
 """Whole steps whose spans are kept, and for how long they are at least: whoever writes them comes by now and then."""

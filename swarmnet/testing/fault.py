@@ -13,7 +13,7 @@ A kind is a class. Its fields are the keys of its entries in a chaos file, its `
     [random]
     stop = 4            # on average, per 100 steps
 
-Text in, `Fault`s out; `schedule` decides about them, `local` and `simulate` carry them out. docs/chaos.md shows every
+Text in, `Fault`s out; `schedule` decides about them, `local` and `simulate` carry them out. docs/testing.md shows every
 key.
 """
 

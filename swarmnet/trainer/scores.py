@@ -1,4 +1,4 @@
-"""The held-out loss of a version, and how much of it is one replica's word (docs/eval.md).
+"""The held-out loss of a version, and how much of it is one replica's word (docs/huggingface.md).
 
 Each microbatch of an evaluation comes back with its *route*: the replica of each stage that computed it. Once all are
 there, a few that no peer could foresee are computed again by a route around the first. Where the two answers differ, a

@@ -1,4 +1,4 @@
-"""The pipeline benchmark runs and writes what it promises; how fast is not asserted (docs/performance.md has it)."""
+"""The pipeline benchmark runs and writes what it promises; how fast is not asserted (docs/benchmarks.md has it)."""
 
 from __future__ import annotations
 
