@@ -141,7 +141,7 @@ Activations = Literal["stash", "selective", "recompute_layers", "recompute", "of
 
 class Memory(Table):
     """How a device's memory is spent. `compile` and `offload_optimizer` round in their own ways, no other choice does.
-    See docs/memory.md."""
+    See docs/plan.md."""
 
     activations: Annotated[Activations, CliOption()] = says(
         "stash",
