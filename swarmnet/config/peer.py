@@ -141,7 +141,7 @@ Activations = Literal["stash", "selective", "recompute_layers", "recompute", "of
 
 class Memory(Table):
     """How a device's memory is spent. `compile` and `offload_optimizer` round in their own ways, no other choice does.
-    See docs/memory.md."""
+    See docs/plan.md."""
 
     activations: Annotated[Activations, CliOption()] = says(
         "stash",
@@ -229,7 +229,7 @@ class Caps(Table):
         "", 'hours of the day, such as "22:00-07:00"; outside them it pauses by itself'
     )
     relay_peers: Annotated[Count, CliOption("N")] = says(
-        16, "unreachable peers that this one relays for (docs/relays.md); 0: none"
+        16, "unreachable peers that this one relays for (docs/nat.md); 0: none"
     )
     relay_mbit: Annotated[Count, CliOption("N")] = says(
         0, "Mbit/s passed on for them; 0: a tenth of what this line was measured to carry"

@@ -219,9 +219,7 @@ class Optimizer(Table):
         0.0, 'steps by which the first moment is carried on; with averaging.sync = "overlap" 2.5'
     )
     eps: Above0 = says(1e-8, "added to the root of the second moment")
-    state: Literal["fp32", "8bit"] = says(
-        "fp32", 'moments: "fp32", or "8bit": a quarter of the memory (docs/memory.md)'
-    )
+    state: Literal["fp32", "8bit"] = says("fp32", 'moments: "fp32", or "8bit": a quarter of the memory (docs/plan.md)')
     weight_decay: Annotated[float, Field(ge=0)] = says(0.1, "decoupled, matrices only")
     clip_norm: Above0 = says(1.0, "largest L2 norm of the average gradient, over all stages")
     warmup_steps: Count = says(30, "linear: step t = 0, 1, ... has (t + 1) / warmup_steps of the peak")

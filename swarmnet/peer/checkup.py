@@ -30,7 +30,7 @@ ADVICE: Mapping[str, str] = {
     "no_compiler": "install g++ or clang++: sums and updates on the CPU take 1.3 to four times as long without",
     "gpu_unused": "there is a GPU that torch does not see: install its driver, and a torch with CUDA",
     "gpu_missing": "torch sees no CUDA device here: leave --device out, or install its driver and a torch with CUDA",
-    "memory": "end what else takes memory, or take a smaller part with --activations recompute (docs/memory.md)",
+    "memory": "end what else takes memory, or take a smaller part with --activations recompute (docs/plan.md)",
     "disk": "free some, choose another disk with --dir, or cap what checkpoints take (--disk)",
     "descriptors": "raise the limit: ulimit -n 65536, or LimitNOFILE= of a systemd unit",
     "tasks": "raise the limit: docker --pids-limit, TasksMax= of a systemd unit",

@@ -127,7 +127,7 @@ _ON_THE_CPU = {
     "offload_optimizer": "memory.offload_optimizer: the CPU's memory is host memory already. Leave it away; "
     'optimizer.state = "8bit" in the manifest takes a quarter',
     "compile": "--compile: on the CPU it costs some ten seconds a start and brings nothing that was measured (see "
-    "docs/memory.md). Leave it away",
+    "docs/plan.md). Leave it away",
 }
 
 

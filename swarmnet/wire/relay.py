@@ -1,4 +1,4 @@
-"""What peers say to relays and relays to peers, before bytes flow (docs/relays.md)."""
+"""What peers say to relays and relays to peers, before bytes flow (docs/nat.md)."""
 
 from __future__ import annotations
 

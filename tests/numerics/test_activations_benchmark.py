@@ -1,4 +1,4 @@
-"""benchmarks/activations.py: what it prints has the order that docs/memory.md tells."""
+"""benchmarks/activations.py: what it prints has the order that docs/plan.md tells."""
 
 from __future__ import annotations
 

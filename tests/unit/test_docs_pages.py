@@ -86,7 +86,7 @@ def test_a_message_that_nobody_prints_is_found() -> None:
     assert not said("stage … has gone", texts)
 
 
-LISTS = ("README.md", "CHANGELOG.md", "glossary.md", "troubleshooting.md", "faq.md", "architecture.md")
+LISTS = ("README.md", "CHANGELOG.md", "glossary.md", "troubleshooting.md", "architecture.md")
 """Pages that one looks things up in."""
 
 

@@ -1,4 +1,4 @@
-"""A peer that cannot be dialled: it keeps places at two relays, and comes when it is summoned (docs/relays.md).
+"""A peer that cannot be dialled: it keeps places at two relays, and comes when it is summoned (docs/nat.md).
 
 It comes to the relay or, if the caller can be dialled, to the caller itself. TLS runs end to end and proves who accepts
 a connection: a relay can only drop what it passes on.

@@ -1,4 +1,4 @@
-"""The relay's side: reservations for unreachable peers, and circuits to them (docs/relays.md).
+"""The relay's side: reservations for unreachable peers, and circuits to them (docs/nat.md).
 
 Any member is one, within caps. It cannot read what it passes on, and learns who speaks to whom and how much. It
 answers those who have greeted: members of the run, who are admitted. What it passes on waits its turn for a share of
