@@ -7,7 +7,6 @@ bound of a field is what every reader insists on (`wire.fields`); a plain float 
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import math
 import operator
@@ -17,7 +16,19 @@ from typing import Annotated, Any, Literal
 
 from swarmnet.bounds import MAX_COMMITS, MAX_INDEXES, MAX_MEMBERS, Between, Entries, Outside, Proto, Size
 from swarmnet.errors import RejectCode
-from swarmnet.ids import NO_CHAIN, NO_RESTART, Ballot, Chain, Generation, Incarnation, Number, PeerId, Restart, RoundId
+from swarmnet.ids import (
+    NO_CHAIN,
+    NO_RESTART,
+    Ballot,
+    Chain,
+    Generation,
+    Incarnation,
+    Number,
+    PeerId,
+    Restart,
+    RoundId,
+    mark_of,
+)
 from swarmnet.manifest.extension import MARK_BYTES, MAX_NOTICES, Notice
 from swarmnet.telemetry.figures import MAX_EVALUATIONS, MAX_FIGURES, Evaluation, StepFigures
 from swarmnet.telemetry.spans import MAX_STEP_TIMES, StepTimes
@@ -134,15 +145,9 @@ def roll_of(contributors: tuple[PeerId, ...]) -> bytes:
 NOBODY = roll_of(())
 
 
-@functools.lru_cache(maxsize=1 << 14)
-def place_of(peer: PeerId) -> bytes:
-    """Where a replica stands among those that may count, the lowest first."""
-    return hashlib.sha256(peer.encode()).digest()
-
-
 def first_of(peers: Set[PeerId]) -> frozenset[PeerId]:
     """These peers; if they are too many, the same selection at every replica."""
-    return frozenset(peers if len(peers) <= MAX_COUNTING else sorted(peers, key=place_of)[:MAX_COUNTING])
+    return frozenset(peers if len(peers) <= MAX_COUNTING else sorted(peers, key=mark_of)[:MAX_COUNTING])
 
 
 @dataclass(frozen=True, slots=True)

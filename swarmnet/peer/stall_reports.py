@@ -95,7 +95,7 @@ class StallReports:
         """Of two reasons for one replica the later one counts."""
         promised = member.oldest.promised
         if member.oldest.leader is not None:
-            yield from member.oldest.leader.waits(now).items()
+            yield from member.oldest.leader.waits().items()
         elif promised is not None and not member.view.in_touch(promised.peer, now=now):
             yield promised.peer, "keeps the step and is silent"
         # The round sees the streams themselves, so its word comes last.

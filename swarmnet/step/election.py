@@ -31,11 +31,11 @@ class Election:
         self._view, self._membership, self._pace = member.view, member.membership, member.pace
         self._lateness = member.lateness
         self.promised: Ballot | None = None
-        self._began_at = self._promised_at = self._kept_at = now
-        self._kept_s: dict[PeerId, float] = {}  # before that, of those who have kept in turns
+        self._began_at = self._promised_at = self._led_at = now
+        self._led_s: dict[PeerId, float] = {}  # before that, of those who have led in turns
         self._failed: set[PeerId] = set()  # peers with a failed term in this step, or one out of turn
         self._rejected: set[PeerId] = set()  # those of them that asked for what no correct leader asks for
-        self._stood = 0  # against who keeps though I pass it over
+        self._bids = 0  # for the lead, against one whom I pass over
         self._smallest = math.inf  # round that it has opened
         self.given: Indexes = NONE
         self._term_chain = member.term_chain
@@ -72,8 +72,8 @@ class Election:
             if self.promised is None:
                 self._observe_before(peer, now)
             else:
-                self._kept_s[self.promised.peer] = self._kept_for_s(now)
-            self._kept_at, self._smallest = now, math.inf
+                self._led_s[self.promised.peer] = self._led_for_s(now)
+            self._led_at, self._smallest = now, math.inf
         self.promised, self._promised_at = ballot, now
         return True
 
@@ -105,7 +105,7 @@ class Election:
 
     def order(self, now: float) -> list[PeerId]:
         """Who should lead, best first: at the step, who superseded me, voters, the fewest broken lines, as drawn."""
-        out, view, ruler = self._passed_over(now), self._view, self._member.overruled_by
+        out, view, leads = self._passed_over(now), self._view, self._member.overruled_by
         last = {*self._membership.may_not_lead(self._step)}
         weights = self._step - self._member.shape.delay.behind(self._step)  # a replica further behind cannot lead yet
         last |= {peer for peer, seen in view.mates() if seen.version < weights - 1}
@@ -120,7 +120,7 @@ class Election:
             if view.voters:  # and many silent strangers would put me at fault that names them
                 said = {one: {mate: said[one][mate] for mate in said[one].keys() & view.voters} for one in said}
             broken = broken_lines(said, out | new, now - view.timers.suspect_s / 2)
-            return sorted(order, key=lambda peer: (peer in last, peer != ruler, peer in new, broken[peer]))
+            return sorted(order, key=lambda peer: (peer in last, peer != leads, peer in new, broken[peer]))
         # In a large stage voters lead, as they are in touch with each other; I run last if I am none of them.
         may = {peer for peer in self._membership.leaders(view.stage) if view.may_live(peer, now=now)} - out
         ranks = {peer: leader_rank(self._term_chain, view.stage, peer) for peer in {*may, view.me}}
@@ -170,8 +170,8 @@ class Election:
 
     def moves(self, *, now: float) -> None:
         """The leader does what it should, or cannot end the step yet: the time to wait for it starts again."""
-        self._kept_at = now
-        self._kept_s.clear()
+        self._led_at = now
+        self._led_s.clear()
 
     def opened(self, opened: Round, *, now: float) -> None:
         """The leader has opened this round. Fewer members than ever means progress: it left a member out."""
@@ -183,12 +183,12 @@ class Election:
                 self.moves(now=now)
             self._smallest = members
 
-    def _kept_for_s(self, now: float) -> float:
+    def _led_for_s(self, now: float) -> float:
         """How long my leader has led in this step, since it last did what it should."""
         assert self.promised is not None
-        return self._kept_s.get(self.promised.peer, 0.0) + now - self._kept_at
+        return self._led_s.get(self.promised.peer, 0.0) + now - self._led_at
 
-    def due(self, *, keeping: bool, now: float) -> Ballot | None:
+    def due(self, *, leading: bool, now: float) -> Ballot | None:
         """The ballot to run with now, or None.
 
         The first in order leads; the next ones wait their turn when it is silent, and only a moment when it is dead.
@@ -209,20 +209,20 @@ class Election:
         # I lead already, or did before I began the step again.
         if leader == view.me:
             # Promised by myself in a leader object that was dropped: only a new ballot may lead again.
-            return None if keeping else higher
+            return None if leading else higher
         # A dead leader cannot come back under its ballot: the next in order stands at once, the others if it does not.
         if (seen := view.get(leader)) is not None and view.refused(leader):
-            waited_s = now - max(seen.heard_at, self._kept_at)
+            waited_s = now - max(seen.heard_at, self._led_at)
             return higher if place == 0 or waited_s > place * limit else None
         if leader in self._passed_over(now):
             # I wait longer if others still follow it: if they stay with it, I would only come back.
             # Each failed attempt of mine doubles the wait, because no aggregate comes while leaders change.
             alone = leader not in self._rejected and leader not in view.observed_late(now=now)
             follows = alone and self._followed(self.promised, now)
-            turns = place + follows + 2**self._stood - 1
-            if turns and now - self._kept_at <= turns * limit:
+            turns = place + follows + 2**self._bids - 1
+            if turns and now - self._led_at <= turns * limit:
                 return None
-            self._stood += 1
+            self._bids += 1
             return higher
         # The two replicas have yielded to each other at the same time, and none leads.
         yielded = seen is not None and seen.leader is not None and seen.leader.peer == view.me and self._level(leader)
@@ -254,7 +254,7 @@ class Election:
         """Rule 13: a leader is late that has led for several usual steps without doing what it should do next."""
         if self.promised is None or self.promised.peer == self._view.me:
             return
-        kept_s = self._kept_for_s(now)
+        kept_s = self._led_for_s(now)
         if kept_s > _TERM * self._pace.patience_s:
             self._fail(self.promised.peer, "leads, and no aggregate comes", now)
             self.moves(now=now)

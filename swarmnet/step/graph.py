@@ -53,7 +53,7 @@ def lots(me: PeerId, counting: Iterable[PeerId], most: int = _LOTS) -> frozenset
 
 
 def mates(me: PeerId, names: Set[PeerId], counting: Set[PeerId]) -> frozenset[PeerId]:
-    """Whom I choose of my own stage, unless I keep it. names: of its replicas. counting: those of them that count."""
+    """Whom I choose of my own stage, unless I lead it. names: of its replicas. counting: those of them that count."""
     if len(names | {me}) <= DENSE:
         return frozenset(names - {me})
     return ring(me, names) | (counting - {me} if me in counting else lots(me, counting))

@@ -49,7 +49,7 @@ class Heartbeats:
     def neighbours(self, names: Mapping[int, Set[PeerId]], *, now: float) -> Collection[PeerId]:
         """Whom my heartbeats go to. names: the replicas known of my stage and of its neighbour stages."""
         view, membership = self._of.view, self._of.membership
-        leader = self._of.oldest.promised or self._of.kept_last
+        leader = self._of.oldest.promised or self._of.last_ballot
         counting = {stage: membership.leaders(stage) for stage in names}
         gone = {peer for peer, _ in view.mates() if view.refused(peer)}
         contributors = {stage: membership.voters(stage) - gone for stage in {*names, self._of.stage}}
@@ -173,7 +173,7 @@ class Heartbeats:
             stamp=Stamp(of.version, of.stage, of.chain, of.restart),
             incarnation=of.oldest.claims.generation.incarnation,
             synced=self._of.synced,
-            leader=self._of.oldest.promised or self._of.kept_last,
+            leader=self._of.oldest.promised or self._of.last_ballot,
             queue=self._of.queue,
             waits=self._of.waits,
             draining=self._of.view.draining,

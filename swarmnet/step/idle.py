@@ -90,9 +90,9 @@ class IdleWork:
     def _patience_s(self, peer: PeerId) -> float:
         """How long a member has to claim what it is ordered to execute."""
         timers = self._view.timers
-        # A member that has contributed to no commit is tried, and not waited for.
-        is_new = bool(self._view.voters) and peer not in self._view.voters and peer != self._view.me
-        return timers.settle_s if is_new else max(self._idle_s, timers.suspect_s)
+        # A member without a vote is tried, and not waited for.
+        has_no_vote = bool(self._view.voters) and peer not in self._view.voters and peer != self._view.me
+        return timers.settle_s if has_no_vote else max(self._idle_s, timers.suspect_s)
 
     def stagnant(self, now: float) -> bool:
         """Has nothing been claimed for so long that free indexes are ordered?"""

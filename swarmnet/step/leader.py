@@ -185,7 +185,7 @@ class Leader:
         last, follower.knows, follower.awaits = follower.state, report.round, frozenset(report.awaits)
         self.looks |= report.trouble is not None  # members that are held up wait for a decision
         if not report.whole:
-            # It refers to a report that I never had: I have just begun to keep, or that one was lost.
+            # It refers to a report that I never had: I have just begun to lead, or that one was lost.
             if last is None or (last.generation, last.revision) != (report.generation, report.revision):
                 self._ask(peer, now)
             elif self.members.get(peer) == report.generation and peer not in self.passed_over:
@@ -324,7 +324,7 @@ class Leader:
             if resend:
                 self.publish(self.commit)
             return
-        if resend and (waits := self.waits(now)):
+        if resend and (waits := self.waits()):
             for peer in self.members.keys() - {self.view.me}:
                 self._plans.of(peer).awaits = tuple(waits)[:MAX_LATE]
         self._settle_dispute(now)
@@ -376,7 +376,7 @@ class Leader:
         """The open round."""
         return self.round.id if self.round else None
 
-    def waits(self, now: float) -> dict[PeerId, str]:
+    def waits(self) -> dict[PeerId, str]:
         """The replicas that the step waits for, and why; whom an open round waits for its members say."""
         if self.commit is not None:
             return {}
@@ -389,7 +389,7 @@ class Leader:
 
     def late(self, now: float) -> Set[PeerId]:
         """The replicas that the step waits for by their own doing: no laggards, and none that others keep waiting."""
-        waits = self.waits(now).keys() - self._at_step.behind(self.members)
+        waits = self.waits().keys() - self._at_step.behind(self.members)
         return {peer for peer in waits if not (self.acks and self._kept_by(peer))}
 
     # ------------------------------------------------------------ inside
@@ -548,7 +548,7 @@ class Leader:
         self._log_evicted(peer, reason)
 
     def _may_be_certified(self, now: float) -> bool:
-        """Have I just begun to keep, holding a sum? Others may hold it too, and their reports are on the way."""
+        """Have I just begun to lead, holding an aggregate? Others may hold it too, and their reports are on the way."""
         return self.view.me in self.acks and now - self._waits.began_at <= self.view.timers.suspect_s
 
     def _evict(self, peer: PeerId, generation: Generation) -> None:
@@ -598,7 +598,7 @@ class Leader:
             self._log_evicted(peer, reason)
 
     def _newcomers(self) -> frozenset[PeerId]:
-        """Members without a vote: whatever they report, the step does not wait for them."""
+        """New members: whatever they report, the step does not wait for them."""
         return frozenset(peer for peer in self.members if peer != self.view.me and self._member.membership.is_new(peer))
 
     def _evict_laggards(self, now: float) -> None:

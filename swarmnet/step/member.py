@@ -98,7 +98,7 @@ class Member:
         """Of the last two steps, the one before this version last."""
         self.last_finished: Finished | None = None
         self._last_stamp: Stamp | None = None
-        self.kept_last: Ballot | None = None
+        self.last_ballot: Ballot | None = None
         """The ballot that I followed in the step before: heartbeats name it until I follow one in this step."""
         self._lag = Lag(self.view, self.membership, self.host)
         self._bad_voters: set[PeerId] = set()
@@ -296,7 +296,7 @@ class Member:
         ended = self.oldest
         assert ended.applying and ended.barrier.complete
         self.last_commits, self.last_finished, self._last_stamp = ended.barrier.known, ended.finished, ended.stamp
-        self.kept_last, self._bad_voters = ended.promised, set()
+        self.last_ballot, self._bad_voters = ended.promised, set()
         leader = self.last_commits[self.stage].id.ballot.peer
         rival = self.view.get(leader) if ended.promised is not None and ended.promised.peer == self.me else None
         overruled = rival is not None and rival.leader != ended.promised
@@ -331,7 +331,7 @@ class Member:
 
     def _review_leader(self, ended: OpenStep, now: float) -> None:
         """A leader owes what the step was longer than usual steps under others, if it waited for the leader."""
-        leader = self.kept_last.peer if self.kept_last is not None else None
+        leader = self.last_ballot.peer if self.last_ballot is not None else None
         over_s = self.pace.applied(leader, now=now)
         if leader is not None and leader != self.me:
             rest_s, waits_s = ended.led_s(now=now)
@@ -454,7 +454,7 @@ class Member:
             # It follows another restart, so it has no say here. One peer alone cannot move the run (state/rollback.py).
             self.view.forget(peer)
             return
-        stood = self._stands(peer, now)
+        before = self._decides_by(peer, now)
         self.heartbeats.graph.asked(peer, chosen=beat.asks, now=now)
         fresh = self.view.hear(peer, beat, now=now)
         if fresh and self.synced:
@@ -483,13 +483,17 @@ class Member:
             fetching = part.exchange is not None and not part.lacking
             if not self._lag.behind(self.version, fetching=fetching, now=now):
                 self._advance(now)
-        elif mate and self.version - self.shape.delay.most <= step <= self.version and self._stands(peer, now) != stood:
+        elif (
+            mate
+            and self.version - self.shape.delay.most <= step <= self.version
+            and self._decides_by(peer, now) != before
+        ):
             for open_step in self.steps:
                 if open_step.leader is not None:
                     open_step.leader.looks = True
 
-    def _stands(self, peer: PeerId, now: float) -> tuple[object, ...]:
-        """A replica's state that a leader's decisions depend on: unless it changes, a tick is early enough to look."""
+    def _decides_by(self, peer: PeerId, now: float) -> tuple[object, ...]:
+        """What a leader decides by of a replica: unless it changes, a tick is early enough to look."""
         seen = self.view.get(peer)
         if seen is None:
             return ()

@@ -20,7 +20,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 
-from swarmnet.ids import NO_RESTART, PeerId, Restart, Signer
+from swarmnet.ids import NO_RESTART, PeerId, Restart, Signer, mark_of
 from swarmnet.messages import (
     FOR_EVER,
     MAX_VOTES,
@@ -33,7 +33,6 @@ from swarmnet.messages import (
     Vote,
     contributors_of,
     first_of,
-    place_of,
 )
 from swarmnet.quorum import has_quorum, minority
 from swarmnet.step.commits import Rolls, statement
@@ -124,10 +123,10 @@ class Membership:
         if names == self._presumed_of:
             return
         self._presumed_of = names
-        self._presumed = {stage: frozenset(sorted(found, key=place_of)[:_PRESUMED]) for stage, found in names.items()}
+        self._presumed = {stage: frozenset(sorted(found, key=mark_of)[:_PRESUMED]) for stage, found in names.items()}
 
     def leaders(self, stage: int) -> frozenset[PeerId]:
-        """Of a large stage: who counts, and so may keep."""
+        """Of a large stage: who votes, and so may lead."""
         return self.roster(stage) or self._presumed.get(stage, _NOBODY) - self._convicted
 
     def in_sight(self, stage: int, *, now: float) -> frozenset[PeerId]:
@@ -161,7 +160,7 @@ class Membership:
         return nothing and self._view.in_touch(peer, now=now, stage=stage)
 
     def is_new(self, peer: PeerId) -> bool:
-        """Must this replica still contribute before it is a voter, for the first time or since it came back?
+        """Does no step wait for this replica, as it has contributed too little, ever or since it came back?
 
         A replica that was killed is still a voter for the others, but not for itself: they must agree on the leader.
         """
@@ -520,7 +519,7 @@ class Membership:
         return commit.stage != self.stage and all(alike(other) and commit.id < other.id for other in rivals)
 
     def believed(self, commit: Commit, *, now: float) -> bool:
-        """May I believe it? If it is certified; or, for another stage, if most of a stage that I hear believe it."""
+        """May I believe it? If it is certified; or if most of another stage than its own that I hear believe it."""
         if self.certified(commit, now=now):
             return True
         for stage, told in self._listed.items():

@@ -590,7 +590,7 @@ class OpenStep:
             self.report()
 
     def advance(self, now: float, *, resend: bool = False) -> None:
-        """Do whatever the state asks for: keep, take part, collect, apply. `resend`: say it again (every tick)."""
+        """Do whatever the state asks for: lead, take part, collect, apply. `resend`: say it again (every tick)."""
         member = self._member
         if not member.synced or self.applying or member.over(self.stamp.step):
             return
@@ -598,7 +598,7 @@ class OpenStep:
             self._note_holders(now)
         if not self.oldest or self.phase in DECIDED or not self._is_fed(now):
             self.election.moves(now=now)
-        ballot = self.election.due(keeping=self.leader is not None, now=now)
+        ballot = self.election.due(leading=self.leader is not None, now=now)
         if ballot is not None:
             self._lead_under(ballot, now)
         self._look_around(now)

@@ -22,9 +22,9 @@ def test_who_does_not_keep_in_its_turn_is_late_for_all_who_follow_another() -> N
     table = Table("A", "B", "C")
     (lazy, _), (second, stands), (_, follows) = elections(table)
     table.tick(3 * TIMERS.suspect_s)
-    assert stands.due(keeping=False, now=table.now) is None, "its turn is not over"
+    assert stands.due(leading=False, now=table.now) is None, "its turn is not over"
     table.tick(1.0)
-    assert stands.due(keeping=False, now=table.now) == Ballot(0, second) and late(stands, table.now) == [lazy]
+    assert stands.due(leading=False, now=table.now) == Ballot(0, second) and late(stands, table.now) == [lazy]
     assert follows.promise(Ballot(0, second), now=table.now) and late(follows, table.now) == [lazy]
 
 
@@ -35,13 +35,13 @@ def test_who_follows_another_that_does_not_lead_in_its_turn_is_not_late() -> Non
     assert follows is not None
     follows.leader = Ballot(0, lazy)
     table.tick(4 * TIMERS.suspect_s + 1.0)
-    assert stands.due(keeping=False, now=table.now) == Ballot(0, third) and late(stands, table.now) == [lazy]
+    assert stands.due(leading=False, now=table.now) == Ballot(0, third) and late(stands, table.now) == [lazy]
 
 
 def test_a_leader_that_stands_at_once_makes_no_peer_late() -> None:
     table = Table("A", "B", "C")
     (first, keeps), *_, (_, follows) = elections(table)
-    assert keeps.due(keeping=False, now=table.now) == Ballot(0, first)
+    assert keeps.due(leading=False, now=table.now) == Ballot(0, first)
     assert follows.promise(Ballot(0, first), now=table.now) and not late(follows, table.now)
 
 
@@ -52,11 +52,11 @@ def test_two_that_have_yielded_to_each_other_do_not_wait_for_each_other_for_ever
     for election, mate in ((one, second), (other, first)):
         election.promised, election._promised_at = Ballot(0, mate), table.now
         election._view.get(mate).leader = Ballot(0, election._view.me)
-    assert one.due(keeping=False, now=table.now) is None, "its heartbeats may be older"
+    assert one.due(leading=False, now=table.now) is None, "its heartbeats may be older"
     now = table.now + TIMERS.settle_s + 0.1
-    assert one.due(keeping=False, now=now) == Ballot(1, first) and other.due(keeping=False, now=now) is None
+    assert one.due(leading=False, now=now) == Ballot(1, first) and other.due(leading=False, now=now) is None
     one._view.get(second).leader = None
-    assert one.due(keeping=False, now=now) is None
+    assert one.due(leading=False, now=now) is None
 
 
 def test_a_leader_that_is_to_be_banned_is_not_followed() -> None:
@@ -65,7 +65,7 @@ def test_a_leader_that_is_to_be_banned_is_not_followed() -> None:
     for election in (stands, follows):
         election._member.bans = (Ban(first, 0, bytes(32)),)
     assert not follows.promise(Ballot(0, first), now=table.now)
-    assert stands.due(keeping=False, now=table.now) == Ballot(0, second)
+    assert stands.due(leading=False, now=table.now) == Ballot(0, second)
     assert follows.promise(Ballot(0, second), now=table.now)
 
 
@@ -75,10 +75,10 @@ def test_if_the_next_in_order_does_not_stand_for_a_dead_leader_another_does() ->
     for election in (next_one, waits):
         assert election.promise(Ballot(0, first), now=table.now)
     table.kill(first)
-    assert next_one.due(keeping=False, now=table.now) == Ballot(1, next_one._view.me)
-    assert waits.due(keeping=False, now=table.now) is None
+    assert next_one.due(leading=False, now=table.now) == Ballot(1, next_one._view.me)
+    assert waits.due(leading=False, now=table.now) is None
     table.tick(TIMERS.suspect_s + 1.0)
-    assert waits.due(keeping=False, now=table.now) == Ballot(1, last)
+    assert waits.due(leading=False, now=table.now) == Ballot(1, last)
 
 
 def test_a_leader_whose_round_is_refused_is_left_at_once_and_not_followed_again() -> None:
@@ -95,7 +95,7 @@ def test_a_leader_whose_round_is_refused_is_left_at_once_and_not_followed_again(
     election = member.oldest.election
     assert not election.promise(Ballot(9, leader.me), now=table.now), "even if most follow it"
     places = [peer for peer in election.order(table.now) if peer != leader.me]
-    due = election.due(keeping=False, now=table.now + places.index(member.me) * TIMERS.suspect_s + 0.1)
+    due = election.due(leading=False, now=table.now + places.index(member.me) * TIMERS.suspect_s + 0.1)
     assert due == Ballot(ballot.number + 1, member.me)
 
 
@@ -144,7 +144,7 @@ def test_a_leaders_time_begins_anew_with_a_round_of_fewer_members_and_with_no_ot
         for number, names in enumerate((("A", "B", "C"), second_round)):
             opened = Round(Stamp(0, 0, CHAIN), RoundId(ballot, number), (), tuple(PeerId(name) for name in names), ())
             follows.opened(opened, now=began_at + (number + 1) * 0.3 * term_s)
-        follows.due(keeping=False, now=began_at + 0.9 * term_s)
+        follows.due(leading=False, now=began_at + 0.9 * term_s)
         assert not late(follows, began_at + 0.9 * term_s)
-        follows.due(keeping=False, now=began_at + 1.2 * term_s)
+        follows.due(leading=False, now=began_at + 1.2 * term_s)
         assert late(follows, began_at + 1.2 * term_s) == ([first] if is_late else [])

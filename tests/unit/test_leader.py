@@ -9,7 +9,7 @@ from fractions import Fraction
 from stage_table import CHAIN, TIMERS, calls_of
 
 from swarmnet.averaging.parts import shares
-from swarmnet.ids import NO_RESTART, Ballot, Generation, PeerId, RoundId
+from swarmnet.ids import NO_RESTART, Ballot, Generation, PeerId, RoundId, mark_of
 from swarmnet.messages import (
     MAX_MOVED,
     NONE,
@@ -24,7 +24,6 @@ from swarmnet.messages import (
     StagePlan,
     Stamp,
     Trouble,
-    place_of,
 )
 from swarmnet.step.commits import commit_of, statement
 from swarmnet.step.election import Election
@@ -876,7 +875,7 @@ def test_who_lacks_a_sum_and_waits_for_one_that_has_it_may_have_a_broken_line():
         assert [each["peer"] for each in logged(calls, "late")] == late, (before, awaits)
         assert (C in lines.ends(STAMP.step)) == (awaits != (D,) or (C, D) in before)
     office, _ = one_lacks_the_sum((B,), until=10.0)
-    assert office.leader.waits(10.0) == {C: "has not got the sum"} and not office.leader.late(10.0)
+    assert office.leader.waits() == {C: "has not got the sum"} and not office.leader.late(10.0)
     calls = office.advance(10.1, resend=True)
     assert [plan.awaits for plan in plans(calls, B)] == [(C,)], "members do not take that for the leader's own delay"
 
@@ -1060,7 +1059,7 @@ def test_a_correct_member_that_is_no_voter_is_not_left_out_for_a_state_that_cros
 def test_a_member_of_a_large_stage_that_contributes_may_begin_again_also_if_it_has_no_vote():
     crowd = [PeerId(f"crowd-{number}") for number in range(40)]
     for contributes in (True, False):
-        member = max(crowd, key=place_of)
+        member = max(crowd, key=mark_of)
         office = Office(B, member)
         has_committed(office, ME, B, *(peer for peer in crowd if contributes or peer != member))
         assert member not in office.membership.roster(0)

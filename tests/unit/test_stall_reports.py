@@ -54,7 +54,7 @@ def test_a_leader_names_whose_report_it_waits_for() -> None:
     table = Table("A", "B")
     [leader] = [member for member in table.members.values() if member.oldest.leader is not None]
     other = next(name for name in table.members if name != leader.me)
-    assert leader.oldest.leader is not None and leader.oldest.leader.waits(table.now) == {}
+    assert leader.oldest.leader is not None and leader.oldest.leader.waits() == {}
     del leader.oldest.leader.members[PeerId(other)]
     complaints = StallReports(TIMERS, RunState().serve(0, now=table.now - 20.0), lambda event, fields: None)
     said = complaints.of(leader, None, now=table.now)
