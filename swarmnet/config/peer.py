@@ -341,7 +341,8 @@ class PeerConfig(Table):
     dashboard: Annotated[str, AfterValidator(_listen_at), CliOption("[HOST:]PORT")] = says(
         "",
         "serve the dashboard, figures and health there, "
-        "to this machine unless HOST says more (docs/watch.md); 0: any port",
+        "to this machine unless HOST says more (docs/watch.md); 0: any port; "
+        "requests must name an address, localhost, HOST or this machine's name",
     )
     mesh: Mesh = Mesh()
     memory: Memory = Memory()

@@ -7,7 +7,6 @@ With `--json` each look is printed: a peer has that done by a process of its own
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -21,7 +20,7 @@ from swarmnet.monitor.view import WatchView
 from swarmnet.peer.status import Waiting
 from swarmnet.telemetry.log import plain
 from swarmnet.telemetry.text import printable
-from swarmnet.telemetry.web import DashboardPage, foreign, listening
+from swarmnet.telemetry.web import DashboardPage, listening
 
 EVERY_S = 2.0
 """From one look to the next, and from one question of the page to the next."""
@@ -34,15 +33,13 @@ def run_dashboard(named: Path | str, bootstrap: tuple[str, ...], host: str, port
     Raises UsageError, what `looking_on` raises, and KeyboardInterrupt if Ctrl+C came before the run was found.
     """
     options = WatchOptions(every_s=EVERY_S, page=True)
-    served, names = DashboardPage(), (host, socket.gethostname())
+    served = DashboardPage()
 
     async def looking(waiting: Waiting) -> int:
         if as_json:
             view = PageView(lambda data: print(data().decode(), flush=True))
             return await look_on(named, bootstrap, options, None, waiting, view)
-        with listening(
-            "dashboard", host, port, lambda path, headers: foreign(headers, names) or served.respond(path)
-        ) as at:
+        with listening("dashboard", host, port, lambda path, _headers: served.respond(path)) as at:
             view = PageView(served.look, f"swarmnet dashboard: {at}/\n")
             return await look_on(named, bootstrap, options, None, waiting, view)
 

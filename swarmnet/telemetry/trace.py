@@ -30,6 +30,9 @@ _ALONE = frozenset(("forward", "backward", "weights", "averaging", "collect", "b
 """A stage does one of each at a time."""
 _HOPS = frozenset(("reduce_scatter", "all_gather"))
 
+_compact = json.JSONEncoder(separators=(",", ":")).encode
+"""`json.dumps` would make an encoder for each line, which takes as long again."""
+
 _BEGIN, _NEXT, _END = b"[\n", b",\n", b"\n]\n"
 
 
@@ -146,7 +149,7 @@ class TraceFile:
 
 
 def _line(name: str, **fields: Any) -> bytes:
-    return json.dumps({"name": name, **fields}, separators=(",", ":")).encode() + _NEXT
+    return _compact({"name": name, **fields}).encode() + _NEXT
 
 
 def _whole(data: bytes) -> bytes:

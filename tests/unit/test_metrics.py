@@ -8,6 +8,7 @@ import json
 import re
 import socket
 import sys
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import AsyncGenerator, Mapping
@@ -147,13 +148,105 @@ def test_the_trace_has_the_spans_of_the_last_steps() -> None:
     assert code == 200 and (span["name"], span["args"]) == ("forward", {"stage": 1, "step": 6, "index": 3})
 
 
-def test_a_page_that_has_its_name_lead_here_reads_no_state_and_a_scraper_knows_this_machine_by_any_name() -> None:
-    assert asked("/state", peer(), Host="page.example")[0] == asked("/trace", peer(), Host="page.example")[0] == 421
-    assert asked("/state", peer(), Host="localhost:9100")[0] == asked("/metrics", peer(), Host="peer-7")[0] == 200
-    elsewhere = {"Sec-Fetch-Site": "cross-site"}
-    assert asked("/trace", peer(), **elsewhere)[0] == 403, "a page of another site has a browser ask"
-    assert asked("/trace", peer(), **elsewhere, **{"Sec-Fetch-Dest": "document"})[0] == 200, "a link was followed"
-    assert asked("/trace", peer(), **{"Sec-Fetch-Site": "same-origin"})[0] == 200
+ELSEWHERE = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Dest": "document"}
+FOLLOWED = {**ELSEWHERE, "Sec-Fetch-User": "?1"}
+BROWSER = {"User-Agent": "Mozilla/5.0 (X11; Linux x86_64) Firefox/140.0"}
+LAN = {"Host": "192.168.1.5:9100"}
+ALL = ["/", "/data.json", "/metrics", "/state", "/trace", "/healthz", "/readyz"]
+
+
+@pytest.mark.parametrize(
+    ("paths", "headers", "code"),
+    [
+        # A page that has its own name lead here, or asks at an address that no machine has.
+        (ALL, {"Host": "page.example"}, 421),
+        (ALL, {"Host": "0.0.0.0:9100"}, 421),
+        (ALL, {"Host": "[::]:9100"}, 421),
+        # A page of another site, and a link to this.
+        (ALL, {"Sec-Fetch-Site": "cross-site"}, 403),
+        (ALL, {"Sec-Fetch-Site": "same-site"}, 403),
+        (ALL, ELSEWHERE, 403),
+        (ALL, {**ELSEWHERE, "Sec-Purpose": "prefetch"}, 403),
+        (ALL, {**FOLLOWED, "Sec-Purpose": "prefetch"}, 403),
+        (["/data.json"], FOLLOWED, 403),
+        (["/", "/metrics", "/trace"], FOLLOWED, 200),
+        (ALL, {"Origin": "http://page.example"}, 403),
+        (ALL, {"Origin": "null"}, 403),
+        (ALL, {**LAN, "Origin": "http://192.168.1.5:9100"}, 200),
+        (ALL, {**BROWSER, "Sec-Fetch-Site": "same-origin"}, 200),
+        (ALL, {**BROWSER, "Sec-Fetch-Site": "none"}, 200),
+        # A browser that does not say which page asks, as at an address of the local network.
+        (["/data.json", "/metrics", "/state", "/trace", "/more"], BROWSER | LAN, 403),
+        (["/", "/page.js", "/healthz", "/readyz"], BROWSER | LAN, 200),
+        (ALL, {**BROWSER, **LAN, "X-Requested-With": "swarmnet"}, 200),
+        # Scrapers and probes.
+        (ALL, {**LAN, "User-Agent": "Prometheus/3.5.0"}, 200),
+        (ALL, {"Host": "localhost:9100"}, 200),
+        (ALL, {"Host": socket.gethostname()}, 200),
+    ],
+)
+def test_a_page_of_another_site_is_refused_before_it_costs_the_peer_anything(
+    paths: list[str], headers: dict[str, str], code: int
+) -> None:
+    looks: list[None] = []
+
+    async def main() -> None:
+        with serving_web("0", peer(), Traffic(), DashboardPage(lambda: looks.append(None))) as at:
+            codes = {path: (await asyncio.to_thread(get, at + path, headers))[0] for path in paths}
+        assert codes == dict.fromkeys(paths, code)
+
+    asyncio.run(main())
+    assert bool(looks) == (code == 200 and "/data.json" in paths)
+
+
+async def test_a_name_at_which_it_listens_is_one_by_which_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))
+    with contextlib.ExitStack() as stack:
+        with monkeypatch.context() as resolver:
+            resolver.setattr(socket, "getaddrinfo", lambda *_, **__: [here])
+            at = stack.enter_context(serving_web("peer-7.lan:0", peer(), Traffic(), DashboardPage()))
+        assert (await asyncio.to_thread(get, f"{at}/metrics", {"Host": "Peer-7.lan:9100"}))[0] == 200
+
+
+async def test_a_trace_is_made_once_for_all_who_ask_and_not_by_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[bool] = []
+
+    def trace(*_: object) -> bytes:
+        made.append(threading.current_thread() is threading.main_thread())
+        return b"[]"
+
+    monkeypatch.setattr(peer_web, "trace", trace)
+    with serving_web("0", peer(), Traffic(), DashboardPage()) as at:
+        asked = [asyncio.to_thread(get, f"{at}/trace") for _ in range(6)]
+        assert await asyncio.gather(*asked) == [(200, "[]")] * 6
+    assert made == [False]
+
+
+async def test_large_answers_are_made_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web, "_TURN_S", 0.05)
+    begun, over = threading.Event(), threading.Event()
+
+    def make() -> bytes:
+        begun.set()
+        assert over.wait(60)
+        return b"made"
+
+    with web.listening("it", "127.0.0.1", 0, lambda path, _: web.Response(200, make if path == "/" else b"ok")) as at:
+        first = asyncio.create_task(asyncio.to_thread(get, f"{at}/"))
+        assert await asyncio.to_thread(begun.wait, 60)
+        assert await asyncio.to_thread(get, f"{at}/") == (503, "another answer is being made: ask again\n")
+        assert await asyncio.to_thread(get, f"{at}/healthz") == (200, "ok")
+        over.set()
+        assert await first == (200, "made")
+
+
+async def test_a_large_answer_that_fails_is_said_and_the_next_one_is_made() -> None:
+    def make() -> bytes:
+        raise ValueError
+
+    with web.listening("it", "127.0.0.1", 0, lambda *_: web.Response(200, make)) as at:
+        for _ in range(2):
+            assert (await asyncio.to_thread(get, f"{at}/"))[0] == 500
 
 
 def test_a_scraper_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,6 +405,58 @@ async def test_who_holds_connections_takes_no_more_than_a_few_and_loses_them(
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.parametrize("source", ["127.0.0.1", "127.0.0.2"])
+async def test_a_host_that_holds_all_connections_shuts_out_no_other_and_no_probe(source: str) -> None:
+    def hold(at: str) -> None:
+        where = ("127.0.0.1", int(at.rpartition(":")[2]))
+        with contextlib.ExitStack() as stack:
+            slow = stack.enter_context(socket.create_connection(where, timeout=5, source_address=("127.0.0.3", 0)))
+            slow.sendall(b"GET /healthz HTTP/1.0\r\n")
+            for _ in range(2 * web.MOST_CONNECTIONS - 4):
+                held = socket.create_connection(where, timeout=20, source_address=(source, 0))
+                stack.enter_context(held).sendall(b"GET /me")
+            for _ in range(8):
+                assert get(f"{at}/healthz") == (200, "ok\n")
+            slow.sendall(b"Host: localhost\r\n\r\n")
+            assert slow.makefile("rb").read().startswith(b"HTTP/1.0 200")
+
+    with serving_web("0", peer(), Traffic(), DashboardPage()) as at:
+        await asyncio.to_thread(hold, at)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("192.0.2.1", "192.0.2.2", False),
+        ("192.0.2.1", "::ffff:192.0.2.1", True),
+        ("2001:db8::1", "2001:db8::2:0:0:9", True),
+        ("2001:db8::1", "2001:db8:0:1::1", False),
+        ("fe80::1%eth0", "fe80::2%eth0", True),
+        ("::ffff:192.0.2.1", "::ffff:192.0.2.2", False),
+    ],
+)
+def test_a_host_with_many_addresses_is_one(one: str, other: str, same: bool) -> None:
+    assert (web._network(one) == web._network(other)) == same
+
+
+async def test_a_request_has_a_limit() -> None:
+    def send(at: str, head: bytes) -> bytes:
+        with socket.create_connection(("127.0.0.1", int(at.rpartition(":")[2])), timeout=20) as connection:
+            with contextlib.suppress(OSError):  # it is closed meanwhile
+                connection.sendall(head)
+                return connection.makefile("rb").readline()
+        return b""
+
+    with serving_web("0", peer(), Traffic(), DashboardPage()) as at:
+        for head, codes in [
+            (b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nCookie: %s\r\n\r\n" % (b"x" * 12_000), [b"200"]),
+            (b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n" + b"a: %s\r\n" % (b"x\r " * 9000) * 90, [b"431", b""]),
+            (b"GET /%s HTTP/1.1\r\nHost: localhost\r\n\r\n" % (b"x" * 20_000), [b""]),
+        ]:
+            found = await asyncio.to_thread(send, at, head)
+            assert found[9:12] in codes, found
+
+
 def _tried(at: str) -> tuple[int, str] | None:
     try:
         return get(f"{at}/readyz")
@@ -319,7 +464,7 @@ def _tried(at: str) -> tuple[int, str] | None:
         return None
 
 
-@pytest.mark.parametrize("where", ["127.0.0.1:0", "[::1]:0", "0"])
+@pytest.mark.parametrize("where", ["127.0.0.1:0", "[::1]:0", "0", "0.0.0.0:0", "[::]:0"])
 def test_it_listens_where_it_was_told(where: str) -> None:
     assert asked("/readyz", peer(), where=where)[0] == 200
 

@@ -623,7 +623,9 @@ function draw() {
 
 async function ask() {
   try {
-    const answer = await fetch("data.json", { headers: tag ? { "If-None-Match": tag } : {}, cache: "no-store", signal: AbortSignal.timeout(10000) });
+    // By this header the server tells its own page from one of another site (telemetry/web.py).
+    const headers = { "X-Requested-With": "swarmnet", ...(tag && { "If-None-Match": tag }) };
+    const answer = await fetch("data.json", { headers, cache: "no-store", signal: AbortSignal.timeout(10000) });
     if (answer.status === 200) {
       shown.data = await answer.json();
       tag = answer.headers.get("ETag");
