@@ -53,7 +53,7 @@ SUMS_ONLY = Audits(microbatches=1e-9, contributions=0.0)
 STORM_PER_S = 3000
 """Messages a second, ten times what these members need: a run that comes to this is ended, for it never would."""
 
-ORDINARY = frozenset({"committed", "ordered", "ordered_again", "leader_stopped"})
+ORDINARY = frozenset({"committed", "ordered", "leader_stopped"})
 """Events that name members whoever they are: what each has contributed, is asked for, and who keeps after whom."""
 
 

@@ -100,15 +100,15 @@ class IdleWork:
 
     def give(
         self, ledger: Ledger, members: Sequence[PeerId], failed: Mapping[int, set[PeerId]], *, now: float
-    ) -> list[tuple[PeerId, int, bool]]:
-        """Orders that are due: who executes which index, and is it the first order of that?
+    ) -> list[tuple[PeerId, int]]:
+        """Orders that are due: who executes which index.
 
         failed: who has found an index non-finite, and is asked for it last.
         """
         stagnant = self.stagnant(now)
         if not stagnant and not ledger.freed:
             return []
-        orders: list[tuple[PeerId, int, bool]] = []
+        orders: list[tuple[PeerId, int]] = []
         # The load is what a member still has to do, not what it has done.
         load = {peer: self.at_work.get(peer, 0) for peer in members}
         free = ledger.free()
@@ -119,7 +119,6 @@ class IdleWork:
                 continue
             if len(orders) >= most:
                 break
-            first = index not in self._until
             found = failed.get(index, set())
             tried = self._tried.setdefault(index, set())
             if len(tried) >= len(members):
@@ -130,7 +129,7 @@ class IdleWork:
             self._until[index] = now + self._patience_s(peer)
             tried.add(peer)
             load[peer] += 1
-            orders.append((peer, index, first))
+            orders.append((peer, index))
         return orders
 
 

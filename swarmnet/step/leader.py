@@ -365,11 +365,9 @@ class Leader:
 
     def _order_idle(self, now: float) -> None:
         """Have members execute what has no assignee."""
-        for peer, index, first in self._work.give(
-            self.ledger, sorted(self.members), self._non_finite.found_by, now=now
-        ):
+        for peer, index in self._work.give(self.ledger, sorted(self.members), self._non_finite.found_by, now=now):
             self._plans.of(peer).execute |= {index}
-            self._member.host.log("ordered" if first else "ordered_again", index=index, peer=peer, step=self.stamp.step)
+            self._member.host.log("ordered", index=index, peer=peer, step=self.stamp.step)
 
     @property
     def current_id(self) -> RoundId | None:

@@ -127,8 +127,6 @@ class EventReader:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
-        self.torn = 0
-        """Lines so far that a killed writer left unfinished."""
 
     def read(self) -> list[dict[str, Any]]:
         """The events that became whole since the last call, oldest first; [] while there is no file.
@@ -156,6 +154,4 @@ class EventReader:
             # A line that was torn may still be JSON, a number say.
             if isinstance(event, dict):
                 events.append(event)
-            else:
-                self.torn += bool(line)
         return events

@@ -82,7 +82,6 @@ leader | debug | stage step ballot | this replica leads the step
 leader_stopped | debug | stage step for | a leader gave way to another one
 refused_ballot | debug | stage peer ballot leader | a ballot was not accepted
 ordered | debug | stage index peer step | the leader orders a microbatch that no replica has
-ordered_again | debug | stage index peer step | the leader orders it from another replica
 released | debug | stage peer indexes | a replica returned its assignments
 evicted | info | stage peer reason step | the leader removed a replica from the step
 evicted_me | debug | stage void step | this replica was removed from the step
