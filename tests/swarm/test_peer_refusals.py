@@ -5,7 +5,6 @@ import contextlib
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 
 from swarmnet.audit.auditor import AuditLog
@@ -136,6 +135,10 @@ async def test_each_bad_call_is_refused_with_its_own_code(tmp_path: Path) -> Non
         assert await code(SnapshotRequest(7)) is RejectCode.NOT_SERVED
         assert await code(Fetch(0, 0, 0, "input", cached=True)) is RejectCode.NOT_FOUND
         assert await code(Fetch(0, 0, 9, "input", cached=True)) is RejectCode.MALFORMED
+        for start, stop in ((0, 1 << 40), (5, 4)):  # outside the gradient
+            round_id = RoundId(Ballot(0, Identity.generate().peer), 0)
+            refused = await code(Part(Stamp(0, 1, Chain("0" * 64)), round_id, "sum", start, stop))
+            assert refused in (RejectCode.BAD_SHAPE, RejectCode.MALFORMED, RejectCode.NOT_FOUND)
 
         # Unharmed: the same peer takes a good microbatch through both stages and applies the step ...
         answer = await ask(Process(0, 0, 0), TOKENS, PROOF)
@@ -146,12 +149,3 @@ async def test_each_bad_call_is_refused_with_its_own_code(tmp_path: Path) -> Non
         assert await code(Process(0, 0, 0), TOKENS, PROOF) is RejectCode.STALE
         evaluated = await ask(Process(1, 0, 0, purpose="eval"), tokens())
         assert isinstance(evaluated, Gradient) and evaluated.payload == ()
-
-
-@pytest.mark.parametrize("start,stop", [(0, 1 << 40), (5, 4)])
-async def test_parts_outside_the_gradient_are_refused(tmp_path: Path, start: int, stop: int) -> None:
-    async with peer_and_caller(tmp_path) as (ask, _):
-        ballot = Ballot(0, Identity.generate().peer)
-        answer = await ask(Part(Stamp(0, 1, Chain("0" * 64)), RoundId(ballot, 0), "sum", start, stop))
-        assert isinstance(answer, Rejected)
-        assert answer.code in (RejectCode.BAD_SHAPE, RejectCode.MALFORMED, RejectCode.NOT_FOUND)
