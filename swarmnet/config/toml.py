@@ -80,9 +80,9 @@ def changed(path: Path, values: Mapping[str, Any]) -> str:
     for key, value in values.items():
         data[key] = {**data.get(key, {}), **value} if isinstance(value, Mapping) else value
     tables = {key: value for key, value in data.items() if isinstance(value, Mapping)}
-    lines = [f"{key} = {_literal(value)}" for key, value in data.items() if key not in tables]
+    lines = [f"{key} = {literal(value)}" for key, value in data.items() if key not in tables]
     for head, table in tables.items():
-        lines += [*[""] * bool(lines), f"[{head}]", *(f"{key} = {_literal(value)}" for key, value in table.items())]
+        lines += [*[""] * bool(lines), f"[{head}]", *(f"{key} = {literal(value)}" for key, value in table.items())]
     return "\n".join(lines) + "\n"
 
 
@@ -114,7 +114,7 @@ def _section(table: Table, left_out: Collection[str], *, prefix: str) -> Iterato
 def _entry(name: str, value: object, comment: str, *, commented: bool) -> Iterator[str]:
     """One line if it fits, else the comment above."""
     # TOML has no null: the key stands there, ready to be given a value.
-    text = f"# {name} =" if value is None else f"{'# ' * commented}{name} = {_literal(value)}"
+    text = f"# {name} =" if value is None else f"{'# ' * commented}{name} = {literal(value)}"
     line = f"{text:<32} # {comment}" if comment else text
     if len(line) <= WIDTH:
         yield line
@@ -130,14 +130,14 @@ def _comment(table: type[Table]) -> Iterator[str]:
         yield from textwrap.wrap(words, WIDTH, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
 
 
-def _literal(value: object) -> str:
+def literal(value: object) -> str:
     match value:
         case bool():
             return "true" if value else "false"
         case int() | float():
             return repr(value)
         case tuple() | list():
-            return f"[{', '.join(map(_literal, value))}]"
+            return f"[{', '.join(map(literal, value))}]"
         case str() | Path():
             # JSON's string escapes are TOML's, except that TOML wants DEL escaped too
             return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -250,13 +250,15 @@ def marked(mark: str) -> frozenset[str]:
 
 def page() -> str:
     """docs/events.md."""
-    levels = {level: word for word, level in _LEVELS.items()}
-    lines = [_HEAD, *(f"- **{mark}**: {meaning}." for mark, meaning in MARKS.items()), _TABLE_HEAD]
-    for kind in KINDS.values():
-        fields = " ".join(f"`{each}`" for each in kind.fields)
-        marks = " ".join(sorted(kind.marks))
-        lines.append(f"| `{kind.name}` | {levels[kind.level]} | {fields} | {kind.meaning} | {marks} |")
-    return "\n".join([*lines, ""])
+    lines = [_HEAD]
+    for word, level in reversed(_LEVELS.items()):
+        lines += [f"## Level {word}\n", "event | fields | meaning\n---|---|---"]
+        for kind in KINDS.values():
+            if kind.level == level:
+                fields = " ".join(f"`{each}`" for each in kind.fields)
+                lines.append(f"`{kind.name}` | {fields} | {kind.meaning}")
+        lines.append("")
+    return "\n".join(lines)
 
 
 _DEFINITIONS: dict[str, dict[str, object]] = {
@@ -310,24 +312,19 @@ def schema() -> str:
 _HEAD = """# Events
 
 A process appends one JSON object per line to its events file (`--events FILE`): `t` (Unix seconds), `event` (a name
-from the table below) and the fields of that event. `swarmnet local` writes the events of all its processes to
+from the tables below) and the fields of that event. `swarmnet local` writes the events of all its processes to
 `events.jsonl`, with the `name` of each process. `run_peer(on_event=...)` receives the same names and fields.
 
 [events.schema.json](events.schema.json) is the JSON Schema (draft 2020-12) of a line. Check a file with it before a
 dashboard or a data pipeline relies on its fields, with any validator that reads JSON lines, such as
 `npx @sourcemeta/jsonschema validate docs/events.schema.json runs/churn/events.jsonl`.
 
-The log shows events of level info and warning, and with `--log-level debug` all of them. Lists and digests are left out
-of its lines. Some kinds have a mark:
-"""
-
-_TABLE_HEAD = """
-## Appendix
+The log shows events of level warning and info, and with `--log-level debug` all of them. It leaves out lists and
+digests, and shows at most one line a second of an event that comes with every step: `untold=3` at its end says that
+three more came since the line before.
 
 This page is generated: `python -m swarmnet.telemetry.kinds > docs/events.md`. The schema: the same with `--schema`.
-
-| event | level | fields | meaning | marks |
-|---|---|---|---|---|"""
+"""
 
 if __name__ == "__main__":
     print(schema() if sys.argv[1:] == ["--schema"] else page(), end="")

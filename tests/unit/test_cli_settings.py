@@ -361,9 +361,5 @@ def test_local_names_the_defaults_of_others(calls) -> None:
 
 
 def test_one_flag_is_one_variable_whatever_the_command() -> None:
-    page = (ROOT / "docs/peer-config.md").read_text(encoding="utf-8")
     for words in command_lines():
         assert found(*words).context_settings["auto_envvar_prefix"] == "SWARMNET"
-    for field in flagged("peer"):
-        variable = field.name.replace("-", "_").upper()
-        assert f"| `--{field.name}` | `SWARMNET_{variable}` | `{'.'.join(field.path)}` |" in page

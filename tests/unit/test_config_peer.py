@@ -118,12 +118,6 @@ def test_every_setting_says_what_it_is() -> None:
     assert not [dotted(path) for path, field in leaves(PeerConfig) if not field.description]
 
 
-def test_the_page_shows_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/home/you")
-    page = (ROOT / "docs/peer-config.md").read_text(encoding="utf-8")
-    assert f"```toml\n{toml.write(PeerConfig())}```" in page
-
-
 FLAG, SET, ENV, FILE = "--port", "--set", "SWARMNET_PORT", "peer.toml"
 
 

@@ -364,8 +364,3 @@ def test_bad_overrides(assignment: str, line: str) -> None:
     with pytest.raises(UsageError) as caught:
         override(Manifest(), [assignment])
     assert str(caught.value).startswith(line)
-
-
-def test_the_page_shows_the_file() -> None:
-    page = (Path(__file__).parents[2] / "docs/manifest.md").read_text(encoding="utf-8")
-    assert f"```toml\n{DEFAULT}```" in page

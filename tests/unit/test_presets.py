@@ -1,7 +1,6 @@
 """Models by name: what `init` and `local` make of them, and that what `--help` says of memory is what `plan` finds."""
 
 import json
-import math
 import re
 import shlex
 from pathlib import Path
@@ -125,22 +124,6 @@ def test_local_takes_a_preset_that_fits(capsys, monkeypatch: pytest.MonkeyPatch)
         prepare(toy, Path("out"))
     with pytest.raises(UsageError, match="--preset and --manifest exclude each other"):
         LocalOptions(preset="toy", manifest=Path("run.toml"))
-
-
-def test_the_page_has_the_presets() -> None:
-    page = (ROOT / "docs/manifest.md").read_text(encoding="utf-8")
-    for name, each in PRESETS.items():
-        width, inner, layers, heads, key_heads, head, base = each.model
-        row = (
-            f"`{name}`",
-            each.like,
-            f"{layers} x {width:,}, {inner:,} inside, {heads} heads of {head}, {key_heads} for keys, base {base:,.0f}",
-            f"{each.stages}, up to {each.memory_gib} GiB",
-            f"{each.step[0]} x {each.step[1]} x {each.step[2]:,} = {math.prod(each.step):,}",
-            f"{each.steps:,}",
-            f"{each.learning_rate:g}, {each.warmup_steps}",
-        )
-        assert f"| {' | '.join(row)} |\n" in page
 
 
 CONFIGS = sorted((ROOT / "peer_configs").glob("*.toml"))
