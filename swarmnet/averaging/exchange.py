@@ -215,6 +215,7 @@ class Exchange:
         while not lacking:
             patience_s = self._patience_s.get(current.id, SILENT_S)
             usual = self._holders.to_ask(current.holders, now=loop_time())
+            usual.sort(key=lambda holder: holder in self.watch.overdue)
             # A Byzantine holder may promise data for ever: then another one is asked, with more time in the next turn.
             most_s = allowance_s(self.sum_bytes, 0, self.sum_bytes) * patience_s / SILENT_S
             for holder in dict.fromkeys((*usual, *current.holders)):
@@ -259,8 +260,11 @@ class Exchange:
             found[piece] = packed
             described.add((holder, finished))
 
-        if (error := await PieceFetch(len(ranges), get, holders).run()) is not None:
+        fetch = PieceFetch(len(ranges), get, self._holders.to_ask(holders, now=loop_time()))
+        if (error := await fetch.run()) is not None:
             raise error
+        for holder in fetch.plan.overtaken:
+            self._holders.was_late(holder, now=loop_time())
         self._last_bytes = self.collected_bytes - before
         senders = sorted({holder for holder, _ in described})
         finished, *others = {finished for _, finished in described}

@@ -243,6 +243,8 @@ class Watch:
         self._waits: list[StreamWait] = []
         self._slowest_s = 0.0  # of chunks of streams that have ended in this round
         self._refused: set[PeerId] = set()
+        self.overdue: set[PeerId] = set()
+        """Members that were late with a chunk in a round of this step: they may not hand over its aggregate either."""
 
     def begin(
         self, round_id: RoundId, allowed: Mapping[PeerId, float], needs: Mapping[PeerId, float] | None = None
@@ -262,7 +264,7 @@ class Watch:
     def forget(self) -> None:
         """The step is over, and with it everything of its rounds."""
         self.end()
-        self._round, self._refused = None, set()
+        self._round, self._refused, self.overdue = None, set(), set()
 
     @contextlib.contextmanager
     def stream(self, peer: PeerId, *, owes: bool, now: float) -> Iterator[StreamWait]:
@@ -317,6 +319,7 @@ class Watch:
                 found[wait.owes][wait.peer] = allowed
         owes = bool(found[True])
         late = tuple(Late(peer, owes, allowed) for peer, allowed in sorted(found[owes].items()))
+        self.overdue.update(found[owes])
         if not late and not self._refused:
             return None
         return Trouble(self._round, late[:MAX_MATES], tuple(sorted(self._refused))[:MAX_MATES])

@@ -109,6 +109,9 @@ _FADE = 0.3
 _TOO_LONG = 2.0
 """A piece is asked for again after so many times what the idle holder usually takes."""
 
+_UNMEASURED_S = 3.0
+"""The same, of an idle holder that has delivered no piece: the busy one may be Byzantine, and promise for ever."""
+
 
 @dataclass(slots=True)
 class _Holder:
@@ -128,6 +131,8 @@ class FetchPlan:
         self._num_pieces, self._window = num_pieces, window
         self._left = deque(piece for piece in range(num_pieces) if piece not in self.done)
         self._holders: dict[PeerId, _Holder] = {}
+        self.overtaken: set[PeerId] = set()
+        """Holders that have delivered nothing yet while another one delivered what they were asked for."""
 
     @property
     def complete(self) -> bool:
@@ -154,8 +159,10 @@ class FetchPlan:
         took = now - source.asked_at[piece]
         source.usual_s = took if source.usual_s is None else source.usual_s + _FADE * (took - source.usual_s)
         self.done.add(piece)
-        for asked in self._holders.values():
-            asked.asked_at.pop(piece, None)
+        for peer, asked in self._holders.items():
+            if asked.asked_at.pop(piece, None) is not None and asked.usual_s is None:
+                self.overtaken.add(peer)
+        self.overtaken.discard(holder)
 
     def requests(self, *, now: float) -> list[tuple[PeerId, int]]:
         """The (holder, piece) that should be under way now; the driver starts what is missing, and cancels the rest.
@@ -175,12 +182,12 @@ class FetchPlan:
     def _ask_again(self, now: float) -> None:
         """Give idle holders what others have had for too long: the last piece must not wait for the slowest."""
         for idle in self._holders.values():
-            # Without a usual time it is unknown whether this holder is any faster.
-            if idle.asked_at or idle.usual_s is None:
+            if idle.asked_at:
                 continue
+            long_s = _UNMEASURED_S if idle.usual_s is None else _TOO_LONG * idle.usual_s
             waiting = [(at, piece) for held in self._holders.values() for piece, at in held.asked_at.items()]
             since, piece = min((each for each in waiting if self._askers(each[1]) == 1), default=(now, -1))
-            if now - since > _TOO_LONG * idle.usual_s:
+            if now - since > long_s:
                 idle.asked_at[piece] = now
 
     def _askers(self, piece: int) -> int:

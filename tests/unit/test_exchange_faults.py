@@ -276,6 +276,34 @@ async def test_a_holder_that_promises_the_aggregate_for_ever_is_passed_over() ->
     assert round(asyncio.get_running_loop().time() - began, 1) == LEAST_S
 
 
+async def test_of_holders_that_are_asked_at_once_one_that_promises_costs_a_joiner_seconds_once() -> None:
+    """It replays one aggregate after the other, and came no further while a Byzantine holder was first in order."""
+    members = Members(ONES, TWOS)
+    early = PeerId("0")
+    members.promising = {early}
+    await members.sum(A, ALONE)
+    took = []
+    for _ in range(3):
+        began = asyncio.get_running_loop().time()
+        members.exchanges[B].forget()
+        assert await members.collect(ALONE, early, A) == members.finished[A]
+        took.append(asyncio.get_running_loop().time() - began)
+    assert 3.0 < took[0] < 3.5 and max(took[1:]) < 0.1, took
+
+
+async def test_a_member_that_was_late_in_the_round_is_the_last_to_be_asked_for_its_aggregate() -> None:
+    members = Members(ONES, TWOS)
+    members.promising = {C}
+    await members.sum(A, ALONE)
+    watch = members.exchanges[B].watch
+    watch.begin(ID, {C: LEAST_S})
+    with watch.stream(C, owes=True, now=0.0) as stream:
+        stream.wanted(now=0.0)
+        assert watch.trouble(now=2 * LEAST_S) is not None
+    assert await members.collect(replace(ALONE, holders=(C, A))) == members.finished[A]
+    assert [peer for peer, _ in members.asked] == [A]
+
+
 async def test_the_only_holder_is_waited_for_longer_each_time() -> None:
     members = Members(ONES, TWOS)
     members.silent = {A: 2.5}

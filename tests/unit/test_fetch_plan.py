@@ -162,3 +162,18 @@ def test_a_holder_that_sent_something_false_is_not_asked_even_if_it_is_the_only_
     assert holders.to_ask([A], now=1.0) == []
     assert holders.to_ask([A, B], now=1.0) == [B]
     assert holders.to_ask([A, B], now=LEAVE_OUT_S) == [A, B]
+
+
+def test_a_piece_that_is_only_promised_is_asked_of_a_holder_that_has_delivered_nothing_yet() -> None:
+    world = World(1)
+    world.add(A)
+    world.add(B)
+    assert world.flying == [(A, 0)]
+    world.now = 2.9
+    world.sync()
+    assert world.flying == [(A, 0)]
+    world.now = 3.1
+    world.sync()
+    assert world.flying == [(A, 0), (B, 0)]
+    world.arrive((B, 0))
+    assert world.plan.complete and world.plan.overtaken == {A}
