@@ -36,7 +36,7 @@ def peer_config(file: Path | str | None = None, *, role: Role = "stage", **setti
         file: a peer config file; without it, what `settings` do not say has its default.
         role: "stage" for `run_peer`, "trainer" for `run_trainer`.
         settings: fields of the peer config by their names in docs/peer-config.md, over those of the file. A table is a
-            dict: `mesh={"ranks": 2}`.
+            dict: `mesh={"ranks": 2}`. Environment variables are not read.
 
     Raises: UsageError, in the name of the field.
     """

@@ -14,21 +14,10 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
+from swarmnet import ids
 from swarmnet.bounds import MAX_COMMITS, MAX_INDEXES, MAX_MEMBERS, Between, Entries, Outside, Proto, Size
 from swarmnet.errors import RejectCode
-from swarmnet.ids import (
-    NO_CHAIN,
-    NO_RESTART,
-    Ballot,
-    Chain,
-    Generation,
-    Incarnation,
-    Number,
-    PeerId,
-    Restart,
-    RoundId,
-    mark_of,
-)
+from swarmnet.ids import NO_CHAIN, NO_RESTART, Ballot, Chain, Generation, Incarnation, Number, PeerId, Restart, RoundId
 from swarmnet.manifest.extension import MARK_BYTES, MAX_NOTICES, Notice
 from swarmnet.telemetry.figures import MAX_EVALUATIONS, MAX_FIGURES, Evaluation, StepFigures
 from swarmnet.telemetry.spans import MAX_STEP_TIMES, StepTimes
@@ -147,7 +136,7 @@ NOBODY = roll_of(())
 
 def first_of(peers: Set[PeerId]) -> frozenset[PeerId]:
     """These peers; if they are too many, the same selection at every replica."""
-    return frozenset(peers if len(peers) <= MAX_COUNTING else sorted(peers, key=mark_of)[:MAX_COUNTING])
+    return frozenset(peers if len(peers) <= MAX_COUNTING else sorted(peers, key=ids.mark_of)[:MAX_COUNTING])
 
 
 @dataclass(frozen=True, slots=True)

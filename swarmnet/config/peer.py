@@ -272,7 +272,7 @@ class NetworkSettings:
 class PeerConfig(Table):
     """One machine of a swarm.
 
-    Precedence: flag > environment SWARMNET_* > this file > default. Relative paths start at the directory in which
+    Precedence: flag > `--set` > environment SWARMNET_* > `peer.toml` in `dir` > this file > default. Relative paths start at the directory in which
     the command is typed; `~` is your home directory.
     """
 

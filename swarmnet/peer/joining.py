@@ -2,7 +2,7 @@
 
 Which run, by the link; its manifest, from any peer and checked by its hash; and the stage, from what all peers announce
 (`placement` decides). It only asks in the DHT, under the peer's own identity; what serves the stage later is the same
-identity and the same node. The state of the stage is fetched by the peer itself (`replica`). What it does is told in
+identity and the same node. The state of the stage is fetched by the peer itself (`restore`). What it does is told in
 words, phase by phase.
 """
 

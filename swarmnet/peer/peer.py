@@ -321,7 +321,7 @@ class Peer:
                 evaluates = request.purpose == "eval"
                 most = training.eval_microbatches if evaluates else training.microbatches
                 if not 0 <= request.index < most:
-                    raise Refused(RejectCode.MALFORMED, f"index {request.index} of {training.microbatches}")
+                    raise Refused(RejectCode.MALFORMED, f"index {request.index} of {most}")
                 replica = self._serving(request.stage)
                 last = self.notices.last(replica.member.horizon)
                 beyond = 1 + self.manifest.averaging.delay.ahead(last) if evaluates else 0

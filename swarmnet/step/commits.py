@@ -125,7 +125,7 @@ def bits_of(stages: Iterable[int]) -> bytes:
 
 
 class Barrier:
-    """Collects one commit per stage of `step`. Of another stage the first one received is used: forks are equal."""
+    """Collects one commit per stage of `step`. Of another stage the first one that is believed is used."""
 
     def __init__(self, step: int, num_stages: int) -> None:
         self.step = step

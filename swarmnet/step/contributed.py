@@ -5,7 +5,7 @@
 | fewer than 8 | new: no step waits for it |
 | from 8 | waited for, the longer the more there are (`patience_s`) |
 | from 32, or a quarter of the steps of a young run | a voter, until a commit names it late: then it is new again |
-| from 64, or any of the first steps of a run | a voter that keeps its vote |
+| from 64, or any of the first eight steps of a run | a voter that keeps its vote |
 
 A run is young after a rollback, too.
 """

@@ -385,7 +385,7 @@ class Leader:
         behind = self._at_step.behind(self.members)
         return {**dict.fromkeys(silent, "does not report"), **dict.fromkeys(behind, "is behind")}
 
-    def late(self, now: float) -> Set[PeerId]:
+    def late(self) -> Set[PeerId]:
         """The replicas that the step waits for by their own doing: no laggards, and none that others keep waiting."""
         waits = self.waits().keys() - self._at_step.behind(self.members)
         return {peer for peer in waits if not (self.acks and self._kept_by(peer))}
@@ -535,10 +535,10 @@ class Leader:
 
     def _leave_out(self, peer: PeerId, reason: str, now: float) -> None:
         """Go on without this replica in this step: it is late."""
-        self._go_without(peer, reason, now)
+        self._go_without(peer, reason)
         self._member.lateness.observe(peer, reason, now=now)
 
-    def _go_without(self, peer: PeerId, reason: str, now: float) -> None:
+    def _go_without(self, peer: PeerId, reason: str) -> None:
         self._left_out.add(peer)
         if (generation := self.members.get(peer)) is not None:
             self._plans.void(peer, generation)
@@ -629,7 +629,7 @@ class Leader:
         match self._rounds.suspects.decide(circles, step=self.stamp.step, now=now):
             case Leave(peer, reason, others) if len(self.members) > 1:
                 self._bring_back(peer, now)
-                self._go_without(peer, reason, now)
+                self._go_without(peer, reason)
                 self._observe_end(peer, others, f"holds up the round ({reason})", now)
                 self._rounds.held_up_by = {peer}
             case CutAgain(refused):

@@ -649,7 +649,7 @@ class OpenStep:
             away = {peer for peer in awaited if (seen := view.get(peer)) is not None and seen.waits == "stage"}
             self._delays.note(awaited, len(self.part.round.receivers), away=away, now=now)
         elif self.leader is not None:
-            late = self.leader.late(now)
+            late = self.leader.late()
             signatures = bool(self.leader.acks)
             self._delays.note(late, len(self.leader.members.keys() | late), signatures=signatures, now=now)
         else:

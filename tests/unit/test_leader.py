@@ -875,7 +875,7 @@ def test_who_lacks_a_sum_and_waits_for_one_that_has_it_may_have_a_broken_line():
         assert [each["peer"] for each in logged(calls, "late")] == late, (before, awaits)
         assert (C in lines.ends(STAMP.step)) == (awaits != (D,) or (C, D) in before)
     office, _ = one_lacks_the_sum((B,), until=10.0)
-    assert office.leader.waits() == {C: "has not got the sum"} and not office.leader.late(10.0)
+    assert office.leader.waits() == {C: "has not got the sum"} and not office.leader.late()
     calls = office.advance(10.1, resend=True)
     assert [plan.awaits for plan in plans(calls, B)] == [(C,)], "members do not take that for the leader's own delay"
 
