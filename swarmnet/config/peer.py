@@ -272,8 +272,8 @@ class NetworkSettings:
 class PeerConfig(Table):
     """One machine of a swarm.
 
-    Precedence: flag > `--set` > environment SWARMNET_* > `peer.toml` in `dir` > this file > default. Relative paths start at the directory in which
-    the command is typed; `~` is your home directory.
+    Precedence: flag > `--set` > environment SWARMNET_* > `peer.toml` in `dir` > this file > default.
+    Relative paths start at the directory in which the command is typed; `~` is your home directory.
     """
 
     manifest: Annotated[Home | None, CliOption("FILE")] = says(
