@@ -106,7 +106,7 @@ digest_differs | warning | stage peers round | replicas have different aggregate
 other_commit | debug | stage peer step of digest* | a replica has another commit of the same step
 bad_vote | debug | stage peer step | a vote had a wrong signature; `stage` is that of the vote
 refused_message | debug | stage peer kind reason | a message was refused
-committed | debug kept | stage step loss_sum num_tokens digest* contributions* voided | all stages have committed; it is applied
+committed | debug kept | stage step loss_sum num_tokens digest* contributions* voided | it is decided, and applied
 applied | info step version self | stage step version chain* loss grad_norm averaging_bytes | the optimizer step is done
 apply_failed | warning | stage step reason | the optimizer step failed
 figures | debug kept | step loss num_tokens grad_norm learning_rate | what came of the step
