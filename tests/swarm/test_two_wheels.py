@@ -67,10 +67,7 @@ def new(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for path in (ROOT / name for name in ("pyproject.toml", "README.md", "LICENSE")):
         shutil.copy(path, source)
     numbers = f"PROTOCOL_VERSION = ({MAJOR}, {MINOR})", f"PROTOCOL_VERSION = ({MAJOR}, {MINOR + 1})"
-    own: Edit = {
-        "swarmnet/__init__.py": ((f'__version__ = "{__version__}"', '__version__ = "9.0.0"'), numbers),
-        "pyproject.toml": ((f'version = "{__version__}"', 'version = "9.0.0"'),),
-    }
+    own: Edit = {"swarmnet/__init__.py": ((f'__version__ = "{__version__}"', '__version__ = "9.0.0"'), numbers)}
     edit(source, own | LATER)
     python = (sys.executable, "-P")
     pip = (*python, "-m", "pip", "--disable-pip-version-check", "-q")

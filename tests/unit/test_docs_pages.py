@@ -17,6 +17,8 @@ _SPEC = importlib.util.spec_from_file_location("docs_generate", ROOT / "docs/gen
 generate = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(generate)
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+BESIDE = sorted([*(ROOT / ".agents").rglob("*.md"), *(ROOT / ".github").rglob("*.md")])
+"""No pages of the manual, but their links and commands are held, too."""
 
 
 def headings(page: str) -> set[str]:
@@ -25,7 +27,7 @@ def headings(page: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize("page", [*PAGES, *BESIDE], ids=lambda path: path.name)
 def test_links_lead_somewhere(page: Path) -> None:
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
@@ -46,7 +48,9 @@ def commands(page: str) -> list[list[str]]:
     return [line.split()[1:] for line in lines if re.match(r"swarmnet [a-z]+ ", line)]
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "page", [page for page in [*PAGES, *BESIDE] if page.name != "CHANGELOG.md"], ids=lambda path: path.name
+)
 def test_every_option_that_a_page_names_exists(page: Path) -> None:
     for name, *words in commands(page.read_text(encoding="utf-8")):
         command = swarmnet.get_command(click.Context(swarmnet), name)
