@@ -186,7 +186,7 @@ def test_the_screen_is_about_this_machine() -> None:
     assert rows["run"] == "step 11 of 300, loss 2.5000, ends in about 9:38"
     assert rows["speed"] == "1.5 microbatches/s, 768 tokens/s, 3 of 8 slots in use"
     assert rows["accepted"] == "9 microbatches of 12 computed, 12.4% of the run, number 2 of 5 contributors"
-    assert rows["link"] == "sends 1.0 MB/s of 10 Mbit/s lent, receives 500.0 kB/s; 6.0 MB sent and 3.0 MB received"
+    assert rows["link"] == "sends 1.0 MB/s of 10 Mbit/s offered, receives 500.0 kB/s; 6.0 MB sent and 3.0 MB received"
     assert (rows["waits for"], rows["problems"], rows["log"]) == ("nothing", "none", str(LOG))
 
 
