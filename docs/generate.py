@@ -21,7 +21,7 @@ from swarmnet.cli.settings import flagged
 from swarmnet.config.peer import PeerConfig
 from swarmnet.config.table import Table
 from swarmnet.config.toml import literal
-from swarmnet.manifest.presets import PRESETS
+from swarmnet.manifest.presets import HELP, PRESETS
 from swarmnet.manifest.schema import Manifest
 
 DOCS = Path(__file__).resolve().parent
@@ -42,7 +42,7 @@ def tables(table: Table, flags: dict[str, str], prefix: str = "") -> Iterator[st
     plain = {name: value for name, value in shown.items() if not isinstance(value, Table)}
     yield "\n"
     for name, value in plain.items():
-        default = "" if value is None else f" = `{literal(value)}`".replace(str(Path.home()), "~")
+        default = "" if value is None else f" (`{literal(value)}`)".replace(str(Path.home()), "~")
         text = linked(type(table).model_fields[name].description or "")
         yield f"- `{name}`{flags.get(prefix + name, '')}{default}: {text}\n"
     for name, value in shown.items():
@@ -89,6 +89,12 @@ def commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Com
         yield path, command
 
 
+def same(names: list[str]) -> str:
+    """Options of the peer config: those that are missing, if they are fewer. Its page lists the flags."""
+    missing = [name for field in flagged("peer") if (name := f"`--{field.name}`") not in names]
+    return " ".join(["all but", *missing] if len(missing) < len(names) else names)
+
+
 def described(path: str, command: click.Command, seen: dict[tuple[str, str], str]) -> Iterator[str]:
     """A command: usage, purpose, options. seen: where an option with that help was described already."""
     context = click.Context(command, info_name=path, **command.context_settings)
@@ -105,9 +111,10 @@ def described(path: str, command: click.Command, seen: dict[tuple[str, str], str
             continue
         seen[known] = f"[{path}](#swarmnet-{path.replace(' ', '-')})"
         name, text = param.get_help_record(context) or ("", "")
+        text = text.replace(HELP.partition(": ")[2], "[presets](manifest.md#presets)")
         yield f"- `{name}`: {linked(text)}".rstrip(": ") + "\n"
     for where, names in again.items():
-        yield f"- As in {where}: {' '.join(names)}\n"
+        yield f"- As in {where}: {same(names) if 'peer-config' in where else ' '.join(names)}\n"
 
 
 def cli_page() -> str:

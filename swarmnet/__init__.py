@@ -1,4 +1,4 @@
-"""swarmnet trains large language models on machines that strangers lend.
+"""swarmnet trains large language models on machines that volunteers offer.
 
 The public names are those of `swarmnet.api`. Each is imported when it is first used.
 """

@@ -1,6 +1,6 @@
 """What a Python program may call: `swarmnet.load_manifest` and the other public names, each imported when first used.
 
-Thin functions over what the commands call. Whoever does something wrong gets `swarmnet.UsageError`, one line that says
+Thin functions over what the commands call. A caller's mistake raises `swarmnet.UsageError`, one line that says
 what and where; other failures are `swarmnet.SwarmError`, too. docs/python-api.md has examples.
 """
 
@@ -62,7 +62,7 @@ def run_peer(
     Takes the main thread of a process and its logging. It does not start again by itself after a crash.
 
     Args:
-        on_event: hears every event and its fields, from the thread that calls.
+        on_event: called with every event and its fields, from the thread that calls.
 
     Returns: the exit code, 0 after it has left in good order.
 
@@ -110,7 +110,7 @@ def read_status(run: Path | str, *, bootstrap: Sequence[str] = ()) -> Assessment
         run: the link that its peers print, its manifest's path, or its id.
         bootstrap: addresses of peers that are up; a link brings its own.
 
-    Returns: `seen`, `version`, `loss`, `stages`, `problems`, ...; `seen` is false if nobody answers or announces it.
+    Returns: `seen`, `version`, `loss`, `stages`, `problems`, ...; `seen` is false if no peer answers or announces it.
 
     Raises: UsageError if `run` names none; PeerTimeout if this machine has not even come to ask.
     """

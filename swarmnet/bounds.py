@@ -1,4 +1,4 @@
-"""What a field of a message may hold. A bound stands beside its field: `index: Annotated[int, Between(0, 9)]`.
+"""What a field of a message may hold. A bound is part of its field: `index: Annotated[int, Between(0, 9)]`.
 
 `wire.fields` derives from type and bound how a field is written, read and checked. `Recent` bounds what is remembered
 of others. Standard library only.
@@ -65,10 +65,10 @@ class Outside:
 
 @dataclass(frozen=True, slots=True)
 class Proto:
-    """How protobuf declares a field, where its type and its place among the fields do not say it."""
+    """How protobuf declares a field, where its type and its position among the fields do not say it."""
 
     number: int = 0
-    """The field's number; 0: its place, from 1 on. A new field stands last, or has a number that none ever had."""
+    """The field's number; 0: its position, from 1 on. A new field comes last, or has a number that none ever had."""
     type: Literal["", "bytes", "fixed64", "sint64"] = ""
     names: tuple[str, ...] = ()
     """Of the members of a tuple; of a mapping, of its keys and of the members of its values."""

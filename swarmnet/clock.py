@@ -157,7 +157,7 @@ def wall_time() -> float:
 
 
 def correction_s(ahead_s: Sequence[float], *, joining: bool) -> float:
-    """By how much to set a clock forward whose neighbours' clocks are so far ahead of it; 0.0: not at all.
+    """By how much to set a clock forward if the neighbours' clocks are so far ahead of it; 0.0: not at all.
 
     While it joins, a peer accepts the median of the others. Later its own clock has a vote, and of two halves of the
     votes those of the later time win: a paused virtual machine is late, and nothing makes a clock early.

@@ -20,7 +20,7 @@ MAX_ADDRESSES = 8
 MAX_ON_DISK = 8
 """Checkpoints of one stage that are announced: the newest."""
 MAX_COMPLAINTS = 8
-"""Complaints in one record, about all stages together."""
+"""Stall reports in one record, about all stages together."""
 MAX_REASON = 80
 MAX_NICKNAME = 32
 MAX_TAINTED = 4
@@ -75,7 +75,7 @@ Pass = SignedMessage[Invitation | BearerPass]
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """How fast a replica of the stage is, as a mate has measured it (`peer.rates`)."""
+    """How fast a replica of the stage is, as another one has measured it (`peer.rates`)."""
 
     mark: Annotated[int, Between(0, (1 << 32) - 1)]
     """Of which peer: the first digits of a hash of its id."""
@@ -104,7 +104,7 @@ class StageStatus:
     counted: Number = 0
     """How many indexes it has contributed to sums."""
     drift: Number | None = None
-    """The version at which its weights were last compared with its mates'; None: never."""
+    """The version at which its weights were last compared with those of other replicas; None: never."""
     stray: bool = False
     """Did its weights differ from theirs then?"""
     still_s: Amount = 0
@@ -116,14 +116,14 @@ Grounds = Literal["waited_for", "unreached", "sits_out", "left_out", "convicted"
 
 @dataclass(frozen=True, slots=True)
 class Complaint:
-    """What a replica of a stage holds against a mate."""
+    """What a replica of a stage reports about another one."""
 
     stage: StageNumber
     peer: PeerId
     how: Grounds
-    """waited_for: the step waits for it. unreached: it is heard but cannot be called. sits_out: steps do not wait for
-    it for `seconds` more. left_out: a step went on without it `seconds` ago. convicted: it is proven to lie, since
-    `seconds`."""
+    """waited_for: the step waits for it. unreached: its messages arrive but it cannot be called. sits_out: steps do not
+    wait for it for `seconds` more. left_out: a step went on without it `seconds` ago. convicted: it is proven
+    Byzantine, since `seconds`."""
     reason: Annotated[str, Size(MAX_REASON, printable=True)]
     """In words for a person."""
     seconds: Amount = 0
@@ -131,7 +131,7 @@ class Complaint:
 
 @dataclass(frozen=True, slots=True)
 class TaintedStep:
-    """A step of a stage whose sum holds proven false work, and is in the weights (docs/trust.md)."""
+    """A step of a stage with proven false work in its sum, which is in the weights (docs/trust.md)."""
 
     stage: StageNumber
     step: Number
@@ -139,12 +139,12 @@ class TaintedStep:
 
 @dataclass(frozen=True, slots=True)
 class DisputedWork:
-    """Work of a stage of which its members found different things, and nobody can be named (docs/trust.md)."""
+    """Work of a stage of which its members found different things, and no peer can be named (docs/trust.md)."""
 
     stage: StageNumber
     step: Number
     peer: PeerId
-    """Whose work it is; it may be right."""
+    """The peer that did the work; it may be right."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ class Record:
     incarnation: Incarnation
     """Random per process start."""
     addresses: Addresses
-    """Multiaddrs of its gRPC port; or of circuits to it, if nobody can dial it."""
+    """Multiaddrs of its gRPC port; or of circuits to it, if it is unreachable."""
     stages: Annotated[tuple[StageStatus, ...], Entries(MAX_STAGES_PER_PEER)]
     trainer: bool = False
     numerics: Annotated[str, Size(256, printable=True)] = ""
@@ -178,7 +178,7 @@ class Record:
     complaints: Annotated[tuple[Complaint, ...], Entries(MAX_COMPLAINTS)] = ()
     """The most important one first."""
     estimates: Annotated[tuple[Estimate, ...], Entries(MAX_ESTIMATES)] = ()
-    """How fast it finds its mates, and itself; of a peer with one stage."""
+    """How fast it finds the other replicas, and itself; of a peer with one stage."""
     may_move: bool = False
     """Does it move where it is needed?"""
     going: StageNumber | None = None
@@ -196,17 +196,17 @@ class Record:
     region: Annotated[str, Size(24, printable=True)] = ""
     """Where it is, as its operator says; empty: it does not say."""
     tainted: Annotated[tuple[TaintedStep, ...], Entries(MAX_TAINTED)] = ()
-    """Of the tainted steps that it knows of, those it heard of last."""
+    """Of the tainted steps that it knows of, the last ones."""
     num_tainted: Number = 0
     """How many it knows of."""
     disputed: DisputedWork | None = None
-    """The last that it knows of, convicts' apart."""
+    """The last that it knows of, without those of banned peers."""
     num_disputed: Number = 0
     """How many it has met with since its process began."""
     goes_back: bool = False
     """Does the run go back before tainted steps, if it can? Said where there are some."""
     nickname: Annotated[str, Size(MAX_NICKNAME, printable=True)] = ""
-    """What its operator calls it; empty: nothing. Nobody's alone: peers are told apart by their ids."""
+    """What its operator calls it; empty: nothing. It need not be unique: peers are told apart by their ids."""
 
     @property
     def roles(self) -> tuple[Role, ...]:
@@ -216,7 +216,7 @@ class Record:
 
     @property
     def hidden(self) -> bool:
-        """Can nobody dial this peer? Others reach it through relays, or have it dial them."""
+        """Is this peer unreachable (behind NAT)? Others reach it through relays, or have it dial them."""
         return bool(self.addresses) and all("/p2p-circuit/" in address for address in self.addresses)
 
     @property
@@ -246,7 +246,7 @@ _COMPLETE_S = 15.0
 class ReadPace:
     """When one peer may read records again, so that it costs the same in runs of all sizes. Pure.
 
-    least_s: from one read to the next, a quarter of it if something is missing; 0: whoever asks has a reason.
+    least_s: from one read to the next, a quarter of it if something is missing; 0: no limit.
     """
 
     def __init__(self, least_s: float) -> None:
@@ -288,7 +288,7 @@ class Directory(Protocol):
     """Publish my record, read others'. Reads have a deadline and degrade to what was known."""
 
     serves: Callable[[PeerId], Collection[int]]
-    """The stages in which a peer that is called by name may be found, beside those near me; whoever knows sets it."""
+    """The stages in which a peer that is called by name may be found, in addition to those near me."""
 
     async def publish(self, record: Record) -> None:
         """Store my record under every stage I serve (and under trainers if I am one). Renew it before it expires."""

@@ -4,7 +4,7 @@ The caller decides whether to try again: it knows what it asked for.
 
 SwarmError
 ├── UsageError          the person at the keyboard: what, where, what to do (exit code 2)
-├── NoReplica           nobody alive serves the stage
+├── NoReplica           no live peer serves the stage
 ├── PeerTimeout         a peer said nothing for too long
 ├── PeerGone            the connection was refused or broke
 ├── Refused             the other side answered `Rejected(code, reason)`
@@ -45,7 +45,7 @@ def unwritable(path: object, error: Exception) -> UsageError:
     """What to raise where a file that a person asked for cannot be written."""
     reason = getattr(error, "strerror", None) or error
     full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
-    advice = "; free some space, or name a place on another disk" if full else ""
+    advice = "; free some space, or name a path on another disk" if full else ""
     return UsageError(f"{path}: cannot be written: {reason}{advice}")
 
 
@@ -58,7 +58,7 @@ class PeerTimeout(SwarmError):
 
 
 class PeerGone(SwarmError):
-    """A connection was refused or broke. `definite` facts (refused: nobody listens there) prove death."""
+    """A connection was refused or broke. `definite` facts (refused: no process listens there) prove death."""
 
     def __init__(self, message: str = "", *, definite: bool = False, **facts: object) -> None:
         super().__init__(message, definite=definite, **facts)

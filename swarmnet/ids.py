@@ -111,5 +111,5 @@ def first_chain(run: RunId, stage: int) -> Chain:
 
 
 def next_chain(chain: Chain, evidence: bytes) -> Chain:
-    """The chain after one more step, whose commits hash to `evidence`."""
+    """The chain after one more step; its commits hash to `evidence`."""
     return Chain(hashlib.sha256(chain.encode() + evidence).hexdigest())

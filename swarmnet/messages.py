@@ -53,7 +53,8 @@ LatePeers = Annotated[tuple[PeerId, ...], Entries(MAX_LATE)]
 
 @dataclass(frozen=True, slots=True)
 class Ban:
-    """A peer is at fault. step: whose aggregate has its false work, or -1. case: `audit.case.subject_of`, or zeros."""
+    """A peer is at fault. step: the one with its false work in the aggregate, or -1. case:
+    `audit.case.subject_of`, or zeros."""
 
     peer: PeerId
     step: Annotated[Version, Proto(type="sint64")]
@@ -103,7 +104,7 @@ class Finished:
     grad_sq_norm: NotNegative
     """Squared L2 norm of the *sum*, fp64, in canonical parameter order."""
     contributions: Contributions
-    """Who added which indexes under which generation: disjoint, and with `voided` exactly 0..M-1."""
+    """Who added which indexes under which generation: disjoint, and with the skipped ones exactly 0..M-1."""
     voided: Indexes = NONE
     notice: Notice | None = None
     """As in the round."""
@@ -121,7 +122,7 @@ MAX_VOTES = 16
 """Votes that a commit carries: as many as the largest majority that is needed (`step.membership`)."""
 
 MAX_COUNTING = 2 * MAX_VOTES - 1
-"""Replicas of a stage that count at a time: a commit has room for the votes of more than half of them."""
+"""Replicas of a stage that count at a time: a commit may hold the votes of more than half of them."""
 
 Signature = Annotated[bytes, Size(64, least=1)]
 
@@ -169,10 +170,10 @@ class Commit:
     contributors: Annotated[tuple[PeerId, ...], Entries(MAX_COUNTING, packed=True), Proto(10)] = field(
         default=(), compare=False
     )
-    """The replicas whose gradients are in it, sorted; of more than MAX_COUNTING those that may count. (): whose digest
-    is `roll`, which the receiver has from the step before."""
+    """The replicas with gradients in it, sorted; of more than MAX_COUNTING those that may count. (): those with the
+    digest `roll`, which the receiver has from the step before."""
     votes: Annotated[tuple[Vote, ...], Entries(MAX_VOTES), Proto(11)] = field(default=(), compare=False)
-    """Signatures of replicas that hold the sum and are no contributors. With those of more than half of the roster the
+    """Signatures of replicas that hold the sum and are no contributors. With those of more than half of the voters the
     commit is a certificate (`step.membership`)."""
     seats: Annotated[Indexes, Proto(14)] = field(default=NONE, compare=False)
     """The contributors that have signed, by their places."""
@@ -279,7 +280,7 @@ class Sent:
     """What a replica stands for, under its name, of a payload that it hands to a neighbour stage."""
 
     stamp: Stamp
-    """As in its pledge."""
+    """As in its commitment."""
     index: Index
     kind: Literal["output", "answer"]
     """As in a `WorkRecord`."""
@@ -322,16 +323,16 @@ class Case:
     work: WorkRecord | None = None
     """The work that was pledged. None: the case is about the whole contribution, or about `other`."""
     path: Annotated[bytes, Size(32 * MAX_PATH)] = b""
-    """From the work to the pledge's root."""
+    """From the work to the commitment's root."""
     sent: Sent | None = None
     """The case is about this transfer: its signer is the suspect."""
     other: Pledge | None = None
-    """A second pledge of the same peer for the same aggregate."""
+    """A second commitment of the same peer for the same aggregate."""
     numerics: Annotated[str, Size(256)] = ""
     """The numerics class of all rechecks."""
     rechecks: Annotated[tuple[Recheck, ...], Entries(MAX_COUNTING)] = ()
     contributions: Contributions = ()
-    """Who contributed what to the aggregate: the pledge's `shares` stand for it. Empty among replicas of the stage."""
+    """Who contributed what to the aggregate: `shares` of the commitment stand for it. Empty in the stage."""
     voided: Indexes = NONE
 
 
@@ -382,11 +383,11 @@ class Heartbeat:
     asks: bool = True
     """I have chosen the receiver to hear from it, so it is to send me heartbeats too (`step.graph`)."""
     known: Annotated[bytes, Size(MAX_STAGES // 8)] = b""
-    """The stages whose commits of step `stamp.step` I know: bit i of byte i / 8 (lowest first) is stage i."""
+    """The stages of which I know the commit of step `stamp.step`: bit i of byte i / 8 (lowest first) is stage i."""
     digest: Annotated[bytes, Size(16)] = b""
     """Of those commits (`step.membership`)."""
     wants: Annotated[bytes, Size(MAX_STAGES // 8), Proto(19)] = b""
-    """The stages whose commits of step `stamp.step` I lack and ask the receiver for; bits as in `known`."""
+    """The stages of which I lack the commit of step `stamp.step` and ask the receiver for it; bits as in `known`."""
     notices: Annotated[bytes, Size(MARK_BYTES), Proto(18)] = b""
     """Stands for the notices that I know; another one than yours: ask me for them (`ManifestRequest`)."""
     waits: Annotated[Waits, Proto(20)] = ""
@@ -423,7 +424,7 @@ UNMEASURED = LineQuality()
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """A member whose next chunk is overdue."""
+    """A member with an overdue chunk."""
 
     peer: PeerId
     owes: bool
@@ -440,7 +441,7 @@ class Trouble:
     late: Annotated[tuple[Late, ...], Entries(MAX_MATES, distinct=True)] = ()
     """Who is late."""
     refused: Annotated[tuple[PeerId, ...], Entries(MAX_MATES, distinct=True)] = ()
-    """Members whose chunks it had to refuse."""
+    """Members that sent chunks that it had to refuse."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -484,7 +485,7 @@ class MemberState:
     returns: Indexes = NONE
     """Indexes that are not held: their work was dropped, or a round names them wrongly."""
     awaits: LatePeers = ()
-    """Members whose streams of the open round are later than their lines explain."""
+    """Members with streams of the open round that are later than their lines explain."""
 
     def contradiction(self) -> str:
         """What in it cannot be, in words; "" if nothing."""
@@ -579,14 +580,14 @@ class StagePlan:
 
 
 def contributors_of(of: Finished | Round) -> frozenset[PeerId]:
-    """The replicas whose gradients are in it."""
+    """The replicas with gradients in it."""
     return frozenset(peer for peer, _, indexes in of.contributions if indexes)
 
 
 def _voided_but_contributed(of: Finished | Round) -> str:
     # What is left out of the step cannot be in its sum.
     both = any(indexes & of.voided for _, _, indexes in of.contributions)
-    return "has a voided index that is contributed" if both else ""
+    return "has a skipped index that is contributed" if both else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -599,7 +600,7 @@ class Committed:
 
 
 StepControl = Heartbeat | StagePlan | MemberState | Committed
-"""What the step machine hears."""
+"""What the step machine receives."""
 
 AuditControl = Case | Sent
 Control = StepControl | AuditControl
@@ -667,9 +668,9 @@ class Part:
     """"contribution": the callee's input to the sum of hop `hop`; in hop 0 its accumulator, in a later hop the sum that
     it made in the hop before. "reduced": the sum over all contributors, for elements that the callee reduced in that
     hop. "sum": elements of the finished sum `id`. "replay": the same, of a step that a joiner catches up with.
-    "pledges": what the callee, and those that it has heard, stand for in the sum with digest `reference`; of its whole
-    row, once it has heard it, if `hop` is 1; of a range, what contributors have signed of that to its reducer, the
-    callee, in that hop."""
+    "pledges": what the callee, and those that have answered it, stand for in the sum with digest `reference`; of its
+    whole row, once that has answered, if `hop` is 1; of a range, what contributors have signed of that to its reducer,
+    the callee, in that hop."""
     start: Extent
     stop: Extent
     hop: Annotated[int, Between(0, MAX_HOPS - 1)] = 0
@@ -799,7 +800,7 @@ class Gradient:
     """Seconds of compute in the callee alone."""
     payload: Payload = ()
     route: Annotated[tuple[PeerId, ...], Entries(MAX_COMMITS, "num_stages", packed=True)] = ()
-    """Of an evaluation: who computed it in each stage after the callee's, as whoever called them says."""
+    """Of an evaluation: who computed it in each stage after the callee's, as their callers say."""
     sents: Sents = ()
     """By the callee, of the payload: in training, if the run has audits."""
 
@@ -830,7 +831,7 @@ class PartData:
     """Only for "sum" and "replay"."""
     pledges: Annotated[tuple[Pledge, ...], Entries(MAX_MEMBERS, "members")] = ()
     """For "pledges" what was asked for. With the last chunk of a contributor's part: what the callee has signed of
-    that part (`averaging.round_check`), if members pledge."""
+    that part (`averaging.round_check`), if members commit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -929,7 +930,7 @@ class TrailStep:
 
 @dataclass(frozen=True, slots=True)
 class ManifestData:
-    """The answer to `ManifestRequest`: UTF-8 TOML whose canonical hash the caller checks."""
+    """The answer to `ManifestRequest`: UTF-8 TOML; the caller checks its canonical hash."""
 
     toml: Annotated[str, Size(1 << 18)]
     # Number 2 was the notices as text.

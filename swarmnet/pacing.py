@@ -73,7 +73,7 @@ class TokenBucket:
 
 
 class Budgets(Generic[K]):
-    """A token bucket for each host, peer or place. Of too many the bucket that was not used for longest is forgotten.
+    """A token bucket for each host, peer or subnet. Of too many the bucket that was not used for longest is forgotten.
 
     To forget a bucket fills it. It was not used for longer than all others, so that costs next to nothing.
     """

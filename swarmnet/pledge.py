@@ -1,8 +1,8 @@
 """What a contributor to a sum signs. Pure.
 
-The works of a contributor are the leaves of a Merkle tree that has a place for every index of any run: leaf i is the
-work of index i, an empty one where it counted none. So a root and an index mean one work: nobody can show one work to
-the first who asks, and another one to the next.
+The works of a contributor are the leaves of a Merkle tree that has a leaf for every index of any run: leaf i is the
+work of index i, an empty one where it counted none. So a root and an index mean one work: a peer cannot show one work
+to one auditor, and another work to the next.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WHOLE = -1
 
 
 def shares_of(contributions: Iterable[tuple[PeerId, Generation, Indexes]], voided: Indexes) -> bytes:
-    """32 bytes that stand for who contributed which indexes to a sum, and which are in nobody's."""
+    """32 bytes that stand for who contributed which indexes to a sum, and which are in none."""
     each = sorted((peer, indexes) for peer, _, indexes in contributions if indexes)
     return _hash(_SHARES, _bits(voided), *(part for peer, indexes in each for part in (peer.encode(), _bits(indexes))))
 
@@ -38,7 +38,7 @@ def whole_of(product: int) -> bytes:
 
 
 def vector_seed(stamp: Stamp, round_id: RoundId, digest: bytes) -> bytes:
-    """What draws the vector that products are taken with: nobody knows it before the whole sum is fixed."""
+    """What draws the vector that products are taken with: no peer knows it before the whole sum is fixed."""
     return _hash(
         _VECTOR,
         *_stamped(stamp),
@@ -79,7 +79,7 @@ def root_of(leaves: Mapping[int, bytes]) -> bytes:
 
 
 def path_of(leaves: Mapping[int, bytes], index: int) -> bytes:
-    """What `proves` needs beside the work of `index`: `DEPTH` hashes of 32 bytes, from the leaf upwards."""
+    """What `proves` needs in addition to the work of `index`: `DEPTH` hashes of 32 bytes, from the leaf upwards."""
     levels = _levels(leaves)
     return b"".join(levels[at].get((index >> at) ^ 1, _EMPTY[at]) for at in range(DEPTH))
 
@@ -116,7 +116,7 @@ def _empty() -> list[bytes]:
 
 
 _EMPTY = _empty()
-"""Of each level: a node without a work below it."""
+"""Of each depth: a node without a work below it."""
 
 
 # ---------------------------------------------------------------- bytes

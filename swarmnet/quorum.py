@@ -20,7 +20,7 @@ _T = TypeVar("_T", bound=Any)  # anything with an order
 
 
 def quorum(voters: Collection[object] | int) -> int:
-    """The least number of votes that decides. One for no voters, so that nothing is decided by nobody."""
+    """The least number of votes that decides. One for no voters: an empty set decides nothing."""
     return (voters if isinstance(voters, int) else len(voters)) // 2 + 1
 
 

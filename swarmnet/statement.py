@@ -7,7 +7,7 @@
 
 Equal messages have equal statements, so 0.0 and -0.0 are written alike, as are True and 1.
 
-What travels on its own (records, bans, invitations) is in one envelope, `SignedMessage`, whose bytes are `wire.signed`.
+What travels on its own (records, bans, invitations) is in one envelope, `SignedMessage`, which `wire.signed` writes.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class SignedMessage(Generic[T_co]):
 def in_envelope(
     value: T, payload: bytes, key: PeerId, sign: Callable[[bytes], bytes], *, not_after: int = 0
 ) -> SignedMessage[T]:
-    """Sign a message whose bytes are `payload` (`wire.signed.sign` makes them)."""
+    """Sign a message with the bytes `payload` (`wire.signed.sign` makes them)."""
     kind = type(value).__name__
     return SignedMessage(kind, payload, key, not_after, sign(signed_statement(kind, payload, key, not_after)), value)
 

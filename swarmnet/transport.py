@@ -65,7 +65,7 @@ class Transport(Protocol):
     async def dial(self, peer: PeerId, address: str, *, deadline: float) -> None:
         """Open a new connection to `peer` at `address` and close it again. `deadline` is absolute loop time.
 
-        Raises PeerGone (it cannot be opened, or somebody else answers there; the message says which), PeerTimeout
+        Raises PeerGone (it cannot be opened, or another peer answers there; the message says which), PeerTimeout
         (something answers and has not proved in time that it is `peer`).
         """
         ...
@@ -98,7 +98,7 @@ class Service(Protocol):
         ...
 
     def on_gone(self, peer: PeerId, *, definite: bool) -> None:
-        """A connection to `peer` broke; `definite`: nobody listens at its address any more (the process is gone)."""
+        """A connection to `peer` broke; `definite`: no process listens at its address (the process is gone)."""
         ...
 
 

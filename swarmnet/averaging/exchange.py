@@ -59,7 +59,7 @@ _MOST_ELEMENT_BYTES = 8
 """Bytes of the largest element that travels: int64 sums."""
 
 _CHECKED_STEPS = 4
-"""The number of past steps whose commitments are remembered."""
+"""The number of past steps with remembered commitments."""
 
 SILENT_S, _MOST_SILENT_S = 1.0, 16.0
 """A holder of a finished sum that shows no sign of life for so long is passed over; twice as long in the next turn."""

@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 def _open_standard_files() -> None:
-    """Open the null device where whoever started us has closed standard input, output or error (`>&-`).
+    """Open the null device where the parent process has closed standard input, output or error (`>&-`).
 
     Otherwise the next file or connection takes that number, and what a library prints goes into it.
     """

@@ -53,7 +53,7 @@ def audit() -> None:
 def verify(places: tuple[Path, ...]) -> int:
     """Check evidence that a peer did wrong: who, in what, and what proves it. Needs no run and no network.
 
-    FILE is what a replica wrote when it convicted somebody. Of DIR, all files *.proof at any depth are checked. Exit
+    FILE is what a replica wrote when it proved a fault. Of DIR, all files *.proof at any depth are checked. Exit
     code: 0 if each file proves what it says, 1 if one does not. That it happened in the run that a file names is proven
     if the output says "of run", not if it says "the file calls".
 
@@ -130,11 +130,11 @@ def _words(evidence: Evidence) -> str:
 @click.argument("places", nargs=-1, required=True, type=TypedPath(path_type=Path), metavar="DIR_OR_FILE...")
 @with_json
 def receipts(places: tuple[Path, ...], as_json: bool) -> int:
-    """Show who counted what in a run, proven by the receipts that replicas keep. Needs no run and no network.
+    """Show who contributed what to a run, proven by the receipts that replicas keep. Needs no run and no network.
 
-    DIR is searched for receipts at any depth; those of several replicas are put together. Whom evidence there convicts
-    is marked. A step is proven by the chain if the next step's signers signed a hash of it. A member's steps are those
-    in which it counted a microbatch; `swarmnet control stats` has those that it applied.
+    DIR is searched for receipts at any depth; those of several replicas are put together. A peer that evidence there
+    bans is marked. A step is proven by the chain if the next step's signers signed a hash of it. A member's steps are
+    those in which it contributed a microbatch; `swarmnet control stats` has those that it applied.
 
     Exit code: 0 if all receipts are proven, tell one history of each stage, and reach the first step, which alone
     proves the run's id; 1 if not. A history is the word of those who signed it.
@@ -209,7 +209,7 @@ def _read(path: Path) -> tuple[list[Receipt], list[str]]:
 
 
 def _proofs(directories: Iterable[Path]) -> list[Evidence]:
-    """The evidence beside receipts that proves something; what does not is said."""
+    """The evidence next to receipts that proves something; what does not is said."""
     found = []
     for path in _paths(directories, _evidence_in):
         try:
@@ -257,7 +257,7 @@ def _show(run: str, found: Account, proofs: list[Evidence]) -> None:
 def _marked(fault: NamedFault, stage: int) -> str:
     of = "" if fault.stage == stage else f" of stage {fault.stage}"
     says = "" if fault.proven else ", as a file says of this run"
-    return f" (convicted: step {fault.step}{of}{says})"
+    return f" (banned: step {fault.step}{of}{says})"
 
 
 def _signed(part: Stretch) -> str:

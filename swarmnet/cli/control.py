@@ -52,7 +52,7 @@ def _ask(directory: Path, ask: str, *, as_json: bool = False, **more: object) ->
 def pause(directory: Path) -> int:
     """Pause a running peer: it takes no new microbatches, and keeps its state up to date.
 
-    It finishes what it has. If nobody else has its stage's state it serves on until somebody has.
+    It finishes what it has. If no other peer has its stage's state it serves on until one has.
 
     \b
     Example:
@@ -91,9 +91,9 @@ def drain(directory: Path) -> int:
 @with_json
 @click.pass_context
 def limits(ctx: click.Context, /, directory: Path, as_json: bool, **_: Any) -> int:
-    """Show what a running peer lends at most, and change it at once.
+    """Show what a running peer offers at most, and change it at once.
 
-    What is changed is written into peer.toml in the peer's --dir, which lies above a --config file, and holds after a
+    What is changed is written into peer.toml in the peer's --dir, which overrides a --config file, and holds after a
     restart, too, unless a flag of `join` or `peer` or a variable says something else.
 
     \b

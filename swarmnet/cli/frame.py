@@ -86,7 +86,7 @@ class Commands(click.Group):
 
 
 class Lazy(Commands):
-    """A group whose commands are imported when they are asked for."""
+    """A group that imports its commands when they are asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """All of them, in their order."""
@@ -157,7 +157,7 @@ def _settings(ctx: click.Context, command: click.Command) -> Set[str]:
 @click.group(cls=Lazy, no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="swarmnet", message="%(prog)s %(version)s")
 def swarmnet() -> None:
-    """Train large language models on machines that strangers lend.
+    """Train large language models on machines that volunteers offer.
 
     \b
     Example, a whole swarm on this machine:
@@ -183,7 +183,7 @@ class _Lasting(io.FileIO):
 
 
 def _lasting(stream: TextIO, command: str) -> TextIO:
-    """`stream`, or what takes its place while `command` runs."""
+    """`stream`, or what replaces it while `command` runs."""
     if not isinstance(stream, io.TextIOWrapper):
         return stream
     stream.reconfigure(errors="replace")  # a terminal that cannot show a character shows a "?"
@@ -241,7 +241,7 @@ def _of_the_host(error: BaseException) -> tuple[str, int] | None:
     where = f"{filename}: " if (filename := getattr(error, "filename", None)) else ""
     then = "".join(f", then {note}" for note in getattr(error, "__notes__", ()))
     if isinstance(error, OSError) and number in (errno.ENOSPC, errno.EDQUOT):
-        return f"{where}no space left on the disk that is written to: make room{then}", FAILED
+        return f"{where}no space left on the disk that is written to: free some{then}", FAILED
     if isinstance(error, BlockingIOError) or "can't start new thread" in text:
         return "this machine lets no more processes or threads start: raise pids.max or ulimit -u", FAILED
     if isinstance(error, MemoryError) or number == errno.ENOMEM or "can't allocate memory" in text:
@@ -254,7 +254,7 @@ def _of_the_host(error: BaseException) -> tuple[str, int] | None:
 
 
 def _unread() -> int:
-    """`swarmnet status | head`: nobody reads on, which is no error."""
+    """`swarmnet status | head`: the reader has ended, which is no error."""
     with contextlib.suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return FAILED

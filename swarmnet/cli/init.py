@@ -197,10 +197,7 @@ def init(
     lines += [*remarks(manifest), f"run id {run_id(manifest)}"]
     if owner is not None:
         may = "says who joins, and may extend the run" if invites else "may extend the run"
-        lines.append(
-            f"wrote {owner_key_file(path)}: whoever has this key {may}, and nobody can without it: "
-            "keep it safe, and a copy"
-        )
+        lines.append(f"wrote {owner_key_file(path)}: only the holder of this key {may}: keep it safe, and a copy")
     if manifest.admission.policy == "open":
         lines.append(
             "open run: anyone may join, and a majority of strangers could stop or change it; --admission invite "
@@ -304,7 +301,7 @@ class Begins:
         return self._described.model.tie_embeddings and not manifest.model.tie_embeddings
 
     def notes(self) -> list[str]:
-        """What lies there and is not applied: nobody should take it for a part of the run."""
+        """What is there and is not applied, so that it is not taken for a part of the run."""
         from swarmnet.model.huggingface.checkpoint import Checkpoint
 
         unread = ("settings", self._described.unread), ("files", Checkpoint(self._folder).unread())

@@ -97,7 +97,7 @@ class Machines:
         return None if self.replicas is None else ((self.replicas,),) * stages
 
     def peer_files(self, manifest: Path) -> list[Path]:
-        """Where the peer config of each kind is: run.peer.toml beside run.toml, and run.KIND.peer.toml if there are
+        """Where the peer config of each kind is: run.peer.toml next to run.toml, and run.KIND.peer.toml if there are
         several kinds."""
         kinds = [kind.name for kind in self.members.machines]
         return [manifest.with_suffix(f".{name}.peer.toml" if kinds[1:] else ".peer.toml") for name in kinds]
@@ -272,7 +272,7 @@ class Proposal:
         }
 
     def peer_configs(self, manifest: Path) -> dict[Path, tuple[int, str]]:
-        """(slots, text) of the files that peers start with, one for each kind of machine that has a place."""
+        """(slots, text) of the files that peers start with, one for each kind of machine that serves."""
         kinds = enumerate(zip(self.machines.members.machines, self.machines.peer_files(manifest), strict=True))
         return {
             file: (self.best.slots_of(number), self._peer_config(number, kind, manifest, file))

@@ -86,7 +86,7 @@ def _refuse_changes(options: LocalOptions, said: Mapping[str, object]) -> None:
     if changed:
         raise UsageError(
             f"{changed[0]}: the run was not begun so, and a resumed run keeps its manifest, its replicas, their ranks "
-            "and lies: leave it out"
+            "and faults: leave it out"
         )
 
 

@@ -1,4 +1,4 @@
-"""`swarmnet plan --measure`: layer times of this machine, kept beside the manifest, and the cut that follows."""
+"""`swarmnet plan --measure`: layer times of this machine, kept next to the manifest, and the cut that follows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def measured_file(manifest: Path) -> Path:
-    """Where a manifest's layer times are: run.measured.json beside run.toml."""
+    """Where a manifest's layer times are: run.measured.json next to run.toml."""
     return manifest.with_suffix(".measured.json")
 
 
@@ -36,18 +36,18 @@ def _what(spec: StageSpec) -> dict[str, object]:
 
 
 def saved(path: Path, manifest: Manifest) -> LayerTimes | None:
-    """The times that were measured for this run; None if nobody has, or of another model. Raises UsageError."""
+    """The times that were measured for this run; None if there are none, or of another model. Raises UsageError."""
     file = measured_file(path)
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
         if found["of"] != _what(manifest.of_stage(0)):
-            click.echo(f"ignored: {file} is of another model or microbatch; --measure measures anew", err=True)
+            click.echo(f"ignored: {file} is of another model or microbatch; --measure measures again", err=True)
             return None
         return LayerTimes(**{each.name: found["times"][each.name] for each in fields(LayerTimes)})
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{file}: cannot be read ({error}): remove it, or measure anew with --measure") from error
+        raise UsageError(f"{file}: cannot be read ({error}): remove it, or measure again with --measure") from error
 
 
 def measured_here(path: Path, setup: Setup, *, threads: int, as_json: bool) -> int:
@@ -72,7 +72,7 @@ def measured_here(path: Path, setup: Setup, *, threads: int, as_json: bool) -> i
     click.echo(
         f"wrote {file}: a microbatch of {times.tokens:,} tokens takes {1e3 * times.layer_s:.3g} ms a layer, "
         f"{1e3 * times.head_s:.3g} the head, {1e3 * times.embedding_s:.3g} the embedding, "
-        f"{1e3 * times.call_s:.3g} each stage beside, on {device}: {times.flops_per_s / 1e12:.3g} TFLOP/s\n"
+        f"{1e3 * times.call_s:.3g} each stage in addition, on {device}: {times.flops_per_s / 1e12:.3g} TFLOP/s\n"
         f"slowest stage of the cut {list(now)}: {1e3 * max(times.stages_s(now)):.3g} ms"
     )
     if best != now:

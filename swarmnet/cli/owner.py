@@ -30,7 +30,7 @@ _MOST_S = 10 * 366 * 24 * 3600
 
 @click.group(cls=Commands, no_args_is_help=False, context_settings=SETTINGS)
 def owner() -> None:
-    """What a run's owner signs: invitations, bans, and more steps. The owner's key lies beside RUN.toml.
+    """What a run's owner signs: invitations, bans, and more steps. The owner's key is next to RUN.toml.
 
     \b
     Example:
@@ -40,7 +40,7 @@ def owner() -> None:
 
 @owner.command("invite", context_settings=SETTINGS)
 @click.argument("named", nargs=-1, metavar="[RUN.toml] [PEER_ID]")
-@click.option("--bearer", is_flag=True, allow_from_autoenv=False, help="Invite whoever holds what is printed.")
+@click.option("--bearer", is_flag=True, allow_from_autoenv=False, help="Invite each peer that has what is printed.")
 @click.option(
     "--uses",
     type=CountRange(1, 1 << 20),
@@ -70,7 +70,7 @@ def invite(
     """Print an invitation to a run by invitation; RUN.toml (run.toml) has its owner's key beside it.
 
     PEER_ID is what `swarmnet join` prints as the peer's identity: the invitation is good for that peer alone. With
-    --bearer it is good for whoever holds it: pass it on as you would a password.
+    --bearer it is good for each peer that has it: pass it on as you would a password.
 
     \b
     Examples:
@@ -87,8 +87,8 @@ def invite(
     # An invitation is for one peer or for whoever holds it: exactly one of them is said.
     if bool(peers) == bearer or len(peers) > 1:
         raise UsageError(
-            "name the one peer to invite by its id (12D3KooW...), or say --bearer to invite whoever holds "
-            "what is printed"
+            "name the one peer to invite by its id (12D3KooW...), or say --bearer to invite each peer "
+            "that has what is printed"
         )
     if uses and not bearer:
         raise UsageError("--uses says for how many peers a bearer's invitation is good: say --bearer, too")
@@ -102,10 +102,10 @@ def invite(
         click.echo(f"swarmnet join {link}")
     guest, roles = token.invitation.value.guest, " and ".join(wanted)
     most = f", {uses} peer{'s' * (uses > 1)} at most" if uses else ""
-    whom = f"peer {guest}" if peers else f"whoever holds it (it is a secret){most}"
+    whom = f"peer {guest}" if peers else f"each peer that has it (it is a secret){most}"
     click.echo(f"good for {whom}, as {roles}, until {in_words(not_after)}", err=True)
     if bearer:
-        click.echo(f"to withdraw it, with everybody it has let in: swarmnet owner ban {typed(path)} {guest}", err=True)
+        click.echo(f"to withdraw it, with all that it has let in: swarmnet owner ban {typed(path)} {guest}", err=True)
     return 0
 
 
@@ -158,7 +158,7 @@ def ban(named: tuple[str, ...], lift: bool, bootstrap: tuple[str, ...]) -> int:
     """Ban peers from a run by invitation; RUN.toml (run.toml) has its owner's key beside it.
 
     PEER_ID is a peer's, or the id that `swarmnet owner invite --bearer` printed, for all peers that it let in. The
-    signed list is kept beside the manifest (run.bans); peers hear of it from each other within some seconds.
+    signed list is written next to the manifest (run.bans); peers pass it on to each other within some seconds.
 
     \b
     Example:
@@ -176,17 +176,21 @@ def ban(named: tuple[str, ...], lift: bool, bootstrap: tuple[str, ...]) -> int:
     click.echo(f"wrote {bans_file(path)}: list {bans.value.number}, {len(bans.value.peers)} banned")
     # The list is signed: whoever runs beside this file may spread it.
     if not bootstrap:
-        click.echo(
-            f"nobody has been told: a peer or trainer that runs with --manifest {typed(path)} on this machine tells "
-            "the others within some seconds, or say --bootstrap ADDRESS"
-        )
+        _not_told(path)
         return 0
     _tell(bans, bootstrap, path)
     return 0
 
 
+def _not_told(path: Path) -> None:
+    click.echo(
+        f"no peer has it yet: a peer or trainer that runs with --manifest {typed(path)} on this machine tells "
+        "the others within some seconds, or say --bootstrap ADDRESS"
+    )
+
+
 def _tell(word: OwnersWord, bootstrap: tuple[str, ...], path: Path) -> None:
-    """Raises UsageError if nobody takes it."""
+    """Raises UsageError if no peer takes it."""
 
     from swarmnet.net.dht_node import NoPeerAnswered
 
@@ -195,10 +199,10 @@ def _tell(word: OwnersWord, bootstrap: tuple[str, ...], path: Path) -> None:
         told = run_loop(_spread(word, bootstrap))
     if not told:
         raise UsageError(
-            f"it is written, and nobody took it at {', '.join(bootstrap)}: say it again with the address "
+            f"it is written, and no peer took it at {', '.join(bootstrap)}: say it again with the address "
             f"of a peer that is up, or run a peer or trainer with --manifest {typed(path)} here: it tells the others"
         )
-    click.echo("told the swarm: every peer hears of it within some seconds")
+    click.echo("told the swarm: every peer has it within some seconds")
 
 
 async def _spread(word: OwnersWord, bootstrap: tuple[str, ...]) -> bool:
@@ -213,7 +217,7 @@ async def _spread(word: OwnersWord, bootstrap: tuple[str, ...]) -> bool:
 
 
 _LEAD, _LEAD_S = 20, 30.0
-"""Steps ahead of where the run is, and seconds at least: by then every leader has heard of a notice."""
+"""Steps ahead of where the run is, and seconds at least: by then every leader has a new notice."""
 
 
 @owner.command("extend", context_settings=SETTINGS)
@@ -233,8 +237,8 @@ _LEAD, _LEAD_S = 20, 30.0
 def extend(path: Path, steps: int, since: int | None, bootstrap: tuple[str, ...]) -> int:
     """Give a run more steps while it goes on, or after its end; RUN.toml (run.toml) has its owner's key beside it.
 
-    The run id stays the same. The signed notice is kept beside the manifest (run.notices); every peer applies it from
-    the same step on, and the learning rate follows the schedule of the longer run.
+    The run id stays the same. The signed notice is written next to the manifest (run.notices); every peer applies it
+    from the same step on, and the learning rate follows the schedule of the longer run.
 
     \b
     Example:
@@ -265,21 +269,18 @@ def extend(path: Path, steps: int, since: int | None, bootstrap: tuple[str, ...]
     notice = owner.extend(steps, since)
     click.echo(f"wrote {notices_file(path)}: notice {notice.value.number}, {steps} steps from step {since} on")
     if corrects:
-        click.echo(f"it takes the place of notice {corrects[-1].value.number}, unless step {since} is over by then")
+        click.echo(f"it replaces notice {corrects[-1].value.number}, unless step {since} is over by then")
     if bootstrap:
         _tell(notice, bootstrap, path)
         return 0
-    click.echo(
-        f"nobody has been told: a peer or trainer that runs with --manifest {typed(path)} on this machine tells "
-        "the others within some seconds, or say --bootstrap ADDRESS"
-    )
+    _not_told(path)
     return 0
 
 
 def _stands(path: Path, bootstrap: tuple[str, ...]) -> tuple[int, float]:
-    """Where the run is, and steps per second, 0 if nobody has measured them.
+    """Where the run is, and steps per second, 0 if no peer has measured them.
 
-    Raises UsageError if nobody says it, or a peer would not understand a notice.
+    Raises UsageError if no peer says it, or a peer would not understand a notice.
     """
     from swarmnet.manifest.file import load
     from swarmnet.peer.status import read_status
@@ -287,7 +288,7 @@ def _stands(path: Path, bootstrap: tuple[str, ...]) -> tuple[int, float]:
     found, training = read_status(path, bootstrap), load(path.expanduser()).training
     if found.version is None:
         words = found.problems[0].text if found.problems else "no stage says where it is"
-        raise UsageError(f"nobody says where the run is ({words}): say --from STEP, and leave --bootstrap out")
+        raise UsageError(f"no peer says where the run is ({words}): say --from STEP, and leave --bootstrap out")
     old = [replica.peer for line in found.stages for replica in line.replicas if not replica.software]
     if old:
         raise UsageError(f"{', '.join(old)}: runs a version that knows no notices: update it first (docs/upgrading.md)")

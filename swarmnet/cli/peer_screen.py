@@ -186,7 +186,7 @@ def _run(state: RunState, now: float) -> str:
 
 def _link(state: RunState) -> str:
     up, down = (
-        f"{size(rate)}/s" + (f" of {8e-6 * lent:g} Mbit/s lent" if lent else "")
+        f"{size(rate)}/s" + (f" of {8e-6 * lent:g} Mbit/s offered" if lent else "")
         for rate, lent in zip(state.line, state.lent, strict=True)
     )
     last = state.crossed[-1]
@@ -239,14 +239,14 @@ def _transfer(transfer: StateTransfer, now: float) -> str:
 
 def _in_sync_in(fields: Mapping[str, Any]) -> str:
     steps = fields["level_in"]
-    return "" if steps is None else f", level in about {max(round(steps), 1)} step{'s' if steps >= 1.5 else ''}"
+    return "" if steps is None else f", in sync in about {max(round(steps), 1)} step{'s' if steps >= 1.5 else ''}"
 
 
 def _too_slow(fields: Mapping[str, Any]) -> str:
     here, each = (f"{8e-6 * fields[name]:.0f} Mbit/s" for name in ("needs", "needs_each"))
     return (
         f"too slow: {size(fields['bytes_per_s'])}/s come, and every {fields['step_s']:.0f} s a sum of "
-        f"{size(fields['sum_bytes'])} is added. To be level within {fields['within']} steps it takes "
+        f"{size(fields['sum_bytes'])} is added. To be in sync within {fields['within']} steps it takes "
         f"{size(fields['needs'])}/s: a line of {here} here, and of {each} at each of {fields['donors']} replicas if "
         "theirs never rest (a tenth is for joiners), or more replicas"
     )
@@ -265,7 +265,7 @@ def _synced(fields: Mapping[str, Any]) -> str:
 
 def _rank_lost(fields: Mapping[str, Any]) -> str:
     which = "a rank" if fields["rank"] is None else f"rank {fields['rank']}"
-    return f"{which} of stage {fields['stage']} was lost ({fields['reason']}): all start anew"
+    return f"{which} of stage {fields['stage']} was lost ({fields['reason']}): all start again"
 
 
 def _mesh_started(fields: Mapping[str, Any]) -> str:

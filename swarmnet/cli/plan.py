@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     "--measure",
     is_flag=True,
     allow_from_autoenv=False,
-    help="Time the run's layers here, keep the times beside MANIFEST, and say which cut makes stages equally fast.",
+    help="Time the run's layers here, keep the times next to MANIFEST, and say which cut makes stages equally fast.",
 )
 @click.option(
     "--search",

@@ -139,7 +139,7 @@ def served_lines(priced: Priced, members: Members) -> Iterator[str]:
         parts = []
         for n, fit, kind in zip(counts, priced.fits[place], members.machines, strict=True):
             if n:
-                host = f" and {_of(fit.host_need, kind.host_bytes)} beside" if fit.host_need else ""
+                host = f" and {_of(fit.host_need, kind.host_bytes)} of the host" if fit.host_need else ""
                 mesh = f", {kind.gpus} GPUs by {fit.shard if fit.shard != 'none' else 'tensor'}" * (kind.gpus > 1)
                 memory = f"{_of(fit.need, kind.device_bytes)}{host}"
                 parts.append(f"{n} x {kind.name} (up to {counted(fit.slots, 'slot')} in {memory}{mesh})")

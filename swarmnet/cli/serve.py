@@ -1,4 +1,4 @@
-"""The commands of whoever takes part in a swarm: `join`, `peer`, `trainer`, `bootstrap`; and `status`, which looks."""
+"""The commands of a member of a swarm: `join`, `peer`, `trainer`, `bootstrap`; and `status`, which looks."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def join(ctx: click.Context, /, run: str, *, no_restart: bool, plain: bool, **_:
       swarmnet join swarm:RUN_ID@/ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...
 
     \b
-    Where others can connect to it, it relays for those that nobody can: open both ports in the firewall.
+    Where others can connect to it, it relays for peers behind NAT: open both ports in the firewall.
       swarmnet join --port 31340 --dht-port 31341 LINK
 
     The first Ctrl+C finishes what the peer holds and leaves; the second ends it at once.
@@ -86,7 +86,7 @@ def _supervised() -> int | None:
 
 
 def _invited(run: str, config: PeerConfig) -> tuple[PeerConfig, SwarmLink | Manifest]:
-    """What was typed: a link, or a manifest with somebody to ask. Raises UsageError."""
+    """What was typed: a link, or a manifest with an address to ask. Raises UsageError."""
     from swarmnet.net.swarm_link import SCHEME, SwarmLink
 
     # Pasted links often have a blank at an end.
@@ -166,7 +166,7 @@ def _join(config: PeerConfig, invited: SwarmLink | Manifest, *, plain: bool) -> 
 
         # One loop for all of it: what has joined the DHT to find a stage is what serves it.
         with loop_runner() as runner, entered(runner, prepare_join(config, invited, tell)) as prepared:
-            screen.phase("starting", "making room for the stage, then listening under this machine's own address")
+            screen.phase("starting", "allocating memory for the stage, then listening under this machine's own address")
 
             code = run_peer(
                 prepared.config,
@@ -294,7 +294,7 @@ def status(run: str, bootstrap: tuple[str, ...], as_json: bool, log_level: str) 
     """Ask the DHT how a run is doing, what is wrong with it and what to do.
 
     The run is named by the link that its peers print, by its manifest file, or by its id (64 hex digits, or the first
-    12 or more). The exit code is 0 if somebody announces it, 1 if nobody does, 2 if nobody answers at the address.
+    12 or more). The exit code is 0 if a peer announces it, 1 if none does, 2 if none answers at the address.
 
     \b
     Examples:

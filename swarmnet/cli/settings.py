@@ -299,7 +299,7 @@ def _bare(annotation: Any) -> Any:
 
 
 TYPED = (ParameterSource.ENVIRONMENT, ParameterSource.COMMANDLINE)
-"""Whoever says something says it by one of these."""
+"""Sources of a value that the user has given."""
 
 
 def given(ctx: click.Context, *sources: ParameterSource) -> Iterator[tuple[FieldOption, str, Any]]:
@@ -342,7 +342,7 @@ SERVING = (
     "dashboard",
     *LOGS,
 )
-"""Fields of the peer config that whoever serves a stage says."""
+"""Fields of the peer config that are options of `join` and `peer`."""
 
 
 def peer_options(*names: str) -> Callable[[F], F]:

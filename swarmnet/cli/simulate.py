@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from swarmnet.telemetry.screen import Screen
 
 TWINNED = 256
-"""A fleet of so many peers is run without its faults, too, if nobody says otherwise."""
+"""A fleet of so many peers is run without its faults, too, unless an option says otherwise."""
 
 
 @click.command("simulate", cls=SchemaCommand, context_settings=SETTINGS)
@@ -178,7 +178,7 @@ def text_of(found: Mapping[str, Any]) -> str:
         f"({found['wall_s']:.1f} s here)" + (", interrupted" if found.get("interrupted") else ""),
     ]
     if found["abstract"]:
-        lines.append("abstract     rounds meet without streams, records of the next stages only, nobody moves")
+        lines.append("abstract     rounds meet without streams, records of the next stages only, no peer moves")
     if found["steps_done"]:
         parts = ", ".join(f"{name} {share:.0%}" for name, share in found["of_a_step"].items())
         lines += [

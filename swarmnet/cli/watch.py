@@ -60,7 +60,7 @@ def watch(
     It is no member and needs no invitation: it asks members for the figures of their last steps, and takes what most of
     them say. Files that an earlier watch wrote are gone on with. It ends with the run, or with Ctrl+C.
 
-    The run is named as for `swarmnet status`. The exit code is 0; 1 if nobody announces the run, 2 if nobody answers,
+    The run is named as for `swarmnet status`. The exit code is 0; 1 if no peer announces the run, 2 if none answers,
     130 if it is interrupted before the run was found.
 
     \b
@@ -93,7 +93,7 @@ def watch(
     show_default=True,
     metavar="ADDR",
     allow_from_autoenv=False,
-    help="Where to listen; another one than this machine's own shows the page to whoever reaches it.",
+    help="Where to listen; another one than this machine's own shows the page to all who reach it.",
 )
 @click.option(
     "--port",
@@ -138,12 +138,12 @@ def _own_run(directory: Path) -> tuple[str, tuple[str, ...]]:
     from swarmnet.net.swarm_link import SwarmLink
     from swarmnet.peer.control_socket import PeerNotRunning, ask_peer
 
-    nobody = f"no peer runs with --dir {directory}: name a run by its link, or a running peer by its --dir"
+    not_running = f"no peer runs with --dir {directory}: name a run by its link, or a running peer by its --dir"
     if not directory.is_dir():
-        raise UsageError(nobody)
+        raise UsageError(not_running)
     try:
         links = ask_peer(directory, "links")["facts"]["links"]
     except PeerNotRunning as error:
-        raise UsageError(nobody) from error
+        raise UsageError(not_running) from error
     # This machine's own address comes last.
     return links[-1], tuple(SwarmLink.parse(each).address for each in links[:-1])

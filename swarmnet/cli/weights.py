@@ -50,7 +50,7 @@ class FoundWeights:
 
     manifest: Manifest
     base: Path | None
-    """Where the manifest lies; None: it came from the network, and has no say in which files are opened here."""
+    """Where the manifest is; None: it came from the network, and has no say in which files are opened here."""
     collection: CollectedCheckpoints
 
 
@@ -68,8 +68,8 @@ def weights_of(
 
     Args:
         run: a link, or a manifest's path: without `bootstrap` the weights are on this disk then.
-        say: hears what goes on while they are fetched.
-        agreed: hears the manifest, and where it lies, before anything is fetched or read; it may raise.
+        say: called with the progress while they are fetched.
+        agreed: called with the manifest, and where it is, before anything is fetched or read; it may raise.
     """
     import tempfile
 
@@ -185,13 +185,13 @@ def _run_tokenizer(manifest: Manifest, base: Path | None, tokenizer: Path | None
     "--like",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
     metavar="DIR",
-    help="Checkpoint whose tokenizer, generation settings and sliding window come along.  [what the run began with]",
+    help="Checkpoint from which tokenizer, generation settings and sliding window come.  [what the run began with]",
 )
 def export(run: str, target: Path, directories: tuple[Path, ...], step: int | None, like: Path | None) -> int:
     """Write the model of a run to a new directory OUT, as Hugging Face's transformers loads it.
 
-    With the run's manifest the weights of all stages come from checkpoints on this disk: those of `swarmnet local` lie
-    beside its run.toml, those of peers in their --dir. With a link they are fetched from the peers of a swarm that is
+    With the run's manifest the weights of all stages come from checkpoints on this disk: those of `swarmnet local` are
+    next to its run.toml, those of peers in their --dir. With a link they are fetched from the peers of a swarm that is
     up.
 
     \b
@@ -271,7 +271,7 @@ def _beginning(manifest: Manifest, base: Path | None) -> Path | None:
 
 
 def _began(manifest: Manifest, base: Path | None, like: Path | None) -> Path | None:
-    """The same, or `like` if the run began with a checkpoint: whoever names one says that it is that one."""
+    """The same, or `like` if the run began with a checkpoint: by naming one the user says that it is that one."""
     # A manifest without digests began at random: no checkpoint can be its beginning.
     named = like is not None and manifest.initial.sha256 and (like / "config.json").is_file()
     return _beginning(manifest, base) or (like if named else None)
@@ -445,7 +445,7 @@ def scores_of(
     """What is to be scored. Raises UsageError: the data or the tokenizer are not here, or others.
 
     Args:
-        base: where the manifest lies; None: it came from the network, and opens no files here.
+        base: where the manifest is; None: it came from the network, and opens no files here.
         data: a source; None: what the run has held out.
         tokenizer: the run's; None: where its manifest says.
         microbatches: at most so many.
@@ -506,7 +506,7 @@ class Scores:
 
     @property
     def so_far(self) -> str:
-        """One line for whoever waits."""
+        """One line of progress."""
         tally = self.tally
         loss = f", loss {tally.loss:.4f}" if tally.num_tokens else ""
         return f"{tally.num_microbatches} of {self.text.num_microbatches} microbatches{loss}"

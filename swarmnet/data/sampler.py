@@ -48,8 +48,8 @@ class Sampler:
         Sequence number n = index * microbatch_size + b of the run is number n mod num_windows of its epoch.
         """
         return tuple(
-            permute(place, self.num_windows, self._key(f"train/{epoch}"))
-            for epoch, place in self._places(index, self.num_windows)
+            permute(position, self.num_windows, self._key(f"train/{epoch}"))
+            for epoch, position in self._places(index, self.num_windows)
         )
 
     def eval_positions(self, index: int) -> tuple[int, ...]:
@@ -58,8 +58,8 @@ class Sampler:
         One fixed order over the part kept for evaluation; past its end it starts again.
         """
         return tuple(
-            self.eval_start + self.sequence_length * permute(place, self.num_eval_windows, self._key("eval"))
-            for _, place in self._places(index, self.num_eval_windows)
+            self.eval_start + self.sequence_length * permute(position, self.num_eval_windows, self._key("eval"))
+            for _, position in self._places(index, self.num_eval_windows)
         )
 
     def _places(self, index: int, num_windows: int) -> list[tuple[int, int]]:
@@ -72,20 +72,20 @@ class Sampler:
         return hashlib.sha256(f"{self._seed}/{purpose}".encode()).digest()
 
 
-def permute(place: int, size: int, key: bytes) -> int:
-    """The image of `place` under a permutation of range(size), chosen by `key` (at most 64 bytes). size <= 2^62."""
+def permute(position: int, size: int, key: bytes) -> int:
+    """The image of `position` under a permutation of range(size), chosen by `key` (at most 64 bytes). size <= 2^62."""
     half = (max(size - 1, 1).bit_length() + 1) // 2
     while True:
-        place = _feistel(place, half, key)
+        position = _feistel(position, half, key)
         # Outside the range: go on. The walk always comes back, as a permutation has no dead ends.
-        if place < size:
-            return place
+        if position < size:
+            return position
 
 
-def _feistel(place: int, half: int, key: bytes) -> int:
+def _feistel(position: int, half: int, key: bytes) -> int:
     """A permutation of range(4 ** half): each round adds a keyed hash of one half to the other and swaps them."""
     mask = (1 << half) - 1
-    left, right = place >> half, place & mask
+    left, right = position >> half, position & mask
     for number in range(_ROUNDS):
         mixed = hashlib.blake2b(right.to_bytes(4, "little"), key=key, salt=bytes([number]), digest_size=4)
         left, right = right, left ^ (int.from_bytes(mixed.digest(), "little") & mask)

@@ -89,9 +89,7 @@ class LocalOptions:
         str | None,
         CliOption("KIND:N,...", help="make so many replicas Byzantine; KIND=P%: so many of them (docs/local.md)"),
     ] = None
-    resume: Annotated[bool, CliOption(help="go on with the run in --out DIR, whose manifest and replicas count")] = (
-        False
-    )
+    resume: Annotated[bool, CliOption(help="go on with the run in --out DIR, with its manifest and replicas")] = False
     ranks: Annotated[
         tuple[str, ...],
         CliOption(

@@ -232,7 +232,7 @@ class SwarmProgress(EventFold):
         return sorted(self.convictions.keys() - self.liars.keys())
 
     def not_up(self, ranks: Callable[[str], int]) -> list[str]:
-        """The live replicas whose processes have not started yet. ranks: how many one has, by its name."""
+        """The live replicas that have not started yet. ranks: how many one has, by its name."""
         return sorted(
             name
             for name, replica in self.replicas.items()

@@ -215,8 +215,8 @@ def draw(outcome: RunOutcome, path: Path) -> str:
             *(Mark(step, "kill", name, "tab:red") for name, step, _ in progress.kills),
             *(Mark(found.step, "named", name, "tab:green") for name, found in sorted(progress.convictions.items())),
         ],
-        beside=outcome.reference or (),
-        beside_is="all correct" if progress.liars else "one process",
+        reference=outcome.reference or (),
+        reference_is="all correct" if progress.liars else "one process",
     )
 
 

@@ -440,7 +440,7 @@ class Protocol(Table):
 class Audits(Table):
     """How much of members' work is computed again by others, docs/trust.md; with 0 and 0 sums are not checked."""
 
-    microbatches: Fraction = says(0.01, "share of microbatches whose outputs and input gradients are recomputed")
+    microbatches: Fraction = says(0.01, "share of microbatches of which outputs and input gradients are recomputed")
     contributions: Fraction = says(0.01, "share of contributions to a step's sum that are computed again as a whole")
     on_late: Literal["record", "rollback"] = says(
         "record", 'proven false work: "record": it stays; "rollback": the run goes back before it'

@@ -1,8 +1,8 @@
 """A run's curve, pieced together from what members answer about their steps. Pure.
 
-A step is taken once more than half of those who should know it say the same. A lie costs only the liar, as long as most
-of those who are asked tell the truth. Of two that disagree neither is believed. A step that is taken stays, unless the
-run goes back and does it again.
+A step is taken once more than half of those who should know it say the same. A false answer costs only its sender, as
+long as most of those who are asked tell the truth. Of two that disagree neither is believed. A step that is taken
+stays, unless the run goes back and does it again.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Curve:
 
     @property
     def newest_held_out(self) -> int | None:
-        """The last version of the run's present past whose held-out loss is known."""
+        """The last version of the run's present past that has a known held-out loss."""
         return max((version for version in self._evaluations if version - 1 not in self._undone), default=None)
 
     @property
@@ -107,7 +107,7 @@ class Curve:
     # ------------------------------------------------------------ what members say
 
     def went_back(self, restart: Restart) -> bool:
-        """The newest restart that half of those who serve follow: what came of the steps after it is asked for anew.
+        """The newest restart that half of those who serve follow: the steps after it are asked for again.
         Returns whether it is a new one."""
         if restart <= self._restart:
             return False
@@ -127,8 +127,8 @@ class Curve:
         busy: int = 0,
     ) -> list[int]:
         """Take what most say. answers: of those who were asked this time, by step, from `wanted` on. busy: how many
-        were too busy to: whoever keeps them so must not leave the word to few. now: Unix seconds. replicas: as of a
-        point that is not older than live_s.
+        were too busy to: a peer that keeps them busy must not leave the decision to few. now: Unix seconds. replicas:
+        as of a point that is not older than live_s.
 
         Returns the steps that are new or changed.
         """

@@ -1,6 +1,6 @@
 """`swarmnet dashboard`: a page about a run, served to this machine's browser. It looks on as `swarmnet watch` does.
 
-The page is a few files of this package and `data.json`; it asks no other host, and nobody can change anything by it.
+The page is a few files of this package and `data.json`; it asks no other host, and changes nothing.
 With `--json` each look is printed: a peer has that done by a process of its own, and serves the page itself.
 """
 
@@ -27,8 +27,8 @@ EVERY_S = 2.0
 
 
 def run_dashboard(named: Path | str, bootstrap: tuple[str, ...], host: str, port: int, as_json: bool = False) -> int:
-    """Serve the page until Ctrl+C; as_json: print what it would show. Returns the exit code: 0; 1 if nobody announces
-    the run; 2 if nobody answers.
+    """Serve the page until Ctrl+C; as_json: print what it would show. Returns the exit code: 0; 1 if no peer
+    announces the run; 2 if none answers.
 
     Raises UsageError, what `looking_on` raises, and KeyboardInterrupt if Ctrl+C came before the run was found.
     """

@@ -2,7 +2,7 @@
 
 Whatever was written before is read first, so a watch that is started again goes on where the last one ended: no step
 stands twice. Files name their run. Lines of the CSV file are by step: where one comes late, or changes, all are written
-anew.
+again.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def _point(cells: Mapping[str, str]) -> StepPoint:
 
 
 class CurvePicture:
-    """A PNG, drawn anew now and then, and at the end."""
+    """A PNG, drawn again now and then, and at the end."""
 
     def __init__(self, path: Path, run: RunId, seen: WatchedRun, say: Callable[[str], None]) -> None:
         self._path, self._run, self._seen, self._say = path, run, seen, say

@@ -22,7 +22,7 @@ MOST_POINTS = 1200
 """Of the curve: more than a screen has columns."""
 
 MOST_PEERS, MOST_COMPLAINTS = 500, 32
-"""That are shown; how many peers there are is said. Of complaints those of one peer."""
+"""That are shown; how many peers there are is said. Of stall reports those of one peer."""
 
 LONGEST_NAME = 80
 """Characters of the run's name that are shown: a manifest sets it no limit."""

@@ -55,7 +55,7 @@ _MOST_ANSWERS = 10
 """Of one member in one look: more than it remembers."""
 
 GONE_S = 60.0
-"""Nobody has announced the run for so long: it is over, or its peers cannot be heard from here."""
+"""After so long without an announcement the run is over, or its peers cannot be reached from here."""
 
 LAST_HELD_OUT_S = 20.0
 """After the last step, how long the held-out loss of the last version is waited for."""
@@ -73,14 +73,14 @@ class WatchOptions:
     as_json: bool = False
     every_s: float = 2.0
     page: bool = False
-    """For the dashboard: look on when the run has finished, or nobody announces it, and ask more members how they have
+    """For the dashboard: look on when the run has finished, or no peer announces it, and ask more members how they have
     spent their last step."""
 
 
 def run_watch(named: Path | str, bootstrap: tuple[str, ...], options: WatchOptions) -> int:
-    """Watch until the run has finished, or Ctrl+C. Returns the exit code: 0, also after Ctrl+C; 1 if nobody announces
-    the run; 2 if nobody answers. Raises UsageError, what `looking_on` raises, and KeyboardInterrupt if Ctrl+C came
-    before the run was found."""
+    """Watch until the run has finished, or Ctrl+C. Returns the exit code: 0, also after Ctrl+C; 1 if no peer
+    announces the run; 2 if none answers. Raises UsageError, what `looking_on` raises, and KeyboardInterrupt if Ctrl+C
+    came before the run was found."""
     if options.png:
         check_ending("--png", options.png)
     for flag, extra, wanted in (
@@ -242,7 +242,7 @@ class Watcher:
     async def _ask_all(
         self, found: Assessment, records: Sequence[Record]
     ) -> tuple[dict[PeerId, dict[int, StepFigures]], list[int]]:
-        """What those who answered say of steps, and the versions whose held-out loss is new."""
+        """What those who answered say of steps, and the versions that have a new held-out loss."""
         now = asyncio.get_running_loop().time()
         # Through a relay only peers of the run speak to each other.
         able = [each for each in records if each.addresses and not each.hidden]
@@ -278,7 +278,7 @@ class Watcher:
         return {each.peer: steps for each, steps in zip(asked, heard, strict=True) if steps is not None}, versions
 
     async def _admitted(self, ready: list[Record]) -> list[Record]:
-        """Those of them that the run's manifest admits, once somebody has given it: its hash is the run's id."""
+        """Those of them that the run's manifest admits, once a peer has sent it: its hash is the run's id."""
         from swarmnet.peer.joining import fetch_manifest  # imports torch: bad options are refused without it
 
         some = sorted(ready, key=lambda each: self._shuffled(each.peer))[:_MOST_MANIFESTS]

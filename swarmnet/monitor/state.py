@@ -18,7 +18,7 @@ from swarmnet.peer.swarm_health import Assessment, Problem, ReplicaLine
 from swarmnet.telemetry.text import short
 
 TRAINER = -1
-"""In the place of a stage."""
+"""Instead of a stage."""
 
 MOST_STAYS, MOST_CHANGES = 200, 400
 """That are remembered: the newest, and all stays that last."""
@@ -44,7 +44,7 @@ class Change:
 
 @dataclass(slots=True)
 class Stay:
-    """Somebody's time in a stage, in Unix seconds. began: None: before the first look. ended: None: it is here.
+    """A peer's time in a stage, in Unix seconds. began: None: before the first look. ended: None: it is here.
 
     how: "left" if it had said that it would; "gone" if not; "" while it is here.
     """
@@ -66,7 +66,7 @@ class WatchedRun:
         """now: Unix seconds, here and below."""
         self.curve, self.since, self.looks = curve, now, 0
         self.changes: Sequence[Change] = ()
-        """Since the look before. Nobody is new at the first one."""
+        """Since the look before. At the first one no peer is new."""
         self.steps: Collection[int] = ()
         """Of the curve, those that are new or have changed; so are `versions` of its held-out losses."""
         self.versions: Collection[int] = ()
@@ -195,7 +195,7 @@ class WatchedRun:
 
 
 def members(assessment: Assessment) -> set[tuple[int, PeerId]]:
-    """(stage, peer) of everybody who serves, and of trainers."""
+    """(stage, peer) of all that serve, and of trainers."""
     serving = {who for who, each in _replicas(assessment).items() if each.ready and each.going is None}
     return serving | {(TRAINER, trainer.peer) for trainer in assessment.trainers}
 

@@ -137,7 +137,7 @@ class JsonLines(WatchView):
         self._said = now
 
     def note(self, text: str) -> None:
-        """Something for a person, which has no place here."""
+        """Something for a person, which is not shown here."""
         self._say("note", {"text": text})
 
     def end(self, text: str) -> None:

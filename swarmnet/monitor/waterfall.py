@@ -1,8 +1,8 @@
 """How members spent their last whole step: who computed, averaged and waited when. For a step's waterfall.
 
 Each member speaks for itself alone, by its own clock's seconds; when that was is by the clock here. What cannot be is
-left out, and so is a bar of another length, or of another time, than most of its step: a lie is then no part of the
-picture, or moves the liar's bar alone.
+left out, and so is a bar of another length, or of another time, than most of its step: a false answer is then no
+part of the picture, or moves only the bar of its sender.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ANSWER_S = 3.0
 _SLACK_S = 1e-6
 
 _MOST_UNUSUAL = 3.0
-"""A bar of more than so many usual steps, or as far from the others, is not drawn: it would leave them no room."""
+"""A bar of more than so many usual steps, or as far from the others, is not drawn: it would leave them no space."""
 
 
 @dataclass(frozen=True, slots=True)

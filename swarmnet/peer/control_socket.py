@@ -302,7 +302,7 @@ class PeerNotRunning(UsageError):
 
 
 async def _ask(directory: Path, request: dict[str, object]) -> dict[str, Any]:
-    nobody = (
+    not_running = (
         f"no peer that serves a stage runs with --dir {directory}: start one with `swarmnet join LINK`, or name "
         "another with --dir"
     )
@@ -323,7 +323,7 @@ async def _ask(directory: Path, request: dict[str, object]) -> dict[str, Any]:
                 f"the process with --dir {directory} does not listen: a peer that is starting does in a moment; a "
                 "trainer or bootstrap node has no controls, and Ctrl+C ends it"
             ) from error
-        raise PeerNotRunning(nobody) from error
+        raise PeerNotRunning(not_running) from error
     if "error" in answer:
         raise UsageError(answer["error"])
     found: dict[str, Any] = answer

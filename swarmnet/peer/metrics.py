@@ -47,7 +47,7 @@ def figures(peer: Peer, traffic: Traffic) -> Iterator[Metric]:
         (Gauge, "paused", "1: it takes no new microbatches, as asked.", peer.paused),
         (Gauge, "halted", "1: the run cannot continue here until a peer joins.", seen.halted is not None),
         (Gauge, "tasks", "Of its event loop, running or waiting.", len(asyncio.all_tasks())),
-        (Gauge, "known_peers", "Peers whose records it holds, itself left out.", len(peer.records)),
+        (Gauge, "known_peers", "Peers of which it has the record, itself left out.", len(peer.records)),
         (Gauge, "run_tokens_per_second", "Of the whole run, over the last steps.", record.tokens_per_second),
         (Gauge, "loss", "Mean loss of the last step, nats per token.", last.loss if last else None),
         (Gauge, "gradient_norm", "Of the last step's average gradient.", last.grad_norm if last else None),

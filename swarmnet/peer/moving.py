@@ -113,7 +113,7 @@ class Moving:
         return replica if member.synced and not member.done and not member.view.draining else None
 
     def _fitting(self, replica: Replica) -> Collection[int]:
-        """The stages whose copies fit now, too."""
+        """The stages of which a copy fits now, too."""
         fits, room = self._room.fits or {}, self._room.memory_for_copy()
         if room is None:
             return fits

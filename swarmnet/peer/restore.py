@@ -353,8 +353,8 @@ class Restorer:
     # ------------------------------------------------------------ catching up
 
     async def _catch_up(self, header: StateHeader, sources: Sources) -> InSync:
-        """From `header`, where the engine stands, step by step along quorum certificates. A step whose
-        signers have all left is taken as most sources tell it.
+        """From `header`, where the engine stands, step by step along quorum certificates. If all signers of a
+        step have left, it is taken as most sources tell it.
 
         Raises ReplayLogEnds, or NoReplica if no source answers.
         """

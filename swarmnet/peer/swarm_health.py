@@ -167,7 +167,7 @@ class Assessment:
     how many the run has, as half of the serving peers report; 0 if unknown. step_s: seconds of a step, the median of
     what its peers measure. eta_s: seconds to the last step at that pace; None if unknown, or no step is done now.
     num_tainted: how many steps hold proven false work, the median of those reports. tainted: the last of them, those
-    that most reports name first. convicts: the banned peers; their announcements count for nothing here, but for their
+    that most reports name first. convicts: banned peers; their announcements count for nothing here, but for their
     lines in `stages`. disputes: by stage. num_disputed: their number, of all stages.
     """
 
@@ -358,8 +358,8 @@ _PROBLEMS = {
     "back there. Their logs say why (checkpoint_failed): give one more space on its disk, or a larger --disk",
     "standstill blamed": "error: no step for {still_s} s{why} {whom}",
     "standstill": "warning: no step for {still_s} s, and no peer reports which one it waits for",
-    "convicted": "warning: convicted: {words}",
-    "convicted by most": "warning: convicted: {peer}{of} ({reason}), {says}",
+    "convicted": "warning: banned: {words}",
+    "convicted by most": "warning: banned: {peer}{of} ({reason}), {says}",
     "unreached": "warning: {verb}: {words}; {advice}",
     "sits_out": "note: suspended for another {seconds} s: {words}",
     "left_out": "note: left out: {words}",

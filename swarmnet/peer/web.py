@@ -35,7 +35,7 @@ TRACE_S = 5.0
 """So long one trace is the answer to all who ask: as many as they are, one is made."""
 
 AWAY_S = 300.0
-"""Nobody looks at the run any more when no page has asked for so long: one in the background asks once a minute."""
+"""After so long without a request the run is no longer watched: a page in the background asks once a minute."""
 
 _AGAIN_S = 30.0
 """After looks that failed, if a page still asks."""

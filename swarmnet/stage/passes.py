@@ -102,9 +102,9 @@ def attention_kernels(
 class Passes:
     """Forward and backward of one stage on one device.
 
-    reproducible: only kernels whose backward gives the same bits again. tapes: backward leaves weight gradients to a
-    weight pass; without, it leaves them where autograd does. compute: `numerics.compute` of the manifest. compiler:
-    the backend of torch.compile, if `memory` asks for it.
+    reproducible: only kernels with a backward that gives the same bits again. tapes: backward leaves weight gradients
+    to a weight pass; without, it leaves them where autograd does. compute: `numerics.compute` of the manifest.
+    compiler: the backend of torch.compile, if `memory` asks for it.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ from swarmnet.ids import PeerId, Restart
 from swarmnet.messages import Commit, Exclusion, Finished, Round, Stamp, contributors_of, first_of, roll_of
 
 _UNSIGNED = "contributors", "votes", "seats", "signatures"
-"""Of a commit: `roll` stands for the contributors."""
+"""Of a commit: its digest stands for the contributors."""
 
 _UNCHAINED = (*_UNSIGNED, "chain", "id", "roll")
 """Fields of a commit on which the next step does not depend."""

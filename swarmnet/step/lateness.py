@@ -1,6 +1,6 @@
 """Which peers were late, as one replica has observed it. Pure.
 
-An observation excludes nobody: a leader proposes what it has observed with its round (`Round.late`), and the commit
+An observation excludes no peer: a leader proposes what it has observed with its round (`Round.late`), and the commit
 excludes (`step.exclusion`). Until then the observer does not wait for the peer, and does not follow it as leader.
 
 | a step waits for | charged is | what cancels it |

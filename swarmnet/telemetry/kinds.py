@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 OnEvent = Callable[[str, dict[str, object]], None]
-"""Hears an event by its name, and its facts."""
+"""Called with an event's name, and its facts."""
 
 MARKS = {
     "step": "comes with every step: of each stage the log shows one line a second; `untold=3` at its end says that "
@@ -49,7 +49,7 @@ callers_refused | warning | reason caller relay | a call through a relay was ref
 punched | debug | peer nat seconds | a direct connection through both routers was opened
 not_punched | debug | peer reason | no direct connection could be opened
 hole_lost | debug | peer | such a connection has ended
-cannot_reach | warning | stage peer reason | a replica is heard and cannot be connected to
+cannot_reach | warning | stage peer reason | messages of a replica arrive, but it cannot be connected to
 fetching | debug | stage version bytes total donors seconds_left level_in | the state of a stage is being fetched
 fetching_again | debug | stage version reason | the fetched state could not be used
 following | debug | stage version newest level_in | a joining replica catches up

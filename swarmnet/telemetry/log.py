@@ -1,6 +1,6 @@
 """The standard library's logging, with fields: an event has a name and facts, never prose.
 
-On a terminal a line is short; `format="json"` makes every line one object. Other people's loggers are heard from
+On a terminal a line is short; `format="json"` makes every line one object. Other packages' loggers write from
 "error" up unless our own level is "debug". What a peer sent us is data: control characters in it are shown escaped.
 What JSON has no word for is written as text.
 """
@@ -31,13 +31,13 @@ _FIELDS = "swarmnet_fields"
 
 
 class FieldLogger(logging.LoggerAdapter[logging.Logger]):
-    """A logger whose keyword arguments are fields: `log.warning("rank_lost", rank=1, seconds=2.5)`."""
+    """A logger that takes fields as keyword arguments: `log.warning("rank_lost", rank=1, seconds=2.5)`."""
 
     def __init__(self, logger: logging.Logger) -> None:
         super().__init__(logger, {})
 
     def event(self, name: str, /, **fields: object) -> None:
-        """Log `name` with `fields`, which may bear any name, at level info."""
+        """Log `name` with `fields`, which may have any name, as info."""
         self.logger.info(name, extra={_FIELDS: fields}, stacklevel=2)
 
     def at(self, level: int, name: str, fields: dict[str, object]) -> None:

@@ -1,4 +1,4 @@
-"""The one picture of a run's curve: losses, held-out losses, and when somebody came, went or was killed."""
+"""The one picture of a run's curve: losses, held-out losses, and when a peer came, went or was killed."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def draw_curve(
     title: str,
     held_out: Mapping[int, float],
     marks: Sequence[Mark] = (),
-    beside: Sequence[float] = (),
-    beside_is: str = "one process",
+    reference: Sequence[float] = (),
+    reference_is: str = "one process",
 ) -> str:
-    """A PNG of (step, loss) pairs, held-out losses by version, and other losses `beside` it.
+    """A PNG of (step, loss) pairs, held-out losses by version, and the losses of `reference`.
 
     Returns a note instead if matplotlib is missing, or there is no step.
     """
@@ -54,9 +54,9 @@ def draw_curve(
     figure = Figure(figsize=(9, 5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot(xlabel="step", ylabel="loss (nats per token)")
-    axes.plot(*zip(*losses, strict=True), label="swarm", linewidth=2.5 if beside else 1.5)
-    if beside:
-        axes.plot(beside, label=beside_is, linestyle="--", linewidth=1.2)
+    axes.plot(*zip(*losses, strict=True), label="swarm", linewidth=2.5 if reference else 1.5)
+    if reference:
+        axes.plot(reference, label=reference_is, linestyle="--", linewidth=1.2)
     if held_out:
         axes.plot(*zip(*sorted(held_out.items()), strict=True), "o", label="held out", markersize=5)
     known: set[str] = set()

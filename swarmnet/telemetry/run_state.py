@@ -112,7 +112,7 @@ class StageState:
     late: Recent[PeerId, str] = field(default_factory=_few)
     convicted: Recent[PeerId, tuple[str, float]] = field(default_factory=_few)
     disputed: Recent[PeerId, tuple[int, int]] = field(default_factory=_few)
-    """By whose work it is: the last step, and how many cases."""
+    """By the peer that did the work: the last step, and how many cases."""
 
     def per_second(self, now: float) -> float:
         """Microbatches that it contributes, over the last steps; less and less while no step comes."""
@@ -220,10 +220,10 @@ class RunState:
     leaving: str = ""
     """What a peer that leaves waits for."""
     record: Record | None = None
-    """Its short form, as the peer announces it: queues, limits of what is in flight, what is on disk, complaints. None:
-    of a process that announces none, or has not yet."""
+    """Its short form, as the peer announces it: queues, limits of what is in flight, what is on disk, stall reports.
+    None: of a process that announces none, or has not yet."""
     halted: int | None = None
-    """The version at which the run cannot go on here until somebody comes."""
+    """The version at which the run cannot go on here until a peer joins."""
     microbatch_tokens: int = 0
     standing: ContributorRank = field(default_factory=ContributorRank)
     lent: tuple[float, float] = (0.0, 0.0)

@@ -1,7 +1,7 @@
 """The one progress screen: lines that stay, and on a terminal below them something that redraws itself in place.
 
 Decides nothing and knows neither swarm nor model: it is told lines, and what to show of the moment. Where there is no
-terminal, nothing is redrawn: whoever shows something there says a line now and then instead.
+terminal, nothing is redrawn: the caller writes a line now and then instead.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def stage_table(names: tuple[str, str], rows: Iterable[tuple[int, int, Iterable[
     for stage, in_sync, words in rows:
         cells = [printable(each) for each in words]
         style = "red" if not in_sync else "" if in_sync == len(cells) else "yellow"
-        table.add_row(str(stage), Text(f"{in_sync}/{len(cells)}", style=style), Text("   ".join(cells) or "nobody"))
+        table.add_row(str(stage), Text(f"{in_sync}/{len(cells)}", style=style), Text("   ".join(cells) or "none"))
     return table
 
 

@@ -18,7 +18,7 @@ from swarmnet.ids import Number
 _Seconds = Annotated[float, Between(0.0, math.inf)]
 
 MAX_STEP_TIMES = 8
-"""Stages of a peer whose times it tells: 200 bytes each."""
+"""Stages of a peer for which it tells times: 200 bytes each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ SpanKind = Literal[
 """The first seven are what `StepTimes` adds up. docs/metrics.md says what each is."""
 
 KEPT_STEPS, KEPT_S = 4, 5.0
-"""Whole steps whose spans are kept, and for how long they are at least: whoever writes them comes by now and then."""
+"""Whole steps with kept spans, and for how long at least, because they are written now and then."""
 
 MOST_SPANS = 1 << 15
 """Of all stages of a peer, however long a step is: at most 8 MB."""

@@ -1,6 +1,6 @@
 """Spans as a Chrome trace: a file that chrome://tracing and https://ui.perfetto.dev show (`--trace`).
 
-It is a JSON array, an event on each line. A file whose writer was killed lacks the closing bracket, and perhaps the end
+It is a JSON array, an event on each line. A file of a killed writer lacks the closing bracket, and perhaps the end
 of a line; those viewers need neither, and `merge` reads it too. Times are microseconds of this machine's UNIX clock. A
 peer is a process in it. What a stage does one at a time has a row of its own for each kind; waits, of which several are
 under way at once, are asynchronous events.
@@ -121,7 +121,7 @@ class TraceFile:
         os.close(self._file)
 
     def _begun(self, data: bytes) -> int:
-        """The descriptor of a new file with these lines, in place of what is there."""
+        """The descriptor of a new file with these lines, instead of what is there."""
         draft = self._path.with_name(f".{self._path.name}.draft")
         draft.write_bytes(data)
         os.replace(draft, self._path)

@@ -230,7 +230,7 @@ class _Listener(ThreadingTCPServer):
         super().__init__(address, _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """In a thread of its own. If there is no room, the oldest connection of the network that has most is cut: one
+        """In a thread of its own. If there are too many, the oldest connection of the network that has most is cut: one
         that holds connections shuts out no other."""
         # A descriptor that a stranger holds is none for a checkpoint. Those that were cut are about to end.
         if not self._room.acquire(blocking=False):

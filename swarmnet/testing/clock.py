@@ -1,4 +1,4 @@
-"""An event loop whose time jumps to the next timer, and in which single processes can be stopped or killed.
+"""An event loop with a time that jumps to the next timer, and in which single processes can be stopped or killed.
 
 Each simulated process runs in a context of its own: every callback of its tasks carries it. Stopping a process
 (SIGSTOP) holds its callbacks back, continuing it releases them in order; killing it (SIGKILL) holds them for good, so

@@ -1,6 +1,6 @@
 """What must hold in every run, checked from the events of its members. Pure: events in, a report out.
 
-- Each index 0 .. M-1 of a step is contributed by exactly one member of a stage, or listed as voided and by none.
+- Each index 0 .. M-1 of a step is contributed by exactly one member of a stage, or listed as skipped and by none.
 - Members of a stage commit the same digests, and end with the same weights.
 - The losses are those of one process.
 - No correct peer suspends another one, unless a fault was done to one of the two.
@@ -227,7 +227,7 @@ def multiplicity(commit: Mapping[str, Any], microbatches: int) -> tuple[int, int
     """(lost, doubled) of one commit: indexes that no member contributed, and contributions beyond what the sum may
     hold.
 
-    A contributed index that is voided, or that is no index of the step at all, is beyond it.
+    A contributed index that is skipped, or that is no index of the step at all, is beyond it.
     """
     times = Counter(index for _, indexes in commit["contributions"] for index in indexes)
     wanted = {index for index in range(microbatches) if index not in commit["voided"]}

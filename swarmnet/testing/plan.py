@@ -75,7 +75,7 @@ class Plan:
     """Of a copy of a stage's state, at least; it travels in pieces of `piece_bytes`."""
     piece_bytes: int = 1 << 10
     poison: frozenset[tuple[int, int, int]] = frozenset()
-    """(stage, step, index) whose forward is not finite, which leaves the index out in every stage."""
+    """(stage, step, index) with a forward that is not finite, which leaves the index out in every stage."""
     links: Links = field(default_factory=Links)
     no_beginning: frozenset[str] = frozenset()
     """These peers have no weights of version 0."""

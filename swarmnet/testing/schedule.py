@@ -2,7 +2,7 @@
 
 What takes a replica away (kill, stop, drain) never takes a stage's last good one: another must be synced, hold the
 stage's newest version and be undisturbed. Until then it is postponed, and said once. While a replica is stopped, cut
-off or not yet a member, its stage may commit a step without it, whose sum the others alone have: it counts as good
+off or not yet a member, its stage may commit a step without it, and only the others have the sum: it counts as good
 again when it has been through a whole step since.
 
 Nothing is drawn here. Of the possible replicas a fault is done to the one with the fewest faults so far, the first by

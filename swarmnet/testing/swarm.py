@@ -1,4 +1,4 @@
-"""One interface for all targets of faults, and the one place where a decision becomes an act.
+"""One interface for all targets of faults, and the one module where a decision becomes an act.
 
 `local` does them to real processes, `simulate` to virtual ones. Which process gets a fault and when is decided
 elsewhere: by `schedule`, or by a test.

@@ -112,7 +112,7 @@ def check_payload(payload: Sequence[Packed]) -> None:
 class Arithmetic:
     """The pure functions of one stage; the reference uses them without any engine. Weights and sums are exact parts.
 
-    With several numerics classes an accumulator holds numbers whose last digits are those of classes.
+    With several numerics classes an accumulator holds numbers with the last digits of a class.
     """
 
     def __init__(self, stage: int, plan: Plan) -> None:
@@ -178,7 +178,7 @@ class Arithmetic:
 
 @dataclass(slots=True)
 class SimulatedSum:
-    """The sum of one open step, and what is in it. lost: with what held it, and not voided since."""
+    """The sum of one open step, and what is in it. lost: with what held it, and not discarded since."""
 
     total: list[int] = field(default_factory=lambda: [0] * NUM_ELEMENTS)
     added: list[int] = field(default_factory=list)
@@ -235,7 +235,7 @@ class SimulatedEngine(Compute, Summation):
         self._audience, self._context = audience, contextvars.copy_context()
 
     def lose_ranks(self, *, told_after_s: float) -> None:
-        """What computes is lost, with all sums and stashes and whatever it does right now; others take its place.
+        """What computes is lost, with all sums and stashes and whatever it does right now; others replace it.
         Weights and the finished sum are elsewhere. told_after_s: until the audience is told."""
         self._life += 1
         for accumulator in self.accumulators:

@@ -517,7 +517,7 @@ class VirtualSwarm(EventFold):
         raise UsageError(f"{fault}: a phase needs `swarmnet local --chaos`")
 
     def go_on(self, name: str, id: str) -> None:
-        """Nobody holds."""
+        """No process holds."""
 
     def _wall(self, peer: PeerId) -> Callable[[], float]:
         return lambda: self.loop.time() + self.clock_s.get(peer, 0.0)

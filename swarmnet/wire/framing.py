@@ -6,7 +6,7 @@
 Chunks are bare bytes, `CHUNK_BYTES` each but the last of a tensor; no tensor shares a chunk with the next. A request's
 header goes alone, so that a refusal costs nothing; an answer was asked for, and most fit one message. That one begins
 with a zero byte, which no protobuf message does, and says where the header ends; the chunk in it begins at a multiple
-of 16 bytes, where it can be computed with in place.
+of 16 bytes, where it can be used without a copy.
 
 The declared length must be one that codec and shape allow, and the sum within the limit, before memory is taken; the
 chunks must then fill it exactly. The end of a stream proves nothing (a dying sender looks the same): a payload is whole

@@ -252,7 +252,7 @@ def test_what_was_measured_is_kept_and_used(plan: Plan, tmp_path: Path) -> None:
     assert code == 0 and "is of another model or microbatch" in err and "by FLOPs" in out
     (tmp_path / "run.measured.json").write_text("{}", encoding="utf-8")
     code, _, err = plan("--stage 1 --device cpu --mbit 100")
-    assert code == 2 and "measure anew with --measure" in err and err.count("\n") == 1
+    assert code == 2 and "measure again with --measure" in err and err.count("\n") == 1
 
 
 @pytest.mark.parametrize(

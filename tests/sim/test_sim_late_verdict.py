@@ -84,7 +84,7 @@ def test_a_step_with_false_work_stays_applied_and_status_names_it() -> None:
     assert f"{AT} of stage 1 (say 6 of 6 replicas)" in problem.text
     assert [(each.peer, each.stages, each.by) for each in found.convicts] == [(LIAR, (1,), 6)]
     (line,) = [problem.text for problem in found.problems if problem.kind == "convicted"]
-    assert line.startswith(f"convicted: {LIAR} of stage 1 (step {AT}") and line.endswith("as 6 of 6 replicas say")
+    assert line.startswith(f"banned: {LIAR} of stage 1 (step {AT}") and line.endswith("as 6 of 6 replicas say")
 
 
 def test_a_run_goes_back_before_the_false_step_and_ends_as_if_nobody_had_lied() -> None:

@@ -168,7 +168,7 @@ def test_the_owner_extends_an_open_run_too(tmp_path: Path, capsys) -> None:
     assert run(["owner", "extend", str(path), "--steps", "200"]) == 0
     assert run(["owner", "extend", str(path), "--steps", "300", "--from", "150"]) == 0
     assert run(["owner", "extend", str(path), "--steps", "250", "--from", "150"]) == 0
-    assert "it takes the place of notice 2, unless step 150 is over by then" in capsys.readouterr().out
+    assert "it replaces notice 2, unless step 150 is over by then" in capsys.readouterr().out
     known = notices_of(RunTerms.of(load(path)))
     files = OwnerStatements(known, tmp_path / "peer", path)
     assert files.read() == []
@@ -367,7 +367,7 @@ def test_bans_add_up_and_are_lifted(owned: Path, capsys) -> None:
         (["owner", "ban", "--lift", str(owned), one], {two}),
     ):
         assert run(words) == 0
-        assert "nobody has been told" in capsys.readouterr().out
+        assert "no peer has it yet" in capsys.readouterr().out
         assert files.read() == [] and set(doors.bans.value.peers) == banned
         numbers.append(doors.bans.value.number)
     assert numbers[0] < numbers[1]

@@ -98,7 +98,7 @@ def test_a_full_disk_is_named_with_how_to_go_on(boom, capfd, monkeypatch: pytest
     with open(os.dup(1), "w") as out:  # it is bent to the null device
         monkeypatch.setattr("sys.stdout", out)
         assert boom(full) == 1
-    said = "/x/loss.csv: no space left on the disk that is written to: make room, then go on with --resume"
+    said = "/x/loss.csv: no space left on the disk that is written to: free some, then go on with --resume"
     assert capfd.readouterr().err == f"swarmnet: error: {said}\n"
 
 

@@ -368,7 +368,7 @@ def test_a_convict_and_disputes_are_lines_and_nobody_asks_the_convict(capsys: py
         each["text"] for each in events if each["event"] == "problem" and each["kind"] in ("convicted", "disputed")
     ]
     assert [line.split(" (")[0].split(";")[0] for line in lines] == [
-        "convicted: l of stage 0",
+        "banned: l of stage 0",
         "in 1 case of stage 0 a peer is at fault and none can be named, as 2 of 2 replicas say",
         "in 3 cases of stage 0 a peer is at fault and none can be named, as 2 of 2 replicas say",
     ]

@@ -96,9 +96,9 @@ def test_a_joiner_hears_when_it_will_be_level_and_that_it_never_will() -> None:
         story.on("too_slow", stage=1, needs_each=58_300_000, **slow)
 
     assert told(tell).splitlines() == [
-        "state     43 %, level in about 12 steps; 1.7 MB of 4.0 MB from 2 replicas",
-        "state     catching up, version 8 of 12, level in about 1 step",
-        "state     too slow: 7.5 MB/s come, and every 80 s a sum of 1.0 GB is added. To be level within 30 steps it "
+        "state     43 %, in sync in about 12 steps; 1.7 MB of 4.0 MB from 2 replicas",
+        "state     catching up, version 8 of 12, in sync in about 1 step",
+        "state     too slow: 7.5 MB/s come, and every 80 s a sum of 1.0 GB is added. To be in sync within 30 steps it "
         "takes 17.5 MB/s: a line of 140 Mbit/s here, and of 466 Mbit/s at each of 3 replicas if theirs never rest (a "
         "tenth is for joiners), or more replicas",
     ]
@@ -120,8 +120,8 @@ def test_ranks_and_moves_are_lines_and_a_new_stage_is_served_anew() -> None:
     assert told(tell).splitlines() == [
         "ranks     stage 1 on 2 ranks (tp2): starting their processes",
         "ranks     2 ranks (tp2) of stage 1 are up after 3.2 s",
-        "ranks     rank 1 of stage 1 was lost (killed by SIGKILL): all start anew",
-        "ranks     a rank of stage 1 was lost (silence): all start anew",
+        "ranks     rank 1 of stage 1 was lost (killed by SIGKILL): all start again",
+        "ranks     a rank of stage 1 was lost (silence): all start again",
         "state     version 8, 4.0 MB in 2.0 s (2.0 MB/s)",
         "serving   stage 1 from step 8 on; Ctrl+C leaves in good order",
         "moving    stage 2 needs this peer more than stage 1: fetching its state, and serving on meanwhile",
@@ -186,7 +186,7 @@ def test_the_screen_is_about_this_machine() -> None:
     assert rows["run"] == "step 11 of 300, loss 2.5000, ends in about 9:38"
     assert rows["speed"] == "1.5 microbatches/s, 768 tokens/s, 3 of 8 slots in use"
     assert rows["accepted"] == "9 microbatches of 12 computed, 12.4% of the run, number 2 of 5 contributors"
-    assert rows["link"] == "sends 1.0 MB/s of 10 Mbit/s lent, receives 500.0 kB/s; 6.0 MB sent and 3.0 MB received"
+    assert rows["link"] == "sends 1.0 MB/s of 10 Mbit/s offered, receives 500.0 kB/s; 6.0 MB sent and 3.0 MB received"
     assert (rows["waits for"], rows["problems"], rows["log"]) == ("nothing", "none", str(LOG))
 
 
@@ -217,10 +217,10 @@ def test_the_screen_says_what_is_waited_for_and_what_is_wrong() -> None:
     text = " ".join(rows.values())
     for words in (
         "the end of its pause (as asked)",
-        "the state of stage 1: 25 %, level in about 12 steps; 1.0 MB of 4.0 MB from 2 replicas",
+        "the state of stage 1: 25 %, in sync in about 12 steps; 1.0 MB of 4.0 MB from 2 replicas",
         "because nobody serves stage 2 yet (start one)",
         "...ABCDEFGH of stage 1 (has not voted)",
-        "stage 1: a replica is heard and cannot be connected to: ...ABCDEFGH, no answer",
+        "stage 1: messages of a replica arrive, but it cannot be connected to: ...ABCDEFGH, no answer",
         "a checkpoint could not be written: no\\x1b[2Jspace left, it goes on",
     ):
         assert words in text.replace("\n", " "), text

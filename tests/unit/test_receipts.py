@@ -416,8 +416,8 @@ def test_the_command_marks_convicts(tmp_path, capsys) -> None:
     (tmp_path / "evidence" / "bad.proof").write_text("{}")
     assert swarmnet(words) == 0
     told = capsys.readouterr()
-    marked = [line for line in told.out.splitlines() if "convicted" in line]
-    assert len(marked) == 1 and LIAR.peer in marked[0] and marked[0].endswith(" tokens (convicted: step 2)")
+    marked = [line for line in told.out.splitlines() if "banned" in line]
+    assert len(marked) == 1 and LIAR.peer in marked[0] and marked[0].endswith(" tokens (banned: step 2)")
     assert told.err.startswith(f"{tmp_path}/evidence/bad.proof: this file proves nothing: ")
     assert swarmnet([*words, "--json"]) == 0
     members = json.loads(capsys.readouterr().out)[RUN]["histories"][0]["members"]

@@ -289,7 +289,7 @@ def test_a_convict_is_shown_as_one_in_one_line_and_what_it_says_counts_for_nothi
     result, problems = found(*convicting([liar, *plain[1:]], "0-0"))
     assert [(each.peer, each.stages, each.by) for each in result.convicts] == [("0-0", (0,), 5)]
     assert [replica.state for replica in result.stages[0].replicas] == ["convicted", "synced", "synced"]
-    line = "convicted: 0-0 of stage 0 (step 7, microbatch 3: false), as 5 of 5 replicas say"
+    line = "banned: 0-0 of stage 0 (step 7, microbatch 3: false), as 5 of 5 replicas say"
     assert [each.text for each in result.problems if each.severity == "warning"] == [line]
     assert set(problems) == {"convicted", "two_replicas"}, "of three one is no replica any more"
     assert result.eval_loss is None and not result.num_tainted
@@ -300,7 +300,7 @@ def test_whom_a_minority_calls_convicted_is_not() -> None:
     liars = [replace(each, complaints=(against("0-0", "convicted", "it lies"),)) for each in three(0)[1:]]
     result, problems = found(three(0)[0], *liars, *three(1))
     assert not result.convicts and result.stages[0].replicas[0].state == "synced"
-    assert problems["convicted"].text == "convicted: 0-0 of stage 0 (it lies, say ...0-1, ...0-2)"
+    assert problems["convicted"].text == "banned: 0-0 of stage 0 (it lies, say ...0-1, ...0-2)"
     gone, _ = found(*convicting([*three(0), *three(1)], "gone"))
     assert [(each.peer, each.stages, each.by) for each in gone.convicts] == [("gone", (), 6)]
 

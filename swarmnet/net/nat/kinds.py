@@ -1,9 +1,10 @@
 """The kind of NAT in front of a peer, and which addresses it dials how often: the decisions of hole punching.
 
-Two peers behind routers can connect if each dials at the same moment from a port whose public mapping the other knows:
-each one's first packet makes its own router expect the other's. Routers that give every connection another outside port
-(symmetric ones) make the mapping unpredictable. The asking peer names the addresses that are dialled, so what is
-dialled is bounded here: few addresses, public ones or such as two peers behind one router have, and seldom.
+Two peers behind routers can connect if each dials at the same moment from a port with a public mapping that the other
+knows: each one's first packet makes its own router expect the other's. Routers that give every connection another
+outside port (symmetric ones) make the mapping unpredictable. The asking peer names the addresses that are
+dialled, so what is dialled is bounded here: few addresses, public ones or such as two peers behind one router have, and
+seldom.
 
 Pure: `now` in seconds of any clock.
 """
