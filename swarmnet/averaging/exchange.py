@@ -218,9 +218,7 @@ class Exchange:
             usual.sort(key=lambda holder: holder in self.watch.overdue)
             for holder in dict.fromkeys((*usual, *current.holders)):
                 try:
-                    finished = await self.collect_from(
-                        current, digest, holder, patience_s=patience_s, alone=len(current.holders) == 1
-                    )
+                    finished = await self.collect_from(current, digest, holder, patience_s=patience_s)
                 # Silence costs time, a refused connection does not.
                 except PeerTimeout:
                     self._holders.was_late(holder, now=loop_time())
@@ -239,18 +237,11 @@ class Exchange:
         raise Refused(RejectCode.NOT_FOUND, "no holder hands over that sum", lacking=tuple(sorted(lacking)))
 
     async def collect_from(
-        self,
-        current: Round,
-        digest: bytes,
-        *holders: PeerId,
-        patience_s: float | None = None,
-        alone: bool = False,
-        kind: PartKind = "sum",
+        self, current: Round, digest: bytes, *holders: PeerId, patience_s: float | None = None, kind: PartKind = "sum"
     ) -> Finished:
         """Fetch the sum of `current.id` with that digest, piece by piece from all these holders at once.
 
-        patience_s: how long a holder may show no sign of life; None: the transport's. alone: no other holder is there
-            to ask. kind: "replay" for what may wait.
+        patience_s: how long a holder may show no sign of life; None: the transport's. kind: "replay" for what may wait.
 
         Raises:
             PeerGone, PeerTimeout, Refused, BadMessage: of the last holder that failed. Before anything is installed,
@@ -267,7 +258,7 @@ class Exchange:
             request = Part(current.stamp, current.id, kind, *ranges[piece])
             # A Byzantine holder may promise a piece for ever: another one is asked, with more time in the next turn.
             try:
-                async with asyncio.timeout(None if alone else piece_s):
+                async with asyncio.timeout(piece_s if len(current.holders) > 1 else None):
                     finished, packed = await self._ask(holder, request, digest, patience_s)
             except TimeoutError:
                 raise PeerTimeout("promises a piece and does not send it", peer=holder, limit_s=piece_s) from None
