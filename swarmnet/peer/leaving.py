@@ -284,8 +284,13 @@ def is_deserted(leaver: Peer, now: float) -> bool:
     for replica in leaver.replicas.values():
         for stage, peer, seen in replica.member.view.known():
             heard.add(peer)
-            stays = not seen.draining or peer in paused
-            if stays and peer != leaver.me and replica.member.view.in_touch(peer, now=now, stage=stage):
+            stays, view = not seen.draining or peer in paused, replica.member.view
+            # A busy machine may be silent for a while: its peer has not gone for that.
+            if (
+                stays
+                and peer != leaver.me
+                and view.in_touch(peer, now=now, stage=stage, within=view.timers.long_silence_s)
+            ):
                 return False
     return not any(
         status

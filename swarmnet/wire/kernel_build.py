@@ -7,11 +7,15 @@ stands for a library with other bits than the reference's. There, and without a 
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import fcntl
+import functools
 import hashlib
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import tempfile
 import threading
@@ -79,11 +83,13 @@ def built(compiler: str, folder: Path) -> Path:
     # Of all peers that start on this machine one compiles, and the rest wait for it.
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        for left in folder.glob("tmp*"):  # by a process that was killed, or it would hold the lock
+            shutil.rmtree(left, ignore_errors=True)
         if not place.exists():
             with tempfile.TemporaryDirectory(dir=folder) as scratch:
                 made = Path(scratch) / place.name
                 command = [*_NICE, compiler, *FLAGS, str(_SOURCE), "-o", str(made)]
-                subprocess.run(command, capture_output=True, check=True, timeout=_COMPILE_S)
+                _run(command)
                 if kernel_check.digest(kernels.load(str(made), threads=1)) != kernel_check.DIGEST:
                     log.warning("kernels_differ", compiler=compiler)
                     made.unlink()  # not emptied: its code is mapped into memory
@@ -92,6 +98,26 @@ def built(compiler: str, folder: Path) -> Path:
                 made.replace(place)
     _check_mine(place)
     return place
+
+
+def _run(command: list[str]) -> None:
+    """Compile, and leave no process behind: a compiler starts others, which would outlive it and this peer."""
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    end = atexit.register(functools.partial(_end, process.pid))
+    try:
+        if code := process.wait(_COMPILE_S):
+            raise subprocess.CalledProcessError(code, command)
+    finally:
+        end()
+        atexit.unregister(end)
+        process.wait()
+
+
+def _end(group: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
 
 
 def _check_mine(path: Path) -> None:

@@ -368,6 +368,21 @@ def test_without_a_compiler_that_works_the_reference_stays(home: Path, monkeypat
     assert codecs.encode("int8", torch.ones(3)).num_bytes == 7
 
 
+def test_a_compiler_that_takes_too_long_leaves_no_process_behind(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The processes that it had started went on for minutes, and what it had written stayed."""
+    slow, child = tmp_path / "slow-c++", tmp_path / "child"
+    slow.write_text(f"#!/bin/sh\n[ $1 = --version ] && exit\nsleep 1000 & echo $! > {child}\nwait\n")
+    slow.chmod(0o700)
+    monkeypatch.setattr(kernel_build, "COMPILERS", (str(slow),))
+    monkeypatch.setattr(kernel_build, "_COMPILE_S", 2.0)
+    kernel_build.prepare(threads=1).join()
+    state = Path(f"/proc/{int(child.read_text())}/stat")
+    assert not state.exists() or state.read_text().split()[2] == "Z"
+    assert kernels._used is None and [each.name for each in kernel_build.cache().iterdir()] == ["lock"]
+
+
 def test_a_refusal_is_the_references(loaded: Kernels) -> None:
     with kernels.tried(loaded), pytest.raises(BadMessage, match="NaN or infinity"):
         codecs.encode("int8", torch.tensor([1.0, float("nan")]))
