@@ -27,7 +27,7 @@ from swarmnet.bounds import Recent
 from swarmnet.clock import loop_time
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode, leaves
 from swarmnet.fetch.driver import PieceFetch, expect
-from swarmnet.fetch.plan import WINDOW, Holders
+from swarmnet.fetch.plan import Holders
 from swarmnet.ids import PeerId, RoundId
 from swarmnet.messages import (
     NONE,
@@ -59,7 +59,7 @@ _MOST_ELEMENT_BYTES = 8
 """Bytes of the largest element that travels: int64 sums."""
 
 _CHECKED_STEPS = 4
-"""The number of past steps with remembered commitments."""
+"""The number of past steps whose commitments are remembered."""
 
 SILENT_S, _MOST_SILENT_S = 1.0, 16.0
 """A holder of a finished sum that shows no sign of life for so long is passed over; twice as long in the next turn."""
@@ -216,19 +216,20 @@ class Exchange:
             patience_s = self._patience_s.get(current.id, SILENT_S)
             usual = self._holders.to_ask(current.holders, now=loop_time())
             usual.sort(key=lambda holder: holder in self.watch.overdue)
+            # A Byzantine holder may promise data for ever: then another one is asked, with more time in the next turn.
+            most_s = allowance_s(self.sum_bytes, 0, self.sum_bytes) * patience_s / SILENT_S
             for holder in dict.fromkeys((*usual, *current.holders)):
                 try:
-                    finished = await self.collect_from(current, digest, holder, patience_s=patience_s)
+                    async with asyncio.timeout(most_s if len(current.holders) > 1 else None):
+                        finished = await self.collect_from(current, digest, holder, patience_s=patience_s)
                 # Silence costs time, a refused connection does not.
-                except PeerTimeout:
+                except (PeerTimeout, TimeoutError):
                     self._holders.was_late(holder, now=loop_time())
                     self._patience_s = {current.id: min(2 * patience_s, _MOST_SILENT_S)}
                 # It has another sum or none: the next holder may have this one.
                 except (PeerGone, BadMessage, Refused) as error:
                     if isinstance(error, Refused) and error.code is RejectCode.NOT_FOUND:
                         lacking.add(holder)
-                    elif isinstance(error, BadMessage):
-                        self._holders.sent_false(holder, now=loop_time())
                 else:
                     self._holders.answered(holder)
                     self._patience_s.clear()
@@ -248,25 +249,18 @@ class Exchange:
                 unless a holder describes the right sum and sends other bits.
         """
         ranges, before = pieces(*self._finished_span, self._piece_elements), self.collected_bytes
-        at_once = self.sum_bytes * min(WINDOW / len(ranges), 1.0)
-        piece_s = allowance_s(at_once, 0, at_once) * (patience_s or SILENT_S) / SILENT_S
 
         described: set[tuple[PeerId, Finished]] = set()
         found: dict[int, Packed] = {}
 
         async def get(holder: PeerId, piece: int) -> None:
             request = Part(current.stamp, current.id, kind, *ranges[piece])
-            # A Byzantine holder may promise a piece for ever: another one is asked, with more time in the next turn.
-            try:
-                async with asyncio.timeout(piece_s if len(current.holders) > 1 else None):
-                    finished, packed = await self._ask(holder, request, digest, patience_s)
-            except TimeoutError:
-                raise PeerTimeout("promises a piece and does not send it", peer=holder, limit_s=piece_s) from None
+            finished, packed = await self._ask(holder, request, digest, patience_s)
             self.collected_bytes += packed.num_bytes
             found[piece] = packed
             described.add((holder, finished))
 
-        fetch = PieceFetch(len(ranges), get, self._holders.to_ask(holders, now=loop_time()) or holders)
+        fetch = PieceFetch(len(ranges), get, self._holders.to_ask(holders, now=loop_time()))
         if (error := await fetch.run()) is not None:
             raise error
         for holder in fetch.plan.overtaken:
