@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from test_leader import ME, STAMP, B, Office
 
-from swarmnet.peer.leaving import Leaving, Standing, why_it_stays
+from swarmnet.messages import Heartbeat
+from swarmnet.peer.leaving import Leaving, Standing, is_deserted, why_it_stays
 
 DRAIN_S, SETTLE_S = 60.0, 1.0
 FREE = Standing(stage=0, step=41, heirs=1)
@@ -108,3 +111,16 @@ def test_new_microbatches_are_turned_away_exactly_when_others_can_take_them(foun
 def test_a_peer_that_cannot_leave_for_another_stage_says_why(standing: Standing, paused: bool, words: str) -> None:
     """Replicas that are one step behind will have the state in a moment: they are waited for."""
     assert why_it_stays([standing], paused=paused) == words
+
+
+def test_who_is_silent_for_some_seconds_has_not_gone() -> None:
+    """On a busy machine the only replica of a stage left at once, as if all peers left."""
+    office = Office(B)
+    office.view.hear(B, Heartbeat(STAMP, 1, True, None), now=9.0)
+    member = SimpleNamespace(view=office.view)
+    leaver = SimpleNamespace(me=ME, records={}, replicas={0: SimpleNamespace(member=member)})
+    timers = office.view.timers
+    for silent_s, gone in ((timers.suspect_s + 1.0, False), (timers.long_silence_s + 1.0, True)):
+        assert is_deserted(leaver, now=9.0 + silent_s) is gone
+    office.view.hear(B, Heartbeat(STAMP, 1, True, None, draining=True), now=9.0)
+    assert is_deserted(leaver, now=10.0), "it leaves, too"
