@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.client
+import io
 import json
 import re
 import socket
@@ -176,8 +178,8 @@ ALL = ["/", "/data.json", "/metrics", "/state", "/trace", "/healthz", "/readyz"]
         (ALL, {**BROWSER, "Sec-Fetch-Site": "same-origin"}, 200),
         (ALL, {**BROWSER, "Sec-Fetch-Site": "none"}, 200),
         # A browser that does not say which page asks, as at an address of the local network.
-        (["/data.json", "/metrics", "/state", "/trace", "/more"], BROWSER | LAN, 403),
-        (["/", "/page.js", "/healthz", "/readyz"], BROWSER | LAN, 200),
+        (["/data.json", "/metrics", "/readyz", "/state", "/trace", "/more"], BROWSER | LAN, 403),
+        (["/", "/page.js", "/healthz"], BROWSER | LAN, 200),
         (ALL, {**BROWSER, **LAN, "X-Requested-With": "swarmnet"}, 200),
         # Scrapers and probes.
         (ALL, {**LAN, "User-Agent": "Prometheus/3.5.0"}, 200),
@@ -459,6 +461,12 @@ async def test_a_request_has_a_limit() -> None:
         ]:
             found = await asyncio.to_thread(send, at, head)
             assert found[9:12] in codes, found
+
+
+def test_a_head_is_not_searched_for_the_parts_of_a_body() -> None:
+    parts = b"".join(b"Content-Type:multipart/x;boundary=%d\r\r--%d\r" % (each, each) for each in range(9))
+    parsed = http.client.parse_headers(io.BytesIO(b"Host: a\r\n" + parts + b"\n\r\n"), _class=web._Headers)
+    assert parsed["Host"] == "a" and not parsed.is_multipart()
 
 
 def _tried(at: str) -> tuple[int, str] | None:
