@@ -225,7 +225,8 @@ def _next(path: Path, manifest: Manifest, *, config: Path | None) -> list[str]:
     here = f"swarmnet local --manifest {run}"
     if manifest.admission.policy == "invite":
         return [
-            f"next: swarmnet owner invite {run} --bearer, or with the id of the peer that you invite",
+            f"next: swarmnet owner invite {run} --bearer > own.invitation, and one for each guest",
+            f"then: swarmnet peer --manifest {run}{slots} --stage 0 --invitation own.invitation, and what that prints",
             f"to try it on this machine: {here}",
         ]
     # Nobody else could join it, so no other machine is mentioned.

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 TWINNED = 256
 """A fleet of so many peers is run without its faults, too, unless an option says otherwise."""
 
+_FILE = click.Path(path_type=Path, dir_okay=False)
+
 
 @click.command("simulate", cls=SchemaCommand, context_settings=SETTINGS)
 @click.argument("fleet", metavar="[FLEET.toml]", required=False)
@@ -41,8 +43,8 @@ TWINNED = 256
     default=None,
     help=f"Run it without its faults, too, and say the goodput.  [up to {TWINNED} peers]",
 )
-@click.option("--json", "json_file", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--plot", "plot_file", metavar="FILE.png", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--json", "json_file", metavar="FILE", type=_FILE, help="Write the report there, too.")
+@click.option("--plot", "plot_file", metavar="FILE.png", type=_FILE, help="Draw it there.")
 @click.pass_context
 def simulate(
     ctx: click.Context,

@@ -276,13 +276,12 @@ class PeerConfig(Table):
     Relative paths start at the directory in which the command is typed; `~` is your home directory.
     """
 
-    manifest: Annotated[Home | None, CliOption("FILE")] = says(
-        None, "the run's manifest, such as run.toml; a bootstrap node needs none"
-    )
+    manifest: Annotated[Home | None, CliOption("FILE")] = says(None, "the run's manifest, such as run.toml")
     roles: tuple[Role, ...] = says(("stage",), "what the peer does; must include what the command asks")
     stages: Annotated[tuple[Count, ...], CliOption("N[,N..]", name="stage")] = says((), "the stages to serve")
-    dir: Annotated[Home, CliOption("DIR", default="~/.swarmnet/COMMAND")] = Field(
-        default_factory=lambda: _home(Path("~/.swarmnet/peer")), description="identity key and snapshots"
+    dir: Annotated[Home, CliOption("DIR", default="~/.swarmnet/ROLE")] = Field(
+        default_factory=lambda: _home(Path("~/.swarmnet/peer")),
+        description="identity key and snapshots; join is a peer",
     )
     data: Annotated[str | None, CliOption("PATH")] = says(
         None, "where this machine has the run's tokens, if not at data.source"

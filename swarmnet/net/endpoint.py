@@ -179,6 +179,7 @@ class Endpoint:
             "addresses": list(self.transport.addresses),
             "incarnation": self.incarnation,
             "links": list(self.links),
+            "invited": bool(self.joined.own_pass.shown),
         }
 
     async def hide(self, say: Say) -> dict[str, object] | None:

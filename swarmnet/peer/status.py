@@ -29,7 +29,7 @@ from swarmnet.net.admission_files import admissions_of
 from swarmnet.net.swarm_link import SwarmLink
 from swarmnet.peer.contributors import HEAD
 from swarmnet.peer.swarm_health import NO_BOOTSTRAP, AdmissionLine, Assessment, ReplicaLine, assess, unanswered
-from swarmnet.telemetry.journal import loopback_last
+from swarmnet.telemetry.journal import loopback_last, with_invitation
 from swarmnet.telemetry.text import duration, printable, short
 
 if TYPE_CHECKING:
@@ -311,8 +311,9 @@ def _show(assessment: Assessment) -> None:
     if (more := len(assessment.contributors) - MOST_CONTRIBUTORS) > 0:
         _say(f"and {more:,} more, whom --json has")
     # Whole, on lines of their own: they are copied.
+    invited = assessment.admission is not None and assessment.admission.policy == "invite"
     for link in assessment.links[:MOST_LINKS] if going else ():
-        print(f"join: swarmnet join {printable(link)}")
+        print(f"join: swarmnet join {printable(link)}{with_invitation(invited)}")
     _say(*(f"{problem.severity}: {problem.text}" for problem in assessment.problems))
 
 
@@ -339,7 +340,7 @@ def _row(stage: int, replica: ReplicaLine) -> tuple[str, ...]:
     older = f" +{len(replica.disk) - 1}" if len(replica.disk) > 1 else ""
     return (
         str(stage),
-        printable(short(replica.peer)),
+        printable(f"{replica.nickname} {short(replica.peer)}".strip()),
         str(replica.version),
         replica.state,
         f"{replica.queue}/{replica.slots}",

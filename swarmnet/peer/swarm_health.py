@@ -336,7 +336,8 @@ def _standing(holdings: Sequence[Holding], num_stages: int, restart: Restart) ->
 _PROBLEMS = {
     "nobody_seen": "error: no peer announces run {run}: check that the link or manifest is that of its peers, that "
     "they bootstrap from the same swarm, and that one has been up for a few seconds",
-    NO_BOOTSTRAP: "error: no bootstrap peer answered; tried {tried}: check that one is running and reachable from here",
+    NO_BOOTSTRAP: "error: no bootstrap peer answered; tried {tried}: check that one is up and reachable from here, "
+    "or ask for the link of a peer that is up now",
     "all_left": "error: all peers have left: start them again, each with the same --dir{goes_on}",
     "halted": "error: the run stopped at step {step}: more microbatches than training.max_void gave no gradient that "
     "can be counted; start a new run with a lower learning rate (`swarmnet init --set optimizer.learning_rate=...`)",

@@ -32,7 +32,7 @@ MARKS = {
 _TABLE = """
 away | warning | reason | no bootstrap peer answers; the peer tries again
 back | info | reason | a bootstrap peer answers again
-listening | info self kept | peer dht* addresses* incarnation* links* | it accepts connections; others join by `links`
+listening | info self kept | peer dht* addresses* incarnation* links* invited* | others join by `links`
 stopped | info | reason | the peer or trainer ends
 dashboard | info | at | the dashboard, figures for Prometheus and health are served there
 no_dashboard | warning | reason then | the dashboard's looks at the run have ended
@@ -172,7 +172,7 @@ integer | number of pid rank ranks since slots stage start step steps strays sum
 integer | version within from to
 number | factor grad_norm held_out learning_rate loss loss_sum moved off seconds step_s tokens_per_second
 number or null | level_in seconds_left
-boolean | dialled kept ok void
+boolean | dialled invited kept ok void
 peer | caller donor for leader peer relay
 string | advice at by chain child code digest evidence hold how kind left mesh name nat order path phase problem reason
 string | round then weights_sha256 why

@@ -102,7 +102,8 @@ def test_what_is_next_depends_on_who_can_take_part(asked, capsys) -> None:
     assert out.endswith(f"to try it on this machine: {local}")
     assert typed("init --data corpus:small --admission invite --force") == 0
     out = capsys.readouterr().out
-    assert "next: swarmnet owner invite run.toml --bearer" in out and "swarmnet peer" not in out
+    assert "next: swarmnet owner invite run.toml --bearer > own.invitation" in out
+    assert "--stage 0 --invitation own.invitation" in out
     assert out.endswith(f"to try it on this machine: {local}")
 
 

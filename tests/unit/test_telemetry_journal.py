@@ -13,7 +13,8 @@ LAN, LOOPBACK, LOOPBACK6 = (f"/{host}/tcp/31337/p2p/12D3KooW" for host in ("ip4/
 
 
 def test_the_links_to_hand_out_stand_on_lines_of_their_own(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    fields = {
+    fields: dict[str, object] = {
+        "invited": True,
         "peer": "12D3KooW",
         "dht": [LOOPBACK, LAN],
         "addresses": ["/ip4/10.0.0.7/tcp/1"],
@@ -24,7 +25,7 @@ def test_the_links_to_hand_out_stand_on_lines_of_their_own(tmp_path: Path, caplo
         Journal(events, telemetry.get("swarmnet.test"))("listening", dict(fields))
     assert [record.getMessage() for record in caplog.records] == [
         "listening",
-        f"others join with: swarmnet join swarm:ab@{LAN}",
+        f"others join with: swarmnet join swarm:ab@{LAN} --invitation FILE (from the run's owner)",
     ]
     (written,) = EventReader(tmp_path / "events.jsonl").read()
     assert {key: written[key] for key in fields} == fields
