@@ -34,7 +34,7 @@ from swarmnet.stage.optimizer_8bit import BLOCK, PackedMoments
 from swarmnet.stage.passes import MemoryPolicy, Passes
 from swarmnet.testing.reference import run_reference
 
-POLICIES = ("stash", "selective", "recompute_layers", "recompute", "offload")
+POLICIES = ("save", "selective", "recompute_layers", "recompute", "offload")
 SMOOTH = 20
 
 

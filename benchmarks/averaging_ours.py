@@ -57,7 +57,7 @@ T = TypeVar("T")
 class Given:
     """What `StepSum` asks of a replica's state and of its accumulator, over one given vector: version 0, one shape."""
 
-    stage = version = voids = 0
+    stage = version = discards = 0
 
     def __init__(self, vector: torch.Tensor, manifest: Manifest) -> None:
         self.vector, self.canonical = vector, Canonical(manifest.of_stage(0), {"vector": vector.shape})
@@ -101,7 +101,7 @@ class VectorSum(StepSum):
 class Shares:
     """As much of a ledger as a round asks of it: every member has summed one microbatch."""
 
-    voided: frozenset[int] = frozenset()
+    discarded: frozenset[int] = frozenset()
 
     def __init__(self, everyone: Sequence[PeerId]) -> None:
         self.live = {peer: index for index, peer in enumerate(everyone)}

@@ -192,7 +192,7 @@ class Stage:
         """The exchange that everybody takes part in is whole."""
         for name, current in list(self.rounds.items()):
             count = sum(len(indexes) for _, _, indexes in current.contributions)
-            whole = Finished(current.id, bytes(32), count, 1.0, 1.0, current.contributions, current.voided)
+            whole = Finished(current.id, bytes(32), count, 1.0, 1.0, current.contributions, current.discarded)
             self._call(name, "whole", lambda member, whole=whole: member.oldest.sum_whole(whole, now=self.now))
         self.rounds.clear()
         self.settle()

@@ -156,7 +156,7 @@ class Replica:
             assert work is not None
             loss += output.item()
             self.body.backward(work, None)
-            added = self.body.accumulate(work, step=version, index=index, voids=total.voids)
+            added = self.body.accumulate(work, step=version, index=index, discards=total.discards)
             assert added
         gradient = total.read(version)
         square = state.square_norm(gradient)

@@ -712,11 +712,11 @@ class LeavesOut(Lie):
 
 @lie
 class KeepsAndEvicts(Lie):
-    """as a leader voids whoever asks to count something"""
+    """as a leader discards whoever asks to count something"""
 
     def tells(self, to: PeerId, message: Control) -> Iterable[Control]:
         if isinstance(message, StagePlan) and message.assigned:
-            return (replace(message, assigned=NONE, evicted="void"),)
+            return (replace(message, assigned=NONE, evicted="discard"),)
         return (message,)
 
 
@@ -744,7 +744,7 @@ class TwoRounds(Lie):
             message.attempt,
             contributions=mine,
             receivers=tuple(sorted(pair)),
-            voided=self.every_index - counted,
+            discarded=self.every_index - counted,
             bandwidths=(),
             rows=(),
         )
@@ -762,7 +762,7 @@ class LeaderVoidsAll(Lie):
         counted = frozenset({min(index for _, _, indexes in contributions for index in indexes)})
         peer, generation, _ = contributions[0]
         attempt = replace(
-            message.attempt, contributions=((peer, generation, counted),), voided=self.every_index - counted
+            message.attempt, contributions=((peer, generation, counted),), discarded=self.every_index - counted
         )
         return (replace(message, attempt=attempt),)
 
@@ -883,7 +883,7 @@ class Forges(Lie):
             num_tokens=forged.num_tokens,
             loss_sum=1.0 if stage == STAGE else 0.0,
             grad_sq_norm=forged.grad_sq_norm,
-            voided=NONE,
+            discarded=NONE,
         )
         return commit
 
@@ -1219,7 +1219,7 @@ class SaysVoid(Answers):
     """says of every microbatch that it gives no finite value"""
 
     def instead(self, request: ProcessCall) -> AsyncGenerator[Answer, None]:
-        return just(Rejected(RejectCode.VOID, "not finite"))
+        return just(Rejected(RejectCode.OVERFLOWED, "not finite"))
 
 
 @lie

@@ -30,7 +30,7 @@ LARGEST_LOSS, LARGEST_NORM = 1e29, 1e200
 """Of a sum that can be applied: its loss, and its squared norm, are below."""
 
 LARGEST_TOKEN_LOSS = 1e4
-"""No token costs a model more, which gives it a probability of e^-10000 then: a microbatch that does is void."""
+"""No token costs a model more, which gives it a probability of e^-10000 then: a microbatch that does is discarded."""
 
 
 def is_loss(loss_sum: float, num_tokens: int) -> bool:

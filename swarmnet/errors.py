@@ -76,7 +76,7 @@ class RejectCode(enum.Enum):
     NOT_FOUND = "not_found"  # nothing memoised under that key
     BAD_SHAPE = "bad_shape"
     NON_FINITE = "non_finite"  # what was sent
-    VOID = "void"  # the result is not finite although all inputs were: nobody is to blame
+    OVERFLOWED = "overflowed"  # the result is not finite although all inputs were: nobody is to blame
     TOO_LARGE = "too_large"
     MALFORMED = "malformed"
     UNKNOWN_IDENTITY = "unknown_identity"

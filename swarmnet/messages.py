@@ -105,7 +105,7 @@ class Finished:
     """Squared L2 norm of the *sum*, fp64, in canonical parameter order."""
     contributions: Contributions
     """Who added which indexes under which generation: disjoint, and with the skipped ones exactly 0..M-1."""
-    voided: Indexes = NONE
+    discarded: Indexes = NONE
     notice: Notice | None = None
     """As in the round."""
     late: LatePeers = ()
@@ -115,7 +115,7 @@ class Finished:
 
     def contradiction(self) -> str:
         """What in it cannot be, in words; "" if nothing."""
-        return _voided_but_contributed(self)
+        return _discarded_but_contributed(self)
 
 
 MAX_VOTES = 16
@@ -164,7 +164,7 @@ class Commit:
     num_tokens: Count
     loss_sum: float
     grad_sq_norm: NotNegative
-    voided: Indexes = NONE
+    discarded: Indexes = NONE
     roll: Annotated[Roll, Proto(13)] = NOBODY
     """Digest of the contributors: `roll_of`."""
     contributors: Annotated[tuple[PeerId, ...], Entries(MAX_COUNTING, packed=True), Proto(10)] = field(
@@ -211,7 +211,7 @@ class Commit:
         return _bits_of(self) == _bits_of(finished)
 
 
-_bits_of = operator.attrgetter("digest", "num_tokens", "loss_sum", "grad_sq_norm", "voided")
+_bits_of = operator.attrgetter("digest", "num_tokens", "loss_sum", "grad_sq_norm", "discarded")
 
 
 Commits = Annotated[tuple[Commit, ...], Entries(MAX_COMMITS, "num_stages")]
@@ -333,7 +333,7 @@ class Case:
     rechecks: Annotated[tuple[Recheck, ...], Entries(MAX_COUNTING)] = ()
     contributions: Contributions = ()
     """Who contributed what to the aggregate: `shares` of the commitment stand for it. Empty in the stage."""
-    voided: Indexes = NONE
+    discarded: Indexes = NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -513,7 +513,7 @@ class Round:
     """The members that must end up holding the aggregate."""
     holders: Members
     """The peers that hold the finished sum. A leader always sends (): only a replica's order to itself names some."""
-    voided: Indexes = NONE
+    discarded: Indexes = NONE
     bandwidths: Annotated[tuple[Annotated[int, Between(1, MAX_BYTES_PER_S)], ...], Entries(MAX_MEMBERS, "members")] = ()
     """Bytes per second of each receiver, by which the vector is cut in parts; (): it is cut evenly."""
     rows: Annotated[tuple[Annotated[int, Between(1, MAX_MEMBERS)], ...], Entries(MAX_MEMBERS, "members")] = ()
@@ -531,7 +531,7 @@ class Round:
         # One of each receiver, in their order, or none.
         if self.bandwidths and len(self.bandwidths) != len(self.receivers):
             return "has bandwidths of others than the receivers"
-        return _voided_but_contributed(self)
+        return _discarded_but_contributed(self)
 
 
 MAX_MOVED = 64
@@ -558,9 +558,9 @@ class StagePlan:
         tuple[Annotated[tuple[Index, PeerId], Proto(names=("index", "assignee"))], ...], Entries(MAX_MOVED)
     ] = ()
     """Indexes that the member wants, and who contributes them instead. (A callee tells its caller so by `MovedTo`.)"""
-    evicted: Literal["", "closed", "void"] = ""
-    """closed: the accumulator ends, and its content is offered again. void: the content is to be dropped, too (rules 10
-    and 11)."""
+    evicted: Literal["", "closed", "discard"] = ""
+    """closed: the accumulator ends, and its content is offered again. discard: the content is to be dropped, too (rules
+    10 and 11)."""
     execute: Indexes = NONE
     """Indexes that have no assignee: the member is to work on them (rule 8)."""
     attempt: Round | None = None
@@ -584,9 +584,9 @@ def contributors_of(of: Finished | Round) -> frozenset[PeerId]:
     return frozenset(peer for peer, _, indexes in of.contributions if indexes)
 
 
-def _voided_but_contributed(of: Finished | Round) -> str:
+def _discarded_but_contributed(of: Finished | Round) -> str:
     # What is left out of the step cannot be in its sum.
-    both = any(indexes & of.voided for _, _, indexes in of.contributions)
+    both = any(indexes & of.discarded for _, _, indexes in of.contributions)
     return "has a skipped index that is contributed" if both else ""
 
 

@@ -26,10 +26,12 @@ WHOLE = -1
 """The index of a case of a whole contribution."""
 
 
-def shares_of(contributions: Iterable[tuple[PeerId, Generation, Indexes]], voided: Indexes) -> bytes:
+def shares_of(contributions: Iterable[tuple[PeerId, Generation, Indexes]], discarded: Indexes) -> bytes:
     """32 bytes that stand for who contributed which indexes to a sum, and which are in none."""
     each = sorted((peer, indexes) for peer, _, indexes in contributions if indexes)
-    return _hash(_SHARES, _bits(voided), *(part for peer, indexes in each for part in (peer.encode(), _bits(indexes))))
+    return _hash(
+        _SHARES, _bits(discarded), *(part for peer, indexes in each for part in (peer.encode(), _bits(indexes)))
+    )
 
 
 def whole_of(product: int) -> bytes:

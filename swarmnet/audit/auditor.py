@@ -317,7 +317,7 @@ class Auditor:
         """The peer is shut out. What proves that is written to a file, if signatures alone do."""
         at, known = "", self.cases.aggregate(stamp)
         if case is not None and known is not None and not needs_no_recheck(case):
-            case = replace(case, contributions=known.finished.contributions, voided=known.finished.voided)
+            case = replace(case, contributions=known.finished.contributions, discarded=known.finished.discarded)
         evidence = Evidence(self._peer.run_id, case) if case is not None else None
         if evidence is not None and not evidence.refusal(self._peer.signer.verify):
             name = f"stage-{stamp.stage}-step-{stamp.step}-{peer}"
@@ -387,7 +387,7 @@ class Auditor:
                 seed = vector_seed(pledge.stamp, pledge.id, pledge.digest)
                 _, found = await self._replica.compute.recompute(step, works, seed)
         except (BadMessage, Overflow, Refused) as error:
-            if isinstance(error, Refused) and error.code is not RejectCode.VOID:
+            if isinstance(error, Refused) and error.code is not RejectCode.OVERFLOWED:
                 # My weights of that step are gone: because I lagged, or because it took so long to show its work.
                 if shown_s > self._peer.timers.suspect_s:
                     self._withheld(

@@ -39,7 +39,7 @@ def index_of(case: Case) -> int:
 
 def subject_of(case: Case) -> bytes:
     """32 bytes that stand for what the rechecks of a case are about."""
-    return statement(case, without=("path", "rechecks", "contributions", "voided"))
+    return statement(case, without=("path", "rechecks", "contributions", "discarded"))
 
 
 def claimed(case: Case) -> bytes:
@@ -147,7 +147,7 @@ def unrelated(case: Case, verify: Verify) -> str:
 
 
 def _of_rechecks(case: Case, contributors: Set[PeerId], verify: Verify) -> str:
-    if case.contributions and shares_of(case.contributions, case.voided) != case.pledge.shares:
+    if case.contributions and shares_of(case.contributions, case.discarded) != case.pledge.shares:
         return "its list of contributors is not the one that the commitment was signed for"
     # A commit names so many at most: a list of another length is complete.
     known = contributors if len(contributors) != MAX_COUNTING else results(case).keys()

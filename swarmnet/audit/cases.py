@@ -237,7 +237,7 @@ class Cases:
             self._decided = {Ban(peer, -1, bytes(32)) for peer in (*self.banned, *(ban.peer for ban in self._decided))}
             self._host.vouch(frozenset(self._decided))
         owners = {index: peer for peer, _, indexes in finished.contributions for index in indexes}
-        shares = shares_of(finished.contributions, finished.voided)
+        shares = shares_of(finished.contributions, finished.discarded)
         self._sums[stamp.step] = Aggregate(stamp, finished, shares, owners, frozenset(owners.values()))
         for pledge in pledges:
             self.add_commitment(pledge)

@@ -48,7 +48,7 @@ class Receipt:
     @property
     def shares(self) -> bytes:
         """The digest of the contributors and their indexes (`pledge`)."""
-        return shares_of(self.finished.contributions, self.finished.voided)
+        return shares_of(self.finished.contributions, self.finished.discarded)
 
     @property
     def signers(self) -> frozenset[PeerId]:

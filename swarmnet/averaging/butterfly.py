@@ -265,7 +265,7 @@ class Butterfly:
             yield
         except (BadMessage, Refused) as error:
             sender = peer or error.facts.get("peer")
-            if isinstance(sender, str) and error.code is not RejectCode.VOID:
+            if isinstance(sender, str) and error.code is not RejectCode.OVERFLOWED:
                 self._context.watch.refused(PeerId(sender))
             raise
 

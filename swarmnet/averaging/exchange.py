@@ -483,7 +483,7 @@ def _describe(current: Round, digest: bytes, sq_norm: float, losses: Losses) -> 
         loss_sum=loss_sum,
         grad_sq_norm=sq_norm,
         contributions=current.contributions,
-        voided=current.voided,
+        discarded=current.discarded,
         notice=current.notice,
         late=current.late,
         bans=current.bans,

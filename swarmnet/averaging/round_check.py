@@ -145,7 +145,7 @@ class RoundCheck:
         self._rows = grid_of(current).rows
         self._contributors = contributors_of(current)
         self._lives = {peer: of.incarnation for peer, of, _ in current.contributions}
-        self._shares = shares_of(current.contributions, current.voided)
+        self._shares = shares_of(current.contributions, current.discarded)
         self._digest = b""  # of the whole sum, once it is here
         self._product = 0  # of the whole sum
         self._heard: dict[PeerId, Pledge] = {}  # for this member's aggregate

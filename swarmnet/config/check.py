@@ -35,7 +35,11 @@ def check(model: type[T], data: Mapping[str, Any], *, origin: Origin) -> T:
         if field is None:
             # A mistyped flag is a mistake; a file may also come from a later version.
             typed = origin(path).startswith(("--", "SWARMNET_"))
-            later = "" if typed else " (or a later swarmnet wrote it: upgrade this one, docs/upgrading.md)"
+            later = (
+                ""
+                if typed or path[-1] in RENAMED
+                else " (or a later swarmnet wrote it: upgrade this one, docs/upgrading.md)"
+            )
             raise UsageError(f"{origin(path)}: {dotted(path)}: unknown key; {_advice(model, path)}{later}")
         # pydantic would name what is inside, which the operator has not written.
         if bool(_table(field)) != isinstance(value, Mapping):
@@ -79,8 +83,14 @@ def _walk(model: type[Table], data: Mapping[str, Any], prefix: Path) -> Iterator
             yield from _walk(inner, value, (*prefix, name))
 
 
+RENAMED = {"max_void": "training.max_discarded", "memo_bytes": "caps.output_cache_bytes"}
+"""Keys of files that earlier versions wrote, and what they are called now."""
+
+
 def _advice(model: type[Table], path: Path) -> str:
     """What may have been meant: that key of another table, or one spelled alike in the same table, else anywhere."""
+    if path[-1] in RENAMED:
+        return f"it is called {RENAMED[path[-1]]} now"
     here: type[Table] | None = model
     for name in path[:-1]:
         here = _table(here.model_fields[name]) if here else None

@@ -102,7 +102,7 @@ Home = Annotated[Path, AfterValidator(_home)]
 Multiaddr = Annotated[str, AfterValidator(_multiaddr)]
 
 RoutingName = Annotated[str, AfterValidator(lambda name: one_of(name, ("least_time",)))]
-PlacementName = Annotated[str, AfterValidator(lambda name: one_of(name, ("neediest",)))]
+PlacementName = Annotated[str, AfterValidator(lambda name: one_of(name, ("most_under_replicated",)))]
 
 
 Gpus = Annotated[str, BeforeValidator(_in_words), AfterValidator(_gpus)]
@@ -136,7 +136,7 @@ class Mesh(Table):
         return self
 
 
-Activations = Literal["stash", "selective", "recompute_layers", "recompute", "offload"]
+Activations = Literal["save", "selective", "recompute_layers", "recompute", "offload"]
 
 
 class Memory(Table):
@@ -144,8 +144,8 @@ class Memory(Table):
     See docs/plan.md."""
 
     activations: Annotated[Activations, CliOption()] = says(
-        "stash",
-        'what is kept of a microbatch until its backward: from "stash" (all) to "recompute" (least), or '
+        "save",
+        'what is kept of a microbatch until its backward: from "save" (all) to "recompute" (least), or '
         '"offload": in host memory (CUDA)',
     )
     offload_optimizer: bool = says(False, "optimizer state in host memory, updates on the CPU (CUDA)")
@@ -156,7 +156,7 @@ class Memory(Table):
         # The compiler decides inside a layer; these policies would, too.
         if self.compile and self.activations in ("selective", "offload"):
             raise ValueError(
-                f'compile = true chooses itself what a layer keeps: with it activations = "stash", '
+                f'compile = true chooses itself what a layer keeps: with it activations = "save", '
                 f'"recompute_layers" or "recompute", not "{self.activations}"'
             )
         return self
@@ -235,7 +235,9 @@ class Caps(Table):
         0, "Mbit/s passed on for them; 0: a tenth of what this line was measured to carry"
     )
     keep_checkpoints: Positive = says(3, "checkpoints kept on disk, per stage")
-    memo_bytes: Count = says(512 * 2**20, "cached outputs and answers, for callers that ask again, per stage; 0: none")
+    output_cache_bytes: Count = says(
+        512 * 2**20, "cached outputs and answers, for callers that ask again, per stage; 0: none"
+    )
 
 
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -321,7 +323,7 @@ class PeerConfig(Table):
     )
     drain_s: Seconds = says(60.0, "seconds a leaving peer waits for another replica to have its stage's state")
     routing: RoutingName = says("least_time", "which replica of the next stage gets a microbatch (docs/extending.md)")
-    placement: PlacementName = says("neediest", "which stage `swarmnet join` takes (docs/extending.md)")
+    placement: PlacementName = says("most_under_replicated", "which stage `swarmnet join` takes (docs/extending.md)")
     rebalance_s: Annotated[Count, CliOption("N")] = says(
         60, "seconds between looks whether another stage needs it more; 0: it stays (docs/routing.md)"
     )

@@ -1,6 +1,6 @@
 """What reaches one stage over the wire and leaves it, checked: codec, shape, range, finite values.
 
-An invalid payload of another peer raises BadMessage. Our own result that cannot be sent is VOID: no peer is
+An invalid payload of another peer raises BadMessage. Our own result that cannot be sent is OVERFLOWED: no peer is
 to blame for the value of a pure function.
 """
 
@@ -82,7 +82,7 @@ class Payloads:
         return codecs.decode(packed, expect_shape=self._hidden, device=self._device)
 
     def _encode(self, codec: str, own: Tensor) -> Packed:
-        # Beyond that the next stage refuses it. NaN and infinity stay what they are, and are void.
+        # Beyond that the next stage refuses it. NaN and infinity stay what they are, and are discarded.
         if MAX_VALUE < own.abs().amax() < math.inf:
             own = own.clamp(-MAX_VALUE, MAX_VALUE)
         with blameless(self._stage):
@@ -96,11 +96,11 @@ def _expect(payload: Sequence[Packed], count: int) -> None:
 
 @contextlib.contextmanager
 def blameless(stage: int) -> Iterator[None]:
-    """Encoding our own result: if it is refused, no peer is to blame, and the microbatch is VOID."""
+    """Encoding our own result: if it is refused, no peer is to blame, and the microbatch is OVERFLOWED."""
     try:
         yield
     except BadMessage as error:
-        raise Refused(RejectCode.VOID, "our own result is not finite", stage=stage) from error
+        raise Refused(RejectCode.OVERFLOWED, "our own result is not finite", stage=stage) from error
 
 
 def check_codec(packed: Packed, *allowed: str) -> None:

@@ -2,8 +2,8 @@
 
 Checks every payload before it computes, and computes on nothing that the optimizer has changed since: saved activations
 belong to the weights they were made on, and once those are gone they are refused (backward) or not counted
-(weight-gradient pass). An activation or gradient that *we* found non-finite, from finite input, raises Refused(VOID):
-no peer is to blame for the value of a pure function. Knows no peers, no rounds, no slots.
+(weight-gradient pass). An activation or gradient that *we* found non-finite, from finite input, raises
+Refused(OVERFLOWED): no peer is to blame for the value of a pure function. Knows no peers, no rounds, no slots.
 """
 
 from __future__ import annotations
@@ -131,25 +131,25 @@ class TorchEngine:
 
     # ------------------------------------------------------------ what others may read at any time
 
-    def voids(self, step: int) -> int:
+    def discards(self, step: int) -> int:
         """How often the accumulator of `step` was emptied."""
-        return self._accumulators[self._slot_of(step)].voids
+        return self._accumulators[self._slot_of(step)].discards
 
     @property
     def version(self) -> int:
         """Version of the weights."""
         return self._state.version
 
-    def void(self, step: int | None = None) -> None:
-        """Empty the accumulator of `step`, or all, and move the void counter. Never waits for the compute thread.
+    def discard(self, step: int | None = None) -> None:
+        """Empty the accumulator of `step`, or all, and move the discard counter. Never waits for the compute thread.
 
-        A step that is applied has nothing left to void.
+        A step that is applied has nothing left to discard.
         """
         if step is None:
             for accumulator in self._accumulators:
-                accumulator.void()
+                accumulator.discard()
         elif step >= self.version:
-            self._accumulators[self._slot_of(step)].void()
+            self._accumulators[self._slot_of(step)].discard()
 
     def carries(self, bytes_per_s: int) -> None:
         """Chooses between the run's codecs for activations and their gradients."""
@@ -163,8 +163,8 @@ class TorchEngine:
 
     async def forward(self, step: int, index: int, payload: Sequence[Packed], *, train: bool) -> SavedActivations:
         """Run the stage on one microbatch."""
-        # Before the job is queued: a void while it waits counts too.
-        stash, payloads = SavedActivations(step, index, self.voids(step)), self._payloads
+        # Before the job is queued: a discard while it waits counts too.
+        stash, payloads = SavedActivations(step, index, self.discards(step)), self._payloads
 
         def run(received: tuple[Tensor, Tensor | None]) -> Encode:
             return self._forward(stash, *received, train=train, asked_slow=payloads.asked_slow(payload))
@@ -200,7 +200,9 @@ class TorchEngine:
         """The weight pass."""
         asked = boot_time()
         added = await self._jobs.run(self._weights, stash.step, stash.index, lambda: self._accumulate(stash, asked))
-        return added and stash.voids == self.voids(stash.step)  # in the caller's thread: nothing can void in between
+        return added and stash.discards == self.discards(
+            stash.step
+        )  # in the caller's thread: nothing can discard in between
 
     def _forward(
         self, stash: SavedActivations, tokens: Tensor, hidden: Tensor | None, *, train: bool, asked_slow: bool
@@ -216,7 +218,7 @@ class TorchEngine:
             return lambda: self._payloads.output(tokens, output)
         stash.loss_sum, stash.num_tokens = output.item(), tokens[:, 1:].numel()
         if not is_loss(stash.loss_sum, stash.num_tokens):
-            raise Refused(RejectCode.VOID, "the loss is not finite, or absurd", index=stash.index)
+            raise Refused(RejectCode.OVERFLOWED, "the loss is not finite, or absurd", index=stash.index)
         return tuple
 
     def _backward(self, stash: SavedActivations, gradient: Tensor | None) -> Encode:
@@ -239,9 +241,9 @@ class TorchEngine:
         work, saved.work, saved.added = saved.work, None, False
         slot = self._slot_of(stash.step)
         # Emptied or applied meanwhile: the gradient belongs to no aggregate any more.
-        if saved.epoch != self._epochs[slot] or stash.voids != self.voids(stash.step):
+        if saved.epoch != self._epochs[slot] or stash.discards != self.discards(stash.step):
             return False
-        saved.added = self._backend.accumulate(work, step=stash.step, index=stash.index, voids=stash.voids)
+        saved.added = self._backend.accumulate(work, step=stash.step, index=stash.index, discards=stash.discards)
         stash.computed(asked, began, boot_time())
         return saved.added
 
@@ -358,7 +360,7 @@ class TorchEngine:
         self._backend.past.forget()
         self._epochs = [epoch + 1 for epoch in self._epochs]
         self.sums.changed()
-        self.void()
+        self.discard()
 
     def _slot_of(self, step: int) -> int:
         """The slot of `step` among those of the open steps."""

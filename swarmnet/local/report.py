@@ -108,7 +108,7 @@ def summary(outcome: RunOutcome) -> dict[str, Any]:
         "drifted": len(progress.strays),
         "lost": invariants.lost,
         "doubled": invariants.doubled,
-        "voided": invariants.voided,
+        "discarded": invariants.discarded,
         "unaudited": [list(place) for place in invariants.unaudited],
         "digest_conflicts": [list(place) for place in invariants.conflicts],
         "executions_per_index": round(executions_per_index(outcome), 4),
@@ -264,7 +264,7 @@ def _told(outcome: RunOutcome) -> Iterator[str]:
         f"{session}reroutes {progress.count('rerouted')}, "
         f"executions per index {'at least ' * (executed < 1)}{executed:.3f}"
     )
-    yield f"lost {invariants.lost}, doubled {invariants.doubled}, voided {invariants.voided}"
+    yield f"lost {invariants.lost}, doubled {invariants.doubled}, discarded {invariants.discarded}"
     taken, missed = progress.count("outer_step"), progress.count("outer_missed")
     outer = f"; {taken} outer steps taken together" if taken or missed else ""
     outer += f", {missed} missed" if missed else ""

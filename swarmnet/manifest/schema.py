@@ -193,7 +193,7 @@ class Training(Table):
     eval_microbatches: Positive = says(2, "microbatches of one evaluation")
     checkpoint_every: Count = says(50, "steps between checkpoints on the peers' disks; 0: only at the end")
     allow_drop: bool = says(False, "a stage that lost its newest state goes on from an older one, alone")
-    max_void: Count = says(0, "non-finite microbatches tolerated in one step; more stop the run")
+    max_discarded: Count = says(0, "non-finite microbatches tolerated in one step; more stop the run")
 
     @property
     def total_tokens(self) -> int:
@@ -203,8 +203,8 @@ class Training(Table):
     @model_validator(mode="after")
     def _something_counts(self) -> Training:
         # A step without any gradient would divide by zero tokens.
-        if self.max_void >= self.microbatches:
-            raise ValueError(f"max_void = {self.max_void} must be below microbatches = {self.microbatches}")
+        if self.max_discarded >= self.microbatches:
+            raise ValueError(f"max_discarded = {self.max_discarded} must be below microbatches = {self.microbatches}")
         return self
 
 

@@ -27,7 +27,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from swarmnet.model.split import Tape
 
-Policy = Literal["stash", "recompute", "recompute_layers", "selective", "offload"]
+Policy = Literal["save", "recompute", "recompute_layers", "selective", "offload"]
 
 RunLayer = Callable[[Callable[..., Tensor], Tensor, Tensor, Tensor, Tape | None], Tensor]
 """Runs layer(x, cos, sin, tape)."""

@@ -75,7 +75,7 @@ if _SPEC is not None:  # only now: hivemind's modules may look for each other in
 # ---------------------------------------------------------------- what a node takes in, and what it keeps
 
 
-GRACE_S = 30.0  # others' clocks: one stale entry must not void all that came with it
+GRACE_S = 30.0  # others' clocks: one stale entry must not discard all that came with it
 MAX_KEYS = 4096
 MAX_ENTRIES_PER_KEY = 1024
 ORDINARY_BYTES, MAX_LARGE_BYTES = 1280, 1 << 20  # of an entry; of all larger ones under a key together

@@ -30,8 +30,8 @@ RESERVE = {"cuda": GIB, "cpu": 256 * MIB}
 _LEVERS = {
     "cuda": "fewer --slots or --stage, --activations selective, recompute or offload, memory.offload_optimizer, more "
     '--gpus; for the run, numerics.compute = "bf16", optimizer.state = "8bit", more cut.stages',
-    "cpu": "fewer --slots or --stage, --activations selective or recompute, a smaller caps.memo_bytes; for the run, "
-    'numerics.compute = "bf16", optimizer.state = "8bit", more cut.stages',
+    "cpu": "fewer --slots or --stage, --activations selective or recompute, a smaller caps.output_cache_bytes; "
+    'for the run, numerics.compute = "bf16", optimizer.state = "8bit", more cut.stages',
 }
 """What takes less memory, by the kind of device."""
 
@@ -83,7 +83,7 @@ class PlanFit:
                 f"{who} does not fit the memory outside its devices: it needs {shown(self.host_need)} there, and may "
                 f"use {shown(self.host_room or 0)}: {shown(self.host_missing)} are missing"
             )
-            yield "what takes less there: a smaller caps.memo_bytes, fewer --slots, no memory.offload_optimizer"
+            yield "what takes less there: a smaller caps.output_cache_bytes, fewer --slots, no memory.offload_optimizer"
 
 
 @contextlib.contextmanager
@@ -133,7 +133,7 @@ def setup_of(config: PeerConfig, manifest: Manifest, layout: MeshLayout) -> Setu
         manifest.wire,
         layout,
         slots=config.slots,
-        memo_bytes=config.caps.memo_bytes,
+        output_cache_bytes=config.caps.output_cache_bytes,
         memory=MemoryPolicy(memory.activations, memory.offload_optimizer, memory.compile),
         audited=manifest.audited,
     )

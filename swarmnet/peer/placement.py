@@ -85,7 +85,7 @@ class PlacementRule(Protocol):
 def placement_rule(name: str) -> PlacementRule:
     """The rule by its name in a peer's config. Raises UsageError if no installed distribution brings it."""
     # The built-in rule needs no plug-in.
-    if name == "neediest":
+    if name == "most_under_replicated":
         return choose
     rule: PlacementRule = plug_in.load("placement rule", name, field="placement")[0]
 

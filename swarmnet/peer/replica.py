@@ -53,7 +53,7 @@ class ReplicaLimits:
 
     slots: int
     """Microbatches in flight, at most."""
-    memo_bytes: int
+    output_cache_bytes: int
     """Of outputs and answers that are remembered."""
     keep_checkpoints: int = 3
     """On disk."""
@@ -113,7 +113,7 @@ class Replica:
             num_stages,
             training.microbatches,
             training.total_steps,
-            training.max_void,
+            training.max_discarded,
             averaging.delay,
             averaging.group_size,
             peer.notices,
@@ -164,7 +164,10 @@ class Replica:
         )
 
         # Records of what it contributes and of what it signs of its transfers, for audits.
-        cap_bytes, keeps_made = max(KEPT_CACHES * limits.memo_bytes, LEAST_BYTES), not manifest.numerics.deterministic
+        cap_bytes, keeps_made = (
+            max(KEPT_CACHES * limits.output_cache_bytes, LEAST_BYTES),
+            not manifest.numerics.deterministic,
+        )
         works = WorkBook(cap_bytes if manifest.audited else 0, keeps_made=keeps_made)
         transfers = Transfers(peer.me, peer.signer, PeerView(self, peer), num_stages) if manifest.audited else None
 
@@ -198,12 +201,12 @@ class Replica:
             ),
             check=input_check,
             slots=limits.slots,
-            memo_bytes=limits.memo_bytes,
+            output_cache_bytes=limits.output_cache_bytes,
             depth=None if limits.fixed_slots else Depth(stage, num_stages - stage, most=limits.slots),
             spans=peer.spans,
             transfers=transfers,
             works=works,
-            shown=ShownWorks(limits.memo_bytes),
+            shown=ShownWorks(limits.output_cache_bytes),
         )
         self.driver.attach(self.execution)
 

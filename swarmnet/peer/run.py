@@ -149,7 +149,7 @@ def run_peer(
                 ranks = [engine.supervise for engine in engines.values() if layout.ranks > 1]
                 limits = ReplicaLimits(
                     capacity.slots(config, config.stages),
-                    config.caps.memo_bytes,
+                    config.caps.output_cache_bytes,
                     config.caps.keep_checkpoints,
                     no_initial_weights=begin.missing,
                     routing=config.routing,

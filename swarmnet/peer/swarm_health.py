@@ -339,8 +339,9 @@ _PROBLEMS = {
     NO_BOOTSTRAP: "error: no bootstrap peer answered; tried {tried}: check that one is up and reachable from here, "
     "or ask for the link of a peer that is up now",
     "all_left": "error: all peers have left: start them again, each with the same --dir{goes_on}",
-    "halted": "error: the run stopped at step {step}: more microbatches than training.max_void gave no gradient that "
-    "can be counted; start a new run with a lower learning rate (`swarmnet init --set optimizer.learning_rate=...`)",
+    "halted": "error: the run stopped at step {step}: more microbatches than training.max_discarded gave no gradient "
+    "that can be counted; start a new run with a lower learning rate (`swarmnet init --set "
+    "optimizer.learning_rate=...`)",
     "no_trainer": "warning: no trainer feeds the run: peers of stage 0 that hold the data feed it themselves, slowly; "
     "start one with `swarmnet trainer`",
     "went_back": "note: the run was restarted {times}, last from version {version}: steps that had been done after "

@@ -23,7 +23,7 @@ from swarmnet.pipeline.transfers import Transfers
 from swarmnet.quorum import blocks
 from swarmnet.transport import Transport, ask
 
-_FINAL = frozenset({RejectCode.STALE, RejectCode.VOID, RejectCode.FINISHED})
+_FINAL = frozenset({RejectCode.STALE, RejectCode.OVERFLOWED, RejectCode.FINISHED})
 """Refusals that no other replica would answer differently: believed when half of them agree."""
 
 OF_PAYLOAD = frozenset({RejectCode.BAD_SHAPE, RejectCode.NON_FINITE, RejectCode.TOO_LARGE, RejectCode.MALFORMED})
@@ -107,7 +107,7 @@ class Caller:
     async def process(self, request: Process, payload: tuple[Packed, ...]) -> Gradient:
         """Return the answer of whichever replica gives it. Cancel to give up.
 
-        Raises Refused with a code that is final everywhere, which half of the proven replicas gave: STALE, VOID,
+        Raises Refused with a code that is final everywhere, which half of the proven replicas gave: STALE, OVERFLOWED,
         FINISHED; or one that all of them gave for the payload.
         request.avoid: replicas that it asks only if there are no others. An evaluation's route begins with who
         answered.

@@ -68,7 +68,7 @@ class Execution:
     check: InputCheck
     slots: int
     """Microbatches in flight at most, in a step that is opened now; `depth` changes it."""
-    memo_bytes: int
+    output_cache_bytes: int
     """Of outputs and answers in the output cache, for each open step."""
     depth: Depth | None = None
     """How many slots there are; None: as many as `slots`."""

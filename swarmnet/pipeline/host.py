@@ -27,7 +27,7 @@ class Claims(Protocol):
         """The work on (step, index) was dropped."""
 
     def added(self, stash: SavedActivations) -> None:
-        """The weight gradient of this microbatch was added under `stash.voids`."""
+        """The weight gradient of this microbatch was added under `stash.discards`."""
 
     def non_finite(self, step: int, index: int) -> None:
         """(step, index) gave a non-finite value here or further on, from finite input."""

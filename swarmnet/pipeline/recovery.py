@@ -48,9 +48,9 @@ class Recovery:
     async def input(self, step: int, index: int) -> Fetched:
         """What stage `stage` needs to run the microbatch. Tries for ever; cancel to give up.
 
-        Raises Refused(VOID) if half of the stage before computed it, and it is not finite.
+        Raises Refused(OVERFLOWED) if half of the stage before computed it, and it is not finite.
         """
-        void: set[PeerId] = set()
+        discarded: set[PeerId] = set()
         # A replica that shows no sign of life for so long is passed over; twice as long in the next attempt.
         silent_s = self._host.timers.settle_s
         while True:
@@ -72,8 +72,8 @@ class Recovery:
                         continue
                     except Refused as refused:
                         # A single answer may be false, and all replicas would accept it.
-                        void.add(peer)
-                        if blocks(void, frozenset(peers)):
+                        discarded.add(peer)
+                        if blocks(discarded, frozenset(peers)):
                             raise refused
                     if found is not None:
                         break
@@ -108,7 +108,7 @@ class Recovery:
 
     async def _ask(self, peer: PeerId, request: Fetch, silent_s: float) -> Fetched | None:
         """What this replica answers; None if it has none, or sent what is none. Raises PeerGone, PeerTimeout, and
-        Refused(VOID) where it was to recompute."""
+        Refused(OVERFLOWED) where it was to recompute."""
         try:
             # Another peer may have a copy, whatever this one says meanwhile.
             answer = await ask(
@@ -128,7 +128,7 @@ class Recovery:
                     if self._transfers is not None:
                         await self._transfers.answered(peer, request, answer)
                     return answer
-                case Rejected(RejectCode.VOID) if not request.cached:
+                case Rejected(RejectCode.OVERFLOWED) if not request.cached:
                     raise Refused(answer.code, answer.reason, peer=peer)
                 case _:  # it has none, or what it says is no answer to Fetch
                     return None

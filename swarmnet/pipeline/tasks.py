@@ -57,9 +57,10 @@ def _future() -> asyncio.Future[Any]:
 
 @dataclass(slots=True, eq=False)
 class MicrobatchTask:
-    """One microbatch at work. input and outcome are set once; voids and owner follow the leader's decision.
+    """One microbatch at work. input and outcome are set once; discards and owner follow the leader's decision.
 
-    voids: the void counter of the grant, if this replica counts it. owner: the replica that counts it, if another does.
+    discards: the discard counter of the grant, if this replica counts it. owner: the replica that counts it, if another
+    does.
     patient: ask for its assignee before computing (a retry's call). hedged: compute it in any case, because a caller
     found the owner hung. waiting: callers attached while the input is missing, the sender among them. sending: caller
     -> when its upload began; unsent: done once that has failed. starved: no caller uploads the input, so it is fetched.
@@ -85,16 +86,16 @@ class MicrobatchTask:
     answered_s: float | None = None
     computing: bool = False
     passed_on: bool = False
-    voids: int | None = None
+    discards: int | None = None
     owner: PeerId | None = None
     decided: asyncio.Event = field(default_factory=asyncio.Event)
     starved: bool = False
     fed_or_starved: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def decide(self, *, voids: int | None = None, owner: PeerId | None = None) -> None:
-        """This replica counts it, under void counter `voids`; or `owner` does; or the claim is open again."""
-        self.voids, self.owner = voids, owner
-        if voids is None and owner is None:
+    def decide(self, *, discards: int | None = None, owner: PeerId | None = None) -> None:
+        """This replica counts it, under discard counter `discards`; or `owner` does; or the claim is open again."""
+        self.discards, self.owner = discards, owner
+        if discards is None and owner is None:
             self.decided.clear()
         else:
             self.decided.set()
@@ -130,7 +131,7 @@ class StepTasks:
     def __init__(self, step: int, execution: Execution) -> None:
         self.step, self._execution, self._host = step, execution, execution.host
         self._engine, self._claims, self._timers = execution.engine, execution.claims, execution.host.timers
-        self.cache = OutputCache(execution.memo_bytes)
+        self.cache = OutputCache(execution.output_cache_bytes)
         self.by_index: dict[int, MicrobatchTask] = {}
         self.losses: dict[int, tuple[float, int]] = {}
         self.ended = False
@@ -159,14 +160,14 @@ class StepTasks:
 
     # ------------------------------------------------------------ what the step machine says
 
-    def granted(self, index: int, voids: int) -> None:
+    def granted(self, index: int, discards: int) -> None:
         """This replica counts `index`."""
         self._owners.pop(index, None)
         task = self.by_index.get(index)
         if task is None:
             self._claims.withdraw(self.step, index)
         else:
-            task.decide(voids=voids)
+            task.decide(discards=discards)
 
     def owned_elsewhere(self, index: int, owner: PeerId) -> None:
         """Another replica counts `index`: before forward its callers are sent there, later it is not accumulated."""
@@ -175,12 +176,12 @@ class StepTasks:
         if task is not None:
             task.decide(owner=owner)
 
-    def voided(self) -> None:
+    def discarded(self) -> None:
         """The accumulator is empty again: what has not been added yet claims once more."""
         self.losses = {}
-        self._execution.works.void(self.step)
+        self._execution.works.discard(self.step)
         for task in self.by_index.values():
-            if task.voids is not None:
+            if task.discards is not None:
                 task.decide()
                 self._claims.claim(self.step, task.index)
 
@@ -200,7 +201,7 @@ class StepTasks:
     def waits(self) -> Waits:
         """For whom all that is here waits, so that nothing is left to do."""
         tasks = self.by_index.values()
-        if counted := [task for task in tasks if task.voids is not None]:
+        if counted := [task for task in tasks if task.discards is not None]:
             return "stage" if all(task.passed_on and not task.outcome.done() for task in counted) else ""
         return "leader" if tasks and all(task.outcome.done() and not task.decided.is_set() for task in tasks) else ""
 
@@ -418,7 +419,7 @@ class StepTasks:
             self._claims.withdraw(self.step, task.index)
             task.finish(self._execution.busy())
         except SwarmError as error:
-            if isinstance(error, Refused) and error.code is RejectCode.VOID:
+            if isinstance(error, Refused) and error.code is RejectCode.OVERFLOWED:
                 self._claims.non_finite(self.step, task.index)
             self._claims.withdraw(self.step, task.index)
             task.finish(error)
@@ -500,10 +501,10 @@ class StepTasks:
         """
         answered_compute_s, answered = stash.compute_s, loop_time()
         await set_within(task.decided, self._timers.grant_s)
-        if task.voids is None or task.index in self.losses:
+        if task.discards is None or task.index in self.losses:
             return  # undecided, another's, or counted here before (the cache dropped the answer)
         self._span("grant", task.index, answered)
-        stash.voids = task.voids
+        stash.discards = task.discards
         record = await self._record(task, stash, answer, mine)
         try:
             added = await self._engine.accumulate(stash)
@@ -517,7 +518,7 @@ class StepTasks:
         # How long it waited for its weight pass, which goes last, is no part of the way.
         if task.answered_s is not None:
             self._learn(task.answered_s + stash.compute_s - answered_compute_s, stash.compute_s)
-        if added and stash.voids == self._engine.voids(stash.step):
+        if added and stash.discards == self._engine.discards(stash.step):
             self._computed("weights", stash)
             last_stage = self._execution.stage + 1 == self._execution.num_stages
             self.losses[task.index] = (answer.loss_sum if last_stage else 0.0, answer.num_tokens)

@@ -126,7 +126,7 @@ class WorkBook:
             self._drop(self._steps.pop(other))
         self._steps[step] = [{}]
 
-    def void(self, step: int) -> None:
+    def discard(self, step: int) -> None:
         """The accumulator of that step is empty again. An aggregate may hold what it held: a rank can be lost once its
         peer has sent its shards, and the peer still answers for them."""
         accumulators = self._steps.setdefault(step, [])

@@ -82,7 +82,7 @@ def _run(spec: StageSpec, device: str, memory: MemoryPolicy) -> tuple[float, flo
         _, work = rank.forward(0, tokens.to(on), None if spec.first else boundary.to(on), train=True)
         assert isinstance(work, ForwardPass)
         rank.backward(work, None if spec.last else 1e-3 * boundary.to(on))
-        rank.accumulate(work, step=0, index=index, voids=0)
+        rank.accumulate(work, step=0, index=index, discards=0)
 
     microbatch()  # makes what later ones find
     seconds = _timed(microbatch, on)

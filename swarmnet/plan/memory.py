@@ -124,8 +124,8 @@ class Setup:
     slots: int = 4
     """Microbatches in flight per open step."""
     memory: MemoryPolicy = field(default_factory=MemoryPolicy)
-    memo_bytes: int = 0
-    """For answers to callers that ask again: `caps.memo_bytes` of the peer config."""
+    output_cache_bytes: int = 0
+    """For answers to callers that ask again: `caps.output_cache_bytes` of the peer config."""
     audited: bool = False
     """Are microbatches of this run computed again by other replicas?"""
 
@@ -157,17 +157,17 @@ _Widths = tuple[int, int, int, int]
 """Bytes for each token: per element of the hidden size, of the queries, of the keys and of the MLP's inner size."""
 
 _SAVED: dict[tuple[str, str], _Widths] = {
-    ("fp32", "stash"): (24, 8, 8, 16),
+    ("fp32", "save"): (24, 8, 8, 16),
     ("fp32", "selective"): (12, 8, 8, 8),
     ("fp32", "recompute_layers"): (4, 0, 0, 0),
-    ("bf16", "stash"): (20, 4, 4, 8),
+    ("bf16", "save"): (20, 4, 4, 8),
     ("bf16", "selective"): (8, 4, 4, 4),
     ("bf16", "recompute_layers"): (4, 0, 0, 0),
 }
 """What a layer keeps on the device for backward, by `numerics.compute` and `memory.activations`; else nothing."""
 
 _TAPE: dict[str, _Widths] = {"fp32": (32, 8, 8, 12), "bf16": (24, 4, 4, 6)}
-"""What a layer keeps between backward and weight-gradient pass under "stash": the operands of its products."""
+"""What a layer keeps between backward and weight-gradient pass under "save": the operands of its products."""
 
 _BACKWARD: dict[str, _Widths] = {"fp32": (0, 12, 0, 10), "bf16": (16, 8, 0, 4)}
 """What the backward of one layer takes beyond what is saved."""
@@ -257,8 +257,8 @@ def _microbatch(setup: Setup, spec: StageSpec, layers: int, gradient: int) -> tu
 
     logits = tokens * spec.last * -(-model.vocab_size // tensor)
     ends = tokens * model.hidden_size * (_FP32 + 12 * spec.last)  # the stage's input; norm and head
-    everything = of(_SAVED[compute, "stash"], _SCORES_SAVED)
-    kept = everything if policy == "stash" else of(_SAVED.get((compute, policy), (0, 0, 0, 0)))
+    everything = of(_SAVED[compute, "save"], _SCORES_SAVED)
+    kept = everything if policy == "save" else of(_SAVED.get((compute, policy), (0, 0, 0, 0)))
     writes = setup.memory.writes_at_once or setup.layout.shard == "zero3"
     head = _LOGITS_SAVED * logits
     owed = gradient if writes else ends + layers * of(_TAPE[compute]) + head
@@ -317,7 +317,7 @@ def _host_memory(
         "snapshots": _SNAPSHOTS * canonical.layout.num_bytes,
         "payloads": round(in_flight * payload) + (ranks > 1) * (2 + 2 * setup.audited) * _FP32 * boundary,
         # Answers that are kept for callers that ask again.
-        "memo": setup.memo_bytes,
+        "memo": setup.output_cache_bytes,
         "moments": moments,
         "offloaded": in_flight * rank.offloaded * ranks,
         "audits": audit_bytes(setup, canonical),
@@ -336,7 +336,7 @@ def audit_bytes(setup: Setup, canonical: Canonical) -> int:
     crossing = (there * (not spec.first) + back * (not spec.last)) * sequences * length * spec.model.hidden_size
     payload = round(crossing) + sequences * (_FP32 * (length + 1) + _PROOF_BYTES)
     steps, made = KEPT_STEPS * training.microbatches * payload, 1 + (not spec.numerics.deterministic)
-    works, shown = made * min(KEPT_CACHES * setup.memo_bytes, steps), min(setup.memo_bytes, steps)
+    works, shown = made * min(KEPT_CACHES * setup.output_cache_bytes, steps), min(setup.output_cache_bytes, steps)
     return works + shown + KEPT_WEIGHTS * _FP32 * canonical.num_elements
 
 

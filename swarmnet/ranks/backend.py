@@ -158,12 +158,12 @@ class MeshBackend:
             self._ranks.order("backward", key=work.key)
             return None if self._spec.first else self._memory["outward"].clone()
 
-    def accumulate(self, work: object, *, step: int, index: int, voids: int) -> bool:
+    def accumulate(self, work: object, *, step: int, index: int, discards: int) -> bool:
         assert isinstance(work, Held)
         if not work.went_back:
             raise ValueError(f"no gradient to add: microbatch {step}/{index}")
 
-        at: dict[str, Any] = {"step": step, "index": index, "voids": voids}
+        at: dict[str, Any] = {"step": step, "index": index, "discards": discards}
         try:
             return self.sums[step % len(self.sums)].count(
                 lambda: self._ranks.order("accumulate", finishes=True, key=work.key, **at), **at
@@ -252,9 +252,9 @@ class RankSum(GradientSum):
             if self._reading.holds != content:
                 self._reading.holds = None  # half written if ranks are lost meanwhile
                 if content.indexes:
-                    self._ranks.order("write_sum", step=content.step, voids=content.voids)
+                    self._ranks.order("write_sum", step=content.step, discards=content.discards)
                     # Others may have come up before that, which do not have this sum.
-                    if content.voids != self.voids:
+                    if content.discards != self.discards:
                         raise Refused(RejectCode.NOT_READY, "the sum was lost or discarded", step=content.step)
                 else:  # nothing was added: no rank need be asked, nor be up
                     self._reading.flat.zero_()

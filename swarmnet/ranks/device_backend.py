@@ -60,9 +60,9 @@ class DeviceBackend(RankStage):
         dtype = sum_dtype(self.spec.numerics)
         return host_memory(self.canonical.num_elements, dtype, device=self.device, owner=self)
 
-    def accumulate(self, work: ForwardPass, *, step: int, index: int, voids: int) -> bool:
+    def accumulate(self, work: ForwardPass, *, step: int, index: int, discards: int) -> bool:
         try:
-            return super().accumulate(work, step=step, index=index, voids=voids)
+            return super().accumulate(work, step=step, index=index, discards=discards)
         except torch.OutOfMemoryError:
             # Told like sums that are lost with ranks: those of all open steps are.
             if any(total.lost for total in self.sums):

@@ -84,14 +84,14 @@ class Program:
         if own is not None:
             self._write("outward", own)
 
-    def accumulate(self, key: int, step: int, index: int, voids: int) -> None:
+    def accumulate(self, key: int, step: int, index: int, discards: int) -> None:
         work = _held(self._works, key)[1]
         del self._works[key]
-        self._stage.sum_of(step).follow(voids)
-        self._stage.accumulate(work, step=step, index=index, voids=voids)
+        self._stage.sum_of(step).follow(discards)
+        self._stage.accumulate(work, step=step, index=index, discards=discards)
 
-    def write_sum(self, step: int, voids: int) -> None:
-        self._stage.sum_of(step).follow(voids)
+    def write_sum(self, step: int, discards: int) -> None:
+        self._stage.sum_of(step).follow(discards)
         self._stage.write_sum(step, self._context.memory["reading"])
 
     def update(self, version: int, total: str, scale: float, rate: float, copy: str) -> None:

@@ -188,16 +188,16 @@ class RankStage:
             work.gradients = [self._fully.take_gradient(parameter) for parameter in work.module.trained().values()]
         return own
 
-    def accumulate(self, work: ForwardPass, *, step: int, index: int, voids: int) -> bool:
-        """Add the gradients of what `backward` has run of to the sum (step, voids), and let go of it.
+    def accumulate(self, work: ForwardPass, *, step: int, index: int, discards: int) -> bool:
+        """Add the gradients of what `backward` has run of to the sum (step, discards), and let go of it.
 
         False if the sum has that index already, or another discard count. Raises BadMessage(NON_FINITE) or Overflow;
         the sum is unchanged then. All of it alike on all ranks.
         """
-        return self._add(work, self.sum_of(step), self._rounded.of(step), step=step, index=index, voids=voids)
+        return self._add(work, self.sum_of(step), self._rounded.of(step), step=step, index=index, discards=discards)
 
     def _add(
-        self, work: ForwardPass, total: Accumulator, rounding: Rounding, *, step: int, index: int, voids: int
+        self, work: ForwardPass, total: Accumulator, rounding: Rounding, *, step: int, index: int, discards: int
     ) -> bool:
         if not work.went_back or (work.tape is None and work.gradients is None):
             raise ValueError(f"no gradient to add: microbatch {step}/{index}")
@@ -210,7 +210,7 @@ class RankStage:
         if self.spec.averaging.codec == "small":
             gradients = sum_terms(gradients, self._names, self._split.tensor, self._tensor)
         largest = self._largest(gradients)
-        return total.add(gradients, rounding, step=step, index=index, voids=voids, largest=largest)
+        return total.add(gradients, rounding, step=step, index=index, discards=discards, largest=largest)
 
     def _largest(self, gradients: Sequence[Tensor]) -> float:
         """The largest magnitude that any rank has: infinity if one has NaN."""
@@ -279,7 +279,7 @@ class RankStage:
 
     @torch.no_grad()
     def reset(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Become version 0 with these whole weights, in canonical order. What was summed is the caller's to void."""
+        """Become version 0 with these whole weights, in canonical order. What was summed is the caller's to discard."""
         modules = [self._live(number) for number in range(len(self._modules))]
         for place, (name, whole) in enumerate(weights):
             for live in modules:
@@ -362,7 +362,7 @@ class RankStage:
         own = self.backward(work, gradient)
         if share is not None:
             rounding = self._rounded.by(weights.step, weights.memory[size:])
-            self._add(work, share, rounding, step=weights.step, index=index, voids=share.voids)
+            self._add(work, share, rounding, step=weights.step, index=index, discards=share.discards)
         return output.detach(), own
 
     def end_recomputing(self) -> None:

@@ -178,7 +178,7 @@ def drawn(said: FleetFile, here: str) -> Fleet:
         trainers=run.trainers,
         sync=run.sync,
         slots=run.slots,
-        memo_bytes=round(512e6 / scale) + (1 << 16),
+        output_cache_bytes=round(512e6 / scale) + (1 << 16),
         forward_s=run.microbatch_s / 3,
         averaging_s=max(run.averaging_s, 0.001),
         padding=max(round(run.parameter_bytes / scale / 8), 0),

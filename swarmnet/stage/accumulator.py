@@ -3,10 +3,10 @@
 Each microbatch's gradient is rounded as the step says (`stage.rounding`), and enters whole or not at all: it is
 checked before the first element is added.
 
-A gradient cannot be subtracted from a sum exactly, so `void` discards the whole sum (docs/protocol.md, I3 and rule 5).
-The content carries the (step, discard count) that it belongs to. `void` only increases the count; the next reader or
-writer that finds content of another count clears it. So `void` never waits for an addition, and an addition that a
-`void` has overtaken adds nothing.
+A gradient cannot be subtracted from a sum exactly, so `discard` empties it (docs/protocol.md, I3 and rule 5).
+The content carries the (step, discard count) that it belongs to. `discard` only increases the count; the next reader or
+writer that finds content of another count clears it. So `discard` never waits for an addition, and an addition that a
+`discard` has overtaken adds nothing.
 
 The averaging thread may read while the compute thread adds. A lock ensures that only one of them clears the sum.
 `GradientSum` counts what a sum holds; the elements are here (`Accumulator`) or on ranks (`ranks.backend.RankSum`).
@@ -31,10 +31,10 @@ from swarmnet.wire import kernels
 
 
 class SumContent(NamedTuple):
-    """The microbatches in a sum: of `step`, since the sum was discarded for the `voids`th time."""
+    """The microbatches in a sum: of `step`, since the sum was discarded for the `discards`th time."""
 
     step: int
-    voids: int
+    discards: int
     indexes: frozenset[int]
 
 
@@ -44,8 +44,8 @@ class GradientSum:
 
     def __init__(self, busy: threading.RLock) -> None:
         self._busy = busy
-        self._lock = threading.Lock()  # of the void count: held for a moment
-        self.voids = 0
+        self._lock = threading.Lock()  # of the discard count: held for a moment
+        self.discards = 0
         """How often the sum has been discarded."""
         self._lost: int | None = None  # the step whose sum is gone, and not discarded since
         self._content = SumContent(-1, -1, frozenset())  # replaced by the thread that has `busy`, never changed
@@ -55,16 +55,16 @@ class GradientSum:
         """Was a part of what it counts lost, and has it not been discarded since?"""
         return self._lost is not None
 
-    def void(self) -> None:
+    def discard(self) -> None:
         """Make the sum empty. An addition now running adds to nothing and returns False."""
         with self._lock:
-            self.voids += 1
+            self.discards += 1
             self._lost = None
 
     def lose(self) -> None:
         """What was counted in it is gone. An addition now running returns False."""
         with self._lock:
-            self.voids += 1
+            self.discards += 1
             self._lost = self._content.step if self._content.indexes else self._lost
 
     def read(self, step: int) -> Tensor:
@@ -74,35 +74,35 @@ class GradientSum:
         """
         with self._busy:
             with self._lock:
-                voids, lost = self.voids, self._lost
+                discards, lost = self.discards, self._lost
             if lost == step:
                 raise Refused(RejectCode.NOT_READY, "the sum was lost with the device that held it", step=step)
-            return self._read(self._entered(step, voids))
+            return self._read(self._entered(step, discards))
 
     def indexes(self, step: int) -> frozenset[int]:
         """The microbatches in the sum of `step`."""
         with self._busy:
-            return self._entered(step, self.voids).indexes
+            return self._entered(step, self.discards).indexes
 
-    def count(self, add: Callable[[], object], *, step: int, index: int, voids: int) -> bool:
+    def count(self, add: Callable[[], object], *, step: int, index: int, discards: int) -> bool:
         """Count microbatch `index` once `add` added its gradient (`Accumulator.add`). If it raises, none is added."""
         with self._busy:
             # Discarded since the grant: the gradient would not count.
-            if voids != self.voids:
+            if discards != self.discards:
                 return False
-            content = self._entered(step, voids)
+            content = self._entered(step, discards)
             # A weight pass asked for again adds nothing.
             if index in content.indexes:
                 return False
             add()
             self._content = content._replace(indexes=content.indexes | {index})
-        # A void may have come while this was adding: then it added to nothing.
-        return voids == self.voids
+        # A discard may have come while this was adding: then it added to nothing.
+        return discards == self.discards
 
-    def _entered(self, step: int, voids: int) -> SumContent:
-        # SumContent of another step or void count is worth nothing.
-        if self._content[:2] != (step, voids):
-            self._content = SumContent(step, voids, frozenset())
+    def _entered(self, step: int, discards: int) -> SumContent:
+        # SumContent of another step or discard count is worth nothing.
+        if self._content[:2] != (step, discards):
+            self._content = SumContent(step, discards, frozenset())
         return self._content
 
     def _read(self, content: SumContent) -> Tensor:
@@ -123,10 +123,10 @@ class Accumulator(GradientSum):
         half = self._sum.view(torch.int32)[:num_elements] if dtype == torch.int64 else self._sum
         self._narrow, self._is_narrow = half, False
 
-    def follow(self, voids: int) -> None:
-        """The void count is kept elsewhere (ranks of a mesh: by their peer), and is this now."""
+    def follow(self, discards: int) -> None:
+        """The discard count is kept elsewhere (ranks of a mesh: by their peer), and is this now."""
         with self._lock:
-            self.voids = voids
+            self.discards = discards
 
     def add(
         self,
@@ -135,12 +135,12 @@ class Accumulator(GradientSum):
         *,
         step: int,
         index: int,
-        voids: int,
+        discards: int,
         largest: float | None = None,
     ) -> bool:
         """Add one microbatch's gradients: fp32, contiguous, in canonical order, sums over tokens.
 
-        rounding: of the step. voids: the discard count when this replica was granted the microbatch. False if it has
+        rounding: of the step. discards: the discard count when this replica was granted the microbatch. False if it has
         moved since, or if `index` is in the sum already. largest: the largest magnitude over all ranks, where each rank
         has a part of the gradient and all must decide alike. Raises BadMessage(NON_FINITE) or Overflow; the sum is
         unchanged then. A device without memory for it loses the sum.
@@ -161,11 +161,11 @@ class Accumulator(GradientSum):
                     start += gradient.numel()
             except torch.OutOfMemoryError:
                 # A part of the gradient is in: what others have added cannot be told from it.
-                self._content = SumContent(step, voids, self._content.indexes | {index})
+                self._content = SumContent(step, discards, self._content.indexes | {index})
                 self.lose()
                 raise
 
-        return self.count(add, step=step, index=index, voids=voids)
+        return self.count(add, step=step, index=index, discards=discards)
 
     def _read(self, content: SumContent) -> Tensor:
         if not content.indexes:

@@ -36,8 +36,8 @@ class StageBackend(Protocol):
         """That of step s is number s % (1 + delay.most)."""
 
     def watch(self, lost: Callable[[], None], event: OnEvent) -> None:
-        """Call these from now on, from any thread. lost: the sums of all open steps and all work are gone; void counts
-        have moved, and `read` refuses. event: something worth a line."""
+        """Call these from now on, from any thread. lost: the sums of all open steps and all work are gone; discard
+        counts have moved, and `read` refuses. event: something worth a line."""
 
     def start(self) -> None:
         """Start whatever computes, or check that it runs. Raises MeshFailed if it was given up."""
@@ -56,7 +56,7 @@ class StageBackend(Protocol):
     def backward(self, work: Any, gradient: Tensor | None) -> Tensor | None:
         """The gradient of the input, None in the first stage. Raises ValueError the second time."""
 
-    def accumulate(self, work: Any, *, step: int, index: int, voids: int) -> bool:
+    def accumulate(self, work: Any, *, step: int, index: int, discards: int) -> bool:
         """The weight pass of what backward has run of; see `Accumulator.add`. Ends `work`."""
 
     def new_share(self) -> object:

@@ -28,7 +28,7 @@ from swarmnet.messages import Commit, Packed
 class SavedActivations:
     """One microbatch's work between forward, backward and weight pass. `saved` is private to the engine.
 
-    output: what goes to the next stage, () in the last one. loss_sum (nats), num_tokens: last stage only. voids: the
+    output: what goes to the next stage, () in the last one. loss_sum (nats), num_tokens: last stage only. discards: the
     step's discard count, first as the forward was queued, then as the index was granted: the gradient counts only if
     the count has not moved since (rule 5). compute_s: compute spent on it so far. ran: when its last pass was asked
     for, began and ended on the compute thread, by the event loop's clock.
@@ -36,7 +36,7 @@ class SavedActivations:
 
     step: int
     index: int
-    voids: int
+    discards: int
     output: tuple[Packed, ...] = ()
     loss_sum: float = 0.0
     num_tokens: int = 0
@@ -114,7 +114,7 @@ class Audience(Protocol):
 
     def on_sums_lost(self) -> None:
         """The sums of all open steps and all saved activations are lost. The engine has already increased the discard
-        counts. Until the driver calls `void`, the engine answers every question about those sums with NOT_READY."""
+        counts. Until the driver calls `discard`, the engine answers every question about those sums with NOT_READY."""
 
     def on_engine(self, event: str, fields: dict[str, object]) -> None:
         """Something worth a line."""
@@ -126,8 +126,8 @@ class Compute(Protocol):
 
     Raises:
         BadMessage: what a peer sent is wrong (BAD_SHAPE, NON_FINITE, MALFORMED). Nothing has changed then.
-        Refused: VOID, for a result that is not finite although everything sent was. NOT_READY, if a rank died and the
-            work with it: the caller may ask again, here or elsewhere. Two methods never raise that: `accumulate`
+        Refused: OVERFLOWED, for a result that is not finite although everything sent was. NOT_READY, if a rank died and
+            the work with it: the caller may ask again, here or elsewhere. Two methods never raise that: `accumulate`
             returns False, and a rank's death does not interrupt `apply`.
         DeviceFull: a device has no memory for it.
     """
@@ -146,12 +146,12 @@ class Compute(Protocol):
     def delay(self) -> Delay:
         """On which version's weights each step is computed, and so how many steps beyond `version` are open."""
 
-    def voids(self, step: int) -> int:
-        """The void counter of an open step's accumulator: it only grows, from step to step too."""
+    def discards(self, step: int) -> int:
+        """The discard counter of an open step's accumulator: it only grows, from step to step too."""
 
-    def void(self, step: int | None = None) -> None:
-        """Empty the accumulator of one open step (None: of all) and increase its void counter. Running weight passes of
-        that step add nothing.
+    def discard(self, step: int | None = None) -> None:
+        """Empty the accumulator of one open step (None: of all) and increase its discard counter. Running weight passes
+        of that step add nothing.
 
         """
 
@@ -174,7 +174,7 @@ class Compute(Protocol):
 
     async def accumulate(self, stash: SavedActivations) -> bool:
         """The weight pass: add this microbatch's gradient once to the sum of its step. False if the discard count is no
-        longer `stash.voids` (rule 5), or if the step is applied.
+        longer `stash.discards` (rule 5), or if the step is applied.
 
         Raises Overflow; NON_FINITE as BadMessage when the gradient is not finite (nothing is added then).
         """
@@ -233,7 +233,7 @@ class Summation(Protocol):
     with the compute thread, one at a time.
 
     A round sums `phases`, vectors one after the other; mostly one, the flat gradient. Positions count through all of
-    them. Raises as `Compute` does; Refused(VOID) for a result of our own that is not finite.
+    them. Raises as `Compute` does; Refused(OVERFLOWED) for a result of our own that is not finite.
     """
 
     @property

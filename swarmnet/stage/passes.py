@@ -4,7 +4,7 @@ Tensors in, tensors out: payloads, versions and what may be counted are the engi
 reads token ids, one that is last returns the summed loss. What the weight pass needs stays on the `ForwardPass`'s tape.
 
 What is kept between forward and backward is a policy (`model.activations`), with the same bits under each. Under every
-one but "stash", and where layers are compiled, backward writes the weight gradients too: between backward and weight
+one but "save", and where layers are compiled, backward writes the weight gradients too: between backward and weight
 pass a microbatch then holds one gradient per parameter, and never the operands of all its products, which are as large
 as its saved activations.
 """
@@ -47,18 +47,18 @@ class MemoryPolicy:
     moments in host memory, updates on the CPU, which rounds in its own way. compile: layers by torch.compile, and so do
     they."""
 
-    activations: Policy = "stash"
+    activations: Policy = "save"
     offload_optimizer: bool = False
     compile: bool = False
 
     def __post_init__(self) -> None:
-        if self.activations not in ("stash", "recompute", "recompute_layers", "selective", "offload"):
+        if self.activations not in ("save", "recompute", "recompute_layers", "selective", "offload"):
             raise ValueError(f"no such policy: {self.activations}")
 
     @property
     def writes_at_once(self) -> bool:
         """Does backward write weight gradients, so that the weight pass only adds them?"""
-        return self.compile or self.activations != "stash"
+        return self.compile or self.activations != "save"
 
 
 @dataclass(slots=True, eq=False)

@@ -72,7 +72,7 @@ class State:
             self._holder.take(self.version)
         # It may raise, and the version is what it was.
         self._holder.update(self.version, total, scale=update.scale, rate=update.rate)
-        counted = self.canonical.spec.training.microbatches - len(commits[self.canonical.stage].voided)
+        counted = self.canonical.spec.training.microbatches - len(commits[self.canonical.stage].discarded)
         self._roundings.applied(self.version, self.canonical.pieces(total), counted=counted, clipped=update.clipped)
         self._become(self.version + 1)
 

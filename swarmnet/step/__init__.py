@@ -13,7 +13,7 @@ An index in the claims of one replica, under one generation, follows `ledger.CLA
 | move | `StagePlan.moved` | callers go to the assignee |
 | drop | the work is dropped | `MemberState.returns`, if it was assigned |
 | accumulate | its weight gradient is in the accumulator | the next whole `MemberState`, on a tick |
-| void | `StagePlan.evicted`: discard; or the accumulator is lost | the next generation; its work is offered again |
+| discard | `StagePlan.evicted`: discard; or the accumulator is lost | the next generation; its work is offered again |
 
 A step in one replica (`open_step.OpenStep.phase`) follows `open_step.PHASES`:
 

@@ -35,7 +35,7 @@ def commit_of(stamp: Stamp, finished: Finished, table: bytes = b"", *, named: bo
     contributors = counting(finished)
     return Commit(
         *(stamp.stage, stamp.step, stamp.chain, finished.id, finished.digest, finished.num_tokens),
-        *(finished.loss_sum, finished.grad_sq_norm, finished.voided, roll_of(contributors)),
+        *(finished.loss_sum, finished.grad_sq_norm, finished.discarded, roll_of(contributors)),
         contributors=contributors if named else (),
         notice=finished.notice,
         late=finished.late,

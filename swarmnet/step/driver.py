@@ -145,7 +145,7 @@ class StepDriver:
             self._measuring.cancel()
         self.stop()
         self._pipeline.stop()
-        self._engine.void()
+        self._engine.discard()
 
     @property
     def is_settled(self) -> bool:
@@ -176,7 +176,7 @@ class StepDriver:
 
     def added(self, stash: SavedActivations) -> None:
         # Otherwise the accumulator was discarded meanwhile, and this gradient with it (rule 5).
-        if stash.voids == self._engine.voids(stash.step):
+        if stash.discards == self._engine.discards(stash.step):
             self._tell(self.member.add, stash.step, stash.index)
 
     def non_finite(self, step: int, index: int) -> None:
@@ -227,16 +227,16 @@ class StepDriver:
 
     def contribute(self, step: int, index: int) -> None:
         if tasks := self._pipeline.steps.get(step):
-            tasks.granted(index, self._engine.voids(step))
+            tasks.granted(index, self._engine.discards(step))
 
     def redirect(self, step: int, index: int, assignee: PeerId) -> None:
         if tasks := self._pipeline.steps.get(step):
             tasks.owned_elsewhere(index, assignee)
 
     def discard(self, step: int) -> None:
-        self._engine.void(step)
+        self._engine.discard(step)
         if tasks := self._pipeline.steps.get(step):
-            tasks.voided()
+            tasks.discarded()
 
     def aggregate(self, attempt: Round) -> None:
         self._round = self._spawn(self._whole("averaging", attempt, self._take_part))
@@ -354,7 +354,7 @@ class StepDriver:
             num_tokens=commit.num_tokens,
             digest=commit.digest.hex(),
             contributions=[[peer, sorted(indexes)] for peer, _, indexes in finished.contributions],
-            voided=sorted(commit.voided),
+            discarded=sorted(commit.discarded),
         )
         self._engine.lengthen(member.horizon_of(commits).notices)
         began = self._now()

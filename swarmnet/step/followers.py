@@ -49,9 +49,9 @@ class Plans:
         if len(plan.moved) < MAX_MOVED:
             plan.moved += ((index, assignee),)
 
-    def void(self, peer: PeerId, generation: Generation) -> None:
+    def discard(self, peer: PeerId, generation: Generation) -> None:
         """What is in that accumulator does not count."""
-        self.of(peer, generation).evicted = "void"
+        self.of(peer, generation).evicted = "discard"
 
     def send(self) -> None:
         """Tell all of them."""

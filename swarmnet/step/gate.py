@@ -30,7 +30,7 @@ class Shape:
     num_stages: int
     num_microbatches: int
     total_steps: int
-    max_void: int = 0
+    max_discarded: int = 0
     delay: Delay = NO_DELAY
     group_size: int = 16
     notices: Notices = field(default_factory=Notices, compare=False)
@@ -66,7 +66,7 @@ def refusal(
         if (attempt.stamp, attempt.id.ballot) != (message.stamp, message.ballot):
             return "a round of another term"
         notice = _notice(attempt.notice, attempt.stamp.step, shape) if attempt.notice else None
-        return notice or round_refusal(attempt, shape.num_microbatches, shape.max_void)
+        return notice or round_refusal(attempt, shape.num_microbatches, shape.max_discarded)
     return None
 
 
@@ -91,7 +91,7 @@ def commit_refusal(commit: Commit, shape: Shape) -> str | None:
         return reason
     if not (0 <= commit.stage < shape.num_stages and 0 <= commit.step < shape.furthest):
         return "a commit of no stage or step of this run"
-    if any(not 0 <= index < shape.num_microbatches for index in commit.voided):
+    if any(not 0 <= index < shape.num_microbatches for index in commit.discarded):
         return "a commit that skips an index outside this run"
     sane = abs(commit.loss_sum) < LARGEST_LOSS and 0.0 <= commit.grad_sq_norm < LARGEST_NORM
     if commit.num_tokens < 1 or not sane:
@@ -114,4 +114,4 @@ def _indexes(message: StagePlan | MemberState) -> tuple[Indexes, ...]:
     found = (message.assigned, message.execute, message.given, frozenset(index for index, _ in message.moved))
     if message.attempt is None:
         return found
-    return *found, message.attempt.voided, *(indexes for _, _, indexes in message.attempt.contributions)
+    return *found, message.attempt.discarded, *(indexes for _, _, indexes in message.attempt.contributions)

@@ -141,8 +141,8 @@ class IdleWork:
 class NonFinite:
     """Reports of non-finite gradients. found_by: index -> members. halted: more are left out than the run allows."""
 
-    def __init__(self, step: int, host: StepHost, *, max_void: int) -> None:
-        self._step, self._host, self._max_void = step, host, max_void
+    def __init__(self, step: int, host: StepHost, *, max_discarded: int) -> None:
+        self._step, self._host, self._max_discarded = step, host, max_discarded
         self.found_by: dict[int, set[PeerId]] = {}
         self.halted = False
 
@@ -155,22 +155,24 @@ class NonFinite:
 
     def alone(self, ledger: Ledger) -> None:
         """Log the members that found an index non-finite that others counted."""
-        names = {peer for index, found_by in self.found_by.items() if index not in ledger.voided for peer in found_by}
+        names = {
+            peer for index, found_by in self.found_by.items() if index not in ledger.discarded for peer in found_by
+        }
         for peer in sorted(names):
             self._host.log("finds_alone", step=self._step, peer=peer)
 
-    def void(self, ledger: Ledger, members: Set[PeerId]) -> None:
+    def discard(self, ledger: Ledger, members: Set[PeerId]) -> None:
         """Leave the indexes out of the step that most members found non-finite."""
         for index, found_by in self.found_by.items():
             confirmed = has_quorum(found_by, members)
-            if confirmed and index not in ledger.voided and ledger.void(index):
-                self._host.log("voided", step=self._step, index=index)
-        if len(ledger.voided) > self._max_void and not self.halted:
+            if confirmed and index not in ledger.discarded and ledger.discard(index):
+                self._host.log("discarded", step=self._step, index=index)
+        if len(ledger.discarded) > self._max_discarded and not self.halted:
             self.halted = True
             self._host.log(
                 "halted",
                 step=self._step,
-                reason=f"{len(ledger.voided)} microbatches of step {self._step} gave no gradient that can "
-                f"be counted (not finite, or too large for the grid; training.max_void = {self._max_void}): "
+                reason=f"{len(ledger.discarded)} microbatches of step {self._step} gave no gradient that can "
+                f"be counted (not finite, or too large for the grid; training.max_discarded = {self._max_discarded}): "
                 "lower the learning rate or numerics.grid_bits and start again",
             )

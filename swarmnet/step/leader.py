@@ -95,7 +95,7 @@ class Leader:
         self._plans = Plans(stamp, ballot, member.host)
         self._at_step = AtStep(view, stamp, shape.delay.behind(stamp.step))
         self._work = IdleWork(view, idle_s=member.pace.idle_s, now=now)
-        self._non_finite = NonFinite(stamp.step, member.host, max_void=shape.max_void)
+        self._non_finite = NonFinite(stamp.step, member.host, max_discarded=shape.max_discarded)
         builder = RoundBuilder(stamp, ballot, shape.group_size, member.round_numbers, member.notice)
         suspects = SuspectGraph(view.me, patience_s=self._silence_s, links=member.lines)
         self._rounds = Rounds(builder, suspects, now)
@@ -139,7 +139,7 @@ class Leader:
         if self.round is None and not self._waits.complete:
             self._waits.early[peer, index] = generation
             return
-        if index in self.ledger.voided:
+        if index in self.ledger.discarded:
             return
         # A replica passed over or out of touch may compute, but the index is ordered from a member, which counts it.
         out_of_touch = peer not in self.members and not self.view.in_touch(peer, now=now)
@@ -158,7 +158,7 @@ class Leader:
         held = self.ledger.owners[index]
         # Identities cost nothing: who contributes counts what it works on, whatever another member has asked for.
         if held is not None and self._contributes(peer) and self._yields(held, index):
-            self._plans.void(*held)
+            self._plans.discard(*held)
             self._evict(*held)
             held = None
         if held is None:
@@ -220,7 +220,7 @@ class Leader:
         owner = (peer, report.generation)
         if peer in self._left_out:
             if owner in self.ledger.closed:
-                self._plans.void(peer, report.generation)
+                self._plans.discard(peer, report.generation)
             return
         known = self.members.get(peer)
         # The member has a new accumulator: what its last one counted is gone.
@@ -235,7 +235,7 @@ class Leader:
             crosses = self.ledger.overlaps(peer, report.owned)  # counted below
             # Identities cost nothing: a member that has contributed nothing could do so with each of them.
             most = _OFFENCES if self._contributes(peer) else 1
-            # What is passed over is told to void what it holds.
+            # What is passed over is told to discard what it holds.
             ordered = crosses or peer in self.passed_over
             if not ordered and self._offends(peer, "begins its accumulator again and again", now, most=most):
                 return
@@ -245,7 +245,7 @@ class Leader:
         if peer in self.passed_over:
             self._hear_sum(peer, report, now)
             if report.owned:
-                self._plans.void(peer, report.generation)
+                self._plans.discard(peer, report.generation)
             return
         self._hear_work(peer, report, len(report.owned - report.summed), now)
         self._rounds.builder.measured(peer, report.line or UNMEASURED)
@@ -254,10 +254,10 @@ class Leader:
         overlaps = self.ledger.overlaps(peer, report.owned)
         # Above a certificate the assignments do not matter any more, only which replicas hold the aggregate.
         if overlaps and not self._sure(now):
-            # Two accumulators have counted one index, and no sum can be split: the reporter's is void (rule 10).
+            # Two accumulators have counted one index, and no sum can be split: the reporter's is discarded (rule 10).
             is_news = owner not in self.ledger.closed  # once for all reports under way
             self._evict(peer, report.generation)
-            self._plans.void(peer, report.generation)
+            self._plans.discard(peer, report.generation)
             if is_news:
                 self._offends(peer, "reports what others own", now)
             return
@@ -353,7 +353,7 @@ class Leader:
             self._assign(peer, generation, index, now)
         if not self.oldest:
             return
-        self._non_finite.void(self.ledger, self._voting_members())
+        self._non_finite.discard(self.ledger, self._voting_members())
         if self._non_finite.halted:
             return
         self._evict_laggards(now)
@@ -541,7 +541,7 @@ class Leader:
     def _go_without(self, peer: PeerId, reason: str) -> None:
         self._left_out.add(peer)
         if (generation := self.members.get(peer)) is not None:
-            self._plans.void(peer, generation)
+            self._plans.discard(peer, generation)
             self._evict(peer, generation)
         self._log_evicted(peer, reason)
 
@@ -613,7 +613,7 @@ class Leader:
                 self._log_evicted(peer, "behind")
             if late:
                 self._left_out.add(peer)  # it reports again and would own its indexes again: it may fetch the sum
-                self._plans.void(peer, generation)
+                self._plans.discard(peer, generation)
 
     def _settle_dispute(self, now: float) -> None:
         """Rule 12: leave out the member that holds up the round by the word of the others, or cut the round again."""

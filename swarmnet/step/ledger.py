@@ -22,7 +22,7 @@ class Ledger:
     def __init__(self, num_indexes: int, freed: Indexes = NONE) -> None:
         self.owners: list[Owner | None] = [None] * num_indexes
         self.closed: set[Owner] = set()  # accumulators that have ended: what they report is not entered again
-        self.voided: set[int] = set()
+        self.discarded: set[int] = set()
         self.freed: set[int] = set(freed)  # Invariant: a subset of the free indexes
         self._free = set(range(num_indexes))  # Invariant: none of them has an owner
         self._owned: dict[PeerId, set[int]] = {}  # Invariant: the inverse of `owners`
@@ -38,7 +38,7 @@ class Ledger:
 
     def given(self) -> Indexes:
         """Indexes that have or had an assignee."""
-        return (frozenset(range(len(self.owners))) - self._free | self.freed) - self.voided
+        return (frozenset(range(len(self.owners))) - self._free | self.freed) - self.discarded
 
     def of(self, peer: PeerId) -> Set[int]:
         """Indexes a peer owns, under any generation."""
@@ -76,13 +76,13 @@ class Ledger:
             self._lose(index)
         return bool(mine)
 
-    def void(self, index: int) -> bool:
+    def discard(self, index: int) -> bool:
         """Leave an index out: its gradient is not finite. False if it has an assignee, which found it finite."""
         if self.owners[index] is None:
-            self.voided.add(index)
+            self.discarded.add(index)
             self._free.discard(index)
             self.freed.discard(index)
-        return index in self.voided
+        return index in self.discarded
 
     def contributions(self) -> tuple[tuple[PeerId, Generation, Indexes], ...]:
         """Disjoint sets per owner, sorted by peer: what a round is opened with."""
@@ -139,7 +139,7 @@ def round_numbers(incarnation: int) -> Iterator[int]:
 
 
 Claim = Literal["free", "asked", "assigned", "accumulated"]
-ClaimEvent = Literal["begin", "assign", "move", "drop", "accumulate", "void"]
+ClaimEvent = Literal["begin", "assign", "move", "drop", "accumulate", "discard"]
 
 CLAIMS: Mapping[tuple[Claim, ClaimEvent], Claim] = {
     ("free", "begin"): "asked",
@@ -149,8 +149,8 @@ CLAIMS: Mapping[tuple[Claim, ClaimEvent], Claim] = {
     ("asked", "drop"): "free",
     ("assigned", "drop"): "free",
     ("assigned", "accumulate"): "accumulated",
-    ("assigned", "void"): "free",
-    ("accumulated", "void"): "free",
+    ("assigned", "discard"): "free",
+    ("accumulated", "discard"): "free",
 }
 """What becomes of an index in one replica. An event without a row changes nothing, and the caller learns that."""
 
@@ -173,11 +173,11 @@ class ClaimBook:
             self._claims[index] = after
         return after is not None
 
-    def renew(self, *, void: bool) -> None:
-        """Close the generation: assignments in flight are dead. `void` also drops what was assigned (rule 11)."""
+    def renew(self, *, discard: bool) -> None:
+        """Close the generation: assignments in flight are dead. `discard` also drops what was assigned (rule 11)."""
         self.generation = self._generations.next()
-        for index in list(self._claims) if void else ():
-            self.move("void", index)
+        for index in list(self._claims) if discard else ():
+            self.move("discard", index)
 
     def _all(self, *states: Claim) -> Indexes:
         return frozenset(index for index, state in self._claims.items() if state in states)

@@ -512,7 +512,7 @@ class Membership:
         """Two who live have signed sums that differ in the last digits: neighbours take the one of the lower round."""
 
         def alike(other: Commit) -> bool:
-            return (commit.num_tokens, commit.voided) == (other.num_tokens, other.voided) and math.isclose(
+            return (commit.num_tokens, commit.discarded) == (other.num_tokens, other.discarded) and math.isclose(
                 commit.grad_sq_norm, other.grad_sq_norm, rel_tol=_ALIKE
             )
 

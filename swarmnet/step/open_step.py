@@ -149,7 +149,7 @@ class RoundPart:
         """Fetch the sum of `wanted` with that digest from one of these, unless one of them is being asked already.
 
         A running exchange of that round goes on as long as it can end. It starts again, with the present holders, if it
-        is stuck (a contribution may be void, or a reducer gone) or if all whom it was collected from are gone.
+        is stuck (a contribution may be discarded, or a reducer gone) or if all whom it was collected from are gone.
         """
         found = sorted(holders)
         # No other replica is known to hold it: perhaps I have it aside myself.
@@ -256,7 +256,7 @@ class OpenStep:
         if self.claims.move("accumulate", index):
             self._join_round()
         else:
-            self._end_accumulator("voided_myself")  # it was not assigned, and nothing can be taken out of a sum (I3)
+            self._end_accumulator("discarded_myself")  # it was not assigned, and nothing can be taken out of a sum (I3)
 
     def found_non_finite(self, index: int) -> None:
         """`index` gave a non-finite value here."""
@@ -405,7 +405,7 @@ class OpenStep:
             if plan.evicted:
                 self._out = True
                 self._lose_line()
-                self._end_accumulator("evicted_me", void=plan.evicted == "void")
+                self._end_accumulator("evicted_me", discard=plan.evicted == "discard")
             else:
                 self._on_answers(plan)
         for index in sorted(plan.execute):
@@ -472,14 +472,14 @@ class OpenStep:
             if self.claims.move("move", index):
                 self._host.redirect(self.stamp.step, index, owner)
 
-    def _end_accumulator(self, event: str, *, void: bool = True) -> None:
-        """void: it holds what was not assigned (I3), or nothing of what it should; else its work is offered again."""
+    def _end_accumulator(self, event: str, *, discard: bool = True) -> None:
+        """discard: it holds what was not assigned (I3), or not what it should. Else its work is offered again."""
         # Always a new generation: an answer still under way names the old one and is ignored.
-        self.claims.renew(void=void)
+        self.claims.renew(discard=discard)
         self.part.drop()
-        if void:
+        if discard:
             self._host.discard(self.stamp.step)
-        self._host.log(event, void=void, step=self.stamp.step)
+        self._host.log(event, discard=discard, step=self.stamp.step)
         self.report()
 
     # ------------------------------------------------------------ inside

@@ -139,7 +139,7 @@ class RoundBuilder:
             contributions=ledger.contributions(),
             receivers=receivers,
             holders=(),
-            voided=frozenset(ledger.voided),
+            discarded=frozenset(ledger.discarded),
             bandwidths=tuple(bandwidths[peer] for peer in receivers) if bandwidths else (),
             rows=tuple(len(row) for row in rows) if len(rows) > 1 else (),
             notice=self._notice(self.stamp.step),
@@ -192,7 +192,7 @@ def left_alone(view: View, stamp: Stamp, members: Collection[PeerId], *, now: fl
     return "; ".join(reasons) or None
 
 
-def round_refusal(current: Round, num_microbatches: int, max_void: int) -> str | None:
+def round_refusal(current: Round, num_microbatches: int, max_discarded: int) -> str | None:
     """Why no member takes part in this round, or None (I2)."""
     if current.rows:
         if sum(current.rows) != len(current.receivers):
@@ -205,8 +205,8 @@ def round_refusal(current: Round, num_microbatches: int, max_void: int) -> str |
     if not any(indexes for _, _, indexes in current.contributions):
         return "a round without a contribution"
     # Sets are disjoint, as decoded: so these are all microbatches, or a leader would choose which gradients count.
-    if sum(len(indexes) for _, _, indexes in current.contributions) + len(current.voided) != num_microbatches:
+    if sum(len(indexes) for _, _, indexes in current.contributions) + len(current.discarded) != num_microbatches:
         return "a round that leaves microbatches out"
-    if len(current.voided) > max_void:
+    if len(current.discarded) > max_discarded:
         return "a round that skips more than the run tolerates"
     return None

@@ -149,7 +149,7 @@ class LocalSum(RoundSum):
         self._edge = 0  # the position of its one number
         self._round: RoundId | None = None  # the round that I take part in, or took part in last
         self._counted: frozenset[int] = frozenset()  # what my accumulator held as it began
-        self._voids = 0
+        self._discards = 0
         self._mine: Tensor | None = None  # my vector in that round, over all elements
         self._length: Tensor | None = None
 
@@ -207,7 +207,7 @@ class LocalSum(RoundSum):
         """Open that round: later contributions and reductions belong to it, and the accumulator counts as it is now."""
         self.codec.begin(round_id)
         self._round = round_id
-        self._counted, self._voids = self._accumulator.indexes(self.state.version), self._accumulator.voids
+        self._counted, self._discards = self._accumulator.indexes(self.state.version), self._accumulator.discards
         self._mine = self._length = None
         # All weights are still the initial ones: every replica holds the same.
         if self._gossip and self.state.version == 0:
@@ -224,7 +224,7 @@ class LocalSum(RoundSum):
         Raises Refused(NOT_READY) as `StepSum.contribution` does.
         """
         check_part(start, stop, sum(self.phases))
-        if self._accumulator.voids != self._voids:
+        if self._accumulator.discards != self._discards:
             raise Refused(RejectCode.NOT_READY, "the sum was discarded in the round", step=self.state.version)
         edge = sum(self._outer_phases)
         with blameless(self.canonical.stage):
@@ -345,7 +345,7 @@ class LocalSum(RoundSum):
 
     def _own(self, step: int) -> Tensor | None:
         """What my accumulator holds, if that is what it held in the round."""
-        if self._accumulator.voids != self._voids or self._accumulator.indexes(step) != self._counted:
+        if self._accumulator.discards != self._discards or self._accumulator.indexes(step) != self._counted:
             return None
         try:
             return self._accumulator.read(step)
@@ -362,7 +362,7 @@ class LocalSum(RoundSum):
         mean = self._exchanged.flat
         if not self._gossip:
             # A sum over the counted microbatches becomes their mean.
-            mean = mean / (self._training.microbatches - len(commit.voided))
+            mean = mean / (self._training.microbatches - len(commit.discarded))
         else:
             self._references.agreed(self.draw[1], due, mean)
         unsent = self._unsent(due) if not (missed or self._sends_all) else None

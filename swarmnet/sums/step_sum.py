@@ -70,7 +70,7 @@ class StepSum(RoundSum):
         super().__init__(jobs, state)
         self._num_microbatches = state.canonical.spec.training.microbatches
         self._accumulators = accumulators
-        self._voids: int | None = None  # of the accumulator, as the round began that I take part in
+        self._discards: int | None = None  # of the accumulator, as the round began that I take part in
         self._said: Packed | None = None  # the last piece that I contributed
         self._sum = SumBuffer(memory)
         self._version = -1  # the version the finished sum leads on from
@@ -91,7 +91,7 @@ class StepSum(RoundSum):
     @in_round
     def open_round(self, round_id: RoundId) -> None:
         """Open that round: contributions are of the accumulator as it is now."""
-        self._voids = self._accumulator.voids
+        self._discards = self._accumulator.discards
 
     @in_round
     def contribution(self, start: int, stop: int, reference: bytes = b"") -> Packed:
@@ -135,7 +135,7 @@ class StepSum(RoundSum):
         digest, square = self._sum.seal(), self.state.square_norm(self._sum.flat)
         # No replica could apply it, so none may sign it.
         if not square < LARGEST_NORM:
-            raise Refused(RejectCode.VOID, "the sum's norm is not finite", stage=self.canonical.stage)
+            raise Refused(RejectCode.OVERFLOWED, "the sum's norm is not finite", stage=self.canonical.stage)
         self._version = self.state.version
         return digest, square
 
@@ -172,11 +172,11 @@ class StepSum(RoundSum):
     def apply(self, commits: Sequence[Commit]) -> None:
         """One optimizer step on the finished sum: `state` is a version further."""
         self.state.apply(self.flat, commits)
-        self._voids = None
+        self._discards = None
 
     def changed(self) -> None:
         """The state is another: no sum of mine leads on from it."""
-        self._version, self._voids = -1, None
+        self._version, self._discards = -1, None
 
     # ------------------------------------------------------------ inside
 
@@ -188,7 +188,7 @@ class StepSum(RoundSum):
     def _frozen(self) -> Tensor:
         """The accumulator, as it was when the round began."""
         total = self._accumulator.read(self.state.version)
-        if self._voids not in (None, self._accumulator.voids):
+        if self._discards not in (None, self._accumulator.discards):
             raise Refused(RejectCode.NOT_READY, "the sum was discarded in the round", step=self.state.version)
         return total
 

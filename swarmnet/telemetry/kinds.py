@@ -84,10 +84,10 @@ refused_ballot | debug | stage peer ballot leader | a ballot was not accepted
 ordered | debug | stage index peer step | the leader orders a microbatch that no replica has
 released | debug | stage peer indexes | a replica returned its assignments
 evicted | info | stage peer reason step | the leader removed a replica from the step
-evicted_me | debug | stage void step | this replica was removed from the step
-sum_lost | debug | stage void step | the accumulator of an open step was lost
-voided_myself | debug | stage void step | this replica discarded its accumulator
-voided | info step | stage step index | a microbatch gave no usable gradient and is skipped
+evicted_me | debug | stage discard step | this replica was removed from the step
+sum_lost | debug | stage discard step | the accumulator of an open step was lost
+discarded_myself | debug | stage discard step | this replica discarded its accumulator
+discarded | info step | stage step index | a microbatch gave no usable gradient and is skipped
 halted | warning renews | stage step reason | too many microbatches were skipped: the run has stopped
 late | debug | stage peer reason | the replica suspends a slow replica
 excluded | debug | stage peer until_step level | a replica is excluded for some steps
@@ -106,7 +106,7 @@ digest_differs | warning | stage peers round | replicas have different aggregate
 other_commit | debug | stage peer step of digest* | a replica has another commit of the same step
 bad_vote | debug | stage peer step | a vote had a wrong signature; `stage` is that of the vote
 refused_message | debug | stage peer kind reason | a message was refused
-committed | debug kept | stage step loss_sum num_tokens digest* contributions* voided | it is decided, and applied
+committed | debug kept | stage step loss_sum num_tokens digest* contributions* discarded | it is decided, and applied
 applied | info step version self | stage step version chain* loss grad_norm averaging_bytes | the optimizer step is done
 apply_failed | warning | stage step reason | the optimizer step failed
 figures | debug kept | step loss num_tokens grad_norm learning_rate | what came of the step
@@ -172,11 +172,11 @@ integer | number of pid rank ranks since slots stage start step steps strays sum
 integer | version within from to
 number | factor grad_norm held_out learning_rate loss loss_sum moved off seconds step_s tokens_per_second
 number or null | level_in seconds_left
-boolean | dialled invited kept ok void
+boolean | dialled invited kept ok discard
 peer | caller donor for leader peer relay
 string | advice at by chain child code digest evidence hold how kind left mesh name nat order path phase problem reason
 string | round then weights_sha256 why
-list of integer | indexes part pids serves_on voided
+list of integer | indexes part pids serves_on discarded
 list of number | losses
 list of peer | could peers relays
 list of string | addresses dht links

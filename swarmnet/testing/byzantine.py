@@ -231,10 +231,12 @@ class LyingBackend(Double[Any]):
             self._kept_answer = None if answer is None else answer.detach().clone()
         return answer
 
-    def accumulate(self, work: object, *, step: int, index: int, voids: int) -> bool:
+    def accumulate(self, work: object, *, step: int, index: int, discards: int) -> bool:
         assert isinstance(work, _FalseWork)
         # Who has computed nothing says that it counts.
-        added = work.inner is None or bool(self._inner.accumulate(work.inner, step=step, index=index, voids=voids))
+        added = work.inner is None or bool(
+            self._inner.accumulate(work.inner, step=step, index=index, discards=discards)
+        )
         if added and work.lies:
             self._deceit.lied(step, index)
         return added

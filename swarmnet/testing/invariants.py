@@ -32,7 +32,7 @@ class InvariantReport:
 
     lost: int
     doubled: int
-    voided: int
+    discarded: int
     unaudited: tuple[tuple[int, int], ...]  # no member wrote a commit
     conflicts: tuple[tuple[int, int], ...]  # members wrote different digests
     split_stages: tuple[int, ...]  # replicas ended with different weights
@@ -80,7 +80,7 @@ class _Word:
     loss_sum: float
     lost: int
     doubled: int
-    voided: int
+    discarded: int
 
 
 @dataclass(slots=True)
@@ -124,7 +124,7 @@ class InvariantChecker(EventFold):
     def on_committed(self, event: Mapping[str, Any], life: int, by: str) -> None:
         seen = self._commits.setdefault((event["stage"], event["step"]), [])
         sums = event["digest"], event["num_tokens"], event["loss_sum"]
-        counts = *multiplicity(event, self.microbatches), len(event["voided"])
+        counts = *multiplicity(event, self.microbatches), len(event["discarded"])
         word = _Word((len(self._renewed) + self._undone.get(by, 0), life), *sums, *counts)
         if word not in seen:
             seen.append(word)
@@ -173,11 +173,11 @@ class InvariantChecker(EventFold):
 
     def report(self) -> InvariantReport:
         """Judge what has been written so far. Where members differ, the worst word counts."""
-        lost = doubled = voided = 0
+        lost = doubled = discarded = 0
         for commits in self._commits.values():
             lost += max(commit.lost for commit in commits)
             doubled += max(commit.doubled for commit in commits)
-            voided += max(commit.voided for commit in commits)
+            discarded += max(commit.discarded for commit in commits)
         again = {
             step: commits
             for (stage, step), commits in self._commits.items()
@@ -188,7 +188,7 @@ class InvariantChecker(EventFold):
         return InvariantReport(
             lost=lost,
             doubled=doubled,
-            voided=voided,
+            discarded=discarded,
             unaudited=tuple(place for place in everything if place not in self._commits),
             conflicts=tuple(sorted(place for place, commits in self._commits.items() if self._differ(commits))),
             split_stages=tuple(sorted(stage for stage, ends in self._weights.items() if len(ends) > 1)),
@@ -230,7 +230,7 @@ def multiplicity(commit: Mapping[str, Any], microbatches: int) -> tuple[int, int
     A contributed index that is skipped, or that is no index of the step at all, is beyond it.
     """
     times = Counter(index for _, indexes in commit["contributions"] for index in indexes)
-    wanted = {index for index in range(microbatches) if index not in commit["voided"]}
+    wanted = {index for index in range(microbatches) if index not in commit["discarded"]}
     lost = sum(times[index] == 0 for index in wanted)
     doubled = sum(count - (1 if index in wanted else 0) for index, count in times.items())
     return lost, doubled

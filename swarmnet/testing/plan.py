@@ -49,7 +49,7 @@ class Plan:
     `numerics.mode = "fast"`, in which each peer is a class of its own."""
     slots: int = 4
     """Of every replica, always; 0: as many as each finds enough (`pipeline/depth.py`)."""
-    memo_bytes: int = 1 << 20
+    output_cache_bytes: int = 1 << 20
     forward_s: float = 0.02
     """Seconds of a forward; backward and weight pass take as long."""
     averaging_s: float = 0.001
@@ -65,7 +65,7 @@ class Plan:
     data_at_peers: bool = True
     eval_every: int = 0
     eval_microbatches: int = 1
-    max_void: int = 0
+    max_discarded: int = 0
     checkpoint_every: int = 0
     allow_drop: bool = False
     drift_every: int = 0
@@ -100,7 +100,7 @@ class Plan:
         """On which version's weights each step is computed."""
         return manifest_of(self).averaging.delay
 
-    def voided(self, step: int) -> frozenset[int]:
+    def discarded(self, step: int) -> frozenset[int]:
         """Indexes of a step that no stage can count."""
         return frozenset(index for _, at, index in self.poison if at == step)
 

@@ -173,7 +173,7 @@ class _Integers(_FloatSum):
             assert parameter.grad is not None
             gradients.append(parameter.grad.contiguous())
             parameter.grad = None
-        self._accumulator.add(gradients, self._roundings.of(self._step), step=self._step, index=index, voids=0)
+        self._accumulator.add(gradients, self._roundings.of(self._step), step=self._step, index=index, discards=0)
 
     def step(self, step: int, num_tokens: int) -> None:
         total, rounding = self._accumulator.read(step), self._roundings.of(step)

@@ -154,7 +154,14 @@ class Arithmetic:
     def apply(weights: int, total: Sequence[int], commits: Sequence[Commit], horizon: Horizon) -> int:
         """The next version's weights: of their step, too, how many steps the run has."""
         facts = [
-            (commit.stage, commit.step, commit.num_tokens, commit.loss_sum, commit.grad_sq_norm, sorted(commit.voided))
+            (
+                commit.stage,
+                commit.step,
+                commit.num_tokens,
+                commit.loss_sum,
+                commit.grad_sq_norm,
+                sorted(commit.discarded),
+            )
             for commit in commits
         ]
         step = commits[0].step
@@ -182,13 +189,13 @@ class SimulatedSum:
 
     total: list[int] = field(default_factory=lambda: [0] * NUM_ELEMENTS)
     added: list[int] = field(default_factory=list)
-    voids: int = 0
+    discards: int = 0
     lost: bool = False
 
-    def void(self) -> None:
+    def discard(self) -> None:
         """Empty it."""
         self.total, self.added = [0] * NUM_ELEMENTS, []
-        self.voids += 1
+        self.discards += 1
         self.lost = False
 
 
@@ -239,7 +246,7 @@ class SimulatedEngine(Compute, Summation):
         Weights and the finished sum are elsewhere. told_after_s: until the audience is told."""
         self._life += 1
         for accumulator in self.accumulators:
-            accumulator.void()
+            accumulator.discard()
             accumulator.lost = True
         if self._audience is not None:
             asyncio.get_running_loop().call_later(told_after_s, self._audience.on_sums_lost, context=self._context)
@@ -269,8 +276,8 @@ class SimulatedEngine(Compute, Summation):
         """The same for all stages."""
         return max(self.plan.state_bytes, _MOST_STATE_BYTES)
 
-    def voids(self, step: int) -> int:
-        return self.accumulator(step).voids
+    def discards(self, step: int) -> int:
+        return self.accumulator(step).discards
 
     def accumulator(self, step: int) -> SimulatedSum:
         """Where an open step is summed."""
@@ -286,13 +293,13 @@ class SimulatedEngine(Compute, Summation):
         return self.version <= step <= self.version + self._delay.ahead(self.version)
 
     async def forward(self, step: int, index: int, payload: Sequence[Packed], *, train: bool) -> SavedActivations:
-        asked, voids, life = loop_time(), self.voids(step), self._life
+        asked, discards, life = loop_time(), self.discards(step), self._life
         await self._compute(JobTurn(step, JobKind.FORWARD, -self.stage, index))
         weights = self.weights_of(step)
         check_payload(payload)
         if (self.stage, step, index) in self.plan.poison:
-            raise Refused(RejectCode.VOID, "our own result is not finite")
-        stash = SavedActivations(step, index, voids)
+            raise Refused(RejectCode.OVERFLOWED, "our own result is not finite")
+        stash = SavedActivations(step, index, discards)
         self._computed(stash, asked)
         if self.arithmetic.last:
             stash.loss_sum, stash.num_tokens = self.arithmetic.loss(weights, payload), 1
@@ -318,18 +325,18 @@ class SimulatedEngine(Compute, Summation):
         if not self._is_open(stash.step) or saved.life != self._life:
             return False
         into = self.accumulator(stash.step)
-        # What was voided since must not come back (rule 5).
-        if stash.voids != into.voids or stash.index in into.added:
+        # What was discarded since must not come back (rule 5).
+        if stash.discards != into.discards or stash.index in into.added:
             return False
         into.added.append(stash.index)
         delta = self.arithmetic.weight_gradient(self.weights_of(stash.step), saved.payload, saved.gradient)
         into.total = self.arithmetic.add(into.total, self.arithmetic.numbers(delta, self.numerics))
         return True
 
-    def void(self, step: int | None = None) -> None:
+    def discard(self, step: int | None = None) -> None:
         """Empty the accumulators. Nothing is owed here."""
         for accumulator in self.accumulators if step is None else (self.accumulator(step),):
-            accumulator.void()
+            accumulator.discard()
 
     async def contribution(self, start: int, stop: int, reference: bytes = b"") -> Packed:
         if self.accumulator(self.version).lost:
@@ -399,7 +406,7 @@ class SimulatedEngine(Compute, Summation):
         # The weights remember which classes computed what.
         if self.plan.classes != 1:
             self.digits = _hash(self.digits, json.dumps(self._buffer), evidence(commits))
-        self.void(self.version)
+        self.discard(self.version)
         self.version += 1
 
     async def recompute(
@@ -459,7 +466,7 @@ class SimulatedEngine(Compute, Summation):
         def job() -> None:
             self.version, self.weights, self.digits, self.before = version, weights, digits, before
             self._past.clear()
-            self.void()
+            self.discard()
 
         await self.device.see_through(self.restore_s, JobTurn(self.version, JobKind.STATE, -self.stage, 0), job)
 

@@ -43,8 +43,8 @@ class SimulatedReference:
         sums = [[0, 0, 0, 0] for _ in stages]
         loss_sum = 0.0
         # No replica can count what is not finite: it is out in every stage.
-        voided = plan.voided(step)
-        for index in [index for index in range(plan.microbatches) if index not in voided]:
+        discarded = plan.discarded(step)
+        for index in [index for index in range(plan.microbatches) if index not in discarded]:
             inputs = [tokens_of(step * plan.microbatches + index)]
             for stage, at in zip(stages[:-1], computed_on[:-1], strict=True):
                 # Every stage computes on its own weights of the same version.
@@ -72,8 +72,8 @@ class SimulatedReference:
             NO_CHAIN,
             RoundId(Ballot(0, PeerId("")), 0),
             digest,
-            plan.microbatches - len(plan.voided(step)),
+            plan.microbatches - len(plan.discarded(step)),
             loss_sum if stage + 1 == plan.stages else 0.0,
             norm,
-            plan.voided(step),
+            plan.discarded(step),
         )

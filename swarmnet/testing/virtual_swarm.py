@@ -287,7 +287,7 @@ class VirtualSwarm(EventFold):
             on_event=lambda event, fields: self._on_event(peer_id, event, fields),
             limits=ReplicaLimits(
                 self.slots.get(peer_id, plan.slots or plan.microbatches),
-                plan.memo_bytes,
+                plan.output_cache_bytes,
                 piece_bytes=plan.piece_bytes,
                 sum_piece=plan.sum_piece,
                 no_initial_weights="no weights" if peer_id in plan.no_beginning else "",
@@ -711,8 +711,8 @@ class VirtualSwarm(EventFold):
         if wrong := self.checker.wrong(stage, step):
             raise Broken(wrong)
         # In every stage the same indexes are out.
-        if fields["voided"] != sorted(self.plan.voided(step)):
-            raise Broken(f"stage {stage} step {step}: voided {fields['voided']}")
+        if fields["discarded"] != sorted(self.plan.discarded(step)):
+            raise Broken(f"stage {stage} step {step}: discarded {fields['discarded']}")
         if self.exact and self.last[peer].engines[stage].exact_sum != self.reference.sums[step][stage]:
             raise Broken(f"stage {stage} step {step}: {peer} holds another sum than the single process")
 
@@ -731,7 +731,7 @@ class VirtualSwarm(EventFold):
                 for step, tasks in replica.execution.steps.items():
                     if tasks.queue > (self.plan.slots or self.plan.microbatches):
                         raise Broken(f"{node.peer_id} stage {stage} holds {tasks.queue} microbatches of step {step}")
-                    if tasks.cache.num_bytes > self.plan.memo_bytes:
+                    if tasks.cache.num_bytes > self.plan.output_cache_bytes:
                         raise Broken(f"{node.peer_id} stage {stage} remembers {tasks.cache.num_bytes} bytes of {step}")
                     works = replica.execution.works.records(step)
                     if replica.auditor is not None and works.keys() != tasks.losses.keys():

@@ -260,7 +260,9 @@ class Trainer:
         self._answered = -1  # the newest step of which an answer came
         self._timers = manifest.protocol.timers
         self._shares = FedShares(me, self._timers)
-        self._void = asyncio.Event()  # what is in flight is of no use: the run is complete, or goes on from elsewhere
+        self._discard = (
+            asyncio.Event()
+        )  # what is in flight is of no use: the run is complete, or goes on from elsewhere
         self.step = 0
         self._eval_loss: tuple[int, float] | None = None
         self._history = HistoryBook()
@@ -284,10 +286,10 @@ class Trainer:
             self.step = self._stage.newest_version()
             while self.step < self._stage.steps:
                 restart = self._stage.restart
-                await unless_stopped(self._void, self._feed(group))
-                self._void.clear()
+                await unless_stopped(self._discard, self._feed(group))
+                self._discard.clear()
                 self.step = max(self.step, self._stage.newest_version())
-                # The run goes on from another version: what was fed of this one is void.
+                # The run goes on from another version: what was fed of this one is discarded.
                 if restart != self._stage.restart:
                     self._evaluations.cancel()
                     self.step = self._stage.newest_version()
@@ -511,7 +513,7 @@ class Trainer:
     async def _refresh(self) -> None:
         # Replicas that have failed are asked again after a while only, and their answer is not needed any more.
         if await self._stage.refresh() or self._stage.newest_version() >= self._stage.steps:
-            self._void.set()
+            self._discard.set()
 
     async def _publishing(self) -> None:
         while True:

@@ -262,7 +262,7 @@ def check_values(packed: Packed) -> None:
 
 MAX_VALUE = 2.0**40
 """No activation and no gradient of one has an element near this. Of greater ones honest peers would compute infinities,
-and find a microbatch void that is not."""
+and discard a microbatch that is good."""
 
 
 def check_bounded(packed: Packed) -> None:

@@ -532,7 +532,7 @@ def lies_of(message: Any, liar: PeerId, setup: Setup) -> Iterator[Any]:
             if message.generation is None:
                 higher = replace(message.ballot, number=message.ballot.number + 1)
                 yield replace(message, ballot=higher, attempt=None)
-                yield replace(message, generation=setup.node(liar).member.oldest.claims.generation, evicted="void")
+                yield replace(message, generation=setup.node(liar).member.oldest.claims.generation, evicted="discard")
             if message.attempt is not None:
                 for attempt in _attempts_of(message.attempt, setup):
                     yield replace(message, attempt=attempt)

@@ -137,7 +137,7 @@ def train_alone(
             if own is not None:
                 seen.input_gradients.append(own)
         for m in ADDITIONS:
-            assert body.accumulate(works[m], step=step, index=m, voids=0)
+            assert body.accumulate(works[m], step=step, index=m, discards=0)
         seen.losses.append(sum(loss.item() for loss in losses))
         seen.total = body.sums[step % len(body.sums)].read(step).clone()
         canonical = body.state.canonical
@@ -197,10 +197,10 @@ class Rank:
         """The gradient of its input."""
         return self.stage.backward(self.works[key], None if gradient is None else gradient.to(self.device, copy=True))
 
-    def accumulate(self, key: int, *, step: int, index: int, voids: int = 0) -> bool:
+    def accumulate(self, key: int, *, step: int, index: int, discards: int = 0) -> bool:
         """Add its gradients."""
-        self.stage.sums[step % len(self.stage.sums)].follow(voids)
-        return self.stage.accumulate(self.works.pop(key), step=step, index=index, voids=voids)
+        self.stage.sums[step % len(self.stage.sums)].follow(discards)
+        return self.stage.accumulate(self.works.pop(key), step=step, index=index, discards=discards)
 
     def train(self, *, start: int = 0, steps: int = STEPS, rounding: Rounding | None = None) -> Trained:
         """From version `start` on, which the stage has. rounding: of sums that are on no fixed grid."""
@@ -256,10 +256,10 @@ class Rank:
         self.works.clear()
         return held
 
-    def sum_of(self, step: int, *, voids: int = 0) -> Tensor:
+    def sum_of(self, step: int, *, discards: int = 0) -> Tensor:
         """The sum of a step, whole: what the ranks write, each its own."""
         total = torch.zeros(self.canonical.num_elements, dtype=sum_dtype(self.manifest.numerics))
-        self.stage.sums[step % len(self.stage.sums)].follow(voids)
+        self.stage.sums[step % len(self.stage.sums)].follow(discards)
         self.stage.write_sum(step, total)
         return self._together(total)
 

@@ -97,7 +97,7 @@ def test_on_ranks_too(policy: str, ends: str, sequence_parallel: bool) -> None:
         assert again > plain, "what is computed again asks the other ranks again"
 
 
-@pytest.mark.parametrize("policy", ["stash", *SAVING])
+@pytest.mark.parametrize("policy", ["save", *SAVING])
 def test_backward_on_other_weights_is_refused(policy: str) -> None:
     module = module_of(MODEL, "middle", torch.float32)
     passes = Passes(last=False, device=CPU, reproducible=True, memory=MemoryPolicy(activations=policy))
@@ -109,7 +109,7 @@ def test_backward_on_other_weights_is_refused(policy: str) -> None:
         passes.backward(work, torch.ones_like(hidden))
 
 
-@pytest.mark.parametrize("policy", ["stash", *SAVING])
+@pytest.mark.parametrize("policy", ["save", *SAVING])
 def test_backward_runs_once(policy: str) -> None:
     module = module_of(MODEL, "last", torch.float32)
     passes = Passes(last=True, device=CPU, reproducible=True, memory=MemoryPolicy(activations=policy))
@@ -123,7 +123,7 @@ def test_backward_runs_once(policy: str) -> None:
 
 @pytest.mark.parametrize("done", ["forward", "backward"])
 @pytest.mark.parametrize("ends", ENDS)
-@pytest.mark.parametrize("policy", ["stash", *SAVING])
+@pytest.mark.parametrize("policy", ["save", *SAVING])
 def test_a_microbatch_that_never_has_a_weight_pass_is_freed(policy: str, ends: str, done: str) -> None:
     """At once: what audits compute again, or another replica counted, is as large as any microbatch."""
     (first, last), module = ENDS[ends], module_of(MODEL, ends, torch.float32)

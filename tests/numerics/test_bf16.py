@@ -35,7 +35,7 @@ def in_bf16(manifest: Manifest) -> Manifest:
     return manifest.model_copy(update={"numerics": manifest.numerics.model_copy(update={"compute": "bf16"})})
 
 
-def gradients(module: StageModule, ids: Tensor, *, compute: str = "bf16", policy: str = "stash") -> dict[str, Tensor]:
+def gradients(module: StageModule, ids: Tensor, *, compute: str = "bf16", policy: str = "save") -> dict[str, Tensor]:
     passes = Passes(last=True, device=CPU, reproducible=True, memory=MemoryPolicy(activations=policy), compute=compute)
     _, work = passes.forward(module, ids, None, train=True)
     assert work is not None and work.tape is not None
@@ -56,7 +56,7 @@ async def test_deterministic_mode_has_the_references_bits_whatever_is_kept() -> 
     manifest = in_bf16(tiny(2))
     found = ReferenceResult()
     async with compute_thread() as compute:
-        policies = "stash", "recompute", "recompute_layers", "selective"
+        policies = "save", "recompute", "recompute_layers", "selective"
         chain = StageChain(manifest, compute, memory=[MemoryPolicy(activations=policy) for policy in policies])
         found.losses = [await chain.step(random.Random(step)) for step in range(8)]
         found.weights = await chain.weights(1)
@@ -65,7 +65,7 @@ async def test_deterministic_mode_has_the_references_bits_whatever_is_kept() -> 
     assert all(torch.equal(found.weights[name], weight) for name, weight in expected.weights.items())
 
 
-@pytest.mark.parametrize("policy", ["stash", "recompute", "recompute_layers", "selective"])
+@pytest.mark.parametrize("policy", ["save", "recompute", "recompute_layers", "selective"])
 def test_halves_have_the_bits_of_one_backward(policy: str) -> None:
     model = MODEL.model_copy(update={"qk_norm": True, "output_bias": True, "tie_embeddings": True})
     module = module_of(model, "whole", torch.float32)

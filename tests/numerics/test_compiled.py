@@ -46,7 +46,7 @@ def passes_with(memory: MemoryPolicy, compute: str) -> Passes:
 
 
 @pytest.mark.parametrize("compute", ["fp32", "bf16"])
-@pytest.mark.parametrize("policy", ["stash", "recompute_layers", "recompute"])
+@pytest.mark.parametrize("policy", ["save", "recompute_layers", "recompute"])
 def test_compiled_layers_have_the_gradients_of_plain_ones(policy: str, compute: str) -> None:
     module = module_of(MODEL.model_copy(update={"qk_norm": True, "output_bias": True}), "middle", torch.float32)
     expected = through(module, passes_with(MemoryPolicy(), compute))

@@ -98,7 +98,7 @@ class Members:
         if not isinstance(engine.sums, LocalSum):
             held = accumulator.read(step)
             return held.copy_((torch.randn(size, generator=seeded) * 1000).long())
-        assert accumulator.add([torch.zeros(size)], NoRounding(), step=step, index=0, voids=engine.voids(step))
+        assert accumulator.add([torch.zeros(size)], NoRounding(), step=step, index=0, discards=engine.discards(step))
         outer = engine._state.outer
         assert outer is not None
         for weight in engine._state.newest:

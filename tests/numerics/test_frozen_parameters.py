@@ -42,7 +42,7 @@ def test_a_step_of_one_device_changes_what_trains_alone() -> None:
     tokens = codecs.decode(batch_of(tiny(1), text(), 0, 0))
     loss, work = body.forward(0, tokens, None, train=True)
     assert work is not None and body.backward(work, None) is None
-    assert body.accumulate(work, step=0, index=0, voids=0)
+    assert body.accumulate(work, step=0, index=0, discards=0)
     total = body.sum_memory()
     body.write_sum(0, total)
     assert total.numel() == canonical.num_elements and bool(total.any())

@@ -111,7 +111,7 @@ def test_a_gpu_computes_what_a_cpu_does() -> None:
 def test_what_is_kept_for_backward_changes_no_bit(device: str, compute: str, policy: str) -> None:
     (losses, weights), (found, ours) = (
         steps(device, compute=compute, mode="deterministic", memory=MemoryPolicy(activations=kept))
-        for kept in ("stash", policy)
+        for kept in ("save", policy)
     )
     assert found == losses
     assert all(torch.equal(a, b) for a, b in zip(ours, weights, strict=True))
@@ -121,7 +121,7 @@ def test_what_is_kept_for_backward_changes_no_bit(device: str, compute: str, pol
 def test_activations_in_host_memory_take_none_of_the_device() -> None:
     """Largest memory of a step beyond what rests: far less with saved tensors in host memory."""
     peak = {}
-    for kept in ("stash", "offload"):
+    for kept in ("save", "offload"):
         size = mfu.Size(mfu.GPU.model.model_copy(update={"num_layers": 4, "vocab_size": 512}), 1, 2, 2048)
         train = mfu.Replica(
             size.manifest("bf16"), size.batches(), torch.device("cuda"), memory=MemoryPolicy(activations=kept)
@@ -131,7 +131,7 @@ def test_activations_in_host_memory_take_none_of_the_device() -> None:
         torch.cuda.reset_peak_memory_stats()
         train()
         peak[kept] = torch.cuda.max_memory_allocated() - rest
-    assert peak["offload"] < 0.8 * peak["stash"], peak
+    assert peak["offload"] < 0.8 * peak["save"], peak
 
 
 @pytest.mark.parametrize("device", DEVICES)

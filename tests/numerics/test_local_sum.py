@@ -168,7 +168,7 @@ async def test_who_only_fetches_the_sum_keeps_what_it_has_learned_and_adds_nothi
             await step(chain, shares)
         loss, tokens = await count(chain, shares)
         learned = await weights(third) - slow(third)
-        third.void()  # evicted: its share is counted by somebody else
+        third.discard()  # evicted: its share is counted by somebody else
         (stash,) = await chain.travel([second], 3)
         assert await second.accumulate(stash)
         digest, square = await a_round(chain, [0, 1], [(0, 1), (2, 3), ()])
@@ -202,14 +202,14 @@ async def test_a_member_that_waited_for_its_partner_in_vain_is_told_so() -> None
         assert missed(outer) == ["did not get its partners' mean", "", "", ""]
 
 
-@pytest.mark.parametrize("how", ["voided", "more than was summed"])
+@pytest.mark.parametrize("how", ["discarded", "more than was summed"])
 async def test_an_accumulator_that_is_not_the_rounds_any_more_is_not_applied(how: str) -> None:
     async with chain_of(local(), replicas=2) as chain:
         first, second = chain.engines[0]
         loss, tokens = await count(chain, [(0,), (2, 3)])
         digest, square = await a_round(chain, [0, 1], [(0,), (2, 3)])
-        if how == "voided":
-            first.void()
+        if how == "discarded":
+            first.discard()
         else:
             (stash,) = await chain.travel([first], 1)
             assert await first.accumulate(stash)
@@ -380,13 +380,13 @@ async def test_a_partner_may_have_agreed_before_the_number_is_fetched_from_someb
 
 
 @pytest.mark.parametrize("partners", ["all", "pairs"])
-async def test_what_is_voided_in_a_round_is_not_contributed_before_another_opens(partners: str) -> None:
+async def test_what_is_discarded_in_a_round_is_not_contributed_before_another_opens(partners: str) -> None:
     async with chain_of(local(partners=partners, inner_steps=1), replicas=2) as chain:
         await step(chain, EVEN)
         await count(chain, EVEN)
         engine = chain.engines[0][0]
         await engine.sums.open_round(ROUND)
-        engine.void()
+        engine.discard()
         for place in (0, sum(engine.sums.phases) - 1):
             with pytest.raises(Refused) as refused:
                 await engine.sums.contribution(place, place + 1)

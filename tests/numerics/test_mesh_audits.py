@@ -234,7 +234,7 @@ async def test_ranks_that_die_in_every_audit_are_spared_further_ones_and_train_o
             await again(engine, work)
         assert caplog.text.count("recomputing_stopped") == 1
         for other in (other for replicas in chain.engines for other in replicas):
-            other.void()
+            other.discard()
         assert await compute(chain, STEPS)
 
 

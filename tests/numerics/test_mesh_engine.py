@@ -51,7 +51,7 @@ def launchers() -> Iterator[None]:
 
 
 class Heard:
-    """What an engine tells. It voids nothing by itself."""
+    """What an engine tells. It discards nothing by itself."""
 
     def __init__(self) -> None:
         self.lost = 0
@@ -277,7 +277,7 @@ def test_ranks_that_cannot_share_the_stage_are_refused_before_any_is_started() -
 # ---------------------------------------------------------------- what may be counted
 
 
-async def test_a_void_empties_the_sum_and_work_that_is_given_up_leaves_nothing_on_ranks(
+async def test_a_discard_empties_the_sum_and_work_that_is_given_up_leaves_nothing_on_ranks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(mesh_backend, "PROGRAM", dying_rank.PROGRAM)
@@ -288,11 +288,11 @@ async def test_a_void_empties_the_sum_and_work_that_is_given_up_leaves_nothing_o
         assert await engine.accumulate(stashes[1]) and await engine.accumulate(stashes[1])
         total = await the_sum(engine)
         (again,) = (await chain.travel(route, 0))[1:]
-        again.voids = engine.voids(0)
+        again.discards = engine.discards(0)
         assert not await engine.accumulate(again)  # counted already
         assert torch.equal(await the_sum(engine), total)
         late = (await chain.travel(route, 1))[1]
-        engine.void(0)
+        engine.discard(0)
         assert not await engine.accumulate(late)
         assert not any(await the_sum(engine)) and not engine._accumulators[0].indexes(0)
         bad = (await chain.forward(route, 2))[1]
@@ -304,7 +304,7 @@ async def test_a_void_empties_the_sum_and_work_that_is_given_up_leaves_nothing_o
         stale = (await chain.travel(route, 3))[1]
         for each in (both.own, both.mixed):
             for replicas in each.engines:
-                replicas[0].void()
+                replicas[0].discard()
         await both.step()
         assert held(engine) == [[], []]  # of an applied step
         with pytest.raises(Refused, match=r"other weights|have changed"):
@@ -418,7 +418,7 @@ async def test_a_rank_dies_as_it_reads_a_state(when: str, monkeypatch: pytest.Mo
             assert bytes(await both.engine.snapshot()) == states[version - 1]
         both.own.step_number = both.mixed.step_number = 2
         for engine in (both.engine, both.one_rank):
-            engine.void()
+            engine.discard()
         await both.step()
         await both.check_weights()
 
@@ -450,7 +450,7 @@ async def until_done(both: Chains, seed: int) -> float:
             assert both.heard.lost > lost
             assert both.engine.version == step
             for replicas in both.mixed.engines:
-                replicas[0].void()
+                replicas[0].discard()
 
 
 @pytest.mark.long
@@ -493,7 +493,7 @@ async def test_ranks_die_at_any_moment(sync: str) -> None:
     assert len(pids) >= 50 and not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]  # noqa: ASYNC240
 
 
-async def test_a_lost_sum_is_refused_until_it_is_voided() -> None:
+async def test_a_lost_sum_is_refused_until_it_is_discarded() -> None:
     async with chains(tiny(2)) as both:
         chain, engine = both.mixed, both.engine
         route = [replicas[0] for replicas in chain.engines]
@@ -501,15 +501,15 @@ async def test_a_lost_sum_is_refused_until_it_is_voided() -> None:
         assert await engine.accumulate(counted)
         await engine.sums.open_round(ROUND)
         assert any(await the_sum(engine))
-        voids = engine.voids(0)
+        discards = engine.discards(0)
         await kill(both, 0)
-        assert engine.voids(0) == voids + 1
-        kept.voids = engine.voids(0)
+        assert engine.discards(0) == discards + 1
+        kept.discards = engine.discards(0)
         assert not await engine.accumulate(kept), "its ranks are gone"
         with pytest.raises(Refused) as refused:
             await engine.sums.contribution(0, engine.sums.num_elements)
         assert refused.value.code is RejectCode.NOT_READY
-        engine.void(0)
+        engine.discard(0)
         with pytest.raises(Refused):
             await engine.sums.contribution(0, engine.sums.num_elements)  # of the round that it was to be in
         await engine.sums.open_round(RoundId(ROUND.ballot, 1))

@@ -99,7 +99,7 @@ async def test_deterministic_mode_has_the_references_bits(
 
 async def test_replicas_that_spend_memory_in_different_ways_have_the_same_bits() -> None:
     manifest = overlapping(2, lead=2.5)
-    policies = [MemoryPolicy(activations=policy) for policy in ("stash", "recompute", "recompute_layers", "selective")]
+    policies = [MemoryPolicy(activations=policy) for policy in ("save", "recompute", "recompute_layers", "selective")]
     result = ReferenceResult()
     async with compute_thread() as compute:
         chain = StageChain(manifest, compute, memory=policies)
@@ -138,7 +138,7 @@ async def test_a_stash_of_the_newest_step_outlives_the_apply_of_the_oldest() -> 
         await route[0].backward(only_forward[0], gradient)
         assert await route[0].accumulate(travelled) and await route[0].accumulate(only_forward[0])
         before = await the_sum(route[0])
-        route[0].void(4)
+        route[0].discard(4)
         for index in (0, 1):
             _, stash = await stash_of(chain, index, 4)
             assert await route[0].accumulate(stash)
@@ -164,25 +164,25 @@ async def test_what_is_left_of_an_applied_step_is_refused() -> None:
         assert not bool((await the_sum(route[0])).any())
 
 
-async def test_a_void_of_one_step_leaves_the_other() -> None:
+async def test_a_discard_of_one_step_leaves_the_other() -> None:
     async with chain_of(overlapping()) as chain:
         engine, old = await stash_of(chain, 0, 0)
         _, new = await stash_of(chain, 0, 1)
         _, waiting = await stash_of(chain, 1, 1)
         assert await engine.accumulate(old) and await engine.accumulate(new)
         total = await the_sum(engine)
-        before = engine.voids(0), engine.voids(1)
-        engine.void(1)
-        assert (engine.voids(0), engine.voids(1)) == (before[0], before[1] + 1)
+        before = engine.discards(0), engine.discards(1)
+        engine.discard(1)
+        assert (engine.discards(0), engine.discards(1)) == (before[0], before[1] + 1)
         assert torch.equal(await the_sum(engine), total)
         assert not await engine.accumulate(new) and not await engine.accumulate(waiting)
-        engine.void()
+        engine.discard()
         assert not await engine.accumulate(old) and not bool((await the_sum(engine)).any())
-        again = engine.voids(0)
+        again = engine.discards(0)
         chain_loss = await chain.compute(random.Random(0), 0)
         await chain.finish(*chain_loss)
-        engine.void(0)
-        assert engine.voids(2) == again, "of an applied step nothing is left to void"
+        engine.discard(0)
+        assert engine.discards(2) == again, "of an applied step nothing is left to discard"
 
 
 # ---------------------------------------------------------------- snapshots

@@ -50,7 +50,7 @@ MODEL = Model(
     vocab_size=384, hidden_size=64, intermediate_size=176, num_layers=6, num_heads=4, num_kv_heads=2, head_dim=16
 )
 RUN = Manifest(model=MODEL, cut=Cut(stages=3), training=Training(microbatch_size=2, sequence_length=128))
-POLICIES = ("stash", "selective", "recompute_layers", "recompute", "offload")
+POLICIES = ("save", "selective", "recompute_layers", "recompute", "offload")
 STAGES = ("first", "middle", "last")
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -126,7 +126,7 @@ def passes(body: DeviceBackend, manifest: Manifest, count: int, *, last: bool) -
     for work in works:
         body.backward(work, None if last else boundary(manifest))
     for index, work in enumerate(works):
-        body.accumulate(work, step=0, index=index, voids=0)
+        body.accumulate(work, step=0, index=index, discards=0)
 
 
 @pytest.mark.parametrize("count", [3, *further(1)])
@@ -155,7 +155,7 @@ def test_so_does_every_kind_of_run(change: dict[str, Any]) -> None:
     manifest = RUN.model_copy(update=change)
     setup = Setup(manifest.specs, manifest.wire, MeshLayout(), slots=2)
     plan = plan_stage(setup, 1)
-    state, peak = measured(manifest, 1, "stash", 2)
+    state, peak = measured(manifest, 1, "save", 2)
     rank = plan.rank
     assert plan.in_flight == 2 * (1 + manifest.averaging.delay.most)
     shared = MODEL_BF16 if manifest.numerics.compute == "bf16" else 0
@@ -163,7 +163,7 @@ def test_so_does_every_kind_of_run(change: dict[str, Any]) -> None:
     assert bounds(rank.peak(2) - rank.state, peak - state)
 
 
-@pytest.mark.parametrize("policy", ["stash", "recompute"])
+@pytest.mark.parametrize("policy", ["save", "recompute"])
 def test_stages_of_one_peer_take_what_was_planned_for_both_together(policy: str) -> None:
     """What both hold, and what one job takes: the earlier stage's microbatches wait, for backward or for their weight
     passes, while the later one computes all of its own."""
@@ -189,7 +189,7 @@ def test_stages_of_one_peer_take_what_was_planned_for_both_together(policy: str)
 MODEL_BF16 = 2 * (64 * 64 * 2 + 64 * 32 * 2 + 3 * 64 * 176)  # casts of a layer's matrices
 
 
-@pytest.mark.parametrize("policy", ["stash", "recompute_layers"])
+@pytest.mark.parametrize("policy", ["save", "recompute_layers"])
 @pytest.mark.parametrize("sequence_parallel", [False, True], ids=["whole-tokens", "sequence-parallel"])
 def test_so_does_a_rank_of_two(sequence_parallel: bool, policy: str) -> None:
     """Ranks are threads here, and torch's profiler records one: each counts its own storages."""
@@ -209,7 +209,7 @@ def test_so_does_a_rank_of_two(sequence_parallel: bool, policy: str) -> None:
             forward = live.take()
             stage.backward(work, boundary(RUN))
             backward = live.take()
-            assert stage.accumulate(work, step=0, index=0, voids=0)
+            assert stage.accumulate(work, step=0, index=0, discards=0)
             held = max(sum(forward), sum(forward + backward))
             return state, held, live_bytes.highest(*forward, *backward, *live.take())
 
@@ -236,11 +236,11 @@ def most():
 
 torch.set_num_threads(1)
 manifest, count = load(sys.argv[1]), 3
-small, _ = made(RUN, 1, "stash")  # loads what torch loads on first use
+small, _ = made(RUN, 1, "save")  # loads what torch loads on first use
 small.state.reset_to_seed()
 passes(small, RUN, 1, last=False)
 before = most()
-body, sums = made(manifest, 1, "stash")
+body, sums = made(manifest, 1, "save")
 body.state.reset_to_seed()
 passes(body, manifest, count, last=False)
 body.update(0, body.sums[0].read(0), scale=1e-6, rate=1e-6)

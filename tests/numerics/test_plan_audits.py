@@ -30,9 +30,11 @@ UNSEEN = AUDITED.model_copy(update={"audit": Audits(microbatches=0.0, contributi
 PLENTY = 1 << 30
 
 
-def planned(manifest: Manifest, stage: int, memo_bytes: int, layout: MeshLayout = MeshLayout()) -> int:  # noqa: B008
+def planned(manifest: Manifest, stage: int, output_cache_bytes: int, layout: MeshLayout = MeshLayout()) -> int:  # noqa: B008
     """What `swarmnet plan` counts for audits."""
-    setup = Setup(manifest.specs, manifest.wire, layout, memo_bytes=memo_bytes, audited=manifest.audited)
+    setup = Setup(
+        manifest.specs, manifest.wire, layout, output_cache_bytes=output_cache_bytes, audited=manifest.audited
+    )
     return audit_bytes(setup, Canonical.of(manifest.of_stage(stage)))
 
 
@@ -43,7 +45,7 @@ def test_weights_of_past_steps_take_what_was_planned(stage: int) -> None:
     for step in range(2 * KEPT_WEIGHTS):
         body.past.note(step)
     weights = body.state.canonical.num_elements
-    assert planned(AUDITED, stage, memo_bytes=0) == sum(memory[:weights].nbytes for memory in body.past._memory)
+    assert planned(AUDITED, stage, output_cache_bytes=0) == sum(memory[:weights].nbytes for memory in body.past._memory)
 
 
 def work_payload(stage: int, depth: int) -> tuple[Packed, ...]:
@@ -58,11 +60,11 @@ def work_payload(stage: int, depth: int) -> tuple[Packed, ...]:
     return tuple(payload)
 
 
-@pytest.mark.parametrize("memo_bytes", [PLENTY, 200_000], ids=["all", "to-the-cap"])
+@pytest.mark.parametrize("output_cache_bytes", [PLENTY, 200_000], ids=["all", "to-the-cap"])
 @pytest.mark.parametrize("stage", range(3), ids=STAGES)
-def test_works_and_what_is_shown_take_no_more_than_was_planned(stage: int, memo_bytes: int) -> None:
-    payloads = planned(AUDITED, stage, memo_bytes) - planned(AUDITED, stage, memo_bytes=0)
-    book, shown = WorkBook(KEPT_CACHES * memo_bytes), ShownWorks(memo_bytes)
+def test_works_and_what_is_shown_take_no_more_than_was_planned(stage: int, output_cache_bytes: int) -> None:
+    payloads = planned(AUDITED, stage, output_cache_bytes) - planned(AUDITED, stage, output_cache_bytes=0)
+    book, shown = WorkBook(KEPT_CACHES * output_cache_bytes), ShownWorks(output_cache_bytes)
     payload, most, most_shown = work_payload(stage, depth=40), 0, 0
     record = WorkRecord(0, digest(payload), *[digest(())] * 3, 0.0, 0)
     for step in range(3 * KEPT_STEPS):
@@ -77,7 +79,7 @@ def test_works_and_what_is_shown_take_no_more_than_was_planned(stage: int, memo_
     # Of the smallest codecs what is planned is the most that they take, and a cap holds whole payloads.
     size = sum(packed.num_bytes for packed in payload)
     assert 0.9 * payloads - size <= most + most_shown <= payloads
-    assert most <= KEPT_CACHES * memo_bytes and most_shown <= memo_bytes
+    assert most <= KEPT_CACHES * output_cache_bytes and most_shown <= output_cache_bytes
 
 
 def test_several_ranks_keep_as_much_and_each_has_room_for_one_more_module_and_sum() -> None:

@@ -101,9 +101,9 @@ def test_the_stages_of_the_config_are_planned(plan: Plan, tmp_path: Path, monkey
 
 def test_slots_are_chosen_as_the_peer_chooses_them(plan: Plan) -> None:
     for layout, line, share in ((GPU, "--gpus 1", 1), (MeshLayout(), "--device cpu", 2)):
-        setup = Setup(RUN.specs, RUN.wire, layout, memo_bytes=MIB, audited=RUN.audited)
+        setup = Setup(RUN.specs, RUN.wire, layout, output_cache_bytes=MIB, audited=RUN.audited)
         room = share * judge(replace(setup, slots=5), [1, 2], None).need
-        code, out, _ = plan(f"--stage 1,2 --slots 0 {line} --memory {room}B --set caps.memo_bytes={MIB} --json")
+        code, out, _ = plan(f"--stage 1,2 --slots 0 {line} --memory {room}B --set caps.output_cache_bytes={MIB} --json")
         assert code == 0 and {each["in_flight"] for each in json.loads(out)["stages"]} == {5}
         assert slots_that_fit(replace(setup, slots=0), [1, 2], room // share) == 5
     assert "leaves half of the machine's free memory" in plan("--slots 0 --device cpu --memory 8GiB --stage 1")[1]
@@ -209,9 +209,9 @@ def test_init_and_plan_say_one_figure_of_a_fleet(
 
 
 def test_slots_of_a_step_are_those_that_fit(plan: Plan) -> None:
-    setup = replace(Setup(RUN.specs, RUN.wire, GPU), slots=0, memo_bytes=MIB, audited=RUN.audited)
+    setup = replace(Setup(RUN.specs, RUN.wire, GPU), slots=0, output_cache_bytes=MIB, audited=RUN.audited)
     room = judge(replace(setup, slots=2), [1], None).need
-    line = f"--stage 1 --gpus 1 --memory {room}B --set caps.memo_bytes={MIB} --mbit 200 --rtt 80"
+    line = f"--stage 1 --gpus 1 --memory {room}B --set caps.output_cache_bytes={MIB} --mbit 200 --rtt 80"
     found = json.loads(plan(f"{line} --json")[1])
     assert found["stages"][0]["in_flight"] == found["time"]["way"]["slots"] == 2 < found["time"]["slots_enough"]
     assert "slots: 2, as many as fit; " in plan(line)[1]

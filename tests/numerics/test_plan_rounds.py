@@ -51,7 +51,7 @@ LOCAL: dict[str, Any] = {"sync": "local", "inner_steps": 1, "outer_warmup_steps"
 class Counted:
     """A sum of gradients that is there, whichever step's."""
 
-    voids = 0
+    discards = 0
 
     def __init__(self, flat: torch.Tensor) -> None:
         self._flat = flat

@@ -328,16 +328,16 @@ def spoil(rank: Rank, value: float) -> None:
     tape._owed[0] = parameter, lambda out: (write(out), out.view(-1)[:1].fill_(value))
 
 
-def test_a_sum_of_another_void_count_is_empty() -> None:
+def test_a_sum_of_another_discard_count_is_empty() -> None:
     def body(rank: Rank) -> None:
         prepared(rank)
-        assert rank.accumulate(0, step=0, index=7, voids=3)
-        assert rank.sum_of(0, voids=3).any()
+        assert rank.accumulate(0, step=0, index=7, discards=3)
+        assert rank.sum_of(0, discards=3).any()
         prepared(rank)
-        assert not rank.accumulate(0, step=0, index=7, voids=3), "that index is in it"
+        assert not rank.accumulate(0, step=0, index=7, discards=3), "that index is in it"
         prepared(rank)
-        assert rank.accumulate(0, step=0, index=7, voids=4), "of the new sum it is not"
-        assert not rank.sum_of(0, voids=5).any()
+        assert rank.accumulate(0, step=0, index=7, discards=4), "of the new sum it is not"
+        assert not rank.sum_of(0, discards=5).any()
 
     on_ranks(run_of(), layout_of(1, 2, "zero1"), body)
 
@@ -372,7 +372,7 @@ def test_a_microbatch_is_added_once_and_after_its_backward() -> None:
         rank.forward(1, 0, batch.tokens[rank.rows.start : rank.rows.stop], None)
         for again in (work, rank.works[1]):
             with pytest.raises(ValueError, match="no gradient to add"):
-                rank.stage.accumulate(again, step=0, index=1, voids=0)
+                rank.stage.accumulate(again, step=0, index=1, discards=0)
 
     on_ranks(run_of(), layout_of(1, 2, "dp"), body)
 

@@ -144,20 +144,20 @@ async def test_a_cancelled_weight_pass_that_ran_is_known_to_have_run() -> None:
         _, other = await one_stash(chain, 1)
         assert await engine.accumulate(other)
         total = await the_sum(engine)
-        engine.void()
+        engine.discard()
         for index in (0, 1):
             _, stash = await one_stash(chain, index)
             assert await engine.accumulate(stash)
         assert torch.equal(await the_sum(engine), total)
 
 
-async def test_a_void_empties_and_fences() -> None:
+async def test_a_discard_empties_and_fences() -> None:
     async with chain_of(tiny(2)) as chain:
         engine, stash = await one_stash(chain)
         _, late = await one_stash(chain, 1)
         assert await engine.accumulate(stash)
-        engine.void()
-        assert engine.voids(0) == stash.voids + 1
+        engine.discard()
+        assert engine.discards(0) == stash.discards + 1
         assert not await engine.accumulate(late)
         assert not await engine.accumulate(stash), "its sum is gone"
         assert not bool((await the_sum(engine)).any())
@@ -165,26 +165,26 @@ async def test_a_void_empties_and_fences() -> None:
         assert await engine.accumulate(fresh)
 
 
-async def test_a_void_while_the_weight_pass_is_queued_or_running_is_seen_by_the_caller() -> None:
+async def test_a_discard_while_the_weight_pass_is_queued_or_running_is_seen_by_the_caller() -> None:
     async with chain_of(tiny(2)) as chain:
         for index in range(4):
             engine, stash = await one_stash(chain, index)
             adding = asyncio.ensure_future(engine.accumulate(stash))
             for _ in range(index):
                 await asyncio.sleep(0)
-            engine.void()
+            engine.discard()
             assert not await adding
             assert not bool((await the_sum(engine)).any())
 
 
-async def test_a_void_while_a_forward_is_queued_fences_that_forward() -> None:
+async def test_a_discard_while_a_forward_is_queued_fences_that_forward() -> None:
     async with chain_of(tiny(2)) as chain:
         engine = chain.engines[0][0]
         payload = (batch_of(chain.manifest, chain.tokens, 0, 0),)
         forward = asyncio.ensure_future(engine.forward(0, 0, payload, train=True))
         await asyncio.sleep(0)
-        engine.void()
-        assert (await forward).voids == engine.voids(0) - 1
+        engine.discard()
+        assert (await forward).discards == engine.discards(0) - 1
 
 
 async def test_overflow_is_refused_and_counts_nothing() -> None:
@@ -267,7 +267,7 @@ async def test_what_we_made_non_finite_ourselves_is_nobodys_fault() -> None:
         await last.restore(pack(weights, stage=2, version=0), version=0)
         with pytest.raises(Refused) as forward:
             await last.forward(0, 0, payload, train=True)
-        assert backward.value.code is forward.value.code is RejectCode.VOID
+        assert backward.value.code is forward.value.code is RejectCode.OVERFLOWED
 
 
 async def test_what_a_liar_sends_makes_nothing_infinite() -> None:
@@ -350,7 +350,7 @@ async def test_a_packed_piece_does_not_change_when_the_engine_moves_on() -> None
         await engine.accumulate(stash)
         piece = await engine.sums.contribution(0, engine.sums.num_elements)
         before = bytes(piece.data)
-        engine.void()
+        engine.discard()
         _, other = await one_stash(chain, 1)
         await engine.accumulate(other)
         assert bytes(piece.data) == before
@@ -415,7 +415,7 @@ async def test_a_restored_engine_continues_with_the_same_bits() -> None:
         assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-async def test_restoring_voids_and_reset_goes_back_to_the_seed() -> None:
+async def test_restoring_discards_and_reset_goes_back_to_the_seed() -> None:
     async with chain_of(tiny(2)) as chain:
         engine, stash = await one_stash(chain)
         begin = await engine.snapshot()
@@ -509,9 +509,9 @@ async def test_a_sum_that_is_torn_is_told_as_lost() -> None:
     async with chain_of(tiny(1)) as chain:
         ((engine,),) = chain.engines
         lost: list[int] = []
-        engine._backend.watch(lambda: lost.append(engine.voids(0)), lambda event, fields: None)
+        engine._backend.watch(lambda: lost.append(engine.discards(0)), lambda event, fields: None)
         (stash,) = await chain.travel([engine], 0)
-        rounding, before = type(engine._backend._rounded.of(0)), engine.voids(0)
+        rounding, before = type(engine._backend._rounded.of(0)), engine.discards(0)
 
         def fills(*_: object, **__: object) -> None:
             raise torch.OutOfMemoryError("CUDA out of memory")
@@ -523,7 +523,7 @@ async def test_a_sum_that_is_torn_is_told_as_lost() -> None:
         assert lost == [before + 2]
         with pytest.raises(Refused):
             await engine.sums.contribution(0, 1)
-        engine.void()
+        engine.discard()
         await chain.step(random.Random(0))
 
 

@@ -52,14 +52,14 @@ WITHSTOOD = (
     "bad-parts",
     "never-sums",
     "forks",
-    "voids-everything",
+    "discards-everything",
     "fifty-ahead",
     "never-reports",
     "reports-late",
     "new-accumulators",
     "new-lives",
     "moves-on",
-    "says-void",
+    "says-discard",
     "says-stale",
     "hoards-slots",
     "fresh-every-ten-seconds",
@@ -115,7 +115,7 @@ def test_who_never_keeps_in_its_turn_is_passed_over_by_all() -> None:
     assert row.weights_equal and row.named and row.ratio >= 0.85, row
 
 
-@pytest.mark.parametrize("name", [pytest.param("leaves-out", marks=pytest.mark.long), "leader-voids-all"])
+@pytest.mark.parametrize("name", [pytest.param("leaves-out", marks=pytest.mark.long), "leader-discards-all"])
 def test_a_leader_whose_round_is_refused_is_left_at_once(name: str) -> None:
     row = strangers.measure(name, seconds=LONG_S)
     assert row.weights_equal and row.ratio >= 0.9 and row.named_in["refused_message"], row

@@ -1,5 +1,5 @@
 """Peers that send what is not finite, or tokens of something else: they are named and left for others, nothing is
-voided, and the weights are the reference's."""
+discarded, and the weights are the reference's."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from swarmnet.testing.virtual_engine import proven_tokens_of
 from swarmnet.testing.virtual_swarm import VirtualSwarm
 from swarmnet.transport import ask
 
-PLAN = Plan(stages=3, replicas=2, microbatches=6, steps=4, max_void=0)
+PLAN = Plan(stages=3, replicas=2, microbatches=6, steps=4, max_discarded=0)
 HIDDEN = Packed("fp32", (1, 1, 1), struct.pack("<f", 7.0))
 NAN = Packed("fp32", (1, 1, 1), struct.pack("<f", math.nan))
 LONG = Packed("fp32", (1, 1, 2), struct.pack("<ff", 1.0, 2.0))
@@ -47,7 +47,7 @@ async def begun(swarm: VirtualSwarm) -> None:
 
 def unharmed(swarm: VirtualSwarm) -> None:
     """Nothing was left out, nobody stopped; that the weights are right, the run itself has checked."""
-    assert not swarm.counts["voided"] and not swarm.counts["halted"]
+    assert not swarm.counts["discarded"] and not swarm.counts["halted"]
 
 
 def not_finite(number: int, stage: int) -> tuple[Packed, ...]:
@@ -100,7 +100,7 @@ def test_somebody_uploads_what_is_wrong_to_everybody(
     refused = [answer for answer in answers if isinstance(answer, Rejected)]
     code = RejectCode.NON_FINITE if wrong is not_finite and stage else RejectCode.MALFORMED
     assert any(answer.code is code for answer in refused)
-    assert not any(answer.code is RejectCode.VOID for answer in refused)
+    assert not any(answer.code is RejectCode.OVERFLOWED for answer in refused)
     named = {
         (fields["peer"], fields["stage"], fields["code"])
         for _, _, event, fields in swarm.events

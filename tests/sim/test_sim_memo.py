@@ -25,20 +25,29 @@ def executions_per_index(swarm: VirtualSwarm) -> float:
 
 
 @pytest.mark.parametrize("data_at_peers", [True, False], ids=["data_at_peers", "data_at_trainers"])
-@pytest.mark.parametrize("memo_bytes", SIZES)
-def test_without_faults_each_index_is_executed_once_in_each_stage(memo_bytes: int, data_at_peers: bool) -> None:
+@pytest.mark.parametrize("output_cache_bytes", SIZES)
+def test_without_faults_each_index_is_executed_once_in_each_stage(output_cache_bytes: int, data_at_peers: bool) -> None:
     swarm = watched(
-        Plan(stages=3, replicas=3, microbatches=12, steps=6, memo_bytes=memo_bytes, data_at_peers=data_at_peers)
+        Plan(
+            stages=3,
+            replicas=3,
+            microbatches=12,
+            steps=6,
+            output_cache_bytes=output_cache_bytes,
+            data_at_peers=data_at_peers,
+        )
     )
     swarm.run(until_s=120.0, script=check_always)
     assert executions_per_index(swarm) == 1.0
 
 
-@pytest.mark.parametrize("memo_bytes", SIZES)
+@pytest.mark.parametrize("output_cache_bytes", SIZES)
 @pytest.mark.parametrize("stage", [1, *further(0, 2)])
-def test_a_loss_late_in_the_step_is_repaired_with_what_is_remembered_or_without(memo_bytes: int, stage: int) -> None:
+def test_a_loss_late_in_the_step_is_repaired_with_what_is_remembered_or_without(
+    output_cache_bytes: int, stage: int
+) -> None:
     """The run ends with the single process's weights (every simulation checks that); the rest is economy."""
-    swarm = watched(Plan(stages=3, replicas=2, microbatches=8, steps=4, memo_bytes=memo_bytes))
+    swarm = watched(Plan(stages=3, replicas=2, microbatches=8, steps=4, output_cache_bytes=output_cache_bytes))
     lost: list[int] = []
 
     def victim() -> Node | None:
@@ -59,7 +68,7 @@ def test_a_loss_late_in_the_step_is_repaired_with_what_is_remembered_or_without(
     assert lost and swarm.counts["kills"] == 1
     repaired = executions_per_index(swarm) - 1.0
     assert repaired > 0.0
-    if memo_bytes == SIZES[-1]:
+    if output_cache_bytes == SIZES[-1]:
         # The victim's own indexes of one step, once again, in its stage alone.
         assert repaired <= 8 / (3 * 4 * 8)
 

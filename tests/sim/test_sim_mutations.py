@@ -24,8 +24,8 @@ from swarmnet.testing.virtual_swarm import Broken, VirtualSwarm
 Accumulate = Callable[[SimulatedEngine, object], object]
 
 
-def void_within_a_weight_pass(monkeypatch: pytest.MonkeyPatch, accumulate: Accumulate) -> VirtualSwarm:
-    """A swarm in which one replica's accumulator is voided while a weight pass on top of others is under way."""
+def discard_within_a_weight_pass(monkeypatch: pytest.MonkeyPatch, accumulate: Accumulate) -> VirtualSwarm:
+    """A swarm in which one replica's accumulator is discarded while a weight pass on top of others is under way."""
     swarm, struck = watched(Plan(stages=2, replicas=2, microbatches=6, steps=3)), []
 
     async def interrupted(engine: SimulatedEngine, stash) -> bool:
@@ -34,14 +34,14 @@ def void_within_a_weight_pass(monkeypatch: pytest.MonkeyPatch, accumulate: Accum
             node = next(node for node in swarm.nodes if node.engines.get(0) is engine)
             driver, member = node.peer.replicas[0].driver, member_of(swarm, node.peer_id, 0)
             end_accumulator = member.oldest._end_accumulator
-            swarm.loop.call_later(swarm.plan.forward_s / 2, lambda: driver._tell(end_accumulator, "voided_myself"))
+            swarm.loop.call_later(swarm.plan.forward_s / 2, lambda: driver._tell(end_accumulator, "discarded_myself"))
         return await accumulate(engine, stash)
 
     monkeypatch.setattr(SimulatedEngine, "accumulate", interrupted)
     return swarm
 
 
-def test_without_the_void_counter_a_voided_gradient_lands_in_the_next_accumulator(
+def test_without_the_discard_counter_a_discarded_gradient_lands_in_the_next_accumulator(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     accumulate = SimulatedEngine.accumulate
@@ -54,16 +54,16 @@ def test_without_the_void_counter_a_voided_gradient_lands_in_the_next_accumulato
             into.total = engine.arithmetic.add(into.total, engine.arithmetic.numbers(delta))
         return counted
 
-    healthy = void_within_a_weight_pass(monkeypatch, accumulate)
+    healthy = discard_within_a_weight_pass(monkeypatch, accumulate)
     healthy.run(until_s=90.0, script=check_always)
-    assert healthy.counts["voided_myself"] == 1
+    assert healthy.counts["discarded_myself"] == 1
     with pytest.raises(Broken, match="another sum"):
-        void_within_a_weight_pass(monkeypatch, heedless).run(until_s=90.0, script=check_always)
+        discard_within_a_weight_pass(monkeypatch, heedless).run(until_s=90.0, script=check_always)
 
 
 def owners_die_in_full_replicas(seed: int) -> None:
     """One slot each, nothing remembered: every repair recomputes from tokens (scenarios 8 and 9)."""
-    swarm = watched(Plan(stages=3, replicas=2, microbatches=6, steps=4, memo_bytes=0, slots=1), seed)
+    swarm = watched(Plan(stages=3, replicas=2, microbatches=6, steps=4, output_cache_bytes=0, slots=1), seed)
 
     async def script(swarm: VirtualSwarm) -> None:
         while not (victims := owners_of_one_index(swarm)):

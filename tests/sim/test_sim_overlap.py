@@ -166,7 +166,7 @@ def test_who_leaves_stays_until_both_its_steps_are_averaged(leader: bool) -> Non
 
 @pytest.mark.parametrize("slots", [1, 4])
 def test_owners_of_the_oldest_step_die_while_the_newest_has_taken_all_its_slots(slots: int) -> None:
-    swarm = watched(replace(PLAN, stages=3, microbatches=12, slots=slots, memo_bytes=0))
+    swarm = watched(replace(PLAN, stages=3, microbatches=12, slots=slots, output_cache_bytes=0))
 
     async def script(swarm: VirtualSwarm) -> None:
         def tasks_of(node: Node, stage: int):

@@ -103,7 +103,7 @@ def undisturbed() -> None:
 
 def owner_of_the_oldest_dies() -> None:
     """Somebody has counted the oldest step, the newest is under way, and what was counted goes with its owner."""
-    swarm = watched(replace(STEADY, memo_bytes=0))
+    swarm = watched(replace(STEADY, output_cache_bytes=0))
 
     async def script(swarm: VirtualSwarm) -> None:
         def victim() -> Node | None:
@@ -206,7 +206,7 @@ KINDS: dict[str, tuple[Plan, Chaos]] = {
         Chaos(until_s=40.0, crash_s=3.0, stop_s=6.0, cut_s=8.0, longest_stop_s=8.0, longest_cut_s=25.0),
     ),
     "one_slot_3x3": (
-        replace(ROUGH, stages=3, replicas=3, microbatches=6, steps=8, slots=1, memo_bytes=0, links=NOISY),
+        replace(ROUGH, stages=3, replicas=3, microbatches=6, steps=8, slots=1, output_cache_bytes=0, links=NOISY),
         Chaos(until_s=40.0, crash_s=2.0, stop_s=5.0, cut_s=9.0, join_s=10.0, longest_stop_s=10.0, longest_cut_s=10.0),
     ),
     "ranks_2x3": (

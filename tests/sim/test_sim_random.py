@@ -43,7 +43,7 @@ KINDS: dict[str, tuple[Plan, Chaos]] = {
         Chaos(until_s=30.0, crash_s=2.0, stop_s=4.0, longest_stop_s=8.0),
     ),
     "one_slot_no_memo_3x2": (
-        Plan(stages=3, replicas=2, microbatches=8, steps=8, slots=1, memo_bytes=0, classes=2),
+        Plan(stages=3, replicas=2, microbatches=8, steps=8, slots=1, output_cache_bytes=0, classes=2),
         Chaos(until_s=25.0, crash_s=2.0),
     ),
     "stops_2x3": (

@@ -57,7 +57,7 @@ def holds_sum(swarm: VirtualSwarm, stage: int) -> bool:
 POINTS: dict[str, Predicate] = {
     "after_claim": lambda swarm, node, stage: bool(held(node, stage).asked or held(node, stage).assigned),
     "after_forward": lambda swarm, node, stage: any(
-        work.computing and work.voids is not None for work in works_of(node, stage)
+        work.computing and work.discards is not None for work in works_of(node, stage)
     ),
     "after_gradient": lambda swarm, node, stage: bool(answered(node, stage) - held(node, stage).accumulated),
     "after_summed": lambda swarm, node, stage: bool(held(node, stage).accumulated),
@@ -202,10 +202,12 @@ def owners_of_one_index(swarm: VirtualSwarm) -> list[Node]:
     return []
 
 
-@pytest.mark.parametrize("memo_bytes", [0, 1 << 20], ids=["no_memo", "memo"])
+@pytest.mark.parametrize("output_cache_bytes", [0, 1 << 20], ids=["no_memo", "memo"])
 @pytest.mark.parametrize("slots", [1, 4])
-def test_owners_of_an_index_in_all_stages_die_together(memo_bytes: int, slots: int) -> None:
-    swarm = watched(Plan(stages=3, replicas=2, microbatches=6, steps=4, memo_bytes=memo_bytes, slots=slots))
+def test_owners_of_an_index_in_all_stages_die_together(output_cache_bytes: int, slots: int) -> None:
+    swarm = watched(
+        Plan(stages=3, replicas=2, microbatches=6, steps=4, output_cache_bytes=output_cache_bytes, slots=slots)
+    )
 
     async def script(swarm: VirtualSwarm) -> None:
         while not (victims := owners_of_one_index(swarm)):

@@ -229,9 +229,9 @@ def test_nothing_is_signed_where_no_audit_is_asked_for() -> None:
 CHAOS = [("exact", 1 << 20, 1), ("overlap", 1 << 20, 2), ("exact", 64, 3)]
 
 
-@pytest.mark.parametrize(("sync", "memo_bytes", "seed"), CHAOS)
-def test_nobody_honest_is_named_while_replicas_die_and_repair(sync: Any, memo_bytes: int, seed: int) -> None:
-    swarm, watch = watched(replace(PLAN, sync=sync, memo_bytes=memo_bytes), seed)
+@pytest.mark.parametrize(("sync", "output_cache_bytes", "seed"), CHAOS)
+def test_nobody_honest_is_named_while_replicas_die_and_repair(sync: Any, output_cache_bytes: int, seed: int) -> None:
+    swarm, watch = watched(replace(PLAN, sync=sync, output_cache_bytes=output_cache_bytes), seed)
 
     async def script(swarm: VirtualSwarm) -> None:
         await killing(swarm, seed)

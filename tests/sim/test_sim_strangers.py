@@ -66,7 +66,7 @@ class Stranger:
                 StagePlan(stamp, ballot, given=some, whole=True),
                 StagePlan(stamp, ballot, generation, frozenset({index})),
                 StagePlan(stamp, ballot, generation, moved=((index, self.peer),)),
-                StagePlan(stamp, ballot, generation, evicted="void"),
+                StagePlan(stamp, ballot, generation, evicted="discard"),
                 StagePlan(stamp, ballot, execute=frozenset({index})),
                 MemberState(
                     stamp, ballot, generation, some, some, rng.choice([None, commit_of(stamp, finished)]), None, 0, some

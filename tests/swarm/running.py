@@ -134,8 +134,8 @@ class LocalRun:
         for event in self.events:
             checker.on(event)
         report = checker.report()
-        assert not report.problems and not report.voided, report
-        assert self.summary["lost"] == self.summary["doubled"] == self.summary["voided"] == 0
+        assert not report.problems and not report.discarded, report
+        assert self.summary["lost"] == self.summary["doubled"] == self.summary["discarded"] == 0
 
 
 def run_swarm(out: Path, *words: str, settings: tuple[str, ...] = ()) -> LocalRun:

@@ -192,8 +192,14 @@ def completing(text: str) -> Greeter:
 
 
 def test_a_manifest_that_two_versions_complete_differently_is_refused_by_its_field() -> None:
-    here, there = completing('averaging.codec = "int64"\ntraining.max_void = 0'), completing("training.max_void = 7")
-    said = "manifests differ, training.max_void, which run.toml leaves out, is {} for the caller and {} for the callee"
+    here, there = (
+        completing('averaging.codec = "int64"\ntraining.max_discarded = 0'),
+        completing("training.max_discarded = 7"),
+    )
+    said = (
+        "manifests differ, training.max_discarded, which run.toml leaves out, is {} for the caller "
+        "and {} for the callee"
+    )
     for caller, callee in ((here, there), (there, here)):
         words = said.format(caller.filled_in[-1], callee.filled_in[-1])
         refusal = refusal_of(caller, callee)
@@ -205,12 +211,12 @@ def test_a_manifest_that_two_versions_complete_differently_is_refused_by_its_fie
         return [callee.judge(caller.hello(), ALICE), caller.judge(callee.hello(), ALICE, sent=caller.clock())]
 
     # A field that only one of them knows has the default that means: as before.
-    later = completing("training.max_void = 0")
+    later = completing("training.max_discarded = 0")
     for fits in (here, later, GREETER):  # the last one is of a version before, which says nothing
         assert judged(here, fits) == judged(fits, here) == [None, None]
     unnamed = judged(dataclasses.replace(here, completed=b"x" * 32), here)[0]
     assert unnamed is not None and "in a field that neither peer names" in unnamed.reason
-    hostile = judged(completing("training.max_void = " + "[" * 9000), here)[0]
+    hostile = judged(completing("training.max_discarded = " + "[" * 9000), here)[0]
     assert hostile is not None and len(hostile.reason) < 300
 
 

@@ -98,7 +98,9 @@ def test_a_peer_crashes_and_returns_drains_and_all_end_together(
     def peer(name: str, stage: int, *bootstrap: str) -> Process:
         alone = () if bootstrap else ("--no-restart",)  # the first is neither killed nor asked to leave by itself
         return start(
-            name, ["peer", "--stage", str(stage), "--set", "caps.memo_bytes=0", "--device", "cpu", *alone], *bootstrap
+            name,
+            ["peer", "--stage", str(stage), "--set", "caps.output_cache_bytes=0", "--device", "cpu", *alone],
+            *bootstrap,
         )
 
     try:

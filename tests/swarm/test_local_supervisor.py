@@ -105,7 +105,7 @@ while version < steps:
         indexes.pop()
     emit("executed", stage=stage, executions=version * 2)
     emit("committed", stage=stage, step=version, loss_sum=(3.0 - 0.1 * version) * 8, num_tokens=8,
-         digest=f"{stage}-{version}", contributions=[["a", indexes], ["b", []]], voided=[])
+         digest=f"{stage}-{version}", contributions=[["a", indexes], ["b", []]], discarded=[])
     version += 1
     emit("applied", stage=stage, step=version - 1, version=version, chain="c", lr=0.1, grad_norm=1.0)
     at(stage, version).touch()
@@ -206,7 +206,7 @@ def test_an_undisturbed_run_leaves_its_files_and_needs_no_home(tmp_path: Path, m
     assert run_local(options(tmp_path, verify=True), tools) == 0
     found = summary(tmp_path)
     assert found["steps"] == STEPS and found["final_loss"] == (3.0 - 0.1 * 5) * 8 / 8
-    assert (found["lost"], found["doubled"], found["voided"], found["kills"], found["postponed_kills"]) == (0,) * 5
+    assert (found["lost"], found["doubled"], found["discarded"], found["kills"], found["postponed_kills"]) == (0,) * 5
     assert found["reference_max_difference"] == 0.0 and found["reference_bit_equal"] is True
     assert (found["eval_step"], found["eval_loss"]) == (0, 3.1) and found["ok"] is True
     assert {"run_id", "seed", "seconds", "tokens_per_second", "reroutes", "executions_per_index"} <= found.keys()

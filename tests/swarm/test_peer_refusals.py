@@ -82,7 +82,7 @@ async def peer_and_caller(tmp_path: Path):
             windows=ProvenWindows.of(MANIFEST.data, MANIFEST.training),
             disk=DirectoryDisk(CheckpointStore(tmp_path / "peer", run)),
             on_event=on_event,
-            limits=ReplicaLimits(slots=4, memo_bytes=1 << 20),
+            limits=ReplicaLimits(slots=4, output_cache_bytes=1 << 20),
             audit_log=AuditLog(),
         )
         async with end.serve(peer), asyncio.TaskGroup() as group:

@@ -179,7 +179,7 @@ class Stage:
             stamp_of(STEP),
             replace(self.finished.id, number=self.finished.id.number + number),
             self.finished.digest,
-            shares_of(self.finished.contributions, self.finished.voided),
+            shares_of(self.finished.contributions, self.finished.discarded),
             peer,
             product_of(outputs),
             root_of({index: leaf(work) for index, work in works.items()}),

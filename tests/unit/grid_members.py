@@ -182,7 +182,7 @@ class Members:
             self.engines[peer].values = [a + (index + 1) * (at + 1) for at, a in enumerate(self.engines[peer].values)]
             assert len(element) == len(self.engines[peer].values)
 
-    def void(self, peer: PeerId) -> None:
+    def discard(self, peer: PeerId) -> None:
         """The same microbatches under the next generation, and, to see whether it counts, with other values."""
         self.ledger.evict((peer, self.generation[peer]))
         self.generation[peer] = self.generation[peer].next()

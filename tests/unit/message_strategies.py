@@ -43,15 +43,15 @@ def _peer_of(entry: Any) -> Any:
 
 
 def _not_contributed(of: Any) -> frozenset[int]:
-    return of.voided.difference(*(held for _, _, held in of.contributions))
+    return of.discarded.difference(*(held for _, _, held in of.contributions))
 
 
 AGREED: dict[type, Callable[[Any], Any]] = {
     Commit: lambda of: replace(
         of, roll=roll_of(of.contributors) if of.contributors else of.roll, seats=frozenset(range(len(of.signatures)))
     ),
-    Finished: lambda of: replace(of, voided=_not_contributed(of)),
-    Round: lambda of: replace(of, voided=_not_contributed(of), bandwidths=len(of.receivers) * of.bandwidths[:1]),
+    Finished: lambda of: replace(of, discarded=_not_contributed(of)),
+    Round: lambda of: replace(of, discarded=_not_contributed(of), bandwidths=len(of.receivers) * of.bandwidths[:1]),
     MemberState: lambda of: replace(of, whole=True) if of.contradiction() else of,
     StagePlan: lambda of: replace(of, generation=Generation(1, 2)) if of.contradiction() else of,
     Part: lambda of: replace(of, start=min(of.start, of.stop), stop=max(of.start, of.stop)),

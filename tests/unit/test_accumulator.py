@@ -1,4 +1,4 @@
-"""The accumulator: exact at any order, whole or void, checked before the first element is added."""
+"""The accumulator: exact at any order, whole or discard, checked before the first element is added."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_fixed_point_sum_is_that_of_rounded_terms_in_any_order_and_grouping(
     rng.shuffle(order)
     members = [accumulator() for _ in range(groups)]
     for index in order:
-        assert rng.choice(members).add(gradient(*rows[index]), step=0, index=index, voids=0)
+        assert rng.choice(members).add(gradient(*rows[index]), step=0, index=index, discards=0)
     total = sum((member.read(0) for member in members), start=torch.zeros(3, dtype=torch.int64))
     assert total.tolist() == [sum(round(row[column] * 2**20) for row in rows) for column in range(3)]
 
@@ -68,17 +68,17 @@ def test_the_fixed_point_sum_is_that_of_rounded_terms_in_any_order_and_grouping(
 @pytest.mark.parametrize("numerics", [EXACT, FLOAT])
 def test_an_index_is_added_once(numerics: Numerics) -> None:
     acc = accumulator(1, numerics)
-    assert acc.add(gradient(1.0), step=0, index=4, voids=0)
+    assert acc.add(gradient(1.0), step=0, index=4, discards=0)
     before = acc.read(0).clone()
-    assert not acc.add(gradient(1.0), step=0, index=4, voids=0)
+    assert not acc.add(gradient(1.0), step=0, index=4, discards=0)
     assert torch.equal(acc.read(0), before)
 
 
 def test_a_gradient_that_a_sum_of_many_could_overflow_with_is_not_finite_either() -> None:
     acc = accumulator(1, FLOAT)
-    assert acc.add(gradient(MAX_MAGNITUDE), step=0, index=0, voids=0)
+    assert acc.add(gradient(MAX_MAGNITUDE), step=0, index=0, discards=0)
     with pytest.raises(BadMessage) as caught:
-        acc.add(gradient(-2 * MAX_MAGNITUDE), step=0, index=1, voids=0)
+        acc.add(gradient(-2 * MAX_MAGNITUDE), step=0, index=1, discards=0)
     assert caught.value.code is RejectCode.NON_FINITE
     assert acc.read(0).tolist() == [MAX_MAGNITUDE]
 
@@ -87,13 +87,13 @@ def test_a_gradient_that_a_sum_of_many_could_overflow_with_is_not_finite_either(
 @pytest.mark.parametrize("numerics", [EXACT, FLOAT])
 def test_a_non_finite_gradient_leaves_no_trace(numerics: Numerics, bad: float) -> None:
     acc = accumulator(4, numerics)
-    acc.add([torch.ones(2), torch.ones(2)], step=0, index=0, voids=0)
+    acc.add([torch.ones(2), torch.ones(2)], step=0, index=0, discards=0)
     before = acc.read(0).clone()
     with pytest.raises(BadMessage) as caught:
-        acc.add([torch.ones(2), torch.tensor([1.0, bad])], step=0, index=1, voids=0)
+        acc.add([torch.ones(2), torch.tensor([1.0, bad])], step=0, index=1, discards=0)
     assert caught.value.code is RejectCode.NON_FINITE
     assert torch.equal(acc.read(0), before)
-    assert acc.add([torch.ones(2), torch.ones(2)], step=0, index=1, voids=0), "the index was not counted"
+    assert acc.add([torch.ones(2), torch.ones(2)], step=0, index=1, discards=0), "the index was not counted"
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
@@ -101,63 +101,63 @@ def test_overflow_is_refused_for_one_microbatch_and_so_cannot_happen_to_a_sum(si
     acc = accumulator(1, microbatches=8)
     largest = sign * MAX_SUM / 8 / 2**20
     with pytest.raises(Overflow):
-        acc.add(gradient(largest * 1.001), step=0, index=0, voids=0)
+        acc.add(gradient(largest * 1.001), step=0, index=0, discards=0)
     assert acc.read(0).tolist() == [0]
     for index in range(8):
-        assert acc.add(gradient(largest), step=0, index=index, voids=0)
+        assert acc.add(gradient(largest), step=0, index=index, discards=0)
     assert acc.read(0).tolist() == [sign * MAX_SUM]
 
 
-def test_voided_work_adds_nothing_and_new_work_starts_from_zero() -> None:
+def test_discarded_work_adds_nothing_and_new_work_starts_from_zero() -> None:
     acc = accumulator(1, FLOAT)
-    acc.add(gradient(5.0), step=0, index=0, voids=0)
-    acc.void()
-    assert acc.voids == 1
-    assert not acc.add(gradient(7.0), step=0, index=1, voids=0), "its work began before the void"
+    acc.add(gradient(5.0), step=0, index=0, discards=0)
+    acc.discard()
+    assert acc.discards == 1
+    assert not acc.add(gradient(7.0), step=0, index=1, discards=0), "its work began before the discard"
     assert acc.read(0).tolist() == [0.0]
-    assert acc.add(gradient(3.0), step=0, index=0, voids=1)
-    assert not acc.add(gradient(7.0), step=0, index=2, voids=0), "late, and it must not touch the new content"
+    assert acc.add(gradient(3.0), step=0, index=0, discards=1)
+    assert not acc.add(gradient(7.0), step=0, index=2, discards=0), "late, and it must not touch the new content"
     assert acc.read(0).tolist() == [3.0]
-    assert acc.add(gradient(1.0), step=0, index=1, voids=1)
+    assert acc.add(gradient(1.0), step=0, index=1, discards=1)
     assert acc.read(0).tolist() == [4.0]
 
 
 def test_another_step_starts_from_zero() -> None:
     acc = accumulator(1, FLOAT)
-    acc.add(gradient(5.0), step=0, index=0, voids=0)
+    acc.add(gradient(5.0), step=0, index=0, discards=0)
     assert acc.read(1).tolist() == [0.0]
-    assert acc.add(gradient(2.0), step=1, index=0, voids=0)
+    assert acc.add(gradient(2.0), step=1, index=0, discards=0)
     assert acc.read(1).tolist() == [2.0]
 
 
-def test_a_void_during_an_addition_neither_waits_for_it_nor_lets_it_count() -> None:
-    """A gradient whose second tensor voids when it is first touched by the addition, after all checks."""
+def test_a_discard_during_an_addition_neither_waits_for_it_nor_lets_it_count() -> None:
+    """A gradient whose second tensor discards when it is first touched by the addition, after all checks."""
     acc = accumulator(2, FLOAT)
-    voided_at: list[bool] = []
+    discarded_at: list[bool] = []
 
     class Interrupting(torch.Tensor):
         def view(self, *shape: int) -> torch.Tensor:  # type: ignore[override]
-            thread = threading.Thread(target=acc.void)
+            thread = threading.Thread(target=acc.discard)
             thread.start()
             thread.join(timeout=10)
-            voided_at.append(not thread.is_alive())
+            discarded_at.append(not thread.is_alive())
             return torch.ones(1)
 
     second = torch.ones(1).as_subclass(Interrupting)
-    assert not acc.add([torch.ones(1), second], step=0, index=0, voids=0)
-    assert voided_at == [True]
+    assert not acc.add([torch.ones(1), second], step=0, index=0, discards=0)
+    assert discarded_at == [True]
     assert acc.read(0).tolist() == [0.0, 0.0]
 
 
 def test_gradients_of_another_size_are_our_own_mistake() -> None:
     with pytest.raises(ValueError, match="2 elements"):
-        accumulator(3).add([torch.ones(2)], step=0, index=0, voids=0)
+        accumulator(3).add([torch.ones(2)], step=0, index=0, discards=0)
 
 
 def test_large_gradients_pass_in_chunks() -> None:
     values = torch.arange(200_001, dtype=torch.float32) - 100_000
     acc = accumulator(200_001)
-    acc.add([values], step=0, index=0, voids=0)
+    acc.add([values], step=0, index=0, discards=0)
     assert torch.equal(acc.read(0), (values.double() * 2**20).long())
     out = torch.empty(200_001)
     average(acc.read(0), out, scale=0.5, rounding=acc.rounding, place=0)
@@ -174,19 +174,19 @@ def test_largest_magnitude_of_nothing_is_zero() -> None:
     assert largest_magnitude([torch.empty(0)]) == 0.0
 
 
-def test_an_addition_that_breaks_off_loses_the_sum_until_it_is_voided(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_addition_that_breaks_off_loses_the_sum_until_it_is_discarded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device without memory leaves a part of a gradient in it."""
     total = accumulator()
-    assert total.add(gradient(1, 2, 3), step=0, index=0, voids=0)
+    assert total.add(gradient(1, 2, 3), step=0, index=0, discards=0)
     with monkeypatch.context() as patch:
         patch.setattr(FineRounding, "add", lambda *_, **__: (_ for _ in ()).throw(torch.OutOfMemoryError("full")))
         with pytest.raises(torch.OutOfMemoryError):
-            total.add(gradient(1, 2, 3), step=0, index=1, voids=0)
-    assert total.lost and total.voids == 1
+            total.add(gradient(1, 2, 3), step=0, index=1, discards=0)
+    assert total.lost and total.discards == 1
     with pytest.raises(Refused):
         total.read(0)
-    total.void()
-    assert not total.read(0).any() and total.add(gradient(1, 2, 3), step=0, index=1, voids=2)
+    total.discard()
+    assert not total.read(0).any() and total.add(gradient(1, 2, 3), step=0, index=1, discards=2)
 
 
 # ---------------------------------------------------------------- in int32 while it is small
@@ -206,7 +206,7 @@ def small_sums(terms: list[torch.Tensor], *, read_after: int = -1) -> tuple[torc
     held = Accumulator(size, dtype=torch.int64, device=CPU)
     expected = torch.zeros(size, dtype=torch.int64)
     for index, term in enumerate(terms):
-        assert held.add([term], rounding, step=3, index=index, voids=0)
+        assert held.add([term], rounding, step=3, index=index, discards=0)
         rounding.add(expected, term, 0, index=index)
         if index == read_after:
             assert torch.equal(held.read(3), expected)
@@ -229,11 +229,11 @@ def test_no_small_sum_of_a_step_leaves_int32() -> None:
     assert found.tolist() == expected.tolist() == [-5 * LIMIT] * 7
 
 
-def test_a_narrow_sum_that_was_voided_begins_with_nothing() -> None:
+def test_a_narrow_sum_that_was_discarded_begins_with_nothing() -> None:
     rounding, held = small(9), Accumulator(9, dtype=torch.int64, device=CPU)
-    assert held.add([torch.full((9,), LARGE)], rounding, step=3, index=0, voids=0)
-    held.void()
+    assert held.add([torch.full((9,), LARGE)], rounding, step=3, index=0, discards=0)
+    held.discard()
     assert held.read(3).tolist() == [0] * 9
-    held.void()
-    assert held.add([torch.full((9,), -LARGE)], rounding, step=3, index=0, voids=2)
+    held.discard()
+    assert held.add([torch.full((9,), -LARGE)], rounding, step=3, index=0, discards=2)
     assert held.read(3).tolist() == [-LIMIT] * 9

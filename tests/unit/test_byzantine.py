@@ -138,9 +138,9 @@ class Bench:
         taken = None if self.first else hidden(seed)
         output, work = self.liar.forward(step, TOKENS + seed, taken, train=True)
         answer = self.liar.backward(work, None if self.last else hidden(99))
-        assert self.liar.accumulate(work, step=step, index=index, voids=self.backend.sums[0].voids)
+        assert self.liar.accumulate(work, step=step, index=index, discards=self.backend.sums[0].discards)
         added = self.backend.sums[0].read(step).clone()
-        self.backend.sums[0].void()
+        self.backend.sums[0].discard()
         return Worked(output.detach(), answer, added)
 
 

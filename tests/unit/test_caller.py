@@ -149,7 +149,7 @@ async def test_one_replica_s_refusal_of_the_payload_is_not_believed(code: Reject
     assert scene.left == [("a", code.value)]
 
 
-EVERYWHERE = (RejectCode.STALE, RejectCode.VOID, RejectCode.FINISHED)
+EVERYWHERE = (RejectCode.STALE, RejectCode.OVERFLOWED, RejectCode.FINISHED)
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def test_every_flag_arrives(calls) -> None:
             f"--stage 0,2 --gpus 0,3 --tensor 1 --shard zero3 --sequence-parallel --dir d --data t "
             f"--initial i --host 127.0.0.1 --port 1 --dht-port 2 --announce {MADDR} "
             f"--bootstrap {MADDR} --bootstrap {OTHER} --device cuda --slots 3 --events e --log-level error "
-            "--log-format json --set caps.memo_bytes=7 --set threads=2"
+            "--log-format json --set caps.output_cache_bytes=7 --set threads=2"
         ).split(),
     )
     assert config == PeerConfig.model_validate(
@@ -91,7 +91,7 @@ def test_every_flag_arrives(calls) -> None:
             "threads": 2,
             "slots": 3,
             "events": Path("e"),
-            "caps": {"memo_bytes": 7},
+            "caps": {"output_cache_bytes": 7},
             "log": {"level": "error", "format": "json"},
         }
     )

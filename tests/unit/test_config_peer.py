@@ -61,7 +61,7 @@ def test_eight_gpus_split_every_layer() -> None:
     ("text", "line"),
     [
         ("prt = 1", "peer.toml: prt: unknown key; did you mean port?"),
-        ("memo_bytes = 1", "peer.toml: memo_bytes: unknown key; did you mean caps.memo_bytes?"),
+        ("output_cache_bytes = 1", "peer.toml: output_cache_bytes: unknown key; did you mean caps.output_cache_bytes?"),
         ("port = 65536", "peer.toml: port = 65536: must be at most 65535"),
         ("port = -1", "peer.toml: port = -1: must be at least 0"),
         ('host = ""', 'peer.toml: host = "": must be an IP address of this machine, such as 127.0.0.1'),

@@ -89,7 +89,7 @@ def test_a_leader_whose_round_is_refused_is_left_at_once_and_not_followed_again(
     assert ballot is not None and ballot.peer == leader.me
     # All microbatches are left out of the step, and the run tolerates none.
     every = frozenset(range(member.shape.num_microbatches))
-    bad = Round(member.oldest.stamp, RoundId(ballot, 1), (), (leader.me,), (), voided=every)
+    bad = Round(member.oldest.stamp, RoundId(ballot, 1), (), (leader.me,), (), discarded=every)
     member.receive(leader.me, StagePlan(bad.stamp, ballot, attempt=bad), now=table.now)
     assert [call.args for call in calls_of(member.calls) if call.name == "log"] == [("refused_message",), ("late",)]
     election = member.oldest.election

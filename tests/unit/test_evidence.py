@@ -54,7 +54,7 @@ def rechecked(case: Case, judges, found: bytes) -> Case:
 
 def evidence_of(judges=JURY[:3], *, pledge: Pledge = PLEDGE, index: int = 10, found: bytes = d("right")) -> Evidence:
     work, path = (WORKS[index], path_of(LEAVES, index)) if index >= 0 else (None, b"")
-    case = Case(pledge, work, path, numerics=NUMERICS, contributions=SHARES, voided=frozenset({40}))
+    case = Case(pledge, work, path, numerics=NUMERICS, contributions=SHARES, discarded=frozenset({40}))
     return Evidence(RUN, rechecked(case, judges, found))
 
 
@@ -127,7 +127,7 @@ def judged(judges=JURY[:3], *, by: Identity = STRANGER, found: bytes = d("out"),
     sent = replace(Sent(STAMP, 10, "output", d("false"), by.peer, WORKS[10].input, bytes(32)), **says)
     sent = replace(sent, signature=by.sign(statement(sent)))
     case = Case(PLEDGE, WORKS[10], path_of(LEAVES, 10), sent, numerics=NUMERICS)
-    return Evidence(RUN, rechecked(replace(case, contributions=SHARES, voided=frozenset({40})), judges, found))
+    return Evidence(RUN, rechecked(replace(case, contributions=SHARES, discarded=frozenset({40})), judges, found))
 
 
 def test_what_was_sent_of_anothers_work_is_judged_by_its_stage() -> None:
@@ -174,7 +174,7 @@ REFUSED = {
     "all agree": evidence_of(found=leaf(WORKS[10])),
     "other contributors": with_case(GOOD, contributions=SHARES[:3]),
     "other indexes": with_case(GOOD, contributions=(*SHARES[:4], (SHARES[4][0], SHARES[4][1], frozenset({4})))),
-    "others voided": with_case(GOOD, voided=frozenset()),
+    "others discarded": with_case(GOOD, discarded=frozenset()),
     "a pledge of a replica that contributed nothing": evidence_of(JURY, pledge=signed_pledge(STRANGER), index=-1),
     "another class": with_case(GOOD, numerics="cuda"),
     "another work": with_case(GOOD, work=WORKS[0]),
@@ -205,8 +205,8 @@ def test_no_changed_byte_is_believed(good: Evidence, data: st.DataObject) -> Non
     except ValueError:
         return
     # Two signatures need no verifiers: then the list of contributors proves nothing.
-    assert changed.refusal(verify) or replace(changed.case, contributions=(), voided=frozenset()) == replace(
-        good.case, contributions=(), voided=frozenset()
+    assert changed.refusal(verify) or replace(changed.case, contributions=(), discarded=frozenset()) == replace(
+        good.case, contributions=(), discarded=frozenset()
     )
 
 

@@ -110,7 +110,7 @@ class Scene:
             recovery=Recovery(transport, stage, self, check=check, answers=answer_check),
             check=check,
             slots=SLOTS,
-            memo_bytes=1 << 16,
+            output_cache_bytes=1 << 16,
             works=WorkBook(1 << 16),
             shown=ShownWorks(1 << 16),
         )
@@ -133,7 +133,7 @@ class Scene:
 
     def claim(self, step: int, index: int) -> None:
         self.said.append(("claim", index))
-        asyncio.get_running_loop().call_soon(self.execution.steps[step].granted, index, self.engine.voids(step))
+        asyncio.get_running_loop().call_soon(self.execution.steps[step].granted, index, self.engine.discards(step))
 
     def withdraw(self, step: int, index: int) -> None:
         self.said.append(("withdraw", index))
@@ -430,7 +430,7 @@ async def test_a_bad_upload_that_comes_when_its_step_is_over_harms_nobody() -> N
 async def test_our_own_result_is_a_finding_and_nobodys_fault() -> None:
     async with scene(1, poison=frozenset({(1, 0, 0)})) as here:
         answer = await here.ask(0, payload(1))
-        assert isinstance(answer, Rejected) and answer.code is RejectCode.VOID
+        assert isinstance(answer, Rejected) and answer.code is RejectCode.OVERFLOWED
         assert ("non_finite", 0) in here.said and not here.execution.num_tasks
 
 
@@ -441,7 +441,7 @@ async def test_work_that_no_leader_grants_for_long_is_given_back_once_it_is_gran
         assert isinstance(await here.ask(0, payload(1)), Gradient)
         await asyncio.sleep(TIMERS.grant_s)
         assert here.said == [("claim", 0)] and not here.execution.num_tasks
-        here.execution.steps[0].granted(0, here.engine.voids(0))
+        here.execution.steps[0].granted(0, here.engine.discards(0))
         assert here.said[-1] == ("withdraw", 0)
 
 
@@ -514,9 +514,9 @@ async def test_a_gradient_that_does_not_fit_the_grid_is_a_finding() -> None:
 
 
 async def test_what_was_computed_further_on_is_a_finding_too() -> None:
-    async with scene(0, rest=lambda request: Rejected(RejectCode.VOID)) as here:
+    async with scene(0, rest=lambda request: Rejected(RejectCode.OVERFLOWED)) as here:
         answer = await here.ask(0, payload(0))
-        assert isinstance(answer, Rejected) and answer.code is RejectCode.VOID
+        assert isinstance(answer, Rejected) and answer.code is RejectCode.OVERFLOWED
         assert ("non_finite", 0) in here.said
 
 
@@ -698,14 +698,14 @@ async def test_who_counted_a_microbatch_shows_it_and_a_mate_finds_the_same(stage
         assert gone.value.code is RejectCode.NOT_READY
 
 
-async def test_what_was_voided_is_answered_for_until_the_contribution_is_known() -> None:
+async def test_what_was_discarded_is_answered_for_until_the_contribution_is_known() -> None:
     async with scene(1) as here:
         empty = here.execution.works.root(0)
         await here.ask(3, payload(1))
         await asyncio.sleep(1.0)
         assert here.execution.works.root(0) != empty
-        here.engine.void(0)
-        here.execution.steps[0].voided()
+        here.engine.discard(0)
+        here.execution.steps[0].discarded()
         assert here.execution.works.root(0) == empty
         assert shown(here, 3).work.index == 3, "its shards may have been sent"
         here.execution.contributed(0, empty)

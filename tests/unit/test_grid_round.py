@@ -121,7 +121,7 @@ def test_a_stranger_to_a_hop_is_told_so() -> None:
 @settings(max_examples=25)
 @given(st.integers(2, 14), st.integers(2, 5), st.integers(0, 10**6))
 def test_the_sum_is_of_what_is_held_in_the_end_whatever_came_between(num: int, size: int, seed: int) -> None:
-    """Rounds that some have not heard of, or that break off anywhere; members lost, voided, and rounds tried again."""
+    """Rounds that some have not heard of, or that break off anywhere; members lost, discarded; rounds tried again."""
     members, rng = Members(num, 120, group_size=size, seed=seed), random.Random(seed)
 
     async def story() -> None:
@@ -130,11 +130,11 @@ def test_the_sum_is_of_what_is_held_in_the_end_whatever_came_between(num: int, s
             deaf = rng.sample(members.alive, rng.randrange(len(members.alive)))
             if not await members.give_up(current, rng.choice([0.001, 0.02, 0.05, 0.2]), deaf):
                 return  # somebody has it whole: the others would fetch it
-            event = rng.choice(["lost", "void", "heard again", "again", "again"])
+            event = rng.choice(["lost", "discard", "heard again", "again", "again"])
             if event == "lost" and len(members.alive) > 2:
                 members.lose(rng.choice(members.alive[1:]))
-            elif event == "void":
-                members.void(rng.choice(members.alive))
+            elif event == "discard":
+                members.discard(rng.choice(members.alive))
             if event != "heard again":
                 current = members.round()
         members.check(await members.sum(current))

@@ -111,13 +111,13 @@ async def test_nothing_is_pledged_of_a_round_that_was_abandoned_meanwhile() -> N
     async def held() -> Any:
         await asyncio.Event().wait()
 
-    async def voided(seed: bytes) -> int:
+    async def discarded(seed: bytes) -> int:
         members.exchanges[last].close()
         engine.values = [0] * len(engine.values)
         product: int = await honest(seed)
         return product
 
-    engine.seal, engine.prove = held, voided
+    engine.seal, engine.prove = held, discarded
     current = members.round()
     tasks = [asyncio.ensure_future(members.take_part(peer, current)) for peer in members.peers]
     await asyncio.sleep(0)  # the round is open

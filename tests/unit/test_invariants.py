@@ -19,7 +19,7 @@ GOOD: dict[str, Any] = {
     "loss_sum": 0.0,
     "num_tokens": 16,
     "digest": "d",
-    "voided": [],
+    "discarded": [],
     "contributions": [["a", [0, 2, 4, 6]], ["b", [1, 3, 5, 7]]],
 }
 
@@ -51,30 +51,30 @@ def audit(*events: dict[str, Any]) -> InvariantChecker:
 
 def test_a_good_commit_said_by_two_members() -> None:
     verdict = audit(GOOD, GOOD, ended("w"), ended("w")).report()
-    assert (verdict.lost, verdict.doubled, verdict.voided) == (0, 0, 0)
+    assert (verdict.lost, verdict.doubled, verdict.discarded) == (0, 0, 0)
     assert verdict.problems == ()
 
 
 @pytest.mark.parametrize(
-    ("contributions", "voided", "lost", "doubled"),
+    ("contributions", "discarded", "lost", "doubled"),
     [
         ((("a", (0, 1, 2, 3, 4, 5, 6)),), (), 1, 0),
         ((("a", tuple(range(8))), ("b", (3,))), (), 0, 1),
         ((("a", (0, 0, *range(1, 8))),), (), 0, 1),
         ((("a", (0, 0, 0, 2, 3, 4, 5, 6, 7)),), (), 1, 2),
         ((("a", tuple(range(7))),), (7,), 0, 0),
-        ((("a", tuple(range(8))),), (7,), 0, 1),  # voided, yet counted
+        ((("a", tuple(range(8))),), (7,), 0, 1),  # discarded, yet counted
         ((("a", tuple(range(9))),), (), 0, 1),  # no such index
         ((), (), 8, 0),
     ],
 )
 def test_multiplicity(
-    contributions: tuple[tuple[str, tuple[int, ...]], ...], voided: tuple[int, ...], lost: int, doubled: int
+    contributions: tuple[tuple[str, tuple[int, ...]], ...], discarded: tuple[int, ...], lost: int, doubled: int
 ) -> None:
-    commit = said(contributions=contributions, voided=voided)
+    commit = said(contributions=contributions, discarded=discarded)
     assert multiplicity(commit, M) == (lost, doubled)
     verdict = audit(commit).report()
-    assert (verdict.lost, verdict.doubled, verdict.voided) == (lost, doubled, len(voided))
+    assert (verdict.lost, verdict.doubled, verdict.discarded) == (lost, doubled, len(discarded))
     assert bool(verdict.problems) == bool(lost or doubled)
 
 

@@ -59,7 +59,7 @@ class Office:
         excluded: tuple[PeerId, ...] = (),
         stages: int = 1,
     ) -> None:
-        signer, shape = SimulatedSigner(ME), Shape(stages, microbatches, 100, max_void=1)
+        signer, shape = SimulatedSigner(ME), Shape(stages, microbatches, 100, max_discarded=1)
         member = Member(ME, 0, shape, TIMERS, incarnation=1, chain=CHAIN, now=0.0, signer=signer)
         self.host, self.view, self.membership = member.calls, member.view, member.membership
         self.lateness = member.lateness
@@ -270,7 +270,7 @@ def test_while_indexes_are_claimed_whatever_has_consequences_is_looked_at():
     office = at_work()
     found = MemberState(STAMP, BALLOT, gen(0), frozenset(), frozenset(), None, None, 0, non_finite=frozenset({1}))
     office.leader.on_state(C, found, now=0.3)
-    assert office.leader.looks, "an index may be voided"
+    assert office.leader.looks, "an index may be discarded"
     office = at_work()
     office.leader.on_state(C, replace(found, generation=gen(0, 2), non_finite=frozenset()), now=0.3)
     assert office.leader.looks, "a member that was another before"
@@ -283,13 +283,13 @@ def test_while_indexes_are_claimed_whatever_has_consequences_is_looked_at():
 
 
 def test_more_than_half_of_the_members_leave_a_microbatch_out():
-    found, ledger = NonFinite(0, Deferred(), max_void=1), Ledger(2)
+    found, ledger = NonFinite(0, Deferred(), max_discarded=1), Ledger(2)
     report = MemberState(STAMP, BALLOT, gen(0), frozenset(), frozenset(), None, None, 0, non_finite=frozenset({1}))
     left_out = []
     for peer in (PeerId("no member"), B, C, ME):
         found.hear(peer, report)
-        found.void(ledger, {ME, B, C, PeerId("another")})
-        left_out.append(set(ledger.voided))
+        found.discard(ledger, {ME, B, C, PeerId("another")})
+        left_out.append(set(ledger.discarded))
     assert left_out == [set(), set(), set(), {1}]
 
 
@@ -395,12 +395,12 @@ def test_a2_an_evicted_generation_never_owns_again():
     assert office.leader.ledger.owners[0] == (B, gen(1))
 
 
-def test_h2_overlap_voids_whoever_reports_later():
+def test_h2_overlap_discards_whoever_reports_later():
     office = Office(B)
     office.everybody_reports(B)
     office.claim(ME, 0)
     calls = office.report(B, summed={0, 1})
-    assert evicted(calls, B) == [(gen(0), "void")]
+    assert evicted(calls, B) == [(gen(0), "discard")]
     assert office.leader.ledger.owners == [(ME, gen(0)), None]
 
 
@@ -718,7 +718,7 @@ def test_a_member_that_holds_up_a_round_is_left_out_of_the_step_and_its_work_is_
     assert not evicted(office.complain(ME, first, late=C, now=11.0))
     assert not evicted(office.complain(B, first, late=C, now=11.5, summed={0})), "who is named may be heard"
     calls = office.complain(B, first, late=C, now=14.5, summed={0})
-    assert evicted(calls, C) == [(gen(0), "void")]
+    assert evicted(calls, C) == [(gen(0), "discard")]
     assert ordered(calls) == [1], "what it had counted is executed again"
     office.report(C, generation=gen(1), now=14.6)
     assert assigned(office.claim(C, 1, generation=gen(1))) == [], "it takes no part before the next step"
@@ -939,7 +939,7 @@ def test_who_is_excluded_counts_nothing_and_hears_who_owns_what_it_asks_for():
     calls = office.claim(C, 1)
     ((index, owner),) = moved(calls, C)
     assert ordered(calls, owner) == [1] == [index] and owner in (ME, B)
-    assert evicted(office.report(C, owned={1}), C) == [(gen(0), "void")]
+    assert evicted(office.report(C, owned={1}), C) == [(gen(0), "discard")]
 
 
 def test_an_order_that_a_member_did_not_take_is_no_work_once_it_has_reported_that_nothing_changed():
@@ -1028,14 +1028,14 @@ def test_a_member_with_a_third_new_accumulator_in_a_step_is_left_out_and_late():
     assert C not in office.leader.members, "not in this step"
 
 
-def test_a_member_that_voids_what_it_was_told_to_void_does_not_offend():
+def test_a_member_that_discards_what_it_was_told_to_discard_does_not_offend():
     office = Office(B, C)
     has_committed(office, ME, B)
     office.everybody_reports(B, C)
     office.lateness.observe(C, "was late in another step", now=0.5)
     office.advance(now=0.5, resend=True)
     assert C in office.leader.passed_over
-    assert evicted(office.report(C, owned={0}, now=0.6), C) == [(gen(0), "void")]
+    assert evicted(office.report(C, owned={0}, now=0.6), C) == [(gen(0), "discard")]
     assert not logged(office.report(C, generation=gen(1), now=0.7), "evicted")
 
 
@@ -1067,12 +1067,12 @@ def test_a_member_of_a_large_stage_that_contributes_may_begin_again_also_if_it_h
         assert bool(logged(office.report(member, generation=gen(1)), "late")) != contributes
 
 
-def test_nobody_is_ordered_to_execute_a_voided_index_for_an_excluded_peer():
+def test_nobody_is_ordered_to_execute_a_discarded_index_for_an_excluded_peer():
     office = Office(B, C, D)
     has_committed(office, ME, B, C, D)
     office.membership.restored((), (Exclusion(D, STAMP.step + 9, 1),))
     office.everybody_reports(B, C)
-    office.leader.ledger.void(0)
+    office.leader.ledger.discard(0)
     assert not ordered(office.claim(D, 0)), "it is left out of the step"
     assert ordered(office.claim(D, 1)) == [1]
 

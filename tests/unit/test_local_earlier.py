@@ -30,7 +30,7 @@ GOOD: dict[str, Any] = {
     "loss_sum": 8.0,
     "num_tokens": 4,
     "digest": "d",
-    "voided": [],
+    "discarded": [],
     "contributions": [["a", [0, 1]]],
 }
 
@@ -71,7 +71,7 @@ def committed(t: float, step: int, loss: float) -> dict[str, Any]:
         "num_tokens": 4,
         "digest": f"d{step}",
         "contributions": [["a", [0, 1]]],
-        "voided": [],
+        "discarded": [],
     }
 
 

@@ -454,7 +454,7 @@ STOPS = {
 
 
 @pytest.mark.parametrize("why", STOPS)
-def test_who_waits_for_a_contribution_that_is_void_collects_what_was_committed(why):
+def test_who_waits_for_a_contribution_that_is_discard_collects_what_was_committed(why):
     """Found under late messages: it waited for ever in a round that others had finished."""
     trouble, waits = STOPS[why]
     table = others_have_finished()
@@ -596,7 +596,7 @@ def test_grants_of_an_old_ballot_or_of_another_step_change_nothing():
         (Stamp(1, 0, CHAIN), member.oldest.promised, member.oldest.claims.generation),
     ):
         table.put([(PeerId("K"), PeerId("A"), StagePlan(stamp, ballot, generation, frozenset({0})))])
-        table.put([(PeerId("K"), PeerId("A"), StagePlan(stamp, ballot, generation, evicted="void"))])
+        table.put([(PeerId("K"), PeerId("A"), StagePlan(stamp, ballot, generation, evicted="discard"))])
     assert member.oldest.claims.assigned == set()
 
 
@@ -604,7 +604,9 @@ def test_a_doubled_eviction_moves_the_generation_once():
     table = Table("A", "K")
     table.execute("A", 0)
     member = table.members["A"]
-    eviction = StagePlan(member.oldest.stamp, member.oldest.promised, member.oldest.claims.generation, evicted="void")
+    eviction = StagePlan(
+        member.oldest.stamp, member.oldest.promised, member.oldest.claims.generation, evicted="discard"
+    )
     table.put([(PeerId("K"), PeerId("A"), eviction)] * 2)
     assert member.oldest.claims.generation.number == 2 and table.sums["A"] == []
 

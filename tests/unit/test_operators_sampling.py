@@ -62,7 +62,7 @@ def until_drawn(members: int, liars: int, number: int, *, together: bool) -> lis
     for step in range(STEPS):
         chain = [Chain(hashlib.sha256(f"{number} {version}".encode()).hexdigest()) for version in (step, step + 1)]
         of = Finished(RoundId(Ballot(1, peers[0]), step), bytes(32), 1, 1.0, 1.0, counted)
-        stamp, shares = Stamp(step, 0, chain[0]), shares_of(counted, of.voided)
+        stamp, shares = Stamp(step, 0, chain[0]), shares_of(counted, of.discarded)
         pledges = [Pledge(stamp, of.id, of.digest, shares, peer, 0, bytes(32), b"s") for peer in peers]
         for cases in audits:
             cases.applied(stamp, of, pledges, chain[1], frozenset(peers))

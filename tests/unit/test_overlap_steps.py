@@ -91,7 +91,7 @@ def test_an_eviction_of_one_step_does_not_touch_the_other():
     member = table.members["A"]
     oldest, newest = member.steps
     closed, before = oldest.claims.generation, newest.claims.generation
-    member.receive(PeerId("K"), StagePlan(oldest.stamp, oldest.promised, closed, evicted="void"), now=table.now)
+    member.receive(PeerId("K"), StagePlan(oldest.stamp, oldest.promised, closed, evicted="discard"), now=table.now)
     table.do("A")
     assert table.sums["A"] == [] and table.later["A"] == [0]
     assert oldest.claims.generation > closed and newest.claims.generation == before

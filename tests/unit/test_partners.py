@@ -38,7 +38,7 @@ MODEL = Model(hidden_size=8, intermediate_size=8, num_layers=1, num_heads=1, num
 class Gradient:
     """What a replica has counted: its own microbatch, another gradient each time."""
 
-    voids = 0
+    discards = 0
 
     def __init__(self, place: int) -> None:
         self.place = place
@@ -124,7 +124,7 @@ class Swarm:
             tuple((peer, Generation(1, 0), frozenset({place})) for peer, place in parts),
             tuple(there),
             (),
-            voided=frozenset(self.counted[peer].place for peer in deaf),
+            discarded=frozenset(self.counted[peer].place for peer in deaf),
         )
         async with asyncio.timeout(3600.0), asyncio.TaskGroup() as group:
             tasks = {
@@ -134,7 +134,7 @@ class Swarm:
         done = tasks[there[0]].result()
         assert all(task.result() == done for task in tasks.values())
         commit = Commit(
-            0, number, Chain(""), round_id, done.digest, done.num_tokens, 1.0, done.grad_sq_norm, current.voided
+            0, number, Chain(""), round_id, done.digest, done.num_tokens, 1.0, done.grad_sq_norm, current.discarded
         )
         for peer in (*there, *deaf) if later else (*deaf, *there):
             if peer in deaf:

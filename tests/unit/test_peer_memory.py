@@ -34,7 +34,7 @@ def test_what_needs_cuda(memory: Memory, words: str) -> None:
         check_memory(memory, MeshLayout(devices=("cpu",)))
 
 
-@pytest.mark.parametrize("policy", ["stash", "selective", "recompute_layers", "recompute"])
+@pytest.mark.parametrize("policy", ["save", "selective", "recompute_layers", "recompute"])
 def test_everything_else_goes_everywhere(policy: str) -> None:
     check_memory(Memory(activations=policy), MeshLayout(2, devices=("cpu", "cpu")))
 

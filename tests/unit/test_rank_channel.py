@@ -95,7 +95,7 @@ def test_what_is_sent_to_a_closed_end_is_lost_and_receiving_says_so() -> None:
     "error",
     [
         BadMessage(RejectCode.BAD_SHAPE, "too short", dim=1),
-        Refused(RejectCode.VOID, "not finite"),
+        Refused(RejectCode.OVERFLOWED, "not finite"),
         Overflow("big", bits=64),
     ],
 )
@@ -108,7 +108,7 @@ def test_ranks_agree_by_class_and_code() -> None:
     one = packet_of(BadMessage(RejectCode.NON_FINITE, "here", at=1))
     two = packet_of(BadMessage(RejectCode.NON_FINITE, "there", at=2))
     other = packet_of(Refused(RejectCode.NON_FINITE, "here", at=1))
-    third = packet_of(BadMessage(RejectCode.VOID, "here", at=1))
+    third = packet_of(BadMessage(RejectCode.OVERFLOWED, "here", at=1))
     assert disagreement([one, two]) is None and disagreement([None, None]) is None
     for raised in ([one, other], [one, third], [one, None]):
         assert disagreement(raised) is not None

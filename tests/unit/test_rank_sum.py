@@ -98,7 +98,7 @@ class Table:
 
     def add(self, step: int, index: int) -> bool:
         total, ordered = self.sums[step % 2], functools.partial(self.ranks.order, "accumulate", finishes=True)
-        return total.count(ordered, step=step, index=index, voids=total.voids)
+        return total.count(ordered, step=step, index=index, discards=total.discards)
 
     @property
     def names(self) -> list[str]:
@@ -138,7 +138,7 @@ def test_what_is_written_is_read_while_ranks_are_at_another_order() -> None:
         assert round_thread.submit(table.sums[0].read, 0).result(PATIENCE_S).tolist() == [1.0] * 3
 
 
-@pytest.mark.parametrize("change", ["add", "void", "lose", "lose and void", "the other sum"])
+@pytest.mark.parametrize("change", ["add", "discard", "lose", "lose and discard", "the other sum"])
 def test_what_is_written_is_read_only_as_long_as_it_stands(change: str) -> None:
     """Neither a sum that has grown, nor one that is gone."""
     table = Table()
@@ -147,12 +147,12 @@ def test_what_is_written_is_read_only_as_long_as_it_stands(change: str) -> None:
     match change:
         case "add":
             table.add(0, 6)
-        case "void":
-            total.void()
-        case "lose" | "lose and void":
+        case "discard":
+            total.discard()
+        case "lose" | "lose and discard":
             total.lose()
-            if change == "lose and void":
-                total.void()
+            if change == "lose and discard":
+                total.discard()
         case "the other sum":
             table.add(1, 0)
             table.sums[1].read(1)
@@ -190,19 +190,19 @@ def test_what_ranks_refuse_alike_is_not_counted() -> None:
 
 
 @pytest.mark.parametrize("dies", ["accumulate", "check", "write_sum"])
-def test_a_lost_sum_is_refused_until_it_is_voided(dies: str) -> None:
+def test_a_lost_sum_is_refused_until_it_is_discarded(dies: str) -> None:
     table = Table()
     assert table.add(0, 1)
-    total, voids = table.sums[0], table.sums[0].voids
+    total, discards = table.sums[0], table.sums[0].discards
     table.group.dies = [dies]
     if dies == "check":  # found dead before the order, which the next ranks do for nothing
         assert not table.add(0, 2)
     else:
         refused(lambda: table.sums[0].read(0) if dies == "write_sum" else table.add(0, 2))
-    assert total.voids == voids + 1 and table.losses.said[-2:] != [] and "lost" in table.losses.said
+    assert total.discards == discards + 1 and table.losses.said[-2:] != [] and "lost" in table.losses.said
     refused(lambda: total.read(0))
     assert total.read(2).tolist() == [0.0] * 3  # another step's
-    total.void()
+    total.discard()
     assert total.read(0).tolist() == [0.0] * 3 and total.indexes(0) == frozenset()
     assert table.add(0, 1) and total.read(0).tolist() == [1.0] * 3
 
@@ -270,7 +270,7 @@ def test_an_order_that_always_kills_ranks_is_not_made_good_by_others() -> None:
         assert table.add(0, 1)
         table.group.dies = ["write_sum"]
         refused(lambda: table.sums[0].read(0))
-        table.sums[0].void()
+        table.sums[0].discard()
     with pytest.raises(MeshFailed, match=r"\(tp2\) were lost 3 times in the order 'write_sum'.*died in write_sum"):
         table.ranks.start()
     assert table.losses.said[-1] != "mesh_started"

@@ -39,7 +39,7 @@ def finished_of(stage: int, step: int, who: int = 3, salt: str = "") -> Finished
 
 
 def signed(by: Identity, stamp: Stamp, finished: Finished) -> Pledge:
-    shares = shares_of(finished.contributions, finished.voided)
+    shares = shares_of(finished.contributions, finished.discarded)
     pledge = Pledge(stamp, finished.id, finished.digest, shares, by.peer, 0, d("works"))
     return replace(pledge, signature=by.sign(statement(pledge)))
 

@@ -115,17 +115,17 @@ async def test_a_bad_memoised_answer_is_none(bad: Fetched) -> None:
     assert await sources(both, "a", "b").gradient(0, 0) == ANSWER
 
 
-def void(request: Request) -> Rejected:
-    return Rejected(RejectCode.NOT_FOUND if cached(request) else RejectCode.VOID)
+def discard(request: Request) -> Rejected:
+    return Rejected(RejectCode.NOT_FOUND if cached(request) else RejectCode.OVERFLOWED)
 
 
 async def test_only_recomputations_of_half_a_stage_prove_that_the_input_is_not_finite() -> None:
-    transport = FakeTransport(a=lambda request: PeerGone("broken"), b=void, c=void)
+    transport = FakeTransport(a=lambda request: PeerGone("broken"), b=discard, c=discard)
     with pytest.raises(Refused) as refused:
         await sources(transport, "a", "b", "c").input(0, 0)
-    assert refused.value.code is RejectCode.VOID
+    assert refused.value.code is RejectCode.OVERFLOWED
     honest = FakeTransport(
-        a=void,
+        a=discard,
         b=lambda request: PeerGone("broken"),
         c=lambda request: Rejected(RejectCode.NOT_FOUND) if cached(request) else INPUT,
     )

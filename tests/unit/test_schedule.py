@@ -105,7 +105,7 @@ def test_stages_that_counted_the_same_microbatches_scale_alike(squares: list[flo
 
 
 @given(st.integers(1, 1000), st.integers(1, 1000), st.floats(1e-3, 1e3))
-def test_a_stage_that_has_voided_a_gradient_divides_by_what_it_counted(first: int, last: int, clip: float) -> None:
+def test_a_stage_that_has_discarded_a_gradient_divides_by_what_it_counted(first: int, last: int, clip: float) -> None:
     # The gradient of each token is 3 long in stage 0, and 4 in the last one.
     found = scales([first, last], [(3.0 * first) ** 2, (4.0 * last) ** 2], clip)
     expected = min(1.0, clip / 5.0)

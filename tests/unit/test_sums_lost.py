@@ -164,8 +164,8 @@ def test_an_applying_step_leaves_the_next_one_to_begin_again() -> None:
     ends(table)
 
 
-def test_what_is_void_says_whether_it_was_lost_or_does_not_count() -> None:
-    """What a codec owes from earlier steps is void with the second only."""
+def test_what_is_discard_says_whether_it_was_lost_or_does_not_count() -> None:
+    """What a codec owes from earlier steps is discarded with the second only."""
     table = Table("A", "K", delay=1)
     table.execute("A", 0)
     member = table.members["A"]

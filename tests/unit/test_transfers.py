@@ -146,7 +146,7 @@ events = st.one_of(
     st.tuples(st.just("count"), ahead, index, what, what),
     st.tuples(st.just("apply"), st.booleans(), st.booleans()),
     st.tuples(st.just("start"), st.integers(0, 1), st.booleans()),
-    st.tuples(st.just("void"), ahead),
+    st.tuples(st.just("discard"), ahead),
 )
 
 
@@ -160,8 +160,8 @@ def test_nothing_that_an_honest_replica_has_sent_contradicts_what_it_has_counted
     for event, *of in lived:
         if event == "start":
             life.start(max(life.committed - of[0], 0), process=of[1])
-        elif event == "void":
-            life.book.void(life.version + of[0])
+        elif event == "discard":
+            life.book.discard(life.version + of[0])
         else:
             getattr(life, event)(*of)
     for (step, work), sent in product(life.works, life.sents):

@@ -78,12 +78,12 @@ def test_what_a_run_needs_is_read(message: Any) -> None:
     "message",
     [
         heartbeat(commits=(COMMIT,) * 4),
-        heartbeat(commits=(Commit(0, 1, CHAIN, ID, b"d", 1, 0.0, 0.0, voided=frozenset({8})),)),
+        heartbeat(commits=(Commit(0, 1, CHAIN, ID, b"d", 1, 0.0, 0.0, discarded=frozenset({8})),)),
         StagePlan(STAMP, BALLOT, given=frozenset({8})),
         round_of({1: frozenset({8})}),
         round_of({at: frozenset() for at in range(9)}),
     ],
-    ids=["commits", "voided", "indexes", "contributed", "contributors"],
+    ids=["commits", "discarded", "indexes", "contributed", "contributors"],
 )
 def test_what_a_run_cannot_need_is_refused(message: Any) -> None:
     data = convert.write_control(message)
@@ -137,7 +137,7 @@ def test_contributions_that_cannot_be_are_refused(field: str, value: Any) -> Non
 def test_reports_and_answers_are_bounded_too() -> None:
     parts = ((peer(1), Generation(1, 1), frozenset({9})),)
     finished = Finished(ID, b"d", 1, 0.0, 0.0, parts)
-    ack = replace(COMMIT, voided=frozenset({9}))
+    ack = replace(COMMIT, discarded=frozenset({9}))
     report = MemberState(STAMP, BALLOT, Generation(1, 1), frozenset(), frozenset(), ack, None, 0)
     assert refusal(convert.write_control(report)) is RejectCode.MALFORMED
     for answer in (TrailStep(finished, ()), TrailStep(None, (COMMIT,) * 4)):

@@ -297,8 +297,8 @@ def test_an_index_contributed_twice_is_refused() -> None:
     ballot = Ballot(0, peer[0])
     stamp = Stamp(0, 0, "00" * 32)
     none = (*part[0][:2], frozenset[int]())
-    for contributions, voided in [((part[0],), frozenset({7})), ((part[0], none), frozenset[int]())]:
-        message = Round(stamp, RoundId(ballot, 0), contributions, (), (), voided)
+    for contributions, discarded in [((part[0],), frozenset({7})), ((part[0], none), frozenset[int]())]:
+        message = Round(stamp, RoundId(ballot, 0), contributions, (), (), discarded)
         with pytest.raises(BadMessage):
             convert.read_control(convert.write_control(StagePlan(stamp, ballot, attempt=message)))
 

@@ -74,14 +74,14 @@ def test_what_does_not_fit_its_record_or_the_run_is_refused() -> None:
         opened(found, refuses)
 
 
-def test_a_voided_step_has_no_works_and_an_old_one_is_forgotten() -> None:
+def test_a_discarded_step_has_no_works_and_an_old_one_is_forgotten() -> None:
     book = WorkBook(1 << 16)
     for step in range(KEPT_STEPS + 1):
         book.begin(step)
         counted(book, step, step)
     assert book.shown(0, 0) is None and book.shown(1, 1) is not None
     empty = WorkBook(0).root(0)
-    book.void(2)
+    book.discard(2)
     assert book.root(2) == empty and not book.records(2)
     counted(book, 2, 5)
     assert shown(book, 2, 5).work.index == 5 and book.root(2) != empty
@@ -94,13 +94,13 @@ def test_a_voided_step_has_no_works_and_an_old_one_is_forgotten() -> None:
     assert book.num_bytes == 0
 
 
-def test_works_of_a_voided_accumulator_are_shown_until_it_is_known_which_one_contributed() -> None:
+def test_works_of_a_discarded_accumulator_are_shown_until_it_is_known_which_one_contributed() -> None:
     book = WorkBook(1 << 16)
     book.begin(0)
     for index in (0, 1):
         counted(book, 0, index)
     pledged = book.root(0)
-    book.void(0)
+    book.discard(0)
     counted(book, 0, 1)
     counted(book, 0, 2)
     again = book.root(0)
@@ -120,17 +120,17 @@ def test_of_two_accumulators_of_the_same_indexes_the_one_that_was_pledged_is_kep
     book = WorkBook(1 << 16)
     counted(book, 0, 3)
     pledged, record = book.root(0), book.records(0)[3]
-    book.void(0)
+    book.discard(0)
     counted(book, 0, 3, made=9)
     assert book.contributed(0, pledged)
     assert book.records(0) == {3: record} and shown(book, 0, 3).work == record
 
 
-def test_of_a_step_that_is_voided_without_end_the_last_works_are_kept() -> None:
+def test_of_a_step_that_is_discarded_without_end_the_last_works_are_kept() -> None:
     book = WorkBook(1 << 16)
     for index in range(9):
         counted(book, 0, index)
-        book.void(0)
+        book.discard(0)
     assert [book.bare(0, index) is not None for index in range(9)] == [False] * 7 + [True] * 2
     assert book.num_bytes == sum(each.num_bytes for index in (7, 8) for each in shown(book, 0, index).payload)
 
