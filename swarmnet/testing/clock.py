@@ -146,7 +146,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def call_soon(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:  # type: ignore[override]
         """Schedule the callback, which runs only while its process does."""
-        event = _Event(0.0, callback, args, self, context or contextvars.copy_context())
+        event = _Event(0.0, callback, args, self, contextvars.copy_context() if context is None else context)
         self._ready.append(event)  # type: ignore[attr-defined]
         return event
 
@@ -154,7 +154,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self, when: float, callback: Any, *args: Any, context: Any = None
     ) -> asyncio.TimerHandle:
         """Set a timer; that of a stopped process fires when it continues."""
-        event = _Event(when, callback, args, self, context or contextvars.copy_context())
+        event = _Event(when, callback, args, self, contextvars.copy_context() if context is None else context)
         event._scheduled = True
         heapq.heappush(self._scheduled, (when, event))  # type: ignore[attr-defined]
         return event
@@ -182,7 +182,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def create_task(self, coro: Any, *, name: Any = None, context: Any = None) -> asyncio.Task[Any]:
         """Create the task, and tell its process of it."""
-        context = context or contextvars.copy_context()
+        context = contextvars.copy_context() if context is None else context
         # One without a name would be given a number, which takes as long as all the rest.
         task = asyncio.Task(coro, loop=self, name=name or "task", context=context)
         process = context.get(_process)
