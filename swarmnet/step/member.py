@@ -307,7 +307,10 @@ class Member:
         self.steps = self.steps[1:]
         self.evidence = (*self.evidence[-1:], evidence(self.last_commits))
         self._exclude(self.last_commits[self.stage], now)
+        before = self.membership.voters(self.stage)
         self.membership.applied(self.last_commits, self.last_finished)
+        if self.me in self.membership.voters(self.stage) - before:
+            self.overruled_by = None  # the others rank a voter as drawn, and one without a vote last
         self.stand(self.after(self.last_commits))
         self._lag.caught_up()
         self.membership.patience_s = 2 * (self.pace.usual_s or 0.0)

@@ -31,3 +31,5 @@ def test_a_joining_replica_takes_the_state_of_those_who_contribute(name: str, se
     assert synced == ["snapshot"] and member.synced and not member.membership.exclusions
     assert joined.peer_id in member.membership.voters(strangers.STAGE), "its work counts"
     assert trial.steps >= LIES_S, "half of what the three make alone"
+    # Once it votes, the others rank it as drawn: if its turn comes and it does not lead, a step stands for 9 s.
+    assert trial.longest_s < 5.0
