@@ -102,7 +102,8 @@ class Service(Protocol):
         ...
 
 
-_DEADLINE_S = 3600.0  # The longest call, where only silence should end one.
+LONGEST_S = 3600.0
+"""The longest call, where only silence should end one."""
 
 
 async def ask(
@@ -114,7 +115,7 @@ async def ask(
     first_s: float | None = None,
     patience: Callable[[], float | None] = lambda: None,
     heard: Callable[[], None] = lambda: None,
-    limit_s: float = _DEADLINE_S,
+    limit_s: float = LONGEST_S,
 ) -> Answer:
     """Call and return the first answer that is more than a sign of life. Cancel to give up.
 

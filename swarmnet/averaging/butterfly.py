@@ -55,14 +55,12 @@ from swarmnet.messages import (
 from swarmnet.stage.interfaces import Contribution, Summation
 from swarmnet.telemetry.kinds import OnEvent
 from swarmnet.telemetry.spans import SpanBook, SpanKind
-from swarmnet.transport import Transport
+from swarmnet.transport import LONGEST_S, Transport
 
 Losses = dict[int, tuple[float, int]]
 
 _AHEAD = 4
 """Chunks of one contributor that may wait here for those of the others."""
-
-_DEADLINE_S = 3600.0
 
 
 @dataclass(slots=True)
@@ -309,7 +307,7 @@ class Butterfly:
     async def _answers(self, peer: PeerId, request: Part, wait: StreamWait) -> AsyncGenerator[PartData, None]:
         loop, meter = asyncio.get_running_loop(), self._context.meter
         heard = began = loop.time()
-        deadline = began + _DEADLINE_S  # the watch ends calls, not their length
+        deadline = began + LONGEST_S  # the watch ends calls, not their length
         async with contextlib.aclosing(self._context.transport.call(peer, request, deadline=deadline)) as answers:
             async for answer in answers:
                 since, heard = heard, loop.time()

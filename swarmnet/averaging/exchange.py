@@ -27,7 +27,7 @@ from swarmnet.bounds import Recent
 from swarmnet.clock import loop_time
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode, leaves
 from swarmnet.fetch.driver import PieceFetch, expect
-from swarmnet.fetch.plan import Holders
+from swarmnet.fetch.plan import WINDOW, Holders
 from swarmnet.ids import PeerId, RoundId
 from swarmnet.messages import (
     NONE,
@@ -50,7 +50,7 @@ from swarmnet.messages import (
 )
 from swarmnet.pacing import Backoff
 from swarmnet.stage.interfaces import Summation
-from swarmnet.transport import ask
+from swarmnet.transport import LONGEST_S, ask
 
 PIECE_ELEMENTS = 1 << 22
 """A finished sum travels in pieces of this many elements, so that no message grows with the model."""
@@ -216,20 +216,19 @@ class Exchange:
             patience_s = self._patience_s.get(current.id, SILENT_S)
             usual = self._holders.to_ask(current.holders, now=loop_time())
             usual.sort(key=lambda holder: holder in self.watch.overdue)
-            # A Byzantine holder may promise data for ever: then another one is asked, with more time in the next turn.
-            most_s = allowance_s(self.sum_bytes, 0, self.sum_bytes) * patience_s / SILENT_S
             for holder in dict.fromkeys((*usual, *current.holders)):
                 try:
-                    async with asyncio.timeout(most_s if len(current.holders) > 1 else None):
-                        finished = await self.collect_from(current, digest, holder, patience_s=patience_s)
+                    finished = await self.collect_from(current, digest, holder, patience_s=patience_s)
                 # Silence costs time, a refused connection does not.
-                except (PeerTimeout, TimeoutError):
+                except PeerTimeout:
                     self._holders.was_late(holder, now=loop_time())
                     self._patience_s = {current.id: min(2 * patience_s, _MOST_SILENT_S)}
                 # It has another sum or none: the next holder may have this one.
                 except (PeerGone, BadMessage, Refused) as error:
                     if isinstance(error, Refused) and error.code is RejectCode.NOT_FOUND:
                         lacking.add(holder)
+                    elif isinstance(error, BadMessage):
+                        self._holders.sent_false(holder, now=loop_time())
                 else:
                     self._holders.answered(holder)
                     self._patience_s.clear()
@@ -249,18 +248,22 @@ class Exchange:
                 unless a holder describes the right sum and sends other bits.
         """
         ranges, before = pieces(*self._finished_span, self._piece_elements), self.collected_bytes
+        at_once = self.sum_bytes * min(WINDOW / len(ranges), 1.0)
+        # A Byzantine holder may promise a piece for ever: another one is asked, with more time in the next turn.
+        piece_s = allowance_s(at_once, 0, at_once) * (patience_s or SILENT_S) / SILENT_S
+        limit_s = piece_s if len(current.holders) > 1 else LONGEST_S
 
         described: set[tuple[PeerId, Finished]] = set()
         found: dict[int, Packed] = {}
 
         async def get(holder: PeerId, piece: int) -> None:
             request = Part(current.stamp, current.id, kind, *ranges[piece])
-            finished, packed = await self._ask(holder, request, digest, patience_s)
+            finished, packed = await self._ask(holder, request, digest, patience_s, limit_s)
             self.collected_bytes += packed.num_bytes
             found[piece] = packed
             described.add((holder, finished))
 
-        fetch = PieceFetch(len(ranges), get, self._holders.to_ask(holders, now=loop_time()))
+        fetch = PieceFetch(len(ranges), get, self._holders.to_ask(holders, now=loop_time()) or holders)
         if (error := await fetch.run()) is not None:
             raise error
         for holder in fetch.plan.overtaken:
@@ -333,8 +336,6 @@ class Exchange:
                 yield answer
 
     async def _serve(self, request: Part, caller: PeerId | None) -> AsyncGenerator[Answer, None]:
-        if not 0 <= request.start <= request.stop:
-            raise BadMessage(RejectCode.BAD_SHAPE, f"part [{request.start}, {request.stop})")
         if request.kind in ("sum", "replay"):
             self.replay_log.wanted()
             kept = self.replay_log.piece(request)
@@ -458,9 +459,9 @@ class Exchange:
         return reached is not None and reached <= request.start < request.stop <= sum(self._sums.phases)
 
     async def _ask(
-        self, peer: PeerId, request: Part, digest: bytes, patience_s: float | None
+        self, peer: PeerId, request: Part, digest: bytes, patience_s: float | None, limit_s: float
     ) -> tuple[Finished, Packed]:
-        answer = await ask(self._context.transport, peer, request, first_s=patience_s)
+        answer = await ask(self._context.transport, peer, request, first_s=patience_s, limit_s=limit_s)
         data = expect(answer, PartData, peer)
         shapes = [packed.shape for packed in data.payload]
         if shapes != [(request.stop - request.start,)]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -21,6 +22,9 @@ T = TypeVar("T")
 
 GRACE_S = 1.0
 """How long after the first answer those of others are waited for; a holder that takes longer is late."""
+
+MOST_S = 120.0
+"""How long several are waited for while no answer counts: a Byzantine peer may say for ever that one is on the way."""
 
 _TICK_S = 0.25
 """How often the driver looks for pieces that take too long."""
@@ -71,19 +75,21 @@ class HolderCalls:
 async def first_answers(
     asked: Mapping[PeerId, Coroutine[Any, Any, T]], *, counts: Callable[[T], bool], grace_s: float = GRACE_S
 ) -> tuple[dict[PeerId, T], list[PeerId]]:
-    """Answers in the order in which they came, and the peers that took `grace_s` longer than the first that counts."""
+    """Answers in the order in which they came, and the peers that took `grace_s` longer than the first that counts, or
+    `MOST_S`."""
     answers: dict[PeerId, T] = {}
-    until: float | None = None
+    counted, until = False, loop_time() + (MOST_S if len(asked) > 1 else math.inf)
     async with asyncio.TaskGroup() as group:
         tasks = {group.create_task(work): peer for peer, work in asked.items()}
         waiting = set(tasks)
-        while waiting and (until is None or until > loop_time()):
-            timeout = None if until is None else until - loop_time()
-            done, waiting = await asyncio.wait(waiting, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        while waiting and until > loop_time():
+            done, waiting = await asyncio.wait(
+                waiting, timeout=None if until == math.inf else until - loop_time(), return_when=asyncio.FIRST_COMPLETED
+            )
             for task in [task for task in tasks if task in done]:
                 answers[tasks[task]] = task.result()
-                if until is None and counts(task.result()):
-                    until = loop_time() + grace_s
+                if not counted and counts(task.result()):
+                    counted, until = True, min(until, loop_time() + grace_s)
         for task in waiting:
             task.cancel()
     return answers, [tasks[task] for task in waiting]

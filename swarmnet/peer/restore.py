@@ -437,9 +437,9 @@ class Restorer:
     async def _collect(self, stamp: Stamp, finished: Finished, holders: Sequence[PeerId]) -> None:
         """Fetch that aggregate into the engine's buffer. Raises BadMessage, Refused, PeerGone, PeerTimeout."""
         error: SwarmError = BadMessage(RejectCode.MALFORMED, "not the sum its holders describe", step=stamp.step)
+        wanted = Round(stamp, finished.id, (), (), tuple(holders))
         # Of several that sent wrong bits between them each is tried alone.
         for group in [list(holders), *([holder] for holder in holders if len(holders) > 1)]:
-            wanted = Round(stamp, finished.id, (), (), tuple(group))
             try:
                 if await self._exchange.collect_from(wanted, finished.digest, *group, kind="replay") == finished:
                     return

@@ -223,8 +223,10 @@ class SnapshotFetch:
                 busy.append(answer.retry_after_s)
 
         # A large state takes some time to describe: a fast source must not decide before the others have.
-        asked = {source: ask(source) for source in witnesses - heard}
-        await first_answers(asked, counts=lambda _: has_quorum(agreed, witnesses))
+        # Where they have decided already nobody else is waited for: it might promise an answer for ever.
+        if not has_quorum(agreed, witnesses):
+            asked = {source: ask(source) for source in witnesses - heard}
+            await first_answers(asked, counts=lambda _: has_quorum(agreed, witnesses))
         return _Votes(agreed, heard, _wait_s(busy))
 
     async def _offers(self, sources: Sequence[PeerId], asked: int, version: int) -> tuple[Offers, float | None]:

@@ -55,7 +55,8 @@ class Lag:
             for peer, passed in fresh[:_MOST_NAMED]:
                 self._host.log("ahead_alone", peer=peer, version=passed)
             return bool(fresh)
-        far = any(passed > version + 1 for passed in ahead.values())
+        # By most replicas: a false claim of one must not take another one out of the step that it fetches.
+        far = self._most_are_ahead(version + 1, now=now)
         if far or since_s > 2 * (timers.long_silence_s if fetching else timers.suspect_s):
             return self.resync(tuple(sorted(ahead)), "behind", version, now=now)
         return False

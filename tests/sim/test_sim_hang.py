@@ -50,10 +50,14 @@ def measure(
 
 
 def test_one_hung_replica_of_four_costs_less_than_30_percent() -> None:
-    healthy = measure(stage=None)[0]
-    hung, around_s, _ = measure(stage=1)
+    """Over three runs: in a window of a dozen steps one more or less is chance."""
+    healthy = hung = 0
+    for seed in range(1, 4):
+        healthy += measure(stage=None, seed=seed)[0]
+        steps, around_s, _ = measure(stage=1, seed=seed)
+        hung += steps
+        assert around_s <= 5.0
     assert hung >= 0.7 * healthy, f"{hung} of {healthy} steps"
-    assert around_s <= 5.0
 
 
 @pytest.mark.parametrize(("stage", "seed"), [(0, 3), (1, 4)], ids=["leader", "member"])

@@ -324,6 +324,19 @@ def test_who_is_a_step_behind_takes_the_state_once_a_holder_has_moved_on(lacking
     assert any(call.name == "resync" for call in calls_of(alone.calls)) is bool(lacking)
 
 
+@pytest.mark.parametrize("claimed", [2, 3])
+def test_one_claim_of_a_far_version_takes_nobody_out_of_the_step_whose_sum_it_fetches(claimed: int):
+    """A Byzantine replica that withheld the aggregate told its victim alone that it was two versions ahead."""
+    table = Table("K")
+    alone = table.members["K"]
+    table.neighbour("N", stage=0)
+    for mate, version in (("N", 1), ("M", claimed)):
+        alone.receive(PeerId(mate), Heartbeat(Stamp(version, 0, Chain("9" * 64)), 1, True, None, (), ()), now=table.now)
+    assert not [call for call in calls_of(alone.calls) if call.name == "resync"]
+    alone.receive(PeerId("N"), Heartbeat(Stamp(2, 0, Chain("8" * 64)), 2, True, None, (), ()), now=table.now + 0.1)
+    assert [call for call in calls_of(alone.calls) if call.name == "resync"], "most say so"
+
+
 def test_the_successor_of_a_silent_leader_knows_what_was_given_away():
     """Found by stopping leaders: what only the stopped one owned waited until the step stood still."""
     table = Table("A", "B", "K", microbatches=4)

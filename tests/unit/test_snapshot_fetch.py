@@ -10,7 +10,7 @@ import pytest
 from donor_bench import PIECE, SIZE, STAGE, Line, Mate, header_at, state_at
 
 from swarmnet.errors import BadMessage, NoReplica, PeerGone, PeerTimeout, Refused, RejectCode, SwarmError
-from swarmnet.fetch.driver import HolderCalls
+from swarmnet.fetch.driver import MOST_S, HolderCalls
 from swarmnet.fetch.plan import num_pieces, piece_size, span
 from swarmnet.ids import PeerId
 from swarmnet.messages import (
@@ -86,6 +86,22 @@ def test_a_state_arrives_however_slow_the_line() -> None:
     line = Line(Mate("a"))
     line.slow_s = {PeerId("a"): 300.0}
     assert run_virtual(Joiner(line).fetch())[1] == state_at(5)
+
+
+async def test_a_witness_that_only_promises_to_describe_a_state_holds_up_no_fetch() -> None:
+    """Those who had described it were a quorum, and it was waited for until the honest copies were gone."""
+    line = Line(Mate("a"), Mate("b"), Mate("c"))
+    line.slow_s = {PeerId("a"): 5_000.0}
+    _, data = await Joiner(line, witnesses=Rule({5: "abc"})).fetch()
+    assert data == state_at(5) and asyncio.get_running_loop().time() < 5.0
+
+
+async def test_of_several_sources_that_only_promise_one_learns_so_in_minutes() -> None:
+    line = Line(Mate("a"), Mate("b"))
+    line.slow_s = {PeerId("a"): 5_000.0, PeerId("b"): 5_000.0}
+    with pytest.raises(NoReplica):
+        await Joiner(line).fetch()
+    assert asyncio.get_running_loop().time() < 1.5 * MOST_S
 
 
 def test_an_empty_state_has_no_pieces() -> None:

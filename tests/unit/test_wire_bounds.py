@@ -13,7 +13,7 @@ from test_wire_messages import controls
 from swarmnet.bounds import MAX_INDEXES, MAX_MEMBERS, Bounds
 from swarmnet.errors import BadMessage, RejectCode
 from swarmnet.ids import Ballot, Generation, PeerId, RoundId
-from swarmnet.messages import Commit, Finished, Heartbeat, MemberState, Round, StagePlan, Stamp, TrailStep
+from swarmnet.messages import Commit, Finished, Heartbeat, MemberState, Part, Round, StagePlan, Stamp, TrailStep
 from swarmnet.wire import convert
 from swarmnet.wire.peer_ids import peer_id_from_public_bytes
 
@@ -144,6 +144,13 @@ def test_reports_and_answers_are_bounded_too() -> None:
         with pytest.raises(BadMessage):
             RUN.answer(convert.write_answer(answer))
         assert convert.read_answer(convert.write_answer(answer)) == (answer, (), None)
+
+
+def test_a_part_that_runs_backwards_is_refused() -> None:
+    """It would have a negative length."""
+    data = convert.write_request(Part(STAMP, ID, "sum", 2, 1))
+    with pytest.raises(BadMessage, match="starts after its stop"):
+        convert.read_request(data)
 
 
 def test_the_header_of_a_call_is_short() -> None:
