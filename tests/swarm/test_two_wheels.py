@@ -79,11 +79,28 @@ def new(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
+@pytest.fixture(scope="module")
+def other(new: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of what the wheel installs, which speaks the next major version."""
+    copy = shutil.copytree(new, tmp_path_factory.mktemp("other") / "installed")
+    numbers = f"PROTOCOL_VERSION = ({MAJOR}, {MINOR + 1})", f"PROTOCOL_VERSION = ({MAJOR + 1}, 0)"
+    edit(copy, {"swarmnet/__init__.py": (numbers,)})
+    return copy
+
+
+@pytest.fixture(scope="module")
+def launchers() -> Iterator[dict[Path, Launcher]]:
+    """Of each folder from which something was started: importing torch takes seconds."""
+    started: dict[Path, Launcher] = {}
+    yield started
+    for launcher in started.values():
+        launcher.close()
+
+
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
+def start(tmp_path: Path, launchers: dict[Path, Launcher]) -> Iterator[Callable[..., Running]]:
     """Starts `swarmnet ...` as it is installed in a folder, or of this tree."""
     started: list[Running] = []
-    launchers: dict[Path, Launcher] = {}
 
     def begin(package: Path | None, name: str, *words: str) -> Running:
         if package is not None and package not in launchers:
@@ -99,8 +116,6 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
         each.process.kill()
     for each in started:
         each.process.wait()
-    for launcher in launchers.values():
-        launcher.close()
 
 
 def test_peers_move_to_a_later_minor_version_one_by_one(
@@ -151,11 +166,8 @@ def test_peers_move_to_a_later_minor_version_one_by_one(
 
 @pytest.mark.parametrize("first", ["older", "newer"])
 def test_a_peer_of_another_major_version_is_refused_in_one_line(
-    new: Path, start: Callable[..., Running], tmp_path: Path, first: str
+    other: Path, start: Callable[..., Running], tmp_path: Path, first: str
 ) -> None:
-    other = shutil.copytree(new, tmp_path / "other")
-    numbers = f"PROTOCOL_VERSION = ({MAJOR}, {MINOR + 1})", f"PROTOCOL_VERSION = ({MAJOR + 1}, 0)"
-    edit(other, {"swarmnet/__init__.py": (numbers,)})
     older, newer = (None, SOFTWARE), (other, f"swarmnet 9.0.0, protocol {MAJOR + 1}.0")
     (there, theirs), (package, mine) = (older, newer) if first == "older" else (newer, older)
     path = write_tiny_run(tmp_path, steps=STEPS)
