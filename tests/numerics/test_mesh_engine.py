@@ -39,6 +39,7 @@ LAYOUTS = {
     "zero1": MeshLayout(data=2, shard="zero1", devices=CPUS),
     "zero3": MeshLayout(data=2, shard="zero3", devices=CPUS),
 }
+AT_ONCE = RestartBackoff(pause_s=0.0)
 STEPS = 4
 """Its matrices are worth factors."""
 
@@ -71,7 +72,7 @@ class Chains:
     """One run twice: on one-rank engines, and with stage `stage` on a mesh."""
 
     def __init__(
-        self, manifest: Manifest, compute: ComputeThread, stage: int, layout: MeshLayout, backoff: RestartBackoff | None
+        self, manifest: Manifest, compute: ComputeThread, stage: int, layout: MeshLayout, backoff: RestartBackoff
     ) -> None:
         self.own, self.mixed = StageChain(manifest, compute), StageChain(manifest, compute)
         self.engine = torch_engine(
@@ -96,7 +97,7 @@ class Chains:
 
 @contextlib.asynccontextmanager
 async def chains(
-    manifest: Manifest, stage: int = 1, layout: MeshLayout = TP2, backoff: RestartBackoff | None = None
+    manifest: Manifest, stage: int = 1, layout: MeshLayout = TP2, backoff: RestartBackoff = AT_ONCE
 ) -> AsyncIterator[Chains]:
     async with compute_thread() as compute:
         both = Chains(manifest, compute, stage, layout, backoff)
