@@ -120,9 +120,11 @@ def a_half_reachable_pair_costs_no_long_pause_and_a_newcomer_comes_level(folder:
 
 SCENES = (
     of_three_two_go_on_and_the_third_comes_back_although_it_crashed,
-    *further(of_two_one_goes_on_and_the_other_comes_back),
     a_firewalled_volunteer_stops_with_advice_where_nobody_relays_and_the_run_goes_on,
-    a_half_reachable_pair_costs_no_long_pause_and_a_newcomer_comes_level,
+    *further(
+        of_two_one_goes_on_and_the_other_comes_back,
+        a_half_reachable_pair_costs_no_long_pause_and_a_newcomer_comes_level,
+    ),
 )
 
 

@@ -306,17 +306,13 @@ class Case:
 
 CASES = {  # of four ranks
     "zero3": Case(1, "zero3"),
-    "zero3-tensor-deterministic": Case(2, "zero3", mode="deterministic", sequence_parallel=True),
-    "zero3-middle": Case(2, "zero3", stage=1, stages=3),
+    "zero3-tensor-recompute": Case(2, "zero3", sequence_parallel=True, memory=MemoryPolicy("recompute")),
+    "zero3-middle-recompute_layers": Case(2, "zero3", stage=1, stages=3, memory=MemoryPolicy("recompute_layers")),
     "zero3-head": Case(1, "zero3", stage=2, stages=3, memory=MemoryPolicy(offload_optimizer=True)),
-    "zero3-tied": Case(2, "zero3", tied=True, start=1),
+    "zero3-tied-selective": Case(2, "zero3", tied=True, start=1, memory=MemoryPolicy("selective")),
     "zero3-overlap": Case(2, "zero3", sync="overlap", steps=4),
-    **{
-        f"zero3-{policy}": Case(1, "zero3", memory=MemoryPolicy(activations=policy), steps=1)
-        for policy in ("recompute", "recompute_layers", "selective")
-    },
     "zero3-bf16": Case(2, "zero3", compute="bf16", steps=1),
-    "zero2-tensor-deterministic": Case(2, "zero2", mode="deterministic"),
+    "zero2-tensor": Case(2, "zero2"),
 }
 
 

@@ -10,7 +10,7 @@ benchmark = load("activations")
 
 
 def test_policies_keep_what_the_page_says() -> None:
-    rows = {(row["policy"], row["compute"]): row for row in benchmark.activations(4, 128, 512, 1, torch.device("cpu"))}
+    rows = {(row["policy"], row["compute"]): row for row in benchmark.activations(4, 64, 256, 1, torch.device("cpu"))}
     kept = {key: row["forward"] for key, row in rows.items()}
     assert kept["save", "fp32"] == 1.0 and 0.5 < kept["save", "bf16"] < 0.7
     assert 0.4 < kept["selective", "fp32"] < 0.7 and kept["recompute_layers", "fp32"] < 0.12

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from further import further
 from torch import Tensor
 
 from swarmnet.data.sampler import Sampler
@@ -273,7 +274,7 @@ def test_the_written_update_has_the_references_bits(clip_norm):
         assert torch.equal(weights[name], weight), name
 
 
-@pytest.mark.parametrize("overlap_after", [0, 1, 3])
+@pytest.mark.parametrize("overlap_after", [0, 3, *further(1)])
 def test_overlapping_steps_have_the_references_bits(overlap_after):
     """Below 2 two steps are computed on version 0: both on the fine grid, and only the first sets scales."""
     averaging = Averaging(codec="small", sync="overlap", overlap_after=overlap_after)

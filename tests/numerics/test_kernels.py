@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import math
 import platform
@@ -292,29 +293,48 @@ def test_the_largest_magnitude_decoded_is_told(found: Kernels) -> None:
     assert bool((total == -1).all())
 
 
-@pytest.mark.parametrize(
-    ("right", "other"),
-    [
-        ("std::nearbyint(std::sqrt(", "std::round(std::sqrt("),
-        ("std::nearbyint(x[k] * per_unit)", "std::round(x[k] * per_unit)"),
-        ("before + number", "before + number + (number == 7)"),
-        ("SPARSE_BELOW = 6", "SPARSE_BELOW = 5"),
-        ("shifted >> 16", "shifted >> 17"),
-        ("i64 half = (n + 1) / 2;", "i64 half = n / 2 + 1;"),
-        ("(at + row * apart) % PERIOD", "at % PERIOD"),
-        ("first * u.ahead_kept", "first"),
-        ("static_cast<i128>(found) * rows[row]", "static_cast<i128>(found) * rows[0]"),
-    ],
+ROUNDED = (
+    "template <int number> double rounded(double x) { return wrong == number ? std::round(x) : std::nearbyint(x); }"
 )
-def test_kernels_with_other_bits_are_not_used(
-    home: Path, monkeypatch: pytest.MonkeyPatch, right: str, other: str
-) -> None:
+WRONG = (
+    ("std::nearbyint(std::sqrt(", "rounded<{}>(std::sqrt("),
+    ("std::nearbyint(x[k] * per_unit)", "rounded<{}>(x[k] * per_unit)"),
+    ("before + number", "before + number + (wrong == {} && number == 7)"),
+    (">= SPARSE_BELOW", ">= (wrong == {} ? 5 : SPARSE_BELOW)"),
+    ("shifted >> 16", "shifted >> (wrong == {} ? 17 : 16)"),
+    ("i64 half = (n + 1) / 2;", "i64 half = wrong == {} ? n / 2 + 1 : (n + 1) / 2;"),
+    ("(at + row * apart) % PERIOD", "(wrong == {} ? at : at + row * apart) % PERIOD"),
+    ("first * u.ahead_kept", "(wrong == {} ? first : first * u.ahead_kept)"),
+    ("static_cast<i128>(found) * rows[row]", "static_cast<i128>(found) * rows[wrong == {} ? 0 : row]"),
+)
+"""What is right, and what it becomes in kernels that are wrong in one place: at that number, from 1 on."""
+
+
+def test_kernels_with_other_bits_have_another_digest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     source = kernel_build._SOURCE.read_text()
-    assert right in source
-    (home / "wrong.cpp").write_text(source.replace(right, other))
-    monkeypatch.setattr(kernel_build, "_SOURCE", home / "wrong.cpp")
+    for number, (right, other) in enumerate(WRONG, start=1):
+        assert source.count(right) == 1
+        source = source.replace(right, other.format(number))
+    switch = f'#include <cmath>\nextern "C" {{ int wrong = 0; }}\n{ROUNDED}\n'
+    unoptimised(switch + source, tmp_path, monkeypatch)
+    found = kernels.load(str(made(tmp_path)), threads=1)
+    digests = []
+    for number in range(1 + len(WRONG)):
+        ctypes.c_int.in_dll(found.library, "wrong").value = number
+        digests.append(kernel_check.digest(found))
+    assert digests[0] == kernel_check.DIGEST and digests.count(kernel_check.DIGEST) == 1
+
+
+def unoptimised(source: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels are built of this."""
+    (folder / "wrong.cpp").write_text(source)
+    monkeypatch.setattr(kernel_build, "_SOURCE", folder / "wrong.cpp")
     monkeypatch.setattr(kernel_build, "_NICE", ())  # what waits for it is this test
     monkeypatch.setattr(kernel_build, "FLAGS", tuple(flag for flag in kernel_build.FLAGS if flag != "-O3"))
+
+
+def test_kernels_with_another_digest_are_not_used(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unoptimised(kernel_build._SOURCE.read_text().replace("before + number", "before"), home, monkeypatch)
     for _ in range(2):  # as it was found before
         kernel_build.prepare(threads=1).join()
         (library,) = kernel_build.cache().glob("*.so")

@@ -12,7 +12,7 @@ import pytest
 from further import further
 from kept_launchers import KeptLaunchers
 from stage_chain import StageChain, compute_thread, tiny
-from test_mesh_engine import CPUS, TP2, Killing
+from test_mesh_engine import AT_ONCE, CPUS, TP2, Killing
 from test_recompute import (
     KEPT,
     SEED,
@@ -69,7 +69,7 @@ async def chain_of(manifest: Manifest, stage: int, layouts: tuple[str, str]) -> 
         chain, bodies = StageChain(manifest, thread, replicas=2), list[MeshBackend]()
         for replica, name in enumerate(layouts):
             if LAYOUTS[name].ranks > 1:
-                bodies.append(MeshBackend(manifest.of_stage(stage), LAYOUTS[name]))
+                bodies.append(MeshBackend(manifest.of_stage(stage), LAYOUTS[name], backoff=AT_ONCE))
                 chain.engines[stage][replica] = torch_engine(manifest, stage, thread, bodies[-1])
         for replicas in chain.engines:
             for engine in replicas:

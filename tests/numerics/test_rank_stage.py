@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import pytest
 import torch
+from further import further
 from group_processes import run_group
 from mesh_training import (
     CASES,
@@ -41,7 +42,11 @@ T = TypeVar("T")
 WHOLE = [(1, 2, "dp"), (1, 4, "zero1"), (1, 2, "zero2"), (1, 4, "zero2")]
 SPLIT = [(2, 1, "none"), (2, 2, "dp"), (2, 2, "zero1"), (2, 2, "zero2"), (4, 2, "zero2")]
 MESHES = [layout_of(tensor, data, shard) for tensor, data, shard in (*WHOLE, *SPLIT)]
-BY_LABEL = pytest.mark.parametrize("layout", MESHES, ids=lambda layout: layout.label)
+LESS = [layout_of(1, 2, "zero2"), layout_of(2), layout_of(2, 2, "zero2")]
+"""Of these, others have the same on more ranks."""
+BY_LABEL = pytest.mark.parametrize(
+    "layout", [*(each for each in MESHES if each not in LESS), *further(*LESS)], ids=lambda layout: layout.label
+)
 
 
 def on_ranks(
@@ -86,8 +91,16 @@ def test_a_stage_of_several(stage: int, sequence_parallel: bool) -> None:
         check(found, manifest, stage=stage, steps=2, rows=rows)
 
 
-@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-@pytest.mark.parametrize("policy", ["recompute", "recompute_layers", "selective", "offload"])
+@pytest.mark.parametrize(
+    ("policy", "tied"),
+    [
+        ("recompute", False),
+        ("recompute_layers", True),
+        ("selective", True),
+        ("offload", False),
+        *further(("recompute", True), ("recompute_layers", False), ("selective", False), ("offload", True)),
+    ],
+)
 def test_what_is_kept_for_backward_changes_nothing(policy: str, tied: bool) -> None:
     manifest = run_of(model=MODEL.model_copy(update={"tie_embeddings": tied}))
     for found in on_ranks(

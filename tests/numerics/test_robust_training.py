@@ -9,6 +9,7 @@ from types import ModuleType
 
 import pytest
 from benchmark_modules import load, printed_by
+from further import further
 
 STEPS = 80
 LIARS = {"replica0", "replica1"}
@@ -29,7 +30,7 @@ def test_the_clean_run_learns() -> None:
     assert clean() < 0.35 * math.log(61)
 
 
-@pytest.mark.parametrize("attack", ["flip_x10", pytest.param("scaled", marks=pytest.mark.long), "random"])
+@pytest.mark.parametrize("attack", ["flip_x10", *further("scaled", "random")])
 def test_with_centered_clip_the_loss_stays_and_the_liars_are_named(attack: str) -> None:
     loss, clipped = robust().train("centered_clip", attack, steps=STEPS)
     assert loss / clean() < 1.02
@@ -43,7 +44,7 @@ def test_gradients_with_the_sign_turned_are_borne_too() -> None:
     assert robust().train("centered_clip", "sign_flip", steps=STEPS)[0] / clean() < 1.02
 
 
-@pytest.mark.parametrize("attack", ["flip_x10", pytest.param("scaled", marks=pytest.mark.long), "random"])
+@pytest.mark.parametrize("attack", ["flip_x10", *further("scaled", "random")])
 def test_without_it_the_loss_does_not_stay(attack: str) -> None:
     loss, clipped = robust().train("sum", attack, steps=STEPS)
     assert loss / clean() > 1.02

@@ -264,3 +264,13 @@ class Running:
     def stop(self) -> int:
         self.process.terminate()
         return self.process.wait(timeout=PATIENCE_S)
+
+
+def first_to_say(name: str, *processes: Running) -> Running:
+    """The one that says it first, waiting for it while all go on."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (found := [each for each in processes if each.so_far(name)]):
+        for each in processes:
+            assert each.process.poll() is None and time.monotonic() < deadline, f"{each.words}:\n{each.log.read_text()}"
+        time.sleep(0.05)
+    return found[0]

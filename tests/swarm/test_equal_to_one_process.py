@@ -41,7 +41,7 @@ def finished(request, tmp_path_factory) -> LocalRun:
     killed = [word for kill in kills for word in ("--kill", kill)]
     # On a grid so fine rounding of kernels does not grow.
     settings = (*settings, *(("averaging.codec=int64",) if numerics == "fast" else ()))
-    return run_swarm(tmp_path_factory.mktemp("swarm") / "out", *size, *killed, settings=(*SMALL, *settings))
+    return run_swarm(tmp_path_factory.mktemp("swarm") / "out", *size, *killed, "--verify", settings=(*SMALL, *settings))
 
 
 def test_the_curve_is_one_process_s_curve(finished: LocalRun) -> None:

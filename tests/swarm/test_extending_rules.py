@@ -31,27 +31,26 @@ def acme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     extending_page.install(tmp_path / "site", monkeypatch)
 
 
-def counted(routing: str, steps: int = 6, seeds: int = 1) -> list[Counter[str]]:
-    """By stage, microbatches that each replica counted in swarms of two stages with two replicas each."""
+def counted(routing: str, steps: int = 6) -> list[Counter[str]]:
+    """By stage, microbatches that each replica counted in a swarm of two stages with two replicas each."""
     found = [Counter[str](), Counter[str]()]
 
     def hear(peer, event, fields) -> None:
         if event == "committed" and peer == f"s{fields['stage']}.{2 * fields['stage']}":
             found[fields["stage"]].update({name: len(indexes) for name, indexes in fields["contributions"]})
 
-    for seed in range(1, 1 + seeds):
-        swarm = VirtualSwarm(Plan(stages=2, replicas=2, steps=steps, routing=routing), seed=seed)
-        swarm.hooks.append(hear)
-        swarm.run()
+    swarm = VirtualSwarm(Plan(stages=2, replicas=2, steps=steps, routing=routing), seed=1)
+    swarm.hooks.append(hear)
+    swarm.run()
     return found
 
 
 @pytest.mark.usefixtures("acme")
 def test_peers_and_trainers_call_whom_the_rule_prefers_and_the_sums_are_those_of_one_process() -> None:
     """Trainers call stage 0, and its peers stage 1."""
-    both = counted("least_time", steps=60, seeds=4)  # equal replicas: one more or less is a matter of milliseconds
+    both = counted("least_time", steps=60)  # equal replicas: one more or less is a matter of milliseconds
     assert [stage.keys() for stage in both] == [{"s0.0", "s0.1"}, {"s1.2", "s1.3"}]
-    assert all(stage.total() == 960 and min(stage.values()) >= 440 for stage in both)
+    assert all(stage.total() == 240 and min(stage.values()) >= 110 for stage in both)
     assert counted("acme.prefer:.2")[1] == {"s1.2": 24} and counted("acme.prefer:.3")[1] == {"s1.3": 24}
     assert counted("acme.prefer:.1")[0] == {"s0.1": 24}
 

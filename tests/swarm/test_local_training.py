@@ -1,11 +1,16 @@
-"""`sync = "local"` in real processes, one of them killed: everything is counted once, and hardly anything is sent."""
+"""`sync = "local"` in real processes, one of them killed: everything is counted once, and hardly anything is sent.
+
+Its trace is JSON although one of its writers was killed.
+"""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from running import LocalRun, run_swarm
+from test_trace_processes import traced
 
 STAGES, REPLICAS, STEPS, INNER = 2, 3, 10, 4
 SMALL = (
@@ -29,7 +34,8 @@ LOCAL = (
 
 def train(out: Path, *settings: str, stages: int, replicas: int, kill: str) -> LocalRun:
     size = ("--stages", str(stages), "--replicas", str(replicas), "--steps", str(STEPS))
-    return run_swarm(out, *size, "--kill", kill, settings=(*SMALL, *settings))
+    trace = ("--trace", str(out.parent / "trace.json"))
+    return run_swarm(out, *size, *trace, "--kill", kill, settings=(*SMALL, *settings))
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +70,16 @@ def test_a_step_without_an_outer_step_sends_a_number(finished: LocalRun) -> None
     assert max(sent[4]) > 1000
     each = finished.summary["averaging_bytes_per_replica_and_step"]
     assert f"averaging: {each:,} bytes sent per replica and step; " in finished.printed
+
+
+def test_the_trace_of_a_swarm_of_which_one_was_killed_is_json(finished: LocalRun) -> None:
+    trace = json.loads((finished.directory.parent / "trace.json").read_bytes())
+    (killed,) = [event["child"] for event in finished.of("killed")]
+    names = {name for name, _ in traced(trace, "weights")}
+    # What it did in its last second is lost, or all of it.
+    assert {f"s{s}-r{r}" for s in range(STAGES) for r in range(REPLICAS)} - {killed} <= names | {killed}
+    done = {step for name, step in traced(trace, "weights") if name.startswith("s0")}
+    assert killed.startswith("s1") and done == set(range(STEPS))
 
 
 @pytest.mark.long

@@ -15,6 +15,8 @@ import pytest
 from running import PATIENCE_S, Running
 from tiny_run import write_tiny_run
 
+from swarmnet.manifest.schema import Protocol
+
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc, and only Linux ties a child to its parent")
 
 ENDING_S = 30.0
@@ -22,7 +24,8 @@ ENDING_S = 30.0
 
 @pytest.fixture
 def manifest(tmp_path: Path) -> Path:
-    return write_tiny_run(tmp_path)
+    # No trainer comes, so each step waits for a third of the silence before it executes its microbatches itself.
+    return write_tiny_run(tmp_path, protocol=Protocol(long_silence_s=3.0))
 
 
 def running(directory: Path, manifest: Path, *words: str) -> Running:

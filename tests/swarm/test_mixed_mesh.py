@@ -1,4 +1,4 @@
-"""A swarm of peers with different meshes is still one process: stage 1 on two ranks each, stage 2 on two and on one.
+"""A swarm of peers with different meshes is still one process: stage 0 on two ranks each, stage 1 on two and on one.
 
 Ranks are killed by SIGKILL while their peer holds in a phase of a step. Peers stay: they start other ranks, from state
 in host memory.
@@ -15,19 +15,19 @@ from swarmnet.audit.cases import TOLERANCE
 
 STEPS = 20
 KILLS = (  # peer, step, phase, moment
-    ("s1-r0", 4, "backward", "begin"),
-    ("s1-r1", 4, "backward", "begin"),
-    ("s2-r0", 6, "forward", "end"),
-    ("s1-r1", 8, "averaging", "begin"),
-    ("s2-r0", 9, "backward", "end"),
-    ("s2-r0", 11, "apply", "begin"),
-    ("s2-r0", 13, "averaging", "begin"),
-    ("s1-r0", 14, "apply", "begin"),
-    ("s2-r0", 16, "averaging", "end"),
+    ("s0-r0", 4, "backward", "begin"),
+    ("s0-r1", 4, "backward", "begin"),
+    ("s1-r0", 6, "forward", "end"),
+    ("s0-r1", 8, "averaging", "begin"),
+    ("s1-r0", 9, "backward", "end"),
+    ("s1-r0", 11, "apply", "begin"),
+    ("s1-r0", 13, "averaging", "begin"),
+    ("s0-r0", 14, "apply", "begin"),
+    ("s1-r0", 16, "averaging", "end"),
 )
-"""Of stage 2, whose replicas are two numerics classes, in every phase: an aggregate is made again there of gradients of
+"""Of stage 1, whose replicas are two numerics classes, in every phase: an aggregate is made again there of gradients of
 which some moved from one class to the other. One replica may do all the work of a stage, so of the phases only `apply`
-comes to each for certain; and whatever step is open, one of stage 1 runs backward in it."""
+comes to each for certain; and whatever step is open, one of stage 0 runs backward in it."""
 SMALL = (
     "averaging.codec=int64",  # so fine that what meshes round differently does not show
     "audit.microbatches=0.2",
@@ -50,7 +50,8 @@ def finished(tmp_path_factory) -> LocalRun:
             for peer, step, phase, moment in KILLS
         )
     )
-    size = ("--stages", "3", "--replicas", "2", "--steps", str(STEPS), "--ranks", "1=2,2.0=2")
+    # One slot each, so that every replica gets work.
+    size = ("--stages", "2", "--replicas", "2", "--steps", str(STEPS), "--slots", "1", "--ranks", "0=2,1.0=2")
     words = (*size, "--numerics", "deterministic", "--chaos", str(chaos))
     return run_swarm(directory, *words, settings=SMALL)
 
@@ -74,7 +75,7 @@ def test_ranks_die_and_others_start(finished: LocalRun) -> None:
     assert {f"kill_rank {peer}@{step} {phase}" for peer, step, phase, _ in KILLS if phase == "apply"} <= set(struck)
     assert any(order.endswith("backward") for order in struck) and len(set(struck)) == len(struck)
     assert finished.summary["kills"] == 0
-    for peer in ("s1-r0", "s1-r1", "s2-r0"):
+    for peer in ("s0-r0", "s0-r1", "s1-r0"):
         kills = [event["order"] for event in finished.of("kill_rank") if event["child"] == peer]
         lives = lives_of(peer, finished)
         assert [life.count("rank_lost") for life in lives] == [1] * len(kills) + [0], (kills, lives)
@@ -95,18 +96,18 @@ def lives_of(peer: str, finished: LocalRun) -> list[list[str]]:
 
 
 def test_ranks_are_audited_and_audit_though_they_die(finished: LocalRun) -> None:
-    """Bit by bit in stage 1, whose replicas are of one numerics class; up to rounding in stage 2."""
-    assert {event["name"] for event in finished.of("audited") if event["ok"]} >= {"s1-r0", "s1-r1"}
+    """Bit by bit in stage 0, whose replicas are of one numerics class; up to rounding in stage 1."""
+    assert {event["name"] for event in finished.of("audited") if event["ok"]} >= {"s0-r0", "s0-r1"}
     assert all(event["ok"] for event in finished.of("audited"))
     ids = {event["peer"]: event["name"] for event in finished.of("listening")}
     did = Counter(
         ids[peer]
-        for commit in {event["step"]: event for event in finished.of("committed") if event["stage"] == 2}.values()
+        for commit in {event["step"]: event for event in finished.of("committed") if event["stage"] == 1}.values()
         for peer, own in commit["contributions"]
         for _ in own
     )
     # A fifth of all work is looked at, and one replica may do nearly all of it.
-    mates = {"s2-r0": "s2-r1", "s2-r1": "s2-r0"}
+    mates = {"s1-r0": "s1-r1", "s1-r1": "s1-r0"}
     busy = {mates[name] for name, indexes in did.items() if indexes >= 40}
     assert busy and busy <= {event["name"] for event in finished.of("weighed")} <= mates.keys()
     assert max(event["off"] for event in finished.of("weighed")) < TOLERANCE / 64
@@ -115,7 +116,7 @@ def test_ranks_are_audited_and_audit_though_they_die(finished: LocalRun) -> None
 
 def test_a_killed_rank_costs_one_absence_at_most(finished: LocalRun) -> None:
     names = {event["peer"]: event["name"] for event in finished.of("listening")}
-    for peer in ("s1-r0", "s1-r1", "s2-r0"):
+    for peer in ("s0-r0", "s0-r1", "s1-r0"):
         times = [event["t"] for event in finished.of("kill_rank") if event["child"] == peer]
         missed = [event for event in finished.of("evicted") if names[event["peer"]] == peer]
         assert all(event["reason"] != "dead" for event in missed), missed

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from fed_slowly import SLOWLY
-from running import Running
+from running import Running, first_to_say
 from tiny_run import write_tiny_run
 
 from swarmnet.cli.frame import run
@@ -49,18 +49,14 @@ def test_a_joiner_moves_in_where_all_but_one_were_killed(
     for each in dying:
         each.process.send_signal(signal.SIGKILL)
 
-    events = [joiner.events for joiner in joiners]
-    mover = None
-    while mover is None:
-        survivor.until(lambda event: True)
-        mover = next((joiner for joiner in joiners if joiner.so_far("moved")), None)
+    mover = first_to_say("moved", *joiners)
     assert mover.says("moving")["from"] == 0
     moved = mover.says("moved")
     assert (moved["from"], moved["to"]) == (0, 1) and moved["version"] > 0
     synced = mover.says("synced", stage=1)
     # It began with the copy that it had fetched before it left, and took up what was summed since.
     assert synced["how"] == "snapshot" and synced["version"] >= moved["version"]
-    assert not [event for event in events[joiners.index(mover)] if event["event"] == "fetching" and event["stage"] == 1]
+    assert not [event for event in mover.so_far("fetching") if event["stage"] == 1]
     me = mover.so_far("listening")[0]["peer"]
 
     def counts_there(event: dict) -> bool:

@@ -30,6 +30,8 @@ ROOT = Path(__file__).resolve().parents[2]
 MAJOR, MINOR = PROTOCOL_VERSION
 STEPS = 20_000  # it is stopped long before
 AFTER = 5  # steps after the last peer has moved
+STAGES = {"first": "0", "second": "1", "both": "0,1"}
+"""Of each peer: whichever moves, another serves its stage, and calls go between the versions."""
 NOTICES = "    notices: Annotated[bytes, Size(MARK_BYTES), Proto(18)] = b"
 GOES_BACK = "    goes_back: bool = False\n"
 FIELD = '    mood: Annotated[str, Size(64), Proto(900)] = ""\n'
@@ -79,11 +81,28 @@ def new(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
+@pytest.fixture(scope="module")
+def other(new: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of what the wheel installs, which speaks the next major version."""
+    copy = shutil.copytree(new, tmp_path_factory.mktemp("other") / "installed")
+    numbers = f"PROTOCOL_VERSION = ({MAJOR}, {MINOR + 1})", f"PROTOCOL_VERSION = ({MAJOR + 1}, 0)"
+    edit(copy, {"swarmnet/__init__.py": (numbers,)})
+    return copy
+
+
+@pytest.fixture(scope="module")
+def launchers() -> Iterator[dict[Path, Launcher]]:
+    """Of each folder from which something was started: importing torch takes seconds."""
+    started: dict[Path, Launcher] = {}
+    yield started
+    for launcher in started.values():
+        launcher.close()
+
+
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
+def start(tmp_path: Path, launchers: dict[Path, Launcher]) -> Iterator[Callable[..., Running]]:
     """Starts `swarmnet ...` as it is installed in a folder, or of this tree."""
     started: list[Running] = []
-    launchers: dict[Path, Launcher] = {}
 
     def begin(package: Path | None, name: str, *words: str) -> Running:
         if package is not None and package not in launchers:
@@ -99,8 +118,6 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
         each.process.kill()
     for each in started:
         each.process.wait()
-    for launcher in launchers.values():
-        launcher.close()
 
 
 def test_peers_move_to_a_later_minor_version_one_by_one(
@@ -111,7 +128,7 @@ def test_peers_move_to_a_later_minor_version_one_by_one(
     words = ("--manifest", str(path), "--device", "cpu", "--no-restart")
 
     def serve(package: Path | None, name: str, bootstrap: str = "") -> Running:
-        stage = ("--stage", name[1], *(("--bootstrap", bootstrap) if bootstrap else ()))
+        stage = ("--stage", STAGES[name], *(("--bootstrap", bootstrap) if bootstrap else ()))
         return start(package, name, "peer", *words, *stage)
 
     def software(bootstrap: str) -> str:
@@ -119,9 +136,9 @@ def test_peers_move_to_a_later_minor_version_one_by_one(
         assert run(["status", str(path), "--bootstrap", bootstrap]) == 0
         return capsys.readouterr().out
 
-    first = serve(None, "s0a")
+    first = serve(None, "first")
     (address, *_) = first.says("listening")["dht"]
-    peers = {"s0a": first} | {name: serve(None, name, address) for name in ("s0b", "s1a", "s1b")}
+    peers = {"first": first} | {name: serve(None, name, address) for name in ("second", "both")}
     start(None, "trainer", "trainer", "--manifest", str(path), "--bootstrap", address)
     first.until(lambda event: event["event"] == "applied" and event["version"] >= AFTER)
     seen = []
@@ -133,13 +150,13 @@ def test_peers_move_to_a_later_minor_version_one_by_one(
         peers[name] = serve(new, name, known.says("listening")["dht"][0])
         peers[name].says("synced")
         peers[name].says("applied")
-        if name == "s0b":
+        if name == "second":
             table = software(peers[name].says("listening")["dht"][0])
             assert later in table and SOFTWARE in table, table
     for peer in peers.values():
         version = peer.says("applied")["version"] + AFTER
         peer.until(lambda event, version=version: event["event"] == "applied" and event["version"] >= version)
-    table = software(peers["s0a"].says("listening")["dht"][0])
+    table = software(peers["first"].says("listening")["dht"][0])
     assert later in table and SOFTWARE not in table, table
     seen += [event for peer in peers.values() for event in peer.so_far("applied", "restart")]
     assert not [event for event in seen if event["event"] == "restart"], "nothing was computed again"
@@ -151,11 +168,8 @@ def test_peers_move_to_a_later_minor_version_one_by_one(
 
 @pytest.mark.parametrize("first", ["older", "newer"])
 def test_a_peer_of_another_major_version_is_refused_in_one_line(
-    new: Path, start: Callable[..., Running], tmp_path: Path, first: str
+    other: Path, start: Callable[..., Running], tmp_path: Path, first: str
 ) -> None:
-    other = shutil.copytree(new, tmp_path / "other")
-    numbers = f"PROTOCOL_VERSION = ({MAJOR}, {MINOR + 1})", f"PROTOCOL_VERSION = ({MAJOR + 1}, 0)"
-    edit(other, {"swarmnet/__init__.py": (numbers,)})
     older, newer = (None, SOFTWARE), (other, f"swarmnet 9.0.0, protocol {MAJOR + 1}.0")
     (there, theirs), (package, mine) = (older, newer) if first == "older" else (newer, older)
     path = write_tiny_run(tmp_path, steps=STEPS)
