@@ -1,0 +1,68 @@
+"""What is wrong in a file is said in one line, with the file and the place: a transcript for each kind of file.
+
+After an intended change, read the difference, and write the file again: `REFUSED=write pytest THIS_FILE`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from swarmnet.config import PeerConfig, toml
+from swarmnet.config.check import check
+from swarmnet.config.fleet import read_fleet
+from swarmnet.errors import UsageError
+from swarmnet.manifest.file import load, override, to_toml
+from swarmnet.manifest.schema import Manifest
+from swarmnet.simulate import fleet
+from swarmnet.testing import fault
+
+REFUSED = Path(__file__).parents[1] / "data/refused_files.txt"
+
+
+def changed_manifest(text: str) -> object:
+    """text: lines of the default manifest behind `- `, what stands there instead behind `+ `."""
+    lines = text.split("\n")
+    before, after = ("\n".join(line[2:] for line in lines if line.startswith(mark)) for mark in ("- ", "+ "))
+    assert before in to_toml(Manifest())
+    return load(to_toml(Manifest()).replace(before, after, 1), where="run.toml")
+
+
+def written(name: str, read: Callable[[Path], object]) -> Callable[[str], object]:
+    def reader(text: str) -> object:
+        Path(name).write_text(text, encoding="utf-8")
+        return read(Path(name))
+
+    return reader
+
+
+READERS: dict[str, Callable[[str], object]] = {
+    "a manifest": changed_manifest,
+    "--set of a manifest": lambda text: override(Manifest(), [text]),
+    "a peer config": lambda text: check(PeerConfig, toml.parse(text, where="peer.toml"), origin=lambda _: "peer.toml"),
+    "a chaos file": written("chaos.toml", lambda path: fault.load(str(path), stages=3, replicas=2, steps=20)),
+    "a fleet that is simulated": written("fleet.toml", lambda path: fleet.read(path, [])),
+    "machines that are planned for": written(
+        "fleet.toml", lambda path: read_fleet(path, fleet.FleetFile).members(str(path))
+    ),
+}
+
+
+def test_each_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    told = ["# What files hold, and the line that each is refused with, behind `! `."]
+    for section in REFUSED.read_text(encoding="utf-8").split("\n== ")[1:]:
+        name, *entries = section.rstrip("\n").split("\n\n")
+        told += ["", f"== {name}"]
+        for entry in entries:
+            *text, _ = entry.split("\n")
+            with pytest.raises(UsageError) as refused:
+                READERS[name]("\n".join(text))
+            told += ["", *text, f"! {refused.value}"]
+            assert "\n" not in str(refused.value) and len(str(refused.value)) < 400, entry
+    if os.environ.get("REFUSED") == "write":
+        REFUSED.write_text("\n".join(told) + "\n", encoding="utf-8")
+    assert REFUSED.read_text(encoding="utf-8").splitlines() == told
