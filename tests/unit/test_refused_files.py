@@ -62,7 +62,7 @@ def test_each_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyP
             with pytest.raises(UsageError) as refused:
                 READERS[name]("\n".join(text))
             told += ["", *text, f"! {refused.value}"]
-            assert "\n" not in str(refused.value) and len(str(refused.value)) < 400, entry
+            assert "\n" not in str(refused.value) and len(str(refused.value)) < 300, entry
     if os.environ.get("REFUSED") == "write":
         REFUSED.write_text("\n".join(told) + "\n", encoding="utf-8")
     assert REFUSED.read_text(encoding="utf-8").splitlines() == told
