@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from fault_events import at, holds, ranks
+from fault_events import STEPS, bring, brought, holds, machine, ranks
 
 from swarmnet.config.peer import Mesh
 from swarmnet.errors import UsageError
@@ -15,14 +15,15 @@ from swarmnet.local.progress import SwarmProgress
 from swarmnet.local.screen import News
 from swarmnet.manifest.schema import Manifest, Model, Training
 from swarmnet.telemetry.run_state import StageState
-from swarmnet.testing.fault import Fault, KillRank, flagged
-from swarmnet.testing.schedule import Action, FaultAction, FaultPostponed, FaultSchedule, HoldAction, ReleaseAction
+from swarmnet.testing.fault import KillRank, flagged
+from swarmnet.testing.schedule import FaultAction, FaultPostponed, HoldAction, ReleaseAction
 
 MANIFEST = Manifest(
     model=Model(num_heads=8, num_kv_heads=4, intermediate_size=96, vocab_size=258),
     training=Training(microbatch_size=4, sequence_length=36),
 )
 REPLICAS = [f"s{stage}-r{number}" for number in range(2) for stage in range(3)]
+STAGES = {name: int(name[1]) for name in REPLICAS}
 
 
 def parsed(*ranks: str, **changes: Any) -> dict[str, Mesh]:
@@ -91,31 +92,16 @@ def test_how_ranks_share_means_nothing_without_ranks(changes: dict[str, Any]) ->
 # ---------------------------------------------------------------- a rank is killed
 
 
-def machine(*faults: Fault, meshed: tuple[str, ...] = ("s1-r0", "s1-r1")) -> FaultSchedule:
-    replicas = {name: int(name[1]) for name in REPLICAS}
-    found = FaultSchedule(faults, replicas=replicas, steps=20, meshed=meshed)
-    for name in REPLICAS:
-        assert found.started(name, now=0.0) == []
-    for name in meshed:
-        assert ranks(found, name, 2, now=0.0) == []
-    return found
-
-
-def bring(faults: FaultSchedule, version: int, *, now: float) -> list[Action]:
-    return [act for name in REPLICAS for act in at(faults, name, version, now=now)]
-
-
 def test_a_rank_is_killed_in_the_middle_of_its_step_and_no_replica_goes_away() -> None:
-    faults = machine(*flagged(KillRank, ("1@2",), stages=3, steps=20), meshed=("s1-r1",))
-    for version in range(3):
-        assert bring(faults, version, now=float(version)) == []
+    faults = machine(flagged(KillRank, ("1@2",), stages=3, steps=STEPS), STAGES, meshed=("s1-r1",))
+    assert brought(faults, *range(3)) == []
     (act,) = faults.tick(now=2.9)
     assert isinstance(act, FaultAction) and (act.name, act.step, str(act.fault)) == ("s1-r1", 2, "kill_rank 1@2")
     assert act.rank in (0, 1) and faults.pending == ()
 
 
 def test_the_ranks_of_the_only_replica_may_be_killed_and_while_they_are_away_the_next_kill_waits() -> None:
-    faults = machine(*flagged(KillRank, ("1@1", "1@1"), stages=3, steps=20), meshed=("s1-r1",))
+    faults = machine(flagged(KillRank, ("1@1", "1@1"), stages=3, steps=STEPS), STAGES, meshed=("s1-r1",))
     assert faults.gone("s1-r0", back=False, now=0.5) == []
     bring(faults, 0, now=1.0)
     acts = [*bring(faults, 1, now=2.0), *faults.tick(now=2.9)]
@@ -127,8 +113,8 @@ def test_the_ranks_of_the_only_replica_may_be_killed_and_while_they_are_away_the
 
 
 def test_a_rank_is_killed_while_its_replica_holds_in_a_phase() -> None:
-    faults = machine(KillRank(step=3, phase="backward"))
-    hold, other = (act for version in range(3) for act in bring(faults, version, now=float(version)))
+    faults = machine([KillRank(step=3, phase="backward")], STAGES, meshed=("s1-r0", "s1-r1"))
+    hold, other = brought(faults, *range(3))
     assert isinstance(hold, HoldAction) and {hold.name, other.name} == {"s1-r0", "s1-r1"}
     kill, *released = holds(faults, hold.name, hold.id, now=3.0)
     assert isinstance(kill, FaultAction) and kill.name == hold.name
