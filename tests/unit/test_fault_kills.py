@@ -6,7 +6,6 @@ import pytest
 from fault_events import STEPS, at, bring, machine, only, replicas
 
 from swarmnet.errors import UsageError
-from swarmnet.local.options import LocalOptions
 from swarmnet.testing import fault
 from swarmnet.testing.fault import Fault, Kill
 from swarmnet.testing.schedule import FaultAction, FaultPostponed, FaultSchedule, RestartAction
@@ -143,25 +142,3 @@ def test_a_kill_order_nobody_can_carry_out_is_refused(text: str) -> None:
 
 def test_kill_orders_parse() -> None:
     assert [*fault.flagged(Kill, ("1@7", " 0 @ 19 "), stages=3, steps=20)] == [kill_order(1, 7), kill_order(0, 19)]
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        {"stages": 0},
-        {"replicas": 0},
-        {"steps": -1},
-        {"trainers": 0},
-        {"kill_every": 0.0},
-        {"kill_every": float("nan")},
-        {"numerics": "fp16"},
-        {"slots": 0},
-        {"replicas": 10**9},
-        {"trainers": 10**9},
-        {"slots": 10**9},
-        {"tensor": 10**20},
-    ],
-)
-def test_options_that_cannot_work_are_refused(bad: dict[str, object]) -> None:
-    with pytest.raises(UsageError):
-        LocalOptions(**bad)  # type: ignore[arg-type]

@@ -61,34 +61,6 @@ def test_replicas_on_gpus_take_the_next_one_each(monkeypatch: pytest.MonkeyPatch
         parsed("1=2", device="cuda")
 
 
-@pytest.mark.parametrize(
-    ("ranks", "changes", "line"),
-    [
-        ("2", {}, "--ranks 2: write STAGE=N, or STAGE.REPLICA=N, for example 1=2"),
-        ("1=2,", {}, "--ranks : write STAGE=N"),
-        ("3=2", {}, "--ranks 3=2: there is no stage 3, stages are 0 to 2"),
-        ("1.2=2", {}, "--ranks 1.2=2: there is no replica 2 in stage 1, they are 0 to 1"),
-        ("1=0", {}, "--ranks 1=0: a replica has at least one rank"),
-        ("1=99999999999999999", {}, "--ranks 1=99999999999999999: a replica has at most 1000 ranks"),
-        ("1=2,1=3", {}, "--ranks 1=3: it is said twice how many ranks s1 has"),
-        ("1=3", {}, "--ranks 1=3: 3 tensor-parallel ranks cannot split this model"),
-        ("1=8", {"shard": "zero1"}, "--ranks 1=8: 8 ranks cannot split a microbatch: training.microbatch_size = 4"),
-        ("1=8", {"sequence_parallel": True}, "sequence_length = 36 is no multiple of 8"),
-        ("1=4", {"tensor": 2}, "--ranks 1=4: --tensor 2 of 4 ranks leaves 2 to split each microbatch"),
-    ],
-)
-def test_what_cannot_be_is_said_in_one_line(ranks: str, changes: dict[str, Any], line: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        parsed(ranks, **changes)
-    assert line in str(caught.value) and "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("changes", [{"shard": "dp"}, {"tensor": 2}, {"sequence_parallel": True}])
-def test_how_ranks_share_means_nothing_without_ranks(changes: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="add --ranks STAGE=N"):
-        parsed(**changes)
-
-
 # ---------------------------------------------------------------- a rank is killed
 
 

@@ -1,22 +1,31 @@
-"""What is wrong in a file is said in one line, with the file and the place: a transcript for each kind of file.
+"""What is wrong in a file or a setting is said in one line, with its place: a transcript for each kind of them.
 
 After an intended change, read the difference, and write the file again: `REFUSED=write pytest THIS_FILE`.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from test_huggingface_config import LLAMA
+from test_mesh_ranks import MANIFEST, chosen
 
 from swarmnet.config import PeerConfig, toml
 from swarmnet.config.check import check
 from swarmnet.config.fleet import read_fleet
+from swarmnet.config.peer import Mesh
 from swarmnet.errors import UsageError
+from swarmnet.local.options import LocalOptions
+from swarmnet.local.prepare import choose, parse_meshes
+from swarmnet.manifest.codec_names import check_averaging
 from swarmnet.manifest.file import load, override, to_toml
 from swarmnet.manifest.schema import Manifest
+from swarmnet.model.huggingface.config import describe
 from swarmnet.simulate import fleet
 from swarmnet.testing import fault
 
@@ -39,6 +48,22 @@ def written(name: str, read: Callable[[Path], object]) -> Callable[[str], object
     return reader
 
 
+def mesh(*, device: Any, cuda: int, **asked: Any) -> object:
+    return chosen(Mesh(**asked), device, cuda=cuda)
+
+
+def local_meshes(**options: Any) -> object:
+    replicas = [f"s{stage}-r{number}" for number in range(2) for stage in range(3)]
+    return parse_meshes(LocalOptions(**options), MANIFEST, replicas)
+
+
+def averaging_codec(name: str) -> str:
+    try:
+        return check_averaging(name)
+    except ValueError as error:  # a field's, of which a manifest makes a line
+        raise UsageError(str(error)) from error
+
+
 READERS: dict[str, Callable[[str], object]] = {
     "a manifest": changed_manifest,
     "--set of a manifest": lambda text: override(Manifest(), [text]),
@@ -48,6 +73,11 @@ READERS: dict[str, Callable[[str], object]] = {
     "machines that are planned for": written(
         "fleet.toml", lambda path: read_fleet(path, fleet.FleetFile).members(str(path))
     ),
+    "a config.json, of Llama's but for this": lambda text: describe(LLAMA | json.loads(text), where="config.json"),
+    "a mesh": lambda text: mesh(**json.loads(text)),
+    "meshes of a local swarm": lambda text: local_meshes(**json.loads(text)),
+    "options of a local swarm": lambda text: choose(LocalOptions(**json.loads(text))),
+    "averaging.codec": averaging_codec,
 }
 
 
