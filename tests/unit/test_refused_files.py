@@ -15,6 +15,7 @@ import pytest
 from test_huggingface_config import LLAMA
 from test_mesh_ranks import MANIFEST, chosen
 
+from swarmnet.cli.weights import scores_of
 from swarmnet.config import PeerConfig, toml
 from swarmnet.config.check import check
 from swarmnet.config.fleet import read_fleet
@@ -26,6 +27,7 @@ from swarmnet.manifest.codec_names import check_averaging
 from swarmnet.manifest.file import load, override, to_toml
 from swarmnet.manifest.schema import Manifest
 from swarmnet.model.huggingface.config import describe
+from swarmnet.peer.control import Control, WorkCount, WorkDone
 from swarmnet.simulate import fleet
 from swarmnet.testing import fault
 
@@ -57,6 +59,19 @@ def local_meshes(**options: Any) -> object:
     return parse_meshes(LocalOptions(**options), MANIFEST, replicas)
 
 
+def operator(text: str) -> object:
+    at = Control(PeerConfig(), WorkCount(WorkDone(1.0)), paused=False)
+    try:
+        return at.answer(json.loads(text), minute=720, day="2026-11-23")
+    finally:
+        assert at.config == PeerConfig()
+
+
+def scored(*, scored: str | None = None, **manifest: Any) -> object:
+    training = {"sequence_length": 8, "microbatch_size": 2}
+    return scores_of(Manifest.model_validate({"training": training, **manifest}), None, scored, None, None)
+
+
 def averaging_codec(name: str) -> str:
     try:
         return check_averaging(name)
@@ -77,6 +92,8 @@ READERS: dict[str, Callable[[str], object]] = {
     "a mesh": lambda text: mesh(**json.loads(text)),
     "meshes of a local swarm": lambda text: local_meshes(**json.loads(text)),
     "options of a local swarm": lambda text: choose(LocalOptions(**json.loads(text))),
+    "a request of a peer's operator": operator,
+    "a stranger's manifest, for eval": lambda text: scored(**json.loads(text)),
     "averaging.codec": averaging_codec,
 }
 
