@@ -114,33 +114,6 @@ def test_with_an_address_it_prints_the_whole_command(owned: Path, capsys) -> Non
 PEER = Identity.generate().peer
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (["owner", "invite"], "name the one peer to invite"),
-        (["owner", "invite", "RUN", PEER, "--bearer"], "name the one peer to invite"),
-        (["owner", "invite", "RUN", PEER, PEER], "name the one peer to invite"),
-        (["owner", "invite", "RUN", PEER[:-1]], "is no peer id, which has 52 characters"),
-        (["owner", "ban", "RUN", "..." + PEER[-8:]], "`swarmnet status --json` has whole ids"),
-        (["owner", "invite", "RUN", "--bearer", "--roles", "leader"], "'leader' is no role: roles are stage, trainer"),
-        (
-            ["owner", "invite", "RUN", "--bearer", "--expires", "0d"],
-            "--expires 0d: write minutes, hours, days or weeks",
-        ),
-        (["owner", "invite", "RUN", "--bearer", "--expires", "999999w"], "ten years at the most"),
-        (["owner", "invite", "nowhere.toml", "--bearer"], "nowhere.toml: no such file"),
-        (["owner", "ban", "RUN"], "name the peers to ban"),
-        (["owner", "invite", "RUN", PEER, "--uses", "3"], "--uses says for how many peers a bearer"),
-    ],
-)
-def test_bad_words_are_refused_in_one_line(
-    owned: Path, capsys, monkeypatch: pytest.MonkeyPatch, words: list[str], line: str
-) -> None:
-    monkeypatch.chdir(owned.parent)
-    assert run([str(owned) if word == "RUN" else word for word in words]) == 2
-    assert line in last_line(capsys)
-
-
 def test_only_who_has_the_key_invites(owned: Path, capsys) -> None:
     key = owned.with_suffix(".owner.key")
     key.chmod(0o644)
@@ -203,26 +176,6 @@ def test_an_owners_file_of_an_earlier_version_is_not_lost_silently(owned: Path, 
     known = admissions_of(terms) if name == "bans" else notices_of(terms)
     (refused,) = OwnerStatements(known, None, owned).read()
     assert "signed for an earlier version" in refused
-
-
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (["--steps", "60"], "--steps 60: the run has 60 already: say more"),
-        (["--steps", "90", "--from", "61"], "--from 61: the run ends at step 60: say 60 or less"),
-        (["--steps", "0"], "Invalid value for '--steps'"),
-        ([], "Missing option '--steps'"),
-    ],
-)
-def test_what_would_extend_nothing_is_refused(owned: Path, capsys, words: list[str], line: str) -> None:
-    assert run(["owner", "extend", str(owned), *words]) == 2 and line in last_line(capsys)
-    assert not notices_file(owned).exists()
-
-
-def test_a_run_without_an_owner_is_not_extended(tmp_path: Path, capsys) -> None:
-    path = tmp_path / "run.toml"
-    path.write_text(to_toml(Manifest()), encoding="utf-8")
-    assert run(["owner", "extend", str(path), "--steps", "90"]) == 2 and "this run has no owner" in last_line(capsys)
 
 
 # ---------------------------------------------------------------- a guest's pass

@@ -251,38 +251,6 @@ def test_a_group_alone_prints_its_help(group: str, capsys) -> None:
     assert alone == asked and "Commands:" in alone
 
 
-@pytest.mark.parametrize(
-    ("argv", "line"),
-    [
-        (["pear"], "there is no command 'pear'; did you mean peer?"),
-        (
-            ["zzz"],
-            "there is no command 'zzz'; commands are init, tokenize, plan, local, simulate, join, peer, trainer, ",
-        ),
-        (["pause"], "there is no command 'pause'; did you mean control pause?"),
-        (["control", "pase"], "there is no command 'pase'; did you mean pause?"),
-        (["owner", "zzz"], "there is no command 'zzz'; commands are invite, ban, extend"),
-        (["--bogus"], "No such option '--bogus'."),
-        (["peer", "--stge", "1"], "No such option '--stge'"),
-        (["local", "--microbatch-size", "2"], "'--microbatch-size'. Write --set training.microbatch_size=..."),
-        (["control", "limits", "--upload", "abc"], "Invalid value for '--upload': 'abc' is not a number"),
-        (["watch", "x", "--every", "x"], "Invalid value for '--every': 'x' is not a number"),
-        (["watch", "x", "--every", "nan"], "Invalid value for '--every': 'nan' is not a number"),
-        (["watch", "x", "--every", "0"], "Invalid value for '--every': 0.0 is not in the range 0.1<=x<=3600"),
-        (["owner", "extend", "--steps", "abc"], "Invalid value for '--steps': 'abc' is not a whole number"),
-        (["simulate", "--plot", "x.txt"], "--plot x.txt: no picture ends so: write one of .png, .svg, .pdf"),
-        (["control", "limits", "--dir", ""], "Invalid value for '--dir': it is empty: write a path, or leave it out"),
-        (["peer", "--port", "x"], "Invalid value for '--port': 'x' is not a valid integer."),
-        (["peer", "--stage", "1;2"], "Invalid value for '--stage': '1;2': write stage numbers with commas"),
-        (["status", "x" * 64, "--bootstrap", "/a/b"], "x" * 64 + ": no such file, and neither a link"),
-    ],
-)
-def test_bad_command_lines(argv: list[str], line: str, capsys) -> None:
-    assert run(argv) == 2
-    err = capsys.readouterr().err
-    assert line in err and err.startswith("swarmnet: error: ") and err.count("\n") == 1
-
-
 def test_a_terminal_that_knows_ascii_only_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr("sys.stdout", shown)

@@ -64,26 +64,6 @@ def test_a_manifest_needs_somebody_to_ask(joined) -> None:
     assert invited == Manifest() and config.manifest == Path("run.toml") and config.bootstrap == (ADDRESS,)
 
 
-@pytest.mark.parametrize(
-    ("argv", "line"),
-    [
-        ([], "Missing argument 'LINK_OR_MANIFEST'."),
-        (["no.toml"], "no.toml: no such file, and no link such as swarm:RUN_ID@ADDRESS"),
-        (["/ip4/127.0.0.1/tcp/1/p2p/12D3KooW"], "an address without its run: put swarm:RUN_ID@ before it"),
-        ([""], "'': no such file, and no link"),
-        (["corpus.txt"], "corpus.txt: is not valid TOML"),
-        (["run.toml"], "joining by run.toml needs --bootstrap with the address of a peer that is up"),
-        ([LINK.replace("@", " @")], "the link has blanks or line breaks in it"),
-        ([LINK[:-60]], "the address must end in /p2p/12D3Koo..."),
-        ([LINK, "--ranks", "2", "--gpus", "2"], 'mesh: gpus = "2" and ranks = 2 exclude each other'),
-    ],
-)
-def test_bad_invitations_are_one_line(joined, capsys, argv: list[str], line: str) -> None:
-    assert run(["join", "--no-restart", *argv]) == 2
-    err = capsys.readouterr().err
-    assert line in err and err.startswith("swarmnet: error: ") and err.count("\n") == 1 and not joined
-
-
 def test_it_is_started_again_after_a_crash(joined, monkeypatch: pytest.MonkeyPatch) -> None:
     for code in (0, 130):
         monkeypatch.setattr("swarmnet.peer.supervise.supervise", lambda code=code: code)

@@ -351,30 +351,6 @@ def test_tokenize_writes_what_loading_the_text_gives(tmp_path, capsys, monkeypat
     assert sorted(path.name for path in tmp_path.iterdir()) == ["b.jsonl", "out", "out.u8.bin"]
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["b.jsonl", "there"], "exists already"),
-        (["b.jsonl", "no/where"], "no such folder"),
-        (["b.jsonl", "x.u32.bin"], "ends in .u8.bin"),
-        (["missing.txt", "x"], "does not exist"),
-        (["there.u8.bin", "x"], "holds token ids already"),
-        (["bad.jsonl", "x"], "bad.jsonl, line 1"),
-        (["b.jsonl", "x", "--tokenizer", "what"], "unknown tokenizer"),
-        (["bad.jsonl", "x", "--skip-bad"], "holds no text but what is left out: bad.jsonl, line 1"),
-        (["b.jsonl", "x", "--end-token", "</s>"], "are for a tokenizer.json"),
-    ],
-)
-def test_tokenize_says_what_is_wrong_and_leaves_nothing(words, says, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "b.jsonl").write_bytes(jsonl())
-    (tmp_path / "bad.jsonl").write_bytes(b"{")
-    (tmp_path / "there.u8.bin").write_bytes(b"ids")
-    assert run(["tokenize", *words]) == 2
-    assert says in capsys.readouterr().err
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["b.jsonl", "bad.jsonl", "there.u8.bin"]
-
-
 def test_tokenize_leaves_out_what_is_no_text_and_counts_it(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "set").mkdir()

@@ -13,8 +13,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnet.data.sampler import Sampler
-from swarmnet.data.source import load_tokens
 from swarmnet.data.tokens import Tokens, verify
 from swarmnet.errors import UsageError
 from swarmnet.manifest.schema import Data
@@ -48,14 +46,6 @@ def test_a_microbatch_holds_inputs_and_labels(dtype):
 def test_a_microbatch_never_leaves_the_stream(start):
     with pytest.raises(ValueError, match="leave the stream"):
         make(range(100)).microbatch((0, start), 3)
-
-
-def test_every_position_of_the_sampler_fits():
-    tokens = load_tokens("corpus:small")
-    sampler = Sampler(0, tokens.num_tokens, 64, 4)
-    for index in range(0, 2000, 37):
-        assert tokens.microbatch(sampler.positions(index), 64).shape == (4, 65)
-        assert tokens.microbatch(sampler.eval_positions(index), 64).shape == (4, 65)
 
 
 def manifest_data(tokens: Tokens, **changes: object) -> Data:

@@ -88,40 +88,6 @@ for_s = 1.0
     assert faults[1].place == 2
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("", "nothing is to happen: add [[kill]]"),
-        ("[[kil]]\nstep = 1", "kil: unknown key; known here: seed, random, [[kill]], [[stop]]"),
-        ("[kill]\nstep = 1", "kill: write [[kill]] above each entry"),
-        ("[[kill]]\nstge = 1\nstep = 1", "[[kill]] number 1: stge: unknown key; did you mean stage?"),
-        ("[[kill]]\nstep = 1\n[[kill]]\nstage = 1", "[[kill]] number 2: name either step or at_s"),
-        ("[[kill]]\nstep = 1\nat_s = 2.0", "name either step or at_s"),
-        ("[[kill]]\nstep = 1\nstage = 1\npeer = 's1-r0'", "name either stage or peer"),
-        ("[[kill]]\nstep = 20", "there is no step 20, steps are 0 to 19"),
-        ("[[kill]]\nstep = 1\nstage = 3", "there is no stage 3, stages are 0 to 2"),
-        ("[[kill]]\nstep = 1\npeer = 's5-r0'", "s5-r0: there is no stage 5"),
-        ("[[kill]]\nstep = 1\npeer = 'bob'", "must match"),
-        ("[[kill]]\nstep = 1\nphase = 'lunch'", "phase"),
-        ("[[stop]]\nstep = 1", "[[stop]] number 1: for_s is missing: seconds until it goes on"),
-        ("[[stop]]\nstep = 1\nfor_s = -1", "for_s = -1: must be above 0"),
-        ("[[partition]]\nstep = 1\nfor_s = 1\nbetween = [['s0']]", "between"),
-        ("[[partition]]\nstep = 1\nfor_s = 1\nbetween = [['s0'], ['everybody']]", '"everybody" is no name'),
-        ("[[slow]]\nstep = 1\nfor_s = 1\npeers = ['s0']", "name bytes_per_s, latency_s, or both"),
-        ("[[disk_full]]\nstep = 1\nfor_s = 1", "disk_full: only tests can do this, to a virtual swarm"),
-        ("[random]\nclock_change = 1", "clock_change: only tests can do this"),
-        ("[random]\nkill = -1", "kill = -1"),
-        ("seed = -1\n[random]\nkill = 1", "seed"),
-        ("seed = ", "is not valid TOML"),
-    ],
-)
-def test_what_is_wrong_is_said_in_one_line_with_the_file(tmp_path: Path, text: str, words: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        read(tmp_path, text)
-    said = str(caught.value)
-    assert words in said and "chaos.toml" in said and "\n" not in said
-
-
 def test_a_seed_draws_the_same_faults_and_another_one_others() -> None:
     def draw(seed: int) -> tuple[Fault, ...]:
         return expand(SHORTHAND, seed, stages=3, replicas=3, steps=200)

@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 import pytest
-from fault_events import at
+from fault_events import STEPS, at, bring, machine, only, replicas
 
 from swarmnet.errors import UsageError
-from swarmnet.local.options import LocalOptions
 from swarmnet.testing import fault
 from swarmnet.testing.fault import Fault, Kill
-from swarmnet.testing.schedule import Action, FaultAction, FaultPostponed, FaultSchedule, RestartAction
+from swarmnet.testing.schedule import FaultAction, FaultPostponed, FaultSchedule, RestartAction
 
-STEPS = 20
+PAIRS = replicas(2, 2)
 
 
 def kill_order(stage: int, step: int) -> Fault:
     return Kill(stage=stage, step=step).named(f"kill {stage}@{step}")
 
 
-def machine(*kills: Fault, replicas: int = 2) -> FaultSchedule:
-    names = {f"s{stage}-r{number}": stage for stage in range(2) for number in range(replicas)}
-    return FaultSchedule(kills, replicas=names, steps=STEPS, restart_s=1.0)
-
-
-def bring(churn: FaultSchedule, version: int, *names: str, now: float) -> list[Action]:
-    return [action for name in names for action in at(churn, name, version, now=now)]
-
-
 def test_a_kill_waits_for_its_step_then_fires_inside_it() -> None:
-    churn = machine(kill_order(1, 3))
+    churn = machine([kill_order(1, 3)], PAIRS)
     for version in range(3):
         assert bring(churn, version, "s1-r0", "s1-r1", now=float(version)) == []
     assert bring(churn, 3, "s1-r0", "s1-r1", now=3.0) == []  # a step takes 1 s: not at its very beginning
@@ -39,7 +29,7 @@ def test_a_kill_waits_for_its_step_then_fires_inside_it() -> None:
 
 
 def test_a_kill_that_missed_its_moment_fires_at_once() -> None:
-    churn = machine(kill_order(0, 2))
+    churn = machine([kill_order(0, 2)], PAIRS)
     bring(churn, 0, "s0-r0", "s0-r1", now=0.0)
     bring(churn, 1, "s0-r0", "s0-r1", now=10.0)
     assert bring(churn, 2, "s0-r0", "s0-r1", now=20.0) == []
@@ -47,7 +37,7 @@ def test_a_kill_that_missed_its_moment_fires_at_once() -> None:
 
 
 def test_the_last_synced_replica_is_spared_and_that_is_said_once() -> None:
-    churn = machine(kill_order(0, 1), kill_order(0, 1))
+    churn = machine([kill_order(0, 1), kill_order(0, 1)], PAIRS)
     bring(churn, 0, "s0-r0", "s0-r1", now=0.0)
     bring(churn, 1, "s0-r0", "s0-r1", now=1.0)
     kill, postponed = churn.tick(now=1.7)
@@ -65,24 +55,23 @@ def test_the_last_synced_replica_is_spared_and_that_is_said_once() -> None:
 
 def test_a_fault_that_names_a_replica_which_is_away_says_so() -> None:
     order = Kill(peer="s0-r0", step=2).named("kill s0-r0@2")
-    churn = machine(order, replicas=3)
+    churn = machine([order], replicas(2, 3))
     bring(churn, 1, "s0-r0", "s0-r1", "s0-r2", now=1.0)
     churn.gone("s0-r0", now=1.5)
     said = [action for version in (2, 3) for action in bring(churn, version, "s0-r1", "s0-r2", now=float(version))]
-    postponed = [action for action in said if isinstance(action, FaultPostponed)]
-    assert postponed == [FaultPostponed(order, "s0-r0 is away, or something is being done to it")]
+    assert only(said, FaultPostponed) == [FaultPostponed(order, "s0-r0 is away, or something is being done to it")]
 
 
 def test_a_replica_that_lags_does_not_make_its_fellow_dispensable() -> None:
-    churn = machine(kill_order(0, 5))
+    churn = machine([kill_order(0, 5)], PAIRS)
     bring(churn, 4, "s0-r0", "s0-r1", now=0.0)
-    (kill,) = [a for a in bring(churn, 5, "s0-r0", now=50.0) + churn.tick(now=99.0) if isinstance(a, FaultAction)]
+    (kill,) = only(bring(churn, 5, "s0-r0", now=50.0) + churn.tick(now=99.0), FaultAction)
     assert kill.name == "s0-r1"  # r0 alone holds version 5
 
 
 def test_words_of_the_dead_count_for_nothing() -> None:
-    churn = machine(kill_order(0, 0), kill_order(0, 1))
-    (kill,) = [a for a in bring(churn, 0, "s0-r0", "s0-r1", now=0.0) if isinstance(a, FaultAction)]
+    churn = machine([kill_order(0, 0), kill_order(0, 1)], PAIRS)
+    (kill,) = only(bring(churn, 0, "s0-r0", "s0-r1", now=0.0), FaultAction)
     other = {"s0-r0": "s0-r1", "s0-r1": "s0-r0"}[kill.name]
     at(churn, kill.name, 1, now=0.01)  # written before, read after the kill
     actions = bring(churn, 1, other, now=0.02) + churn.tick(now=0.5)
@@ -90,13 +79,13 @@ def test_words_of_the_dead_count_for_nothing() -> None:
 
 
 def test_one_that_crashed_for_good_is_not_started_again() -> None:
-    churn = machine()
+    churn = machine([], PAIRS)
     churn.gone("s0-r0", back=False, now=0.0)
     assert churn.tick(now=100.0) == []
 
 
 def test_timed_kills_begin_when_every_stage_has_a_replica_and_do_not_pile_up() -> None:
-    churn = machine(*fault.kill_every(5.0))
+    churn = machine(fault.kill_every(5.0), PAIRS)
     bring(churn, 0, "s0-r0", now=0.0)
     assert churn.tick(now=50.0) == []
     bring(churn, 0, "s1-r0", now=60.0)
@@ -107,40 +96,38 @@ def test_timed_kills_begin_when_every_stage_has_a_replica_and_do_not_pile_up() -
     assert churn.pending == ("kill every 5 s",)
 
 
+def comes_back(churn: FaultSchedule, name: str, now: float) -> None:
+    """Its process ends, and the next one has it in sync again."""
+    churn.gone(name, now=now)
+    churn.tick(now=now + 1.0)
+    churn.started(name, now=now + 1.0)
+    at(churn, name, 0, now=now + 2.0)
+
+
 def test_a_timed_kill_is_ordered_again_when_it_is_done() -> None:
-    churn = machine(*fault.kill_every(5.0))
-    for stage in range(2):
-        bring(churn, 0, f"s{stage}-r0", f"s{stage}-r1", now=0.0)
+    churn = machine(fault.kill_every(5.0), PAIRS)
+    bring(churn, 0, now=0.0)
     killed = []
     for now in (5.0, 9.9, 10.0, 14.9, 15.0):
-        for action in churn.tick(now=now):
-            if isinstance(action, FaultAction):
-                killed.append(now)
-                assert (action.fault.place, str(action.fault)) == (None, "kill every 5 s")
-                # Its process ends, and the next one has it in sync again.
-                churn.gone(action.name, now=now)
-                churn.tick(now=now + 1.0)
-                churn.started(action.name, now=now + 1.0)
-                at(churn, action.name, 0, now=now + 2.0)
+        for kill in only(churn.tick(now=now), FaultAction):
+            killed.append(now)
+            assert (kill.fault.place, str(kill.fault)) == (None, "kill every 5 s")
+            comes_back(churn, kill.name, now)
     assert killed == [5.0, 10.0, 15.0] and churn.pending == ()
 
 
 def test_kills_that_name_no_replica_strike_each_in_turn() -> None:
-    churn, killed = machine(*fault.kill_every(5.0)), []
-    for stage in range(2):
-        bring(churn, 0, f"s{stage}-r0", f"s{stage}-r1", now=0.0)
+    churn, killed = machine(fault.kill_every(5.0), PAIRS), []
+    bring(churn, 0, now=0.0)
     for now in range(5, 45, 5):
-        (kill,) = [action for action in churn.tick(now=now) if isinstance(action, FaultAction)]
+        (kill,) = only(churn.tick(now=now), FaultAction)
         killed.append(kill.name)
-        churn.gone(kill.name, now=now)
-        churn.tick(now=now + 1)
-        churn.started(kill.name, now=now + 1)
-        at(churn, kill.name, 0, now=now + 2)
+        comes_back(churn, kill.name, now)
     assert killed == 2 * ["s0-r0", "s1-r0", "s0-r1", "s1-r1"]
 
 
 def test_nobody_is_killed_after_the_last_step() -> None:
-    churn = machine(kill_order(0, STEPS - 1))
+    churn = machine([kill_order(0, STEPS - 1)], PAIRS)
     bring(churn, STEPS - 2, "s0-r0", now=0.0)
     assert [type(a) for a in bring(churn, STEPS - 1, "s0-r0", now=1.0) + churn.tick(now=9.0)] == [FaultPostponed]
     assert bring(churn, STEPS, "s0-r0", "s0-r1", now=10.0) == []
@@ -155,25 +142,3 @@ def test_a_kill_order_nobody_can_carry_out_is_refused(text: str) -> None:
 
 def test_kill_orders_parse() -> None:
     assert [*fault.flagged(Kill, ("1@7", " 0 @ 19 "), stages=3, steps=20)] == [kill_order(1, 7), kill_order(0, 19)]
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        {"stages": 0},
-        {"replicas": 0},
-        {"steps": -1},
-        {"trainers": 0},
-        {"kill_every": 0.0},
-        {"kill_every": float("nan")},
-        {"numerics": "fp16"},
-        {"slots": 0},
-        {"replicas": 10**9},
-        {"trainers": 10**9},
-        {"slots": 10**9},
-        {"tensor": 10**20},
-    ],
-)
-def test_options_that_cannot_work_are_refused(bad: dict[str, object]) -> None:
-    with pytest.raises(UsageError):
-        LocalOptions(**bad)  # type: ignore[arg-type]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from fault_events import asked, at, holds
+from fault_events import STEPS, asked, at, bring, brought, holds, machine, only, replicas, struck
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -41,49 +41,29 @@ from swarmnet.testing.schedule import (
     RestartAction,
 )
 
-STEPS = 20
-NAMES = {f"s{stage}-r{number}": stage for stage in range(2) for number in range(3)}
-
-
-def machine(*faults: Fault) -> FaultSchedule:
-    found = FaultSchedule(faults, replicas=NAMES, steps=STEPS)
-    for name in NAMES:
-        assert found.started(name, now=0.0) == []
-    return found
-
-
-def bring(faults: FaultSchedule, version: int, *, now: float, whom: list[str] | None = None) -> list[Action]:
-    return [act for name in whom or NAMES for act in at(faults, name, version, now=now)]
-
-
-def only(acts: list[Action], kind: type) -> list[Any]:
-    return [act for act in acts if isinstance(act, kind)]
-
-
-def struck(acts: list[Action], kind: type[Fault]) -> list[FaultAction]:
-    return [act for act in only(acts, FaultAction) if isinstance(act.fault, kind)]
+NAMES = replicas(2, 3)
 
 
 KILL = Kill(stage=1, step=3, phase="backward", moment="end").named("k")
 
 
 def armed(fault: Fault) -> tuple[FaultSchedule, list[HoldAction]]:
-    faults = machine(fault)
-    acts = [act for version in range(3) for act in bring(faults, version, now=float(version))]
+    faults = machine([fault], NAMES)
+    acts = brought(faults, *range(3))
     return faults, only(acts, HoldAction)
 
 
 def test_a_disk_is_full_until_its_time_is_over_also_when_its_replica_dies_before() -> None:
-    faults = machine(DiskFull(stage=1, step=1, for_s=9.0))
-    (full,) = struck([act for version in (0, 1, 2) for act in bring(faults, version, now=float(version))], DiskFull)
+    faults = machine([DiskFull(stage=1, step=1, for_s=9.0)], NAMES)
+    (full,) = struck(brought(faults, *range(3)), DiskFull)
     assert not only(faults.gone(full.name, now=3.0), FaultEnded)
     (over,) = only(faults.tick(now=12.0), FaultEnded)
     assert over == FaultEnded(full.fault, full.name)
 
 
 def test_a_rank_is_killed_nowhere_where_nobody_has_ranks() -> None:
-    faults = machine(KillRank(step=1))
-    acts = [act for version in (0, 1, 2) for act in bring(faults, version, now=float(version))]
+    faults = machine([KillRank(step=1)], NAMES)
+    acts = brought(faults, *range(3))
     assert [act.reason for act in acts if isinstance(act, FaultPostponed)] == ["no replica of stage 0 has its ranks up"]
     assert faults.pending
 
@@ -119,33 +99,33 @@ def test_a_replica_that_holds_when_it_may_not_die_is_released_and_armed_again_la
 
 
 def test_where_one_is_named_no_other_is_struck() -> None:
-    faults = machine(Kill(peer="s1-r0", step=3, phase="backward"))
-    acts = [act for version in range(9) for act in bring(faults, version, now=float(version))]
+    faults = machine([Kill(peer="s1-r0", step=3, phase="backward")], NAMES)
+    acts = brought(faults, *range(9))
     assert [hold.name for hold in only(acts, HoldAction)] == ["s1-r0"]
 
 
 def test_a_stopped_replica_goes_on_and_counts_for_nothing_until_it_has_moved() -> None:
     stop = Stop(peer="s1-r0", step=2, for_s=5.0)
     kill = Kill(peer="s1-r1", step=4, back=False)
-    faults = machine(stop, kill)
-    acts = [act for version in range(3) for act in bring(faults, version, now=float(version))]
+    faults = machine([stop, kill], NAMES)
+    acts = brought(faults, *range(3))
     acts += faults.tick(now=2.7)
     assert [act.name for act in struck(acts, Stop)] == ["s1-r0"]
     faults.gone("s1-r2", back=False, now=2.8)
     rest = [name for name in NAMES if name not in ("s1-r0", "s1-r2")]
-    assert struck(bring(faults, 3, now=3.0, whom=rest) + bring(faults, 4, now=4.0, whom=rest), Kill) == []
+    assert struck(bring(faults, 3, *rest, now=3.0) + bring(faults, 4, *rest, now=4.0), Kill) == []
     acts = faults.tick(now=7.7)
     assert acts[:1] == [FaultEnded(stop, "s1-r0")]
     assert struck(acts, Kill) == [] == struck(at(faults, "s1-r0", 4, now=9.0), Kill)  # what step 4 came to, r1 may
-    assert struck(bring(faults, 5, now=10.0, whom=[*rest, "s1-r0"]), Kill) == []  # have alone; and step 5, too
-    assert struck(bring(faults, 6, now=11.0, whom=["s1-r0"]), Kill) == [FaultAction(kill, 6, "s1-r1", 1)]
+    assert struck(bring(faults, 5, *rest, "s1-r0", now=10.0), Kill) == []  # have alone; and step 5, too
+    assert struck(bring(faults, 6, "s1-r0", now=11.0), Kill) == [FaultAction(kill, 6, "s1-r1", 1)]
     faults.gone("s1-r1", now=9.6)
     assert faults.tick(now=99.0) == []  # never returns
 
 
 def test_a_drained_replica_is_told_and_returns_when_ordered() -> None:
     drain = Drain(peer="s0-r0", step=1, phase="apply", back_s=2.0)
-    faults = machine(drain)
+    faults = machine([drain], NAMES)
     (hold,) = only(bring(faults, 0, now=0.0), HoldAction)
     assert holds(faults, "s0-r0", hold.id, now=1.0) == [
         FaultAction(drain, 0, "s0-r0", 0),
@@ -157,7 +137,7 @@ def test_a_drained_replica_is_told_and_returns_when_ordered() -> None:
 
 def test_a_replica_joins_while_another_holds_and_is_asked() -> None:
     join = Join(stage=1, step=1, phase="averaging")
-    faults = machine(join)
+    faults = machine([join], NAMES)
     (hold,) = only(bring(faults, 0, now=0.0), HoldAction)
     assert holds(faults, hold.name, hold.id, now=1.0) == [FaultAction(join, 0, "s1-r3", 1)]
     assert faults.started("s1-r3", now=1.0) == []
@@ -167,7 +147,7 @@ def test_a_replica_joins_while_another_holds_and_is_asked() -> None:
 
 def test_whoever_holds_for_a_joiner_that_does_not_come_is_let_go() -> None:
     join = Join(stage=1, step=1, phase="averaging")
-    faults = machine(join)
+    faults = machine([join], NAMES)
     (hold,) = only(bring(faults, 0, now=0.0), HoldAction)
     holds(faults, hold.name, hold.id, now=1.0)
     assert faults.tick(now=1.0 + ASK_S) == [ReleaseAction(hold.name, hold.id)]
@@ -175,7 +155,7 @@ def test_whoever_holds_for_a_joiner_that_does_not_come_is_let_go() -> None:
 
 
 def test_a_join_without_a_stage_goes_where_the_fewest_live() -> None:
-    faults = machine(Join(step=1))
+    faults = machine([Join(step=1)], NAMES)
     faults.gone("s1-r0", back=False, now=0.0)
     (join,) = struck(bring(faults, 0, now=0.0) + bring(faults, 1, now=1.0) + faults.tick(now=9.0), Join)
     assert (join.name, join.stage) == ("s1-r3", 1)
@@ -206,9 +186,8 @@ def test_a_donor_that_may_never_go_is_let_go() -> None:
 
 def test_one_that_fetches_may_always_die_and_is_armed_as_it_starts() -> None:
     fault = KILL.model_copy(update={"phase": "fetch"})
-    faults = machine(fault)
-    for version in range(3):
-        bring(faults, version, now=float(version))
+    faults = machine([fault], NAMES)
+    brought(faults, *range(3))
     for name in ("s1-r0", "s1-r1"):
         faults.gone(name, back=False, now=3.0)
     (hold,) = faults.started("s1-r0", now=4.0)
@@ -218,7 +197,7 @@ def test_one_that_fetches_may_always_die_and_is_armed_as_it_starts() -> None:
 
 def test_a_partition_begins_ends_and_spares_those_it_divides() -> None:
     cut = Partition(step=1, for_s=3.0, between=(("s1-r0",), ("s1-r1", "s1-r2", "s0")))
-    faults = machine(cut, Kill(stage=1, step=2, back=False), Kill(stage=0, step=2, back=False))
+    faults = machine([cut, Kill(stage=1, step=2, back=False), Kill(stage=0, step=2, back=False)], NAMES)
     acts = bring(faults, 0, now=0.0) + bring(faults, 1, now=1.0) + faults.tick(now=1.7)
     assert struck(acts, Partition) == [FaultAction(cut, 1)]
     acts = bring(faults, 2, now=2.0) + faults.tick(now=2.9)
@@ -230,21 +209,21 @@ def test_a_partition_begins_ends_and_spares_those_it_divides() -> None:
 
 
 def test_one_that_took_its_state_is_good_a_step_later() -> None:
-    faults = machine(Kill(peer="s1-r0", step=3, back=False))
+    faults = machine([Kill(peer="s1-r0", step=3, back=False)], NAMES)
     for name in ("s1-r1", "s1-r2"):
         faults.gone(name, back=False, now=0.0)
     for version in range(4):
-        bring(faults, version, now=float(version), whom=["s0-r0", "s1-r0"])
+        bring(faults, version, "s0-r0", "s1-r0", now=float(version))
     faults.started("s1-r1", now=4.0)
     assert struck(at(faults, "s1-r1", 3, took=True, now=5.0), Kill) == []
-    assert struck(bring(faults, 4, now=6.0, whom=["s1-r0"]), Kill) == []
+    assert struck(bring(faults, 4, "s1-r0", now=6.0), Kill) == []
     assert len(struck(at(faults, "s1-r1", 4, now=6.1), Kill)) == 1
 
 
 def test_at_the_end_everything_that_lasts_ends_and_nothing_begins() -> None:
     stop = Stop(peer="s1-r0", step=1, for_s=50.0)
     cut = Partition(step=1, for_s=50.0, between=(("s0-r0",), ("s0-r1",)))
-    faults = machine(stop, cut, KILL.model_copy(update={"step": 1}), Kill(stage=0, at_s=5.0))
+    faults = machine([stop, cut, KILL.model_copy(update={"step": 1}), Kill(stage=0, at_s=5.0)], NAMES)
     acts = bring(faults, 0, now=0.0) + bring(faults, 1, now=1.0) + faults.tick(now=1.9)
     released = {ReleaseAction(hold.name, hold.id) for hold in only(acts, HoldAction)}
     acts = faults.complete(now=2.0)
@@ -254,16 +233,15 @@ def test_at_the_end_everything_that_lasts_ends_and_nothing_begins() -> None:
 
 def test_everything_can_be_killed() -> None:
     everything = KillAll(step=4)
-    faults = machine(everything)
-    for version in range(4):
-        assert bring(faults, version, now=float(version)) == []
+    faults = machine([everything], NAMES)
+    assert brought(faults, *range(4)) == []
     acts = bring(faults, 4, now=4.0) + faults.tick(now=4.7)
     assert acts == [FaultAction(everything, 4)]
 
 
 def test_time_counts_from_when_every_stage_has_a_replica() -> None:
-    faults = machine(Kill(stage=0, at_s=5.0, back=False))
-    bring(faults, 0, now=10.0, whom=["s0-r0", "s0-r1"])
+    faults = machine([Kill(stage=0, at_s=5.0, back=False)], NAMES)
+    bring(faults, 0, "s0-r0", "s0-r1", now=10.0)
     assert struck(faults.tick(now=20.0), Kill) == []
     bring(faults, 0, now=30.0)
     assert struck(faults.tick(now=34.9), Kill) == []

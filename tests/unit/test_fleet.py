@@ -108,40 +108,6 @@ def test_all_bytes_are_divided_alike(tmp_path: Path) -> None:
     assert found.plan.padding * 8 == 400 and found.plan.state_bytes == 800
 
 
-WRONG = {
-    "peers = 0": "peers = 0: must be at least 1",
-    "peers = 3": "3 peers cannot serve 4 stages",
-    "peer = 3": "peer: unknown key; did you mean peers?",
-    "[run]\nsteps = 1.5": "run.steps = 1.5: must be an integer",
-    "[run]\nstages = 2000": "run.stages = 2000: must be at most 1000",
-    "[machine]\nspeed = 1.0": "machine.speed = 1.0: must be a list in [ ]",
-    "[machine]\nspeed = [0.0]": "machine.speed",
-    "[machine]\nmemory_gb = [0.01]": "a machine of 0.01 GB holds no stage",
-    '[machine]\nregion = "moon"': "region 'moon' is none of r0, r1, r2",
-    "[[machines]]\nspeed = [1.0]": "[[machines]] number 1: speed: unknown key",
-    "[[machines]]\ncount = 4\ngpu_gb = 1.0": "[[machines]] number 1: gpu_gb: unknown key; did you mean gpu_gib?",
-    "peers = 4\n[[machines]]\ncount = 5": "peers = 4: [[machines]] are 5 already",
-    "[[machines]]\ncount = 4\ngpu_gib = 0.01": "a machine of 0.0107 GB holds no stage",
-    "machines = 3": "write [[machines]] above each kind of machine",
-    '[regions]\nnames = ["a", "b"]\nrtt_ms = [[1.0, 2.0]]': "2 regions need 2 rows of 2 numbers",
-    "[regions]\nrtt_ms = [[1.0, 2.0], [3.0, 1.0]]": "the way back takes as long",
-    '[regions]\nnames = ["a", "a"]': "names has a region twice",
-    "[churn]\nlife_s = -1.0": "churn.life_s = -1.0: must be at least 0",
-    '[churn]\nchaos = "nowhere.toml"': "nowhere.toml: no such file",
-    "[timers]\nsuspect_s = 99.0": "suspect_s = 99.0 <= long_silence_s",
-    "[run": "is not valid TOML",
-}
-
-
-@pytest.mark.parametrize("text", WRONG)
-def test_what_is_wrong_is_said_in_a_line(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "fleet.toml"
-    path.write_text(text, encoding="utf-8")
-    assert run(["simulate", str(path)]) == BAD_INPUT
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1 and WRONG[text] in said
-
-
 def test_a_fault_that_needs_processes_is_refused(tmp_path: Path) -> None:
     trace = tmp_path / "trace.toml"
     trace.write_text('[[kill]]\nstage = 1\nstep = 2\nphase = "backward"\n', encoding="utf-8")

@@ -18,7 +18,7 @@ from swarmnet.data.source import load_tokens
 from swarmnet.data.tokenizer import Bytes
 from swarmnet.data.tokens import Tokens
 from swarmnet.errors import UsageError
-from swarmnet.manifest.schema import Data, Manifest, Model, Training
+from swarmnet.manifest.schema import Data, Manifest, Training
 
 SMALL = Training(sequence_length=8, microbatch_size=2)
 
@@ -90,37 +90,6 @@ def test_bytes_of_a_tokenizers_text(tmp_path: Path) -> None:
     manifest = Manifest(training=SMALL, data=Data(tokenizer_sha256=stream.tokenizer_sha256))
     scores = scores_of(manifest, tmp_path, str(tmp_path / "text"), tmp_path / "tokenizer.json", None)
     assert stream.num_tokens == 24 and scores.text.num_bytes(0, scores.tokenizer) == 16 * 2
-
-
-LINKED = Manifest(training=SMALL, data=Data(source="mine.txt", tokenizer="/etc/passwd.json", num_tokens=1000))
-
-
-@pytest.mark.parametrize(
-    ("manifest", "data", "words"),
-    [
-        (LINKED, None, r"the network opens no files here: name your copy of it with --tokenizer FILE"),
-        (
-            LINKED.model_copy(update={"data": Data(source="mine.txt", tokenizer="bytes")}),
-            None,
-            r"the network opens no files here: name a text with --data, or take the manifest's file",
-        ),
-        (
-            LINKED.model_copy(update={"data": Data(tokenizer_sha256="0" * 64)}),
-            "corpus:small",
-            r"bytes is not the tokenizer the run was made with",
-        ),
-        (
-            LINKED.model_copy(update={"data": Data(), "model": Model(vocab_size=99)}),
-            "corpus:small",
-            r"holds token ids up to 255, and the model knows 99",
-        ),
-    ],
-)
-def test_what_a_manifest_of_strangers_may_not_and_what_does_not_fit(
-    manifest: Manifest, data: str | None, words: str
-) -> None:
-    with pytest.raises(UsageError, match=words):
-        scores_of(manifest, None, data, None, None)
 
 
 def test_what_was_not_asked_for_is_in_microbatches_all_the_same() -> None:

@@ -105,54 +105,6 @@ def test_windows(changes: dict[str, Any], window: int | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"model_type": "mixtral"}, 'model_type = "mixtral": supported are llama, mistral, qwen2, qwen3'),
-        ({"model_type": None}, "model_type = null"),
-        ({"model_type": []}, "model_type = \\[\\]"),
-        ({"hidden_act": "gelu"}, 'hidden_act = "gelu": supported is "silu"'),
-        ({"mlp_bias": True}, "biases in the feed-forward"),
-        ({"quantization_config": {"bits": 4}}, "quantised weights"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, 'rope_type = "yarn": supported are'),
-        ({"rope_scaling": {"rope_type": "linear"}}, "factor is missing"),
-        ({"rope_scaling": 3}, "must be a table"),
-        (
-            {"rope_parameters": {"rope_theta": 5e5}, "rope_scaling": {"type": "linear", "factor": 2.0}},
-            r"rope_parameters and rope_scaling disagree \(rope_factor, rope_scaling\): remove the one that is wrong",
-        ),
-        (
-            {"rope_theta": None, "rope_parameters": {"rope_theta": 5e5}, "rope_scaling": {"type": "default"}},
-            r"disagree \(rope_theta\)",
-        ),
-        (
-            {"rope_scaling": LLAMA3, "original_max_position_embeddings": 4096},
-            "original_max_position_embeddings = 8192, and 4096 at the top of the file",
-        ),
-        ({"rope_parameters": {"rope_theta": 7.0}}, "rope_theta = 7.0, and rope_theta at the top of the file = 500000"),
-        ({"rope_scaling": {"type": "linear", "rope_type": "default", "factor": 2.0}}, 'type = "linear"'),
-        ({"rope_parameters": {"full_attention": {"rope_theta": 7.0}}}, "full_attention = .*: is not supported"),
-        ({"rope_scaling": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor = 0.5"),
-        ({"rope_scaling": {"rope_type": ["llama3"]}}, r'rope_type = \["llama3"\]'),
-        ({"logit_scale": 0.0625}, "logit_scale = 0.0625: not supported"),
-        ({"use_qk_norm": True}, "use_qk_norm = true: not supported"),
-        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping = 30.0: not supported"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types = "),
-        ({"auto_map": {"AutoModelForCausalLM": "modeling.Mine"}}, "auto_map names code"),
-        ({"hidden_size": None}, "hidden_size is missing"),
-        ({"hidden_size": "32"}, 'hidden_size = "32"'),
-        ({"num_attention_heads": 0}, "num_heads = 0"),
-        ({"num_attention_heads": 3, "head_dim": 8}, "num_heads = 3 must be a multiple"),
-        ({"model_type": "mistral", "sliding_window": "4k"}, "must be a number of tokens"),
-        ({"model_type": "qwen2", "num_key_value_heads": None}, "num_key_value_heads is missing"),
-    ],
-)
-def test_what_is_refused(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(UsageError, match=words) as caught:
-        describe(LLAMA | changes, where="config.json")
-    assert str(caught.value).startswith("config.json: ") and "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
     "changes",
     [
         {},

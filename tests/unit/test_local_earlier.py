@@ -13,7 +13,6 @@ from rich.console import Console
 from swarmnet.errors import UsageError
 from swarmnet.local import earlier
 from swarmnet.local.earlier import await_end, finished, lives, members, replay
-from swarmnet.local.options import LocalOptions
 from swarmnet.local.progress import SwarmProgress
 from swarmnet.local.report import RunOutcome, print_summary, summary
 from swarmnet.local.screen import SwarmScreen
@@ -189,12 +188,6 @@ def test_orders_that_cannot_be_carried_out() -> None:
     for step in (-1, 5):
         with pytest.raises(UsageError, match="--kill-all"):
             kill_all(step, steps=5)
-    with pytest.raises(UsageError, match="--resume needs --out"):
-        LocalOptions(resume=True)
-    with pytest.raises(UsageError, match="--chaos and --kill"):
-        LocalOptions(chaos="random:1", kill=("0@1",))
-    with pytest.raises(UsageError, match="--checkpoint-every"):
-        LocalOptions(checkpoint_every=0)
 
 
 def test_a_stage_that_dropped_steps_makes_another_run_of_what_follows() -> None:
@@ -263,12 +256,6 @@ def test_the_newest_checkpoint_of_all_stages_is_known() -> None:
     for stage, version in ((0, 4), (0, 8), (1, 4)):
         progress.on(f"s{stage}-r0", {"event": "checkpoint", "stage": stage, "version": version}, now=0.0)
     assert progress.checkpoint == 4
-
-
-@pytest.mark.parametrize("changes", [{"chaos": "random:1", "kill_all": 3}, {"verify": True, "kill_all": 3}])
-def test_a_comparison_that_cannot_be_made_is_refused(changes: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="exclude each other"):
-        LocalOptions(**changes)
 
 
 def test_only_what_is_new_is_printed() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from fault_events import at, holds, ranks
+from fault_events import STEPS, bring, brought, holds, machine, ranks
 
 from swarmnet.config.peer import Mesh
 from swarmnet.errors import UsageError
@@ -15,14 +15,15 @@ from swarmnet.local.progress import SwarmProgress
 from swarmnet.local.screen import News
 from swarmnet.manifest.schema import Manifest, Model, Training
 from swarmnet.telemetry.run_state import StageState
-from swarmnet.testing.fault import Fault, KillRank, flagged
-from swarmnet.testing.schedule import Action, FaultAction, FaultPostponed, FaultSchedule, HoldAction, ReleaseAction
+from swarmnet.testing.fault import KillRank, flagged
+from swarmnet.testing.schedule import FaultAction, FaultPostponed, HoldAction, ReleaseAction
 
 MANIFEST = Manifest(
     model=Model(num_heads=8, num_kv_heads=4, intermediate_size=96, vocab_size=258),
     training=Training(microbatch_size=4, sequence_length=36),
 )
 REPLICAS = [f"s{stage}-r{number}" for number in range(2) for stage in range(3)]
+STAGES = {name: int(name[1]) for name in REPLICAS}
 
 
 def parsed(*ranks: str, **changes: Any) -> dict[str, Mesh]:
@@ -60,62 +61,19 @@ def test_replicas_on_gpus_take_the_next_one_each(monkeypatch: pytest.MonkeyPatch
         parsed("1=2", device="cuda")
 
 
-@pytest.mark.parametrize(
-    ("ranks", "changes", "line"),
-    [
-        ("2", {}, "--ranks 2: write STAGE=N, or STAGE.REPLICA=N, for example 1=2"),
-        ("1=2,", {}, "--ranks : write STAGE=N"),
-        ("3=2", {}, "--ranks 3=2: there is no stage 3, stages are 0 to 2"),
-        ("1.2=2", {}, "--ranks 1.2=2: there is no replica 2 in stage 1, they are 0 to 1"),
-        ("1=0", {}, "--ranks 1=0: a replica has at least one rank"),
-        ("1=99999999999999999", {}, "--ranks 1=99999999999999999: a replica has at most 1000 ranks"),
-        ("1=2,1=3", {}, "--ranks 1=3: it is said twice how many ranks s1 has"),
-        ("1=3", {}, "--ranks 1=3: 3 tensor-parallel ranks cannot split this model"),
-        ("1=8", {"shard": "zero1"}, "--ranks 1=8: 8 ranks cannot split a microbatch: training.microbatch_size = 4"),
-        ("1=8", {"sequence_parallel": True}, "sequence_length = 36 is no multiple of 8"),
-        ("1=4", {"tensor": 2}, "--ranks 1=4: --tensor 2 of 4 ranks leaves 2 to split each microbatch"),
-    ],
-)
-def test_what_cannot_be_is_said_in_one_line(ranks: str, changes: dict[str, Any], line: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        parsed(ranks, **changes)
-    assert line in str(caught.value) and "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("changes", [{"shard": "dp"}, {"tensor": 2}, {"sequence_parallel": True}])
-def test_how_ranks_share_means_nothing_without_ranks(changes: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="add --ranks STAGE=N"):
-        parsed(**changes)
-
-
 # ---------------------------------------------------------------- a rank is killed
 
 
-def machine(*faults: Fault, meshed: tuple[str, ...] = ("s1-r0", "s1-r1")) -> FaultSchedule:
-    replicas = {name: int(name[1]) for name in REPLICAS}
-    found = FaultSchedule(faults, replicas=replicas, steps=20, meshed=meshed)
-    for name in REPLICAS:
-        assert found.started(name, now=0.0) == []
-    for name in meshed:
-        assert ranks(found, name, 2, now=0.0) == []
-    return found
-
-
-def bring(faults: FaultSchedule, version: int, *, now: float) -> list[Action]:
-    return [act for name in REPLICAS for act in at(faults, name, version, now=now)]
-
-
 def test_a_rank_is_killed_in_the_middle_of_its_step_and_no_replica_goes_away() -> None:
-    faults = machine(*flagged(KillRank, ("1@2",), stages=3, steps=20), meshed=("s1-r1",))
-    for version in range(3):
-        assert bring(faults, version, now=float(version)) == []
+    faults = machine(flagged(KillRank, ("1@2",), stages=3, steps=STEPS), STAGES, meshed=("s1-r1",))
+    assert brought(faults, *range(3)) == []
     (act,) = faults.tick(now=2.9)
     assert isinstance(act, FaultAction) and (act.name, act.step, str(act.fault)) == ("s1-r1", 2, "kill_rank 1@2")
     assert act.rank in (0, 1) and faults.pending == ()
 
 
 def test_the_ranks_of_the_only_replica_may_be_killed_and_while_they_are_away_the_next_kill_waits() -> None:
-    faults = machine(*flagged(KillRank, ("1@1", "1@1"), stages=3, steps=20), meshed=("s1-r1",))
+    faults = machine(flagged(KillRank, ("1@1", "1@1"), stages=3, steps=STEPS), STAGES, meshed=("s1-r1",))
     assert faults.gone("s1-r0", back=False, now=0.5) == []
     bring(faults, 0, now=1.0)
     acts = [*bring(faults, 1, now=2.0), *faults.tick(now=2.9)]
@@ -127,8 +85,8 @@ def test_the_ranks_of_the_only_replica_may_be_killed_and_while_they_are_away_the
 
 
 def test_a_rank_is_killed_while_its_replica_holds_in_a_phase() -> None:
-    faults = machine(KillRank(step=3, phase="backward"))
-    hold, other = (act for version in range(3) for act in bring(faults, version, now=float(version)))
+    faults = machine([KillRank(step=3, phase="backward")], STAGES, meshed=("s1-r0", "s1-r1"))
+    hold, other = brought(faults, *range(3))
     assert isinstance(hold, HoldAction) and {hold.name, other.name} == {"s1-r0", "s1-r1"}
     kill, *released = holds(faults, hold.name, hold.id, now=3.0)
     assert isinstance(kill, FaultAction) and kill.name == hold.name

@@ -225,29 +225,8 @@ def members_in(file: Path) -> Members:
 
 def test_a_fleet_file_is_read(tmp_path: Path) -> None:
     file = tmp_path / "fleet.toml"
+    with pytest.raises(UsageError, match="no such file"):
+        members_in(file)
     file.write_text("[[machines]]\ncount = 3\ngpu_gib = 24.0\nmbit = 50.0\ngpus = 2\n", encoding="utf-8")
     (kind,) = members_in(file).machines
     assert (kind.count, kind.device_bytes, kind.flops_per_s, kind.bytes_per_s) == (3, 24 << 30, 60e12, 6.25e6)
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("", "write [[machines]] above each kind of machine"),
-        ("[machines]\ncount = 1\n", "machines: write [[machines]]"),
-        ("[[machines]]\ncuont = 1\n", "[[machines]] number 1: cuont: unknown key; did you mean count?"),
-        ("[[machines]]\n[[machines]]\nmbit = 0.0\n", "[[machines]] number 2: mbit = 0.0: must be above 0"),
-        ('[[machines]]\nhost_gib = "24"\n', 'host_gib = "24": must be a number'),
-        ("[[machines]]\n[[machines]]\n", 'machines: two kinds have name = "machines"'),
-        ('[[machines]]\nregion = "eu"\n', 'region = "eu" is none of r0, r1, r2'),
-        ('[[machines]]\n[regions]\nnames = ["a"]\nrtt_ms = [[1.0, 2.0]]\n', "1 regions need 1 rows of 1 numbers"),
-    ],
-)
-def test_a_fleet_file_that_says_nothing_is_refused_in_one_line(tmp_path: Path, text: str, words: str) -> None:
-    file = tmp_path / "fleet.toml"
-    file.write_text(text, encoding="utf-8")
-    with pytest.raises(UsageError) as refused:
-        members_in(file)
-    assert words in str(refused.value) and str(file) in str(refused.value) and "\n" not in str(refused.value)
-    with pytest.raises(UsageError, match="no such file"):
-        members_in(tmp_path / "none.toml")

@@ -1,7 +1,6 @@
 """Which ranks a peer gets: from what was typed, what the machine has and what the model lets be split."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import assume, given
@@ -66,46 +65,6 @@ def test_what_one_rank_ignores_has_a_name(mesh: Mesh, ignored: str) -> None:
     assert meaningless(mesh, chosen(mesh, cuda=1)) == ignored
     several = Mesh(gpus="auto", tensor=2, shard="zero1", sequence_parallel=True)
     assert meaningless(several, chosen(several, cuda=4)) == ""
-
-
-@pytest.mark.parametrize(
-    ("asked", "device", "cuda", "line"),
-    [
-        ({"gpus": "8"}, "auto", 2, "--gpus 8: torch sees 2 CUDA devices here, 0 to 1"),
-        ({"gpus": "0,7"}, "cuda", 1, "--gpus 0,7: torch sees one CUDA device here, number 0"),
-        *(
-            (
-                {"gpus": words},
-                device,
-                0,
-                f"--gpus {words}: torch sees no CUDA device here; leave --gpus out, and use "
-                f"--ranks N for ranks on the CPU{more}",
-            )
-            for words in ("2", "8", "0,1", "3,")
-            for device, more in (("auto", ""), ("cuda", ", without --device cuda"))
-        ),
-        ({}, "cuda", 0, "--device cuda: torch sees no CUDA device here; use --device cpu, or auto"),
-        ({"gpus": "auto"}, "cuda", 0, "--device cuda: torch sees no CUDA device here"),
-        ({"ranks": 4, "tensor": 3}, "cpu", 0, "--tensor 3: tensor x data must be 4, the ranks there are"),
-        ({"tensor": 2}, "cpu", 0, "--tensor 2: tensor x data must be 1"),
-        ({"ranks": 4, "tensor": 2}, "cpu", 0, "--tensor 2 of 4 ranks leaves 2 to split each microbatch: say how"),
-        ({"ranks": 2, "tensor": 2, "shard": "zero1"}, "cpu", 0, "--shard zero1: --tensor 2 leaves no ranks to shard"),
-        ({"ranks": 2, "shard": "dp", "sequence_parallel": True}, "cpu", 0, "--sequence-parallel is for ranks that"),
-        (
-            {"ranks": 3, "shard": "zero3"},
-            "cpu",
-            0,
-            "3 ranks cannot split a microbatch: training.microbatch_size = 4 is no multiple of it. "
-            "Ranks that can: 1, 2",
-        ),
-        ({"ranks": 3}, "cpu", 0, "3 tensor-parallel ranks cannot split this model: num_heads = 8 is no multiple of 3"),
-        ({"ranks": 8, "sequence_parallel": True}, "cpu", 0, "sequence_length = 36 is no multiple of 8"),
-    ],
-)
-def test_what_cannot_be(asked: dict[str, Any], device: Device, cuda: int, line: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        chosen(Mesh(**asked), device, cuda=cuda)
-    assert line in str(caught.value) and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from pathlib import Path
 
 import pytest
 
@@ -15,27 +14,6 @@ from swarmnet.monitor.view import folded
 from swarmnet.peer.status import Waiting
 
 LINK = f"swarm:{'ab' * 32}@/ip4/127.0.0.1/tcp/1/p2p/12D3KooWQYhTNQdmr3ArTeUHRYzFg94BKyTkoWBDWez9kSCVe2Xo"
-
-
-@pytest.mark.parametrize(
-    ("typed", "words"),
-    [
-        (["nothing"], "nothing: no such file, and neither a link"),
-        (["ab" * 32], "watch needs to know a peer: give its link, or --bootstrap"),
-        ([LINK, "--every", "0"], "--every"),
-        ([LINK, "--png", "x.txt"], "--png x.txt: no picture ends so"),
-        ([LINK, "--csv", "-"], "--csv -: it is no regular file"),
-        ([LINK, "--csv", "mine.csv"], "mine.csv: it has other columns than watch writes: name another file"),
-    ],
-)
-def test_bad_input_is_one_line(
-    typed: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("mine.csv").write_text("a,b\n1,2\n")
-    assert run(["watch", *typed]) == 2
-    err = capsys.readouterr().err
-    assert words in err and err.count("\n") == 1 and Path("mine.csv").read_text() == "a,b\n1,2\n"
 
 
 @pytest.mark.parametrize(("found", "code"), [(True, 0), (False, 130)])

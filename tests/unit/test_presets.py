@@ -122,8 +122,6 @@ def test_local_takes_a_preset_that_fits(capsys, monkeypatch: pytest.MonkeyPatch)
     )
     with pytest.raises(UsageError, match=f"^{words}: choose"):
         prepare(toy, Path("out"))
-    with pytest.raises(UsageError, match="--preset and --manifest exclude each other"):
-        LocalOptions(preset="toy", manifest=Path("run.toml"))
 
 
 CONFIGS = sorted((ROOT / "peer_configs").glob("*.toml"))

@@ -73,9 +73,9 @@ def test_a_long_probe_earns_no_credit() -> None:
     assert window.count(HUNG) <= 11
 
 
-def ban_length(router: Router, now: float) -> float:
+def ban_length(router: Router, now: float, others: frozenset[PeerId] = frozenset(PEERS) - {HUNG}) -> float:
     """Ask until the hung one is free again; nobody else may be asked."""
-    begun, others = now, frozenset(PEERS) - {HUNG}
+    begun = now
     while True:
         try:
             router.cancelled(router.pick(num_bytes=1, now=now, exclude=others))
@@ -232,14 +232,8 @@ def test_a_probe_that_costs_a_whole_call_comes_ever_more_rarely(
         pick = router.pick(num_bytes=1, now=now, exclude=others)
         now += 15.0
         router.failed(pick, now=now, hung=True, over=over)
-        began = now
-        while True:
-            try:
-                router.cancelled(router.pick(num_bytes=1, now=now, exclude=others))
-                break
-            except NoReplica:
-                now = router.next_chance(now)
-        bans.append(round(now - began, 6))
+        bans.append(round(ban_length(router, now, others), 6))
+        now += bans[-1]
     assert bans[:2] == [first_s, 2 * first_s] and bans == sorted(bans) and bans[-1] == longest_s
 
 

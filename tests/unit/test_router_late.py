@@ -42,12 +42,6 @@ def test_a_slow_replica_gets_what_it_can_finish_in_time_and_nothing_at_the_end()
     assert abs(taken.count(FAST) - taken.count(OTHER)) <= 1
 
 
-def test_without_an_end_in_sight_shares_follow_speed() -> None:
-    router = known()
-    taken = [router.pick(num_bytes=SIZE, now=0.0).peer for _ in range(170)]
-    assert taken.count(SLOW) == pytest.approx(10, abs=1)
-
-
 def test_who_is_passed_over_earns_no_credit() -> None:
     router = known()
     for _ in range(170):

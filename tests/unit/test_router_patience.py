@@ -30,16 +30,16 @@ def test_it_stays_within_its_bounds(silences: list[float], expirations: int) -> 
     assert 1.0 <= timeout.seconds <= 60.0
 
 
-def test_it_is_four_times_the_tail() -> None:
-    assert after([i / 100 for i in range(1, 101)]).seconds == pytest.approx(4 * 0.95)
-
-
-def test_a_rare_stall_does_not_stretch_it() -> None:
-    assert after([0.5] * 95 + [50.0] * 5).seconds == pytest.approx(2.0)
-
-
-def test_the_window_slides() -> None:
-    assert after([10.0] * 500 + [0.5] * 128).seconds == pytest.approx(2.0)
+@pytest.mark.parametrize(
+    ("silences", "seconds"),
+    [
+        ([i / 100 for i in range(1, 101)], 4 * 0.95),
+        ([0.5] * 95 + [50.0] * 5, 2.0),  # a rare stall does not stretch it
+        ([10.0] * 500 + [0.5] * 128, 2.0),  # the window slides
+    ],
+)
+def test_it_is_four_times_the_tail(silences: list[float], seconds: float) -> None:
+    assert after(silences).seconds == pytest.approx(seconds)
 
 
 def test_it_doubles_until_somebody_answers() -> None:

@@ -1,9 +1,14 @@
-"""How `swarmnet status` looks: a line for each replica, within 80 columns."""
+"""How `swarmnet status` looks: a line for each replica, within 80 columns. tests/data/status.txt shows it.
+
+After an intended change, read the difference, and write it again: `STATUS=write pytest THIS_FILE`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -44,35 +49,36 @@ def shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
 
 
 Shown = Callable[..., list[str]]
+LOOKS = Path(__file__).parents[1] / "data/status.txt"
 
 
-def test_a_replica_is_a_line_and_what_all_have_is_said_once(shown: Shown) -> None:
-    lines = shown()
-    assert [line.split() for line in lines if "WXYZ" in line] == [
-        [str(stage), f"...eer{stage}WXYZ", "2839", "synced", "0/4", "2800", "+2", "2830"] for stage in (0, 1)
-    ]
-    assert f"numerics: {NUMERICS}" in lines
-
-
-def test_a_lost_stage_may_have_its_version_on_a_disk_that_is_not_seen(shown: Shown) -> None:
-    assert "on disk: version 2800" in "\n".join(shown())
-    assert "on disk: no version of all stages at the peers that are up" in "\n".join(shown(RECORDS[:1]))
+def looks(shown: Shown) -> Iterator[tuple[str, list[str]]]:
+    yield "a replica is a line, and what all have is said once", shown()
+    yield "a lost stage may have its version on a disk that is not seen", shown(RECORDS[:1])
     fresh = [replace(each, stages=(replace(each.stages[0], disk=()),)) for each in RECORDS]
-    assert "on disk: no version of all stages yet" in "\n".join(shown(fresh))
-
-
-def test_links_to_join_by_stand_whole_on_lines_of_their_own(shown: Shown) -> None:
+    yield "no checkpoint yet", shown(fresh)
     links = tuple(f"swarm:{'ab' * 32}@/ip4/203.0.113.{number}/tcp/31337/p2p/12D3KooWpeer" for number in range(3))
-    assert [line for line in shown(links=links) if "swarm:" in line] == [
-        f"join: swarmnet join {at}" for at in links[:2]
+    yield "links to join by stand whole on lines of their own", shown(links=links)
+    finished = [replace(each, finished=True, tokens_per_second=1720.0) for each in RECORDS]
+    yield "a complete run says what to do, and no pace or link", shown(finished, columns=200, links=links)
+    timed = [
+        replace(each, steps=2899, step_s=2.0, estimates=(Estimate(mark(each.peer), 1500),), tokens_per_second=64.0)
+        for each in RECORDS
     ]
-    assert not any("swarm:" in line for line in shown([replace(each, finished=True) for each in RECORDS], links=links))
+    yield "pace and speeds", shown(timed)
+    yield (
+        "what replicas differ in is a line with their names",
+        shown([replace(RECORDS[0], region="eu-west"), RECORDS[1]]),
+    )
+    hostile = replace(RECORDS[0], region="\\[/b]", software="\\[link=http://x.example]\x1b]y")
+    yield "what strangers say is text", shown([hostile, RECORDS[1]])
 
 
-def test_a_complete_run_says_what_to_do_and_no_pace(shown: Shown) -> None:
-    lines = shown([replace(each, finished=True, tokens_per_second=1720.0) for each in RECORDS], columns=200)
-    assert any("the run is complete: `swarmnet export`" in line for line in lines)
-    assert not any("tokens/s" in line for line in lines)
+def test_it_looks_as_it_did(shown: Shown) -> None:
+    lines = [line.rstrip() for name, look in looks(shown) for line in (f"== {name}", *look, "")]
+    if os.environ.get("STATUS") == "write":
+        LOOKS.write_text("\n".join(lines), encoding="utf-8")
+    assert lines == LOOKS.read_text(encoding="utf-8").split("\n")
 
 
 def test_nothing_is_wider_than_the_terminal(shown: Shown) -> None:
@@ -94,25 +100,3 @@ def test_nothing_is_wider_than_the_terminal(shown: Shown) -> None:
     assert max(map(len, shown(wide))) <= 80 and max(map(len, shown())) <= 80
     assert any(line.startswith("warning: ") and len(line) > 80 for line in shown(wide, columns=400))
     assert all("WXYZ" in line for line in shown(wide, columns=60) if " synced " in line)
-
-
-def test_pace_and_speeds_are_shown(shown: Shown) -> None:
-    timed = [
-        replace(each, steps=2899, step_s=2.0, estimates=(Estimate(mark(each.peer), 1500),), tokens_per_second=64.0)
-        for each in RECORDS
-    ]
-    text = "\n".join(shown(timed))
-    assert "version 2839 of 2899" in text and ", 64 tokens/s, ETA 2:00" in text
-    assert len([line for line in text.splitlines() if "WXYZ" in line and " 1.5/s " in line]) == 2
-
-
-def test_what_replicas_differ_in_is_a_line_with_their_names(shown: Shown) -> None:
-    assert not [line for line in shown() if line.startswith(("region", "software"))]
-    lines = shown([replace(RECORDS[0], region="eu-west"), RECORDS[1]])
-    assert "region: eu-west (...eer0WXYZ)" in lines
-
-
-def test_what_strangers_say_is_text(shown: Shown) -> None:
-    lines = shown([replace(RECORDS[0], region="\\[/b]", software="\\[link=http://x.example]\x1b]y"), RECORDS[1]])
-    assert "region: \\[/b] (...eer0WXYZ)" in lines
-    assert "software: \\[link=http://x.example]\\x1b]y (...eer0WXYZ)" in lines
