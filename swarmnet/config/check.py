@@ -102,7 +102,8 @@ def _advice(model: type[Table], path: Path) -> str:
         return f"did you mean {by_leaf[path[-1]]}?"
     # A misspelled key of this table is likelier than one of another table.
     for word, known in ((path[-1], siblings), (path[-1], by_leaf), (dotted(path), by_path)):
-        if close := difflib.get_close_matches(word, known, n=1):
+        # Two keys of one table have much in common: its name.
+        if close := difflib.get_close_matches(word, known, n=1, cutoff=0.8 if known is by_path else 0.6):
             return f"did you mean {known[close[0]]}?"
     return f"known here: {', '.join(siblings)}"
 
@@ -118,6 +119,8 @@ _WORDS = {
     "path_type": "must be a path in quotes",
     "string_pattern_mismatch": "must match {pattern}",
     "string_too_short": "must not be empty",
+    "too_short": "must have at least {min_length} entries",
+    "too_long": "must have at most {max_length} entries",
     "literal_error": "must be {expected}",
     "greater_than": "must be above {gt}",
     "greater_than_equal": "must be at least {ge}",
