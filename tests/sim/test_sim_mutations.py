@@ -1,4 +1,4 @@
-"""Rules that hold a whole swarm together: without each, a named script breaks (docs/protocol.md, scenario 14).
+"""Rules that hold a whole swarm together: without each, a named script breaks.
 
 The rules of the machines alone are mutated in unit/test_member.py, script by script.
 """
@@ -62,7 +62,7 @@ def test_without_the_discard_counter_a_discarded_gradient_lands_in_the_next_accu
 
 
 def owners_die_in_full_replicas(seed: int) -> None:
-    """One slot each, nothing remembered: every repair recomputes from tokens (scenarios 8 and 9)."""
+    """One slot each, nothing remembered: every repair recomputes from tokens."""
     swarm = watched(Plan(stages=3, replicas=2, microbatches=6, steps=4, output_cache_bytes=0, slots=1), seed)
 
     async def script(swarm: VirtualSwarm) -> None:

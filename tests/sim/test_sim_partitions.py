@@ -1,4 +1,4 @@
-"""Cuts between peers at exact points of a step, healed at exact points (docs/protocol.md, scenarios 4 and 5).
+"""Cuts between peers at exact points of a step, healed at exact points.
 
 Each stage has two numerics classes, so two sides that go on by themselves leave different chains behind. Whatever is
 cut and whenever it heals: every sum on the way has each index once, every stage ends with one chain, and the exact part

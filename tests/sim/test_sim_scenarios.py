@@ -1,4 +1,4 @@
-"""Scripted faults at exact points (docs/protocol.md, scenarios 1, 2, 7, 8, 9 and 12).
+"""Scripted faults at exact points.
 
 Each run ends with the weights of the single process; every commit on the way was the single process's sum, with every
 index counted once. Invariants are checked at every event and every 50 virtual milliseconds.

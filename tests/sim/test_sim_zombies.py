@@ -1,4 +1,4 @@
-"""Processes that are stopped and come back after the others have gone on without them (docs/protocol.md, scenario 3).
+"""Processes that are stopped and come back after the others have gone on without them.
 
 A stopped owner, a stopped member of a round, a stopped leader: whoever comes back finds its generation closed, its
 round over or another leader in its place, and nothing it does then counts twice.

@@ -97,9 +97,9 @@ def test_a_message_that_nobody_prints_is_found() -> None:
 
 
 MOST_PAGES = 38
-MOST_WORDS = 47_700
+MOST_WORDS = 47_400
 MOST_WORDS_OF_A_PAGE = 2_000
-LONGER = {"architecture.md": 2_300, "numerics.md": 2_400, "protocol.md": 3_800}
+LONGER = {"architecture.md": 2_050, "numerics.md": 2_400, "protocol.md": 3_700}
 """Pages that may have more words, code blocks included. A line here only ever shrinks."""
 
 MANUAL = sorted((ROOT / "docs").rglob("*.md"))
