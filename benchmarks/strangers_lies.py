@@ -584,7 +584,7 @@ class Releases(Lie):
 
 
 @lie
-class VoidsEverything(Lie):
+class DiscardsEverything(Lie):
     """says that no index gives a finite value"""
 
     def tells(self, to: PeerId, message: Control) -> Iterable[Control]:
@@ -752,7 +752,7 @@ class TwoRounds(Lie):
 
 
 @lie
-class LeaderVoidsAll(Lie):
+class LeaderDiscardsAll(Lie):
     """as the leader says in each round that no microbatch gives a finite value but one of its own"""
 
     def tells(self, to: PeerId, message: Control) -> Iterable[Control]:
@@ -1215,7 +1215,7 @@ class MovesOn(Answers):
 
 
 @lie
-class SaysVoid(Answers):
+class SaysDiscard(Answers):
     """says of every microbatch that it gives no finite value"""
 
     def instead(self, request: ProcessCall) -> AsyncGenerator[Answer, None]:

@@ -27,7 +27,7 @@ sys.exit(code)
 """
 
 CHILD = """
-import json, os, signal, sys
+import json, os, signal, sys, time
 caught = []
 def on(number, frame):
     caught.append(number)
@@ -43,7 +43,7 @@ if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
 signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 print(json.dumps({"pid": os.getpid(), "session": os.getsid(0)}), flush=True)
 while True:
-    signal.pause()
+    time.sleep(0.05)  # pause() would miss a signal that comes just before it
 """
 
 
