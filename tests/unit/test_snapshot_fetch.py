@@ -19,6 +19,7 @@ from swarmnet.messages import (
     Busy,
     Content,
     Packed,
+    Rejected,
     Snapshot,
     SnapshotPiece,
     SnapshotRequest,
@@ -407,6 +408,18 @@ def test_of_two_pasts_with_equally_many_witnesses_none_is_taken() -> None:
     assert fetched(Joiner(line, witnesses=Rule({5: "ab", 7: "xy"}))) is None
     line = Line(Mate("a"), Mate("b"), Mate("c"), *forged("x", "y", version=7))
     assert fetched(Joiner(line, witnesses=Rule({5: "abc", 7: "xy"}))) == state_at(5)
+
+
+@pytest.mark.parametrize("names", ["ab", "abc"])
+def test_witnesses_that_refuse_leave_no_forger_alone_to_decide(names: str) -> None:
+    """A correct replica refuses while it applies a step, and a version that is past: a refusal is an answer, too."""
+    line = Line(*forged("a"), *map(Mate, names[1:]))
+
+    def answer(peer: PeerId, request: SnapshotRequest, said: Answer) -> Answer:
+        return said if peer == "a" or not isinstance(said, Snapshot) else Rejected(RejectCode.NOT_READY, "no state")
+
+    line.intercept = answer
+    assert fetched(Joiner(line, witnesses=Rule({5: names}))) is None
 
 
 async def test_busy_witnesses_are_waited_for() -> None:
