@@ -11,8 +11,9 @@ plays each file's orders anew on a virtual swarm of production peers, and writes
     s0.1 -> s0.0 s0.2  StagePlan step 0, ballot 1
     ...
 
-`->` is a message, `=>` a call, `=<` an answer of one. `Part` asks for a shard: of the receiver's contribution, of what
-it has reduced, or of a complete aggregate (`sum`). A line without an arrow is an event, `***` is what was done.
+`->` is a message or (`answers`) the answer of a call, `=>` a call. `Part` asks for a shard: of the receiver's
+contribution, of what it has reduced, or of a complete aggregate (`sum`, `replay`); with `pledges` for what others have
+committed themselves to. A line without an arrow is an event, `***` is what was done. A ballot is NUMBER/PEER.
 
 An order is an action and its cue. Actions: `kill PEER [BACK_S]`, `stop PEER SECONDS`, `drain PEER`, `join STAGE`,
 `cut PEER,PEER|PEER SECONDS`, `drop` (the message that is the cue). Cues: `at SECONDS`, or `on NAME [FIELD=VALUE...]`,
@@ -33,7 +34,7 @@ from typing import Any
 
 from swarmnet.errors import UsageError
 from swarmnet.ids import Ballot, Generation, PeerId, RoundId
-from swarmnet.messages import Answer, Control
+from swarmnet.messages import Answer, Committed, Control
 from swarmnet.testing.fault import Partition
 from swarmnet.testing.network import Message
 from swarmnet.testing.plan import Plan
@@ -48,7 +49,7 @@ GAP_S = 0.5
 
 _FIELDS = {
     "StagePlan": "ballot generation assigned moved evicted execute attempt given awaits",
-    "MemberState": "ballot generation owned summed wants returns non_finite round commit trouble awaits",
+    "MemberState": "ballot generation owned summed wants returns non_finite round vote commit trouble awaits whole",
     "Round": "id contributions discarded late bans",
     "Trouble": "late refused",
     "Late": "peer owes",
@@ -56,7 +57,8 @@ _FIELDS = {
     "Commit": "stage step late bans",
     "Process": "step stage index hedge repair avoid",
     "Fetch": "step stage index kind",
-    "Part": "kind start stop",
+    "Part": "kind hop start stop",
+    "Gradient": "",
     "SnapshotRequest": "stage version piece",
     "SnapshotPiece": "",
     "TrailRequest": "",
@@ -87,14 +89,14 @@ _LEFT_OUT = (
 def _worded(value: object) -> str:
     """A value of a message or event, for a person."""
     match value:
-        case Ballot() | Generation() | RoundId():
+        case Ballot():
+            return f"{value.number}/{value.peer}"
+        case Generation() | RoundId():
             return str(value.number)
         case frozenset():
             return "{" + " ".join(map(str, sorted(value))) + "}"
         case str() | int() | float():
             return str(value)
-        case bytes():
-            return value[:2].hex()
         case (peer, Generation(), frozenset() as indexes):  # a contribution
             return f"{peer} {_worded(indexes)}"
         case tuple() | list():
@@ -113,7 +115,7 @@ def _told(message: Any) -> str:
     for name in _FIELDS.get(type(message).__name__, "").split():
         value = getattr(message, name)
         if value != defaults[name] and value is not None and value != ():
-            shown.append(name if value is True else f"{name} {_worded(value)}")
+            shown.append(name if value is True or isinstance(value, bytes) else f"{name} {_worded(value)}")
     return f"{type(message).__name__} {', '.join(shown)}".strip()
 
 
@@ -127,6 +129,7 @@ class Transcript:
         self._orders: list[tuple[list[str], list[str]]] = []  # the action and the cue of each, until it is done
         self._last: dict[tuple[PeerId, PeerId, str], str] = {}
         self._spoken: tuple[float, PeerId, str] | None = None  # the line before: more receivers may follow
+        self._receivers = ""  # of that line
         self._at = 0.0
         self._context = contextvars.copy_context()  # of no process, that faults end with none
         self._rounds: dict[str, int] = {}  # ids of rounds are large numbers: here they are counted
@@ -163,19 +166,26 @@ class Transcript:
     # ------------------------------------------------------------ what happens
 
     def _on_message(self, sender: PeerId, receiver: PeerId, message: Message) -> bool | None:
-        kind, text, stamp = type(message).__name__, _told(message), getattr(message, "stamp", None)
-        self._begun = self._begun or (stamp is not None and stamp.step >= self._since)
+        kind, text = type(message).__name__, _told(message)
+        step = _step_of(message)
+        self._begun = self._begun or (step is not None and step >= self._since)
         lost = self._cued(kind, message, sender=sender, receiver=receiver)
         # Reports are repeated until they are answered.
-        old = stamp is not None and stamp.step < self._since
+        old = step is not None and step < self._since
         if kind in self._shown and not old and (lost or self._last.get((sender, receiver, kind)) != text):
-            self._last[sender, receiver, kind] = text
-            arrow = "->" if isinstance(message, Control) else "=<" if isinstance(message, Answer) else "=>"
-            self._say(sender, f"{arrow} {receiver}", text + " (lost)" * lost)
+            answers = isinstance(message, Answer)
+            lines = self.swarm.network.lines
+            arrives = lines.reaches(sender, receiver) and (
+                receiver not in self.swarm.last or self.swarm.last[receiver].up
+            )
+            if arrives and not lost:
+                self._last[sender, receiver, kind] = text  # what is lost is said again
+            arrow = "->" if answers or isinstance(message, Control) else "=>"
+            self._say(sender, f"{arrow} {receiver}", "answers " * answers + text + " (lost)" * (lost or not arrives))
         return False if lost else None
 
     def _on_event(self, peer: PeerId, event: str, told: dict[str, Any]) -> None:
-        if event in self._shown:
+        if event in self._shown and told.get("step", self._since) >= self._since:
             shown = [
                 f"{name} {_worded(value)}"
                 for name, value in told.items()
@@ -195,9 +205,10 @@ class Transcript:
         text = re.sub(r"\b(id|round) (\d+)", self._counted, text)
         # The same to several: one line.
         if whom and self._spoken == (now, who, text):
-            whom = self.lines.pop()[: _COLUMN - 1].removeprefix(who).strip() + whom[2:]
-        self._spoken = (now, who, text)
-        self.lines.append(f"{f'{who} {whom}':<{_COLUMN}}{text}")
+            self.lines.pop()
+            whom = self._receivers + whom[2:]
+        self._spoken, self._receivers = (now, who, text), whom
+        self.lines.append(f"{f'{who} {whom} ':<{_COLUMN}}{text}")
 
     def _counted(self, found: re.Match[str]) -> str:
         return f"{found[1]} {self._rounds.setdefault(found[2], len(self._rounds) + 1)}"
@@ -259,12 +270,12 @@ _ACTIONS: dict[str, Callable[..., object]] = {
 def _read(value: str) -> Any:
     if ":" in value:  # (stage, step, index)
         return frozenset(tuple(map(int, each.split(":"))) for each in value.split(","))
-    return int(value) if value.lstrip("-").isdigit() else value
+    return int(value) if value.isdigit() else float(value) if value.replace(".", "", 1).isdigit() else value
 
 
 def _step_of(message: Any) -> int | None:
-    stamp = getattr(message, "stamp", message)
-    return getattr(stamp, "step", None)
+    of = getattr(message, "commit", None) if isinstance(message, Committed) else getattr(message, "stamp", message)
+    return getattr(of, "step", None)
 
 
 def _fits(want: str, of: Any, sender: PeerId, receiver: PeerId) -> bool:
