@@ -2,7 +2,7 @@
 
 One step sums the gradients of microbatches 0 .. M - 1 in every stage, each exactly once, and then moves the weights of
 all stages. docs/protocol.md has the rules; rule numbers in this package refer to it.
-tests/transcripts shows thirty steps, message by message, most of them with a fault. Everything but `driver` is pure:
+tests/transcripts shows steps message by message, most of them with a fault. Everything but `driver` is pure:
 events and `now` go in as method calls, and calls of a host come out (`host`): in a peer that is the driver.
 
 An index in the claims of one replica, under one generation, follows `ledger.CLAIMS`:

@@ -1,14 +1,15 @@
-"""Transcripts: what the replicas of a small swarm said to each other, and decided, when this or that went wrong.
+"""Transcripts: what the replicas of a small swarm sent to each other and decided, most of them with a fault.
 
     python -m swarmnet.testing.transcript tests/transcripts/*.txt
 
-plays each file's orders anew on a virtual swarm of production peers, and writes what happens below them:
+plays the orders of each file on a virtual swarm of production peers, and writes below them what happens:
 
-    # The leader dies after it has opened the round.
+    # The leader dies when it has opened the round.
     swarm stages=1 replicas=3 microbatches=3 steps=2
-    kill sender on Part
+    since 1
+    kill sender on StagePlan attempt step=1
     ---
-    s0.1 -> s0.0 s0.2  StagePlan step 0, ballot 1
+    s0.1 -> s0.2              StagePlan step 1, ballot 0/s0.1
     ...
 
 `->` is a message or (`answers`) the answer of a call, `=>` a call. `Part` asks for a shard: of the receiver's
@@ -27,7 +28,7 @@ from __future__ import annotations
 import contextvars
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -83,10 +84,10 @@ _LEFT_OUT = (
     "stage digest chain loss loss_sum grad_norm num_tokens seconds bytes averaging_bytes contributions measured "
     "evidence level_in seconds_left total path self part hop"
 )
-"""Fields of events that tell a reader nothing, or change with what is not being shown."""
+"""Fields of events that are not printed: a reader does not need them, or they change with what is not shown."""
 
 
-def _worded(value: object) -> str:
+def _formatted(value: object) -> str:
     """A value of a message or event, for a person."""
     match value:
         case Ballot():
@@ -98,24 +99,24 @@ def _worded(value: object) -> str:
         case str() | int() | float():
             return str(value)
         case (peer, Generation(), frozenset() as indexes):  # a contribution
-            return f"{peer} {_worded(indexes)}"
+            return f"{peer} {_formatted(indexes)}"
         case tuple() | list():
-            return "(" + ", ".join(map(_worded, value)) + ")"
-    return _told(value) if is_dataclass(value) else str(value)
+            return "(" + ", ".join(map(_formatted, value)) + ")"
+    return _described(value) if is_dataclass(value) else str(value)
 
 
-def _tells(value: object) -> bool:
+def _is_set(value: object) -> bool:
     return value is not None and value is not False and value not in ("", (), [])
 
 
-def _told(message: Any) -> str:
+def _described(message: Any) -> str:
     """A message: its step, and what `_FIELDS` names."""
     defaults = {field.name: field.default for field in fields(message)}
     shown = [f"step {message.stamp.step}"] if hasattr(message, "stamp") else []
     for name in _FIELDS.get(type(message).__name__, "").split():
         value = getattr(message, name)
         if value != defaults[name] and value is not None and value != ():
-            shown.append(name if value is True or isinstance(value, bytes) else f"{name} {_worded(value)}")
+            shown.append(name if value is True or isinstance(value, bytes) else f"{name} {_formatted(value)}")
     return f"{type(message).__name__} {', '.join(shown)}".strip()
 
 
@@ -128,29 +129,31 @@ class Transcript:
         self._shown, self._since = {*_FIELDS, *_EVENTS.split()}, 0
         self._orders: list[tuple[list[str], list[str]]] = []  # the action and the cue of each, until it is done
         self._last: dict[tuple[PeerId, PeerId, str], str] = {}
-        self._spoken: tuple[float, PeerId, str] | None = None  # the line before: more receivers may follow
+        self._previous: tuple[float, PeerId, str] | None = None  # the line before: more receivers may follow
         self._receivers = ""  # of that line
         self._at = 0.0
         self._context = contextvars.copy_context()  # of no process, that faults end with none
         self._rounds: dict[str, int] = {}  # ids of rounds are large numbers: here they are counted
-        plan, at = Plan(), list[tuple[float, list[str]]]()
+        settings, at = dict[str, Any](), list[tuple[float, list[str]]]()
         for line in orders:
             match line.split():
-                case ["swarm", *settings]:
-                    plan = Plan(**{key: _read(value) for key, _, value in (word.partition("=") for word in settings)})
+                case ["swarm", *words] if all("=" in word for word in words):
+                    settings = {key: _setting(value) for key, value in (word.split("=", 1) for word in words)}
                 case ["show", *names]:
                     self._shown |= set(names)
-                case ["since", step]:
+                case ["since", step] if step.isdigit():
                     self._since = int(step)
                 case [action, *words] if action in _ACTIONS and "on" in words:
                     cut = words.index("on")
                     self._orders.append(([action, *words[:cut]], words[cut + 1 :]))
-                case [action, *words, "at", seconds] if action in _ACTIONS:
+                case [action, *words, "at", seconds] if action in _ACTIONS and seconds.replace(".", "", 1).isdigit():
                     at.append((float(seconds), [action, *words]))
                 case _:
                     raise UsageError(f"{line!r}: write an action ({', '.join(_ACTIONS)}) and a cue, at or on")
         self._begun = not self._since
-        self.swarm = VirtualSwarm(plan, seed=1)
+        if unknown := settings.keys() - {field.name for field in fields(Plan)}:
+            raise UsageError(f"swarm {min(unknown)}=: a swarm has no such setting (swarmnet/testing/plan.py)")
+        self.swarm = VirtualSwarm(Plan(**settings), seed=1)
         self.swarm.network.intercepts.append(self._on_message)
         self.swarm.hooks.append(self._on_event)
         for delay_s, words in at:
@@ -166,56 +169,54 @@ class Transcript:
     # ------------------------------------------------------------ what happens
 
     def _on_message(self, sender: PeerId, receiver: PeerId, message: Message) -> bool | None:
-        kind, text = type(message).__name__, _told(message)
+        kind, text = type(message).__name__, _described(message)
         step = _step_of(message)
         self._begun = self._begun or (step is not None and step >= self._since)
-        lost = self._cued(kind, message, sender=sender, receiver=receiver)
+        lost = self._carry_out(kind, message, sender=sender, receiver=receiver)
         # Reports are repeated until they are answered.
         old = step is not None and step < self._since
         if kind in self._shown and not old and (lost or self._last.get((sender, receiver, kind)) != text):
             answers = isinstance(message, Answer)
-            lines = self.swarm.network.lines
-            arrives = lines.reaches(sender, receiver) and (
-                receiver not in self.swarm.last or self.swarm.last[receiver].up
-            )
+            up = receiver not in self.swarm.last or self.swarm.last[receiver].up
+            arrives = up and self.swarm.network.lines.reaches(sender, receiver)
             if arrives and not lost:
                 self._last[sender, receiver, kind] = text  # what is lost is said again
             arrow = "->" if answers or isinstance(message, Control) else "=>"
-            self._say(sender, f"{arrow} {receiver}", "answers " * answers + text + " (lost)" * (lost or not arrives))
+            self._write(sender, f"{arrow} {receiver}", "answers " * answers + text + " (lost)" * (lost or not arrives))
         return False if lost else None
 
-    def _on_event(self, peer: PeerId, event: str, told: dict[str, Any]) -> None:
-        if event in self._shown and told.get("step", self._since) >= self._since:
+    def _on_event(self, peer: PeerId, event: str, values: dict[str, Any]) -> None:
+        if event in self._shown and values.get("step", self._since) >= self._since:
             shown = [
-                f"{name} {_worded(value)}"
-                for name, value in told.items()
-                if name not in _LEFT_OUT.split() and _tells(value)
+                f"{name} {_formatted(value)}"
+                for name, value in values.items()
+                if name not in _LEFT_OUT.split() and _is_set(value)
             ]
-            self._say(peer, "", f"{event} {', '.join(shown)}".strip())
-        self._cued(event, told, sender=peer, receiver=peer)
+            self._write(peer, "", f"{event} {', '.join(shown)}".strip())
+        self._carry_out(event, values, sender=peer, receiver=peer)
 
-    def _say(self, who: PeerId, whom: str, text: str) -> None:
+    def _write(self, who: PeerId, whom: str, text: str) -> None:
         now = self.swarm.loop.time()
         if not self._begun or self.swarm.over:
             return
         if self.lines and now - self._at >= GAP_S:
             self.lines.append(f"... {now - self._at:.1f} s")
-            self._spoken = None
+            self._previous = None
         self._at = now
-        text = re.sub(r"\b(id|round) (\d+)", self._counted, text)
+        text = re.sub(r"\b(id|round) (\d+)", self._numbered, text)
         # The same to several: one line.
-        if whom and self._spoken == (now, who, text):
+        if whom and self._previous == (now, who, text):
             self.lines.pop()
             whom = self._receivers + whom[2:]
-        self._spoken, self._receivers = (now, who, text), whom
+        self._previous, self._receivers = (now, who, text), whom
         self.lines.append(f"{f'{who} {whom} ':<{_COLUMN}}{text}")
 
-    def _counted(self, found: re.Match[str]) -> str:
+    def _numbered(self, found: re.Match[str]) -> str:
         return f"{found[1]} {self._rounds.setdefault(found[2], len(self._rounds) + 1)}"
 
     # ------------------------------------------------------------ what is done
 
-    def _cued(self, name: str, of: Any, *, sender: PeerId, receiver: PeerId) -> bool:
+    def _carry_out(self, name: str, of: Any, *, sender: PeerId, receiver: PeerId) -> bool:
         """Carry out the orders of which this is the cue. True: this message is to be lost."""
         lost, cue = False, {"sender": sender, "receiver": receiver}
         for order in list(self._orders):
@@ -232,9 +233,12 @@ class Transcript:
         if self.swarm.over:
             return
         words = [cue.get(word, word) for word in action[1:]]
-        self._spoken, self._at = None, self.swarm.loop.time()
+        self._previous, self._at = None, self.swarm.loop.time()
         self.lines.append(f"*** {' '.join([action[0], *words])}")
-        _ACTIONS[action[0]](self.swarm, *words)
+        try:
+            _ACTIONS[action[0]](self.swarm, *words)
+        except (KeyError, TypeError, ValueError) as error:
+            raise UsageError(f"{' '.join(action)}: there is no such peer, or it needs other words ({error})") from error
 
 
 def _kill(swarm: VirtualSwarm, peer: str, back_s: str = "") -> None:
@@ -267,7 +271,7 @@ _ACTIONS: dict[str, Callable[..., object]] = {
 }
 
 
-def _read(value: str) -> Any:
+def _setting(value: str) -> Any:
     if ":" in value:  # (stage, step, index)
         return frozenset(tuple(map(int, each.split(":"))) for each in value.split(","))
     return int(value) if value.isdigit() else float(value) if value.replace(".", "", 1).isdigit() else value
@@ -284,7 +288,7 @@ def _fits(want: str, of: Any, sender: PeerId, receiver: PeerId) -> bool:
     if key in ("from", "to"):
         return {"from": sender, "to": receiver}[key] == value
     found = of.get(key) if isinstance(of, dict) else _step_of(of) if key == "step" else getattr(of, key, None)
-    return _worded(found) == value if value else bool(found)
+    return _formatted(found) == value if value else bool(found)
 
 
 def written(text: str) -> str:
@@ -294,16 +298,23 @@ def written(text: str) -> str:
     return "\n".join([head, RULE, *Transcript(orders).play()]) + "\n"
 
 
-def main(paths: Sequence[str]) -> Iterator[str]:
-    """Write these files anew; yields the names of those that have changed."""
+def main(paths: Sequence[str]) -> int:
+    """Write these files again, and print the names of those that have changed. Returns the exit code."""
+    if not paths:
+        print("usage: python -m swarmnet.testing.transcript FILE... (tests/transcripts/*.txt)", file=sys.stderr)
+        return 2
     for path in map(Path, paths):
-        before = path.read_text(encoding="utf-8")
-        after = written(before)
+        try:
+            before = path.read_text(encoding="utf-8")
+            after = written(before)
+        except (OSError, UsageError) as error:
+            print(f"{path}: {error}", file=sys.stderr)
+            return 2
         if after != before:
             path.write_text(after, encoding="utf-8")
-            yield str(path)
+            print(path)
+    return 0
 
 
 if __name__ == "__main__":
-    for changed in main(sys.argv[1:]):
-        print(changed)
+    sys.exit(main(sys.argv[1:]))
