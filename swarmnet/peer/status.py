@@ -29,7 +29,7 @@ from swarmnet.net.admission_files import admissions_of
 from swarmnet.net.swarm_link import SwarmLink
 from swarmnet.peer.contributors import HEAD
 from swarmnet.peer.swarm_health import NO_BOOTSTRAP, AdmissionLine, Assessment, ReplicaLine, assess, unanswered
-from swarmnet.telemetry.journal import loopback_last, with_invitation
+from swarmnet.telemetry.journal import for_guests, loopback_last
 from swarmnet.telemetry.text import duration, printable, short
 
 if TYPE_CHECKING:
@@ -313,7 +313,7 @@ def _show(assessment: Assessment) -> None:
     # Whole, on lines of their own: they are copied.
     invited = assessment.admission is not None and assessment.admission.policy == "invite"
     for link in assessment.links[:MOST_LINKS] if going else ():
-        print(f"join: swarmnet join {printable(link)}{with_invitation(invited)}")
+        print(f"join: swarmnet join {printable(link)}{for_guests(invited)}")
     _say(*(f"{problem.severity}: {problem.text}" for problem in assessment.problems))
 
 

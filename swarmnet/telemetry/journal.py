@@ -48,12 +48,12 @@ class Journal:
         # A line of its own for each link that others can join by, ready to be copied.
         how = " through its relay" if fields.get("relays") else ""
         for link in offered(cast(Sequence[str], fields.get("links", ()))):
-            self._log.event(f"others join{how} with: swarmnet join {link}{with_invitation(fields.get('invited'))}")
+            self._log.event(f"others join{how} with: swarmnet join {link}{for_guests(fields.get('invited'))}")
 
 
-def with_invitation(invited: object) -> str:
-    """What a command to join has to say, too, if the run's owner invites who may."""
-    return " --invitation FILE (from the run's owner)" if invited else ""
+def for_guests(invited: object) -> str:
+    """The option that a command to join needs in a run by invitation: a file that the run's owner makes."""
+    return " --invitation FILE" if invited else ""
 
 
 def loopback_last(addresses: Iterable[str]) -> list[str]:

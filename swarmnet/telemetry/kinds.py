@@ -32,7 +32,7 @@ MARKS = {
 _TABLE = """
 away | warning | reason | no bootstrap peer answers; the peer tries again
 back | info | reason | a bootstrap peer answers again
-listening | info self kept | peer dht* addresses* incarnation* links* invited* | others join by `links`
+listening | info self kept | peer dht* addresses* incarnation* links* invited* | it listens; others join by `links`
 stopped | info | reason | the peer or trainer ends
 dashboard | info | at | the dashboard, figures for Prometheus and health are served there
 no_dashboard | warning | reason then | the dashboard's looks at the run have ended

@@ -225,7 +225,7 @@ def _unmapped(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> ipaddre
 
 class _Listener(ThreadingTCPServer):
     allow_reuse_address, daemon_threads = True, True
-    # The default of 5 drops who comes in a crowd, and its kernel tries again only after a second.
+    # With the default of 5 the kernel drops connections that arrive together, and a client tries again after a second.
     request_queue_size = 2 * MOST_CONNECTIONS
 
     def __init__(self, family: int, address: Any, ask: Respond) -> None:

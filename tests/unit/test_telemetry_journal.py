@@ -25,7 +25,7 @@ def test_the_links_to_hand_out_stand_on_lines_of_their_own(tmp_path: Path, caplo
         Journal(events, telemetry.get("swarmnet.test"))("listening", dict(fields))
     assert [record.getMessage() for record in caplog.records] == [
         "listening",
-        f"others join with: swarmnet join swarm:ab@{LAN} --invitation FILE (from the run's owner)",
+        f"others join with: swarmnet join swarm:ab@{LAN} --invitation FILE",
     ]
     (written,) = EventReader(tmp_path / "events.jsonl").read()
     assert {key: written[key] for key in fields} == fields
