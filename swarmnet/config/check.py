@@ -35,11 +35,8 @@ def check(model: type[T], data: Mapping[str, Any], *, origin: Origin) -> T:
         if field is None:
             # A mistyped flag is a mistake; a file may also come from a later version.
             typed = origin(path).startswith(("--", "SWARMNET_"))
-            later = (
-                ""
-                if typed or path[-1] in RENAMED
-                else " (or a later swarmnet wrote it: upgrade this one, docs/upgrading.md)"
-            )
+            certain = typed or path[-1] in RENAMED
+            later = "" if certain else " (or a later swarmnet wrote it: upgrade this one, docs/upgrading.md)"
             raise UsageError(f"{origin(path)}: {dotted(path)}: unknown key; {_advice(model, path)}{later}")
         # pydantic would name what is inside, which the operator has not written.
         if bool(_table(field)) != isinstance(value, Mapping):

@@ -200,9 +200,8 @@ class TorchEngine:
         """The weight pass."""
         asked = boot_time()
         added = await self._jobs.run(self._weights, stash.step, stash.index, lambda: self._accumulate(stash, asked))
-        return added and stash.discards == self.discards(
-            stash.step
-        )  # in the caller's thread: nothing can discard in between
+        # In the caller's thread: nothing can discard in between.
+        return added and stash.discards == self.discards(stash.step)
 
     def _forward(
         self, stash: SavedActivations, tokens: Tensor, hidden: Tensor | None, *, train: bool, asked_slow: bool

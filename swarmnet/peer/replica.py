@@ -164,10 +164,8 @@ class Replica:
         )
 
         # Records of what it contributes and of what it signs of its transfers, for audits.
-        cap_bytes, keeps_made = (
-            max(KEPT_CACHES * limits.output_cache_bytes, LEAST_BYTES),
-            not manifest.numerics.deterministic,
-        )
+        cap_bytes = max(KEPT_CACHES * limits.output_cache_bytes, LEAST_BYTES)
+        keeps_made = not manifest.numerics.deterministic
         works = WorkBook(cap_bytes if manifest.audited else 0, keeps_made=keeps_made)
         transfers = Transfers(peer.me, peer.signer, PeerView(self, peer), num_stages) if manifest.audited else None
 
