@@ -73,12 +73,18 @@ class HolderCalls:
 
 
 async def first_answers(
-    asked: Mapping[PeerId, Coroutine[Any, Any, T]], *, counts: Callable[[T], bool], grace_s: float = GRACE_S
+    asked: Mapping[PeerId, Coroutine[Any, Any, T]],
+    *,
+    counts: Callable[[T], bool],
+    grace_s: float = GRACE_S,
+    most_s: float | None = None,
 ) -> tuple[dict[PeerId, T], list[PeerId]]:
     """Answers in the order in which they came, and the peers that took `grace_s` longer than the first that counts, or
-    `MOST_S`."""
+    `most_s` in all. None: `MOST_S` if several are asked, else no limit."""
     answers: dict[PeerId, T] = {}
-    counted, until = False, loop_time() + (MOST_S if len(asked) > 1 else math.inf)
+    if most_s is None:
+        most_s = MOST_S if len(asked) > 1 else math.inf
+    counted, until = False, loop_time() + most_s
     async with asyncio.TaskGroup() as group:
         tasks = {group.create_task(work): peer for peer, work in asked.items()}
         waiting = set(tasks)

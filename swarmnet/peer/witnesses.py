@@ -17,11 +17,11 @@ itself. If none has commits to tell, as before the first one and after a restart
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Coroutine, Set
+from collections.abc import Collection, Coroutine, Mapping, Set
 from dataclasses import replace
 from typing import Any
 
-from swarmnet.errors import BadMessage, RejectCode
+from swarmnet.errors import BadMessage, PeerTimeout, RejectCode
 from swarmnet.fetch.driver import HolderCalls, expect, first_answers
 from swarmnet.ids import PeerId, next_chain
 from swarmnet.messages import Answer, Commit, Rejected, Stamp, StateHeader, TrailRequest, TrailStep
@@ -32,8 +32,9 @@ from swarmnet.step.commits import digest_of, evidence
 from swarmnet.step.exclusion import after
 from swarmnet.step.member import Member
 
-_GRACE_S = 3.0
-"""How much longer than the first source one may take to tell: a fast one must not be the only one."""
+_GRACE_S, _MOST_S = 3.0, 12.0
+"""How much longer than the first source one may take to tell: a fast one must not be the only one. And how long all
+may take: one that describes a forged state may promise for ever what led to it."""
 
 
 class Witnesses:
@@ -42,19 +43,21 @@ class Witnesses:
     def __init__(self, stage: int, member: Member, *, equal_bits: bool) -> None:
         self._stage, self._member, self._equal_bits = stage, member, equal_bits
 
-    async def told(self, calls: HolderCalls, header: StateHeader, sources: Collection[PeerId]) -> list[TrailStep]:
-        """What these sources say of the step that begins at that state, and of the one before."""
-        request = TrailRequest(self._stamp(header))
+    async def told(self, calls: HolderCalls, described: Mapping[PeerId, StateHeader]) -> dict[PeerId, TrailStep]:
+        """What each source says of the step that begins at the state that it described, and of the one before."""
 
-        def ask(source: PeerId) -> Coroutine[Any, Any, TrailStep | None]:
+        def ask(source: PeerId, header: StateHeader) -> Coroutine[Any, Any, TrailStep | None]:
             def take(answer: Answer) -> TrailStep | None:
                 return None if isinstance(answer, Rejected) else expect(answer, TrailStep, source)
 
-            return calls.ask(source, request, take)
+            return calls.ask(source, TrailRequest(self._stamp(header)), take)
 
-        asked = {source: ask(source) for source in sources}
-        answers, _ = await first_answers(asked, counts=lambda answer: answer is not None, grace_s=_GRACE_S)
-        return [step for _, step in sorted(answers.items()) if step is not None]
+        asked = {source: ask(source, header) for source, header in described.items()}
+        found = first_answers(asked, counts=lambda answer: answer is not None, grace_s=_GRACE_S, most_s=_MOST_S)
+        answers, late = await found
+        for source in late:
+            calls.failed(source, PeerTimeout("promises what led to its state", peer=source), after_s=_GRACE_S)
+        return {source: step for source, step in answers.items() if step is not None}
 
     def of(self, header: StateHeader, steps: Collection[TrailStep]) -> Named | None:
         """The contributors that should describe this state alike, by what was told; None: it contradicts itself.
@@ -104,8 +107,7 @@ class Witnesses:
         """The contributors in the list that most of them have signed; None: two lists for one step have equally many.
 
         A peer that signs a commit signs the list in it, so a quorum of it confirms all of it. Lists of the two steps
-        count
-        together if they are equally long.
+        count together if they are equally long.
         """
         signed: dict[Commit, set[PeerId]] = {}
         # Most sources tell the same.

@@ -10,11 +10,11 @@ snapshots are of the run's present state is handed in.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from typing import NamedTuple, Protocol
 
 from swarmnet.clock import loop_time
-from swarmnet.errors import BadMessage, NoReplica, Refused, RejectCode, SwarmError
+from swarmnet.errors import BadMessage, NoReplica, PeerTimeout, Refused, RejectCode, SwarmError
 from swarmnet.fetch.driver import HolderCalls, PartialContent, PieceFetch, expect, first_answers
 from swarmnet.fetch.plan import address, check_content, num_pieces
 from swarmnet.ids import PeerId
@@ -33,6 +33,10 @@ Progress = Callable[[Snapshot, int, int, float], None]
 _PATIENCE_S, _PAUSE_S = 5.0, 0.5
 """How long a source with a description is looked for, and how often."""
 
+_SLOWER, _PROMISED_S = 4.0, 12.0
+"""A witness may take so many times as long to describe a state as the first source, or so many seconds: one that has
+gone is found out by then."""
+
 _LONGEST_WAIT_S, _BUSY_S = 10.0, 60.0
 """How long a busy source is left alone, whatever it says, and how long busy sources are all that is waited for."""
 
@@ -43,8 +47,8 @@ _LOOK_S, _SAY_S = 2.0, 1.0
 class WitnessRule(Protocol):
     """Who is believed about a state (`peer.witnesses`)."""
 
-    async def told(self, calls: HolderCalls, header: StateHeader, sources: Collection[PeerId]) -> list[TrailStep]:
-        """What these sources say of the commits around that state."""
+    async def told(self, calls: HolderCalls, described: Mapping[PeerId, StateHeader]) -> dict[PeerId, TrailStep]:
+        """What each source says of the commits around the state that it described."""
         ...
 
     def of(self, header: StateHeader, steps: Collection[TrailStep]) -> Named | None:
@@ -101,6 +105,8 @@ class SnapshotFetch:
         self._partial: tuple[Snapshot, PartialContent] | None = None
         self._described_by: set[PeerId] = set()
         """The sources of the snapshot that is fetched, or was last."""
+        self._described_s = 0.0
+        """How long the first description took."""
 
     async def fetch(self, sources: Sources, *, version: int = -1) -> tuple[Snapshot, memoryview]:
         """Fetch one snapshot of `version` (-1: the newest) from the peers that sources() names at the time.
@@ -149,7 +155,9 @@ class SnapshotFetch:
             offers, _ = await self._offers(usable, kept.header.version, version)
             if kept in offers:
                 return {kept: offers[kept]}, None
+        began = loop_time()
         offers, busy_s = await self._offers(usable, version, version)
+        self._described_s = loop_time() - began
         return await self._witnessed(offers, sources, version) if offers and self._witnesses else (offers, busy_s)
 
     async def _witnessed(self, offers: Offers, sources: Sequence[PeerId], version: int) -> tuple[Offers, float | None]:
@@ -192,16 +200,16 @@ class SnapshotFetch:
 
     async def _named(self, rule: WitnessRule, offers: Offers) -> dict[Snapshot, Named]:
         """The witnesses of each snapshot, but for false ones and those of which that cannot be told."""
-        pasts: dict[tuple[int, str], tuple[StateHeader, list[PeerId]]] = {}
-        for snapshot, of in offers.items():
-            pasts.setdefault(_past(snapshot), (snapshot.header, []))[1].extend(of)
-        told = await asyncio.gather(*(rule.told(self.calls, header, of) for header, of in pasts.values()))
-        steps, named = dict(zip(pasts, told, strict=True)), dict[Snapshot, Named]()
+        described = {source: snapshot.header for snapshot, of in offers.items() for source in of}
+        told, named = await rule.told(self.calls, described), dict[Snapshot, Named]()
+        steps: dict[tuple[int, str], list[TrailStep]] = {}
+        for source, step in sorted(told.items()):
+            steps.setdefault(_past(described[source]), []).append(step)
         for snapshot in offers:
             try:
                 # Commits that contradict each other can come from any peer: they are no fault of the sources that
                 # describe the state.
-                if (found := rule.of(snapshot.header, steps[_past(snapshot)])) is not None:
+                if (found := rule.of(snapshot.header, steps.get(_past(snapshot.header), []))) is not None:
                     named[snapshot] = found
             except BadMessage as error:
                 for source in offers[snapshot]:
@@ -222,11 +230,15 @@ class SnapshotFetch:
             elif isinstance(answer, Busy):
                 busy.append(answer.retry_after_s)
 
-        # A large state takes some time to describe: a fast source must not decide before the others have.
-        # Where they have decided already nobody else is waited for: it might promise an answer for ever.
+        # A large state takes some time to describe: a fast source must not decide before the others have. But one may
+        # promise an answer for ever: it counts as one that does not agree, and by the next version others may decide.
         if not has_quorum(agreed, witnesses):
             asked = {source: ask(source) for source in witnesses - heard}
-            await first_answers(asked, counts=lambda _: has_quorum(agreed, witnesses))
+            most_s = max(_SLOWER * self._described_s, _PROMISED_S)
+            _, late = await first_answers(asked, counts=lambda _: has_quorum(agreed, witnesses), most_s=most_s)
+            heard.update(late)
+            for source in late:
+                self.calls.failed(source, PeerTimeout("promises to describe a state", peer=source), after_s=most_s)
         return _Votes(agreed, heard, _wait_s(busy))
 
     async def _offers(self, sources: Sequence[PeerId], asked: int, version: int) -> tuple[Offers, float | None]:
@@ -309,9 +321,9 @@ def _wait_s(busy: Sequence[float]) -> float | None:
     return min(max(min(busy), _PAUSE_S), _LONGEST_WAIT_S) if busy else None
 
 
-def _past(snapshot: Snapshot) -> tuple[int, str]:
-    return snapshot.header.version, snapshot.header.chain
+def _past(header: StateHeader) -> tuple[int, str]:
+    return header.version, header.chain
 
 
 def _is_same_past(one: Snapshot, other: Snapshot) -> bool:
-    return _past(one) == _past(other)
+    return _past(one.header) == _past(other.header)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 import pytest
@@ -95,6 +95,32 @@ async def test_a_witness_that_only_promises_to_describe_a_state_holds_up_no_fetc
     line.slow_s = {PeerId("a"): 5_000.0}
     _, data = await Joiner(line, witnesses=Rule({5: "abc"})).fetch()
     assert data == state_at(5) and asyncio.get_running_loop().time() < 5.0
+
+
+async def test_a_witness_that_only_promises_holds_up_no_fetch_from_two_that_are_a_step_apart() -> None:
+    """Neither of their versions has most witnesses: only the third one could decide, and it never answers."""
+    ahead, behind = Mate("a", 6), Mate("b", 5)
+    line = Line(ahead, behind, Mate("c"))
+    line.slow_s = {PeerId("c"): 5_000.0}
+    asyncio.get_running_loop().call_later(2.0, setattr, behind, "version", 6)
+    snapshot, data = await Joiner(line, witnesses=Rule({5: "abc", 6: "abc"})).fetch()
+    assert snapshot.header.version == 6 and data == state_at(6)
+    assert asyncio.get_running_loop().time() < 20.0
+
+
+async def test_a_witness_that_only_promises_cannot_keep_the_only_other_one_from_being_believed_later() -> None:
+    """One of two is no quorum. By the next version a third one has contributed."""
+    honest = Mate("a", 5), Mate("b", 5)
+    line = Line(*honest, Mate("c"))
+    line.slow_s = {PeerId("c"): 5_000.0}
+    for mate in honest:
+        asyncio.get_running_loop().call_later(2.0, setattr, mate, "version", 6)
+    joiner = Joiner(line, witnesses=Rule({5: "ac", 6: "abc"}))
+    with pytest.raises(NoReplica):
+        await joiner.fetch()
+    snapshot, data = await joiner.fetch()
+    assert snapshot.header.version == 6 and data == state_at(6)
+    assert asyncio.get_running_loop().time() < 20.0 and {peer for peer, _ in joiner.errors} == {"c"}
 
 
 async def test_of_several_sources_that_only_promise_one_learns_so_in_minutes() -> None:
@@ -358,8 +384,8 @@ class Rule:
     def __init__(self, witnesses: dict[int, str], classes: dict[str, str] | None = None) -> None:
         self.witnesses, self.classes = witnesses, classes or {}
 
-    async def told(self, calls: HolderCalls, header: StateHeader, sources: Collection[PeerId]) -> list[TrailStep]:
-        return []
+    async def told(self, calls: HolderCalls, described: Mapping[PeerId, StateHeader]) -> dict[PeerId, TrailStep]:
+        return {}
 
     def of(self, header: StateHeader, steps: Collection[TrailStep]) -> Named | None:
         return Named(frozenset(map(PeerId, self.witnesses.get(header.version, ""))), self.classes.get("usual", ""))

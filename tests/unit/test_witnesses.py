@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from types import SimpleNamespace
 
+import pytest
+
+from swarmnet.fetch.driver import HolderCalls
 from swarmnet.ids import NO_CHAIN, NO_RESTART, Ballot, Chain, PeerId, RoundId, next_chain
 from swarmnet.manifest.schema import NO_DELAY
-from swarmnet.messages import Commit, StateHeader, TrailStep, Vote, roll_of
+from swarmnet.messages import Answer, Commit, StateHeader, TrailStep, Vote, roll_of
 from swarmnet.peer.witnesses import Witnesses
 from swarmnet.step.commits import evidence
+from swarmnet.testing.doubles import FakeTransport
+
+pytestmark = pytest.mark.virtual_time
 
 A, B, C, X, Y = (PeerId(name) for name in "ABCXY")
 
@@ -80,3 +88,16 @@ def test_without_commits_nobody_is_known() -> None:
 def test_of_several_classes_the_usual_one_is_asked() -> None:
     found = witnesses({A: "one", B: "one", C: "two"}).of(STATE, [at_state(BEFORE)])
     assert found is not None and (found.witnesses, found.usual) == ({A, B}, "one")
+
+
+async def test_a_source_that_only_promises_what_led_to_its_state_is_waited_for_once_and_left_out() -> None:
+    async def serve(peer: PeerId, request: object) -> AsyncGenerator[Answer, None]:
+        await asyncio.sleep(0.0 if peer == A else 1e9)
+        yield at_state(BEFORE)
+
+    late: list[PeerId] = []
+    calls = HolderCalls(FakeTransport(serve), lambda peer, error: late.append(peer))
+    told = await witnesses().told(calls, {A: STATE, B: replace(STATE, version=9)})
+    assert told == {A: at_state(BEFORE)} and calls.usable([A, B]) == [A]
+    assert await witnesses().told(calls, {X: STATE}) == {} and late == [B, X]
+    assert asyncio.get_running_loop().time() < 20.0
