@@ -50,12 +50,6 @@ def test_a_liar_among_three_is_outvoted_whatever_it_says() -> None:
         assert losses(curve) == [(0, 1.0), (1, 1.0)], lie
 
 
-def test_of_two_that_disagree_neither_is_believed_and_that_is_said() -> None:
-    curve = Curve()
-    assert look(curve, said(0, 1), said(0, loss=80.0)) == []
-    assert curve.disputed == 0
-
-
 def test_a_step_waits_until_most_have_it() -> None:
     curve = Curve()
     assert look(curve, said(0, 1), said(0), said(0)) == [0]
@@ -68,27 +62,16 @@ def test_who_skipped_a_step_has_no_say_in_it() -> None:
     assert look(curve, said(0, 1, 2), said(0, 2), said(0, 1, 2), said(2)) == [0, 1, 2]
 
 
-def test_one_alone_fills_a_gap_only_if_nobody_could_outvote_it() -> None:
+@pytest.mark.parametrize(("others", "first"), [(2, 2), (1, 0)])
+def test_one_alone_fills_a_gap_only_if_nobody_could_outvote_it(others: int, first: int) -> None:
     curve = Curve()
-    look(curve, said(0, 1, 2, 3), said(2, 3), said(2, 3))
-    assert losses(curve) == [(2, 1.0), (3, 1.0)]
-    curve = Curve()
-    look(curve, said(0, 1, 2, 3), said(2, 3))
-    assert losses(curve) == [(0, 1.0), (1, 1.0), (2, 1.0), (3, 1.0)]
+    look(curve, said(0, 1, 2, 3), *[said(2, 3)] * others)
+    assert losses(curve) == [(step, 1.0) for step in range(first, 4)]
 
 
-def test_one_alone_is_not_believed_while_others_are_kept_busy() -> None:
-    curve = Curve()
-    liar, honest = {PeerId("liar"): told(said(0, 1, loss=80.0), 0, 100)}, told(said(0, 1), 0, 100)
-    for busy in (3, 1):
-        assert curve.settle(liar, now=1000.0, replicas="", live_s=5.0, busy=busy) == []
-    answers = liar | {PeerId(name): honest for name in "abc"}
-    assert curve.settle(answers, now=1000.0, replicas="", live_s=5.0) == [0, 1]
-    assert losses(curve) == [(0, 1.0), (1, 1.0)]
-
-
-def test_figures_that_cannot_be_are_not_heard() -> None:
-    for lie in ({"ago_s": 1e308}, {"learning_rate": 1e300}, {"grad_norm": 1e300}):
+def test_steps_beyond_the_run_and_figures_that_cannot_be_are_not_heard() -> None:
+    assert look(Curve(), said(0, 7), steps=5) == []
+    for lie in ({"loss_sum": -1.0}, {"ago_s": 1e308}, {"learning_rate": 1e300}, {"grad_norm": 1e300}):
         assert look(Curve(), History((replace(figures(0), **lie),))) == []
 
 
@@ -96,14 +79,7 @@ def test_a_curve_from_a_file_asks_for_its_first_gap_and_fills_it() -> None:
     curve = Curve([point(0), point(1), point(4)])
     assert curve.wanted == 2
     assert look(curve, said(2, 3, 4, 5, loss=16.0)) == [2, 3, 5]
-    assert [(each.step, each.loss) for each in curve.points] == [
-        (0, 1.0),
-        (1, 1.0),
-        (2, 2.0),
-        (3, 2.0),
-        (4, 1.0),
-        (5, 2.0),
-    ]
+    assert losses(curve) == [*enumerate([1.0, 1.0, 2.0, 2.0, 1.0, 2.0])]
 
 
 @pytest.mark.parametrize("mute", [False, True])
@@ -136,11 +112,6 @@ def test_a_run_that_goes_back_does_its_steps_again() -> None:
     assert not curve.went_back(Restart(1, 2)) and curve.wanted == 4, "the same one: nothing is asked again"
     look(curve, said(4, loss=32.0), said(4, loss=32.0), said(4, loss=8.0))
     assert losses(curve)[2:] == [(2, 3.0), (3, 3.0), (4, 4.0)]
-
-
-def test_steps_beyond_the_run_and_losses_that_cannot_be_are_not_heard() -> None:
-    assert look(Curve(), said(0, 7), steps=5) == []
-    assert look(Curve(), History((StepFigures(0, -1.0, 8, 0.0, 0.0, 0.0),))) == []
 
 
 def test_pace_is_that_of_the_last_steps() -> None:

@@ -38,6 +38,10 @@ def rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def steps_in(path: Path) -> list[int]:
+    return [int(row["step"]) for row in rows(path)]
+
+
 def kept(path: Path, *steps: int) -> Curve:
     """A file with these steps, closed again."""
     file = CsvFile(path)
@@ -45,6 +49,13 @@ def kept(path: Path, *steps: int) -> Curve:
     curve = Curve(point(step) for step in steps)
     file.write(curve, steps, ())
     return curve
+
+
+def gone_on(path: Path, *steps: int) -> None:
+    """Another watch goes on with the file, and hears of these."""
+    file = CsvFile(path)
+    curve = Curve(file.points)
+    file.write(curve, heard(curve, *steps, loss_sum=8 / 3), ())
 
 
 def test_a_line_reads_back_as_the_same_bits(tmp_path: Path) -> None:
@@ -57,38 +68,30 @@ def test_a_line_reads_back_as_the_same_bits(tmp_path: Path) -> None:
     assert path.read_text().startswith("step,loss,tokens,") and rows(path)[2]["held_out"] == repr(0.1 + 0.2)
 
 
-def test_a_watch_that_goes_on_appends_and_doubles_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "run.csv"
+def test_a_watch_that_goes_on_appends_doubles_nothing_and_puts_what_fills_a_gap_where_it_belongs(path: Path) -> None:
     kept(path, 0, 1)
     before = path.read_bytes()
-    file = CsvFile(path)
-    curve = Curve(file.points)
-    file.write(curve, heard(curve, 1, 2, 3, loss_sum=8 / 3), ())
-    assert path.read_bytes().startswith(before)
-    assert [row["step"] for row in rows(path)] == ["0", "1", "2", "3"]
+    gone_on(path, 1, 2, 6)
+    assert path.read_bytes().startswith(before) and steps_in(path) == [0, 1, 2, 6]
+    gone_on(path, 3, 5, 7)
+    assert steps_in(path) == [0, 1, 2, 3, 5, 6, 7]
+    gone_on(path, 8)
+    assert steps_in(path) == [0, 1, 2, 3, 5, 6, 7, 8]
 
 
-def test_a_file_is_gone_on_with_for_its_own_run_alone(tmp_path: Path) -> None:
-    path = tmp_path / "run.csv"
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "run.csv"
+
+
+def test_a_file_is_gone_on_with_for_its_own_run_alone(path: Path) -> None:
     kept(path, 0)
     CsvFile(path).check(RUN)
     with pytest.raises(UsageError, match=r"--csv .*run.csv: the file is of another run \(abababababab\)"):
         CsvFile(path).check(RunId("cd" * 32))
 
 
-def test_what_fills_a_gap_is_put_where_it_belongs(tmp_path: Path) -> None:
-    path = tmp_path / "run.csv"
-    kept(path, 0, 1, 5, 6)
-    file = CsvFile(path)
-    curve = Curve(file.points)
-    file.write(curve, heard(curve, 2, 4, 7), ())
-    assert [int(row["step"]) for row in rows(path)] == [0, 1, 2, 4, 5, 6, 7]
-    file.write(curve, heard(curve, 8), ())
-    assert [int(row["step"]) for row in rows(path)] == [0, 1, 2, 4, 5, 6, 7, 8]
-
-
-def test_a_run_that_went_back_replaces_its_lines(tmp_path: Path) -> None:
-    path = tmp_path / "run.csv"
+def test_a_run_that_went_back_replaces_its_lines(path: Path) -> None:
     file, curve = CsvFile(path), Curve()
     file.write(curve, heard(curve, 0, 1, 2), ())
     curve.went_back(Restart(1, 1))
@@ -96,16 +99,12 @@ def test_a_run_that_went_back_replaces_its_lines(tmp_path: Path) -> None:
     assert [(row["step"], row["loss"]) for row in rows(path)] == [("0", "1.0"), ("1", "10.0"), ("2", "1.0")]
 
 
-def test_a_line_that_was_cut_off_is_written_anew(tmp_path: Path) -> None:
-    path = tmp_path / "run.csv"
+def test_a_line_that_was_cut_off_is_written_anew(path: Path) -> None:
     kept(path, 0, 1)
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-5])
-    file = CsvFile(path)
-    assert [each.step for each in file.points] == [0]
-    curve = Curve(file.points)
-    file.write(curve, heard(curve, 1, loss_sum=8 / 3), ())
-    assert [row["step"] for row in rows(path)] == ["0", "1"]
+    path.write_bytes(path.read_bytes()[:-5])
+    assert [each.step for each in CsvFile(path).points] == [0]
+    gone_on(path, 1)
+    assert steps_in(path) == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -117,25 +116,27 @@ def test_a_line_that_was_cut_off_is_written_anew(tmp_path: Path) -> None:
         (",".join(COLUMNS) + "\n" + "1,2.0,8,1.0,,1e-3,0.5,,,ab\n" * 2, "line 3: step 1 stands twice"),
     ],
 )
-def test_somebody_elses_file_is_left_as_it_is(tmp_path: Path, text: str, words: str) -> None:
-    path = tmp_path / "run.csv"
+def test_somebody_elses_file_is_left_as_it_is(path: Path, text: str, words: str) -> None:
     path.write_text(text)
     with pytest.raises(UsageError, match=words):
         CsvFile(path)
     assert path.read_text() == text
 
 
-def test_a_file_that_cannot_be_written_is_said(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match=r"--csv .*run.csv: .*file is no directory that can be written"):
-        CsvFile(tmp_path / "file" / "run.csv")
-
-
-@pytest.mark.parametrize("name", ["-", "/dev/full", "fifo"])
-def test_what_is_no_regular_file_is_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        *((name, f"--csv {name}: it is no regular file") for name in ("-", "/dev/full", "fifo")),
+        ("file/run.csv", r"--csv .*run.csv: .*file is no directory that can be written"),
+    ],
+)
+def test_what_cannot_be_written_is_refused(
+    name: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     os.mkfifo("fifo")
-    with pytest.raises(UsageError, match=f"--csv {name}: it is no regular file"):
+    Path("file").write_text("")
+    with pytest.raises(UsageError, match=words):
         CsvFile(Path(name))
 
 
