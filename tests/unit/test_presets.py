@@ -87,8 +87,6 @@ def test_without_a_preset_it_is_a_toy_and_init_says_so(capsys) -> None:
     )
     assert written("--preset toy").model == usual.model and "is a toy" not in capsys.readouterr().out
     assert written("--set model.num_layers=8").model.num_layers == 8 and "is a toy" not in capsys.readouterr().out
-    assert run(["init", "x.toml", "--preset", "1b", "--from", "."]) == 2
-    assert "--preset and --from exclude each other" in capsys.readouterr().err
 
 
 def test_init_says_how_many_passes_it_makes_over_the_data(capsys) -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_devices import MANIFEST, chosen
 from test_huggingface_config import LLAMA
-from test_mesh_ranks import MANIFEST, chosen
 
 from swarmnet.cli.weights import scores_of
 from swarmnet.config import PeerConfig, toml
@@ -27,6 +27,7 @@ from swarmnet.manifest.codec_names import check_averaging
 from swarmnet.manifest.file import load, override, to_toml
 from swarmnet.manifest.schema import Manifest
 from swarmnet.model.huggingface.config import describe
+from swarmnet.net.swarm_link import SwarmLink
 from swarmnet.peer.control import Control, WorkCount, WorkDone
 from swarmnet.simulate import fleet
 from swarmnet.testing import fault
@@ -81,7 +82,7 @@ def averaging_codec(name: str) -> str:
 
 READERS: dict[str, Callable[[str], object]] = {
     "a manifest": changed_manifest,
-    "--set of a manifest": lambda text: override(Manifest(), [text]),
+    "--set of a manifest": lambda text: override(Manifest(), text.split("\n--set ")),
     "a peer config": lambda text: check(PeerConfig, toml.parse(text, where="peer.toml"), origin=lambda _: "peer.toml"),
     "a chaos file": written("chaos.toml", lambda path: fault.load(str(path), stages=3, replicas=2, steps=20)),
     "a fleet that is simulated": written("fleet.toml", lambda path: fleet.read(path, [])),
@@ -95,6 +96,7 @@ READERS: dict[str, Callable[[str], object]] = {
     "a request of a peer's operator": operator,
     "a stranger's manifest, for eval": lambda text: scored(**json.loads(text)),
     "averaging.codec": averaging_codec,
+    "a link": SwarmLink.parse,
 }
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from swarmnet.errors import BadMessage, RejectCode, UsageError
+from swarmnet.errors import BadMessage, RejectCode
 from swarmnet.manifest.codec_names import named_by
-from swarmnet.manifest.file import override
 from swarmnet.manifest.schema import Averaging, Manifest, Numerics, Wire
 from swarmnet.manifest.terms import RunTerms
 from swarmnet.messages import Fetched, Gradient, Packed, Process
@@ -25,21 +24,6 @@ def test_a_line_is_slow_once_it_is_measured_to_be() -> None:
     assert not wire.is_slow(0), "nobody has measured it"
     assert wire.is_slow(2_499_999) and not wire.is_slow(2_500_000)
     assert not Wire().is_slow(1)
-
-
-@pytest.mark.parametrize(
-    ("assignments", "said"),
-    [
-        (["wire.slow=int8", "wire.slow_mbit=20"], r'write wire.slow = "" and wire.slow_mbit = 0.0, or averaging.sync'),
-        (["wire.slow=int8"], 'slow = "int8" and slow_mbit = 0.0 go together'),
-        (["wire.slow_mbit=20"], 'slow = "" and slow_mbit = 20.0 go together'),
-        (["wire.slow=fp32", "wire.slow_mbit=20"], "is what crosses every line"),
-        (["wire.slow=sparse:0.01", "wire.slow_mbit=20"], "must be one of fp32, bf16"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(assignments: list[str], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        override(Manifest(), assignments)
 
 
 def test_all_who_read_codecs_know_of_it() -> None:
