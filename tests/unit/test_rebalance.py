@@ -1,17 +1,18 @@
-"""Which members move: never the last of a stage, a bounded number, all by one matching; liars block nothing."""
+"""Where a newcomer goes, and which members move: never the last of a stage, a bounded number, all by one matching."""
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmnet.ids import PeerId
-from swarmnet.peer.placement import Serving
+from swarmnet.peer.placement import Choice, Serving, choose
 from swarmnet.peer.rebalance import Picture, Promises, Rebalancer, RecentMoves, Rules
 
 RULES = Rules()
@@ -21,8 +22,139 @@ def replica(name: str, stage: int, **more) -> Serving:
     return Serving(PeerId(name), stage, **{"has_state": True, "may_move": True, **more})
 
 
-def swarm(*counts: int) -> list[Serving]:
-    return [replica(f"p{stage}.{number}", stage) for stage, count in enumerate(counts) for number in range(count)]
+def counts(num_stages: int, serving: Iterable[Serving]) -> list[int]:
+    """Replicas of each stage that serve it and do not leave."""
+    found = Counter(each.stage for each in serving if each.synced and not each.leaving)
+    return [found[stage] for stage in range(num_stages)]
+
+
+# ---------------------------------------------------------------- newcomers
+
+peers = st.integers(0, 10**6).map(lambda number: PeerId(f"peer-{number}"))
+newcomers = st.lists(peers, min_size=1, max_size=20, unique=True)
+some_swarm = st.integers(1, 6).flatmap(
+    lambda stages: st.tuples(
+        st.just(stages),
+        st.lists(
+            st.builds(
+                Serving,
+                peers.map(lambda peer: PeerId(f"old-{peer}")),
+                st.integers(0, stages - 1),
+                st.booleans(),
+                st.booleans(),
+                st.floats(0, 4),
+            ),
+            max_size=25,
+            unique_by=lambda each: each.peer,
+        ),
+    )
+)
+
+
+@given(some_swarm, peers)
+def test_a_newcomer_goes_where_the_fewest_are(swarm: tuple[int, list[Serving]], me: PeerId) -> None:
+    num_stages, serving = swarm
+    chosen = choose(me, range(num_stages), serving)
+    assert counts(num_stages, serving)[chosen.stage] == min(counts(num_stages, serving))
+    assert chosen.reason and chosen == choose(me, range(num_stages), serving[::-1])
+    for choosing in (True, False):  # what I announced before does not count
+        mine = [Serving(me, stage, has_state=True, choosing=choosing) for stage in range(num_stages)]
+        assert choose(me, range(num_stages), [*mine, *serving]) == chosen
+
+
+@given(some_swarm, newcomers)
+def test_newcomers_even_out_one_after_the_other_and_at_the_same_moment(
+    swarm: tuple[int, list[Serving]], joining: list[PeerId]
+) -> None:
+    num_stages, serving = swarm
+    in_turn = list(serving)
+    for me in joining:
+        before = counts(num_stages, in_turn)
+        in_turn.append(Serving(me, choose(me, range(num_stages), in_turn).stage, has_state=False))
+        after = counts(num_stages, in_turn)
+        assert min(after) > min(before) or before.count(min(before)) > after.count(min(after))
+    # All see each other choosing, nobody hears what the others took: as even as one after the other.
+    at_once = [*serving, *(Serving(me, 0, has_state=False, choosing=True) for me in joining)]
+    taken = [Serving(me, choose(me, range(num_stages), at_once).stage, has_state=False) for me in joining]
+    assert sorted(counts(num_stages, [*serving, *taken])) == sorted(counts(num_stages, in_turn))
+
+
+@given(some_swarm, peers, st.sets(st.integers(0, 5)))
+def test_the_only_copy_of_a_state_goes_where_it_belongs(
+    swarm: tuple[int, list[Serving]], me: PeerId, held: set[int]
+) -> None:
+    num_stages, serving = swarm
+    held = {stage for stage in held if stage < num_stages}
+    lost = held - {each.stage for each in serving if each.has_state}
+    chosen = choose(me, range(num_stages), serving, held=held).stage
+    assert chosen in lost if lost else counts(num_stages, serving)[chosen] == min(counts(num_stages, serving))
+
+
+@given(st.integers(2, 6), peers)
+def test_many_lots_fall_on_every_stage(num_stages: int, me: PeerId) -> None:
+    drawn = {choose(PeerId(f"{me}-{number}"), range(num_stages), []).stage for number in range(200)}
+    assert drawn == set(range(num_stages))
+
+
+A, B = replica("a", 0), replica("b", 1)
+
+
+@pytest.mark.parametrize(
+    ("there", "held", "choice"),
+    [
+        ([A], (), Choice(1, "no peer serves stage 1")),
+        ([A, B, replica("c", 0)], (), Choice(1, "stage 1 has the fewest replicas, 1")),
+        (
+            [A, replica("b", 1, load=2.0)],
+            (),
+            Choice(1, "no stage has fewer replicas than its 1, and it has most to do"),
+        ),
+        ([A, B], {0}, Choice(0, "its checkpoint is here, and no stage has fewer replicas than its 1")),
+        (
+            [A, replica("b", 0, has_state=False)],
+            {1},
+            Choice(1, "its checkpoint is here, and no other peer has the state of stage 1"),
+        ),
+        ([replica("a", 0, leaving=True), B], (), Choice(0, "no peer serves stage 0")),
+    ],
+)
+def test_the_reasons(there: list[Serving], held: set[int], choice: Choice) -> None:
+    assert choose(PeerId("me"), range(2), there, held=held) == choice
+
+
+def test_the_reasons_without_a_choice() -> None:
+    assert choose(PeerId("me"), range(2), [A, B]).reason == "drawn from 2 stages with 1 replica each"
+    assert choose(PeerId("me"), range(1), [A]) == Choice(0, "the only stage")
+
+
+def test_rates_count_and_not_heads() -> None:
+    """Two slow replicas are less than one fast one; of whom nothing is measured the stage's median is believed."""
+    slow = [replica("a", 0, rate=0.5), replica("b", 0, rate=0.5)]
+    fast = [replica("c", 1, rate=4.0)]
+    assert choose(PeerId("me"), range(2), [*slow, *fast]).stage == 0
+    assert choose(PeerId("me"), range(2), [*slow, replica("d", 0), *fast]).stage == 0
+    assert choose(PeerId("me"), range(2), [replica("a", 0, rate=4.0), replica("d", 0), *fast]).stage == 1
+
+
+def test_who_is_on_the_way_counts_where_it_goes() -> None:
+    there = [replica("a", 0), replica("b", 0, going=1, surely=True), replica("c", 2)]
+    assert choose(PeerId("me"), range(3), [*there, replica("d", 2)]).stage in (0, 1)
+    assert choose(PeerId("me"), range(3), [*there, replica("d", 0)]).stage in (1, 2)
+
+
+def test_a_stage_that_does_not_fit_is_not_taken_however_much_it_is_missed() -> None:
+    there = [replica("a", 1), replica("b", 1), replica("c", 2)]
+    assert choose(PeerId("me"), [1, 2], there) == Choice(2, "stage 2 has the fewest replicas, 1")
+    assert choose(PeerId("me"), [1], there, held={0}).stage == 1
+    moving = replica("d", 0, going=2, surely=True)
+    assert choose(PeerId("me"), [1, 2], [*there, moving, replica("e", 2)]).stage == 1
+
+
+# ---------------------------------------------------------------- moves
+
+
+def swarm(*heads: int) -> list[Serving]:
+    return [replica(f"p{stage}.{number}", stage) for stage, count in enumerate(heads) for number in range(count)]
 
 
 @st.composite
@@ -111,8 +243,7 @@ class Room:
             del self.serving[peer]
 
     def counts(self) -> list[int]:
-        found = Counter(each.stage for each in self.serving.values() if each.synced and not each.leaving)
-        return [found[stage] for stage in range(self.stages)]
+        return counts(self.stages, self.serving.values())
 
     def play(self, seconds: int) -> None:
         for _ in range(seconds):
@@ -184,15 +315,6 @@ def test_a_move_is_remembered_for_a_while() -> None:
     assert recent_moves.since({one: 2, other: 1}, 20.0, 100.0) == {2}
     assert recent_moves.since({one: 2}, 119.0, 100.0) == {2}
     assert not recent_moves.since({one: 2}, 120.0, 100.0)
-
-
-def test_the_last_but_one_stays() -> None:
-    room = Room(swarm(1, 1, 2), 3)
-    room.lose(PeerId("p0.0"))
-    room.play(40)
-    assert room.counts() == [1, 1, 1]
-    room.play(200)
-    assert room.counts() == [1, 1, 1]
 
 
 def test_liars_that_go_for_ever_block_no_rescue() -> None:
