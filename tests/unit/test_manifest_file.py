@@ -1,5 +1,8 @@
-"""The manifest's file: complete, closed, commented, and errors that say what, where and what to do."""
+"""The manifest's file: complete, closed, commented; fetched by its hash from peers; remarked on."""
 
+from __future__ import annotations
+
+import asyncio
 import contextlib
 import json
 import tomllib
@@ -12,9 +15,11 @@ from hypothesis import strategies as st
 
 from swarmnet.config.check import dotted, leaves
 from swarmnet.config.table import LARGEST_INTEGER
-from swarmnet.errors import UsageError
+from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode, SwarmError, UsageError
+from swarmnet.ids import PeerId
 from swarmnet.manifest import file, schema
 from swarmnet.manifest.file import canonical_bytes, load, override, run_id, to_toml
+from swarmnet.manifest.implied import remarks
 from swarmnet.manifest.schema import (
     FORMATS,
     Averaging,
@@ -28,6 +33,11 @@ from swarmnet.manifest.schema import (
     Training,
     Wire,
 )
+from swarmnet.messages import Accepted, Answer, Busy, ManifestData, ManifestRequest, Rejected, Running
+from swarmnet.peer import joining
+from swarmnet.peer.joining import fetch_manifest, genuine
+from swarmnet.sums.local_sum import OuterPlan
+from swarmnet.testing.doubles import FakeTransport, Script, in_turn
 
 DEFAULT = to_toml(Manifest())
 
@@ -36,13 +46,14 @@ count = st.integers(0, LARGEST_INTEGER)
 positive = st.integers(1, LARGEST_INTEGER)
 text = st.text(st.characters(exclude_categories=["Cs", "Cc", "Cf", "Zl", "Zp"]))
 digest = st.just("") | st.text("0123456789abcdef", min_size=64, max_size=64)
+datas = st.builds(Data, source=text, tokenizer=text, num_tokens=count, tokens_sha256=digest, tokens_root=digest)
 
 
 @st.composite
 def manifests(draw: st.DrawFn) -> Manifest:
     layers = draw(st.just("auto") | st.lists(st.integers(0, 5), min_size=1, max_size=5).filter(any).map(tuple))
     stages, num_layers = (2, 4) if layers == "auto" else (len(layers), sum(layers))
-    timers = sorted(draw(st.lists(above0, min_size=2, max_size=2, unique=True)))
+    suspect_s, long_silence_s = sorted(draw(st.lists(above0, min_size=2, max_size=2, unique=True)))
     sync = draw(st.sampled_from(["exact", "overlap", "local"]))
     local = sync == "local"
     reducer = draw(st.sampled_from(["sum", "norm_clip", "centered_clip"])) if local else "sum"
@@ -56,13 +67,7 @@ def manifests(draw: st.DrawFn) -> Manifest:
         name=draw(text),
         model=Model(num_layers=num_layers, rope_theta=draw(above0), attention_bias=draw(st.booleans())),
         cut=Cut(stages=stages, layers=layers),
-        data=Data(
-            source=draw(text),
-            tokenizer=draw(text),
-            num_tokens=draw(count),
-            tokens_sha256=draw(digest),
-            tokens_root=draw(digest),
-        ),
+        data=draw(datas),
         training=Training(seed=draw(count), total_steps=draw(positive), sequence_length=draw(positive)),
         optimizer=Optimizer(learning_rate=draw(above0), beta1=draw(st.floats(0, 1, exclude_max=True))),
         numerics=Numerics(mode=mode, grid_bits=draw(st.integers(8, 48))),
@@ -73,7 +78,7 @@ def manifests(draw: st.DrawFn) -> Manifest:
             reducer=reducer,
             **{name: draw(values) for choice in (sync, reducer) for name, values in own.get(choice, {}).items()},
         ),
-        protocol=Protocol(suspect_s=timers[0], long_silence_s=timers[1]),
+        protocol=Protocol(suspect_s=suspect_s, long_silence_s=long_silence_s),
     )
 
 
@@ -95,13 +100,7 @@ def test_the_run_id_of_the_default_manifest_is_what_it_was() -> None:
     assert run_id(Manifest()) == "2fda2b49a5d9eb22242a777a5653b1cf87939a8a2c896f09381ea3e789c657f9"
 
 
-@pytest.mark.parametrize("written", ["1", "1.0", "1e0", "1.00", "+1.0"])
-def test_a_float_may_be_written_in_any_way(written: str) -> None:
-    manifest = load(DEFAULT.replace("clip_norm = 1.0", f"clip_norm = {written}"))
-    assert run_id(manifest) == run_id(Manifest())
-
-
-def test_order_comments_and_layout_do_not_show_in_the_run_id() -> None:
+def test_order_comments_layout_and_how_floats_are_written_do_not_show_in_the_run_id() -> None:
     data = tomllib.loads(DEFAULT)
     lines = []
     for name in sorted(data, key=lambda key: (isinstance(data[key], dict), key)):
@@ -111,6 +110,8 @@ def test_order_comments_and_layout_do_not_show_in_the_run_id() -> None:
         else:
             lines.append(f"{name} = {_toml(data[name])}")
     assert run_id(load("\n".join(lines) + "\n")) == run_id(Manifest())
+    for written in ("1", "1.0", "1e0", "1.00", "+1.0"):
+        assert run_id(load(DEFAULT.replace("clip_norm = 1.0", f"clip_norm = {written}"))) == run_id(Manifest())
 
 
 def _toml(value: object) -> str:
@@ -173,6 +174,10 @@ def test_tables_may_be_left_out_and_nothing_is_no_manifest() -> None:
     assert canonical_bytes(load("[wire]\n[data]\nsource = 'a.txt'\n")) == b'{"data":{"source":"a.txt"}}'
     with pytest.raises(UsageError, match="manifest: names no field; `swarmnet init` writes a manifest"):
         load("# [data]\n")
+    for hostile in ("[" * 5000, "name = " + "[" * 5000, "a." * 2000 + "b = 1", "", "\x00"):
+        with pytest.raises(UsageError) as caught:
+            load(f"{hostile}\n")
+        assert len(str(caught.value)) < 5000
 
 
 def test_a_later_format_has_other_defaults_and_a_field_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,17 +198,7 @@ def test_every_field_says_what_it_is() -> None:
     said = DEFAULT.replace("\n# ", " ")
     for path, field in leaves(Manifest):
         assert field.description and f"\n{path[-1]} = " in DEFAULT and f" {field.description}\n" in said, path
-
-
-def test_a_written_file_fits_the_screen() -> None:
     assert max(map(len, DEFAULT.splitlines())) <= 120
-
-
-@pytest.mark.parametrize("text", ["[" * 5000, "name = " + "[" * 5000, "a." * 2000 + "b = 1", "", "\x00"])
-def test_hostile_text_is_refused_like_any_other(text: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        load(f"{text}\n")
-    assert len(str(caught.value)) < 5000
 
 
 @given(st.text(max_size=50).map(lambda text: text + "\n"))
@@ -221,18 +216,13 @@ def test_invisible_characters_are_refused_where_they_would_make_another_run(text
 
 
 def test_files(tmp_path) -> None:
-    (tmp_path / "marked.toml").write_bytes(b"\xef\xbb\xbf" + DEFAULT.encode())
-    assert load(tmp_path / "marked.toml") == Manifest()
     path = tmp_path / "run.toml"
-    with pytest.raises(UsageError, match=r"run\.toml: no such file"):
-        load(path)
-    with pytest.raises(UsageError, match="cannot be read: Is a directory"):
-        load(str(tmp_path))
-    path.write_bytes(b"\xff")
-    with pytest.raises(UsageError, match="is not UTF-8"):
-        load(path)
-    path.write_text(DEFAULT, encoding="utf-8")
+    path.write_bytes(b"\xef\xbb\xbf" + DEFAULT.encode())
     assert load(path) == load(str(path)) == Manifest()
+    path.write_bytes(b"\xff")
+    for where, words in ((path, "is not UTF-8"), (str(tmp_path), "cannot be read: Is a directory")):
+        with pytest.raises(UsageError, match=words):
+            load(where)
 
 
 @pytest.mark.parametrize(
@@ -252,3 +242,115 @@ def test_overrides(assignment: str, path: tuple[str, ...], value: object) -> Non
     for name in path:
         changed = getattr(changed, name)
     assert changed == value and type(changed) is type(value)
+
+
+# ---------------------------------------------------------------- the manifest by its hash
+
+
+MANIFEST = Manifest(name="genuine")
+RUN = run_id(MANIFEST)
+OTHER = to_toml(override(MANIFEST, ["training.seed=1"]))
+
+SAYS: dict[str, Answer | Exception | None] = {
+    "honest": ManifestData(to_toml(MANIFEST)),
+    "reformatted": ManifestData("# a comment\n" + to_toml(MANIFEST)),
+    "liar": ManifestData(OTHER),
+    "junk": ManifestData("/etc/passwd"),
+    "newer": ManifestData(to_toml(MANIFEST) + "\n[later]\nkey = 1\n"),
+    "trainer": Rejected(RejectCode.NOT_SERVED, "a trainer serves tokens only"),
+    "confused": Running(),
+    "dead": PeerGone("refused", definite=True),
+    "silent": None,
+    "busy": Busy(1.0, version=-1),
+}
+
+
+def fetch(*peers: str, **says: Script) -> tuple[Manifest | None, list[PeerId], dict[str, SwarmError]]:
+    transport, failures = FakeTransport(lambda peer, request: [Accepted(), SAYS[peer]], **says), {}
+
+    async def whom() -> list[PeerId]:
+        return [PeerId(peer) for peer in peers if peer != "late" or transport.asked]
+
+    on_failure = lambda peer, error: failures.update({peer: error})  # noqa: E731
+    found = asyncio.run(fetch_manifest(transport, RUN, whom, on_failure=on_failure))
+    assert {request for _, request in transport.requests} <= {ManifestRequest()} and not any(transport.payloads)
+    return found, transport.asked, failures
+
+
+def test_one_honest_peer_is_enough_and_the_others_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joining, "PATIENCE_S", 0.01)
+    found, asked, failures = fetch("liar", "junk", "newer", "trainer", "confused", "dead", "silent", "honest", "never")
+    assert found == MANIFEST and asked[-1] == "honest"
+    assert {peer: type(error) for peer, error in failures.items()} == {
+        "liar": BadMessage,
+        "junk": BadMessage,
+        "newer": BadMessage,
+        "trainer": Refused,
+        "confused": PeerGone,
+        "dead": PeerGone,
+        "silent": PeerTimeout,
+    }
+    assert "manifest of another run" in str(failures["liar"]) and "'liar'" in str(failures["liar"])
+    assert "unknown key" in str(failures["newer"]) and "\n" not in str(failures["newer"])
+
+
+def test_who_appears_meanwhile_is_asked_next() -> None:
+    assert fetch("late", "dead", "confused", late=SAYS["honest"])[:2] == (MANIFEST, ["dead", "late"])
+
+
+def test_who_is_busy_is_asked_again_and_not_accused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joining, "BUSY_S", 0.0)
+    found, asked, failures = fetch("busy", "dead")
+    assert found is None and asked == ["busy", "dead", *["busy"] * (joining._ROUNDS - 1)]
+    assert isinstance(failures["busy"], PeerTimeout) and "busy with other newcomers" in str(failures["busy"])
+    assert fetch("soon", soon=in_turn(SAYS["busy"], SAYS["busy"], SAYS["honest"]))[0] == MANIFEST
+
+
+def test_nobody_has_it() -> None:
+    found, asked, failures = fetch("liar", "dead")
+    assert found is None and asked == ["liar", "dead"] == list(failures)
+    assert fetch() == (None, [], {})
+    assert fetch("reformatted", "liar") == (MANIFEST, ["reformatted"], {}), "the first genuine answer ends it"
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_genuine_or_refused(text: str) -> None:
+    with pytest.raises(BadMessage):
+        genuine(text, RUN, peer=PeerId("liar"))
+
+
+# ---------------------------------------------------------------- what is valid, and perhaps not meant
+
+
+def lasting(steps: int, *, sync: str = "local", **averaging: object) -> Manifest:
+    mode, codec = ("fp32", "fp16") if sync == "local" else ("deterministic", "small")
+    training, numerics = Training(total_steps=steps), Numerics(mode=mode)
+    return Manifest(training=training, numerics=numerics, averaging=Averaging(sync=sync, codec=codec, **averaging))
+
+
+@pytest.mark.parametrize(
+    ("steps", "averaging", "said"),
+    [
+        *((steps, {}, "outer momentum never sets in") for steps in (60, 61)),
+        *((steps, {}, f"outer momentum sets in only after step 60 of {steps}") for steps in (62, 120)),
+        *((steps, {}, "") for steps in (121, 800)),
+        (300, {"partners": "pairs", "outer_warmup_steps": 150}, "outer momentum sets in only after step 150 of 300"),
+        *((30, {name: 0}, "") for name in ("outer_warmup_steps", "outer_momentum")),
+        (60, {"sync": "exact"}, ""),
+        *((steps, {"sync": "overlap", "overlap_after": 40}, "no step overlaps another") for steps in (40, 3)),
+        *((steps, {"sync": "overlap", "overlap_after": steps - 1}, "") for steps in (41, 3)),
+    ],
+)
+def test_a_run_that_ends_before_what_it_asks_for_sets_in_is_told(steps: int, averaging: dict, said: str) -> None:
+    lines = remarks(lasting(steps, **averaging))
+    assert len(lines) == bool(said) and all(
+        line.startswith("note: ") and said in line and "\n" not in line for line in lines
+    )
+    assert remarks(Manifest()) == []
+
+
+@pytest.mark.parametrize("steps", [2, 40, 60, 61, 62, 100])
+def test_it_never_sets_in_where_no_outer_step_is_other_than_plain(steps: int) -> None:
+    plan = OuterPlan(10, inner_steps=20, fragments=1, total_steps=steps, warmup_steps=60)
+    ever = any(plan.due(step) and not plan.plain(step) for step in range(steps))
+    assert ("never" in remarks(lasting(steps))[0]) == (not ever)

@@ -34,6 +34,21 @@ def spec_of(stages: int) -> StageSpec:
     return SPEC.model_copy(update={"cut": Cut(stages=stages)})
 
 
+Fits = tuple[tuple[MachineFit, ...], ...]
+
+
+def of_places(priced: Priced, *kinds: MachineFit) -> Fits:
+    return (kinds,) * (priced.cut.stages // priced.stages_per_peer)
+
+
+def roomy(priced: Priced) -> Fits:
+    return of_places(priced, *[MachineFit(64, 1)] * len(priced.situation.counts[0]))
+
+
+def changed(spec: StageSpec, **training: int) -> StageSpec:
+    return spec.model_copy(update={"training": spec.training.model_copy(update=training)})
+
+
 HOME = MachineKind(name="home", count=4, tflops=20.0, gpu_gib=16.0, mbit=200.0)
 LAB = MachineKind(name="lab", count=1, tflops=60.0, gpu_gib=80.0, mbit=1000.0)
 
@@ -140,20 +155,15 @@ def test_a_measured_head_makes_its_stage_shorter() -> None:
     assert TIMES.cut(6, 2) == (4, 2), "the head takes as long as two layers"
     assert TIMES.stages_s((4, 2)) == pytest.approx([0.01 + 0.4, 0.01 + 0.2 + 0.2])
     work = works(SPEC.model_copy(update={"cut": Cut(stages=2, layers=(9, 7))}), TIMES)
-    assert work[0].flops == pytest.approx(0.91e12) and work[1].flops == pytest.approx(0.91e12)
-
-
-def roomy(priced: Priced) -> tuple[tuple[MachineFit, ...], ...]:
-    return ((MachineFit(64, 1),) * len(priced.situation.counts[0]),) * (priced.cut.stages // priced.stages_per_peer)
+    assert [each.flops for each in work] == pytest.approx([0.91e12, 0.91e12])
+    best, _ = search(SPEC, {"cut.stages": 2}, fleet(HOME, LAB), roomy, TIMES)
+    assert best.cut.layers == (9, 7) and best.fields["cut.layers"] == [9, 7]
 
 
 def test_what_gpus_exchange_takes_time() -> None:
     members, said = fleet(MachineKind(count=2, gpus=2, gpu_gbit=8.0)), {"cut.stages": 1, "training.microbatch_size": 1}
-
-    def found(num_bytes: float) -> Priced:
-        return search(spec_of(1), said, members, lambda priced: ((MachineFit(64, 1, mesh_bytes=num_bytes),),))[0]
-
-    free, priced = (found(num_bytes).situation for num_bytes in (0.0, 3e9))
+    looks = [lambda priced, at=at: ((MachineFit(64, 1, mesh_bytes=at),),) for at in (0.0, 3e9)]
+    free, priced = (search(spec_of(1), said, members, look)[0].situation for look in looks)
     assert priced.place_s[0] == pytest.approx(free.place_s[0] + 3.0), "3e9 bytes at 8 Gbit/s"
     assert priced.load.microbatch_s == pytest.approx(free.load.microbatch_s + 3.0)
     sizes = {"tensor": 1, "data": 4, "parameters": 1000, "layers": 2, "boundary_elements": 100}
@@ -168,10 +178,9 @@ def test_what_gpus_exchange_takes_time() -> None:
 def test_nothing_is_proposed_that_does_not_fit(most_layers: int, slots: int) -> None:
     """A home machine holds so many layers, a lab's anything, with that many slots."""
 
-    def look(priced: Priced) -> tuple[tuple[MachineFit, ...], ...]:
+    def look(priced: Priced) -> Fits:
         each = -(-RUN.model.num_layers // priced.cut.stages) * priced.stages_per_peer
-        fit = (MachineFit(slots * (each <= most_layers), 1 << 34), MachineFit(slots, 1 << 34))
-        return (fit,) * (priced.cut.stages // priced.stages_per_peer)
+        return of_places(priced, MachineFit(slots * (each <= most_layers), 1 << 34), MachineFit(slots, 1 << 34))
 
     members = fleet(HOME, LAB.model_copy(update={"count": 2}))
     if not slots:
@@ -194,39 +203,25 @@ def test_the_search_keeps_what_is_said_and_prefers_what_is_fast() -> None:
     assert best.seconds <= 1.1 * min(each.seconds for each in few)
     # On a line this slow fewer sums are sent.
     slow = fleet(HOME.model_copy(update={"mbit": 1.0}))
-    long = RUN.model_copy(update={"training": RUN.training.model_copy(update={"total_steps": 5000})})
-    assert search(long.of_stage(0), {}, slow, roomy)[0].way.sync == "local"
+    assert search(changed(SPEC, total_steps=5000), {}, slow, roomy)[0].way.sync == "local"
     with pytest.raises(UsageError, match="fewer than the stages"):
         search(spec_of(8), {"cut.stages": 8}, fleet(LAB), roomy)
 
 
 def test_microbatches_are_halved_down_to_what_keeps_a_device_busy() -> None:
-    few = RUN.model_copy(update={"training": RUN.training.model_copy(update={"microbatch_size": 64})})
-    spec = few.of_stage(0)
-    short = spec.model_copy(update={"training": spec.training.model_copy(update={"sequence_length": 128})})
     seen: set[int] = set()
 
-    def look(priced: Priced) -> tuple[tuple[MachineFit, ...], ...]:
+    def look(priced: Priced) -> Fits:
         seen.add(priced.training.microbatch_size)
-        return roomy(priced) if priced.training.microbatch_size == 8 else ((MachineFit(0, 1),),) * priced.cut.stages
+        return of_places(priced, MachineFit(64 * (priced.training.microbatch_size == 8), 1))
 
-    best, _ = search(short, {"cut.stages": 1}, fleet(HOME), look)
+    spec = changed(SPEC, microbatch_size=64, sequence_length=128)
+    best, _ = search(spec, {"cut.stages": 1}, fleet(HOME), look)
     assert seen == {64, 32, 16, 8} and best.training.microbatches == 32 * 64 // 8, "1,024 tokens at least"
-
-
-def test_measured_times_cut_what_is_proposed() -> None:
-    best, _ = search(SPEC, {"cut.stages": 2}, fleet(HOME, LAB), roomy, TIMES)
-    assert best.cut.layers == (9, 7) and best.fields["cut.layers"] == [9, 7]
-
-
-def members_in(file: Path) -> Members:
-    return read_fleet(file, FleetFile).members(str(file))
 
 
 def test_a_fleet_file_is_read(tmp_path: Path) -> None:
     file = tmp_path / "fleet.toml"
-    with pytest.raises(UsageError, match="no such file"):
-        members_in(file)
     file.write_text("[[machines]]\ncount = 3\ngpu_gib = 24.0\nmbit = 50.0\ngpus = 2\n", encoding="utf-8")
-    (kind,) = members_in(file).machines
+    (kind,) = read_fleet(file, FleetFile).members(str(file)).machines
     assert (kind.count, kind.device_bytes, kind.flops_per_s, kind.bytes_per_s) == (3, 24 << 30, 60e12, 6.25e6)

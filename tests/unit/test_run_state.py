@@ -1,14 +1,19 @@
-"""What the events of one process add up to."""
+"""What the events of one process add up to, and what a replica reports of others from what happens to it."""
 
 from __future__ import annotations
 
-from swarmnet.directory import Record
+from stage_table import TIMERS, Table
+
+from swarmnet.directory import Complaint, Record
 from swarmnet.ids import Incarnation, PeerId, RunId
+from swarmnet.messages import Exclusion
+from swarmnet.peer.stall_reports import StallReports
 from swarmnet.telemetry.run_state import (
     PACE_STEPS,
     STEP_BUCKETS_S,
     LineBytes,
     RunState,
+    StageState,
     StepPoint,
     step_s,
     tokens_per_second,
@@ -49,25 +54,24 @@ def test_an_event_of_a_stage_that_is_not_served_here_changes_no_stage() -> None:
     assert not here.convicted and state.events["convicted"] == 1
 
 
+def figures(step: int, num_tokens: int = 8) -> dict[str, object]:
+    return {"step": step, "loss": 1.0 / max(step, 1), "num_tokens": num_tokens, "grad_norm": 0.5, "learning_rate": 0.1}
+
+
 def test_the_pace_is_that_of_the_last_steps_and_unknown_once_the_run_went_back() -> None:
     state = RunState()
     pace = lambda: (step_s(state.points), tokens_per_second(state.points))  # noqa: E731
     assert pace() == (None, None)
     for step, now, num_tokens in ((4, 10.0, 8), (5, 12.0, 8), (6, 14.0, 0), (8, 18.0, 6)):
-        figures = {"step": step, "loss": 1.0 / step, "num_tokens": num_tokens, "grad_norm": 0.5, "learning_rate": 0.1}
-        state.on("figures", figures, now=now)
+        state.on("figures", figures(step, num_tokens), now=now)
     assert (pace(), state.points[-1]) == ((2.0, 3.0), StepPoint(8, 0.125, 6, 18.0, 0.5, 0.1))
-    state.on("figures", figures | {"step": 3, "num_tokens": 0}, now=20.0)
+    state.on("figures", figures(3, 0), now=20.0)
     assert state.points[-1].step == 8, "a step without tokens has no loss"
-    state.on("figures", figures | {"step": 3}, now=20.0)
+    state.on("figures", figures(3), now=20.0)
     assert pace() == (None, None)
-
-
-def test_the_pace_forgets_what_is_older() -> None:
     state = RunState()
-    for step in range(PACE_STEPS + 2):
-        figures = {"step": step, "loss": 1.0, "num_tokens": 8, "grad_norm": 0.5, "learning_rate": 0.1}
-        state.on("figures", figures, now=float(step) if step else -100.0)
+    for step in range(PACE_STEPS + 2):  # it forgets what is older
+        state.on("figures", figures(step), now=float(step) if step else -100.0)
     assert step_s(state.points) == 1.0
 
 
@@ -118,8 +122,7 @@ def test_the_end_is_as_far_away_as_the_steps_that_are_left_of_the_stage_that_has
         state.on("synced", {"stage": stage, "version": version}, now=1.0)
     assert state.version == 6 and state.eta_s(1.0) is None
     for step in (5, 6):
-        figures = {"step": step, "loss": 1.0, "num_tokens": 8, "grad_norm": 0.5, "learning_rate": 0.1}
-        state.on("figures", figures, now=2.0 * step)
+        state.on("figures", figures(step), now=2.0 * step)
     assert state.eta_s(12.0) is None, "nobody has said how many steps there are"
     state.record = Record(RunId("ab" * 32), PeerId("me"), Incarnation(1), (), (), steps=100)
     assert state.eta_s(12.0) == state.eta_s(14.0) == 94 * 2.0
@@ -156,3 +159,59 @@ def test_why_it_pauses_and_what_it_waits_for_when_it_leaves() -> None:
     state.on("resumed", {}, now=2.0)
     state.on("draining", {"left": "another replica to have its state"}, now=3.0)
     assert (state.pausing, state.leaving) == ("", "another replica to have its state")
+
+
+# ---------------------------------------------------------------- what a replica reports of others
+
+
+def reports() -> tuple[StageState, StallReports]:
+    state = RunState().serve(0, now=0.0)
+    return state, StallReports(TIMERS, state, lambda event, fields: None)
+
+
+def test_a_step_is_late_by_the_usual_pace_and_who_sits_out_is_named_until_it_does_not() -> None:
+    state, complaints = reports()
+    assert (complaints.still_s(now=15.0), complaints.still_s(now=16.0)) == (0, 16), "before the first step"
+    for step in range(1, 6):
+        state.on("applied", {"version": step}, now=10.0 * step)
+    assert (complaints.still_s(now=90.0), complaints.still_s(now=91.0)) == (0, 41)
+    state.on("evicted", {"peer": PeerId("P"), "reason": "late"}, now=100.0)
+    state.on("late", {"peer": PeerId("Q"), "reason": "does not report"}, now=100.0)
+    table = Table("A")
+    table.members["A"].membership.restored((), (Exclusion(PeerId("Q"), 5, 1),))
+    assert complaints.of(table.members["A"], None, now=110.0) == (
+        Complaint(0, PeerId("Q"), "sits_out", "does not report", 50),
+        Complaint(0, PeerId("P"), "left_out", "late", 10),
+    )
+    table.members["A"].membership.restored((), (Exclusion(PeerId("Q"), 0, 1),))
+    assert complaints.of(table.members["A"], None, now=161.0) == ()
+
+
+def test_a_conviction_names_its_step_and_disputes_are_counted() -> None:
+    state, complaints = reports()
+    for peer, reason in (("P", "has signed two sums of one round"), ("Q", "step 7, microbatch 3: others find another")):
+        state.on("convicted", {"peer": PeerId(peer), "step": 7, "reason": reason}, now=100.0)
+    table = Table("A")
+    assert complaints.of(table.members["A"], None, now=110.0) == (
+        Complaint(0, PeerId("P"), "convicted", "step 7: has signed two sums of one round", 10),
+        Complaint(0, PeerId("Q"), "convicted", "step 7, microbatch 3: others find another", 10),
+    )
+    for step in (3, 5):
+        state.on("disputed", {"peer": PeerId("P"), "step": step, "index": 0, "peers": []}, now=100.0)
+    assert complaints.disputed is None and not complaints.num_disputed, "work of a convict"
+    for peer, step in (("R", 3), ("S", 4), ("R", 5)):
+        state.on("disputed", {"peer": PeerId(peer), "step": step, "index": 0, "peers": []}, now=100.0)
+    assert (complaints.disputed, complaints.num_disputed) == ((5, "R"), 3)
+    state.on("convicted", {"peer": PeerId("R"), "step": 7, "reason": "lies"}, now=100.0)
+    assert (complaints.disputed, complaints.num_disputed) == ((4, "S"), 1)
+
+
+def test_a_leader_names_whose_report_it_waits_for() -> None:
+    table = Table("A", "B")
+    [leader] = [member for member in table.members.values() if member.oldest.leader is not None]
+    other = next(name for name in table.members if name != leader.me)
+    assert leader.oldest.leader is not None and leader.oldest.leader.waits() == {}
+    del leader.oldest.leader.members[PeerId(other)]
+    complaints = StallReports(TIMERS, RunState().serve(0, now=table.now - 20.0), lambda event, fields: None)
+    said = complaints.of(leader, None, now=table.now)
+    assert said == (Complaint(0, PeerId(other), "waited_for", "does not report"),)

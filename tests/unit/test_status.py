@@ -1,11 +1,13 @@
-"""How `swarmnet status` looks: a line for each replica, within 80 columns. tests/data/status.txt shows it.
+"""How `swarmnet status` looks, and what it does while it waits. tests/data/status.txt has each look.
 
 After an intended change, read the difference, and write it again: `STATUS=write pytest THIS_FILE`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,26 +15,20 @@ from pathlib import Path
 import pytest
 
 from swarmnet.directory import Estimate, Record, StageStatus
-from swarmnet.ids import Chain, OnDisk, PeerId, RunId
+from swarmnet.errors import PeerTimeout
+from swarmnet.ids import Chain, OnDisk, PeerId, RunId, first_chain
+from swarmnet.net import dht
 from swarmnet.peer import status
 from swarmnet.peer.rates import mark
+from swarmnet.peer.status import Waiting, run_status
 from swarmnet.peer.swarm_health import assess
 
 NUMERICS = "cpuAVX512/torch-2.13.0/tp2/fp32/eager/bdac02c7"
+DISK = tuple(map(OnDisk, (2700, 2750, 2800)))
+STAGES = [StageStatus(stage, 2839, Chain("c"), synced=True, slots=4, disk=DISK, drift=2830) for stage in (0, 1)]
 RECORDS = [
-    Record(
-        RunId("ab" * 32),
-        PeerId(f"12D3KooWpeer{stage}WXYZ"),
-        1,
-        (),
-        (
-            StageStatus(
-                stage, 2839, Chain("c"), synced=True, slots=4, disk=tuple(map(OnDisk, (2700, 2750, 2800))), drift=2830
-            ),
-        ),
-        numerics=NUMERICS,
-    )
-    for stage in (0, 1)
+    Record(RunId("ab" * 32), PeerId(f"12D3KooWpeer{each.stage}WXYZ"), 1, (), (each,), numerics=NUMERICS)
+    for each in STAGES
 ]
 
 
@@ -66,10 +62,8 @@ def looks(shown: Shown) -> Iterator[tuple[str, list[str]]]:
         for each in RECORDS
     ]
     yield "pace and speeds", shown(timed)
-    yield (
-        "what replicas differ in is a line with their names",
-        shown([replace(RECORDS[0], region="eu-west"), RECORDS[1]]),
-    )
+    other = replace(RECORDS[0], region="eu-west")
+    yield "what replicas differ in is a line with their names", shown([other, RECORDS[1]])
     hostile = replace(RECORDS[0], region="\\[/b]", software="\\[link=http://x.example]\x1b]y")
     yield "what strangers say is text", shown([hostile, RECORDS[1]])
 
@@ -100,3 +94,76 @@ def test_nothing_is_wider_than_the_terminal(shown: Shown) -> None:
     assert max(map(len, shown(wide))) <= 80 and max(map(len, shown())) <= 80
     assert any(line.startswith("warning: ") and len(line) > 80 for line in shown(wide, columns=400))
     assert all("WXYZ" in line for line in shown(wide, columns=60) if " synced " in line)
+
+
+# ---------------------------------------------------------------- on a busy machine
+
+
+SEEN_RUN = RunId("ab" * 32)
+SEEN = Record(SEEN_RUN, PeerId("p"), 1, ("memory",), (StageStatus(0, 7, first_chain(SEEN_RUN, 0), True),))
+
+
+class Directory:
+    """Starts, and answers, as often as told; else it never does."""
+
+    starts = answers = True
+    num_stages = 1
+    closed = 0
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    async def __aenter__(self) -> Directory:
+        if not self.starts:
+            await asyncio.Event().wait()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        type(self).closed += 1
+
+    async def records(self) -> tuple[Record, ...]:
+        if not self.answers:
+            await asyncio.Event().wait()
+        return self.known()
+
+    def dht_addresses(self, peer: PeerId) -> tuple[str, ...]:
+        return ()
+
+    def known(self) -> tuple[Record, ...]:
+        return (SEEN,)
+
+
+@pytest.fixture
+def directory(monkeypatch: pytest.MonkeyPatch) -> type[Directory]:
+    fresh = type("Fresh", (Directory,), {})
+    monkeypatch.setattr(dht, "DhtDirectory", fresh)
+    monkeypatch.setattr(status, "GIVEN_UP_AFTER_S", 0.1)
+    return fresh
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_an_answer_in_time_comes_without_words_and_else_what_is_known_is_shown(
+    directory: type[Directory], answers: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory.answers = answers
+    code = run_status(SEEN_RUN, ("/ip4/203.0.113.7/tcp/1/p2p/x",))
+    out, err = capsys.readouterr()
+    assert code == 0 and "version 7" in out and directory.closed == 1
+    assert err.count("\n") == (not answers)
+    assert answers or "gave up waiting for records of the run from the DHT" in err
+
+
+def test_without_a_way_into_the_network_it_ends_in_words(directory: type[Directory]) -> None:
+    directory.starts = False
+    with pytest.raises(PeerTimeout, match=r"libp2p daemon, and for an answer from /ip4/203.0.113.7.*try again"):
+        run_status(SEEN_RUN, ("/ip4/203.0.113.7/tcp/1/p2p/x",))
+
+
+def test_what_it_waits_for_is_said_while_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status, "SAY_AFTER_S", 0.0)
+    monkeypatch.setattr(status, "SAY_EVERY_S", 3600.0)
+    said, heard = [], threading.Event()
+    with Waiting(lambda line: (said.append(line), heard.set())) as waiting:  # type: ignore[arg-type, func-returns-value]
+        assert heard.wait(10.0)
+        waiting.over()
+    assert len(said) == 1 and said[0].startswith("swarmnet status: waiting for Python to load")
