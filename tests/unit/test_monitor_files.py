@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from swarmnet.config.check import check_installed
 from swarmnet.errors import UsageError
 from swarmnet.ids import PeerId, Restart, RunId
 from swarmnet.monitor.curve import Curve
@@ -82,13 +81,6 @@ def test_a_watch_that_goes_on_appends_doubles_nothing_and_puts_what_fills_a_gap_
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "run.csv"
-
-
-def test_a_file_is_gone_on_with_for_its_own_run_alone(path: Path) -> None:
-    kept(path, 0)
-    CsvFile(path).check(RUN)
-    with pytest.raises(UsageError, match=r"--csv .*run.csv: the file is of another run \(abababababab\)"):
-        CsvFile(path).check(RunId("cd" * 32))
 
 
 def test_a_run_that_went_back_replaces_its_lines(path: Path) -> None:
@@ -171,37 +163,29 @@ def test_matplotlib_can_draw_whatever_ending_is_taken() -> None:
         check_ending("--png", Path("run"))
 
 
-def test_tensorboard_gets_each_step_once(tmp_path: Path) -> None:
+def test_tensorboard_gets_each_step_once_and_again_if_the_run_went_back(tmp_path: Path) -> None:
     loader = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader")
-    curve = Curve(map(point, range(3)))
+    path, curve = tmp_path / "tb", Curve(map(point, range(3)))
     curve.evaluated({3: 0.25}, steps=0)
-    for steps in ((0, 1), (0, 1, 2)):  # the second watch knows nothing of the first but what is in the directory
-        board = TensorBoard(tmp_path, RUN)
-        board.write(curve, steps, (3,))
+    went_back = Curve([point(0), point(1, 2.0)])
+    TensorBoard(path, RUN)
+    assert not path.exists(), "nothing is made before there is something to write"
+    # The second watch knows nothing of the first but what is in the directory.
+    for known, steps, versions in ((curve, (0, 1), (3,)), (curve, (0, 1, 2), (3,)), (went_back, (0, 1), ())):
+        board = TensorBoard(path, RUN)
+        board.write(known, steps, versions)
         board.close()
     found = [
         (value.tag, event.step, value.tensor.float_val[0])
-        for path in sorted(tmp_path.iterdir())
-        for event in loader.EventFileLoader(str(path)).Load()
+        for file in sorted(path.iterdir(), key=lambda file: file.stat().st_mtime_ns)
+        for event in loader.EventFileLoader(str(file)).Load()
         for value in event.summary.value
     ]
-    assert sorted(step for tag, step, _ in found if tag == "loss") == [0, 1, 2]
+    losses = [(step, value) for tag, step, value in found if tag == "loss"]
+    assert losses == [(step, pytest.approx(value)) for step, value in ((0, 1 / 3), (1, 1 / 3), (2, 1 / 3), (1, 2.0))]
     assert [each for each in found if each[0] == "held_out"] == [("held_out", 3, 0.25)]
-
-
-def test_event_files_of_another_run_are_refused_and_a_run_that_went_back_writes_again(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
-    board = TensorBoard(tmp_path / "tb", RUN)
-    assert not (tmp_path / "tb").exists(), "nothing is made before there is something to write"
-    board.write(Curve(map(point, range(3))), (0, 1, 2), ())
-    board.close()
     with pytest.raises(UsageError, match=r"--tensorboard .*tb: .*\.abababababab is of another run: name another"):
-        TensorBoard(tmp_path / "tb", RunId("cd" * 32))
-    board = TensorBoard(tmp_path / "tb", RUN)
-    board.write(Curve([point(0), point(1, 2.0)]), (0, 1), ())
-    board.close()
-    losses = {step: each for (tag, step), each in TensorBoard(tmp_path / "tb", RUN)._there.items() if tag == "loss"}
-    assert losses == pytest.approx({0: 1 / 3, 1: 2.0, 2: 1 / 3})
+        TensorBoard(path, RunId("cd" * 32))
 
 
 class FakeRun:
@@ -223,8 +207,15 @@ class FakeRun:
 
 def test_weights_and_biases_get_steps_in_order_and_none_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     made, asked = FakeRun(step=2), dict[str, Any]()
-    fake = SimpleNamespace(init=lambda **words: (asked.update(words), made)[1], Error=RuntimeError, Settings=dict)
-    monkeypatch.setitem(sys.modules, "wandb", fake)
+    runs = iter([made])
+
+    def init(**words: Any) -> FakeRun:
+        asked.update(words)
+        if run := next(runs, None):
+            return run
+        raise RuntimeError("no API key\nrun wandb login")
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init, Error=RuntimeError, Settings=dict))
     sink = WeightsAndBiases("swarms", RUN)
     assert (asked["project"], asked["id"], asked["resume"]) == ("swarms", f"swarmnet-{RUN[:12]}", "allow")
     curve = Curve(map(point, range(4)))
@@ -238,17 +229,5 @@ def test_weights_and_biases_get_steps_in_order_and_none_twice(monkeypatch: pytes
         (3, None, 0.25),
     ]
     assert made.finished
-
-
-def test_weights_and_biases_that_refuse_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(**_: object) -> None:
-        raise RuntimeError("no API key\nrun wandb login")
-
-    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=refuse, Error=RuntimeError, Settings=dict))
     with pytest.raises(UsageError, match="--wandb swarms: no API key run wandb login"):
         WeightsAndBiases("swarms", RUN)
-
-
-def test_an_extra_that_is_missing_is_named() -> None:
-    with pytest.raises(UsageError, match=r"--x needs the package wandb: pip install 'swarmnet-train\[wandb\]'"):
-        check_installed("--x", "wandb")

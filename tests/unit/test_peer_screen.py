@@ -104,7 +104,8 @@ def is_dialled_back(story: Story) -> None:
         story.on("dialled_back", addresses=at, could=could, could_not=could_not, not_asked=not_asked)
 
 
-LINES: dict[str, Callable[[Story], None]] = {
+Tell = Callable[[Story], None]
+LINES: dict[str, Tell] = {
     "every phase is a line, and bytes are told now and then": joins,
     "a run that begins": lambda story: story.synced(0, how="seed", num_bytes=0),
     "a peer's own disk": lambda story: story.synced(0, how="checkpoint", num_bytes=0),
@@ -170,7 +171,7 @@ def was_away(story: Story) -> None:
     story.see(601.0)
 
 
-SCREENS: dict[str, Callable[[Story], None]] = {
+SCREENS: dict[str, Tell] = {
     "it is about this machine": computes,
     "what was accepted before a move stays": computed_before_a_move,
     "what is waited for and what is wrong": waits,
@@ -244,34 +245,21 @@ def test_each_phase_of_a_join_is_timed_once_until_something_counts() -> None:
 
 
 def test_sizes() -> None:
-    assert [size(number) for number in (0, 999, 1000, 1_540_000, 2.5e9, 3e12, 4e15)] == [
-        "0 B",
-        "999 B",
-        "1.0 kB",
-        "1.5 MB",
-        "2.5 GB",
-        "3.0 TB",
-        "4000.0 TB",
-    ]
+    told = {0: "0 B", 999: "999 B", 1000: "1.0 kB", 1_540_000: "1.5 MB", 2.5e9: "2.5 GB", 3e12: "3.0 TB"}
+    told[4e15] = "4000.0 TB"
+    assert {number: size(number) for number in told} == told
 
 
 # ---------------------------------------------------------------- a bar while something is scored
 
 
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def scoring(console: Console, *scored: tuple[float, int, str]) -> str:
     """What is printed of phases, then of `scored` of 400 at some seconds."""
-    clock = Clock()
-    with ProgressBar(console, clock=clock) as following:
+    now = 100.0
+    with ProgressBar(console, clock=lambda: now) as following:
         following.phase("asking", "[here]")
         for at, done, words in scored:
-            clock.now = 100.0 + at
+            now = 100.0 + at
             following.scored(done, 400, words)
     return console.file.getvalue()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,13 +27,9 @@ def stage_of(speeds: dict[str, float], steps: int = 30, work: int = 64) -> dict[
     return {peer: found.estimates(math.inf) for peer, found in rates.items()}
 
 
-def test_shares_of_what_is_counted_tell_how_fast_mates_are() -> None:
-    found = measured(stage_of({"a": 4.0, "b": 2.0, "c": 1.0}))
-    assert {peer: round(rate, 1) for peer, rate in found.items()} == {"a": 4.0, "b": 2.0, "c": 1.0}
-
-
-def test_a_lonely_replica_is_believed() -> None:
-    assert measured(stage_of({"a": 2.5})) == {"a": 2.5}
+@pytest.mark.parametrize("speeds", [{"a": 4.0, "b": 2.0, "c": 1.0}, {"a": 2.5}])
+def test_shares_of_what_is_counted_tell_how_fast_mates_are_and_a_lonely_one_is_believed(speeds: dict) -> None:
+    assert {peer: round(rate, 1) for peer, rate in measured(stage_of(speeds)).items()} == speeds
 
 
 def test_who_is_there_and_counts_nothing_is_slow() -> None:
@@ -54,9 +51,8 @@ def test_a_narrow_line_bounds_the_rate() -> None:
 
 
 def test_who_has_computed_nothing_says_nothing() -> None:
-    rates = Rates(PeerId("new"))
-    assert rates.estimates(math.inf) == ()
-    rates.step({PeerId("other"): 8}, [PeerId("other")], computed=(0, 0.0))
+    rates, other = Rates(PeerId("new")), PeerId("other")
+    rates.step({other: 8}, [other], computed=(0, 0.0))
     assert rates.estimates(math.inf) == () and measured({PeerId("new"): ()}) == {}
 
 
@@ -100,10 +96,9 @@ def test_a_step_that_somebody_came_into_says_nothing_of_it() -> None:
 
 
 def test_coarse_counts_do_not_make_equal_replicas_unequal() -> None:
-    peers = [PeerId(name) for name in "abc"]
-    counted = dict(zip(peers, (3, 3, 2), strict=True))
-    rates = {peer: Rates(peer) for peer in peers}
+    counted = {PeerId("a"): 3, PeerId("b"): 3, PeerId("c"): 2}
+    rates = {peer: Rates(peer) for peer in counted}
     for step in range(1, 20):
         for peer, found in rates.items():
-            found.step(counted, peers, computed=(step * counted[peer], step * counted[peer] / 2.0))
-    assert measured({peer: found.estimates(math.inf) for peer, found in rates.items()}) == dict.fromkeys(peers, 2.0)
+            found.step(counted, counted, computed=(step * counted[peer], step * counted[peer] / 2.0))
+    assert measured({peer: found.estimates(math.inf) for peer, found in rates.items()}) == dict.fromkeys(counted, 2.0)

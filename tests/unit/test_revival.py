@@ -13,30 +13,21 @@ from swarmnet.peer.supervise import FINAL, Revivals, exit_code
 CRASHES = st.integers(-64, 255).filter(lambda code: code not in FINAL)
 
 
-def restarts(seed: int = 1) -> Revivals:
-    return Revivals(random.Random(seed))
-
-
 def test_pauses_double_up_to_a_minute_and_begin_anew_after_ten_good_minutes() -> None:
-    decider = restarts()
-    for expected in (1, 2, 4, 8, 16, 32, 60, 60, 60):
-        assert decider.crashed(-9, ran_s=5.0)[0] == pytest.approx(expected, rel=0.1)
-    assert decider.crashed(-9, ran_s=600.0)[0] == pytest.approx(1, rel=0.1)
-    assert decider.crashed(-9, ran_s=5.0)[0] == pytest.approx(2, rel=0.1)
+    decider = Revivals(random.Random(1))
+    pauses = [decider.crashed(-9, ran_s=ran_s)[0] for ran_s in (*[5.0] * 9, 600.0, 5.0)]
+    assert pauses == pytest.approx([1, 2, 4, 8, 16, 32, 60, 60, 60, 1, 2], rel=0.1)
 
 
 def test_a_peer_that_is_killed_for_memory_comes_back_ever_later() -> None:
-    decider, why = restarts(), "killed for memory, limit 1.17 GiB"
-    pauses = []
-    for _ in range(14):
-        after_s, words = decider.crashed(-9, ran_s=57.0, for_memory=why)
-        assert words.startswith(f"the peer was {why}, after 57 s")
-        pauses.append(after_s)
+    decider, why = Revivals(random.Random(1)), "killed for memory, limit 1.17 GiB"
+    pauses, words = zip(*[decider.crashed(-9, ran_s=57.0, for_memory=why) for _ in range(14)], strict=True)
+    assert all(each.startswith(f"the peer was {why}, after 57 s") for each in words)
     assert pauses == pytest.approx([min(2**count, 3600) for count in range(14)], rel=0.1)
 
 
 def test_machines_that_crashed_together_come_back_apart() -> None:
-    assert len({restarts(seed).crashed(-9, ran_s=5.0) for seed in range(20)}) == 20
+    assert len({Revivals(random.Random(seed)).crashed(-9, ran_s=5.0) for seed in range(20)}) == 20
 
 
 @pytest.mark.parametrize(
@@ -48,7 +39,7 @@ def test_the_end(code: int, asked: bool, expected: int) -> None:
 
 
 def test_the_line_says_what_happened_and_what_comes() -> None:
-    decider = restarts()
+    decider = Revivals(random.Random(1))
     _, words = decider.crashed(-9, ran_s=12.3)
     assert words.startswith(
         "the peer was ended by SIGKILL after 12 s (a person or a service did it, or memory ran out); it"
@@ -61,7 +52,7 @@ def test_the_line_says_what_happened_and_what_comes() -> None:
 
 @given(codes=st.lists(st.tuples(CRASHES, st.floats(0, 1e6)), max_size=100), seed=st.integers())
 def test_no_crash_is_final_and_no_pause_is_long(codes: list[tuple[int, float]], seed: int) -> None:
-    decider = restarts(seed)
+    decider = Revivals(random.Random(seed))
     for code, ran_s in codes:
         assert exit_code(code, asked=False) is None
         assert 0.9 <= decider.crashed(code, ran_s=ran_s)[0] <= 66.0

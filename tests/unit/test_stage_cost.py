@@ -27,7 +27,10 @@ def line(t: float, scale: float) -> dict[str, Any]:
 
 
 def test_a_microbatch_is_made_of_what_lies_between_two_updates() -> None:
-    found = stage_cost.costs(line(100.0, 0.0), line(130.0, 1.0), stage_cost.Plain(6.0, 5.5), microbatches=2)
+    plain = stage_cost.Plain(6.0, 5.5)
+    found = stage_cost.costs(line(100.0, 0.0), line(130.0, 1.0), plain, microbatches=2)
+    later = stage_cost.costs(line(130.0, 1.0), line(160.0, 2.0), plain, microbatches=2)
+    assert later == found, "what was spent before does not count"
     ms = {kind: round(each) for kind, each in found.wall.items()}
     assert ms == {
         "forward and backward, plain": 6000,
@@ -58,30 +61,15 @@ def test_a_microbatch_is_made_of_what_lies_between_two_updates() -> None:
     }
 
 
-def test_what_was_spent_before_does_not_count() -> None:
-    plain = stage_cost.Plain(6.0, 5.5)
-    late = stage_cost.costs(line(130.0, 1.0), line(160.0, 2.0), plain, microbatches=2)
-    assert late == stage_cost.costs(line(100.0, 0.0), line(130.0, 1.0), plain, microbatches=2)
-
-
 def test_a_moment_belongs_to_the_innermost_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(time, "thread_time", lambda: now[0] / 2)
     clocks = stage_cost.Clocks()
-
-    def inner() -> None:
-        now[0] += 3.0
-
-    timed = clocks.around("inner", inner)
-
-    def outer() -> None:
-        now[0] += 1.0
-        timed()
-        timed()
-
-    clocks.around("outer", outer)()
-    timed()
+    passes = lambda seconds: now.__setitem__(0, now[0] + seconds)  # noqa: E731
+    inner = clocks.around("inner", lambda: passes(3.0))
+    clocks.around("outer", lambda: (passes(1.0), inner(), inner()))()
+    inner()
     assert clocks.wall == {"outer": 1.0, "inner": 9.0}
     assert clocks.cpu == {"outer": 0.5, "inner": 4.5}
 

@@ -571,14 +571,6 @@ def test_nothing_is_published_that_a_second_look_contradicts(
         assert not any(out & set(look.route) for _, look in (*first, (disputed, right))), "nobody who was wrong"
 
 
-def test_of_two_replicas_nobody_can_tell_who_is_right() -> None:
-    for seed in range(20):
-        stages = Stages((2, 2), frozenset({PeerId("1.0")}), random.Random(seed))
-        assert stages.score(5) is None
-        ((_, looks),) = stages.disputes
-        assert len(looks) == 2 and len({look.loss_sum for look in looks}) == 2
-
-
 def test_weights_that_move_on_while_a_third_is_asked_leave_the_dispute() -> None:
     stages = Stages((3,), frozenset(), random.Random(1))
     answers = iter([look(1.0, 2, PeerId("0.0")), look(2.0, 2, PeerId("0.1")), None])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import struct
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -73,28 +74,6 @@ def test_the_reserved_part_is_one_percent_or_one_window_and_almost_no_token_is_w
     assert sampler.num_eval_windows >= 1
 
 
-def test_orders_differ_by_epoch_and_seed():
-    width, epochs = 4, 3
-    samplers = [Sampler(seed, 101_015, 100, width) for seed in (0, 1)]
-    assert samplers[0].num_windows == 1000
-    per_epoch = samplers[0].num_windows // width
-    orders = {
-        tuple(sampler.positions(i) for i in range(epoch * per_epoch, (epoch + 1) * per_epoch))
-        for sampler in samplers
-        for epoch in range(epochs)
-    }
-    assert len(orders) == len(samplers) * epochs
-
-
-def test_an_order_looks_shuffled():
-    """Neighbours in the order are far apart and about half of them go up: no run of the file is read in sequence."""
-    sampler = Sampler(7, 1_000_000, 100, 1)
-    order = [sampler.positions(i)[0] // 100 for i in range(2000)]
-    jumps = [abs(a - b) for a, b in itertools.pairwise(order)]
-    assert 0.28 < sum(jumps) / len(jumps) / sampler.num_windows < 0.38  # a uniform pair: one third
-    assert 0.45 < sum(a < b for a, b in itertools.pairwise(order)) / len(jumps) < 0.55
-
-
 def test_these_positions_never_change():
     """Runs in progress and golden curves depend on them."""
     sampler = Sampler(0, 100_000, 64, 4)
@@ -107,20 +86,14 @@ def test_these_positions_never_change():
     assert sampler.eval_positions(0) == (99064, 99896, 99448, 99512)
 
 
-@pytest.mark.parametrize("num_tokens", [0, 1, 64, 65, 130, 193 + 63])
-def test_too_little_data_is_refused_with_advice(num_tokens):
-    with pytest.raises(UsageError, match="use more text, or lower training"):
-        Sampler(0, num_tokens, 64, 3)
-
-
-def test_the_smallest_data_that_does():
+def test_too_little_data_is_refused_with_advice_and_the_smallest_does() -> None:
+    for num_tokens in (0, 1, 64, 65, 130, 193 + 63):
+        with pytest.raises(UsageError, match="use more text, or lower training"):
+            Sampler(0, num_tokens, 64, 3)
     sampler = Sampler(0, 3 * 64 + 1 + 65, 64, 3)
     assert sorted(sampler.positions(5)) == [0, 64, 128] and set(sampler.eval_positions(5)) == {193}
-
-
-def test_a_negative_index_is_our_own_bug():
     with pytest.raises(ValueError, match="negative"):
-        Sampler(0, 10_000, 64, 3).positions(-1)
+        sampler.positions(-1)
 
 
 @given(sizes=sizes, index=st.integers(0, 10**6))
@@ -200,41 +173,27 @@ def test_an_evaluation_may_be_of_anything() -> None:
     assert refused(0, 0, (OWN.evaluation(0)[0], OWN.training(0)[1]))[0] is RejectCode.MALFORMED
 
 
-def test_later_stages_look_for_themselves() -> None:
-    hidden = Packed("fp32", (B, T, MANIFEST.model.hidden_size), bytes(4 * B * T * MANIFEST.model.hidden_size))
-    later = input_check_of(MANIFEST, 2, WINDOWS)
-    tokens, proof = OWN.training(5)
-    later(Process(1, 2, 1), (tokens, hidden, proof))
-    with pytest.raises(BadMessage, match="row 0 is not proven"):
-        later(Process(1, 2, 1), (flipped(tokens, 0), hidden, proof))
-
-
 def test_one_window_needs_no_hash_to_be_proven() -> None:
-    tokens = Tokens(np.arange(20, dtype=np.uint8), 99, "", "e" * 64)
-    training = Training(microbatch_size=1, sequence_length=9)
-    data = Data(
-        num_tokens=20, tokens_sha256=tokens.sha256, tokenizer_sha256="e" * 64, tokens_root=WindowTree(tokens, 9, 1).root
+    tokens, training = (
+        Tokens(np.arange(20, dtype=np.uint8), 99, "", "e" * 64),
+        Training(microbatch_size=1, sequence_length=9),
     )
-    manifest = Manifest(data=data, training=training)
+    root = WindowTree(tokens, 9, 1).root
+    data = DATA.model_copy(update={"num_tokens": 20, "tokens_sha256": tokens.sha256, "tokens_root": root})
     payload, windows = OwnTokens(tokens, data, training).training(3), ProvenWindows.of(data, training)
     assert windows.layout == ("uint8", (1, 0, 32)) and payload[1].data == b""
-    input_check_of(manifest, 0, windows)(Process(0, 0, 3), payload)
+    input_check_of(Manifest(data=data, training=training), 0, windows)(Process(0, 0, 3), payload)
 
 
-def changed(**fields: object) -> tuple[Data, Training]:
-    return DATA.model_copy(update=fields), MANIFEST.training
-
-
-def test_a_manifest_without_a_root_is_refused_in_words() -> None:
-    with pytest.raises(UsageError, match=r"names no data\.tokens_root.* write it with `swarmnet init`"):
-        ProvenWindows.of(*changed(tokens_root=""))
-
-
-def test_a_holder_whose_windows_are_others_is_told_so() -> None:
-    longer = MANIFEST.training.model_copy(update={"sequence_length": 9})
+def test_a_holder_whose_windows_are_others_and_a_manifest_without_a_root_are_refused_in_words() -> None:
+    training = MANIFEST.training
+    longer = training.model_copy(update={"sequence_length": 9})
     with pytest.raises(UsageError, match=r"windows of training\.sequence_length = 9 .*: was one of them changed since"):
         OwnTokens(TOKENS, DATA, longer)
-    with pytest.raises(UsageError, match=r"tokens_root is not that of the data"):
-        OwnTokens(TOKENS, *changed(tokens_root="ab" * 32))
-    with pytest.raises(UsageError, match="is not what the run was made with"):
-        OwnTokens(TOKENS, *changed(tokens_sha256="ab" * 32))
+    for made, field, value, words in (
+        (partial(OwnTokens, TOKENS), "tokens_root", "ab" * 32, "tokens_root is not that of the data"),
+        (partial(OwnTokens, TOKENS), "tokens_sha256", "ab" * 32, "is not what the run was made with"),
+        (ProvenWindows.of, "tokens_root", "", r"names no data\.tokens_root.* write it with `swarmnet init`"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            made(DATA.model_copy(update={field: value}), training)
