@@ -191,14 +191,6 @@ def test_a_manifest_that_is_not_the_runs_changes_nothing(watch: Watch) -> None:
     assert code == 0 and len(of(events, "step")) == 6
 
 
-def test_who_comes_and_goes_is_said(watch: Watch) -> None:
-    short = steps(9)
-    looks = (short[:2], short, short[:2], steps(6, short[:2]))
-    code, events = watch(Members(dict.fromkeys("abl", honest), *looks))
-    changes = [(e["event"], e.get("peer")) for e in events if e["event"] in ("joined", "left", "gone")]
-    assert code == 0 and changes == [("joined", "l"), ("gone", "l")]
-
-
 def test_a_run_that_nobody_announces_any_more_ends_the_watch(watch: Watch) -> None:
     code, events = watch(Members({"a": honest}, steps(9), []), every_s=GONE_S / 3)
     assert code == 1 and "no peer announces run" in events[-1]["text"]

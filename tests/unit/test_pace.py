@@ -25,15 +25,15 @@ def pace_of(*steps: tuple[PeerId, float]) -> tuple[Pace, float, list[float]]:
 
 
 def test_patience_is_two_usual_steps_and_at_least_two_silences():
+    """It does not grow while steps are disturbed: a mean of steps of which two thirds take a minute would be 44 s."""
     assert Pace(TIMERS).patience_s == TIMERS.lease_s == 30.0, "no step is known yet"
-    assert pace_of((A, 1.0), (A, 1.0))[0].patience_s == 6.0
-    assert pace_of((A, 5.0), (A, 5.0))[0].patience_s == 10.0
-
-
-def test_patience_does_not_grow_while_steps_are_disturbed():
-    """A mean of steps of which two thirds take a minute would be 44 s, and the next disturbance would last longer."""
-    assert pace_of(*[(A, 1.0)] * 5, *[(B, 60.0)] * 11)[0].patience_s == 6.0
-    assert pace_of(*[(A, 1.0)] * 5, *[(B, 60.0)] * 16)[0].patience_s == 120.0, "nothing else is usual any more"
+    for steps, patience_s in (
+        ([(A, 1.0)] * 2, 6.0),
+        ([(A, 5.0)] * 2, 10.0),
+        ([(A, 1.0)] * 5 + [(B, 60.0)] * 11, 6.0),
+        ([(A, 1.0)] * 5 + [(B, 60.0)] * 16, 120.0),  # nothing else is usual any more
+    ):
+        assert pace_of(*steps)[0].patience_s == patience_s
 
 
 def test_free_indexes_are_ordered_after_four_usual_pauses_whatever_disturbs_most_steps():
@@ -51,11 +51,8 @@ def test_free_indexes_are_ordered_after_four_usual_pauses_whatever_disturbs_most
 
 def test_a_step_is_compared_with_two_usual_steps_under_other_leaders():
     assert pace_of((A, 1.0), (A, 1.0), (B, 9.0), (B, 1.5), (A, 3.0), (C, 3.0))[2] == [0.0, 0.0, 7.0, 0.0, 0.0, 1.0]
-
-
-def test_a_leader_that_is_always_slow_does_not_become_the_measure():
     told = pace_of(*[(A, 1.0)] * 4, *[(B, 3.0)] * 40)[2]
-    assert told[4:] == [1.0] * 40
+    assert told[4:] == [1.0] * 40, "one that is always slow does not become the measure"
     assert pace_of(*[(B, 3.0)] * 8)[2] == [0.0] * 8, "no other has led"
 
 

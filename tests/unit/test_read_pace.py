@@ -7,30 +7,11 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnet.directory import (
-    BURST_BYTES,
-    LONGEST_S,
-    READ_BYTES_PER_S,
-    RECORD_BYTES,
-    SMALL_RUN,
-    ReadPace,
-    Record,
-    StageStatus,
-)
+from swarmnet import directory
+from swarmnet.directory import LONGEST_S, READ_BYTES_PER_S, RECORD_BYTES, SMALL_RUN, ReadPace, Record, StageStatus
 from swarmnet.ids import PeerId, RunId, first_chain, mark_of
-from swarmnet.net.records import (
-    FEW,
-    MANY,
-    MAX_PARTS,
-    MOVERS,
-    TRAINERS,
-    WHOLE_RUN,
-    Announcement,
-    part_of,
-    parts_seen,
-    places_in,
-    places_of,
-)
+from swarmnet.net import records as stored
+from swarmnet.net.records import MAX_PARTS, Announcement, part_of, parts_seen, places_in, places_of
 
 RUN = RunId("ab" * 32)
 
@@ -51,7 +32,7 @@ def test_what_is_near_is_read_at_a_bounded_rate_and_often_enough(records: int, a
     found = reads(records, at_once=at_once, hours=0.5)
     longest = max(after - before for before, after in itertools.pairwise(found))
     assert longest <= LONGEST_S + 1.0
-    burst = BURST_BYTES if at_once else 0
+    burst = directory.BURST_BYTES if at_once else 0
     most = max(READ_BYTES_PER_S * 1800, records * RECORD_BYTES * 1800 / LONGEST_S) + burst
     assert (len(found) - 1) * records * RECORD_BYTES <= most
 
@@ -108,14 +89,14 @@ def test_parts_are_neither_large_nor_many() -> None:
     assert [settled(replicas) for replicas in (0, 1, 12, 24)] == [0, 0, 0, 0]
     for replicas in (64, 100, 200, 1000, 4000):
         bits = settled(replicas)
-        assert FEW / 2 < replicas / 2**bits <= 1.5 * MANY
+        assert stored.FEW / 2 < replicas / 2**bits <= 1.5 * stored.MANY
         assert abs(settled(replicas, bits=bits + 2) - bits) <= 1, "a stage that lost most of its replicas"
 
 
 def test_a_replica_is_announced_in_its_part_and_as_a_mover() -> None:
     record = announcement(1, 2).record
     leaf = part_of(mark_of(record.peer), 3, 2)
-    assert leaf in places_of(record, (2,)) and WHOLE_RUN in places_of(record, (2,))
+    assert leaf in places_of(record, (2,)) and stored.WHOLE_RUN in places_of(record, (2,))
     going = Record(RUN, record.peer, 1, (), record.stages, trainer=True, going=1)
-    assert {MOVERS, TRAINERS, leaf} <= set(places_of(going, (2,)))
-    assert MOVERS not in places_of(record, (2,))
+    assert {stored.MOVERS, stored.TRAINERS, leaf} <= set(places_of(going, (2,)))
+    assert stored.MOVERS not in places_of(record, (2,))

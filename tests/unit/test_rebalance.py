@@ -280,12 +280,6 @@ def test_a_stage_that_lost_nearly_all_is_helped_within_a_minute() -> None:
     assert sorted(room.counts()) == [4, 5, 5, 5] and room.moves <= 5
 
 
-def test_a_small_swarm_sends_one_of_three() -> None:
-    room = Room(swarm(3, 1), 2)
-    room.play(60 + 20)
-    assert room.counts() == [2, 2] and room.moves == 1
-
-
 def test_replicas_do_not_go_to_and_fro_where_rates_depend_on_how_many_there_are() -> None:
     """Of 3 and 2 replicas the smaller stage always looks slower, also after a move."""
     room = Room(swarm(3, 2), 2, measured=lambda stage, count: float(count))
@@ -351,13 +345,6 @@ def test_a_promise_that_came_true_costs_nothing() -> None:
         assert promises.believed([says], begin) == [says] and promises.believed([says], begin + 90) == [says]
         there = replica("a", 1 - begin // 100 % 2)
         assert promises.believed([there], begin + 95) == [there]
-
-
-def test_rates_and_not_heads_say_which_stage_is_slow() -> None:
-    slow = [replica(f"s{number}", 0, rate=0.5) for number in range(4)]
-    fast = [replica(f"f{number}", 1, rate=4.0) for number in range(3)]
-    picture = Picture(2, [*slow, *fast], RULES)
-    assert picture.wish(PeerId("f0"), range(2)) == 0 and picture.wish(PeerId("s0"), range(2)) is None
 
 
 def test_a_move_that_gains_little_for_long_fetching_is_not_made() -> None:

@@ -340,11 +340,6 @@ def test_records_of_nobody_cost_a_tenth_of_the_time() -> None:
     assert 0.0 < lost <= 0.11 * stage.now, "some day a newcomer is tried all the same"
 
 
-def test_of_two_that_begin_together_neither_gets_all_the_work() -> None:
-    stage = Stage([0.2, 0.2], calls=1)
-    assert Counter(stage.take().peer for _ in range(8)) == dict.fromkeys(PEERS[:2], 4)
-
-
 def called_in_vain(*, hung: bool) -> Stage:
     """A call to a replica that never answered has failed."""
     stage = even()

@@ -59,30 +59,29 @@ def beyond(of: Commit) -> TrailStep:
     return TrailStep(None, (of,))
 
 
+def forged(*names: PeerId, signed: str = "") -> Commit:
+    """The commit before the state, with other contributors."""
+    votes = commit(4, NO_CHAIN, signed=signed).votes
+    return replace(BEFORE, roll=roll_of(names), contributors=names, votes=votes)
+
+
+def believed(*told: TrailStep) -> frozenset[PeerId] | None:
+    found = witnesses().of(STATE, told)
+    return found and frozenset(found.witnesses)
+
+
 def test_those_who_contributed_are_believed_whether_the_donor_is_at_the_state_or_beyond() -> None:
     for told in ([at_state(BEFORE)], [beyond(NEXT)], [at_state(BEFORE), beyond(NEXT)]):
-        found = witnesses().of(STATE, told)
-        assert found is not None and found.witnesses == {A, B, C}, "a quorum of signatures speaks for the whole list"
+        assert believed(*told) == {A, B, C}, "a quorum of signatures speaks for the whole list"
+    assert believed(TrailStep(None, ())) == frozenset(), "without commits nobody is known"
 
 
-def test_keys_that_sign_the_commit_as_their_own_are_not_preferred_to_more_contributors_of_the_next_step() -> None:
-    forged = replace(BEFORE, roll=roll_of((X, Y)), contributors=(X, Y), votes=commit(4, NO_CHAIN, signed="XY").votes)
-    found = witnesses().of(STATE, [at_state(forged), beyond(NEXT)])
-    assert found is not None and found.witnesses == {A, B, C}
-
-
-def test_a_list_that_nobody_has_signed_counts_nothing_and_a_tie_in_one_step_tells_nothing() -> None:
-    unsigned = replace(BEFORE, roll=roll_of((X, Y)), contributors=(X, Y), votes=())
-    found = witnesses().of(STATE, [at_state(unsigned), at_state(BEFORE)])
-    assert found is not None and found.witnesses == {A, B, C}
-    three = (X, Y, PeerId("Z"))
-    as_many = replace(BEFORE, roll=roll_of(three), contributors=three, votes=commit(4, NO_CHAIN, signed="XYZ").votes)
-    assert witnesses().of(STATE, [at_state(as_many), at_state(BEFORE)]) is None
-
-
-def test_without_commits_nobody_is_known() -> None:
-    found = witnesses().of(STATE, [TrailStep(None, ())])
-    assert found is not None and not found.witnesses
+def test_who_forges_a_list_is_outweighed() -> None:
+    """Keys that sign the commit as their own are no more than the contributors of the next step. A list that nobody
+    has signed counts nothing, and a tie in one step tells nothing."""
+    assert believed(at_state(forged(X, Y, signed="XY")), beyond(NEXT)) == {A, B, C}
+    assert believed(at_state(forged(X, Y)), at_state(BEFORE)) == {A, B, C}
+    assert believed(at_state(forged(X, Y, PeerId("Z"), signed="XYZ")), at_state(BEFORE)) is None
 
 
 def test_of_several_classes_the_usual_one_is_asked() -> None:
