@@ -336,20 +336,16 @@ def test_an_answer_that_fails_is_said_here_and_in_the_log(caplog: pytest.LogCapt
     assert [(each.getMessage(), each.exc_info is not None) for each in caplog.records] == [("request_failed", True)]
 
 
-async def test_a_loop_that_does_not_answer_is_not_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(web, "ANSWER_S", 0.05)
-    with serving_web("0", peer(), Traffic(), DashboardPage()) as at:
-        for path in ("/healthz", "/readyz", "/metrics"):
-            assert get(at + path) == (503, "the peer does not answer\n")  # this thread is the loop's: it waits here
-
-
-async def test_an_answer_that_comes_too_late_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_loop_that_does_not_answer_is_not_healthy_and_an_answer_that_comes_too_late_is_not_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Or callers that try again and again would hold up the loop that hangs already."""
     made: list[str] = []
     respond = lambda path, _: (made.append(path), web.Response(200, b""))[1]  # noqa: E731
-    with web.listening("it", "127.0.0.1", 0, respond) as at:
+    with web.listening("the peer", "127.0.0.1", 0, respond) as at:
         monkeypatch.setattr(web, "ANSWER_S", 0.05)
-        assert get(f"{at}/late")[0] == 503  # this thread is the loop's: it waits here
+        for path in ("/healthz", "/readyz", "/metrics"):
+            assert get(at + path) == (503, "the peer does not answer\n")  # this thread is the loop's: it waits here
         monkeypatch.setattr(web, "ANSWER_S", 60.0)
         assert (await asyncio.to_thread(get, f"{at}/timely"))[0] == 200 and made == ["/timely"]
 
