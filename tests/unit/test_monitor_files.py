@@ -57,6 +57,11 @@ def gone_on(path: Path, *steps: int) -> None:
     file.write(curve, heard(curve, *steps, loss_sum=8 / 3), ())
 
 
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "run.csv"
+
+
 def test_a_line_reads_back_as_the_same_bits(tmp_path: Path) -> None:
     path = tmp_path / "made" / "run.csv"
     curve = kept(path, 0, 1, 2)
@@ -76,11 +81,6 @@ def test_a_watch_that_goes_on_appends_doubles_nothing_and_puts_what_fills_a_gap_
     assert steps_in(path) == [0, 1, 2, 3, 5, 6, 7]
     gone_on(path, 8)
     assert steps_in(path) == [0, 1, 2, 3, 5, 6, 7, 8]
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "run.csv"
 
 
 def test_a_run_that_went_back_replaces_its_lines(path: Path) -> None:
@@ -188,32 +188,17 @@ def test_tensorboard_gets_each_step_once_and_again_if_the_run_went_back(tmp_path
         TensorBoard(path, RunId("cd" * 32))
 
 
-class FakeRun:
-    """What `wandb.init` returns. step: of the run as it was left."""
-
-    def __init__(self, step: int) -> None:
-        self.step, self.logged, self.finished = step, list[tuple[int, dict[str, float]]](), False
-
-    def define_metric(self, name: str, *, step_metric: str) -> None:
-        assert (name, step_metric) == ("held_out", "version")
-
-    def log(self, values: dict[str, float], *, step: int) -> None:
-        assert not self.logged or step >= self.logged[-1][0], "wandb drops what goes back"
-        self.logged.append((step, values))
-
-    def finish(self) -> None:
-        self.finished = True
-
-
 def test_weights_and_biases_get_steps_in_order_and_none_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, asked = FakeRun(step=2), dict[str, Any]()
-    runs = iter([made])
+    logged, did, asked = list[tuple[int, float | None, float | None]](), list[object](), dict[str, Any]()
+    run = SimpleNamespace(step=2, finish=lambda: did.append("finished"))
+    run.define_metric = lambda name, step_metric: did.append((name, step_metric))
+    run.log = lambda values, step: logged.append((step, values.get("loss"), values.get("held_out")))
 
-    def init(**words: Any) -> FakeRun:
+    def init(**words: Any) -> SimpleNamespace:
+        if did:
+            raise RuntimeError("no API key\nrun wandb login")
         asked.update(words)
-        if run := next(runs, None):
-            return run
-        raise RuntimeError("no API key\nrun wandb login")
+        return run
 
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init, Error=RuntimeError, Settings=dict))
     sink = WeightsAndBiases("swarms", RUN)
@@ -223,11 +208,7 @@ def test_weights_and_biases_get_steps_in_order_and_none_twice(monkeypatch: pytes
     sink.write(curve, (0, 1, 2, 3), (2,))
     sink.write(curve, (1,), ())
     sink.close()
-    assert [(step, values.get("loss"), values.get("held_out")) for step, values in made.logged] == [
-        (2, 1.0 / 3, None),
-        (3, 1.0 / 3, None),
-        (3, None, 0.25),
-    ]
-    assert made.finished
+    assert logged == [(2, 1.0 / 3, None), (3, 1.0 / 3, None), (3, None, 0.25)], "wandb drops what goes back"
+    assert did == [("held_out", "version"), "finished"]
     with pytest.raises(UsageError, match="--wandb swarms: no API key run wandb login"):
         WeightsAndBiases("swarms", RUN)

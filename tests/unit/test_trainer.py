@@ -9,6 +9,7 @@ import random
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -24,7 +25,7 @@ from swarmnet.manifest.schema import Cut, Manifest, Training
 from swarmnet.manifest.timers import Timers
 from swarmnet.messages import Accepted, Gradient, History, HistoryRequest, Packed, Process, Rejected, Running
 from swarmnet.net.admission import Admissions
-from swarmnet.net.nat.dial_back import Proofs, Say
+from swarmnet.net.nat.dial_back import Proofs
 from swarmnet.net.records import unserved, waiting_for_stages
 from swarmnet.stage.canonical import rate_of
 from swarmnet.telemetry.figures import Evaluation
@@ -47,32 +48,14 @@ RUN, ME, REPLICA = RunId("00" * 32), PeerId("trainer"), PeerId("replica")
 TOKENS = (Packed("int32", (1,), b"\0" * 4),)
 
 
-class SameTokens:
-    """Implements TokenSource."""
-
-    def training(self, number: int) -> tuple[Packed, ...]:
-        return TOKENS
-
-    evaluation = training
-
-
-class OpenHost:
-    """Implements PeerHost: of an open run, and reached by everybody."""
-
-    me, run, incarnation, signer, proofs = ME, RUN, 2, SimulatedSigner(ME), Proofs()
-    numerics, hides, told_of_others = "trainer", False, False
-
-    def __init__(self, directory: FakeDirectory) -> None:
-        self.directory, self.admissions, self.notices = directory, Admissions(RUN), Notices()
-
-    def wall(self) -> float:
-        return 0.0
-
-    def record(self) -> Record:
-        return Record(RUN, ME, 2, (), ())
-
-    async def hide(self, say: Say) -> None:
-        return None
+def open_host(directory: FakeDirectory) -> Any:
+    """A `PeerHost` of an open run, and reached by all."""
+    host = SimpleNamespace(me=ME, run=RUN, incarnation=2, signer=SimulatedSigner(ME), proofs=Proofs())
+    host.numerics, host.hides, host.told_of_others = "trainer", False, False
+    host.directory, host.admissions, host.notices = directory, Admissions(RUN), Notices()
+    host.wall, host.record = lambda: 0.0, lambda: Record(RUN, ME, 2, (), ())
+    host.hide = lambda say: asyncio.sleep(0)
+    return host
 
 
 class Feeding(NamedTuple):
@@ -109,10 +92,10 @@ def fed(
 
     async def story() -> Feeding:
         trainer = Trainer(
-            OpenHost(directory),
+            open_host(directory),
             manifest,
             transport=transport,
-            tokens=SameTokens(),
+            tokens=SimpleNamespace(training=lambda number: TOKENS, evaluation=lambda number: TOKENS),
             on_event=lambda event, fields: events.append((now(), event, fields)),
         )
         with contextlib.suppress(TimeoutError):
@@ -302,25 +285,6 @@ def test_the_share_is_fed_beside_an_evaluation_but_for_its_last_microbatch() -> 
     assert times[:3] == [0.0] * 3 and times[-1] == pytest.approx(4.0), "first looks, and a second one"
 
 
-class Host:
-    """Implements EvaluationHost. told: (seconds, event, version) of what happens."""
-
-    def __init__(self, ask: Callable[[int], Awaitable[Gradient]]) -> None:
-        self._ask, self.told = ask, list[tuple[float, str, object]]()
-
-    async def evaluate(self, version: int, number: int, avoid: tuple[PeerId, ...]) -> Gradient:
-        return await self._ask(version)
-
-    def numerics(self, peer: PeerId) -> str:
-        return ""
-
-    def scored(self, version: int, loss: float) -> None:
-        self.told.append((now(), "scored", version))
-
-    def event(self, name: str, fields: dict[str, object]) -> None:
-        self.told.append((now(), name, fields["step"]))
-
-
 Begin = Callable[[int], Any]
 
 
@@ -328,7 +292,13 @@ def scores(
     ask: Callable[[int], Awaitable[Gradient]], story: Callable[[Evaluations, Begin], Awaitable[None]]
 ) -> list[tuple[float, str, object]]:
     """What is told while that happens: (seconds, event, version)."""
-    host = Host(ask)
+    told = list[tuple[float, str, object]]()
+    host = SimpleNamespace(
+        evaluate=lambda version, number, avoid: ask(version),
+        numerics=lambda peer: "",
+        scored=lambda version, loss: told.append((now(), "scored", version)),
+        event=lambda name, fields: told.append((now(), name, fields["step"])),
+    )
 
     async def run() -> None:
         evaluations = Evaluations(1, host, equal_bits=False, rng=random.Random(0))
@@ -336,7 +306,7 @@ def scores(
             await story(evaluations, lambda version: evaluations.begin(version, group))
 
     run_virtual(run())
-    return host.told
+    return told
 
 
 async def after(seconds: float) -> Gradient:
