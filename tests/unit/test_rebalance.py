@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from benchmark_modules import printed_by
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -366,3 +369,14 @@ def test_a_move_that_failed_is_not_tried_at_once() -> None:
     member.stay(now=RULES.period_s)
     assert member.decide(picture, range(2), now=2 * RULES.period_s - 1).to is None
     assert member.decide(picture, range(2), now=2 * RULES.period_s).to == 1
+
+
+# ---------------------------------------------------------------- the benchmark
+
+
+def test_every_rule_plays_the_trace_and_what_others_read_is_written(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    out = printed_by("rebalance", "--hours 1 --peers 20 --stages 2 --json", file)
+    found = json.loads(file.read_text("utf-8"))
+    assert {"overall", "last_hour", "swarm_t60", "swarm_t300", "gwtf", "moves_per_peer_hour", "back_s"} == found.keys()
+    assert 0 < found["overall"] <= 1.001 and "gwtf" in out
