@@ -6,11 +6,13 @@ After an intended change, read the difference, and write it again: `STATUS=write
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -103,47 +105,32 @@ SEEN_RUN = RunId("ab" * 32)
 SEEN = Record(SEEN_RUN, PeerId("p"), 1, ("memory",), (StageStatus(0, 7, first_chain(SEEN_RUN, 0), True),))
 
 
-class Directory:
-    """Starts, and answers, as often as told; else it never does."""
-
-    starts = answers = True
-    num_stages = 1
-    closed = 0
-
-    def __init__(self, *_: object, **__: object) -> None:
-        pass
-
-    async def __aenter__(self) -> Directory:
-        if not self.starts:
-            await asyncio.Event().wait()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        type(self).closed += 1
-
-    async def records(self) -> tuple[Record, ...]:
-        if not self.answers:
-            await asyncio.Event().wait()
-        return self.known()
-
-    def dht_addresses(self, peer: PeerId) -> tuple[str, ...]:
-        return ()
-
-    def known(self) -> tuple[Record, ...]:
-        return (SEEN,)
-
-
 @pytest.fixture
-def directory(monkeypatch: pytest.MonkeyPatch) -> type[Directory]:
-    fresh = type("Fresh", (Directory,), {})
-    monkeypatch.setattr(dht, "DhtDirectory", fresh)
+def directory(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """What the directory does: it starts and answers, or never does; and how often it was closed."""
+    does = SimpleNamespace(starts=True, answers=True, closed=0)
+
+    async def records() -> tuple[Record, ...]:
+        return (SEEN,) if does.answers else await asyncio.Event().wait()
+
+    @contextlib.asynccontextmanager
+    async def opened(*_: object, **__: object) -> AsyncGenerator[SimpleNamespace]:
+        if not does.starts:
+            await asyncio.Event().wait()
+        try:
+            known = lambda: (SEEN,)  # noqa: E731
+            yield SimpleNamespace(num_stages=1, known=known, records=records, dht_addresses=lambda peer: ())
+        finally:
+            does.closed += 1
+
+    monkeypatch.setattr(dht, "DhtDirectory", opened)
     monkeypatch.setattr(status, "GIVEN_UP_AFTER_S", 0.1)
-    return fresh
+    return does
 
 
 @pytest.mark.parametrize("answers", [True, False])
 def test_an_answer_in_time_comes_without_words_and_else_what_is_known_is_shown(
-    directory: type[Directory], answers: bool, capsys: pytest.CaptureFixture[str]
+    directory: SimpleNamespace, answers: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     directory.answers = answers
     code = run_status(SEEN_RUN, ("/ip4/203.0.113.7/tcp/1/p2p/x",))
@@ -153,7 +140,7 @@ def test_an_answer_in_time_comes_without_words_and_else_what_is_known_is_shown(
     assert answers or "gave up waiting for records of the run from the DHT" in err
 
 
-def test_without_a_way_into_the_network_it_ends_in_words(directory: type[Directory]) -> None:
+def test_without_a_way_into_the_network_it_ends_in_words(directory: SimpleNamespace) -> None:
     directory.starts = False
     with pytest.raises(PeerTimeout, match=r"libp2p daemon, and for an answer from /ip4/203.0.113.7.*try again"):
         run_status(SEEN_RUN, ("/ip4/203.0.113.7/tcp/1/p2p/x",))
