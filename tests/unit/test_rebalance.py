@@ -31,30 +31,35 @@ def counts(num_stages: int, serving: Iterable[Serving]) -> list[int]:
     return [found[stage] for stage in range(num_stages)]
 
 
+@st.composite
+def swarms(draw: st.DrawFn, *, moving: bool = False) -> tuple[int, list[Serving]]:
+    """Stages, and who serves them; moving: some are measured, and announce that they go elsewhere."""
+    stages = draw(st.integers(1 + moving, 6 - moving))
+    anywhere = st.integers(0, stages - 1)
+
+    def fields() -> dict[str, object]:
+        if not moving:
+            return {"has_state": draw(st.booleans()), "leaving": draw(st.booleans()), "load": draw(st.floats(0, 4))}
+        return {
+            "rate": draw(st.none() | st.floats(0.1, 10.0)),
+            "going": (going := draw(st.none() | anywhere)),
+            "surely": going is not None and draw(st.booleans()),
+            "synced": draw(st.sampled_from([True, True, True, False])),
+            "leaving": draw(st.sampled_from([False, False, False, True])),
+            "may_move": draw(st.sampled_from([True, True, False])),
+        }
+
+    many = range(draw(st.integers(int(moving), 30)))
+    return stages, [replica(f"p{number}", draw(anywhere), **fields()) for number in many]
+
+
 # ---------------------------------------------------------------- newcomers
 
 peers = st.integers(0, 10**6).map(lambda number: PeerId(f"peer-{number}"))
 newcomers = st.lists(peers, min_size=1, max_size=20, unique=True)
-some_swarm = st.integers(1, 6).flatmap(
-    lambda stages: st.tuples(
-        st.just(stages),
-        st.lists(
-            st.builds(
-                Serving,
-                peers.map(lambda peer: PeerId(f"old-{peer}")),
-                st.integers(0, stages - 1),
-                st.booleans(),
-                st.booleans(),
-                st.floats(0, 4),
-            ),
-            max_size=25,
-            unique_by=lambda each: each.peer,
-        ),
-    )
-)
 
 
-@given(some_swarm, peers)
+@given(swarms(), peers)
 def test_a_newcomer_goes_where_the_fewest_are(swarm: tuple[int, list[Serving]], me: PeerId) -> None:
     num_stages, serving = swarm
     chosen = choose(me, range(num_stages), serving)
@@ -65,7 +70,7 @@ def test_a_newcomer_goes_where_the_fewest_are(swarm: tuple[int, list[Serving]], 
         assert choose(me, range(num_stages), [*mine, *serving]) == chosen
 
 
-@given(some_swarm, newcomers)
+@given(swarms(), newcomers)
 def test_newcomers_even_out_one_after_the_other_and_at_the_same_moment(
     swarm: tuple[int, list[Serving]], joining: list[PeerId]
 ) -> None:
@@ -82,7 +87,7 @@ def test_newcomers_even_out_one_after_the_other_and_at_the_same_moment(
     assert sorted(counts(num_stages, [*serving, *taken])) == sorted(counts(num_stages, in_turn))
 
 
-@given(some_swarm, peers, st.sets(st.integers(0, 5)))
+@given(swarms(), peers, st.sets(st.integers(0, 5)))
 def test_the_only_copy_of_a_state_goes_where_it_belongs(
     swarm: tuple[int, list[Serving]], me: PeerId, held: set[int]
 ) -> None:
@@ -158,28 +163,8 @@ def swarm(*heads: int) -> list[Serving]:
     return [replica(f"p{stage}.{number}", stage) for stage, count in enumerate(heads) for number in range(count)]
 
 
-@st.composite
-def swarms(draw: st.DrawFn) -> tuple[int, list[Serving]]:
-    stages = draw(st.integers(2, 5))
-    anywhere = st.integers(0, stages - 1)
-    found = [
-        replica(
-            f"p{number}",
-            draw(anywhere),
-            rate=draw(st.none() | st.floats(0.1, 10.0)),
-            going=(going := draw(st.none() | anywhere)),
-            surely=going is not None and draw(st.booleans()),
-            synced=draw(st.sampled_from([True, True, True, False])),
-            leaving=draw(st.sampled_from([False, False, False, True])),
-            may_move=draw(st.sampled_from([True, True, False])),
-        )
-        for number in range(draw(st.integers(1, 30)))
-    ]
-    return stages, found
-
-
 @settings(max_examples=150)
-@given(swarms(), st.randoms())
+@given(swarms(moving=True), st.randoms())
 def test_everybody_computes_the_same_matching_and_it_empties_no_stage(
     drawn: tuple[int, list[Serving]], rng: st.Random
 ) -> None:
@@ -204,7 +189,7 @@ def test_everybody_computes_the_same_matching_and_it_empties_no_stage(
     assert len(picture.winners) + moving <= max(1, moving, int(RULES.share * len(serving)))
 
 
-@given(swarms())
+@given(swarms(moving=True))
 def test_a_wish_helps_the_slowest_stage_and_fits(drawn: tuple[int, list[Serving]]) -> None:
     stages, serving = drawn
     picture = Picture(stages, serving, RULES)
